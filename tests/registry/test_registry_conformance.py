@@ -1,5 +1,5 @@
 """One protocol, and a suite that every implementation of it passes: files on a real
-disk, files on a simulated one.
+disk, files on a simulated one, files of a cluster.
 
 The tests are in tests/support/registries.py. ZooKeeper passes the same in
 tests/interop/test_interop_zookeeper.py.
@@ -15,6 +15,7 @@ import pytest
 
 from logcore.fs import OS
 from logcore.registry import Registry, open_registry
+from logcore.registry.files import TopicNodes
 from logcore.testing import SimulatedDisk
 from support.registries import *  # noqa: F403
 from support.registries import Registries
@@ -31,14 +32,17 @@ class PatientDisk(SimulatedDisk):
         return super().lock_byte(handle, byte)
 
 
-@pytest.fixture(params=["files", "simulated"])
+@pytest.fixture(params=["files", "simulated", "cluster"])
 def registries(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Registries]:
     made = []
-    fs = OS if request.param == "files" else PatientDisk({"data": None})
-    directory = f"{tmp_path}/data" if request.param == "files" else "/data"
+    fs = PatientDisk({"data": None}) if request.param == "simulated" else OS
+    directory = "/data" if request.param == "simulated" else f"{tmp_path}/data"
+    topics: TopicNodes = "truth" if request.param == "cluster" else "view"
 
     def make() -> Registry:
-        registry = open_registry(directory, fs=fs, lock_timeout_ms=10_000)
+        registry = open_registry(
+            directory, topics=topics, fs=fs, lock_timeout_ms=10_000
+        )
         made.append(registry)
         return registry
 

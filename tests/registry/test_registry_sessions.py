@@ -16,7 +16,7 @@ from logcore.errors import (
 )
 from logcore.fs import Boot, DirectoryWatch, SharedFS
 from logcore.registry import open_registry
-from logcore.registry.files import domain_byte, domain_of
+from logcore.registry.files import Layout, domain_byte
 from logcore.registry.sessions import Facts, Observer, SessionInfo
 from logcore.registry.views import agree_on_clock
 from logcore.testing import SimulatedDisk
@@ -238,6 +238,7 @@ def test_a_living_session_of_another_machine_is_an_error(boot: Boot) -> None:
 
 
 def test_domains_are_first_names_and_groups() -> None:
+    domain_of = Layout().domain_of
     assert domain_of(("controller",)) == "controller"
     assert domain_of(("brokers", "ids", "1")) == "brokers"
     assert domain_of(("consumers",)) == "consumers"

@@ -20,7 +20,7 @@ from logcore.errors import (
 )
 from logcore.fs import SharedFS
 from logcore.registry import FileRegistry, open_registry
-from logcore.registry.files import kind_of
+from logcore.registry.files import Layout
 from logcore.registry.node_file import SUFFIX, NodeKind, read_head, read_slot
 from logcore.registry.protocol import split
 from logcore.testing import SimulatedDisk
@@ -365,7 +365,7 @@ class World:
         calls = [
             attrs.evolve(call, returned=min(call.returned, self.now))
             for call in self.calls
-            if kind_of(split(call.path)) is NodeKind.PERSISTENT
+            if Layout().kind_of(split(call.path)) is NodeKind.PERSISTENT
             and (call.result is UNKNOWN or not isinstance(call.result, str))
             and call.kind not in ("get", "exists")
         ]
@@ -380,12 +380,13 @@ class World:
                 except CorruptRegistryError:
                     # Garbage in a file that was never synced is indistinguishable from damage.
                     assert (
-                        ephemerals or kind_of(split(path)) is not NodeKind.PERSISTENT
+                        ephemerals
+                        or Layout().kind_of(split(path)) is not NodeKind.PERSISTENT
                     ), f"damaged: {path}"
                     continue
                 except LogcoreError as error:
                     found = type(error).__name__
-                if kind_of(split(path)) is NodeKind.PERSISTENT:
+                if Layout().kind_of(split(path)) is NodeKind.PERSISTENT:
                     calls.append(Call("get", path, (), None, 99, end, end, found))
             check([*(self.ended(calls, end)), *calls])
             for path in self.paths:

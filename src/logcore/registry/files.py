@@ -7,8 +7,8 @@ no server, no thread.
     consumers.node             the node /consumers, see node_file.py; a name is percent-encoded
     consumers/g/ids/c1.node    /consumers/g/ids/c1
 
-A change locks one domain. The domain is the first name of a path, or the first two names
-for groups.
+A change locks one domain. The domain is the first name of a path, the first two names
+for groups, and the first three names for the topics of a cluster.
 
 | operation | steps under the lock of the domain and the gate of the session | killed in between |
 |---|---|---|
@@ -26,6 +26,8 @@ Rules:
   could destroy both versions.
 - Ephemeral nodes are never synced, because a power cut ends all sessions. The state of a
   group and the view of topics are not synced either, because both can be rebuilt.
+- In a cluster, the nodes of topics are the truth. They are synced, and each topic is a
+  domain, so that a process that is stopped inside a change holds up one topic.
 - A process never locks two domains at once. It locks the gate of its session after the
   domain.
 - A power cut may lose a value that was read, if its writer was killed between its write
@@ -44,7 +46,7 @@ import posixpath
 import threading
 import warnings
 from collections.abc import Callable, Generator, Iterable
-from typing import Final, TypeVar
+from typing import Final, Literal, TypeVar
 
 import attrs
 
@@ -98,17 +100,25 @@ from logcore.registry.sessions import (
 from logcore.registry.watching import FileWatch
 from logcore.reporting import WARNING, tell
 
+#: Whether the nodes of topics can be rebuilt; see open_registry().
+TopicNodes = Literal["view", "truth"]
 ENDING: Final = ".registry"
 _FORMAT: Final = ".format"
-_FORMAT_TEXT: Final = b"logcore registry 1\n"
+_FORMAT_TEXTS: Final[dict[TopicNodes, bytes]] = {
+    "view": b"logcore registry 1\n",
+    "truth": b"logcore registry 1 of a cluster\n",
+}
 _FORMAT_WORDS: Final = b"logcore registry "
 _LOCK: Final = ".lock"
 #: Writes of a group's state need no sync, because the state is restored from
 #: __consumer_offsets after a power cut.
 _UNSYNCED_NAME: Final = "group"
-#: Nodes below these paths are a view of the log directory's topics, and can be rebuilt
-#: from the directory.
-_VIEWS: Final = (("brokers", "topics"), ("config", "topics"))
+#: Nodes below these paths describe topics. Unless the registry belongs to a cluster,
+#: they are a view of the log directory's topics and can be rebuilt from the directory.
+_TOPICS: Final = ("brokers", "topics")
+_VIEWS: Final = (_TOPICS, ("config", "topics"))
+#: In a cluster, nodes that announce changes. A lost one costs time only.
+_CHANGES: Final = ("brokers", "changes")
 #: Nodes that live as long as a session: members of groups and the partitions that they
 #: own, brokers, the controller.
 _OF_MEMBERS: Final = ("ids", "owners")
@@ -127,16 +137,55 @@ Names = tuple[str, ...]
 Result = TypeVar("Result")
 
 
-def domain_of(names: Names) -> str:
-    """Return the domain that a change of a node locks.
+@attrs.frozen
+class Layout:
+    """How the nodes of a registry are locked and synced."""
 
-    A domain is the path of a directory below the registry's directory: the first name,
-    or the group for a group and all nodes below it.
-    """
-    depth = 1
-    if names[0] == CONSUMERS:
-        depth = 2
-    return "/".join(map(file_name, names[:depth]))
+    #: See open_registry().
+    topics: TopicNodes = "view"
+
+    def domain_of(self, names: Names) -> str:
+        """Return the domain that a change of a node locks.
+
+        A domain is the path of a directory below the registry's directory: the first
+        name, or the group for a group and all nodes below it, or the topic of a cluster.
+        """
+        depth = 1
+        for parent in self.parents_of_domains:
+            if len(names) > len(parent) and names[: len(parent)] == parent:
+                depth = len(parent) + 1
+        return "/".join(map(file_name, names[:depth]))
+
+    @property
+    def parents_of_domains(self) -> tuple[Names, ...]:
+        """The nodes whose children are domains. They are never deleted."""
+        if self.topics == "truth":
+            return (CONSUMERS,), _TOPICS
+        return ((CONSUMERS,),)
+
+    def kind_of(self, names: Names) -> NodeKind:
+        """Return whether a node without a session is PERSISTENT or UNSYNCED."""
+        if len(names) == 3 and names[0] == CONSUMERS and names[2] == _UNSYNCED_NAME:
+            return NodeKind.UNSYNCED
+        is_view = names[:2] in _VIEWS
+        if self.topics == "truth":
+            is_view = names[:2] == _CHANGES
+        if len(names) > 2 and is_view:
+            return NodeKind.UNSYNCED
+        return NodeKind.PERSISTENT
+
+    def is_lost_with_power(self, names: Names) -> bool:
+        """Return whether the node with these names is never synced.
+
+        After a power cut, a damaged file of such a node counts as missing.
+        """
+        of_member = len(names) > 3 and names[0] == CONSUMERS and names[2] in _OF_MEMBERS
+        return (
+            of_member
+            or names[:2] == _BROKERS
+            or names == _CONTROLLER
+            or self.kind_of(names) is NodeKind.UNSYNCED
+        )
 
 
 def domain_byte(domain: str) -> int:
@@ -148,33 +197,11 @@ def domain_byte(domain: str) -> int:
     return int.from_bytes(digest[:8], "big") >> (64 - _BYTE_BITS)
 
 
-def kind_of(names: Names) -> NodeKind:
-    """Return whether a node without a session is PERSISTENT or UNSYNCED."""
-    if len(names) == 3 and names[0] == CONSUMERS and names[2] == _UNSYNCED_NAME:
-        return NodeKind.UNSYNCED
-    if len(names) > 2 and names[:2] in _VIEWS:
-        return NodeKind.UNSYNCED
-    return NodeKind.PERSISTENT
-
-
-def _is_lost_with_power(names: Names) -> bool:
-    """Return whether the node with these names is never synced.
-
-    After a power cut, a damaged file of such a node counts as missing.
-    """
-    of_member = len(names) > 3 and names[0] == CONSUMERS and names[2] in _OF_MEMBERS
-    return (
-        of_member
-        or names[:2] == _BROKERS
-        or names == _CONTROLLER
-        or kind_of(names) is NodeKind.UNSYNCED
-    )
-
-
 def open_registry(
     directory: str | os.PathLike[str],
     *,
     read_only: bool = False,
+    topics: TopicNodes = "view",
     max_poll_interval_ms: int = 0,
     lock_timeout_ms: int = _LOCK_TIMEOUT_MS,
     fs: SharedFS = OS,
@@ -186,6 +213,9 @@ def open_registry(
     Args:
         directory: the directory of the logs; the registry is `<directory>.registry`.
         read_only: open no session and change nothing.
+        topics: "view" if the topics can be rebuilt from the log directory, so that their
+            nodes are not synced; "truth" for a cluster, whose brokers have no other
+            record of them.
         max_poll_interval_ms: maximum time between two calls of poll(). After it, other
             processes declare this session stuck. 0 means never.
         lock_timeout_ms: maximum time that a change waits for another process's change.
@@ -195,7 +225,8 @@ def open_registry(
         InvalidConfigError: living sessions belong to another machine or another time
             namespace.
         LogNotFoundError: `read_only` is true, and the registry does not exist.
-        UnsupportedRegistryError: a newer version created the registry.
+        UnsupportedRegistryError: a newer version created the registry, or with another
+            value of `topics`.
     """
     if max_poll_interval_ms < 0 or lock_timeout_ms < 0:
         raise InvalidConfigError(
@@ -206,8 +237,8 @@ def open_registry(
     root = logs + ENDING
     permissions = _permissions(fs, logs, root)
     if not read_only:
-        _make(fs, root, permissions)
-    _check_format(fs, root)
+        _make(fs, root, permissions, _FORMAT_TEXTS[topics])
+    _check_format(fs, root, _FORMAT_TEXTS[topics])
     boot = fs.boot()
     for info in Sessions(fs, posixpath.join(root, DIRECTORY)).all():
         if info.state == "alive" and info.facts is not None and info.facts.boot != boot:
@@ -221,7 +252,7 @@ def open_registry(
     facts = None
     if not read_only:
         facts = Facts(boot, os.getpid(), max_poll_interval_ms)
-    return FileRegistry(fs, root, facts, permissions, lock_timeout_ms)
+    return FileRegistry(fs, root, facts, permissions, lock_timeout_ms, Layout(topics))
 
 
 def _permissions(fs: SharedFS, logs: str, root: str) -> tuple[int, int]:
@@ -238,7 +269,9 @@ def _permissions(fs: SharedFS, logs: str, root: str) -> tuple[int, int]:
     return _OWN_ONLY
 
 
-def _make(fs: SharedFS, root: str, permissions: tuple[int, int]) -> None:
+def _make(
+    fs: SharedFS, root: str, permissions: tuple[int, int], format_text: bytes
+) -> None:
     """Create the directory of a registry, or complete the work of a killed process."""
     for_directories, for_files = permissions
     with contextlib.suppress(FileExistsError):
@@ -259,7 +292,7 @@ def _make(fs: SharedFS, root: str, permissions: tuple[int, int]) -> None:
             unfinished, write=True, create=True, exclusive=True, permissions=for_files
         )
         try:
-            fs.pwrite(handle, _FORMAT_TEXT, 0)
+            fs.pwrite(handle, format_text, 0)
             fs.fdatasync(handle)
         finally:
             fs.close(handle)
@@ -281,7 +314,7 @@ def _make(fs: SharedFS, root: str, permissions: tuple[int, int]) -> None:
         )
 
 
-def _check_format(fs: SharedFS, root: str) -> None:
+def _check_format(fs: SharedFS, root: str, expected: bytes) -> None:
     place = posixpath.join(root, _FORMAT)
     try:
         handle = fs.open(place)
@@ -291,13 +324,13 @@ def _check_format(fs: SharedFS, root: str) -> None:
         found = fs.pread(handle, 64, 0)
     finally:
         fs.close(handle)
-    if found == _FORMAT_TEXT:
+    if found == expected:
         return
     kind: type[RegistryError] = CorruptRegistryError
     if found.startswith(_FORMAT_WORDS):
         kind = UnsupportedRegistryError
     raise kind(
-        "not the format of a registry", path=place, expected=_FORMAT_TEXT, found=found
+        "not the format of a registry", path=place, expected=expected, found=found
     )
 
 
@@ -319,7 +352,11 @@ class FileSession:
 
 
 class _OuterMissingError(Exception):
-    """A parent in another domain must be created first."""
+    """A parent in another domain must be created first. `names` are its names."""
+
+    def __init__(self, names: Names) -> None:
+        super().__init__()
+        self.names = names
 
 
 class FileRegistry:
@@ -338,8 +375,10 @@ class FileRegistry:
         facts: Facts | None,
         permissions: tuple[int, int],
         lock_timeout_ms: int,
+        layout: Layout,
     ) -> None:
         self.path = root
+        self._layout = layout
         self._fs = fs
         self._forks = fs.forks
         self._for_directories, self._for_files = permissions
@@ -491,7 +530,7 @@ class FileRegistry:
             names = tuple(
                 posixpath.relpath(file, self.path).removesuffix(SUFFIX).split("/")
             )
-            if not _is_lost_with_power(names):
+            if not self._layout.is_lost_with_power(names):
                 raise
             tell(
                 "registry",
@@ -550,7 +589,7 @@ class FileRegistry:
     def create(self, path: str, value: bytes = b"", *, ephemeral: bool = False) -> int:
         names = node_names(path)
         check_value(value, path)
-        kind = kind_of(names)
+        kind = self._layout.kind_of(names)
         if ephemeral:
             kind = NodeKind.EPHEMERAL
 
@@ -596,7 +635,7 @@ class FileRegistry:
                 if value is None:
                     return None
                 check_value(value, path)
-                self._make_node(names, bytes(value), kind_of(names))
+                self._make_node(names, bytes(value), self._layout.kind_of(names))
                 return Node(bytes(value), 0)
             slot = found[1]
             value = change(slot.value)
@@ -619,7 +658,7 @@ class FileRegistry:
         offsets. Inside the block, only nodes of this domain may be changed. Keep the
         block short, because other processes wait.
         """
-        domain = domain_of(node_names(path))
+        domain = self._layout.domain_of(node_names(path))
         with self._turn(domain):
             # Changes inside the block may call _turn() again, which finds the domain
             # locked.
@@ -646,17 +685,17 @@ class FileRegistry:
 
     def _change(self, names: Names, act: Callable[[], Result]) -> Result:
         """Make a change under the lock of its domain."""
-        domain = domain_of(names)
+        domain = self._layout.domain_of(names)
         while True:
             try:
                 with self._turn(domain):
                     return act()
-            except _OuterMissingError:
-                # The parent is /consumers, which has a separate domain. Two domains are
-                # never locked at once, so the parent is created first and the change is
-                # retried.
-                outer = names[:1]
-                with self._turn(domain_of(outer)):
+            except _OuterMissingError as missing:
+                # The parent, such as /consumers, is in a separate domain. Two domains
+                # are never locked at once, so the parent is created first and the
+                # change is retried.
+                outer = missing.names
+                with self._turn(self._layout.domain_of(outer)):
                     if self._look(outer) is None:
                         self._make_node(outer, b"", NodeKind.PERSISTENT)
 
@@ -745,7 +784,7 @@ class FileRegistry:
         if kind is NodeKind.EPHEMERAL:
             lease = self._writing()
             session = lease.id
-            domain = domain_of(names)
+            domain = self._layout.domain_of(names)
             domains = lease.facts.domains
             if domains is not None and domain not in domains:
                 # The record is written first, so that the process that ends this session
@@ -814,9 +853,9 @@ class FileRegistry:
         # Parents below this depth are missing.
         for size in range(depth + 1, len(names)):
             parent = names[:size]
-            if domain_of(parent) != domain_of(names):
-                raise _OuterMissingError
-            self._make_node(parent, b"", kind_of(parent))
+            if self._layout.domain_of(parent) != self._layout.domain_of(names):
+                raise _OuterMissingError(parent)
+            self._make_node(parent, b"", self._layout.kind_of(parent))
         if len(names) > 1:
             with contextlib.suppress(FileExistsError):
                 self._fs.mkdir(
@@ -981,15 +1020,15 @@ class FileRegistry:
         return found[1].session
 
     def _all_domains(self) -> list[str]:
-        groups = f"{CONSUMERS}/"
         names = [
             name for name in self._fs.listdir(self.path) if not name.startswith(".")
         ]
-        with contextlib.suppress(FileNotFoundError):
-            names += [
-                groups + name
-                for name in self._fs.listdir(posixpath.join(self.path, CONSUMERS))
-            ]
+        for parent in self._layout.parents_of_domains:
+            with contextlib.suppress(FileNotFoundError):
+                names += [
+                    posixpath.join(*parent, name)
+                    for name in self._fs.listdir(self._directory(parent))
+                ]
         return sorted(
             {name.removesuffix(UNFINISHED).removesuffix(SUFFIX) for name in names}
         )
@@ -1008,11 +1047,14 @@ class FileRegistry:
             for file in (place + SUFFIX, place + SUFFIX + UNFINISHED)
             if self._fs.exists(file)
         ]
+        # The directories below these belong to groups or topics, which are domains of
+        # their own.
+        others = {self._directory(one) for one in self._layout.parents_of_domains}
         waiting = [place]
-        if domain == CONSUMERS:
-            waiting = []  # the directories below belong to groups, which are separate domains
         while waiting:
             directory = waiting.pop()
+            if directory in others:
+                continue
             with contextlib.suppress(FileNotFoundError):
                 for name in self._fs.listdir(directory):
                     path = posixpath.join(directory, name)
