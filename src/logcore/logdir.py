@@ -37,7 +37,12 @@ from logcore.directory.maintenance import Upkeep, Upkeeper, high_watermarks
 from logcore.directory.open_logs import OpenLogs
 from logcore.directory.shared_topics import Sharing
 from logcore.directory.snapshots import take_snapshot
-from logcore.directory.topic_file import TopicEntry, new_id
+from logcore.directory.topic_file import (
+    PartitionNumbers,
+    TopicEntry,
+    check_count,
+    new_id,
+)
 from logcore.directory.topics import TopicDescription as TopicDescription  # noqa: PLC0414 -- others import it from here
 from logcore.directory.topics import TopicRegistry
 from logcore.errors import (
@@ -114,6 +119,7 @@ def open_dir(
     on_corruption: OnCorruption = "fail",
     on_incident: Callable[[Incident], None] | None = None,
     shared: bool = False,
+    replicated: bool = False,
     fs: FS = OS,
 ) -> LogDir:
     """Opens a directory of partitions, such as data with data/orders-0 and
@@ -126,7 +132,9 @@ def open_dir(
     see logcore.open(). on_incident: called, in the thread at work, when work fails that
     no caller waits for: for each kind of error at the 1st, 10th, 100th time and so on;
     see LogDir.incidents(). shared: other processes may open the directory for writing
-    too, if they also pass shared=True; see docs/sharing.md.
+    too, if they also pass shared=True; see docs/sharing.md. replicated: the directory is
+    that of a broker in a cluster; its topics are placed by place_topic(), and the high
+    watermarks of its logs move with advance_high_watermark().
 
     Opening for writing takes Kafka's lock. Raises LogNotFoundError, LogLockedError,
     InvalidConfigError, CorruptLogError if the file of topics is damaged, and errors of
@@ -149,6 +157,10 @@ def open_dir(
         raise InvalidConfigError(
             "read_only=True works beside any writer; shared=True is for those who write"
         )
+    if replicated and (read_only or shared):
+        raise InvalidConfigError(
+            "replicated=True is for the one broker that writes the directory"
+        )
     claim = None
     if not read_only:
         ensure_directory(fs, real)
@@ -164,6 +176,7 @@ def open_dir(
             upkeep or Upkeep(),
             on_corruption,
             on_incident,
+            is_replicated=replicated,
         )
     except BaseException:
         if claim is not None:
@@ -198,9 +211,12 @@ class LogDir:
         upkeep: Upkeep,
         on_corruption: OnCorruption,
         on_incident: Callable[[Incident], None] | None = None,
+        *,
+        is_replicated: bool = False,
     ) -> None:
         """Not for users: see open_dir()."""
         self.path = path
+        self.is_replicated = is_replicated
         self.config = defaults
         self.durability = policy
         self._fs = fs
@@ -220,7 +236,13 @@ class LogDir:
         self._registry = TopicRegistry(fs, path, self, claim, self._incidents, given)
         self._upkeeper = Upkeeper(fs, self, claim, self._incidents, upkeep)
         self._logs = OpenLogs(
-            fs, self._registry, claim, self._upkeeper, self._incidents, on_corruption
+            fs,
+            self._registry,
+            claim,
+            self._upkeeper,
+            self._incidents,
+            on_corruption,
+            is_replicated=is_replicated,
         )
         self._coordinators = Coordinators(fs, claim)
         self.has_coordinator = False
@@ -261,12 +283,35 @@ class LogDir:
             if finishes:
                 self._registry.finish_interrupted()
             self._registry.look()
+            self._check_cluster()
             if finishes:
                 self._registry.complete()
         self._closed = False
         self._deletions.forget_again(self, self._lock)
-        if finishes:
+        if finishes and not self.is_replicated:
             self._apply_staged()
+
+    def _check_cluster(self) -> None:
+        """Refuse to write a broker's directory outside of its cluster, and the reverse.
+
+        Without the cluster, records would be appended that the other replicas never get.
+        """
+        if self._claim is None:
+            return
+        for topic in self._registry.known.values():
+            # After a crash, a new replica has no row yet.
+            has_row = topic.count or topic.overrides
+            if has_row and topic.is_placed != self.is_replicated:
+                found = "an ordinary directory"
+                if topic.is_placed:
+                    found = "the directory of a broker in a cluster"
+                raise InvalidConfigError(
+                    f"this is {found}",
+                    path=self.path,
+                    expected="netshim serve --registry for a broker in a cluster, "
+                    "or read_only=True",
+                    found=f"replicated={self.is_replicated}",
+                )
 
     def _apply_staged(self) -> None:
         """Carries out staged writes. One that fails now is tried again by tick(); the
@@ -399,6 +444,14 @@ class LogDir:
         if self.is_shared:
             raise InvalidConfigError(
                 f"{what} needs the directory for itself; open it without shared=True"
+            )
+
+    def _check_standalone(self) -> None:
+        self._check_writable()
+        if self.is_replicated:
+            raise InvalidConfigError(
+                "the topics of a cluster are changed through its brokers",
+                path=self.path,
             )
 
     def _check_writable(self) -> Claim:
@@ -536,7 +589,7 @@ class LogDir:
         nothing.
         """
         with self._lock:
-            self._check_writable()
+            self._check_standalone()
             self.refresh()
             left = self._registry.deleting_elsewhere.intersection(wanted)
             is_half_deleted = not self._registry.deleting.keys().isdisjoint(wanted)
@@ -550,6 +603,63 @@ class LogDir:
                 self._sharing.finish_elsewhere(left)
             with self._sharing.changing():
                 self._registry.create(wanted, check_only=check_only)
+
+    def place_topic(
+        self,
+        name: str,
+        topic_id: uuid.UUID,
+        count: int,
+        numbers: Iterable[int],
+        config: Mapping[str, str],
+    ) -> None:
+        """Create the replicas of a topic of a cluster that are missing here, for brokers.
+
+        `count` is the number of all partitions of the topic, and `numbers` are those
+        with a replica in this directory. `config` replaces the settings of the topic.
+        Nothing is removed: see remove_replicas(). A call that was interrupted can be
+        repeated.
+
+        Raises:
+            TopicExistsError: there is a topic of that name with another id.
+            InvalidConfigError: a setting is invalid, or the directory was not opened
+                with replicated=True.
+            CorruptLogError: the directory of a new replica contains records.
+        """
+        with self._lock:
+            self._check_replicated()
+            placed = TopicEntry(
+                name,
+                topic_id,
+                check_count(count, 1),
+                dict(config),
+                PartitionNumbers(sorted(numbers)),
+            )
+            before = self._registry.known.get(name)
+            self._registry.place(placed)
+            if before is not None and before.overrides != config:
+                self._reconfigure(name)
+
+    def remove_replicas(self, name: str, numbers: Iterable[int]) -> None:
+        """Remove replicas of a topic with their records, for brokers.
+
+        The last one removes the topic from this directory. Raises what place_topic()
+        raises, and TopicNotFoundError.
+        """
+        with self._lock:
+            claim = self._check_replicated()
+            doomed = list(numbers)
+            with claim.batched_recovery_points():
+                self._logs.close((name, number) for number in doomed)
+            self._registry.remove_replicas(name, doomed)
+
+    def _check_replicated(self) -> Claim:
+        claim = self._check_writable()
+        if not self.is_replicated:
+            raise InvalidConfigError(
+                "replicas need a directory that was opened with replicated=True",
+                path=self.path,
+            )
+        return claim
 
     def fork(
         self, topic: str, at_offset: int | Mapping[int, int] | None, new_topic: str
@@ -621,7 +731,7 @@ class LogDir:
         unless count is larger.
         """
         with self._lock:
-            self._check_writable()
+            self._check_standalone()
             with self._sharing.changing():
                 self._registry.grow(name, count, check_only=check_only)
 
@@ -639,16 +749,17 @@ class LogDir:
             self._check_writable()
             with self._sharing.changing():
                 self._registry.alter(name, changes, check_only=check_only)
-            if check_only:
-                return
-            settings = self.settings(name)
-            for (of, number), log in self._logs.known.items():
-                if of == name and not log.is_closed:
-                    # A poisoned log gets the settings when it is opened again.
-                    with self._incidents.going_on(
-                        "settings", partition_name(of, number)
-                    ):
-                        log.reconfigure(settings)
+            if not check_only:
+                self._reconfigure(name)
+
+    def _reconfigure(self, name: str) -> None:
+        """Let the open logs of a topic use its settings, under the lock."""
+        settings = self.settings(name)
+        for (of, number), log in self._logs.known.items():
+            if of == name and not log.is_closed:
+                # A poisoned log gets the settings when it is opened again.
+                with self._incidents.going_on("settings", partition_name(of, number)):
+                    log.reconfigure(settings)
 
     def delete_topic(self, name: str) -> None:
         """Removes a topic with all its records, and with what groups have committed for
@@ -666,7 +777,7 @@ class LogDir:
         The name remains unavailable. Once the groups have deleted its offsets, or could
         not, the broker must call end_deletion().
         """
-        self._check_writable()
+        self._check_standalone()
         self._topic(name)
         self._partitioners.pop(name, None)
         self._deletions.start(self, self._lock, name)
@@ -1139,7 +1250,7 @@ class LogDir:
             return
         with self._incidents.going_on("transactions", self.path):
             self._coordinators.look(self)
-        if not self.is_shared:
+        if not self.is_shared and not self.is_replicated:
             from logcore.staging import applying
 
             with self._incidents.going_on(

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from logcore.claim import Claim
 from logcore.config import Durability
@@ -42,7 +42,10 @@ class OpenLogs:
         upkeeper: Upkeeper,
         incidents: Incidents,
         on_corruption: OnCorruption,
+        *,
+        is_replicated: bool,
     ) -> None:
+        self._is_replicated = is_replicated
         self._fs = fs
         self._registry = registry
         self._claim = claim
@@ -96,6 +99,7 @@ class OpenLogs:
                 durability=durability,
                 on_corruption=self._on_corruption,
                 shared=self._claim.is_shared,
+                replicated=self._is_replicated,
                 fs=self._fs,
             )
             try:
@@ -210,17 +214,23 @@ class OpenLogs:
         """Close and drop the logs of deleted topics. A failure is reported as an
         incident.
         """
-        for key in [key for key in self.known if key[0] in topics]:
-            log = self.known[key]
+        self.close([key for key in self.known if key[0] in topics])
+        # Reading threads may add entries concurrently.
+        for key in [key for key in list(self._leader_epochs) if key[0] in topics]:
+            self._leader_epochs.pop(key, None)
+
+    def close(self, keys: Iterable[Key]) -> None:
+        """Close and drop the logs of deleted partitions, like close_topics()."""
+        for key in keys:
+            log = self.known.get(key)
+            if log is None:
+                continue
             self._upkeeper.stop_compacting(log)
             with self._incidents.going_on("deletion", partition_name(*key)):
                 log.close()
             # Last: after an interrupt, close_all() still finds the log.
             self.known.pop(key, None)
             self._topic_ids.pop(key, None)
-        # Reading threads may add entries concurrently.
-        for key in [key for key in list(self._leader_epochs) if key[0] in topics]:
-            self._leader_epochs.pop(key, None)
 
     # -- leader epochs -----------------------------------------------------------------
 

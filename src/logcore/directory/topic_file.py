@@ -71,6 +71,9 @@ class TopicEntry:
     # In the file of topics: the partitions from count up to this number are being
     # created.
     adding: int = 0
+    #: True in a directory of a cluster: `numbers` are the partitions with a replica
+    #: here, and the others have theirs in other directories.
+    is_placed: bool = False
 
     def as_json(self) -> dict[str, Any]:
         facts: dict[str, Any] = {
@@ -84,6 +87,8 @@ class TopicEntry:
             facts["deleting"] = True
         if self.adding:
             facts["adding"] = self.adding
+        if self.is_placed:
+            facts["placed"] = list(self.numbers)
         return facts
 
     @classmethod
@@ -121,6 +126,10 @@ class TopicEntry:
         except (KeyError, TypeError, ValueError):
             raise ValueError(f"topic {name} without an id") from None
         assert isinstance(count, int)
+        numbers = PartitionNumbers(range(count))
+        placed = facts.get("placed")
+        if placed is not None:
+            numbers = PartitionNumbers(_check_placed(name, placed, count))
         known_id: uuid.UUID | None = topic_id
         if not topic_id.int:
             # as_json() writes 0 for an unknown id.
@@ -130,10 +139,22 @@ class TopicEntry:
             known_id,
             count,
             overrides,
-            PartitionNumbers(range(count)),
+            numbers,
             facts.get("deleting") is True,
             adding,
+            placed is not None,
         )
+
+
+def _check_placed(name: str, placed: object, count: int) -> list[int]:
+    """Return the partitions of a topic in this directory, or raise ValueError."""
+    if not isinstance(placed, list) or not all(
+        type(number) is int and 0 <= number < count for number in placed
+    ):
+        raise ValueError(f"topic {name} with replicas {placed!r:.80}")
+    if sorted(set(placed)) != placed:
+        raise ValueError(f"topic {name} with replicas {placed!r:.80}")
+    return placed
 
 
 def read_topics(fs: FS, path: str) -> list[TopicEntry]:

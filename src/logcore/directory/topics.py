@@ -212,10 +212,15 @@ class TopicRegistry:
         # again.
         if undone:
             self._remove_partitions(undone)
-            write_topics(
-                self._fs, self.path, [attrs.evolve(topic, adding=0) for topic in topics]
-            )
-            self.deleting = {topic.name: topic for topic in topics if topic.is_deleting}
+            # Offsets that groups committed for a topic of a cluster are deleted by
+            # their coordinator, so its row is not needed for them.
+            kept = [
+                attrs.evolve(topic, adding=0)
+                for topic in topics
+                if not (topic.is_placed and topic.is_deleting)
+            ]
+            write_topics(self._fs, self.path, kept)
+            self.deleting = {topic.name: topic for topic in kept if topic.is_deleting}
             self.emptied = {*self.deleting}
             self.remembered = {*self.deleting}
         # Directories that were renamed for deletion and not removed.
@@ -235,6 +240,10 @@ class TopicRegistry:
         had = self._claim.checkpoints.all(checkpoint.RECOVERY_POINT)
         missing: list[tuple[TopicEntry, list[int]]] = []
         for topic in self.known.values():
+            if topic.is_placed:
+                # A missing replica was lost: its broker would otherwise report an empty
+                # log as one that is in sync.
+                continue
             numbers = [
                 n
                 for n in range(topic.count)
@@ -454,6 +463,74 @@ class TopicRegistry:
                 self.save(makes_room=True)
             raise
         self.known[name] = grown
+        self.version += 1
+
+    def place(self, topic: TopicEntry) -> None:
+        """Create the replicas of a topic of a cluster that are missing here.
+
+        `topic` is the whole topic: its id, the number of its partitions, its settings,
+        and the numbers of the partitions with a replica here. Replicas with other
+        numbers are kept; see remove_replicas().
+
+        Raises:
+            TopicExistsError: there is a topic of that name with another id.
+            InvalidConfigError: a setting is invalid.
+            CorruptLogError: the directory of a new replica contains records.
+        """
+        check_topic_name(topic.name)
+        overrides = self._overrides({}, topic.overrides)
+        present = self.known.get(topic.name)
+        kept: Iterable[int] = ()
+        if present is not None:
+            if self.topic_id(topic.name) != topic.topic_id:
+                raise TopicExistsError(
+                    "there is another topic of that name",
+                    path=self.path,
+                    expected=str(topic.topic_id),
+                    found=str(present.topic_id),
+                )
+            kept = present.numbers
+        missing = [number for number in topic.numbers if number not in set(kept)]
+        for number in missing:
+            self._check_unused(topic.name, number)
+        placed = attrs.evolve(
+            topic,
+            overrides=overrides,
+            numbers=PartitionNumbers(sorted({*kept, *missing})),
+            is_placed=True,
+        )
+        if placed == present:
+            return
+        # The row is written last. After a crash, a directory without a row is empty, and
+        # the broker places it again.
+        self.make_partitions([(placed, missing)])
+        self.save(placed)
+        self.known[topic.name] = placed
+        self.version += 1
+
+    def remove_replicas(self, name: str, numbers: Iterable[int]) -> None:
+        """Remove replicas of a topic, and the topic itself with its last replica.
+
+        The caller has closed their logs.
+        """
+        topic = self.topic(name)
+        doomed = [number for number in numbers if number in topic.numbers]
+        left = PartitionNumbers(
+            number for number in topic.numbers if number not in doomed
+        )
+        if left:
+            changed = attrs.evolve(topic, numbers=left)
+            # The row is written first. After a crash, the broker finds the directories
+            # and removes them again.
+            self.save(changed, makes_room=True)
+            self.known[name] = changed
+            self._remove_partitions({name: doomed})
+        else:
+            self.start_deleting(topic)
+            # Committed offsets are in the coordinator's partition, perhaps of another
+            # broker.
+            self.remembered.discard(name)
+            self.finish_deleting()
         self.version += 1
 
     def alter(

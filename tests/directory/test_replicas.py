@@ -1,0 +1,192 @@
+"""Directories of brokers in a cluster: they hold some partitions of each topic."""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import logcore
+from logcore import (
+    CorruptLogError,
+    InvalidConfigError,
+    LogDir,
+    TopicExistsError,
+    TopicNotFoundError,
+)
+from logcore.testing import SimulatedDisk, explore
+from logcore.testing.explore import Promiser
+
+ID = uuid.UUID(int=7)
+OTHER_ID = uuid.UUID(int=8)
+
+
+def opened(path: Any, **options: Any) -> LogDir:
+    return logcore.open_dir(path, create=True, replicated=True, **options)
+
+
+def test_a_topic_has_the_placed_partitions(tmp_path: Path) -> None:
+    with opened(tmp_path) as logdir:
+        logdir.place_topic("t", ID, 5, [1, 3], {"retention.ms": "1000"})
+        assert logdir.partitions("t") == (1, 3)
+        assert logdir.topic_id("t") == ID
+        assert logdir.settings("t").retention_ms == 1000
+        logdir.place_topic("t", ID, 5, [1, 4], {"retention.ms": "2000"})
+        assert logdir.partitions("t") == (1, 3, 4)
+        log = logdir.partition("t", 1)
+        assert log.is_replicated
+        assert log.config.retention_ms == 2000
+        with pytest.raises(TopicNotFoundError):
+            logdir.partition("t", 0)
+    with opened(tmp_path) as logdir:
+        assert logdir.partitions("t") == (1, 3, 4)
+        assert logdir.settings("t").retention_ms == 2000
+
+
+def test_open_logs_get_changed_settings(tmp_path: Path) -> None:
+    with opened(tmp_path) as logdir:
+        logdir.place_topic("t", ID, 1, [0], {})
+        log = logdir.partition("t", 0)
+        logdir.place_topic("t", ID, 1, [0], {"retention.ms": "7"})
+        assert log.config.retention_ms == 7
+
+
+def test_removed_replicas_are_gone(tmp_path: Path) -> None:
+    with opened(tmp_path) as logdir:
+        logdir.place_topic("t", ID, 3, [0, 2], {})
+        logdir.partition("t", 0).append(b"v")
+        logdir.remove_replicas("t", [0])
+        assert logdir.partitions("t") == (2,)
+        assert not (tmp_path / "t-0").exists()
+        logdir.place_topic("t", ID, 3, [0], {})
+        assert logdir.partition("t", 0).log_end_offset == 0
+        logdir.remove_replicas("t", [0, 2])
+        assert logdir.topics() == []
+        logdir.place_topic("t", OTHER_ID, 1, [0], {})
+        assert logdir.topic_id("t") == OTHER_ID
+
+
+def test_a_topic_is_not_placed_into_another_one(tmp_path: Path) -> None:
+    with opened(tmp_path) as logdir:
+        logdir.place_topic("t", ID, 1, [0], {})
+        with pytest.raises(TopicExistsError):
+            logdir.place_topic("t", OTHER_ID, 1, [0], {})
+
+
+def test_a_lost_replica_is_an_error(tmp_path: Path) -> None:
+    """An empty log in its place would be reported to the leader as one in sync."""
+    with opened(tmp_path) as logdir:
+        logdir.place_topic("t", ID, 2, [0, 1], {})
+    for file in (tmp_path / "t-0").iterdir():
+        file.unlink()
+    (tmp_path / "t-0").rmdir()
+    with opened(tmp_path) as logdir:
+        with pytest.raises(CorruptLogError, match="gone"):
+            logdir.partition("t", 0)
+        assert logdir.partition("t", 1).log_end_offset == 0
+
+
+def test_the_directory_of_a_broker_is_written_by_brokers_only(tmp_path: Path) -> None:
+    with opened(tmp_path) as logdir:
+        logdir.place_topic("t", ID, 1, [0], {})
+        for change in (
+            lambda: logdir.create_topic("u"),
+            lambda: logdir.add_partitions("t", 2),
+            lambda: logdir.delete_topic("t"),
+        ):
+            with pytest.raises(InvalidConfigError, match="through its brokers"):
+                change()
+    with pytest.raises(InvalidConfigError, match="broker in a cluster"):
+        logcore.open_dir(tmp_path)
+    with logcore.open_dir(tmp_path, read_only=True) as logdir:
+        assert logdir.partitions("t") == (0,)
+
+
+def test_an_ordinary_directory_joins_no_cluster(tmp_path: Path) -> None:
+    with logcore.open_dir(tmp_path, create=True) as logdir:
+        logdir.create_topic("t")
+        with pytest.raises(InvalidConfigError, match="replicated=True"):
+            logdir.place_topic("u", ID, 1, [0], {})
+    with pytest.raises(InvalidConfigError, match="an ordinary directory"):
+        opened(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "options", [{"shared": True}, {"read_only": True, "create": False}]
+)
+def test_a_replicated_directory_has_one_writer(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    with opened(tmp_path):
+        pass
+    with pytest.raises(InvalidConfigError, match="replicated=True"):
+        logcore.open_dir(tmp_path, replicated=True, **options)
+
+
+@pytest.mark.parametrize("placed", ["x", [0, 0], [2], [1, 0], [True]])
+def test_damaged_rows_are_refused(placed: Any) -> None:
+    from logcore.directory.topic_file import TopicEntry, id_text
+
+    row = {"topic": "t", "id": id_text(ID), "partitions": 2, "placed": placed}
+    with pytest.raises(ValueError, match="replicas"):
+        TopicEntry.from_json(row)
+
+
+def life(disk: SimulatedDisk, promise: Promiser) -> None:
+    """Replicas are placed, written, removed, and placed again with another topic id."""
+    with opened("/data", fs=disk, durability="always") as logdir:
+        promise(0)
+        logdir.place_topic("t", ID, 3, [0, 1], {})
+        promise(1)
+        logdir.partition("t", 0).append(b"v")
+        promise(2)
+        logdir.remove_replicas("t", [0])
+        promise(3)
+        logdir.remove_replicas("t", [1])
+        promise(4)
+        logdir.place_topic("t", OTHER_ID, 3, [0], {})
+        promise(5)
+
+
+def reopened(disk: SimulatedDisk) -> tuple[list[bytes], int]:
+    """Place the replicas again, as a broker does; return the records and the topic."""
+    disk.seed += 1
+    with opened("/data", fs=disk) as logdir:
+        topic_id = ID
+        if "t" in logdir:
+            topic_id = logdir.topic_id("t")
+        logdir.place_topic("t", topic_id, 3, [0], {})
+        log = logdir.partition("t", 0)
+        values = [log.log_end_offset.to_bytes(1, "big")]
+        log.append(b"w")
+        logdir.remove_replicas("t", logdir.partitions("t"))
+        assert logdir.topics() == []
+        return values, topic_id.int
+
+
+def judge(promised: list[int], found: tuple[list[bytes], int]) -> None:
+    last = max(promised, default=0)
+    (end,), topic_id = found
+    if last == 2:
+        assert end in (b"\1", b"\0")  # the removal has begun
+        assert topic_id == ID.int
+    elif last >= 3:
+        assert end == b"\0"
+    if last == 5:
+        assert topic_id == OTHER_ID.int
+
+
+@pytest.mark.parametrize("names", ["posix", "journal"])
+def test_each_crash_leaves_a_directory_that_can_be_completed(names: Any) -> None:
+    report = explore(
+        life,
+        reopened,
+        judge,
+        files={"data": None},
+        names=names,
+        limit=25,
+        again_every=0,
+    )
+    assert report.states > 50
