@@ -2123,9 +2123,27 @@ MISTAKES: Final = (
     ),
     Mistake(
         "mirror_written_by_quick_appends", "logcore/partition/writer_fields.py",
-        "not checks_times and not is_mirror\n",
+        "not checks_times and not is_copy\n",
         "not checks_times\n",
         "cli/test_shipping_at_the_command_line.py",
+    ),
+    Mistake(
+        "append_of_a_former_leader_is_stored", "logcore/partition/writer_fields.py",
+        "bool(config.mirror_source) or is_following",
+        "bool(config.mirror_source)",
+        "directory/test_replicas.py",
+    ),
+    Mistake(
+        "lost_replica_is_created_empty", "logcore/directory/topics.py",
+        "            if topic.is_placed:\n                # A missing",
+        "            if False:\n                # A missing",
+        "directory/test_replicas.py",
+    ),
+    Mistake(
+        "states_of_a_cluster_are_not_synced", "logcore/registry/files.py",
+        "            is_view = names[:2] == _CHANGES",
+        "            is_view = is_view or names[:2] == _CHANGES",
+        "registry/test_registry_of_a_cluster.py",
     ),
     Mistake(
         "progress_before_its_records", "logcore/shipping/mirror.py",

@@ -307,6 +307,12 @@ class ReadOnlyLogError(LogcoreError):
     """A write to a log opened with read_only=True."""
 
 
+class NotLeaderError(LogcoreError):
+    """An append to a replica of a partition that another broker leads, or no broker.
+    Kafka: NOT_LEADER_OR_FOLLOWER.
+    """
+
+
 class LogNotFoundError(LogcoreError):
     """No partition directory at that path; create=True makes one."""
 

@@ -491,6 +491,8 @@ class Log(LogReader):
     def begin_epoch(self, leader_epoch: int) -> None:
         """Use leader_epoch for later appends, because a new leader took over.
 
+        Ends partition.replication.begin_to_follow().
+
         Raises:
             OffsetOutOfRangeError: the epoch is below the present one.
         """
@@ -509,6 +511,8 @@ class Log(LogReader):
                 writer.set_epochs_locked(
                     epochs.assign(writer.metadata.epochs, leader_epoch, self._state.end)
                 )
+            if writer.is_following:
+                writer.set_following_locked(False)
 
     def truncate_to_epoch(self, leader_epoch: int, end_offset: int) -> int:
         """Remove records that the leader does not have, by its end_of_epoch(); return
@@ -581,7 +585,7 @@ class Log(LogReader):
                 state.is_closed
                 or writer.commit.failure
                 or self._fs.forks != self._forks
-                or writer.encoding.is_mirror
+                or writer.encoding.is_copy
             ):
                 writer.refuse_locked()
             now_ms = self._fs.now_ms()
@@ -883,7 +887,7 @@ class Log(LogReader):
             )
         writer = self.writer
         with self._state.lock:
-            writer.check_writable_locked()
+            writer.check_appendable_locked()
             writer.expect_producers_locked()
             producers = writer.producers.known()
             first = producers.check_marker(

@@ -132,8 +132,8 @@ def open_dir(
     see logcore.open(). on_incident: called, in the thread at work, when work fails that
     no caller waits for: for each kind of error at the 1st, 10th, 100th time and so on;
     see LogDir.incidents(). shared: other processes may open the directory for writing
-    too, if they also pass shared=True; see docs/sharing.md. replicated: the directory is
-    that of a broker in a cluster; its topics are placed by place_topic(), and the high
+    too, if they also pass shared=True; see docs/sharing.md. replicated: a broker of a
+    cluster owns the directory; its topics are placed by place_topic(), and the high
     watermarks of its logs move with advance_high_watermark().
 
     Opening for writing takes Kafka's lock. Raises LogNotFoundError, LogLockedError,
@@ -616,8 +616,8 @@ class LogDir:
 
         `count` is the number of all partitions of the topic, and `numbers` are those
         with a replica in this directory. `config` replaces the settings of the topic.
-        Nothing is removed: see remove_replicas(). A call that was interrupted can be
-        repeated.
+        Other replicas are kept; remove_replicas() removes them. A call that was
+        interrupted can be repeated.
 
         Raises:
             TopicExistsError: there is a topic of that name with another id.

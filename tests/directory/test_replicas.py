@@ -13,9 +13,12 @@ from logcore import (
     CorruptLogError,
     InvalidConfigError,
     LogDir,
+    NotLeaderError,
     TopicExistsError,
     TopicNotFoundError,
 )
+from logcore.partition.coordinator_append import append_whole
+from logcore.partition.replication import begin_to_follow
 from logcore.testing import SimulatedDisk, explore
 from logcore.testing.explore import Promiser
 
@@ -66,6 +69,37 @@ def test_removed_replicas_are_gone(tmp_path: Path) -> None:
         assert logdir.topics() == []
         logdir.place_topic("t", OTHER_ID, 1, [0], {})
         assert logdir.topic_id("t") == OTHER_ID
+
+
+def test_a_follower_takes_only_the_batches_of_its_leader(tmp_path: Path) -> None:
+    with opened(tmp_path / "leader") as leader, opened(tmp_path / "d") as logdir:
+        for one in (leader, logdir):
+            one.place_topic("t", ID, 1, [0], {})
+        source = leader.partition("t", 0)
+        source.append_many([(None, b"a"), (None, b"b")])
+        log = logdir.partition("t", 0)
+        begin_to_follow(log.writer)
+        (piece,) = source.stored(0, max_bytes=1_000, up_to="log_end")
+        batch = bytes(piece)
+        for append in (
+            lambda: log.append(b"x"),
+            lambda: log.append_many([(None, b"x")]),
+            lambda: log.append_batch(batch),
+            lambda: log.end_transaction(1, 0, commit=True),
+            lambda: append_whole(log.writer, [(b"k", b"v", (), 1)]),
+        ):
+            with pytest.raises(NotLeaderError):
+                append()
+        log.append_as_follower(piece)
+        logdir.place_topic("t", ID, 1, [0], {"retention.ms": "5"})
+        with pytest.raises(NotLeaderError):
+            log.append(b"x")
+        log.begin_epoch(3)
+        assert log.append(b"x").offset == 2
+    with logcore.open_dir(tmp_path / "ordinary", create=True) as ordinary:
+        ordinary.create_topic("t")
+        with pytest.raises(InvalidConfigError, match="replica"):
+            begin_to_follow(ordinary.partition("t", 0).writer)
 
 
 def test_a_topic_is_not_placed_into_another_one(tmp_path: Path) -> None:

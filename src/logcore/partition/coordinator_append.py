@@ -35,7 +35,7 @@ def append_whole(
     Raises the same errors as Log.append().
     """
     with writer.state.lock:
-        writer.check_writable_locked()
+        writer.check_appendable_locked()
         now_ms = writer.fs.now_ms()
         first = writer.state.end
         data = encode(
@@ -76,7 +76,7 @@ def append_to_transaction(
             Log.append().
     """
     with writer.state.lock:
-        writer.check_writable_locked()
+        writer.check_appendable_locked()
         writer.expect_producers_locked()
         writer.producers.known().check_epoch(producer_id, producer_epoch)
         now_ms = writer.fs.now_ms()

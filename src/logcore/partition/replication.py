@@ -13,6 +13,7 @@ Callers hold the log's lock.
 from __future__ import annotations
 
 from logcore.debug_checks import locked
+from logcore.errors import InvalidConfigError
 from logcore.kernels import layout
 from logcore.kernels.layout import Buffer, Level
 from logcore.partition import epochs
@@ -23,6 +24,26 @@ from logcore.partition.leader_transactions import (
     is_marker,
 )
 from logcore.partition.writer import Writer
+
+
+def begin_to_follow(writer: Writer) -> None:
+    """Accept only append_as_follower() from now on, because another broker leads.
+
+    Appends raise NotLeaderError until Log.begin_epoch(). An append that began under an
+    earlier leadership can therefore not be stored after the batches of the next leader.
+
+    Raises:
+        InvalidConfigError: the log was not opened with replicated=True.
+    """
+    with writer.state.lock:
+        writer.check_writable_locked()
+        if not writer.is_replicated:
+            raise InvalidConfigError(
+                "only a replica can follow a leader",
+                path=writer.path,
+                expected="replicated=True",
+            )
+        writer.set_following_locked(True)
 
 
 @locked

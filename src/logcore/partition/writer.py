@@ -44,7 +44,6 @@ from logcore.errors import (
     LogNotFoundError,
     OffsetConflictError,
     OffsetOutOfRangeError,
-    ReadOnlyLogError,
     ResourceError,
     StorageReadError,
     StorageWriteError,
@@ -78,6 +77,7 @@ from logcore.partition.writer_fields import (
     Progress,
     TransactionView,
     encoding_of,
+    refusal_of_copy,
 )
 from logcore.reporting import ERROR, tell
 from logcore.segment import ActiveSegment, Segment
@@ -139,6 +139,8 @@ class Writer(Appender):
         self.claim = claim
         self.durability = policy
         self.is_replicated = place.is_replicated
+        #: Whether this replica follows a leader, and takes no other appends.
+        self.is_following = False
         #: The lock of a log that several processes write; None if this process is
         #: alone.
         self.sharing = sharing
@@ -226,10 +228,17 @@ class Writer(Appender):
             self.state.config,
             self.durability,
             is_replicated=self.is_replicated,
+            is_following=self.is_following,
             allows_fast_path=self.sharing is None and offers_descriptors(self.fs),
         )
         self.requires_key = self.encoding.requires_key
         self.fast_path_bytes = self.encoding.fast_path_bytes
+
+    @locked
+    def set_following_locked(self, is_following: bool) -> None:
+        """Refuse appends other than a leader's from now on, or accept them."""
+        self.is_following = is_following
+        self._apply_config()
 
     @locked
     def start_locked(self, opened: Opened) -> None:
@@ -536,9 +545,10 @@ class Writer(Appender):
         Raises:
             LogClosedError, LogFailedError, ForkedWriterError: writes are not allowed.
             ReadOnlyLogError: the log is a mirror, whose offsets come from another log.
+            NotLeaderError: this replica follows a leader.
         """
         self.check_writable_locked()
-        if self.encoding.is_mirror:
+        if self.encoding.is_copy:
             self.refuse_locked()
 
     @locked
@@ -560,14 +570,8 @@ class Writer(Appender):
             elif isinstance(cause, LogNotFoundError):
                 advice = f"{cause.reason}; refresh the directory, and open the partition again if it exists"
             raise LogFailedError(advice, path=self.path) from self.commit.failure
-        # The log is neither closed, failed nor forked, so it is a mirror.
-        if self.fs.forks == self.forks:
-            raise ReadOnlyLogError(
-                "the topic is a mirror, which `logcore mirror` alone writes; a topic without the setting mirror.source "
-                "takes records",
-                path=self.path,
-                found=f"mirror.source={self.state.config.mirror_source}",
-            )
+        if self.fs.forks == self.forks:  # so it is a copy
+            raise refusal_of_copy(self.path, self.state.config)
         raise ForkedWriterError(
             "the log was opened by a parent process; open it again in the child",
             path=self.path,

@@ -16,6 +16,7 @@ from typing import Any
 import attrs
 
 from logcore.config import INT64_MAX, Durability, LogConfig
+from logcore.errors import LogcoreError, NotLeaderError, ReadOnlyLogError
 from logcore.format.compression import Codec
 from logcore.kernels.appending import QUICK_BYTES
 from logcore.kernels.layout import APPEND_TIME_BIT
@@ -40,10 +41,23 @@ class Encoding:
     #: Whether the timestamps of appended records have limits.
     checks_times: bool
     requires_key: bool
-    #: Whether only `logcore mirror` may append, because offsets come from another log.
-    is_mirror: bool
+    #: Whether the log takes only batches of another log, with their offsets: it is a
+    #: mirror, or a replica that follows a leader.
+    is_copy: bool
     #: Maximum size of a batch for the compiled fast path; 0 if the settings prevent it.
     fast_path_bytes: int
+
+
+def refusal_of_copy(path: str, config: LogConfig) -> LogcoreError:
+    """Return why a log with `Encoding.is_copy` takes no records."""
+    if config.mirror_source:
+        return ReadOnlyLogError(
+            "the topic is a mirror, which `logcore mirror` alone writes; a topic without the setting mirror.source "
+            "takes records",
+            path=path,
+            found=f"mirror.source={config.mirror_source}",
+        )
+    return NotLeaderError("another broker leads this partition, or none", path=path)
 
 
 def encoding_of(
@@ -51,6 +65,7 @@ def encoding_of(
     durability: Durability,
     *,
     is_replicated: bool,
+    is_following: bool,
     allows_fast_path: bool,
 ) -> Encoding:
     """Return the encoding for these settings.
@@ -75,10 +90,10 @@ def encoding_of(
         config.message_timestamp_after_max_ms,
     )
     checks_times = min(limits_ms) < INT64_MAX and not config.is_append_time
-    is_mirror = bool(config.mirror_source)
+    is_copy = bool(config.mirror_source) or is_following
     # The conditions of kernels/_appending.pxi for the fast path of appends.
     fast_path_bytes = 0
-    is_plain = is_os and attributes == 0 and not checks_times and not is_mirror
+    is_plain = is_os and attributes == 0 and not checks_times and not is_copy
     if is_plain and allows_fast_path:
         fast_path_bytes = min(max_bytes, QUICK_BYTES)
     return Encoding(
@@ -94,7 +109,7 @@ def encoding_of(
         is_os=is_os,
         checks_times=checks_times,
         requires_key=requires_key,
-        is_mirror=is_mirror,
+        is_copy=is_copy,
         fast_path_bytes=fast_path_bytes,
     )
 
