@@ -313,6 +313,18 @@ class NotLeaderError(LogcoreError):
     """
 
 
+class NotEnoughReplicasError(LogcoreError):
+    """An append that requires more in-sync replicas than there are. It was not stored.
+    Kafka: NOT_ENOUGH_REPLICAS.
+    """
+
+
+class CommitTimeoutError(LogcoreError):
+    """Replicas did not confirm an append in time. It is stored, and may be committed
+    later. Kafka: REQUEST_TIMED_OUT.
+    """
+
+
 class LogNotFoundError(LogcoreError):
     """No partition directory at that path; create=True makes one."""
 

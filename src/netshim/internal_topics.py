@@ -19,11 +19,13 @@ from typing import Any
 
 from logcore import Log, LogcoreError, Receipt
 from logcore.format.group_records import partition_of
+from logcore.metadata.checkpoint import Key
 from netshim.scheduling import as_value
 from netshim.state import BrokerState
 
 Told = Callable[[Exception | None], None]
-WhenStored = Callable[[Log, int, Callable[[LogcoreError | None], None]], None]
+#: Called with the partition, its log, the end of the append and the callback.
+WhenStored = Callable[[Key, Log, int, Callable[[LogcoreError | None], None]], None]
 
 
 class InternalTopic:
@@ -46,7 +48,7 @@ class InternalTopic:
         self._state = state
         self._partitions = partitions
         self._config = config
-        self._when_stored = when_stored or state.syncs.when_durable
+        self._when_stored = when_stored
         self._unsynced: dict[Log, deque[tuple[int, Told]]] = {}
 
     @property
@@ -115,8 +117,10 @@ class InternalTopic:
             log, number, receipt = result
             end = receipt.last_offset + 1
             self._unsynced.setdefault(log, deque()).append((end, done))
-            state.fetches.appended(self.name, number, log, end, now_ms)
-            self._when_stored(log, end, lambda error: self._settle(log, end, error))
+            key = self.name, number
+            state.leadership.appended(key, log, end, now_ms)
+            when_stored = self._when_stored or state.leadership.when_committed
+            when_stored(key, log, end, lambda error: self._settle(log, end, error))
 
         if state.work.is_busy(self.name) or may_wait():
             state.work.submit(self.name, work, written)

@@ -23,6 +23,7 @@ from logcore import (
     LogcoreError,
     LogDir,
     LogFailedError,
+    NotLeaderError,
     ResourceError,
     TopicNotFoundError,
 )
@@ -89,6 +90,9 @@ class BrokerLogs:
         self._syncs = syncs
         self._pieces = pieces
         self._requests = RequestQueues()
+        #: Raises NotLeaderError for partitions that another broker leads. Set in a
+        #: cluster.
+        self.check_leads: Callable[[Key], None] | None = None
         #: Return how many logs may be open now. Set by the host.
         self.most_logs: Callable[[], int] = _no_limit
         self._used_ms: dict[Key, int] = {}  # when a request last used each log
@@ -105,8 +109,16 @@ class BrokerLogs:
 
         Raises:
             TopicNotFoundError: the topic or the partition does not exist.
+            NotLeaderError: another broker leads the partition.
             LogcoreError: the log could not be opened.
         """
+        log = self.replica(topic, partition)
+        if self.check_leads is not None:
+            self.check_leads((topic, partition))
+        return log
+
+    def replica(self, topic: str, partition: int) -> Log:
+        """Return a log like log(), also if another broker leads the partition."""
         key = topic, partition
         log = self._logdir.opened(topic, partition)
         if log is not None and not log.has_failed:
@@ -133,6 +145,11 @@ class BrokerLogs:
         log = self._logdir.opened(topic, partition)
         if log is None or log.has_failed:
             return None
+        if self.check_leads is not None:
+            try:
+                self.check_leads(key)
+            except NotLeaderError:
+                return None
         self._used_ms[key] = self._lifecycle.now_ms
         return log
 

@@ -27,6 +27,7 @@ from logcore.coordination.memory_budget import Remembered
 from logcore.directory.group_settings import GroupSettings
 from netshim.coordinators import GroupService, TransactionService
 from netshim.fetch_wakeups import WaitingFetches
+from netshim.leadership import Leadership, SoleLeadership
 from netshim.logs import BrokerLogs
 from netshim.request_log import Journal
 from netshim.request_order import WorkQueues
@@ -45,6 +46,7 @@ from netshim.security.stored import SecurityFacts, SecurityStore
 from netshim.session import ClientSession
 from netshim.settings import Settings
 from netshim.topic_ids import TopicIds
+from netshim.topology import SoleTopology, Topology
 
 _T = TypeVar("_T")
 
@@ -119,6 +121,9 @@ class BrokerState:
         self.work = WorkQueues(submit)
         self.syncs = Syncs(submit, policy_waits=logdir.durability.waits)
         self.fetches = WaitingFetches(logdir, self.timers, self.work, self.syncs)
+        # The server of a cluster's broker replaces the next two.
+        self.leadership: Leadership = SoleLeadership(self.fetches, self.syncs)
+        self.topology: Topology = SoleTopology(logdir)
         self.pieces = Pieces(later or partial(_behind_work, submit))
         self.logs = BrokerLogs(
             logdir,

@@ -96,7 +96,9 @@ class TransactionHost(LoopHost[Effect], TransactionService):
                 TRANSACTIONS_TOPIC,
                 state.settings.transactions_partitions,
                 TRANSACTIONS_CONFIG,
-                when_stored=state.syncs.when_safe,
+                when_stored=lambda _, log, end, done: state.syncs.when_safe(
+                    log, end, done
+                ),
             ),
             EXPIRY_CHECK_MS,
         )
@@ -396,7 +398,7 @@ class Markers:
             self._settle(partition, result)
             return
         end = result.last_offset + 1
-        self._state.fetches.appended(*partition, log, end, self._now_ms)
+        self._state.leadership.appended(partition, log, end, self._now_ms)
         self._state.syncs.when_safe(log, end, partial(self._settle, partition))
 
     def _settle(self, partition: Partition, error: Exception | None) -> None:

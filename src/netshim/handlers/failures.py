@@ -11,6 +11,7 @@ import re
 from typing import Final
 
 import logcore
+from logcore.errors import CommitTimeoutError, NotEnoughReplicasError
 from netshim.wire import codes
 
 #: The first class that matches is used, so subclasses precede their base classes.
@@ -38,6 +39,9 @@ _CODES: Final[tuple[tuple[type[logcore.LogcoreError], int], ...]] = (
     (logcore.StorageWriteError, codes.KAFKA_STORAGE_ERROR),
     (logcore.DiskFullError, codes.KAFKA_STORAGE_ERROR),
     (logcore.ResourceError, codes.KAFKA_STORAGE_ERROR),
+    (logcore.NotLeaderError, codes.NOT_LEADER_OR_FOLLOWER),
+    (NotEnoughReplicasError, codes.NOT_ENOUGH_REPLICAS),
+    (CommitTimeoutError, codes.REQUEST_TIMED_OUT),
     # The partition was deleted, or the broker is stopping. Clients then refresh their
     # metadata.
     (logcore.LogClosedError, codes.NOT_LEADER_OR_FOLLOWER),

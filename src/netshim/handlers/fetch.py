@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 
-from logcore import LogcoreError
+from logcore import Log, LogcoreError
 from logcore.reader import aborted_transactions
+from logcore.replication.leading import FollowerFetch
 from netshim import scheduling, wire
 from netshim.handlers.failures import code_of, message_of
 from netshim.handlers.partitions import (
@@ -375,6 +376,7 @@ def _collect(
     settled = state.is_stopping
     left = min(request.max_bytes, state.settings.fetch_max_bytes)
     committed = request.isolation_level == 1
+    follower = _follower_of(request, state)
     current = None
     pace = Pace()
     for at, (asked, name, partition) in enumerate(wanted):
@@ -402,10 +404,12 @@ def _collect(
                 part.error_code = codes.UNKNOWN_TOPIC_ID
                 settled = settled or at not in missing
                 continue
-            log = state.logs.log(name, partition.partition)
+            key = name, partition.partition
+            log = state.logs.replica(*key)
             part.aborted_transactions = None
             # Step 1: check the client's leader epoch and version.
-            part.error_code = check_epoch(log, partition.current_leader_epoch)
+            leader_epoch = state.leadership.leader_epoch(key, log)
+            part.error_code = check_epoch(leader_epoch, partition.current_leader_epoch)
             if (
                 not part.error_code
                 and call.version < _ZSTD_SINCE
@@ -415,6 +419,15 @@ def _collect(
             if part.error_code:
                 settled = True
                 continue
+            if follower is not None:
+                size, is_settled = _fetch_for_follower(
+                    part, partition, follower, log, key, left, total, state
+                )
+                settled = settled or is_settled
+                total += size
+                left -= size
+                continue
+            state.leadership.check_serves(key, partition.current_leader_epoch)
             # Step 2: check for divergence. The request contains the epoch of the
             # client's last record. If that epoch ends earlier in this log, the log was
             # truncated since then. The response contains the offset up to which the
@@ -477,3 +490,62 @@ def _collect(
             settled = settled or at not in missing
             state.journal.refused(call, "Fetch", part.error_code, message_of(error))
     return response_type(responses=topics), total, settled
+
+
+def _follower_of(request: FetchRequest, state: BrokerState) -> tuple[int, int] | None:
+    """Return the node id and the broker epoch of a follower, None for a consumer."""
+    if not state.leadership.is_clustered:
+        return None
+    replica = request.replica_state
+    if replica is not None and replica.replica_id >= 0:
+        return replica.replica_id, replica.replica_epoch
+    return None
+
+
+def _fetch_for_follower(
+    part: FetchResponse.Topic.Partition,
+    asked: FetchRequest.Topic.Partition,
+    follower: tuple[int, int],
+    log: Log,
+    key: tuple[str, int],
+    most_bytes: int,
+    bytes_before: int,
+    state: BrokerState,
+) -> tuple[int, bool]:
+    """Read the batches for a follower, up to the log end.
+
+    Returns their bytes, and whether the response is urgent.
+    """
+    replica, broker_epoch = follower
+    refusal = state.leadership.follower_fetched(
+        key,
+        log,
+        FollowerFetch(
+            replica=replica,
+            broker_epoch=broker_epoch,
+            leader_epoch=asked.current_leader_epoch,
+            offset=asked.fetch_offset,
+            last_epoch=asked.last_fetched_epoch,
+        ),
+    )
+    part.high_watermark = log.high_watermark
+    part.log_start_offset = log.log_start_offset
+    if refusal is not None:
+        part.error_code = refusal.error or codes.NONE
+        if refusal.diverging is not None:
+            epoch, end = refusal.diverging
+            part.diverging_epoch = part.DivergingEpoch(epoch=epoch, end_offset=end)
+        return 0, True
+    size = 0
+    if asked.fetch_offset < log.log_end_offset:
+        pieces = log.stored(
+            asked.fetch_offset,
+            log.log_end_offset,
+            max_bytes=min(most_bytes, asked.partition_max_bytes),
+            at_least_one=not bytes_before,
+            up_to="log_end",
+        )
+        size = sum(map(len, pieces))
+        if size:
+            part.records = pieces
+    return size, state.leadership.is_news(key, replica, part.high_watermark)

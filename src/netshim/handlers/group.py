@@ -25,10 +25,11 @@ from logcore.coordination.group_requests import (
     Sync,
     SyncResult,
 )
-from logcore.format.group_records import Committed
+from logcore.format.group_records import Committed, partition_of
+from logcore.metadata.filenames import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from netshim import wire
 from netshim.coordinators import GroupService
-from netshim.scheduling import Pace, PendingResponse, Steps, whole
+from netshim.scheduling import Pace, PendingResponse, Steps, answer_with, whole
 from netshim.state import BrokerState, Call
 from netshim.wire import codes
 
@@ -58,7 +59,8 @@ if TYPE_CHECKING:
         SyncGroupResponse,
     )
 
-_KEY_TYPES: Final = (0, 1)  # groups, transactions
+#: The topics that store groups and transactions, by key type.
+_COORDINATOR_TOPICS: Final = {0: OFFSETS_TOPIC, 1: TRANSACTIONS_TOPIC}
 #: Bits of the operations that everybody may do with a group: READ, DELETE, DESCRIBE,
 #: DESCRIBE_CONFIGS, ALTER_CONFIGS.
 GROUP_OPERATIONS: Final = 1 << 3 | 1 << 6 | 1 << 8 | 1 << 10 | 1 << 11
@@ -185,34 +187,46 @@ def in_steps(
 def find_coordinator(
     request: FindCoordinatorRequest, call: Call, state: BrokerState
 ) -> FindCoordinatorResponse | PendingResponse:
-    return state.in_pieces(_find_coordinator(request, call, state))
+
+    def find() -> FindCoordinatorResponse | PendingResponse:
+        return state.in_pieces(_find_coordinator(request, call, state))
+
+    topic = _COORDINATOR_TOPICS.get(request.key_type)
+    if topic != OFFSETS_TOPIC or topic in state.logdir:
+        return find()
+    if not state.leadership.is_clustered:
+        return find()
+    # The coordinator of a group is known once its partition has a leader.
+    answer = PendingResponse()
+    state.submit(state.groups.create_topic, lambda _: answer_with(find, answer))
+    return answer
 
 
 def _find_coordinator(
     request: FindCoordinatorRequest, call: Call, state: BrokerState
 ) -> Steps[FindCoordinatorResponse]:
-    """The coordinator of every group and transaction is this broker."""
+    """Return the leader of the partition that stores each group or transaction."""
     response_type = wire.FIND_COORDINATOR.Response
 
     def place(key: str) -> dict[str, Any]:
-        code = codes.NONE
-        text = None
-        if request.key_type not in _KEY_TYPES:
-            code = codes.INVALID_REQUEST
-            text = "only groups and transactions have coordinators here: share groups are not served"
-        if code:
+        refused = {"node_id": -1, "host": "", "port": -1}
+        if request.key_type not in _COORDINATOR_TOPICS:
             return {
-                "error_code": code,
-                "error_message": text,
-                "node_id": -1,
-                "host": "",
-                "port": -1,
+                **refused,
+                "error_code": codes.INVALID_REQUEST,
+                "error_message": "only groups and transactions have coordinators here: share groups are not served",
             }
-        return {
-            "node_id": state.node_id,
-            "host": call.session.host,
-            "port": call.session.port,
-        }
+        topic = _COORDINATOR_TOPICS[request.key_type]
+        number = 0
+        if state.leadership.is_clustered:
+            numbers = state.logs.numbers_of(topic)
+            if not numbers:
+                return {**refused, "error_code": codes.COORDINATOR_NOT_AVAILABLE}
+            number = partition_of(key, len(numbers))
+        found = state.topology.coordinator(topic, number, call.session)
+        if found is None:
+            return {**refused, "error_code": codes.COORDINATOR_NOT_AVAILABLE}
+        return {"node_id": found.node_id, "host": found.host, "port": found.port}
 
     if call.version < 4:
         return response_type(**place(request.key))

@@ -1,9 +1,7 @@
 """Metadata and what describes the cluster: what every client asks before anything else.
 
 Rules (wire protocol section 6):
-- There is one broker, this one: it leads every partition, and is controller and
-  coordinator.
-- The address that is told to a client is the one by which it reached us.
+- The topology (topology.py) tells the brokers and the replicas.
 """
 
 from __future__ import annotations
@@ -26,6 +24,7 @@ from netshim.handlers.failures import code_of
 from netshim.scheduling import Pace, PendingResponse, Steps, answer_with
 from netshim.state import BrokerState, Call
 from netshim.topic_ids import NO_ID
+from netshim.topology import NO_NODE
 from netshim.wire import codes
 
 if TYPE_CHECKING:
@@ -233,11 +232,12 @@ def _metadata(
     return response_type(
         brokers=[
             response_type.Broker(
-                node_id=state.node_id, host=call.session.host, port=call.session.port
+                node_id=one.node_id, host=one.host, port=one.port, rack=one.rack
             )
+            for one in state.topology.brokers(call.session)
         ],
         cluster_id=state.logdir.cluster_id,
-        controller_id=state.node_id,
+        controller_id=state.topology.controller_id,
         topics=results,
         cluster_authorized_operations=_asked(
             request.include_cluster_authorized_operations, _CLUSTER_OPERATIONS
@@ -256,7 +256,6 @@ def _topic_metadata(
 ) -> Steps[MetadataResponse.Topic]:
     topic_type = wire.METADATA.Response.Topic
     partition_type = topic_type.Partition
-    node = [state.node_id]
     try:
         numbers = state.logdir.partitions(name)
         topic_id = state.topic_ids.id_of(name)
@@ -266,14 +265,16 @@ def _topic_metadata(
     for number in numbers:
         if pace.is_over():
             yield
+        found = state.topology.partition(name, number)
         partitions.append(
             partition_type(
+                error_code=_leader_code(found.leader),
                 partition_index=number,
-                leader_id=node[0],
-                leader_epoch=state.logdir.leader_epoch(name, number),
-                replica_nodes=node,
-                isr_nodes=node,
-                offline_replicas=[],
+                leader_id=found.leader,
+                leader_epoch=found.leader_epoch,
+                replica_nodes=found.replicas,
+                isr_nodes=found.isr,
+                offline_replicas=found.offline,
             )
         )
     return topic_type(
@@ -285,6 +286,10 @@ def _topic_metadata(
             request.include_topic_authorized_operations, _TOPIC_OPERATIONS
         ),
     )
+
+
+def _leader_code(leader: int) -> int:
+    return codes.LEADER_NOT_AVAILABLE if leader == NO_NODE else codes.NONE
 
 
 def describe_cluster(
@@ -303,12 +308,13 @@ def describe_cluster(
         )
     return response_type(
         cluster_id=state.logdir.cluster_id,
-        controller_id=state.node_id,
+        controller_id=state.topology.controller_id,
         endpoint_type=1,
         brokers=[
             response_type.Broker(
-                broker_id=state.node_id, host=call.session.host, port=call.session.port
+                broker_id=one.node_id, host=one.host, port=one.port, rack=one.rack
             )
+            for one in state.topology.brokers(call.session)
         ],
         cluster_authorized_operations=_asked(
             request.include_cluster_authorized_operations, _CLUSTER_OPERATIONS
@@ -389,14 +395,18 @@ def _describe_topic_partitions(
                     topic_authorized_operations=_TOPIC_OPERATIONS,
                     partitions=[
                         topic_type.Partition(
+                            error_code=partition.error_code,
                             partition_index=partition.partition_index,
                             leader_id=partition.leader_id,
                             leader_epoch=partition.leader_epoch,
                             replica_nodes=partition.replica_nodes,
                             isr_nodes=partition.isr_nodes,
-                            eligible_leader_replicas=[],  # null makes the Java admin client fail
+                            # null makes the Java admin client fail
+                            eligible_leader_replicas=state.topology.partition(
+                                name, partition.partition_index
+                            ).elr,
                             last_known_elr=[],
-                            offline_replicas=[],
+                            offline_replicas=partition.offline_replicas,
                         )
                         for partition in partitions[:left]
                     ],

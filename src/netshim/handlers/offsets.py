@@ -40,6 +40,8 @@ _EARLIEST: Final = -2
 _MAX_TIMESTAMP: Final = -3
 _EARLIEST_LOCAL: Final = -4
 _LATEST_TIERED: Final = -5
+#: First version of ListOffsets with OFFSET_NOT_AVAILABLE.
+_NOT_AVAILABLE_SINCE: Final = 5
 #: From which version of ListOffsets on a special timestamp may be asked.
 _SINCE: Final = {
     _LATEST: 0,
@@ -119,6 +121,7 @@ def _list_offsets(
             return later
 
     def answer(
+        key: tuple[str, int],
         asked: ListOffsetsRequest.Topic.Partition,
         result: ListOffsetsResponse.Topic.Partition,
         log: Log,
@@ -132,7 +135,11 @@ def _list_offsets(
             end = log.last_stable_offset
         else:
             end = log.high_watermark
-        if timestamp == _LATEST:
+        if timestamp == _LATEST and not state.leadership.knows_end(key):
+            result.error_code = codes.LEADER_NOT_AVAILABLE
+            if call.version >= _NOT_AVAILABLE_SINCE:
+                result.error_code = codes.OFFSET_NOT_AVAILABLE
+        elif timestamp == _LATEST:
             result.offset = end
         elif timestamp in (_EARLIEST, _EARLIEST_LOCAL):
             result.offset = log.log_start_offset
@@ -178,7 +185,15 @@ def _list_offsets(
             if log is not None:
                 work.append(
                     partial(
-                        answer_into, result, partial(answer, partition, result, log)
+                        answer_into,
+                        result,
+                        partial(
+                            answer,
+                            (topic.name, partition.partition_index),
+                            partition,
+                            result,
+                            log,
+                        ),
                     )
                 )
                 reads = (

@@ -43,19 +43,20 @@ def log_of(
     except LogcoreError as error:
         result.error_code = code_of(error)
         return None
-    result.error_code = check_epoch(log, getattr(asked, "current_leader_epoch", -1))
+    leader_epoch = state.leadership.leader_epoch((topic, number), log)
+    result.error_code = check_epoch(
+        leader_epoch, getattr(asked, "current_leader_epoch", -1)
+    )
     if result.error_code:
         return None
     return log
 
 
-def check_epoch(log: Log, leader_epoch: int) -> int:
-    """The code for a client's idea of the leader epoch: whether its metadata is old, or
-    newer than ours.
-    """
-    if leader_epoch < 0 or leader_epoch == log.leader_epoch:
+def check_epoch(leader_epoch: int, asked: int) -> int:
+    """Return the code for the leader epoch in a request, -1 if it has none."""
+    if asked < 0 or asked == leader_epoch:
         return codes.NONE
-    if leader_epoch < log.leader_epoch:
+    if asked < leader_epoch:
         return codes.FENCED_LEADER_EPOCH
     return codes.UNKNOWN_LEADER_EPOCH
 

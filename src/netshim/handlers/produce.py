@@ -203,6 +203,7 @@ def _produce_one(
     records = asked.records or b""
     if (
         log is None
+        or state.leadership.is_clustered
         or _check_batch(request, topic.name, records, call)[0]
         or _may_wait(log, records)
     ):
@@ -218,8 +219,9 @@ def _produce_one(
         _refuse_batch(result, log, records, receipt, call, state)
         return response
     end = _accept(result, log, receipt)
-    state.fetches.appended(topic.name, asked.index, log, end, call.now_ms)
-    if request.acks == 1 or not _has_to_wait(log, end):
+    key = topic.name, asked.index
+    state.leadership.appended(key, log, end, call.now_ms)
+    if request.acks == 1 or state.leadership.is_committed(log, end):
         return response
     answer = PendingResponse()
 
@@ -228,7 +230,7 @@ def _produce_one(
             _refuse(result, code_of(error), message_of(error), call, state)
         answer.set(response)
 
-    state.syncs.when_durable(log, end, synced)
+    state.leadership.when_committed(key, log, end, synced)
     return answer
 
 
@@ -273,11 +275,6 @@ def _may_wait(log: Log, records: Buffer) -> bool:
     """Return whether the append may block, so that it must run outside the event loop."""
     newest = int.from_bytes(records[35:43], "big", signed=True)
     return log.writer.may_wait(len(records), newest, has_producer=records[43] < 0x80)
-
-
-def _has_to_wait(log: Log, end: int) -> bool:
-    """Return whether a request with acks=all must wait for a sync up to `end`."""
-    return log.durability.waits and log.durable_end_offset < end
 
 
 def _accept(result: ProduceResponse.Topic.Partition, log: Log, receipt: Receipt) -> int:
@@ -395,6 +392,8 @@ class _ProduceRound:
         records = asked.records or b""
         try:
             log = state.logs.log(topic.name, asked.index)
+            if self.request.acks == -1:
+                state.leadership.check_in_sync((topic.name, asked.index))
             code, message = _check_batch(self.request, topic.name, records, self.call)
         except LogcoreError as error:
             self.refuse(result, code_of(error), message_of(error))
@@ -450,18 +449,21 @@ class _ProduceRound:
             self.finish()
             return
         end = _accept(result, log, receipt)
-        self.state.fetches.appended(topic, result.index, log, end, self.call.now_ms)
-        if self.request.acks == -1 and _has_to_wait(log, end):
-            self.state.syncs.when_durable(
-                log, end, lambda error: self.synced(result, error)
-            )
-        else:
+        key = topic, result.index
+        leadership = self.state.leadership
+        leadership.appended(key, log, end, self.call.now_ms)
+        if self.request.acks != -1 or leadership.is_committed(log, end):
             self.finish()
+            return
+        deadline_ms = self.call.now_ms + max(0, self.request.timeout_ms)
+        leadership.when_committed(
+            key, log, end, lambda error: self.committed(result, error), deadline_ms
+        )
 
-    def synced(
+    def committed(
         self, result: ProduceResponse.Topic.Partition, error: LogcoreError | None
     ) -> None:
-        """Record the outcome of a sync."""
+        """Record that an append was committed, or why that is unknown."""
         if error is None:
             self.finish()
         else:
