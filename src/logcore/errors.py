@@ -320,8 +320,8 @@ class NotEnoughReplicasError(LogcoreError):
 
 
 class CommitTimeoutError(LogcoreError):
-    """Replicas did not confirm an append in time. It is stored, and may be committed
-    later. Kafka: REQUEST_TIMED_OUT.
+    """A cluster did not confirm a change in time, such as an append or a new topic. The
+    change may still take effect. Kafka: REQUEST_TIMED_OUT.
     """
 
 

@@ -652,6 +652,19 @@ class LogDir:
                 self._logs.close((name, number) for number in doomed)
             self._registry.remove_replicas(name, doomed)
 
+    def set_topic_aside(self, name: str) -> None:
+        """Rename the replicas of a topic, for brokers, so that its name is free.
+
+        The directories `<topic>-<partition>.<id>-stray` keep the records, and are never
+        opened or removed. Raises what remove_replicas() raises.
+        """
+        with self._lock:
+            claim = self._check_replicated()
+            numbers = self.partitions(name)
+            with claim.batched_recovery_points():
+                self._logs.close((name, number) for number in numbers)
+            self._registry.set_aside(name)
+
     def _check_replicated(self) -> Claim:
         claim = self._check_writable()
         if not self.is_replicated:

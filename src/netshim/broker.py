@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
-from logcore import LogDir
 from netshim import scheduling, wire
 from netshim.groups import BrokerGroups
 from netshim.handlers import HANDLERS, NOT_SHARED, Handler, served_versions
@@ -31,6 +30,7 @@ from netshim.scheduling import (
 from netshim.security.asker import Asker
 from netshim.security.guards import GUARDS
 from netshim.security.service import Security
+from netshim.served_directory import ServedDirectory
 from netshim.session import ClientSession
 from netshim.settings import Settings
 from netshim.sharing import GroupsBesideOthers, TransactionsBesideOthers
@@ -139,24 +139,28 @@ class Broker:
     `submit(work, done)` runs work that may block on the disk. Then, in the broker's
     thread, it passes the time to state.hear() and calls done(result or exception).
     `new_id` returns the unique part of a new member id. `later(action)` calls an action
-    in another iteration of the event loop; the default uses `submit`.
+    in another iteration of the event loop; the default uses `submit`. `services` sets the
+    coordinators of the state, in a cluster.
     """
 
     def __init__(
         self,
-        logdir: LogDir,
+        logdir: ServedDirectory,
         settings: Settings,
         submit: Submit,
         new_id: Callable[[], str] | None = None,
         later: Later | None = None,
         security: Security | None = None,
+        services: Callable[[BrokerState], None] | None = None,
     ) -> None:
         self.state = BrokerState(logdir, settings, submit, later, security)
         # The API of the latest request, for the host's report of a slow iteration.
         self.last_asked = "none"
         # The fault rules of a test. They change the handlers.
         self.faults: RequestFaultPlan | None = None
-        if logdir.is_shared:
+        if services is not None:
+            services(self.state)
+        elif logdir.is_shared:
             self.state.groups = GroupsBesideOthers(self.state)
             self.state.transactions = TransactionsBesideOthers(self.state)
         else:

@@ -17,7 +17,7 @@ import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import attrs
 import click
@@ -28,6 +28,7 @@ from logcore.cli.options import CommandGroup, config_option, fail, setting
 from logcore.config import INT32_MAX
 from logcore.errors import InvalidConfigError
 from netshim.access_command import acl, quota, user
+from netshim.cluster_command import cluster
 from netshim.config_file import (
     ConfiguredTopic,
     FileSettings,
@@ -42,6 +43,9 @@ from netshim.security.principals import MappingRules
 from netshim.security.service import SecuritySettings
 from netshim.server import Server, loop_factory
 from netshim.settings import Settings
+
+if TYPE_CHECKING:
+    from netshim.cluster.node import ClusterSettings
 
 
 class _JsonLines(logging.Formatter):
@@ -63,7 +67,7 @@ def main() -> None:
     """A Kafka broker over a directory of logs."""
 
 
-for _command in (user, acl, quota, follow, promote_command):
+for _command in (user, acl, quota, follow, promote_command, cluster):
     main.add_command(_command)
 
 
@@ -254,6 +258,18 @@ _SERVE_OPTIONS: Final = (
         is_flag=True,
         help="Let other processes write the directory too, with consumers in the same groups.",
     ),
+    click.option(
+        "--registry",
+        metavar="PATH",
+        help="Join the cluster whose registry is PATH.registry, a directory that all its brokers use.",
+    ),
+    click.option(
+        "--node-id",
+        type=click.IntRange(0, INT32_MAX),
+        metavar="N",
+        help="Number of this broker in the cluster.",
+    ),
+    click.option("--rack", help="Rack of this broker, for the placement of replicas."),
     config_option,
 )
 
@@ -291,6 +307,9 @@ def _new_server(
     insecure: bool,
     durability: str,
     shared: bool,
+    registry: str | None,
+    node_id: int | None,
+    rack: str | None,
     configs: tuple[str, ...],
     **settings: Any,
 ) -> Server:
@@ -313,9 +332,27 @@ def _new_server(
         insecure=insecure,
         durability=durability,
         shared=shared,
+        cluster=_cluster(registry, node_id, rack),
         config=_topic_config(file, configs),
         settings=Settings(**settings),
     )
+
+
+def _cluster(
+    registry: str | None, node_id: int | None, rack: str | None
+) -> ClusterSettings | None:
+    """Return the place of the broker in a cluster that the options describe."""
+    if registry is None:
+        if node_id is not None or rack is not None:
+            raise InvalidConfigError(
+                "--node-id and --rack", expected="--registry", found="none"
+            )
+        return None
+    if node_id is None:
+        raise InvalidConfigError("--registry", expected="--node-id", found="none")
+    from netshim.cluster.node import ClusterSettings
+
+    return ClusterSettings(registry=registry, node_id=node_id, rack=rack)
 
 
 def _topic_config(file: FileSettings, texts: tuple[str, ...]) -> dict[str, str]:
@@ -499,7 +536,10 @@ async def _serve(
             flush=True,
         )
         readiness.ready()
-        await stopping.wait()
+        waits = [loop.create_task(one.wait()) for one in (stopping, server.failed)]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for one in waits:
+            one.cancel()
         readiness.stopping()
         print("netshim: stopping", file=sys.stderr, flush=True)
     finally:
@@ -510,6 +550,8 @@ async def _serve(
         if not ending.done():
             server.hurry()
         await ending
+    if server.failure is not None:
+        raise server.failure
 
 
 def _ensure_topic(server: Server, topic: ConfiguredTopic) -> None:

@@ -10,7 +10,7 @@ A callback may be called before the method that got it returns.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, TypeVar
 
 from logcore.coordination.classic_group import Group
@@ -55,10 +55,12 @@ class GroupService(GroupHost[Done]):
         handle: Callable[[], _T | PendingResponse],
         refuse: Callable[[GroupError], _T],
         now_ms: int,
+        group_ids: Iterable[str] = (),
     ) -> _T | PendingResponse:
         """Call handle() once the stored groups are known, and return its result.
 
-        The result is refuse(error) if they cannot be read.
+        The result is refuse(error) if they cannot be read, or if another broker
+        coordinates one of `group_ids`, the groups of the request.
         """
 
     @abstractmethod
@@ -82,6 +84,13 @@ class GroupService(GroupHost[Done]):
     @abstractmethod
     def transaction_ended(self, producer_id: int, number: int, *, commit: bool) -> None:
         """Handle the marker of a producer in a partition of `__consumer_offsets`."""
+
+    @abstractmethod
+    def topics_deleted(self, names: set[str], now_ms: int, done: GroupOutcome) -> None:
+        """Delete the offsets of deleted topics.
+
+        Call done(None) once that is durable, or done(error).
+        """
 
     @abstractmethod
     def stop(self, now_ms: int) -> None:

@@ -15,10 +15,11 @@ import logging
 from functools import partial
 from typing import Any, Final
 
-from logcore import Log, LogcoreError, LogDir
+from logcore import Log, LogcoreError
 from logcore.metadata.checkpoint import Key
 from netshim.request_order import WorkQueues
 from netshim.scheduling import LoopTimers, Syncs, Waiting
+from netshim.served_directory import ServedDirectory
 
 _log = logging.getLogger("netshim")
 
@@ -33,7 +34,11 @@ class WaitingFetches(Waiting):
     """Fetches that wait for records. Their keys are partitions."""
 
     def __init__(
-        self, logdir: LogDir, timers: LoopTimers, queues: WorkQueues, syncs: Syncs
+        self,
+        logdir: ServedDirectory,
+        timers: LoopTimers,
+        queues: WorkQueues,
+        syncs: Syncs,
     ) -> None:
         super().__init__()
         self._logdir = logdir

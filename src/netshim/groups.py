@@ -17,7 +17,7 @@ import base64
 import hashlib
 import logging
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -181,14 +181,19 @@ class _Several:
 
 
 class BrokerGroups(LoopHost[Effect], GroupService):
-    """All groups of a broker.
+    """All groups of a broker, or in a cluster the groups of one partition, `only`.
 
     `new_id` returns the unique part of a member id. Call load() first: all other
     methods require that it succeeded.
     """
 
-    def __init__(self, state: BrokerState, new_id: Callable[[], str] = _new_id) -> None:
-        self._offsets = OffsetsTopic(state)
+    def __init__(
+        self,
+        state: BrokerState,
+        new_id: Callable[[], str] = _new_id,
+        only: int | None = None,
+    ) -> None:
+        self._offsets = OffsetsTopic(state, only)
         super().__init__(state, self._offsets.topic, EXPIRY_CHECK_MS)
         self._coordinator = Coordinator(
             group_rules(state.settings, state.group_settings),
@@ -238,6 +243,7 @@ class BrokerGroups(LoopHost[Effect], GroupService):
         handle: Callable[[], T | PendingResponse],
         refuse: Callable[[GroupError], T],
         now_ms: int,
+        group_ids: Iterable[str] = (),
     ) -> T | PendingResponse:
         self._state.hear(now_ms)
         if self._is_loaded:
@@ -323,13 +329,9 @@ class BrokerGroups(LoopHost[Effect], GroupService):
     def topics_deleted(
         self, names: set[str], now_ms: int, done: GroupOutcome = _unheard
     ) -> None:
-        """Delete the offsets of deleted topics.
-
-        Call done(None) once that is durable, or done(error).
-        """
         self._state.hear(now_ms)
         if OFFSETS_TOPIC in names:
-            self._act(self._coordinator.unload())
+            self.unload()
             done(None)
             return
 
@@ -342,6 +344,18 @@ class BrokerGroups(LoopHost[Effect], GroupService):
             waiting.told(None)
 
         self.load(now_ms, forget)
+
+    def unload(self) -> None:
+        """Drop all groups, and answer their requests: they are stored no longer, or
+        another broker coordinates them.
+        """
+        self._act(self._coordinator.unload())
+
+    def close(self) -> None:
+        """Drop all groups for good."""
+        self.unload()
+        self._stop_expiry()
+        self._state.remembered.holders.remove(self._coordinator.held_bytes)
 
     def stop(self, now_ms: int) -> None:
         """Answer all requests that wait for other members.

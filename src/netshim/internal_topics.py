@@ -32,7 +32,8 @@ class InternalTopic:
     """One internal topic.
 
     `name`, `partitions` and `config` are used when the topic is created. `when_stored`
-    waits until an append is safe; the default waits until it is durable.
+    waits until an append is safe; the default waits until it is committed. `only` is the
+    partition of a coordinator that has no others, in a cluster.
     """
 
     def __init__(
@@ -43,8 +44,10 @@ class InternalTopic:
         config: Mapping[str, object],
         *,
         when_stored: WhenStored | None = None,
+        only: int | None = None,
     ) -> None:
         self.name = name
+        self._only = only
         self._state = state
         self._partitions = partitions
         self._config = config
@@ -74,6 +77,8 @@ class InternalTopic:
             LogcoreError: a log could not be opened.
         """
         numbers = self._state.logdir.partitions(self.name) if self.exists else ()
+        if self._only is not None:
+            numbers = (self._only,)
         return [self._state.logs.open(self.name, number) for number in numbers]
 
     def append(

@@ -21,7 +21,6 @@ from typing import Any, Final, TypeVar
 from logcore import (
     Log,
     LogcoreError,
-    LogDir,
     LogFailedError,
     NotLeaderError,
     ResourceError,
@@ -43,6 +42,7 @@ from netshim.scheduling import (
     answer_with,
     pass_on,
 )
+from netshim.served_directory import ServedDirectory
 
 _log = logging.getLogger("netshim")
 
@@ -73,7 +73,7 @@ class BrokerLogs:
 
     def __init__(
         self,
-        logdir: LogDir,
+        logdir: ServedDirectory,
         lifecycle: Lifecycle,
         journal: Journal,
         *,

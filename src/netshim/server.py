@@ -32,7 +32,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, Protocol, Self, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self, cast
 
 import attrs
 
@@ -45,7 +45,6 @@ from logcore.registry.files import ENDING as REGISTRY_ENDING
 from logcore.registry.views import register_broker
 from netshim.broker import Broker, tells
 from netshim.connection import Budget, Connection, Workload
-from netshim.groups import BrokerGroups
 from netshim.handlers.authentication import SaslGate
 from netshim.listeners import Listener, TlsSettings, check_exposure, check_listeners
 from netshim.request_log import LINES
@@ -57,6 +56,9 @@ from netshim.security.stored import SecurityFacts, SecurityStore
 from netshim.session import ANONYMOUS, UNAUTHENTICATED_BYTES, ClientSession
 from netshim.settings import TOPIC_DEFAULTS, Settings
 from netshim.state import SECURITY
+
+if TYPE_CHECKING:  # a broker without a cluster does not import them
+    from netshim.cluster.node import ClusterNode, ClusterSettings
 
 _log = logging.getLogger("netshim")
 
@@ -468,6 +470,7 @@ class _Sockets(Protocol):
 
     @property
     def sockets(self) -> Sequence[Any]: ...
+    async def start_serving(self) -> None: ...
     def close(self) -> None: ...
 
 
@@ -514,6 +517,9 @@ class _TlsListening:
             else:
                 server.loop.call_later(delay_s, peer.discard, sock)
 
+    async def start_serving(self) -> None:
+        """Do nothing: connections are accepted from the beginning."""
+
     def close(self) -> None:
         self._task.cancel()
         self.sockets[0].close()
@@ -552,6 +558,7 @@ class Server:
     - security: the SecuritySettings.
     - insecure: allow listeners outside loopback that authenticate no client.
     - durability, config, shared, fs: the arguments of logcore.open_dir.
+    - cluster: the ClusterSettings of a broker in a cluster.
     - settings: a Settings. Its fields may also be given as keyword arguments.
     - clock: the source of time, by default fs. A test that advances a clock manually
       awaits tick() after each change.
@@ -580,6 +587,7 @@ class Server:
         durability: str | Durability = "group",
         config: Mapping[str, object] | None = None,
         shared: bool = False,
+        cluster: ClusterSettings | None = None,
         settings: Settings | None = None,
         fs: FS = OS,
         clock: Clock | None = None,
@@ -612,6 +620,15 @@ class Server:
         self.default_principal = ANONYMOUS
         self.settings = attrs.evolve(settings or Settings(), **more)
         self._shared = shared
+        self._cluster_settings = cluster
+        self._cluster: ClusterNode | None = None
+        if cluster is not None:
+            self._check_cluster(wanted, security)
+        #: Counts the iterations of the event loop's timer.
+        self.turns = 0
+        #: Set if a log of a cluster's broker has failed: the server must be stopped.
+        self.failed = asyncio.Event()
+        self.failure: logcore.LogcoreError | None = None
         self._durability = Durability.parse(durability)
         # In a shared directory, all processes must use the same policy, so it is not
         # changed.
@@ -637,6 +654,21 @@ class Server:
         if self._timer is not None:
             state = self.bootstrap_servers
         return f"<Server {state} over {self.path}>"
+
+    def _check_cluster(
+        self, listeners: Sequence[Listener], security: SecuritySettings
+    ) -> None:
+        """Raise InvalidConfigError for options that a cluster does not support."""
+        is_secured = security.enforces_acls or any(
+            one.uses_tls or one.uses_sasl for one in listeners
+        )
+        if is_secured or self._shared:
+            raise logcore.InvalidConfigError(
+                "a broker in a cluster serves neither TLS, SASL and access control "
+                "lists nor a shared directory yet",
+                expected="PLAINTEXT listeners",
+                found="shared" if self._shared else "a secured broker",
+            )
 
     # -- life --------------------------------------------------------------------------
 
@@ -697,19 +729,9 @@ class Server:
             if not self.logdir.was_clean:
                 await self.loop.run_in_executor(self._pool, self._recover)
             # Step 2: start the broker and listen.
-            self.broker = Broker(
-                self.logdir,
-                self.settings,
-                self._submit,
-                self._new_id,
-                self._later,
-                self.security,
-            )
-            self.broker.state.submit_login = self._submit_login
-            self.broker.state.logs.most_logs = self._most_logs
             self._thread_id = threading.get_ident()
-            if not self._shared:
-                self.logdir.forget_topic = self._forget_topic
+            self.broker = self._new_broker()
+            self.broker.state.submit_login = self._submit_login
             await self._listen()
             # Step 3: publish the address for the other processes of a shared directory.
             if self._shared:
@@ -718,8 +740,21 @@ class Server:
                 except BaseException:
                     self._close_listeners()
                     raise
+            if self._cluster is not None:
+                host, port = self._first_address()
+                try:
+                    await self.loop.run_in_executor(
+                        self._pool, self._cluster.join, host, port
+                    )
+                    for one in self._listening:
+                        await one.start_serving()
+                except BaseException:
+                    self._close_listeners()
+                    raise
         except BaseException:
             await self.loop.run_in_executor(self._pool, self.security.close)
+            if self._cluster is not None:
+                await self.loop.run_in_executor(self._pool, self._cluster.close)
             self._pool.shutdown()
             self._logins.shutdown()
             self.logdir.close()
@@ -731,6 +766,25 @@ class Server:
             self.bootstrap_servers,
             self.logdir.path,
         )
+
+    def _new_broker(self) -> Broker:
+        given = (
+            self.settings,
+            self._submit,
+            self._new_id,
+            self._later,
+            self.security,
+        )
+        if self._cluster is not None:
+            # Logs are not closed to make room, because replicas use them all the time.
+            return Broker(
+                self._cluster.directory, *given, services=self._cluster.install
+            )
+        broker = Broker(self.logdir, *given)
+        broker.state.logs.most_logs = self._most_logs
+        if not self._shared:
+            self.logdir.forget_topic = self._forget_topic
+        return broker
 
     def check(self) -> None:
         """Check the TLS files, and that the addresses of the listeners are free.
@@ -755,7 +809,12 @@ class Server:
                     listening = _TlsListening(self, one)
                 else:
                     listening = await self.loop.create_server(
-                        partial(_Peer, self, one), one.host, one.port, backlog=512
+                        partial(_Peer, self, one),
+                        one.host,
+                        one.port,
+                        backlog=512,
+                        # In a cluster, clients wait until the topics are known.
+                        start_serving=self._cluster is None,
                     )
                 self._listening.append(listening)
                 port = listening.sockets[0].getsockname()[1]
@@ -793,6 +852,8 @@ class Server:
             one.uses_sasl for one in self.listeners
         )
         # A broker without authentication may have quotas.
+        if self._cluster is not None:
+            return None
         if not needs_them and not self._fs.exists(self.logdir.path + REGISTRY_ENDING):
             return None
         self.security.store()
@@ -838,6 +899,8 @@ class Server:
             state.work.submit(SECURITY, self._read_security, done)
 
     def _open(self) -> LogDir:
+        if self._cluster_settings is not None:
+            return self._open_in_cluster(self._cluster_settings)
         return logcore.open_dir(
             self.path,
             create=True,
@@ -848,6 +911,47 @@ class Server:
             fs=self._fs,
         )
 
+    def _open_in_cluster(self, place: ClusterSettings) -> LogDir:
+        from netshim.cluster.node import ClusterNode
+
+        self._cluster = ClusterNode(
+            place,
+            self.settings,
+            self.path,
+            self._fs,
+            durability=self._durability,
+            config={**TOPIC_DEFAULTS, **(self._config or {})},
+            new_id=self._new_id,
+            call_in_loop=self._call_in_loop,
+            loop_turns=lambda: self.turns,
+            on_failure=self._fail,
+        )
+        try:
+            return self._cluster.open()
+        except BaseException:
+            self._cluster.close()
+            raise
+
+    def _call_in_loop(self, step: Callable[[], None]) -> None:
+        # After the end of the loop there is nothing to do.
+        with contextlib.suppress(RuntimeError):
+            self.loop.call_soon_threadsafe(self.watched, "news of the cluster", step)
+
+    def _fail(self, error: logcore.LogcoreError) -> None:
+        """Report that the broker must end. Any thread may call this."""
+
+        def fail() -> None:
+            if self.failure is None:
+                self.failure = error
+                _log.error("a log has failed, so this broker ends: %s", error)
+                self.failed.set()
+
+        self._call_in_loop(fail)
+
+    def _first_address(self) -> tuple[str, int]:
+        first = self.listeners[0]
+        return first.advertised or (first.host, first.port)
+
     def _register(self) -> None:
         """Write the address of this broker to the registry.
 
@@ -855,8 +959,7 @@ class Server:
             NodeExistsError: another broker serves the directory.
         """
         registry = self.logdir.coordinators.registry(self.logdir)
-        first = self.listeners[0]
-        host, port = first.advertised or (first.host, first.port)
+        host, port = self._first_address()
         register_broker(
             registry, self.logdir.node_id, host, port, timestamp_ms=self._clock.now_ms()
         )
@@ -885,8 +988,7 @@ class Server:
     @property
     def bootstrap_servers(self) -> str:
         """Return the address for clients of the first listener: "127.0.0.1:53211"."""
-        first = self.listeners[0]
-        host, port = first.advertised or (first.host, first.port)
+        host, port = self._first_address()
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
         if ":" in host:
             return f"[{host}]:{port}"
@@ -900,6 +1002,8 @@ class Server:
         """
         if self._timer is None:
             return
+        if self._cluster is not None and self.failure is None:
+            await self.loop.run_in_executor(None, self._cluster.leave)
         # Step 1: accept no more work, and answer the requests that wait.
         self._timer.cancel()
         self._timer = None
@@ -928,6 +1032,8 @@ class Server:
         if self._ticking is not None:
             with contextlib.suppress(Exception):
                 await self._ticking
+        if self._cluster is not None:
+            await self.loop.run_in_executor(None, self._cluster.close)
         for step in (
             self._logins.shutdown,
             self._pool.shutdown,
@@ -994,6 +1100,7 @@ class Server:
     def _tick(self) -> None:
         if self._timer is None:
             return
+        self.turns += 1
         if self.loop.time() >= self._next_look:
             self._next_look = self.loop.time() + _TICK_S
             self._do_what_is_due()
@@ -1130,7 +1237,6 @@ class Server:
                 [key for key in state.fetches.waited_for() if key[0] == name],
                 self.now_ms(),
             )
-            assert isinstance(state.groups, BrokerGroups)
             state.groups.topics_deleted({name}, self.now_ms(), told.set_result)
 
         if threading.get_ident() == self._thread_id:

@@ -80,6 +80,25 @@ class Settings:
         100_000,
         doc="Most partitions that one CreateTopics or CreatePartitions makes; fixed in Kafka.",
     )
+    default_replication_factor: int = _setting(
+        1, 1, 32_767, doc="Replicas of a topic that does not set them, in a cluster."
+    )
+    broker_session_timeout_ms: int = _setting(
+        6_000,
+        100,
+        doc="Time after which the other brokers of a cluster replace one that is stuck.",
+    )
+    replica_lag_time_max_ms: int = _setting(
+        30_000,
+        100,
+        doc="Time after which a follower that lags leaves the in-sync replicas.",
+    )
+    replica_fetch_wait_max_ms: int = _setting(
+        500, 1, doc="Longest time that a fetch of a follower waits for records."
+    )
+    replica_fetch_max_bytes: int = _setting(
+        1 << 20, 1, doc="Most bytes of a partition in one fetch of a follower."
+    )
     offsets_partitions: int = _setting(
         1, 1, 1_000, doc="Partitions of __consumer_offsets, when it is made."
     )

@@ -20,13 +20,13 @@ shares its directory has none.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from typing import Any, Final, TypeVar
 
 import attrs
 
-from logcore import LogcoreError, LogDir
+from logcore import LogcoreError
 from logcore.coordination.classic_group import Group
 from logcore.coordination.effects import Effect
 from logcore.coordination.group_requests import (
@@ -51,6 +51,7 @@ from logcore.metadata.filenames import TRANSACTIONS_TOPIC
 from netshim.coordinators import (
     Done,
     FoundTransactions,
+    GroupOutcome,
     GroupService,
     TransactionService,
 )
@@ -104,6 +105,7 @@ class GroupsBesideOthers(GroupService):
         handle: Callable[[], _T | PendingResponse],
         refuse: Callable[[GroupError], _T],
         now_ms: int,
+        group_ids: Iterable[str] = (),
     ) -> _T | PendingResponse:
         """Run handle() in a worker thread, after earlier calls. See GroupService."""
         self._now_ms = max(self._now_ms, now_ms)
@@ -240,6 +242,10 @@ class GroupsBesideOthers(GroupService):
     def transaction_ended(self, producer_id: int, number: int, *, commit: bool) -> None:
         """Do nothing: the groups read the marker from the log."""
 
+    def topics_deleted(self, names: set[str], now_ms: int, done: GroupOutcome) -> None:
+        """Do nothing: LogDir.delete_topic() deletes the offsets."""
+        done(None)
+
     def stop(self, now_ms: int) -> None:
         """Answer all requests that wait for other members.
 
@@ -261,7 +267,7 @@ class TransactionsBesideOthers(TransactionService):
 
     def _open(self) -> TransactionCoordinator:
         if self._coordinator is None:
-            logdir: LogDir = self._state.logdir
+            logdir = self._state.logdir
             self._coordinator = logdir.coordinators.transactions(logdir)
         return self._coordinator
 

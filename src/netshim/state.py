@@ -22,7 +22,6 @@ from typing import Any, Final, TypeVar
 
 import attrs
 
-from logcore import LogDir
 from logcore.coordination.memory_budget import Remembered
 from logcore.directory.group_settings import GroupSettings
 from netshim.coordinators import GroupService, TransactionService
@@ -43,6 +42,7 @@ from netshim.scheduling import (
 )
 from netshim.security.service import Security, SecuritySettings
 from netshim.security.stored import SecurityFacts, SecurityStore
+from netshim.served_directory import ServedDirectory
 from netshim.session import ClientSession
 from netshim.settings import Settings
 from netshim.topic_ids import TopicIds
@@ -89,7 +89,7 @@ class BrokerState:
 
     def __init__(
         self,
-        logdir: LogDir,
+        logdir: ServedDirectory,
         settings: Settings,
         submit: Submit,
         later: Later | None = None,
@@ -123,7 +123,7 @@ class BrokerState:
         self.fetches = WaitingFetches(logdir, self.timers, self.work, self.syncs)
         # The server of a cluster's broker replaces the next two.
         self.leadership: Leadership = SoleLeadership(self.fetches, self.syncs)
-        self.topology: Topology = SoleTopology(logdir)
+        self.topology: Topology = SoleTopology(logdir, settings.max_replication_factor)
         self.pieces = Pieces(later or partial(_behind_work, submit))
         self.logs = BrokerLogs(
             logdir,

@@ -36,9 +36,14 @@ class OffsetsTopic:
     first to be written.
     """
 
-    def __init__(self, state: BrokerState) -> None:
+    def __init__(self, state: BrokerState, only: int | None = None) -> None:
+        """Initialize the topic, or its partition `only`."""
         self.topic = InternalTopic(
-            state, OFFSETS_TOPIC, state.settings.offsets_partitions, OFFSETS_CONFIG
+            state,
+            OFFSETS_TOPIC,
+            state.settings.offsets_partitions,
+            OFFSETS_CONFIG,
+            only=only,
         )
 
     @property

@@ -8,7 +8,8 @@ from __future__ import annotations
 import contextlib
 from typing import Final
 
-from logcore import LogDir, TopicNotFoundError
+from logcore import TopicNotFoundError
+from netshim.served_directory import ServedDirectory
 
 #: The topic id that means "none".
 NO_ID: Final = bytes(16)
@@ -17,7 +18,7 @@ NO_ID: Final = bytes(16)
 class TopicIds:
     """The ids of the topics of a directory."""
 
-    def __init__(self, logdir: LogDir) -> None:
+    def __init__(self, logdir: ServedDirectory) -> None:
         self._logdir = logdir
         self._names: dict[bytes, str] = {}  # topic id -> name, as of _version
         self._version = -1

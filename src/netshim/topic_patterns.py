@@ -13,9 +13,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from logcore import LogcoreError, LogDir
+from logcore import LogcoreError
 from logcore.distribution import install_command
 from logcore.metadata.filenames import INTERNAL_TOPICS
+from netshim.served_directory import ServedDirectory
 
 #: Of one compiled expression; a larger one is refused.
 _MOST_BYTES: Final = 1 << 20
@@ -24,7 +25,9 @@ _MOST_BYTES: Final = 1 << 20
 class ServedTopics:
     """The topics of a directory, as logcore.coordination asks for them."""
 
-    def __init__(self, logdir: LogDir, rules_version: Callable[[], int]) -> None:
+    def __init__(
+        self, logdir: ServedDirectory, rules_version: Callable[[], int]
+    ) -> None:
         self._logdir = logdir
         self._rules_version = rules_version
 

@@ -7,11 +7,13 @@ cluster/view.py.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 
 import attrs
 
-from logcore import LogDir
+from netshim.served_directory import ServedDirectory
 from netshim.session import ClientSession
+from netshim.wire import codes
 
 #: The leader of a partition that has none, and the controller of a cluster without one.
 NO_NODE = -1
@@ -39,8 +41,27 @@ class PartitionFacts:
     offline: list[int] = attrs.field(factory=list)
 
 
+@attrs.frozen
+class Reassignment:
+    """A partition that moves to other brokers."""
+
+    replicas: list[int]
+    adding: list[int]
+    removing: list[int]
+
+
+@attrs.frozen
+class Placement:
+    """The requested replicas of a new topic, or of new partitions."""
+
+    #: Replicas of each partition; -1 for the default of the broker.
+    factor: int = -1
+    #: The brokers of each partition, None if the broker chooses them.
+    assignments: Mapping[int, Sequence[int]] | None = None
+
+
 class Topology(ABC):
-    """The brokers and the replicas in responses to clients."""
+    """The brokers and the replicas in responses to clients, and requests to move them."""
 
     @property
     @abstractmethod
@@ -60,6 +81,45 @@ class Topology(ABC):
     ) -> BrokerAddress | None:
         """Return the leader of a partition of an internal topic, None if it has none."""
 
+    @abstractmethod
+    def check_placement(self, placement: Placement) -> tuple[int, str | None]:
+        """Return why a placement is refused, as (code, message); code 0 if it is not."""
+
+    @abstractmethod
+    def factor_of(self, placement: Placement) -> int:
+        """Return the replication factor that a placement leads to."""
+
+    @abstractmethod
+    def create_topics(
+        self,
+        wanted: Mapping[str, tuple[int, Mapping[str, object] | None]],
+        placements: Mapping[str, Placement],
+        *,
+        check_only: bool = False,
+    ) -> None:
+        """Create topics like LogDir.create_topics(), with replicas. Blocks."""
+
+    @abstractmethod
+    def add_partitions(
+        self, name: str, count: int, placement: Placement, *, check_only: bool = False
+    ) -> None:
+        """Create more partitions like LogDir.add_partitions(), with replicas. Blocks."""
+
+    @abstractmethod
+    def elect(self, key: tuple[str, int], *, is_unclean: bool) -> int:
+        """Elect a leader, and return 0 or the code of the refusal. Blocks."""
+
+    @abstractmethod
+    def reassign(self, key: tuple[str, int], target: Sequence[int] | None) -> int:
+        """Begin to move a partition to other brokers, or cancel that with None.
+
+        Returns 0 or the code of the refusal. Blocks.
+        """
+
+    @abstractmethod
+    def reassignments(self) -> Mapping[tuple[str, int], Reassignment]:
+        """Return the moves in progress."""
+
 
 class SoleTopology(Topology):
     """One broker, which leads every partition and is the controller.
@@ -67,8 +127,9 @@ class SoleTopology(Topology):
     A client gets the address by which it reached the broker.
     """
 
-    def __init__(self, logdir: LogDir) -> None:
+    def __init__(self, logdir: ServedDirectory, max_factor: int) -> None:
         self._logdir = logdir
+        self._max_factor = max_factor
         self._node = [logdir.node_id]
 
     @property
@@ -86,3 +147,51 @@ class SoleTopology(Topology):
         self, topic: str, number: int, session: ClientSession
     ) -> BrokerAddress | None:
         return BrokerAddress(self._logdir.node_id, session.host, session.port)
+
+    def check_placement(self, placement: Placement) -> tuple[int, str | None]:
+        node_id = self._logdir.node_id
+        if placement.assignments is not None:
+            if any([*each] != [node_id] for each in placement.assignments.values()):
+                return (
+                    codes.INVALID_REPLICA_ASSIGNMENT,
+                    f"the only broker is {node_id}",
+                )
+            return codes.NONE, None
+        factor = placement.factor
+        # Test suites request the factor of their production cluster.
+        if factor == 0 or factor < -1 or factor > self._max_factor:
+            return (
+                codes.INVALID_REPLICATION_FACTOR,
+                f"expected a replication factor of 1 to {self._max_factor}, found {factor}",
+            )
+        return codes.NONE, None
+
+    def factor_of(self, placement: Placement) -> int:
+        return 1
+
+    def create_topics(
+        self,
+        wanted: Mapping[str, tuple[int, Mapping[str, object] | None]],
+        placements: Mapping[str, Placement],
+        *,
+        check_only: bool = False,
+    ) -> None:
+        self._logdir.create_topics(wanted, check_only=check_only)
+
+    def add_partitions(
+        self, name: str, count: int, placement: Placement, *, check_only: bool = False
+    ) -> None:
+        self._logdir.add_partitions(name, count, check_only=check_only)
+
+    def elect(self, key: tuple[str, int], *, is_unclean: bool) -> int:
+        return codes.ELECTION_NOT_NEEDED
+
+    def reassign(self, key: tuple[str, int], target: Sequence[int] | None) -> int:
+        if target is None:
+            return codes.NO_REASSIGNMENT_IN_PROGRESS
+        if list(target) != self._node:
+            return codes.INVALID_REPLICA_ASSIGNMENT
+        return codes.NONE
+
+    def reassignments(self) -> Mapping[tuple[str, int], Reassignment]:
+        return {}

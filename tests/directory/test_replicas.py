@@ -102,6 +102,21 @@ def test_a_follower_takes_only_the_batches_of_its_leader(tmp_path: Path) -> None
             begin_to_follow(ordinary.partition("t", 0).writer)
 
 
+def test_replicas_that_are_set_aside_keep_their_records(tmp_path: Path) -> None:
+    with opened(tmp_path) as logdir:
+        logdir.place_topic("t", ID, 2, [0, 1], {})
+        logdir.partition("t", 0).append(b"v")
+        logdir.set_topic_aside("t")
+        logdir.place_topic("t", OTHER_ID, 1, [0], {})
+        assert logdir.partition("t", 0).log_end_offset == 0
+    (kept,) = tmp_path.glob("t-0.*-stray")
+    with opened(tmp_path) as logdir:
+        assert logdir.topics() == ["t"]
+    with logcore.open(kept, read_only=True) as log:
+        assert log.high_watermark == 0  # the record was not committed
+        assert log.log_end_offset == 1
+
+
 def test_a_topic_is_not_placed_into_another_one(tmp_path: Path) -> None:
     with opened(tmp_path) as logdir:
         logdir.place_topic("t", ID, 1, [0], {})

@@ -24,8 +24,10 @@ class GroupError(enum.Enum):
 
     # The stored state cannot be read or written: try again.
     COORDINATOR_NOT_AVAILABLE = enum.auto()
-    # This coordinator is stopping, or its groups were deleted.
+    # This coordinator is stopping, its groups were deleted, or another broker has them.
     NOT_COORDINATOR = enum.auto()
+    # The coordinator reads the stored groups: try again.
+    COORDINATOR_LOAD_IN_PROGRESS = enum.auto()
     INVALID_GROUP_ID = enum.auto()
     INVALID_REQUEST = enum.auto()
     INVALID_SESSION_TIMEOUT = enum.auto()

@@ -19,7 +19,7 @@ from typing import Final
 
 from logcore.config import INT32_MAX
 from logcore.directory.topic_file import id_text, new_id
-from logcore.errors import CorruptLogError, LogNotFoundError
+from logcore.errors import CorruptLogError, InvalidConfigError, LogNotFoundError
 from logcore.fs import FS
 from logcore.metadata import checkpoint
 from logcore.metadata.checkpoint import DIRECTORY_FILES, PARTITION_FILES, TURN
@@ -54,21 +54,55 @@ class DirectoryIdentity:
             return int(text)
         return 1
 
+    @property
+    def directory_id(self) -> str:
+        """The id of this directory, "" in one that an older Kafka wrote."""
+        return self._properties.get("directory.id", "")
+
+
+def claim_for_cluster(fs: FS, path: str, cluster_id: str, node_id: int) -> str:
+    """Assign an existing directory to a broker; return its directory.id.
+
+    Raises:
+        InvalidConfigError: the directory belongs to another cluster or broker.
+    """
+    if checkpoint.read(fs, path, checkpoint.META_PROPERTIES) is None:
+        _write(fs, path, cluster_id, node_id)
+    identity = DirectoryIdentity(fs, path, can_write=False)
+    for name, expected, found in (
+        ("cluster.id", cluster_id, identity.cluster_id),
+        ("node.id", node_id, identity.node_id),
+    ):
+        if found != expected:
+            raise InvalidConfigError(
+                f"the directory has another {name}",
+                path=os.path.join(path, checkpoint.META_PROPERTIES),
+                expected=expected,
+                found=found,
+            )
+    return identity.directory_id
+
+
+def _write(fs: FS, path: str, cluster_id: str, node_id: int) -> dict[str, str]:
+    made = {
+        "version": "1",
+        "cluster.id": cluster_id,
+        "node.id": str(node_id),
+        "directory.id": id_text(new_id(fs)),
+    }
+    text = "#\n" + "".join(f"{name}={value}\n" for name, value in made.items())
+    checkpoint.write(fs, path, checkpoint.META_PROPERTIES, text.encode())
+    return made
+
 
 def _read(fs: FS, path: str, *, can_write: bool) -> dict[str, str]:
     content = checkpoint.read(fs, path, checkpoint.META_PROPERTIES)
     if content is not None:
         return checkpoint.properties(content)
-    made = {
-        "version": "1",
-        "cluster.id": id_text(new_id(fs)),
-        "node.id": "1",
-        "directory.id": id_text(new_id(fs)),
-    }
+    cluster_id = id_text(new_id(fs))
     if can_write:
-        text = "#\n" + "".join(f"{name}={value}\n" for name, value in made.items())
-        checkpoint.write(fs, path, checkpoint.META_PROPERTIES, text.encode())
-    return made
+        return _write(fs, path, cluster_id, 1)
+    return {"cluster.id": cluster_id, "node.id": "1"}
 
 
 class ProducerIds:

@@ -358,16 +358,12 @@ class TopicRegistry:
         With `check_only`, only raise the errors that this would raise.
         """
         flat = {
-            _confusable(name): name
+            confusable(name): name
             for name in (*self.known, *self.deleting, *self.deleting_elsewhere)
         }
         made = []
         for name, (partitions, config) in wanted.items():
             check_topic_name(name)
-            if name == METADATA_LOG:
-                raise InvalidNameError(
-                    "Kafka keeps this name for the log of its quorum", found=repr(name)
-                )
             if name in self.known:
                 raise TopicExistsError(
                     "there is such a topic already", path=self.path, found=repr(name)
@@ -378,13 +374,8 @@ class TopicRegistry:
                     path=self.path,
                     found=repr(name),
                 )
-            other = flat.setdefault(_confusable(name), name)
-            if other != name:
-                raise InvalidNameError(
-                    "the name differs from another topic's only in '.' and '_', or in upper and lower case",
-                    expected=f"not {other!r}",
-                    found=repr(name),
-                )
+            check_new_name(name, flat)
+            flat[confusable(name)] = name
             count = check_count(partitions, 1)
             overrides = self._overrides({}, config or {})
             made.append(
@@ -532,6 +523,25 @@ class TopicRegistry:
             self.remembered.discard(name)
             self.finish_deleting()
         self.version += 1
+
+    def set_aside(self, name: str) -> None:
+        """Rename the replicas of a topic that the cluster does not have any more.
+
+        The caller has closed their logs. The directories keep their records, and are not
+        partitions any more.
+        """
+        topic = self.topic(name)
+        for number in topic.numbers:
+            away = self.doomed_name(partition_name(name, number))
+            self._fs.rename(
+                self.partition_path(name, number),
+                os.path.join(self.path, away.removesuffix("-delete") + "-stray"),
+            )
+        self._fs.sync_dir(self.path)
+        self.forget({(name, number): None for number in topic.numbers})
+        del self.known[name]
+        self.version += 1
+        self.save(makes_room=True)
 
     def alter(
         self,
@@ -708,12 +718,7 @@ class TopicRegistry:
         """Return the settings of a topic after changes, validated together with the
         defaults.
         """
-        result: dict[str, Any] = {**present, **changes}
-        for name in changes:
-            known_config(name)
-        result = {name: value for name, value in result.items() if value is not None}
-        settings = LogConfig.parse({**self._given, **result}).as_mapping()
-        return {name: config_text(settings[name]) for name in result}
+        return merged_overrides(self._given, present, changes)
 
     # -- partition directories ---------------------------------------------------------
 
@@ -786,6 +791,46 @@ class TopicRegistry:
             self._claim.checkpoints.set(file, keys, may_use_reserve=True)
 
 
+def merged_overrides(
+    given: Mapping[str, object],
+    present: Mapping[str, str],
+    changes: Mapping[str, object | None],
+) -> dict[str, str]:
+    """Return the settings of a topic after changes, as text.
+
+    `given` are the settings of topics that do not set them. None resets a setting.
+
+    Raises:
+        InvalidConfigError: a setting is unknown, or the settings do not go together.
+    """
+    result: dict[str, Any] = {**present, **changes}
+    for name in changes:
+        known_config(name)
+    result = {name: value for name, value in result.items() if value is not None}
+    settings = LogConfig.parse({**given, **result}).as_mapping()
+    return {name: config_text(settings[name]) for name in result}
+
+
+def check_new_name(name: str, known: Mapping[str, str]) -> None:
+    """Check the name of a new topic. `known` maps confusable() of each topic to it.
+
+    Raises:
+        InvalidNameError: the name is invalid, reserved, or too similar to another one.
+    """
+    check_topic_name(name)
+    if name == METADATA_LOG:
+        raise InvalidNameError(
+            "Kafka keeps this name for the log of its quorum", found=repr(name)
+        )
+    other = known.get(confusable(name), name)
+    if other != name:
+        raise InvalidNameError(
+            "the name differs from another topic's only in '.' and '_', or in upper and lower case",
+            expected=f"not {other!r}",
+            found=repr(name),
+        )
+
+
 def remove_tree(fs: FS, directory: str) -> None:
     """Remove a directory and its files, if it exists."""
     # Links are not followed, and other kinds of files do not belong to logcore.
@@ -796,7 +841,7 @@ def remove_tree(fs: FS, directory: str) -> None:
     fs.rmdir(directory)
 
 
-def _confusable(name: str) -> str:
+def confusable(name: str) -> str:
     """Return a key that is equal for names that Kafka's metrics or a file system
     confuse.
     """

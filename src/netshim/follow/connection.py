@@ -12,6 +12,7 @@ This module blocks. It knows the requests of a login, and no others.
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import hmac
 import os
@@ -175,6 +176,11 @@ class SourceConnection:
     def close(self) -> None:
         """Close the connection. A request without a response is given up."""
         self._sock.close()
+
+    def interrupt(self) -> None:
+        """Make a request that waits in another thread fail. close() is still needed."""
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
 
     # -- requests ----------------------------------------------------------------------
 

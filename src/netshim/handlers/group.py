@@ -164,11 +164,23 @@ def when_loaded(
                 lambda: handler(request, call, groups, state),
                 lambda error: refuse(request, call, _code_of(error, call)),
                 call.now_ms,
+                _group_ids(request),
             )
 
         return handle
 
     return wrap
+
+
+def _group_ids(request: Any) -> list[str]:
+    """Return the groups of a request."""
+    found = [getattr(request, "group_id", "")]
+    found += getattr(request, "groups_names", ())
+    found += [
+        one if isinstance(one, str) else one.group_id
+        for one in getattr(request, "groups", ())
+    ]
+    return [one for one in found if one]
 
 
 def in_steps(
@@ -218,6 +230,12 @@ def _find_coordinator(
             }
         topic = _COORDINATOR_TOPICS[request.key_type]
         number = 0
+        if state.leadership.is_clustered and topic == TRANSACTIONS_TOPIC:
+            return {
+                **refused,
+                "error_code": codes.INVALID_REQUEST,
+                "error_message": "a cluster does not serve transactions yet",
+            }
         if state.leadership.is_clustered:
             numbers = state.logs.numbers_of(topic)
             if not numbers:

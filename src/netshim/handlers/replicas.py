@@ -1,14 +1,11 @@
-"""Leader elections and replica moves.
-
-Each partition has one replica, so neither is needed.
-"""
+"""Leader elections and moves of replicas. The topology carries them out."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
 from netshim import wire
-from netshim.scheduling import Pace, PendingResponse, Steps
+from netshim.scheduling import Pace, PendingResponse, Steps, whole
 from netshim.state import BrokerState, Call
 from netshim.wire import codes
 
@@ -22,37 +19,63 @@ if TYPE_CHECKING:
 
 #: Election types: the preferred leader, and any live replica.
 _ELECTIONS: Final = (0, 1)
+_UNCLEAN: Final = 1
 
 
 def elect_leaders(
     request: ElectLeadersRequest, call: Call, state: BrokerState
 ) -> ElectLeadersResponse | PendingResponse:
-    return state.in_pieces(_elect_leaders(request, state))
+    if not state.leadership.is_clustered:
+        return state.in_pieces(_elect_leaders(request, state))
+    # Each election writes to the registry.
+    return state.in_background(lambda: whole(_elect_leaders(request, state)))
 
 
 def _elect_leaders(
     request: ElectLeadersRequest, state: BrokerState
 ) -> Steps[ElectLeadersResponse]:
-    """Respond that each partition has its leader.
+    """Elect the requested leaders.
 
-    A request for all partitions gets an empty list, as from Kafka when no partition
-    needs an election.
+    The response to a request for all partitions lists only those with an election, as
+    that of Kafka.
     """
     response_type = wire.ELECT_LEADERS.Response
     is_known = request.election_type in _ELECTIONS
+    is_unclean = request.election_type == _UNCLEAN
     topics = []
     pace = Pace()
+    if request.topic_partitions is None and is_known and state.leadership.is_clustered:
+        for name in state.logdir.topics():
+            codes_by_number = {
+                number: state.topology.elect((name, number), is_unclean=is_unclean)
+                for number in state.logs.numbers_of(name)
+            }
+            topics.append(
+                response_type.Topic(
+                    topic=name,
+                    partition_result=[
+                        response_type.Topic.Partition(
+                            partition_id=number, error_code=code, error_message=None
+                        )
+                        for number, code in codes_by_number.items()
+                        if code != codes.ELECTION_NOT_NEEDED
+                    ],
+                )
+            )
+        topics = [topic for topic in topics if topic.partition_result]
     for topic in request.topic_partitions or ():
         numbers = state.logs.numbers_of(topic.topic)
         results = []
         for number in topic.partitions:
             if pace.is_over():
                 yield
-            code = codes.ELECTION_NOT_NEEDED
             if not is_known:
                 code = codes.INVALID_REQUEST
             elif number not in numbers:
                 code = codes.UNKNOWN_TOPIC_OR_PARTITION
+            else:
+                key = topic.topic, number
+                code = state.topology.elect(key, is_unclean=is_unclean)
             results.append(
                 response_type.Topic.Partition(
                     partition_id=number, error_code=code, error_message=None
@@ -68,4 +91,25 @@ def _elect_leaders(
 def list_partition_reassignments(
     request: ListPartitionReassignmentsRequest, call: Call, state: BrokerState
 ) -> ListPartitionReassignmentsResponse:
-    return wire.LIST_PARTITION_REASSIGNMENTS.Response(error_message=None)
+    response_type = wire.LIST_PARTITION_REASSIGNMENTS.Response
+    wanted = None
+    if request.topics is not None:
+        wanted = {
+            (topic.name, number)
+            for topic in request.topics
+            for number in topic.partition_indexes
+        }
+    topics: dict[str, ListPartitionReassignmentsResponse.Topic] = {}
+    for (name, number), move in sorted(state.topology.reassignments().items()):
+        if wanted is not None and (name, number) not in wanted:
+            continue
+        topic = topics.setdefault(name, response_type.Topic(name=name, partitions=[]))
+        topic.partitions.append(
+            response_type.Topic.Partition(
+                partition_index=number,
+                replicas=move.replicas,
+                adding_replicas=move.adding,
+                removing_replicas=move.removing,
+            )
+        )
+    return response_type(error_message=None, topics=list(topics.values()))

@@ -7,19 +7,19 @@ protocol allows.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from logcore import LogConfig, LogcoreError
 from logcore.config import CONFIGS, config_text
 from logcore.metadata.filenames import INTERNAL_TOPICS, METADATA_LOG, TRANSACTIONS_TOPIC
 from netshim import wire
-from netshim.groups import BrokerGroups
 from netshim.handlers.configs import source_of
 from netshim.handlers.failures import code_of, message_of
 from netshim.scheduling import PendingResponse
 from netshim.state import BrokerState, Call
 from netshim.topic_ids import NO_ID
+from netshim.topology import Placement
 from netshim.wire import codes
 
 if TYPE_CHECKING:
@@ -76,10 +76,12 @@ def create_topics(
                 result.error_code = code_of(error)
                 result.error_message = message_of(error)
         names = list(wanted)
+        placements = {topic.name: _placement(topic) for topic in request.topics}
         for first in range(0, len(names), _TOPICS_AT_ONCE):
             _create(
                 names[first : first + _TOPICS_AT_ONCE],
                 wanted,
+                placements,
                 results,
                 request.validate_only,
                 state,
@@ -88,7 +90,7 @@ def create_topics(
         for name, (count, given) in wanted.items():
             result = results[name]
             result.num_partitions = count
-            result.replication_factor = 1
+            result.replication_factor = state.topology.factor_of(placements[name])
             overrides: Iterable[str] = given
             if request.validate_only:
                 settings = LogConfig.parse({**logdir.given_config, **given})
@@ -115,6 +117,7 @@ def create_topics(
 def _create(
     names: list[str],
     wanted: dict[str, tuple[int, dict[str, object]]],
+    placements: Mapping[str, Placement],
     results: dict[str, CreateTopicsResponse.Topic],
     check_only: bool,
     state: BrokerState,
@@ -124,8 +127,8 @@ def _create(
     Creating them together takes one write of the topics file.
     """
     try:
-        state.logdir.create_topics(
-            {name: wanted[name] for name in names}, check_only=check_only
+        state.topology.create_topics(
+            {name: wanted[name] for name in names}, placements, check_only=check_only
         )
     except LogcoreError as error:
         if len(names) == 1:
@@ -133,7 +136,7 @@ def _create(
             results[names[0]].error_message = message_of(error)
         else:
             for name in names:
-                _create([name], wanted, results, check_only, state)
+                _create([name], wanted, placements, results, check_only, state)
 
 
 def _excess(count: int, state: BrokerState) -> str | None:
@@ -157,6 +160,17 @@ def _partition_count(topic: CreateTopicsRequest.Topic, state: BrokerState) -> in
     return count
 
 
+def _placement(topic: CreateTopicsRequest.Topic) -> Placement:
+    """Return the replicas that a request wants."""
+    if topic.assignments:
+        return Placement(
+            assignments={
+                each.partition_index: each.broker_ids for each in topic.assignments
+            }
+        )
+    return Placement(topic.replication_factor)
+
+
 def _check_new_topic(
     topic: CreateTopicsRequest.Topic, times: int, state: BrokerState
 ) -> tuple[int, str | None]:
@@ -178,24 +192,14 @@ def _check_new_topic(
             range(len(topic.assignments))
         ):
             return codes.INVALID_REPLICA_ASSIGNMENT, "expected partitions 0, 1, 2, ..."
-        if any(each.broker_ids != [state.node_id] for each in topic.assignments):
-            return (
-                codes.INVALID_REPLICA_ASSIGNMENT,
-                f"the only broker is {state.node_id}",
-            )
-    else:
-        if topic.num_partitions == 0 or topic.num_partitions < -1:
-            return (
-                codes.INVALID_PARTITIONS,
-                f"expected 1 or more partitions, found {topic.num_partitions}",
-            )
-        factor = topic.replication_factor
-        if factor == 0 or factor < -1 or factor > state.settings.max_replication_factor:
-            most = state.settings.max_replication_factor
-            return (
-                codes.INVALID_REPLICATION_FACTOR,
-                f"expected a replication factor of 1 to {most}, found {factor}",
-            )
+    elif topic.num_partitions == 0 or topic.num_partitions < -1:
+        return (
+            codes.INVALID_PARTITIONS,
+            f"expected 1 or more partitions, found {topic.num_partitions}",
+        )
+    refused = state.topology.check_placement(_placement(topic))
+    if refused[0]:
+        return refused
     if any(each.value is None for each in topic.configs):
         return codes.INVALID_CONFIG, "a config without a value"
     if len({each.name for each in topic.configs}) < len(topic.configs):
@@ -237,15 +241,27 @@ def create_partitions(
                     result.error_message = excess
                 elif topic.assignments is not None and (
                     len(topic.assignments) != topic.count - present
-                    or any(
-                        each.broker_ids != [state.node_id] for each in topic.assignments
-                    )
                 ):
                     result.error_code = codes.INVALID_REPLICA_ASSIGNMENT
-                    result.error_message = f"expected {topic.count - present} assignments to broker {state.node_id}"
+                    result.error_message = (
+                        f"expected {topic.count - present} assignments"
+                    )
                 else:
-                    state.logdir.add_partitions(
-                        topic.name, topic.count, check_only=request.validate_only
+                    placement = Placement()
+                    if topic.assignments is not None:
+                        brokers = [each.broker_ids for each in topic.assignments]
+                        placement = Placement(
+                            assignments=dict(enumerate(brokers, present))
+                        )
+                    refused = state.topology.check_placement(placement)
+                    if refused[0]:
+                        result.error_code, result.error_message = refused
+                        continue
+                    state.topology.add_partitions(
+                        topic.name,
+                        topic.count,
+                        placement,
+                        check_only=request.validate_only,
                     )
                     if not request.validate_only:
                         state.journal.changed(
@@ -354,7 +370,6 @@ def delete_topics(
 
         # The names are free once no group has an offset of these topics, also after a
         # crash.
-        assert isinstance(state.groups, BrokerGroups)  # the directory is not shared
         state.groups.topics_deleted(gone, call.now_ms, forgotten)
 
     state.submit(work, done)

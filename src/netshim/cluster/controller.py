@@ -1,0 +1,163 @@
+"""The controller: elects leaders, creates states, deletes topics, ends reassignments.
+
+    changes = review_cluster(registry, view, controller_epoch, waits=True)
+
+Rules:
+- Decisions are those of logcore.replication.electing. Each is one compare-and-set of one
+  node, from the version in the view. If the node has changed since, nothing is written,
+  and a later view leads to another decision.
+- The controller keeps no state. Deletions and reassignments are steps that can be
+  repeated, so the next controller completes them.
+- The nodes of a deleted topic are removed in the order states, topic, settings, request.
+  The request is last, so that an interrupted deletion is found again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+
+from logcore.errors import (
+    BadVersionError,
+    NodeExistsError,
+    NodeNotEmptyError,
+    NodeNotFoundError,
+)
+from logcore.registry import paths
+from logcore.registry.protocol import Registry
+from logcore.replication import electing
+from logcore.replication.state import ReplicationError, pack_state
+from netshim.cluster import nodes
+from netshim.cluster.nodes import WHOLE_TOPIC, Change
+from netshim.cluster.view import ClusterView, StoredState, TopicOfCluster
+
+_log = logging.getLogger("netshim")
+
+
+def review_cluster(
+    registry: Registry, view: ClusterView, controller_epoch: int, *, waits: bool
+) -> Iterator[Change]:
+    """Make each state fit the registered brokers; yield each change after its write.
+
+    `waits` is whether the durability policy waits for the disk. Raises the errors of the
+    registry, except for lost races.
+    """
+    live = view.live
+    for name in view.deletions:
+        yield from _delete_topic(registry, name)
+    for name, topic in view.topics.items():
+        if name in view.deletions:
+            continue
+        for number in topic.node.replicas:
+            if (name, number) in view.damaged:
+                continue
+            partition = topic.partition(number, waits=waits)
+            stored = view.states.get((name, number))
+            with _lost_races():
+                if stored is None:
+                    new = electing.create_state(partition, live, controller_epoch)
+                    if new is not None:
+                        path = paths.partition_state(name, number)
+                        registry.create(path, pack_state(new))
+                        yield name, number
+                    continue
+                new = electing.review(stored.state, partition, live, controller_epoch)
+                if new is not stored.state:
+                    write_state(
+                        registry, name, number, StoredState(new, stored.version)
+                    )
+                    _report(name, number, stored, StoredState(new, 0))
+                    yield name, number
+                elif partition.adding or partition.removing:
+                    yield from _finish_reassignment(
+                        registry, name, number, topic, partition, stored
+                    )
+
+
+def write_state(registry: Registry, name: str, number: int, stored: StoredState) -> int:
+    """Replace a state whose node has the version `stored.version`.
+
+    Returns the new version. Raises BadVersionError, and NodeNotFoundError after a
+    deletion.
+    """
+    path = paths.partition_state(name, number)
+    return registry.set(path, pack_state(stored.state), version=stored.version)
+
+
+@contextlib.contextmanager
+def _lost_races() -> Iterator[None]:
+    """Ignore that another broker has changed a node since it was read."""
+    with contextlib.suppress(BadVersionError, NodeNotFoundError, NodeExistsError):
+        yield
+
+
+def _report(name: str, number: int, old: StoredState, new: StoredState) -> None:
+    if new.state.leader_epoch == old.state.leader_epoch:
+        return
+    _log.info(
+        "%s-%d: leader %d in epoch %d, in sync: %s%s",
+        name,
+        number,
+        new.state.leader,
+        new.state.leader_epoch,
+        ", ".join(map(str, new.state.isr)) or "none",
+        "; an unclean election" if new.state.is_recovering else "",
+    )
+
+
+def _finish_reassignment(
+    registry: Registry,
+    name: str,
+    number: int,
+    topic: TopicOfCluster,
+    partition: electing.ReplicatedPartition,
+    stored: StoredState,
+) -> Iterator[Change]:
+    finished = electing.finish_reassignment(stored.state, partition)
+    if finished is partition:
+        return
+    node = topic.node.with_assignment(number, finished)
+    registry.set(paths.topic(name), nodes.pack_topic(node), version=topic.version)
+    yield name, WHOLE_TOPIC
+
+
+def _delete_topic(registry: Registry, name: str) -> Iterator[Change]:
+    parent = nodes.partitions_path(name)
+    for number in registry.children(parent):
+        for path in (f"{parent}/{number}/state", f"{parent}/{number}"):
+            _delete(registry, path)
+    for path in (parent, paths.topic(name), paths.topic_config(name)):
+        _delete(registry, path)
+    _delete(registry, paths.deletion(name))
+    yield name, WHOLE_TOPIC
+
+
+def _delete(registry: Registry, path: str) -> None:
+    # A state that was created since then is deleted in the next round.
+    with contextlib.suppress(NodeNotFoundError, NodeNotEmptyError):
+        registry.delete(path)
+
+
+def elect_leader(
+    registry: Registry,
+    view: ClusterView,
+    name: str,
+    number: int,
+    controller_epoch: int,
+    *,
+    is_unclean: bool,
+    waits: bool,
+) -> ReplicationError | None:
+    """Elect the preferred leader, or any registered replica; return why not, or None.
+
+    Raises BadVersionError if the state has changed since it was read.
+    """
+    stored = view.states[name, number]
+    partition = view.topics[name].partition(number, waits=waits)
+    elect = electing.elect_unclean if is_unclean else electing.prefer_leader
+    new = elect(stored.state, partition, view.live, controller_epoch)
+    if isinstance(new, ReplicationError):
+        return new
+    write_state(registry, name, number, StoredState(new, stored.version))
+    return None

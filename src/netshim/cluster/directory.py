@@ -1,0 +1,456 @@
+"""The topics of a cluster, with the interface of a log directory.
+
+Topics, settings and partitions come from the latest view of the cluster. Logs come from
+this broker's own directory. A change is written to the registry, and the method
+returns when the change has taken effect in the view of this broker.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable, Collection, Mapping
+from typing import Final
+
+from logcore import LogConfig, LogDir, TopicDescription
+from logcore.config import Durability
+from logcore.coordinators.lookup import Coordinators
+from logcore.directory.topic_file import check_count, new_id
+from logcore.directory.topics import check_new_name, confusable, merged_overrides
+from logcore.errors import (
+    CommitTimeoutError,
+    InvalidConfigError,
+    LogcoreError,
+    NodeExistsError,
+    NotLeaderError,
+    TopicExistsError,
+    TopicNotFoundError,
+)
+from logcore.fs import FS
+from logcore.log import Log
+from logcore.metadata.checkpoint import Key
+from logcore.metadata.filenames import INTERNAL_TOPICS
+from logcore.registry import paths
+from logcore.registry.protocol import Registry
+from logcore.replication.placing import place_partitions
+from logcore.replication.state import ReplicationError
+from netshim.cluster import nodes
+from netshim.cluster.member import ClusterMember
+from netshim.cluster.nodes import WHOLE_TOPIC, TopicNode
+from netshim.cluster.view import ClusterView, TopicOfCluster
+from netshim.topology import Placement
+
+#: Limit for a change to take effect.
+_CHANGE_S: Final = 20.0
+#: Replication of internal topics, if there are as many brokers.
+_INTERNAL_FACTOR: Final = 3
+_INTERNAL_MIN_ISR: Final = 2
+_PRODUCER_ID_BLOCK: Final = 1_000
+
+
+class ClusterDirectory:
+    """See the description of the module. `local` is the directory of this broker."""
+
+    def __init__(
+        self,
+        local: LogDir,
+        member: ClusterMember,
+        default_factor: int,
+        on_failure: Callable[[LogcoreError], None],
+    ) -> None:
+        self.local = local
+        self._member = member
+        self._default_factor = default_factor
+        self._on_failure = on_failure
+        self.has_coordinator = True
+        self.forget_topic: Callable[[str], None] | None = None
+        self._ids = threading.Lock()
+        self._next_id = self._ids_end = 0
+
+    @property
+    def _view(self) -> ClusterView:
+        return self._member.view
+
+    # -- the local directory -----------------------------------------------------------
+
+    @property
+    def path(self) -> str:
+        return self.local.path
+
+    @property
+    def fs(self) -> FS:
+        return self.local.fs
+
+    @property
+    def config(self) -> LogConfig:
+        return self.local.config
+
+    @property
+    def given_config(self) -> Mapping[str, object]:
+        return self.local.given_config
+
+    @property
+    def durability(self) -> Durability:
+        return self.local.durability
+
+    @property
+    def cluster_id(self) -> str:
+        return self.local.cluster_id
+
+    @property
+    def node_id(self) -> int:
+        return self.local.node_id
+
+    @property
+    def was_clean(self) -> bool:
+        return self.local.was_clean
+
+    @property
+    def is_read_only(self) -> bool:
+        return False
+
+    @property
+    def is_shared(self) -> bool:
+        return False
+
+    @property
+    def coordinators(self) -> Coordinators:
+        return self.local.coordinators
+
+    def trusted_ms(self, wall_ms: int) -> int:
+        return self.local.trusted_ms(wall_ms)
+
+    def space(self) -> tuple[int, int]:
+        return self.local.space()
+
+    def size_bytes(self, topic: str, number: int) -> int:
+        return self.local.size_bytes(topic, number)
+
+    def opened(self, topic: str, number: int) -> Log | None:
+        return self.local.opened(topic, number)
+
+    def open_logs(self) -> dict[Key, Log]:
+        return self.local.open_logs()
+
+    def known_logs(self) -> Mapping[Key, Log]:
+        return self.local.known_logs()
+
+    def stale_topics(self) -> Collection[str]:
+        return self.local.stale_topics()
+
+    def close_logs(self, topics: Collection[str]) -> None:
+        self.local.close_logs(topics)
+
+    def refresh(self) -> None:
+        """Do nothing: the member publishes each view."""
+
+    def partition(self, topic: str, number: int) -> Log:
+        """Return the log of a partition with a replica here, and open it if necessary.
+
+        Raises:
+            TopicNotFoundError: the cluster has no such partition.
+            NotLeaderError: the partition has no replica here.
+            LogcoreError: the log could not be opened.
+        """
+        if number not in self._topic(topic).node.replicas:
+            raise TopicNotFoundError(
+                f"topic {topic!r} has no such partition", found=number
+            )
+        try:
+            return self.local.partition(topic, number)
+        except TopicNotFoundError as error:
+            raise NotLeaderError(
+                f"broker {self.node_id} has no replica of {topic}-{number}"
+            ) from error
+
+    def open_again(self, topic: str, number: int) -> Log:
+        """Report that a log has failed, which ends this broker.
+
+        Opened again, the log may lack records that a follower has. So the broker must
+        not lead in the same epoch, and registers again after a restart.
+        """
+        error = NotLeaderError(
+            "a write or sync failed; the broker ends", path=f"{topic}-{number}"
+        )
+        self._on_failure(error)
+        raise error
+
+    # -- topics ------------------------------------------------------------------------
+
+    def __contains__(self, topic: object) -> bool:
+        return topic in self._view.topics
+
+    def _topic(self, name: str) -> TopicOfCluster:
+        topic = self._view.topics.get(name)
+        if topic is None:
+            raise TopicNotFoundError(
+                "there is no such topic",
+                name=str(name),
+                known=self._view.topics,
+                found=repr(name),
+            )
+        return topic
+
+    def topics(self) -> list[str]:
+        return sorted(self._view.topics)
+
+    @property
+    def topics_version(self) -> int:
+        return self._view.topics_version
+
+    def topic_id(self, name: str) -> uuid.UUID:
+        return self._topic(name).node.topic_id
+
+    def partitions(self, name: str) -> tuple[int, ...]:
+        return tuple(self._topic(name).node.replicas)
+
+    def settings(self, name: str) -> LogConfig:
+        return self._topic(name).config
+
+    def describe_topic(self, name: str) -> TopicDescription:
+        topic = self._topic(name)
+        return TopicDescription(
+            name=name,
+            topic_id=topic.node.topic_id,
+            partitions=(),
+            config=topic.config,
+            overrides=topic.overrides,
+        )
+
+    def leader_epoch(self, topic: str, number: int) -> int:
+        stored = self._view.states.get((topic, number))
+        return -1 if stored is None else stored.state.leader_epoch
+
+    def knows_leader_epoch(self, topic: str, number: int) -> bool:
+        return True
+
+    # -- changes -----------------------------------------------------------------------
+
+    def create_topics(
+        self,
+        wanted: Mapping[str, tuple[int, Mapping[str, object] | None]],
+        *,
+        check_only: bool = False,
+    ) -> None:
+        self.create_placed_topics(wanted, {}, check_only=check_only)
+
+    def create_placed_topics(
+        self,
+        wanted: Mapping[str, tuple[int, Mapping[str, object] | None]],
+        placements: Mapping[str, Placement],
+        *,
+        check_only: bool = False,
+    ) -> None:
+        """Create topics like LogDir.create_topics(), and wait for their leaders.
+
+        Raises also:
+            CommitTimeoutError: a topic was created, and has no leader yet.
+        """
+        known = {confusable(name): name for name in self._view.topics}
+        made = {}
+        for name, (count, config) in wanted.items():
+            if name in self._view.topics:
+                raise TopicExistsError("there is such a topic already", found=name)
+            if name in self._view.deletions:
+                raise TopicExistsError(
+                    "the topic of that name is being deleted", found=name
+                )
+            check_new_name(name, known)
+            known[confusable(name)] = name
+            overrides = merged_overrides(self.given_config, {}, config or {})
+            replicas = self._place(
+                check_count(count, 1), placements.get(name, Placement()), name
+            )
+            made[name] = TopicNode(new_id(self.fs), replicas), overrides
+        if check_only:
+            return
+        registry = self._member.registry
+        for name, (node, overrides) in made.items():
+            self._create(registry, name, node, paths.pack_config(overrides))
+        self._member.note([(name, WHOLE_TOPIC) for name in made])
+        self._wait(
+            "a new topic has no leader yet",
+            lambda view: all(
+                view.leader_of((name, number)) >= 0
+                for name, (node, _) in made.items()
+                for number in node.replicas
+            ),
+        )
+
+    def _create(
+        self, registry: Registry, name: str, node: TopicNode, config: bytes
+    ) -> None:
+        """Write the settings of a new topic, then the topic."""
+        exists = TopicExistsError("there is such a topic already", found=name)
+        try:
+            registry.create(paths.topic_config(name), config)
+        except NodeExistsError:
+            # Another broker creates the same topic, or one was killed while it did.
+            if registry.children(paths.topic(name)):
+                raise exists from None
+        try:
+            registry.create(paths.topic(name), nodes.pack_topic(node))
+        except NodeExistsError:
+            raise exists from None
+        registry.update(paths.topic_config(name), lambda _: config)
+
+    def ensure_topic(
+        self, name: str, partitions: int = 1, config: Mapping[str, object] | None = None
+    ) -> bool:
+        if name in self:
+            return False
+        settings = dict(config or {})
+        placement = Placement()
+        if name in INTERNAL_TOPICS:
+            factor = min(_INTERNAL_FACTOR, len(self._member.read_racks()))
+            placement = Placement(factor)
+            if factor >= _INTERNAL_FACTOR:
+                settings["min.insync.replicas"] = _INTERNAL_MIN_ISR
+        try:
+            self.create_placed_topics({name: (partitions, settings)}, {name: placement})
+        except TopicExistsError:
+            self._wait("a new topic is not known yet", lambda view: name in view.topics)
+            return False
+        return True
+
+    def factor_of(self, placement: Placement) -> int:
+        """Return the replication factor of a placement."""
+        if placement.assignments:
+            return len(next(iter(placement.assignments.values())))
+        if placement.factor > 0:
+            return placement.factor
+        return self._default_factor
+
+    def _place(
+        self, count: int, placement: Placement, name: str, first: int = 0
+    ) -> dict[int, tuple[int, ...]]:
+        """Return the brokers of new partitions."""
+        if placement.assignments is not None:
+            return {n: tuple(each) for n, each in placement.assignments.items()}
+        racks = self._member.read_racks()
+        # Topics begin at different brokers.
+        start = int.from_bytes(self.fs.random_bytes(4), "big")
+        shift = int.from_bytes(self.fs.random_bytes(4), "big")
+        placed = place_partitions(
+            racks,
+            count,
+            self.factor_of(placement),
+            start=start,
+            shift=shift,
+            first_partition=first,
+        )
+        if isinstance(placed, ReplicationError):
+            raise InvalidConfigError(
+                f"the replication factor of topic {name}",
+                expected=f"1 to {len(racks)}, the number of brokers",
+                found=self.factor_of(placement),
+            )
+        return dict(enumerate(placed, first))
+
+    def add_partitions(
+        self, name: str, count: int, *, check_only: bool = False
+    ) -> None:
+        self.add_placed_partitions(name, count, Placement(), check_only=check_only)
+
+    def add_placed_partitions(
+        self, name: str, count: int, placement: Placement, *, check_only: bool = False
+    ) -> None:
+        """Create partitions like LogDir.add_partitions(), and wait for their leaders."""
+        topic = self._topic(name)
+        present = len(topic.node.replicas)
+        check_count(count, present + 1)
+        if placement.assignments is None:
+            factor = len(topic.node.replicas[0])
+            placement = Placement(factor)
+        added = self._place(count - present, placement, name, present)
+        if check_only:
+            return
+        node = nodes.pack_topic(
+            TopicNode(
+                topic.node.topic_id,
+                {**topic.node.replicas, **added},
+                topic.node.adding,
+                topic.node.removing,
+            )
+        )
+        self._member.registry.set(paths.topic(name), node, version=topic.version)
+        self._member.note([(name, WHOLE_TOPIC)])
+        self._wait(
+            "a new partition has no leader yet",
+            lambda view: all(view.leader_of((name, number)) >= 0 for number in added),
+        )
+
+    def alter_topic(
+        self,
+        name: str,
+        changes: Mapping[str, object | None],
+        *,
+        check_only: bool = False,
+    ) -> None:
+        topic = self._topic(name)
+        overrides = merged_overrides(self.given_config, topic.overrides, changes)
+        if check_only:
+            return
+
+        def change(value: bytes | None) -> bytes:
+            present = {}
+            if value is not None:
+                present = paths.unpack_config(value, paths.topic_config(name))
+            return paths.pack_config(
+                merged_overrides(self.given_config, present, changes)
+            )
+
+        self._member.registry.update(paths.topic_config(name), change)
+        self._member.note([(name, WHOLE_TOPIC)])
+        changed = {key: overrides.get(key) for key in changes}
+        self._wait(
+            "the settings have not reached this broker yet",
+            lambda view: (
+                name not in view.topics
+                or {key: view.topics[name].overrides.get(key) for key in changes}
+                == changed
+            ),
+        )
+
+    def delete_topic(self, name: str) -> None:
+        self.start_deletion(name)
+
+    def start_deletion(self, name: str) -> None:
+        """Delete a topic, and wait until the controller has removed it."""
+        topic_id = self.topic_id(name)
+        try:
+            self._member.registry.create(paths.deletion(name))
+        except NodeExistsError:
+            pass  # another client has requested the same
+        self._member.note([(name, WHOLE_TOPIC)])
+        self._wait(
+            "the topic is not deleted yet",
+            lambda view: (
+                name not in view.topics or view.topics[name].node.topic_id != topic_id
+            ),
+        )
+
+    def end_deletion(self, names: Collection[str], *, is_forgotten: bool) -> None:
+        """Do nothing: each coordinator deletes the offsets of deleted topics."""
+
+    def next_producer_id(self) -> int:
+        """Return a producer id that no broker of the cluster has given out."""
+        with self._ids:
+            if self._next_id >= self._ids_end:
+                node = self._member.registry.update(nodes.PRODUCER_IDS, _next_block)
+                assert node is not None
+                self._ids_end = paths.unpack_number(node.value, nodes.PRODUCER_IDS)
+                self._next_id = self._ids_end - _PRODUCER_ID_BLOCK
+            self._next_id += 1
+            return self._next_id - 1
+
+    def _wait(self, late: str, condition: Callable[[ClusterView], bool]) -> None:
+        if not self._member.wait_for(condition, _CHANGE_S):
+            raise CommitTimeoutError(
+                late, expected=f"within {_CHANGE_S:.0f} s", found="no such view"
+            )
+
+
+def _next_block(value: bytes | None) -> bytes:
+    end = 0 if value is None else paths.unpack_number(value, nodes.PRODUCER_IDS)
+    return paths.pack_number(end + _PRODUCER_ID_BLOCK)

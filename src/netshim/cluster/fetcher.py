@@ -1,0 +1,361 @@
+"""Copies partitions from one leader, in a thread for each leader.
+
+Rules:
+- Decisions are those of logcore.replication.following: this module sends the fetches and
+  changes the logs.
+- One request is outstanding. If the connection fails, the fetches are given up with it.
+- A partition that cannot be fetched now is tried again later, and the others continue.
+- After drop() has returned, this module changes the log no more.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any, Final
+
+import attrs
+
+from logcore import Log, LogcoreError
+from logcore.errors import RemoteUnavailableError, ShippingError
+from logcore.fs import FS
+from logcore.metadata.checkpoint import Key
+from logcore.replication import following
+from logcore.replication.following import (
+    AppendFetched,
+    BackOff,
+    DeleteRecordsBelow,
+    FetchAnswer,
+    FollowerBook,
+    RestartLog,
+    SendFetch,
+    StopReplica,
+    SyncLog,
+    TruncateToEpoch,
+)
+from logcore.replication.leading import NO_EPOCH, FollowerFetch
+from logcore.replication.state import LeaderAndIsr, ReplicationError
+from netshim import wire
+from netshim.follow.connection import ClientSettings, SourceConnection
+
+_log = logging.getLogger("netshim")
+
+#: Version with topic ids and the epoch of the follower, without the follower's high
+#: watermark.
+_FETCH_VERSION: Final = 17
+#: Time before a partition is fetched again after an error, and a leader after a failed
+#: connection.
+_BACK_OFF_MS: Final = 100
+_MOST_BYTES: Final = 10 << 20
+
+_CODES: Final = {int(error): error for error in ReplicationError}
+
+
+@attrs.frozen(kw_only=True)
+class FetcherSettings:
+    """Limits of the requests of followers."""
+
+    wait_ms: int = 500
+    partition_bytes: int = 1 << 20
+
+
+@attrs.define(eq=False)
+class FollowedPartition:
+    """One partition that this broker follows. `mutex` guards the book and the log."""
+
+    key: Key
+    topic_id: bytes
+    log: Log
+    book: FollowerBook
+    mutex: threading.Lock = attrs.field(factory=threading.Lock)
+    is_dropped: bool = False
+    #: The leader's log start, for an empty log that continues there.
+    continues_at: int = 0
+    retry_at_ms: int = 0
+    #: The last error, which is logged once.
+    error: str = ""
+
+
+def last_epoch(log: Log) -> int:
+    """Return the epoch of the end of a log, NO_EPOCH for an empty one."""
+    if log.log_start_offset == log.log_end_offset:
+        return NO_EPOCH
+    return log.leader_epoch
+
+
+class LeaderFetcher:
+    """The partitions that this broker follows from one leader.
+
+    `address_of` returns the leader's host and port, None while it is not registered.
+    `on_failure` is called if a log cannot be written.
+    """
+
+    def __init__(
+        self,
+        leader: int,
+        fs: FS,
+        settings: FetcherSettings,
+        address_of: Callable[[int], tuple[str, int] | None],
+        on_failure: Callable[[Key, LogcoreError], None],
+    ) -> None:
+        self.leader = leader
+        self._fs = fs
+        self._settings = settings
+        self._address_of = address_of
+        self._on_failure = on_failure
+        self._changed = threading.Condition()
+        self._partitions: dict[Key, FollowedPartition] = {}
+        self._is_closing = False
+        self._connection: SourceConnection | None = None
+        self._thread = threading.Thread(
+            target=self._run, name=f"netshim-fetch-{leader}", daemon=True
+        )
+        self._thread.start()
+
+    def follow(self, one: FollowedPartition) -> None:
+        with self._changed:
+            self._partitions[one.key] = one
+            connection = self._connection
+            self._changed.notify_all()
+        # The present request may wait for records of other partitions.
+        if connection is not None:
+            connection.interrupt()
+
+    def drop(self, key: Key) -> None:
+        """Stop to follow a partition. Returns when its log is no longer used."""
+        with self._changed:
+            one = self._partitions.pop(key, None)
+        if one is not None:
+            with one.mutex:
+                one.is_dropped = True
+
+    def read_state(self, key: Key, state: LeaderAndIsr) -> None:
+        """Take a newer state with the same leader and epoch."""
+        with self._changed:
+            one = self._partitions.get(key)
+        if one is not None:
+            with one.mutex:
+                one.book = following.read_state(one.book, state)
+
+    def close(self) -> None:
+        with self._changed:
+            self._is_closing = True
+            connection = self._connection
+            self._changed.notify_all()
+        if connection is not None:
+            connection.interrupt()
+        self._thread.join()
+
+    # -- the thread --------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._partitions and not self._is_closing:
+                    self._changed.wait()
+                if self._is_closing:
+                    break
+                partitions = list(self._partitions.values())
+            try:
+                self._round(partitions)
+            except Exception:
+                _log.exception("an internal error in the fetcher of %d", self.leader)
+                self._disconnect()
+                self._pause()
+        self._disconnect()
+
+    def _round(self, partitions: list[FollowedPartition]) -> None:
+        """Fetch the partitions once."""
+        fetches: dict[tuple[bytes, int], tuple[FollowedPartition, FollowerFetch]] = {}
+        for one in partitions:
+            try:
+                fetch = self._next_fetch(one)
+            except LogcoreError as error:
+                self._fail(one, error)
+                continue
+            if fetch is not None:
+                fetches[one.topic_id, one.key[1]] = one, fetch
+        if not fetches:
+            self._pause()
+            return
+        try:
+            response = self._connected().ask(
+                wire.FETCH, self._request(fetches), most_version=_FETCH_VERSION
+            )
+        except (RemoteUnavailableError, ShippingError) as error:
+            _log.debug("fetches from broker %d: %s", self.leader, error)
+            self._disconnect()
+            for one, _ in fetches.values():
+                with one.mutex:
+                    one.book = following.gave_up(one.book)
+            self._pause()
+            return
+        for topic in response.responses:
+            for part in topic.partitions:
+                found = fetches.pop((bytes(topic.topic_id), part.partition_index), None)
+                if found is not None:
+                    self._take(*found, part)
+        # Whatever the response lacks, such as after an error for the whole request.
+        for one, _ in fetches.values():
+            with one.mutex:
+                one.book = following.gave_up(one.book)
+                one.retry_at_ms = self._fs.monotonic_ms() + _BACK_OFF_MS
+
+    def _pause(self) -> None:
+        with self._changed:
+            if not self._is_closing:
+                self._changed.wait(_BACK_OFF_MS / 2_000)
+
+    def _connected(self) -> SourceConnection:
+        if self._connection is None:
+            address = self._address_of(self.leader)
+            if address is None:
+                raise RemoteUnavailableError(f"broker {self.leader} is not registered")
+            connection = SourceConnection(*address, ClientSettings())
+            with self._changed:
+                self._connection = connection
+        return self._connection
+
+    def _disconnect(self) -> None:
+        with self._changed:
+            connection = self._connection
+            self._connection = None
+        if connection is not None:
+            connection.close()
+
+    def _next_fetch(self, one: FollowedPartition) -> FollowerFetch | None:
+        """Sync the log if necessary, and return the next fetch."""
+        with one.mutex:
+            if one.is_dropped or self._fs.monotonic_ms() < one.retry_at_ms:
+                return None
+            step = following.next_step(one.book)
+            if isinstance(step, SyncLog):
+                one.log.flush()
+                durable_end = max(one.log.durable_end_offset, one.continues_at)
+                one.book = following.synced(one.book, durable_end)
+                self._show(one)
+                step = following.next_step(one.book)
+            if not isinstance(step, SendFetch):
+                return None
+            one.book = following.sent(one.book, step.fetch)
+            return step.fetch
+
+    def _request(
+        self, fetches: dict[tuple[bytes, int], tuple[FollowedPartition, FollowerFetch]]
+    ) -> Any:
+        kind = wire.FETCH.Request.Topic
+        topics: dict[bytes, Any] = {}
+        first = next(iter(fetches.values()))[1]
+        for (topic_id, number), (one, fetch) in fetches.items():
+            topic = topics.get(topic_id)
+            if topic is None:
+                topic = topics[topic_id] = kind(topic_id=topic_id, partitions=[])
+            topic.partitions.append(
+                kind.Partition(
+                    partition=number,
+                    current_leader_epoch=fetch.leader_epoch,
+                    fetch_offset=fetch.offset,
+                    last_fetched_epoch=fetch.last_epoch,
+                    log_start_offset=one.book.log_start,
+                    partition_max_bytes=self._settings.partition_bytes,
+                )
+            )
+        return wire.FETCH.Request(
+            replica_state=wire.FETCH.Request.ReplicaState(
+                replica_id=first.replica, replica_epoch=first.broker_epoch
+            ),
+            max_wait_ms=self._settings.wait_ms,
+            min_bytes=1,
+            max_bytes=_MOST_BYTES,
+            isolation_level=0,
+            topics=list(topics.values()),
+        )
+
+    # -- answers -----------------------------------------------------------------------
+
+    def _take(self, one: FollowedPartition, fetch: FollowerFetch, part: Any) -> None:
+        """Handle the part of a response for one partition."""
+        with one.mutex:
+            if one.is_dropped:
+                return
+            try:
+                answer = _answer_of(part)
+                own_end = (-1, -1)
+                if answer.diverging is not None:
+                    own_end = one.log.end_of_epoch(answer.diverging[0])
+                one.book, effects = following.answered(one.book, fetch, answer, own_end)
+                for effect in effects:
+                    self._carry_out(one, effect)
+                self._show(one)
+            except LogcoreError as error:
+                self._fail(one, error)
+
+    def _carry_out(
+        self, one: FollowedPartition, effect: following.FollowerEffect
+    ) -> None:
+        log = one.log
+        match effect:
+            case AppendFetched(records):
+                for data in records:
+                    assert isinstance(data, memoryview)
+                    log.append_as_follower(data, durability="os")
+                one.continues_at = 0
+            case TruncateToEpoch(epoch, end):
+                before = log.log_end_offset
+                after = log.truncate_to_epoch(epoch, end)
+                _log.info("%s-%d: truncated from %d to %d", *one.key, before, after)
+            case RestartLog(offset):
+                _log.warning("%s-%d: continues at %d", *one.key, offset)
+                log.truncate(log.log_start_offset)
+                one.continues_at = offset
+            case DeleteRecordsBelow(offset):
+                if log.log_start_offset < offset <= log.high_watermark:
+                    log.delete_records(offset)
+            case StopReplica(reason):
+                _log.error(
+                    "%s-%d stops to follow broker %d: %s",
+                    *one.key,
+                    self.leader,
+                    reason,
+                )
+                return
+            case BackOff():
+                one.retry_at_ms = self._fs.monotonic_ms() + _BACK_OFF_MS
+                return
+        one.book = following.changed_log(
+            one.book,
+            max(log.log_start_offset, one.continues_at),
+            max(log.log_end_offset, one.continues_at),
+            last_epoch(log),
+        )
+
+    def _show(self, one: FollowedPartition) -> None:
+        """Let readers see the records below the high watermark."""
+        offset = min(one.book.high_watermark, one.log.log_end_offset)
+        if offset > one.log.high_watermark:
+            one.log.advance_high_watermark(offset)
+
+    def _fail(self, one: FollowedPartition, error: LogcoreError) -> None:
+        one.retry_at_ms = self._fs.monotonic_ms() + _BACK_OFF_MS
+        if one.log.has_failed:
+            self._on_failure(one.key, error)
+        elif str(error) != one.error:  # such as a full disk
+            one.error = str(error)
+            _log.error("%s-%d cannot be copied now: %s", *one.key, error)
+
+
+def _answer_of(part: Any) -> FetchAnswer:
+    error = None
+    if part.error_code:
+        # Other codes, such as UNKNOWN_TOPIC_ID, also end with newer metadata.
+        error = _CODES.get(part.error_code, ReplicationError.NOT_LEADER_OR_FOLLOWER)
+    diverging = None
+    if part.diverging_epoch is not None and part.diverging_epoch.end_offset >= 0:
+        diverging = part.diverging_epoch.epoch, part.diverging_epoch.end_offset
+    records: tuple[memoryview, ...] = ()
+    if part.records:
+        records = (memoryview(part.records),)
+    return FetchAnswer(
+        error, diverging, records, part.high_watermark, max(0, part.log_start_offset)
+    )

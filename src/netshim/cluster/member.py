@@ -1,0 +1,522 @@
+"""This broker in the registry of its cluster: its session, its epoch, its view.
+
+Rules:
+- The member has one thread, which reads the registry, renews the session, and is the
+  controller if this broker was elected.
+- The epoch that counts is the one in the broker's own node. If the answer to a create()
+  was lost, it is read back; the counter may be higher.
+- If the session expires, the member registers again with a new epoch. Until then it
+  proposes nothing, and coordinators do not answer.
+- A writer lists its changes in a note after they are written. Readers then read the
+  listed nodes, and at intervals all nodes, because notes may be lost.
+- The session is renewed only while the event loop turns. A broker whose loop is blocked
+  is declared stuck, like a stopped process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from typing import Final, TypeVar
+
+import attrs
+
+from logcore.config import LogConfig
+from logcore.directory.topic_file import id_text, new_id
+from logcore.errors import (
+    CorruptRegistryError,
+    InvalidConfigError,
+    LogcoreError,
+    NodeExistsError,
+    NodeNotFoundError,
+    SessionExpiredError,
+)
+from logcore.fs import SharedFS
+from logcore.metadata.checkpoint import Key
+from logcore.registry import paths
+from logcore.registry.files import FileRegistry, open_registry
+from logcore.registry.protocol import Watch
+from logcore.replication.state import unpack_state
+from netshim.cluster import nodes
+from netshim.cluster.controller import review_cluster, write_state
+from netshim.cluster.nodes import WHOLE_TOPIC, BrokerNode, Change, ChangeNote
+from netshim.cluster.view import ClusterView, StoredState, TopicOfCluster
+from netshim.topology import NO_NODE
+
+_log = logging.getLogger("netshim")
+
+_T = TypeVar("_T")
+#: Time after which all topics are read again, because notes may be lost.
+_READ_ALL_MS: Final = 30_000
+#: Limit for one change of the registry.
+_LOCK_TIMEOUT_MS: Final = 2_000
+#: Time between the attempts to open a registry that does not answer, and their limit.
+_OPEN_RETRY_S: Final = 0.2
+
+
+@attrs.frozen(kw_only=True)
+class MemberSettings:
+    """Settings of one broker of a cluster."""
+
+    #: The registry is `<registry>.registry`.
+    registry: str
+    node_id: int
+    rack: str | None = None
+    session_timeout_ms: int = 6_000
+    #: Effective settings of topics that do not set them.
+    defaults: Mapping[str, object]
+    #: Whether the durability policy waits for the disk.
+    waits: bool = True
+
+
+class ClusterMember:
+    """One broker in the registry. open() and join() begin; close() ends.
+
+    `on_view` gets each new view, in the thread of the member. `loop_turns` returns a
+    number that changes while the event loop turns.
+    """
+
+    def __init__(
+        self,
+        fs: SharedFS,
+        settings: MemberSettings,
+        on_view: Callable[[ClusterView], None],
+        loop_turns: Callable[[], int],
+    ) -> None:
+        self._fs = fs
+        self.settings = settings
+        self._on_view = on_view
+        self._loop_turns = loop_turns
+        self._turns = -1
+        #: The latest view. Other threads may read it.
+        self.view = ClusterView()
+        self._changed = threading.Condition()  # guards the view for wait_for()
+        self._is_closing = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._registry: FileRegistry | None = None
+        self._watch: Watch | None = None
+        self._node: BrokerNode | None = None
+        self._epoch: int | None = None
+        self._controller_epoch: int | None = None
+        self._notes: dict[int, int] = {}  # the last number read of each writer
+        self._read_all_at_ms = 0
+        self._noting = threading.Lock()
+
+    # -- life --------------------------------------------------------------------------
+
+    def open(self) -> str:
+        """Open the registry, and return the cluster's id.
+
+        Raises:
+            LogcoreError: the registry cannot be opened.
+        """
+        self._registry = self._open()
+        made = paths.pack_cluster_id(id_text(new_id(self._fs)))
+        node = self._registry.update(paths.CLUSTER_ID, lambda value: value or made)
+        assert node is not None
+        return paths.unpack_cluster_id(node.value)
+
+    def _open(self) -> FileRegistry:
+        return open_registry(
+            self.settings.registry,
+            topics="truth",
+            max_poll_interval_ms=self.settings.session_timeout_ms,
+            lock_timeout_ms=_LOCK_TIMEOUT_MS,
+            fs=self._fs,
+        )
+
+    def join(self, host: str, port: int, disk: str, *, was_clean: bool) -> None:
+        """Register the broker, read the first view, and start the thread.
+
+        Raises:
+            NodeExistsError: another broker has this number.
+            InvalidConfigError: another broker has a copy of this directory.
+            RegistryError: the registry does not answer.
+        """
+        self._node = BrokerNode(
+            0, disk, host, port, self.settings.rack, was_clean=was_clean
+        )
+        deadline_ms = self._fs.monotonic_ms() + self.settings.session_timeout_ms + 1_000
+        while True:
+            try:
+                self._register()
+                break
+            except NodeExistsError:
+                # It may be the node of an own session that another broker must end.
+                if self._fs.monotonic_ms() > deadline_ms:
+                    raise
+                self.registry.poll()
+                self._expire_stuck()
+                self._is_closing.wait(_OPEN_RETRY_S)
+        self._refresh()
+        self._thread = threading.Thread(
+            target=self._run, name="netshim-cluster", daemon=True
+        )
+        self._thread.start()
+
+    def _register(self) -> None:
+        registry = self.registry
+        number = self.settings.node_id
+        assert self._node is not None
+        counter = registry.update(nodes.broker_epoch(number), _next)
+        assert counter is not None
+        epoch = paths.unpack_number(counter.value, nodes.broker_epoch(number))
+        for other, node in self._read_brokers().items():
+            if other != number and node.disk == self._node.disk:
+                raise InvalidConfigError(
+                    f"broker {other} has a directory with the same directory.id: one of "
+                    "the two is a copy; remove meta.properties from the copy",
+                    expected="a directory for each broker",
+                    found=self._node.disk,
+                )
+        node = attrs.evolve(self._node, epoch=epoch)
+        path = paths.broker(number)
+        try:
+            registry.create(path, nodes.pack_broker(node), ephemeral=True)
+        except NodeExistsError:
+            found = registry.get(path)
+            if found.session != registry.session.id:
+                raise NodeExistsError(
+                    f"another broker has the number {number}; give this one another, "
+                    "or stop that one",
+                    path=path,
+                    found=found.value.decode("utf-8", "replace"),
+                ) from None
+            # The answer to an earlier create() was lost.
+            epoch = nodes.unpack_broker(found.value, path).epoch
+        self._epoch = epoch
+        self._controller_epoch = None
+        self._read_all_at_ms = 0
+        _log.info("broker %d registered with epoch %d", number, epoch)
+
+    def set_leaving(self) -> None:
+        """Announce the shutdown of this broker: the controller moves its leaders."""
+
+        def change(value: bytes | None) -> bytes | None:
+            if value is None:
+                return None
+            node = nodes.unpack_broker(value, path)
+            return nodes.pack_broker(attrs.evolve(node, is_leaving=True))
+
+        path = paths.broker(self.settings.node_id)
+        self.registry.update(path, change)
+        self.note([])
+
+    def close(self) -> None:
+        """End the session. The broker's node disappears."""
+        self._is_closing.set()
+        if self._thread is not None:
+            self._thread.join()
+        if self._watch is not None:
+            self._watch.close()
+        if self._registry is not None:
+            with contextlib.suppress(LogcoreError):
+                self._registry.close()
+
+    # -- for other threads -------------------------------------------------------------
+
+    @property
+    def registry(self) -> FileRegistry:
+        assert self._registry is not None
+        return self._registry
+
+    @property
+    def epoch(self) -> int | None:
+        """The epoch of this registration, None while there is none."""
+        return self._epoch
+
+    @property
+    def has_lease(self) -> bool:
+        """Whether no other broker may have taken over the coordinators of this one.
+
+        Coordinators check it before each answer. Costs one system call.
+        """
+        try:
+            return self._epoch is not None and self.registry.session.state == "alive"
+        except LogcoreError:
+            return False
+
+    def read_racks(self) -> dict[int, str | None]:
+        """Return the rack of each broker that has ever registered.
+
+        Read from the registry, because a view may lack a broker that has just joined.
+        """
+        known = nodes.broker_numbers(self.registry.children(nodes.EPOCHS))
+        racks: dict[int, str | None] = dict.fromkeys(known)
+        return racks | {n: node.rack for n, node in self._read_brokers().items()}
+
+    def wait_for(
+        self, condition: Callable[[ClusterView], bool], timeout_s: float
+    ) -> bool:
+        """Wait for a view that meets a condition; return False after the timeout."""
+        with self._changed:
+            return self._changed.wait_for(lambda: condition(self.view), timeout_s)
+
+    def propose(self, key: Key, stored: StoredState) -> int:
+        """Write the state that a leader proposes, and return the version.
+
+        Raises:
+            BadVersionError, NodeNotFoundError: another broker has changed the state.
+            SessionExpiredError: the session is over.
+            RegistryError: the outcome is unknown.
+        """
+        version = write_state(self.registry, *key, stored)
+        self.note([key])
+        return version
+
+    def note(self, changes: list[Change]) -> None:
+        """Report changes of topics and states to the other brokers, and to this one.
+
+        The write alone makes every broker read the registered brokers again.
+        """
+        path = nodes.changes_of(self.settings.node_id)
+
+        def add(value: bytes | None) -> bytes:
+            note = ChangeNote()
+            if value is not None:
+                note = nodes.unpack_changes(value, path)
+            return nodes.pack_changes(note.with_changes(changes))
+
+        with self._noting:
+            self.registry.update(path, add)
+
+    # -- the thread --------------------------------------------------------------------
+
+    def _run(self) -> None:
+        pause_s = min(1.0, self.settings.session_timeout_ms / 6_000)
+        while not self._is_closing.is_set():
+            try:
+                self._renew()
+                self._expire_stuck()
+                self._refresh()
+                self._control()
+                self._wait(pause_s)
+            except SessionExpiredError:
+                self._register_again()
+            except (LogcoreError, OSError) as error:
+                _log.warning("the registry of the cluster: %s", error)
+                self._is_closing.wait(pause_s)
+            except Exception:
+                _log.exception("an internal error in the thread of the cluster")
+                self._is_closing.wait(pause_s)
+
+    def _wait(self, pause_s: float) -> None:
+        """Wait until the registry may have changed."""
+        if self._watch is None:
+            writers = {*self.view.known_brokers, self.settings.node_id}
+            self._watch = self.registry.watch(
+                [paths.CONTROLLER, *map(nodes.changes_of, sorted(writers))],
+                children=[paths.BROKERS, nodes.DELETIONS],
+            )
+        else:
+            self._watch.wait(pause_s)
+
+    def _renew(self) -> None:
+        turns = self._loop_turns()
+        if turns != self._turns:
+            self._turns = turns
+            self.registry.poll()
+
+    def _expire_stuck(self) -> None:
+        for session in self.registry.stuck():
+            _log.warning("the session %s is stuck, and is declared over", session)
+            self.registry.expire(session)
+
+    def _register_again(self) -> None:
+        _log.warning("the session of this broker is over; it registers again")
+        self._epoch = None
+        self._controller_epoch = None
+        self._publish(self.view)
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = None
+        with contextlib.suppress(LogcoreError):
+            self.registry.close()
+        try:
+            self._registry = self._open()
+            self._register()
+        except (LogcoreError, OSError) as error:
+            _log.warning("the broker cannot register: %s", error)
+            self._is_closing.wait(_OPEN_RETRY_S)
+
+    def _control(self) -> None:
+        """Become the controller if there is none, and do its work."""
+        if self._epoch is None or self._is_leaving():
+            return
+        registry = self.registry
+        if self.view.controller == NO_NODE:
+            self._controller_epoch = paths.elect(
+                registry, self.settings.node_id, self._fs.now_ms()
+            )
+            if self._controller_epoch is not None:
+                _log.info("this broker is the controller of the cluster")
+                self._refresh()
+        if self._controller_epoch is None:
+            return
+        if self.view.controller != self.settings.node_id:
+            self._controller_epoch = None
+            return
+        changes: list[Change] = []
+        try:
+            for change in review_cluster(
+                registry,
+                self.view,
+                self._controller_epoch,
+                waits=self.settings.waits,
+            ):
+                changes.append(change)
+        finally:
+            if changes:
+                self.note(changes)
+                self._refresh()
+
+    def _is_leaving(self) -> bool:
+        own = self.view.brokers.get(self.settings.node_id)
+        return own is not None and own.is_leaving
+
+    @property
+    def controller_epoch(self) -> int:
+        """The epoch of the controller that this broker has read or is."""
+        if self._controller_epoch is not None:
+            return self._controller_epoch
+        try:
+            value = self.registry.get(paths.CONTROLLER_EPOCH).value
+        except NodeNotFoundError:
+            return 0
+        return paths.unpack_number(value, paths.CONTROLLER_EPOCH)
+
+    # -- reading -----------------------------------------------------------------------
+
+    def _refresh(self) -> None:
+        """Read the changes since the last view, and publish a new one."""
+        registry = self.registry
+        before = self.view
+        brokers = self._read_brokers()
+        known = nodes.broker_numbers(registry.children(nodes.EPOCHS))
+        deletions = frozenset(nodes.topic_names(registry.children(nodes.DELETIONS)))
+        view = attrs.evolve(
+            before,
+            brokers=brokers,
+            known_brokers=frozenset(known),
+            controller=self._read_controller(),
+            deletions=deletions,
+        )
+        changes = self._read_notes(known)
+        now_ms = self._fs.monotonic_ms()
+        if changes is None or now_ms >= self._read_all_at_ms:
+            self._read_all_at_ms = now_ms + _READ_ALL_MS
+            view = self._with_topics(attrs.evolve(view, topics={}, states={}), None)
+        elif changes:
+            view = self._with_topics(view, changes)
+        if view.topics != before.topics:
+            view = attrs.evolve(view, topics_version=before.topics_version + 1)
+        if view.known_brokers != before.known_brokers and self._watch is not None:
+            self._watch.close()  # the next one includes the notes of new brokers
+            self._watch = None
+        if view != before:
+            self._publish(view)
+
+    def _publish(self, view: ClusterView) -> None:
+        with self._changed:
+            self.view = view
+            self._changed.notify_all()
+        self._on_view(view)
+
+    def _read_brokers(self) -> dict[int, BrokerNode]:
+        found = {}
+        for number in nodes.broker_numbers(self.registry.children(paths.BROKERS)):
+            path = paths.broker(number)
+            with contextlib.suppress(NodeNotFoundError):
+                found[number] = nodes.unpack_broker(self.registry.get(path).value, path)
+        return found
+
+    def _read_controller(self) -> int:
+        try:
+            return paths.unpack_controller(self.registry.get(paths.CONTROLLER).value)
+        except NodeNotFoundError:
+            return NO_NODE
+
+    def _read_notes(self, writers: list[int]) -> set[Change] | None:
+        """Return the changes since the last call, None if some are unknown."""
+        changes: set[Change] | None = set()
+        for number in writers:
+            path = nodes.changes_of(number)
+            try:
+                note = nodes.unpack_changes(self.registry.get(path).value, path)
+            except NodeNotFoundError:
+                continue
+            found = note.since(self._notes.get(number, 0))
+            self._notes[number] = note.last
+            changes = None if found is None or changes is None else changes | found
+        return changes
+
+    def _with_topics(
+        self, view: ClusterView, changes: set[Change] | None
+    ) -> ClusterView:
+        """Return the view with the topics and states read again; None means all."""
+        topics, states = dict(view.topics), dict(view.states)
+        damaged = set(view.damaged)
+        if changes is None:
+            damaged.clear()
+            elements = self.registry.children(paths.TOPICS)
+            changes = {(name, WHOLE_TOPIC) for name in nodes.topic_names(elements)}
+        whole = {name for name, number in changes if number == WHOLE_TOPIC}
+        keys = {key for key in changes if key[0] not in whole}
+        for name in whole:
+            try:
+                topic = self._read_topic(name)
+            except (CorruptRegistryError, InvalidConfigError) as error:
+                # Its replicas are kept, and its partitions have no leader here.
+                _log.error("topic %s is offline: %s", name, error)
+                topic = None
+                damaged.add((name, WHOLE_TOPIC))
+            for key in [key for key in states if key[0] == name]:
+                del states[key]
+            topics.pop(name, None)
+            if topic is not None:
+                topics[name] = topic
+                damaged.discard((name, WHOLE_TOPIC))
+                keys |= {(name, number) for number in topic.node.replicas}
+        for key in keys:
+            states.pop(key, None)
+            damaged.discard(key)
+            try:
+                stored = self._read_state(key)
+            except CorruptRegistryError as error:
+                _log.error("%s-%d is offline: %s", *key, error)
+                damaged.add(key)
+                continue
+            if stored is not None and key[0] in topics:
+                states[key] = stored
+        return attrs.evolve(
+            view, topics=topics, states=states, damaged=frozenset(damaged)
+        )
+
+    def _read_topic(self, name: str) -> TopicOfCluster | None:
+        path = paths.topic(name)
+        try:
+            found = self.registry.get(path)
+        except NodeNotFoundError:
+            return None
+        overrides: dict[str, str] = {}
+        with contextlib.suppress(NodeNotFoundError):
+            at = paths.topic_config(name)
+            overrides = paths.unpack_config(self.registry.get(at).value, at)
+        config = LogConfig.parse({**self.settings.defaults, **overrides})
+        node = nodes.unpack_topic(found.value, path)
+        return TopicOfCluster(node, found.version, overrides, config)
+
+    def _read_state(self, key: Key) -> StoredState | None:
+        path = paths.partition_state(*key)
+        try:
+            found = self.registry.get(path)
+        except NodeNotFoundError:
+            return None
+        return StoredState(unpack_state(found.value, path), found.version)
+
+
+def _next(value: bytes | None) -> bytes:
+    number = 0 if value is None else paths.unpack_number(value, nodes.EPOCHS)
+    return paths.pack_number(number + 1)

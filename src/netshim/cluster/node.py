@@ -1,0 +1,198 @@
+"""The parts of a broker in a cluster, in the order in which a server needs them.
+
+    node = ClusterNode(settings, ...)
+    logdir = node.open()          # the registry, the identity, the directory
+    broker = Broker(node.directory, ..., services=node.install)
+    node.join(host, port)         # clients may connect
+    node.leave()                  # leaders move to other brokers
+    node.close()
+
+Methods that block are for another thread than the broker's.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Final, cast
+
+import attrs
+
+import logcore
+from logcore import LogcoreError, LogDir
+from logcore.config import Durability, LogConfig
+from logcore.directory.identity import claim_for_cluster
+from logcore.directory.maintenance import Upkeep
+from logcore.errors import RegistryError
+from logcore.fs import FS, SharedFS
+from logcore.metadata.checkpoint import ensure_directory
+from netshim.cluster.directory import ClusterDirectory
+from netshim.cluster.fetcher import FetcherSettings
+from netshim.cluster.member import ClusterMember, MemberSettings
+from netshim.cluster.replicas import ClusterReplicas
+from netshim.cluster.shards import GroupShards, NoTransactions
+from netshim.cluster.topology import ClusterTopology
+from netshim.cluster.view import ClusterView
+from netshim.settings import Settings
+from netshim.state import BrokerState
+
+_log = logging.getLogger("netshim")
+
+#: Longest time of a controlled shutdown: Kafka's three attempts of five seconds.
+_LEAVE_S: Final = 15.0
+
+
+@attrs.frozen(kw_only=True)
+class ClusterSettings:
+    """The place of one broker in a cluster."""
+
+    #: The registry is `<registry>.registry`, the same for all brokers.
+    registry: str
+    #: The number of this broker, which no other broker has.
+    node_id: int
+    rack: str | None = None
+
+
+class ClusterNode:
+    """See the description of the module.
+
+    `call_in_loop` runs a function in the broker's thread. `on_failure` is called, in any
+    thread, if a log has failed: the broker must end.
+    """
+
+    directory: ClusterDirectory
+    _replicas: ClusterReplicas
+
+    def __init__(
+        self,
+        place: ClusterSettings,
+        settings: Settings,
+        path: str,
+        fs: FS,
+        *,
+        durability: Durability,
+        config: Mapping[str, object],
+        new_id: Callable[[], str],
+        call_in_loop: Callable[[Callable[[], None]], object],
+        loop_turns: Callable[[], int],
+        on_failure: Callable[[LogcoreError], None],
+    ) -> None:
+        self._settings = settings
+        self._path = path
+        self._fs = fs
+        self._durability = durability
+        self._config = config
+        self._new_id = new_id
+        self._call_in_loop = call_in_loop
+        self._on_failure = on_failure
+        self._disk = ""
+        LogConfig.parse(config)
+        self.member = ClusterMember(
+            cast(SharedFS, fs),
+            MemberSettings(
+                registry=place.registry,
+                node_id=place.node_id,
+                rack=place.rack,
+                session_timeout_ms=settings.broker_session_timeout_ms,
+                defaults=config,
+                waits=durability.waits,
+            ),
+            self._on_view,
+            loop_turns,
+        )
+
+    def open(self) -> LogDir:
+        """Open the registry and the directory of this broker. Blocks.
+
+        Raises:
+            LogcoreError: one of them cannot be opened, or they do not belong together.
+        """
+        cluster_id = self.member.open()
+        real = self._fs.real_path(self._path)
+        ensure_directory(self._fs, real)
+        self._disk = claim_for_cluster(
+            self._fs, real, cluster_id, self.member.settings.node_id
+        )
+        local = logcore.open_dir(
+            self._path,
+            create=True,
+            durability=self._durability,
+            config=self._config,
+            upkeep=Upkeep(compaction_backoff_ms=self._settings.cleaner_backoff_ms),
+            replicated=True,
+            fs=self._fs,
+        )
+        self.directory = ClusterDirectory(
+            local,
+            self.member,
+            self._settings.default_replication_factor,
+            self._on_failure,
+        )
+        return local
+
+    def install(self, state: BrokerState) -> None:
+        """Give a broker the leadership, topology and coordinators of the cluster."""
+        groups = GroupShards(state, self.member, self._new_id)
+        state.groups = groups
+        state.transactions = NoTransactions()
+        self._replicas = ClusterReplicas(
+            state,
+            self.directory.local,
+            self.member,
+            lag_ms=self._settings.replica_lag_time_max_ms,
+            fetcher_settings=FetcherSettings(
+                wait_ms=self._settings.replica_fetch_wait_max_ms,
+                partition_bytes=self._settings.replica_fetch_max_bytes,
+            ),
+            on_lead=groups.lead,
+            on_resign=groups.resign,
+            on_deleted=lambda names: groups.topics_deleted(
+                names, state.now_ms, _report_group_error
+            ),
+            on_failure=self._on_failure,
+        )
+        state.leadership = self._replicas
+        state.topology = ClusterTopology(self.member, self.directory)
+        state.logs.check_leads = self._replicas.check_leads
+
+    def join(self, host: str, port: int) -> None:
+        """Register the broker under an address. Blocks. See ClusterMember.join()."""
+        self.member.join(
+            host, port, self._disk, was_clean=self.directory.local.was_clean
+        )
+        self._call_in_loop(self._replicas.report_strays)
+
+    def _on_view(self, view: ClusterView) -> None:
+        self._call_in_loop(lambda: self._replicas.take_view(view))
+
+    def leave(self) -> None:
+        """Let other brokers lead the partitions of this one. Blocks for at most 15 s."""
+        try:
+            self.member.set_leaving()
+        except RegistryError as error:
+            _log.warning("the shutdown could not be announced: %s", error)
+            return
+        deadline_s = time.monotonic() + _LEAVE_S
+        while self._leads_others() and time.monotonic() < deadline_s:
+            time.sleep(0.02)
+
+    def _leads_others(self) -> bool:
+        """Return whether a partition that this broker leads has another live replica."""
+        view, node_id = self.member.view, self.member.settings.node_id
+        live = {number for number, node in view.brokers.items() if not node.is_leaving}
+        return any(
+            stored.state.leader == node_id and live & stored.state.isr.keys()
+            for stored in view.states.values()
+        )
+
+    def close(self) -> None:
+        """End the copying and the session. Blocks."""
+        if hasattr(self, "_replicas"):
+            self._replicas.close()
+        self.member.close()
+
+
+def _report_group_error(error: object) -> None:
+    if error is not None:
+        _log.error("offsets of deleted topics were not deleted: %s", error)

@@ -1,0 +1,612 @@
+"""The replicas of this broker: their roles, high watermarks and changes of the ISR.
+
+Rules:
+- Decisions are those of logcore.replication.state and leading: this module keeps the
+  books of the partitions that this broker leads, and carries out their effects.
+- The role of a replica is evaluated when its state or the broker's own epoch changes.
+  A change of role first ends the former one. After all queued work on the log, a thread
+  prepares the next one. Until then, requests get NotLeaderError.
+- An append counts only under the leadership that it was made for. After a change of role
+  the log itself refuses such appends.
+- Replicas are removed if this process saw that the topic was deleted, or if the
+  assignment no longer names this broker. The replicas of a topic that is missing for
+  another reason, such as a registry from a backup, are kept. If another topic has the
+  same name, they are renamed.
+
+All methods are for the broker's thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, Final
+
+import attrs
+
+from logcore import Log, LogcoreError, LogDir, NotLeaderError
+from logcore.errors import (
+    BadVersionError,
+    CommitTimeoutError,
+    NodeNotFoundError,
+    NotEnoughReplicasError,
+    TopicNotFoundError,
+)
+from logcore.metadata.checkpoint import Key
+from logcore.metadata.filenames import INTERNAL_TOPICS
+from logcore.partition.replication import begin_to_follow
+from logcore.replication import following, leading
+from logcore.replication.leading import FetchRefusal, FollowerFetch, LeaderBook
+from logcore.replication.state import ReplicationError, Role, role_of
+from netshim.cluster.fetcher import (
+    FetcherSettings,
+    FollowedPartition,
+    LeaderFetcher,
+    last_epoch,
+)
+from netshim.cluster.member import ClusterMember
+from netshim.cluster.view import ClusterView, StoredState, TopicOfCluster
+from netshim.leadership import Leadership, WhenCommitted
+from netshim.scheduling import guarded
+from netshim.state import BrokerState
+
+_log = logging.getLogger("netshim")
+
+#: Key of the work that places and removes replicas.
+_PLACING: Final = "placing"
+#: Time after which a proposal with an unknown outcome is written again, and a role that
+#: could not be prepared is prepared again.
+_RETRY_MS: Final = 150
+
+#: Role, leader, leader epoch and broker epoch.
+_Token = tuple[Role, int, int, int | None]
+_GONE: Final[_Token] = (Role.NONE, -1, -1, None)
+
+
+@attrs.define(eq=False)
+class _Wait:
+    """An append that waits for the high watermark."""
+
+    end: int
+    done: WhenCommitted
+    timer: int | None
+
+
+@attrs.define(eq=False)
+class _LedPartition:
+    """A partition that this broker leads, in one epoch."""
+
+    key: Key
+    log: Log
+    book: LeaderBook
+    waits: list[_Wait] = attrs.field(factory=list)
+    is_proposing: bool = False
+    #: The high watermark in the last response to each follower.
+    reported: dict[int, int] = attrs.field(factory=dict)
+
+
+class ClusterReplicas(Leadership):
+    """All replicas of this broker.
+
+    `on_lead` is called with the partition and the start of the epoch when this broker
+    begins to lead, `on_resign` when it ends, and `on_deleted` with topics that were
+    deleted. `on_failure` is called when a log cannot be written.
+    """
+
+    def __init__(
+        self,
+        state: BrokerState,
+        local: LogDir,
+        member: ClusterMember,
+        *,
+        lag_ms: int,
+        fetcher_settings: FetcherSettings,
+        on_lead: Callable[[Key, Log, int], None],
+        on_resign: Callable[[Key], None],
+        on_deleted: Callable[[set[str]], None],
+        on_failure: Callable[[LogcoreError], None],
+    ) -> None:
+        self._state = state
+        self._local = local
+        self._member = member
+        self._lag_ms = lag_ms
+        self._fetcher_settings = fetcher_settings
+        self._on_lead = on_lead
+        self._on_resign = on_resign
+        self._on_deleted = on_deleted
+        self._on_failure = on_failure
+        self._waits = local.durability.waits
+        self._view = ClusterView()
+        self._tokens: dict[Key, _Token] = {}
+        self._led: dict[Key, _LedPartition] = {}
+        self._fetchers: dict[int, LeaderFetcher] = {}
+        #: Topics of earlier views, whose absence is therefore a deletion.
+        self._witnessed: dict[str, uuid.UUID] = {}
+        self._placed: dict[str, TopicOfCluster] = {}
+        self._is_placing = False
+        self._is_closed = False
+        self._review(state.now_ms)
+
+    @property
+    def led(self) -> list[Key]:
+        """The partitions that this broker leads."""
+        return list(self._led)
+
+    def close(self) -> None:
+        """Stop to follow. This blocks until the threads have ended."""
+        self._is_closed = True
+        for fetcher in self._fetchers.values():
+            fetcher.close()
+
+    # -- views -------------------------------------------------------------------------
+
+    def take_view(self, view: ClusterView) -> None:
+        """Compare all roles with a new view."""
+        before = self._view
+        self._view = view
+        deleted = before.topics.keys() - view.topics.keys()
+        deleted = {
+            name for name in deleted if not any(n == name for n, _ in view.damaged)
+        }
+        if deleted:
+            self._on_deleted(deleted)
+        for key in [*self._tokens.keys() - view.states.keys()]:
+            self._evaluate(key)
+        for key in view.states:
+            self._evaluate(key)
+        for key, led in self._led.items():
+            topic = view.topics.get(key[0])
+            if topic is not None and topic is not before.topics.get(key[0]):
+                self._change_topic(led, topic)
+        self._place()
+
+    def _change_topic(self, led: _LedPartition, topic: TopicOfCluster) -> None:
+        partition = topic.partition(led.key[1], waits=self._waits)
+        book = leading.change_replicas(
+            led.book,
+            partition.replicas,
+            partition.removing,
+            partition.min_insync_replicas,
+        )
+        self._update(led, book)
+
+    def _token(self, key: Key) -> _Token:
+        """Return the role that the view gives to a replica."""
+        view, node_id = self._view, self._member.settings.node_id
+        topic, stored = view.topics.get(key[0]), view.states.get(key)
+        if topic is None or stored is None:
+            return _GONE
+        if node_id not in topic.node.replicas.get(key[1], ()):
+            return _GONE
+        state, epoch = stored.state, self._member.epoch
+        role = role_of(state, node_id, epoch)
+        return role, state.leader, state.leader_epoch, epoch
+
+    def _evaluate(self, key: Key) -> None:
+        """Compare the role of a replica with the view."""
+        token = self._token(key)
+        stored = self._view.states.get(key)
+        if token == self._tokens.get(key):
+            if stored is None:
+                return
+            led = self._led.get(key)
+            if led is not None:
+                self._update(
+                    led, leading.read_state(led.book, stored.state, stored.version)
+                )
+            elif token[0] is Role.FOLLOWER and token[1] in self._fetchers:
+                self._fetchers[token[1]].read_state(key, stored.state)
+            return
+        self._resign(key)
+        if token is _GONE and key not in self._tokens:
+            return
+        self._tokens[key] = token
+        fetchers = list(self._fetchers.values())
+        # Appends of internal topics use the name of the topic as their key.
+        queue: Any = key[0] if key[0] in INTERNAL_TOPICS else key
+        self._state.work.submit(
+            queue,
+            lambda: self._prepare(key, token, fetchers),
+            lambda result: self._begin(key, token, result),
+        )
+
+    def _prepare(
+        self, key: Key, token: _Token, fetchers: list[LeaderFetcher]
+    ) -> Log | None:
+        """End the former role of a log, and prepare the next one. Blocks."""
+        for fetcher in fetchers:
+            fetcher.drop(key)
+        if token is _GONE:
+            log = self._local.opened(*key)
+            if log is not None:
+                begin_to_follow(log.writer)
+            return None
+        log = self._local.partition(*key)
+        begin_to_follow(log.writer)
+        role, _, leader_epoch, _ = token
+        if role is Role.LEADER:
+            log.flush()
+            log.begin_epoch(leader_epoch)
+        return log
+
+    def _begin(self, key: Key, token: _Token, result: Any) -> None:
+        """Begin a role whose log is prepared."""
+        if self._tokens.get(key) != token or self._is_closed:
+            return  # another change of role is under way
+        if token is _GONE:
+            del self._tokens[key]
+            return
+        if isinstance(result, Exception):
+            del self._tokens[key]
+            if not isinstance(result, TopicNotFoundError):  # it is not placed yet
+                _log.error("%s-%d has no replica here: %s", *key, result)
+                self._retry(key)
+            return
+        stored = self._view.states.get(key)
+        topic = self._view.topics.get(key[0])
+        if stored is None or topic is None or self._token(key) != token:
+            return
+        role, leader, _, broker_epoch = token
+        if role is Role.LEADER:
+            self._lead(key, result, stored, topic)
+        elif role is Role.FOLLOWER:
+            assert broker_epoch is not None
+            self._follow(key, result, stored, topic, leader, broker_epoch)
+
+    def _retry(self, key: Key) -> None:
+        self._state.timers.at(
+            self._state.now_ms + _RETRY_MS, lambda _: self._evaluate(key)
+        )
+
+    # -- leading -----------------------------------------------------------------------
+
+    def _lead(
+        self, key: Key, log: Log, stored: StoredState, topic: TopicOfCluster
+    ) -> None:
+        partition = topic.partition(key[1], waits=self._waits)
+        book = leading.take_over(
+            stored.state,
+            stored.version,
+            self._member.settings.node_id,
+            partition.replicas,
+            min_isr=partition.min_insync_replicas,
+            lag_ms=self._lag_ms,
+            log_start=log.log_start_offset,
+            log_end=log.log_end_offset,
+            high_watermark=log.high_watermark,
+            now_ms=self._state.now_ms,
+            removing=partition.removing,
+        )
+        led = self._led[key] = _LedPartition(key, log, book)
+        self._update(led, book)
+        self._state.fetches.wake([key], self._state.now_ms)
+        self._on_lead(key, log, book.epoch_start)
+
+    def _resign(self, key: Key) -> None:
+        led = self._led.pop(key, None)
+        if led is None:
+            return
+        error = NotLeaderError("another broker leads this partition now")
+        for wait in led.waits:
+            if wait.timer is not None:
+                self._state.timers.cancel(wait.timer)
+            guarded(wait.done, error)
+        self._on_resign(key)
+        self._state.fetches.wake([key], self._state.now_ms)
+
+    def _update(self, led: _LedPartition, book: LeaderBook) -> None:
+        """Take the next book of a partition, and carry out its effects."""
+        led.book = book
+        if book.high_watermark > led.log.high_watermark:
+            led.log.advance_high_watermark(book.high_watermark)
+            end = led.log.high_watermark
+            committed = [wait for wait in led.waits if wait.end <= end]
+            if committed:
+                led.waits = [wait for wait in led.waits if wait.end > end]
+            for wait in committed:
+                if wait.timer is not None:
+                    self._state.timers.cancel(wait.timer)
+                guarded(wait.done, None)
+            self._state.fetches.wake([led.key], self._state.now_ms)
+        if book.proposal is not None and not led.is_proposing:
+            self._propose(led)
+
+    def _propose(self, led: _LedPartition) -> None:
+        proposal = led.book.proposal
+        if proposal is None or self._led.get(led.key) is not led:
+            led.is_proposing = False
+            return
+        led.is_proposing = True
+        stored = StoredState(proposal.state, proposal.version)
+        self._state.work.submit(
+            ("proposal", led.key),
+            lambda: self._member.propose(led.key, stored),
+            lambda result: self._proposed(led, stored, result),
+        )
+
+    def _proposed(self, led: _LedPartition, stored: StoredState, result: Any) -> None:
+        if self._led.get(led.key) is not led:
+            return
+        led.is_proposing = False
+        if isinstance(result, int):
+            self._update(led, leading.read_state(led.book, stored.state, result))
+            return
+        if not isinstance(result, BadVersionError | NodeNotFoundError):
+            _log.warning(
+                "%s-%d: the in-sync replicas were not written: %s", *led.key, result
+            )
+        # The outcome is known with a newer version. Until then it is written again.
+        led.is_proposing = True
+        self._state.timers.at(
+            self._state.now_ms + _RETRY_MS, lambda _: self._propose(led)
+        )
+
+    def _review(self, now_ms: int) -> None:
+        """Propose to remove followers that are too slow."""
+        if self._is_closed:
+            return
+        if self._member.epoch is not None:
+            live = self._view.live
+            for led in list(self._led.values()):
+                self._update(led, leading.review_isr(led.book, live, now_ms))
+        self._state.timers.set(self, now_ms + max(10, self._lag_ms // 2), self._review)
+
+    # -- following ---------------------------------------------------------------------
+
+    def _follow(
+        self,
+        key: Key,
+        log: Log,
+        stored: StoredState,
+        topic: TopicOfCluster,
+        leader: int,
+        broker_epoch: int,
+    ) -> None:
+        book = following.follow(
+            stored.state,
+            self._member.settings.node_id,
+            broker_epoch,
+            is_durable_first=self._waits,
+            log_start=log.log_start_offset,
+            log_end=log.log_end_offset,
+            last_epoch=last_epoch(log),
+            high_watermark=log.high_watermark,
+        )
+        fetcher = self._fetchers.get(leader)
+        if fetcher is None:
+            fetcher = self._fetchers[leader] = LeaderFetcher(
+                leader,
+                self._local.fs,
+                self._fetcher_settings,
+                self._address_of,
+                lambda key, error: self._on_failure(error),
+            )
+        fetcher.follow(FollowedPartition(key, topic.node.topic_id.bytes, log, book))
+
+    def _address_of(self, broker: int) -> tuple[str, int] | None:
+        node = self._member.view.brokers.get(broker)
+        return None if node is None else (node.host, node.port)
+
+    # -- placing -----------------------------------------------------------------------
+
+    def _place(self) -> None:
+        """Create and remove replicas, so that they match the view."""
+        if self._is_placing or self._is_closed:
+            return
+        view = self._view
+        changed = [
+            name
+            for name, topic in view.topics.items()
+            if self._placed.get(name) is not topic
+        ]
+        gone = [
+            name
+            for name, topic_id in self._witnessed.items()
+            if name not in view.topics
+            and not any(name == damaged for damaged, _ in view.damaged)
+        ]
+        if not changed and not gone:
+            return
+        self._is_placing = True
+        topics = {name: view.topics[name] for name in changed}
+        self._state.work.submit(
+            _PLACING,
+            lambda: self._place_topics(topics, gone),
+            lambda result: self._have_placed(topics, gone, result),
+        )
+
+    def _place_topics(self, topics: dict[str, TopicOfCluster], gone: list[str]) -> None:
+        """Change the local directory. Blocks.
+
+        Raises:
+            LogcoreError: the directory cannot be changed.
+        """
+        local = self._local
+        for name in gone:
+            if name in local and local.topic_id(name) == self._witnessed[name]:
+                self._remove(name, local.partitions(name))
+        for name, topic in topics.items():
+            node = topic.node
+            wanted = node.assigned_to(self._member.settings.node_id)
+            if name in local:
+                if local.topic_id(name) != node.topic_id:
+                    self._replace(name)
+                else:
+                    extra = [n for n in local.partitions(name) if n not in wanted]
+                    if extra:
+                        self._remove(name, extra)
+            if wanted:
+                local.place_topic(
+                    name, node.topic_id, len(node.replicas), wanted, topic.overrides
+                )
+
+    def _remove(self, name: str, numbers: Iterable[int]) -> None:
+        numbers = list(numbers)
+        _log.info("replicas of %s are removed: %s", name, numbers)
+        self._drop(name, numbers)
+        self._local.remove_replicas(name, numbers)
+
+    def _replace(self, name: str) -> None:
+        """Remove the replicas of another topic of that name, or set them aside."""
+        numbers = self._local.partitions(name)
+        if self._witnessed.get(name) == self._local.topic_id(name):
+            self._remove(name, numbers)
+            return
+        _log.warning(
+            "topic %s is another one than in %s; the former replicas are renamed to -stray",
+            name,
+            self._local.path,
+        )
+        self._drop(name, numbers)
+        self._local.set_topic_aside(name)
+
+    def _drop(self, name: str, numbers: Iterable[int]) -> None:
+        for fetcher in list(self._fetchers.values()):
+            for number in numbers:
+                fetcher.drop((name, number))
+
+    def _have_placed(
+        self, topics: dict[str, TopicOfCluster], gone: list[str], result: Any
+    ) -> None:
+        self._is_placing = False
+        if isinstance(result, Exception):
+            _log.error("replicas cannot be placed: %s", result)
+            self._state.timers.at(
+                self._state.now_ms + 10 * _RETRY_MS, lambda _: self._place()
+            )
+            return
+        for name in gone:
+            self._witnessed.pop(name, None)
+            self._placed.pop(name, None)
+        for name, topic in topics.items():
+            self._placed[name] = topic
+            self._witnessed[name] = topic.node.topic_id
+            for number in topic.node.replicas:
+                self._evaluate((name, number))
+        self._place()
+
+    def report_strays(self) -> None:
+        """Log the topics of the directory that the cluster does not have."""
+        for name in self._local.topics():
+            if name not in self._view.topics:
+                _log.warning(
+                    "topic %s is not in the registry of the cluster; its replicas are kept in %s",
+                    name,
+                    self._local.path,
+                )
+
+    # -- for handlers ------------------------------------------------------------------
+
+    def check_leads(self, key: Key) -> None:
+        if key not in self._led:
+            raise NotLeaderError("another broker leads this partition, or none")
+
+    def check_serves(self, key: Key, leader_epoch: int) -> None:
+        if key in self._led:
+            return
+        token = self._tokens.get(key, _GONE)
+        if leader_epoch < 0 or token is _GONE:
+            raise NotLeaderError("another broker leads this partition, or none")
+
+    def check_in_sync(self, key: Key) -> None:
+        led = self._led.get(key)
+        if led is not None and not led.book.has_min_isr:
+            raise NotEnoughReplicasError(
+                "too few replicas are in sync",
+                expected=f"{led.book.min_isr}, see min.insync.replicas",
+                found=len(led.book.state.isr),
+            )
+
+    def leader_epoch(self, key: Key, log: Log) -> int:
+        stored = self._view.states.get(key)
+        return log.leader_epoch if stored is None else stored.state.leader_epoch
+
+    def knows_end(self, key: Key) -> bool:
+        led = self._led.get(key)
+        return led is None or led.book.high_watermark >= led.book.epoch_start
+
+    def appended(self, key: Key, log: Log, end: int, now_ms: int) -> None:
+        led = self._led.get(key)
+        if led is None:
+            return
+        self._read_end(led)
+        if self._waits:
+            self._state.syncs.when_durable(log, end, partial(self._synced, led))
+        self._state.fetches.wake([key], now_ms)
+
+    def _read_end(self, led: _LedPartition) -> None:
+        """Take the present ends of the log."""
+        end = led.log.log_end_offset
+        if end > led.book.log_end:
+            self._update(
+                led, leading.appended(led.book, end, is_durable=not self._waits)
+            )
+
+    def _synced(self, led: _LedPartition, error: LogcoreError | None) -> None:
+        if self._led.get(led.key) is not led:
+            return
+        if error is not None:
+            self._on_failure(error)
+            return
+        self._read_end(led)
+        self._update(led, leading.synced(led.book, led.log.durable_end_offset))
+
+    def is_committed(self, log: Log, end: int) -> bool:
+        return log.high_watermark >= end
+
+    def when_committed(
+        self,
+        key: Key,
+        log: Log,
+        end: int,
+        done: WhenCommitted,
+        deadline_ms: int | None = None,
+    ) -> None:
+        led = self._led.get(key)
+        if led is None or led.log is not log:
+            done(NotLeaderError("another broker leads this partition now"))
+            return
+        if log.high_watermark >= end:
+            done(None)
+            return
+        wait = _Wait(end, done, None)
+        if deadline_ms is not None:
+            wait.timer = self._state.timers.at(
+                deadline_ms, lambda _: self._give_up(led, wait)
+            )
+        led.waits.append(wait)
+
+    def _give_up(self, led: _LedPartition, wait: _Wait) -> None:
+        led.waits.remove(wait)
+        guarded(
+            wait.done,
+            CommitTimeoutError(
+                "the in-sync replicas did not confirm the append in time"
+            ),
+        )
+
+    def follower_fetched(
+        self, key: Key, log: Log, fetch: FollowerFetch
+    ) -> FetchRefusal | None:
+        led = self._led.get(key)
+        if led is None or led.log is not log:
+            return FetchRefusal(ReplicationError.NOT_LEADER_OR_FOLLOWER)
+        self._read_end(led)
+        live = self._view.live
+        book = led.book._replace(log_start=log.log_start_offset)
+        book, refusal = leading.fetched(
+            book, fetch, log.end_of_epoch(fetch.last_epoch), live, self._state.now_ms
+        )
+        if refusal is None and self._member.epoch is not None:
+            book = leading.expand_isr(book, fetch, live)
+        self._update(led, book)
+        return refusal
+
+    def is_news(self, key: Key, replica: int, high_watermark: int) -> bool:
+        led = self._led.get(key)
+        if led is None or led.reported.get(replica) == high_watermark:
+            return False
+        led.reported[replica] = high_watermark
+        return True

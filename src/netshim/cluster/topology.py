@@ -1,0 +1,197 @@
+"""The topology of a cluster: its latest view, and changes of leaders and replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from logcore.errors import BadVersionError
+from logcore.metadata.checkpoint import Key
+from logcore.registry import paths
+from logcore.replication import electing
+from logcore.replication.state import ReplicationError
+from netshim.cluster import nodes
+from netshim.cluster.controller import elect_leader
+from netshim.cluster.directory import ClusterDirectory
+from netshim.cluster.member import ClusterMember
+from netshim.cluster.nodes import WHOLE_TOPIC, BrokerNode
+from netshim.session import ClientSession
+from netshim.topology import (
+    NO_NODE,
+    BrokerAddress,
+    PartitionFacts,
+    Placement,
+    Reassignment,
+    Topology,
+)
+from netshim.wire import codes
+
+#: Attempts of a change whose node another broker changes at the same time.
+_ATTEMPTS = 20
+#: Limit for the view of this broker to contain its own change.
+_CHANGE_S = 5.0
+
+
+class ClusterTopology(Topology):
+    """The brokers and replicas of the latest view."""
+
+    def __init__(self, member: ClusterMember, directory: ClusterDirectory) -> None:
+        self._member = member
+        self._directory = directory
+
+    @property
+    def controller_id(self) -> int:
+        return self._member.view.controller
+
+    def brokers(self, session: ClientSession) -> list[BrokerAddress]:
+        return [_address(*one) for one in sorted(self._member.view.brokers.items())]
+
+    def partition(self, topic: str, number: int) -> PartitionFacts:
+        view = self._member.view
+        found = view.topics.get(topic)
+        replicas: list[int] = []
+        if found is not None:
+            replicas = list(found.node.replicas.get(number, ()))
+        offline = [each for each in replicas if each not in view.brokers]
+        stored = view.states.get((topic, number))
+        if stored is None:
+            return PartitionFacts(NO_NODE, -1, replicas, [], [], offline)
+        state = stored.state
+        leader = state.leader
+        return PartitionFacts(
+            leader,
+            state.leader_epoch,
+            replicas,
+            [each for each in replicas if each in state.isr],
+            [each for each in replicas if each in state.elr],
+            offline,
+        )
+
+    def coordinator(
+        self, topic: str, number: int, session: ClientSession
+    ) -> BrokerAddress | None:
+        view = self._member.view
+        leader = view.leader_of((topic, number))
+        node = view.brokers.get(leader)
+        return None if node is None else _address(leader, node)
+
+    # -- changes -----------------------------------------------------------------------
+
+    def check_placement(self, placement: Placement) -> tuple[int, str | None]:
+        known = self._member.read_racks().keys()
+        if placement.assignments is None:
+            factor = self._directory.factor_of(placement)
+            if 1 <= factor <= len(known):
+                return codes.NONE, None
+            return (
+                codes.INVALID_REPLICATION_FACTOR,
+                f"expected a replication factor of 1 to {len(known)}, found {factor}",
+            )
+        sizes = {len(each) for each in placement.assignments.values()}
+        for brokers in placement.assignments.values():
+            if not brokers or len({*brokers}) < len(brokers) or not known >= {*brokers}:
+                return (
+                    codes.INVALID_REPLICA_ASSIGNMENT,
+                    f"expected different brokers of {sorted(known)}, found {list(brokers)}",
+                )
+        if len(sizes) > 1:
+            return (
+                codes.INVALID_REPLICA_ASSIGNMENT,
+                "all partitions of a new topic have the same number of replicas",
+            )
+        return codes.NONE, None
+
+    def factor_of(self, placement: Placement) -> int:
+        return self._directory.factor_of(placement)
+
+    def create_topics(
+        self,
+        wanted: Mapping[str, tuple[int, Mapping[str, object] | None]],
+        placements: Mapping[str, Placement],
+        *,
+        check_only: bool = False,
+    ) -> None:
+        self._directory.create_placed_topics(wanted, placements, check_only=check_only)
+
+    def add_partitions(
+        self, name: str, count: int, placement: Placement, *, check_only: bool = False
+    ) -> None:
+        self._directory.add_placed_partitions(
+            name, count, placement, check_only=check_only
+        )
+
+    def elect(self, key: Key, *, is_unclean: bool) -> int:
+        member = self._member
+        for _ in range(_ATTEMPTS):
+            view = member.view
+            if key not in view.states:
+                break
+            before = view.states[key].version
+            try:
+                refused = elect_leader(
+                    member.registry,
+                    view,
+                    *key,
+                    member.controller_epoch,
+                    is_unclean=is_unclean,
+                    waits=member.settings.waits,
+                )
+            except BadVersionError:
+                self._wait_for_newer(key, before)
+                continue
+            if refused is not None:
+                return int(refused)
+            member.note([key])
+            self._wait_for_newer(key, before)
+            return codes.NONE
+        return codes.LEADER_NOT_AVAILABLE
+
+    def _wait_for_newer(self, key: Key, version: int) -> None:
+        self._member.wait_for(
+            lambda view: key not in view.states or view.states[key].version > version,
+            _CHANGE_S,
+        )
+
+    def _wait_for_newer_topic(self, name: str, version: int) -> None:
+        self._member.wait_for(
+            lambda view: name not in view.topics or view.topics[name].version > version,
+            _CHANGE_S,
+        )
+
+    def reassign(self, key: Key, target: Sequence[int] | None) -> int:
+        member = self._member
+        name, number = key
+        for _ in range(_ATTEMPTS):
+            view = member.view
+            topic = view.topics.get(name)
+            if topic is None or number not in topic.node.replicas:
+                return codes.UNKNOWN_TOPIC_OR_PARTITION
+            partition = topic.partition(number, waits=member.settings.waits)
+            wanted = None if target is None else tuple(target)
+            changed = electing.reassign(partition, wanted, view.known_brokers)
+            if isinstance(changed, ReplicationError):
+                return int(changed)
+            node = nodes.pack_topic(topic.node.with_assignment(number, changed))
+            try:
+                member.registry.set(paths.topic(name), node, version=topic.version)
+            except BadVersionError:
+                self._wait_for_newer_topic(name, topic.version)
+                continue
+            member.note([(name, WHOLE_TOPIC)])
+            return codes.NONE
+        return codes.REQUEST_TIMED_OUT
+
+    def reassignments(self) -> Mapping[Key, Reassignment]:
+        found = {}
+        for name, topic in self._member.view.topics.items():
+            node = topic.node
+            for number in sorted({*node.adding, *node.removing}):
+                found[name, number] = Reassignment(
+                    list(node.replicas[number]),
+                    list(node.adding.get(number, ())),
+                    list(node.removing.get(number, ())),
+                )
+        return found
+
+
+def _address(number: int, node: BrokerNode) -> BrokerAddress:
+    return BrokerAddress(number, node.host, node.port, node.rack)

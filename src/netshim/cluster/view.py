@@ -1,0 +1,83 @@
+"""The cluster as one broker has read it from the registry.
+
+A view is immutable and is replaced whole. It may be older than the registry: each write
+is a compare-and-set, so a decision from an old view fails and is made again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import attrs
+
+from logcore.config import LogConfig
+from logcore.metadata.checkpoint import Key
+from logcore.replication.electing import ReplicatedPartition
+from logcore.replication.state import LeaderAndIsr, LiveBroker
+from netshim.cluster.nodes import BrokerNode, TopicNode
+from netshim.topology import NO_NODE
+
+
+@attrs.frozen
+class StoredState:
+    """The state of a partition, and the version of its node."""
+
+    state: LeaderAndIsr
+    version: int
+
+
+@attrs.frozen
+class TopicOfCluster:
+    """A topic: its assignment and its own settings."""
+
+    node: TopicNode
+    #: The version of the node of the assignment.
+    version: int
+    overrides: Mapping[str, str]
+    #: The effective settings.
+    config: LogConfig
+
+    def partition(self, number: int, *, waits: bool) -> ReplicatedPartition:
+        """Return a partition for the rules of replication.
+
+        `waits` is whether the durability policy waits for the disk.
+        """
+        return ReplicatedPartition(
+            replicas=self.node.replicas[number],
+            min_insync_replicas=self.config.min_insync_replicas,
+            is_unclean_allowed=self.config.unclean_leader_election_enable,
+            is_durable_first=waits,
+            adding=self.node.adding.get(number, ()),
+            removing=self.node.removing.get(number, ()),
+        )
+
+
+_NO_MAP: Final[Mapping[Any, Any]] = {}
+
+
+@attrs.frozen
+class ClusterView:
+    """All brokers, topics and states."""
+
+    brokers: Mapping[int, BrokerNode] = _NO_MAP
+    #: Brokers that have ever registered.
+    known_brokers: frozenset[int] = frozenset()
+    controller: int = NO_NODE
+    topics: Mapping[str, TopicOfCluster] = _NO_MAP
+    #: Topics whose deletion was requested. Some may not exist any more.
+    deletions: frozenset[str] = frozenset()
+    states: Mapping[Key, StoredState] = _NO_MAP
+    #: Partitions whose state cannot be read, and topics whose node cannot, with the
+    #: number WHOLE_TOPIC. They are offline until the node is repaired.
+    damaged: frozenset[Key] = frozenset()
+    #: Rises with each change of a topic.
+    topics_version: int = 0
+
+    @property
+    def live(self) -> dict[int, LiveBroker]:
+        return {number: node.live for number, node in self.brokers.items()}
+
+    def leader_of(self, key: Key) -> int:
+        stored = self.states.get(key)
+        return NO_NODE if stored is None else stored.state.leader

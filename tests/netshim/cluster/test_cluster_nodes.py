@@ -1,0 +1,241 @@
+"""Values of the registry nodes of a cluster, and the controller's writes."""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+from logcore import LogConfig
+from logcore.errors import CorruptRegistryError, NodeNotFoundError
+from logcore.registry import FileRegistry, open_registry, paths
+from logcore.replication.electing import ReplicatedPartition
+from logcore.replication.state import LeaderAndIsr, pack_state, unpack_state
+from netshim.cluster import nodes
+from netshim.cluster.controller import review_cluster
+from netshim.cluster.nodes import WHOLE_TOPIC, BrokerNode, ChangeNote, TopicNode
+from netshim.cluster.view import ClusterView, StoredState, TopicOfCluster
+
+ID = uuid.UUID(int=5)
+BROKERS = {
+    number: BrokerNode(10 + number, f"disk-{number}", "127.0.0.1", 9000 + number)
+    for number in (1, 2, 3)
+}
+
+
+def test_a_broker_is_packed_and_unpacked() -> None:
+    node = BrokerNode(3, "d", "::1", 9092, "rack-a", is_leaving=True, was_clean=True)
+    assert nodes.unpack_broker(nodes.pack_broker(node), "/p") == node
+    assert node.live.epoch == 3
+    assert node.live.rack == "rack-a"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"[]",
+        b'{"version":5}',
+        nodes.pack_broker(BROKERS[1]).replace(b'"port":9001', b'"port":true'),
+        nodes.pack_broker(BROKERS[1]).replace(b'"version":5', b'"version":6'),
+    ],
+)
+def test_a_damaged_broker_is_refused(data: bytes) -> None:
+    with pytest.raises(CorruptRegistryError):
+        nodes.unpack_broker(data, "/brokers/ids/1")
+
+
+def test_a_topic_is_packed_and_unpacked() -> None:
+    node = TopicNode(ID, {0: (1, 2), 1: (2, 3)}, adding={1: (3,)}, removing={0: (2,)})
+    assert nodes.unpack_topic(nodes.pack_topic(node), "/p") == node
+    assert node.assigned_to(2) == (0, 1)
+    assert node.assigned_to(3) == (1,)
+    moved = node.with_assignment(1, ReplicatedPartition(replicas=(3,)))
+    assert moved.replicas == {0: (1, 2), 1: (3,)}
+    assert moved.adding == {}
+    assert moved.removing == {0: (2,)}
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b'"version":3', b'"version":2'),
+        (b'"0":[1,2]', b'"0":[]'),
+        (b'"0":[1,2]', b'"0":[1,1]'),
+        (b'"0":[1,2]', b'"7":[1,2]'),
+        (b'"0":[1,2]', b'"0":["1",2]'),
+        (str(ID).encode(), b"no id"),
+        (b'"partitions":{', b'"partition":{'),
+    ],
+)
+def test_a_damaged_topic_is_refused(old: bytes, new: bytes) -> None:
+    data = nodes.pack_topic(TopicNode(ID, {0: (1, 2)}))
+    assert old in data
+    with pytest.raises(CorruptRegistryError):
+        nodes.unpack_topic(data.replace(old, new), "/brokers/topics/t")
+
+
+def test_a_note_lists_the_changes_since_a_number() -> None:
+    note = ChangeNote().with_changes([("t", 0), ("t", 1)]).with_changes([("u", -1)])
+    note = nodes.unpack_changes(nodes.pack_changes(note), "/p")
+    assert note.last == 3
+    assert note.since(3) == set()
+    assert note.since(1) == {("t", 1), ("u", -1)}
+    assert note.since(0) == {("t", 0), ("t", 1), ("u", -1)}
+
+
+def test_a_reader_that_missed_too_much_reads_all() -> None:
+    note = ChangeNote().with_changes([("t", n) for n in range(nodes.MOST_CHANGES + 5)])
+    assert note.since(3) is None
+    assert note.since(-1) is None
+    assert note.since(6) is not None
+
+
+def test_a_damaged_note_is_refused() -> None:
+    with pytest.raises(CorruptRegistryError):
+        nodes.unpack_changes(b'{"n":1,"recent":[[1]]}', "/p")
+
+
+# -- the controller --------------------------------------------------------------------
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Iterator[FileRegistry]:
+    with open_registry(tmp_path / "c", topics="truth") as made:
+        yield made
+
+
+def put_topic(registry: FileRegistry, name: str, node: TopicNode) -> None:
+    registry.create(paths.topic_config(name), paths.pack_config({}))
+    registry.create(paths.topic(name), nodes.pack_topic(node))
+
+
+def read_view(registry: FileRegistry, brokers: Any = None) -> ClusterView:
+    """Read the registry as a member does."""
+    topics, states = {}, {}
+    for name in registry.children(paths.TOPICS):
+        found = registry.get(paths.topic(name))
+        node = nodes.unpack_topic(found.value, name)
+        config = LogConfig.parse({"min.insync.replicas": 2})
+        topics[name] = TopicOfCluster(node, found.version, {}, config)
+        for number in registry.children(nodes.partitions_path(name)):
+            path = paths.partition_state(name, int(number))
+            with contextlib.suppress(NodeNotFoundError):
+                stored = registry.get(path)
+                states[name, int(number)] = StoredState(
+                    unpack_state(stored.value, path), stored.version
+                )
+    return ClusterView(
+        brokers=BROKERS if brokers is None else brokers,
+        known_brokers=frozenset(BROKERS),
+        topics=topics,
+        states=states,
+        deletions=frozenset(registry.children(nodes.DELETIONS)),
+    )
+
+
+def review(registry: FileRegistry, brokers: Any = None) -> list[Any]:
+    view = read_view(registry, brokers)
+    return list(review_cluster(registry, view, 4, waits=True))
+
+
+def test_the_controller_creates_the_states_of_a_new_topic(
+    registry: FileRegistry,
+) -> None:
+    put_topic(registry, "t", TopicNode(ID, {0: (1, 2), 1: (2, 3)}))
+    assert review(registry) == [("t", 0), ("t", 1)]
+    state = read_view(registry).states["t", 1].state
+    assert state.leader == 2
+    assert state.controller_epoch == 4
+    assert review(registry) == []
+
+
+def test_the_controller_replaces_a_leader_that_is_gone(registry: FileRegistry) -> None:
+    put_topic(registry, "t", TopicNode(ID, {0: (1, 2, 3)}))
+    review(registry)
+    left = {number: BROKERS[number] for number in (2, 3)}
+    assert review(registry, left) == [("t", 0)]
+    state = read_view(registry).states["t", 0].state
+    assert state.leader == 2
+    assert state.leader_epoch == 1
+    assert set(state.isr) == {2, 3}
+
+
+def test_a_decision_from_an_old_view_writes_nothing(registry: FileRegistry) -> None:
+    put_topic(registry, "t", TopicNode(ID, {0: (1, 2, 3)}))
+    review(registry)
+    old = read_view(registry, {2: BROKERS[2], 3: BROKERS[3]})
+    path = paths.partition_state("t", 0)
+    newer = attrs.evolve(old.states["t", 0].state, leader_epoch=9)
+    registry.set(path, pack_state(newer))
+    assert list(review_cluster(registry, old, 4, waits=True)) == []
+    assert unpack_state(registry.get(path).value, path).leader_epoch == 9
+
+
+def test_the_state_of_a_deleted_topic_is_not_created_again(
+    registry: FileRegistry,
+) -> None:
+    put_topic(registry, "t", TopicNode(ID, {0: (1,), 1: (2,)}))
+    review(registry)
+    registry.create(paths.deletion("t"))
+    assert review(registry) == [("t", WHOLE_TOPIC)]
+    assert registry.children(paths.TOPICS) == []
+    assert registry.children(paths.TOPIC_CONFIGS) == []
+    assert registry.children(nodes.DELETIONS) == []
+
+
+@pytest.mark.parametrize("step", range(6))
+def test_the_next_controller_completes_a_deletion(
+    registry: FileRegistry, step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_topic(registry, "t", TopicNode(ID, {0: (1,)}))
+    review(registry)
+    registry.create(paths.deletion("t"))
+    deletions = 0
+    delete = FileRegistry.delete
+
+    def failing(self: FileRegistry, path: str, *, version: int = -1) -> None:
+        nonlocal deletions
+        deletions += 1
+        if deletions > step:
+            raise KeyboardInterrupt  # the controller is killed
+        delete(self, path, version=version)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FileRegistry, "delete", failing)
+        with pytest.raises(KeyboardInterrupt):
+            review(registry)
+    assert registry.children(nodes.DELETIONS) == ["t"]
+    review(registry)
+    assert registry.children(paths.TOPICS) == []
+    assert registry.children(nodes.DELETIONS) == []
+
+
+def test_a_finished_reassignment_changes_the_topic(registry: FileRegistry) -> None:
+    put_topic(
+        registry,
+        "t",
+        TopicNode(ID, {0: (2, 3, 1)}, adding={0: (3,)}, removing={0: (1,)}),
+    )
+    path = paths.partition_state("t", 0)
+    members = {n: BROKERS[n] for n in (2, 3)}
+    from logcore.replication.state import InSyncReplica
+
+    isr = {n: InSyncReplica(node.epoch, node.disk) for n, node in members.items()}
+    registry.create(path, pack_state(LeaderAndIsr(2, 5, isr)))
+    assert review(registry) == [("t", WHOLE_TOPIC)]
+    node = read_view(registry).topics["t"].node
+    assert node.replicas == {0: (2, 3)}
+    assert not node.adding
+    assert not node.removing
+
+
+def test_a_damaged_state_is_left_alone(registry: FileRegistry) -> None:
+    put_topic(registry, "t", TopicNode(ID, {0: (1,), 1: (2,)}))
+    view = attrs.evolve(read_view(registry), damaged=frozenset({("t", 0)}))
+    assert list(review_cluster(registry, view, 4, waits=True)) == [("t", 1)]

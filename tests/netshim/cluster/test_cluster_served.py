@@ -1,0 +1,597 @@
+"""Three brokers as real processes, with real clients: topics, groups, failures."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import logcore
+from netshim import wire
+from netshim.wire import codes
+from support.clusters import Cluster, until
+
+confluent_kafka = pytest.importorskip("confluent_kafka")
+admin_client = pytest.importorskip("confluent_kafka.admin")
+
+#: Settings of a client that notices a new leader soon.
+QUICK = {
+    "retry.backoff.ms": 20,
+    "reconnect.backoff.max.ms": 100,
+    "topic.metadata.refresh.fast.interval.ms": 50,
+    "message.timeout.ms": 120_000,
+    "socket.timeout.ms": 10_000,
+}
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Return a cluster whose brokers are not stopped by a test."""
+    with Cluster(tmp_path_factory.mktemp("calm") / "cluster") as made:
+        yield made
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    with Cluster(tmp_path / "cluster") as made:
+        yield made
+
+
+class Load:
+    """A producer with acks=all that never stops, and the acknowledged records."""
+
+    def __init__(self, cluster: Cluster, topic: str, **settings: Any) -> None:
+        self._topic = topic
+        self._producer = confluent_kafka.Producer(
+            {
+                "bootstrap.servers": cluster.bootstrap_servers,
+                "acks": "all",
+                "enable.idempotence": True,
+                "linger.ms": 0,
+                **QUICK,
+                **settings,
+            }
+        )
+        self.acknowledged: dict[int, tuple[int, int]] = {}
+        self.errors: list[Any] = []
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _delivered(self, error: Any, message: Any) -> None:
+        if error is not None:
+            self.errors.append(error)
+        else:
+            self.acknowledged[int(message.value())] = (
+                message.partition(),
+                message.offset(),
+            )
+
+    def _run(self) -> None:
+        number = 0
+        while not self._is_over.is_set():
+            self._producer.produce(
+                self._topic, str(number).encode(), on_delivery=self._delivered
+            )
+            number += 1
+            self._producer.poll(0)
+            time.sleep(0.002)
+
+    def until_more(self, count: int = 50) -> None:
+        """Wait until further records are acknowledged."""
+        before = len(self.acknowledged)
+        until(lambda: len(self.acknowledged) >= before + count, "more acknowledgements")
+
+    def end(self) -> dict[int, tuple[int, int]]:
+        self._is_over.set()
+        self._thread.join()
+        assert self._producer.flush(120) == 0
+        assert not self.errors, self.errors[:3]
+        del self._producer  # its metadata requests would create a deleted topic again
+        return self.acknowledged
+
+
+def read_all(cluster: Cluster, topic: str) -> dict[tuple[int, int], int]:
+    """Return the value at each place of a topic, read to its end."""
+    consumer = confluent_kafka.Consumer(
+        {
+            "bootstrap.servers": cluster.bootstrap_servers,
+            "group.id": "judge",
+            "auto.offset.reset": "earliest",
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+        }
+    )
+    numbers = [one.partition_index for one in cluster.metadata(topic).partitions]
+    consumer.assign(
+        [confluent_kafka.TopicPartition(topic, number, 0) for number in numbers]
+    )
+    found: dict[tuple[int, int], int] = {}
+    ended: set[int] = set()
+    while ended != set(numbers):
+        message = consumer.poll(60)
+        assert message is not None, "no message within a minute"
+        if message.error() is None:
+            found[message.partition(), message.offset()] = int(message.value())
+        elif message.error().code() == confluent_kafka.KafkaError._PARTITION_EOF:
+            ended.add(message.partition())
+    consumer.close()
+    return found
+
+
+def judge(cluster: Cluster, topic: str, load: Load) -> None:
+    """Each acknowledged record is at its place, and no record is stored twice."""
+    acknowledged = load.end()
+    found = read_all(cluster, topic)
+    lost = {
+        value: place
+        for value, place in acknowledged.items()
+        if found.get(place) != value
+    }
+    assert not lost, f"{len(lost)} of {len(acknowledged)} are lost: {[*lost][:5]}"
+    values = list(found.values())
+    assert len(values) == len(set(values)), "records are stored twice"
+
+
+def judge_files(cluster: Cluster, topic: str, index: int = 0) -> None:
+    """The replicas have the same bytes, once the brokers are stopped."""
+    for number in cluster.processes:
+        cluster.stop(number)
+    folders = [cluster.path / str(n) / f"{topic}-{index}" for n in cluster.processes]
+    logs = [
+        b"".join(file.read_bytes() for file in sorted(folder.glob("*.log")))
+        for folder in folders
+        if folder.exists()
+    ]
+    shortest = min(map(len, logs))
+    assert shortest > 0
+    assert len({one[:shortest] for one in logs}) == 1, "the replicas differ"
+
+
+def test_a_topic_is_created_used_changed_and_deleted(calm: Cluster) -> None:
+    created = calm.create("orders", 3, retention_ms="86400000")
+    assert created.replication_factor == 3
+    partitions = calm.metadata("orders").partitions
+    assert {one.leader_id for one in partitions} == {1, 2, 3}
+    assert all(len(one.isr_nodes) == 3 for one in partitions)
+    load = Load(calm, "orders")
+    load.until_more()
+    judge(calm, "orders", load)
+
+    admin = admin_client.AdminClient({"bootstrap.servers": calm.bootstrap_servers})
+    resource = admin_client.ConfigResource("TOPIC", "orders")
+    found = admin.describe_configs([resource])[resource].result()
+    assert found["retention.ms"].value == "86400000"
+    new = admin_client.NewPartitions("orders", 5)
+    admin.create_partitions([new])["orders"].result()
+    assert len(calm.metadata("orders").partitions) == 5
+    entry = admin_client.ConfigEntry
+    resource.add_incremental_config(
+        entry(
+            "retention.ms",
+            "5000",
+            incremental_operation=admin_client.AlterConfigOpType.SET,
+        )
+    )
+    admin.incremental_alter_configs([resource])[resource].result()
+    for number in (1, 2, 3):
+        until(
+            lambda number=number: (
+                '"retention.ms":"5000"'
+                in (calm.path / str(number) / "logcore.topics").read_text()
+            ),
+            "the setting reaches each broker",
+        )
+    admin.delete_topics(["orders"])["orders"].result()
+    assert calm.metadata("orders").error_code == codes.UNKNOWN_TOPIC_OR_PARTITION
+    until(
+        lambda: not list(calm.path.glob("*/orders-*")),
+        "the replicas are removed everywhere",
+    )
+    calm.create("orders", 1)
+
+
+def test_requests_that_a_cluster_refuses(calm: Cluster) -> None:
+    calm.create("t", factor=4, expected=codes.INVALID_REPLICATION_FACTOR)
+    calm.create("t")
+    calm.create("t", expected=codes.TOPIC_ALREADY_EXISTS)
+    find = wire.FIND_COORDINATOR.Request(key_type=1, coordinator_keys=["tx"])
+    refused = calm.ask(1, wire.FIND_COORDINATOR, find).coordinators[0]
+    assert refused.error_code == codes.INVALID_REQUEST
+    assert "transactions" in refused.error_message
+
+
+def test_only_the_leader_accepts_records(calm: Cluster) -> None:
+    calm.create("led")
+    one = calm.partition("led")
+    other = next(n for n in (1, 2, 3) if n != one.leader_id)
+    topic_id = calm.metadata("led").topic_id
+    kind = wire.FETCH.Request.Topic
+    for leader_epoch, expected in ((-1, codes.NOT_LEADER_OR_FOLLOWER), (0, codes.NONE)):
+        request = wire.FETCH.Request(
+            max_wait_ms=0,
+            min_bytes=0,
+            topics=[
+                kind(
+                    topic_id=topic_id,
+                    partitions=[
+                        kind.Partition(
+                            partition=0,
+                            current_leader_epoch=leader_epoch,
+                            fetch_offset=0,
+                            partition_max_bytes=1_000,
+                        )
+                    ],
+                )
+            ],
+        )
+        part = calm.ask(other, wire.FETCH, request).responses[0].partitions[0]
+        assert part.error_code == expected
+    offsets = wire.LIST_OFFSETS.Request.Topic
+    asked = wire.LIST_OFFSETS.Request(
+        topics=[
+            offsets(
+                name="led",
+                partitions=[offsets.Partition(partition_index=0, timestamp=-1)],
+            )
+        ]
+    )
+    found = calm.ask(other, wire.LIST_OFFSETS, asked).topics[0].partitions[0]
+    assert found.error_code == codes.NOT_LEADER_OR_FOLLOWER
+    found = calm.ask(one.leader_id, wire.LIST_OFFSETS, asked).topics[0].partitions[0]
+    assert (found.error_code, found.offset) == (codes.NONE, 0)
+
+
+def test_a_killed_leader_loses_nothing(cluster: Cluster) -> None:
+    cluster.create("t")
+    load = Load(cluster, "t")
+    load.until_more()
+    cluster.kill(cluster.until_in_sync("t", 3).leader_id)
+    load.until_more()
+    judge(cluster, "t", load)
+
+
+@pytest.mark.slow
+def test_killed_leaders_lose_nothing(cluster: Cluster) -> None:
+    cluster.create("t")
+    load = Load(cluster, "t")
+    for _ in range(3):
+        load.until_more()
+        leader = cluster.until_in_sync("t", 3).leader_id
+        cluster.kill(leader)
+        load.until_more()
+        cluster.start(leader)
+    cluster.until_in_sync("t", 3)
+    judge(cluster, "t", load)
+    judge_files(cluster, "t")
+
+
+@pytest.mark.slow
+def test_a_stopped_leader_is_replaced_and_loses_nothing(cluster: Cluster) -> None:
+    """SIGSTOP for longer than the session; then the former leader wakes up."""
+    cluster.create("t")
+    load = Load(cluster, "t", **{"request.timeout.ms": 2_000})
+    load.until_more()
+    before = cluster.until_in_sync("t", 3)
+    cluster.send(before.leader_id, signal.SIGSTOP)
+    other = next(n for n in (1, 2, 3) if n != before.leader_id)
+    until(
+        lambda: (
+            cluster.partition("t", 0, other).leader_id not in (-1, before.leader_id)
+        ),
+        "another leader",
+    )
+    load.until_more()
+    cluster.send(before.leader_id, signal.SIGCONT)
+    cluster.until_in_sync("t", 3)
+    load.until_more()
+    judge(cluster, "t", load)
+    assert "session of this broker is over" in cluster.log(before.leader_id)
+    judge_files(cluster, "t")
+
+
+@pytest.mark.slow
+def test_all_brokers_are_killed_at_once(cluster: Cluster) -> None:
+    cluster.create("t")
+    load = Load(cluster, "t")
+    load.until_more(200)
+    for number in (1, 2, 3):
+        cluster.processes[number].kill()
+    for number in (1, 2, 3):
+        cluster.processes[number].wait()
+    for number in (1, 2, 3):
+        cluster.begin(number)
+    for number in (1, 2, 3):
+        cluster.await_start(number)
+    load.until_more()
+    cluster.until_in_sync("t", 3)
+    judge(cluster, "t", load)
+
+
+@pytest.mark.slow
+def test_a_wiped_broker_joins_as_a_follower(cluster: Cluster) -> None:
+    cluster.create("t")
+    load = Load(cluster, "t")
+    load.until_more()
+    leader = cluster.until_in_sync("t", 3).leader_id
+    cluster.kill(leader)
+    shutil.rmtree(cluster.path / str(leader))
+    load.until_more()
+    cluster.start(leader)
+    cluster.until_in_sync("t", 3)
+    load.until_more()
+    judge(cluster, "t", load)
+    judge_files(cluster, "t")
+
+
+@pytest.mark.slow
+def test_a_clean_shutdown_moves_the_leaders_first(cluster: Cluster) -> None:
+    cluster.create("t", 3)
+    for index in range(3):
+        cluster.until_in_sync("t", 3, index)
+    load = Load(cluster, "t")
+    load.until_more()
+    assert cluster.stop(2) == 0
+    for index in range(3):
+        assert cluster.partition("t", index, 1).leader_id in (1, 3)
+    load.until_more()
+    cluster.start(2)
+    for index in range(3):
+        cluster.until_in_sync("t", 3, index)
+    judge(cluster, "t", load)
+
+
+@pytest.mark.slow
+def test_too_few_replicas_refuse_acks_all(cluster: Cluster) -> None:
+    cluster.create("t")
+    leader = cluster.until_in_sync("t", 3).leader_id
+    for number in {1, 2, 3} - {leader}:
+        cluster.kill(number)
+    until(
+        lambda: len(cluster.partition("t", 0, leader).isr_nodes) == 1,
+        "the others leave the ISR",
+    )
+    outcomes: dict[str, list[Any]] = {"all": [], "1": []}
+    for acks, found in outcomes.items():
+        producer = confluent_kafka.Producer(
+            {
+                "bootstrap.servers": f"127.0.0.1:{cluster.ports[leader]}",
+                "acks": acks,
+                "retries": 0,
+                "message.timeout.ms": 30_000,
+            }
+        )
+        producer.produce(
+            "t", b"1", on_delivery=lambda error, _, found=found: found.append(error)
+        )
+        producer.flush(60)
+    refused = outcomes["all"][0]
+    assert refused.code() == confluent_kafka.KafkaError.NOT_ENOUGH_REPLICAS
+    assert outcomes["1"] == [None]
+
+
+@pytest.mark.slow
+def test_committed_offsets_survive_their_coordinator(cluster: Cluster) -> None:
+    cluster.create("t")
+    load = Load(cluster, "t")
+    load.until_more()
+    load.end()
+
+    def consumer() -> Any:
+        made = confluent_kafka.Consumer(
+            {
+                "bootstrap.servers": cluster.bootstrap_servers,
+                "group.id": "g",
+                "auto.offset.reset": "error",
+                "enable.auto.commit": False,
+            }
+        )
+        return made
+
+    place = confluent_kafka.TopicPartition("t", 0)
+    committed = 0
+    for _ in range(3):
+        client = consumer()
+        committed += 7
+        place.offset = committed
+        client.commit(offsets=[place], asynchronous=False)
+        client.close()
+        coordinator = cluster.until_in_sync("__consumer_offsets", 3).leader_id
+        cluster.kill(coordinator)
+        client = consumer()
+        (found,) = client.committed([place], timeout=90)
+        assert found.offset == committed
+        client.close()
+        cluster.start(coordinator)
+
+
+@pytest.mark.slow
+def test_a_group_continues_after_a_failover(cluster: Cluster) -> None:
+    cluster.create("t", 3)
+    load = Load(cluster, "t")
+    consumer = confluent_kafka.Consumer(
+        {
+            "bootstrap.servers": cluster.bootstrap_servers,
+            "group.id": "g",
+            "auto.offset.reset": "earliest",
+            "session.timeout.ms": 6_000,
+        }
+    )
+    consumer.subscribe(["t"])
+    seen: set[int] = set()
+
+    def read(count: int) -> None:
+        before = len(seen)
+        end_s = time.monotonic() + 90
+        while len(seen) < before + count:
+            assert time.monotonic() < end_s
+            message = consumer.poll(1)
+            if message is not None and message.error() is None:
+                seen.add(int(message.value()))
+
+    read(50)
+    cluster.kill(cluster.until_in_sync("__consumer_offsets", 3).leader_id)
+    read(200)
+    acknowledged = load.end()
+    end_s = time.monotonic() + 90
+    while not acknowledged.keys() <= seen:
+        assert time.monotonic() < end_s, "records are missing"
+        message = consumer.poll(1)
+        if message is not None and message.error() is None:
+            seen.add(int(message.value()))
+    consumer.close()
+
+
+@pytest.mark.slow
+def test_leaders_are_elected_on_request(cluster: Cluster) -> None:
+    cluster.create("t")
+    preferred = cluster.until_in_sync("t", 3).leader_id
+    cluster.kill(preferred)
+    other = next(n for n in (1, 2, 3) if n != preferred)
+    until(
+        lambda: cluster.partition("t", 0, other).leader_id not in (-1, preferred),
+        "another leader",
+    )
+    kind = wire.ELECT_LEADERS.Request.Topic
+
+    def elect(election_type: int = 0) -> Any:
+        request = wire.ELECT_LEADERS.Request(
+            election_type=election_type,
+            topic_partitions=[kind(topic="t", partitions=[0])],
+            timeout_ms=10_000,
+        )
+        response = cluster.ask(other, wire.ELECT_LEADERS, request)
+        return response.replica_election_results[0].partition_result[0].error_code
+
+    assert elect() == codes.PREFERRED_LEADER_NOT_AVAILABLE
+    assert elect(1) == codes.ELECTION_NOT_NEEDED
+    cluster.start(preferred)
+    cluster.until_in_sync("t", 3)
+    assert elect() == codes.NONE
+    assert cluster.partition("t").leader_id == preferred
+    assert elect() == codes.ELECTION_NOT_NEEDED
+
+
+@pytest.mark.slow
+def test_a_directory_belongs_to_one_broker_of_one_cluster(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    cluster.create("t")
+    cluster.stop(1)
+    with pytest.raises(logcore.InvalidConfigError, match="broker in a cluster"):
+        logcore.open_dir(cluster.path / "1")
+    # A copied directory under another number.
+    shutil.copytree(cluster.path / "2", cluster.path / "4")
+    meta = cluster.path / "4/meta.properties"
+    meta.write_text(meta.read_text().replace("node.id=2", "node.id=4"))
+    cluster.begin(4)
+    assert cluster.processes[4].wait(60) == 2
+    assert "same directory.id" in cluster.log(4)
+    # A directory of another cluster.
+    with Cluster(tmp_path / "other", 1, config=()) as other:
+        other.stop(1)
+        shutil.copytree(tmp_path / "other/1", cluster.path / "5")
+    cluster.begin(5)
+    assert cluster.processes[5].wait(60) == 2
+    assert "another cluster.id" in cluster.log(5)
+
+
+@pytest.mark.slow
+def test_a_number_in_use_is_refused(cluster: Cluster) -> None:
+    first = cluster.processes[2]
+    cluster.ports[2] = 0
+    (cluster.path / "2").rename(cluster.path / "moved")
+    cluster.begin(2)
+    assert cluster.processes[2].wait(60) == 2
+    assert "another broker has the number 2" in cluster.log(2)
+    first.kill()
+    first.wait()
+    if first.stdout is not None:
+        first.stdout.close()
+
+
+@pytest.mark.slow
+def test_replicas_of_a_topic_that_the_registry_lost_are_kept(cluster: Cluster) -> None:
+    """A registry from an old backup must not delete data."""
+    cluster.create("t")
+    load = Load(cluster, "t")
+    load.until_more()
+    load.end()
+    for number in (1, 2, 3):
+        cluster.stop(number)
+    topics = cluster.path / "cluster.registry/brokers/topics"
+    shutil.rmtree(topics / "t")
+    (topics / "t.node").unlink()
+    for number in (1, 2, 3):
+        cluster.start(number)
+    assert cluster.metadata("t").error_code == codes.UNKNOWN_TOPIC_OR_PARTITION
+    assert all((cluster.path / f"{number}/t-0").exists() for number in (1, 2, 3))
+    until(lambda: "topic t is not in the registry" in cluster.log(1), "the warning")
+
+
+def test_the_command_starts_and_stops_a_cluster(tmp_path: Path) -> None:
+    import subprocess
+    import sys
+
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "netshim",
+            "cluster",
+            str(tmp_path / "c"),
+            "--port",
+            "0",
+            "--durability",
+            "os",
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    line = process.stdout.readline()
+    assert "serving" in line, process.stderr.read()
+    servers = line.rsplit(" ", 1)[1].strip()
+    assert servers.count(",") == 2
+    producer = confluent_kafka.Producer({"bootstrap.servers": servers, "acks": "all"})
+    failures: list[Any] = []
+    producer.produce("t", b"1", on_delivery=lambda error, _: failures.append(error))
+    assert producer.flush(60) == 0
+    assert failures == [None]
+    process.terminate()
+    assert process.wait(90) == 0
+    process.stdout.close()
+    process.stderr.close()
+    rows = json.loads(
+        "["
+        + (tmp_path / "c/1/logcore.topics")
+        .read_text()
+        .split("\n", 1)[1]
+        .strip()
+        .replace("\n", ",")
+        + "]"
+    )
+    assert rows
+
+
+def test_a_broker_without_a_cluster_does_not_import_it() -> None:
+    import subprocess
+    import sys
+
+    code = (
+        "import sys, netshim.command, netshim.server;"
+        "print([m for m in sys.modules if m.startswith('netshim.cluster.')])"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert found.stdout.strip() == "[]"

@@ -1,0 +1,219 @@
+"""A cluster of real processes for tests. No tests."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from netshim import wire
+from netshim.follow.connection import ClientSettings, SourceConnection
+from netshim.wire import codes
+
+#: Short times, so that tests need not wait. Timeouts are longer than any pause of a
+#: busy machine that a test may ignore.
+FAST = {
+    "broker_session_timeout_ms": 3_000,
+    "replica_lag_time_max_ms": 1_500,
+    "replica_fetch_wait_max_ms": 200,
+    "default_replication_factor": 3,
+}
+#: Limit for whatever a cluster does within seconds on an idle machine.
+LIMIT_S = 90.0
+
+
+def until(condition: Callable[[], Any], what: str, limit_s: float = LIMIT_S) -> Any:
+    """Return the first true result of a condition."""
+    end_s = time.monotonic() + limit_s
+    while True:
+        found = condition()
+        if found:
+            return found
+        if time.monotonic() > end_s:
+            raise AssertionError(f"not within {limit_s:.0f} s: {what}")
+        time.sleep(0.02)
+
+
+class Cluster:
+    """Brokers 1 to `count`, one process each, below a directory."""
+
+    def __init__(
+        self,
+        path: Path,
+        count: int = 3,
+        *,
+        config: tuple[str, ...] = ("min.insync.replicas=2",),
+        durability: str = "group",
+        **settings: object,
+    ) -> None:
+        self.path = path
+        path.mkdir(exist_ok=True)
+        self._options = ["--durability", durability]
+        for name, value in {**FAST, **settings}.items():
+            self._options += [f"--{name.replace('_', '-')}", str(value)]
+        for text in config:
+            self._options += ["--config", text]
+        self.processes: dict[int, subprocess.Popen[str]] = {}
+        self.ports: dict[int, int] = {}
+        for number in range(1, count + 1):
+            self.begin(number)
+        for number in range(1, count + 1):
+            self.await_start(number)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for number, process in self.processes.items():
+            if process.poll() is None:
+                process.send_signal(signal.SIGCONT)
+                process.kill()
+            process.wait()
+            assert process.stdout is not None
+            process.stdout.close()
+            if error is not None:
+                print(f"-- broker {number}\n{self.log(number)}")
+
+    # -- processes ---------------------------------------------------------------------
+
+    def begin(self, number: int) -> None:
+        """Start a broker, with the port of its former life."""
+        before = self.processes.get(number)
+        if before is not None and before.stdout is not None:
+            before.stdout.close()
+        with (self.path / f"{number}.log").open("a") as log:
+            self.processes[number] = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "netshim",
+                    "serve",
+                    str(self.path / str(number)),
+                    "--registry",
+                    str(self.path / "cluster"),
+                    "--node-id",
+                    str(number),
+                    "--port",
+                    str(self.ports.get(number, 0)),
+                    "--log-format",
+                    "text",
+                    *self._options,
+                ],
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            )
+
+    def await_start(self, number: int) -> None:
+        stdout = self.processes[number].stdout
+        assert stdout is not None
+        line = stdout.readline()
+        assert "serving" in line, self.log(number)
+        self.ports[number] = int(line.rsplit(":", 1)[1])
+
+    def start(self, number: int) -> None:
+        self.begin(number)
+        self.await_start(number)
+
+    def send(self, number: int, signal_number: int) -> None:
+        self.processes[number].send_signal(signal_number)
+
+    def kill(self, number: int) -> None:
+        self.processes[number].kill()
+        self.processes[number].wait()
+
+    def stop(self, number: int) -> int:
+        """Stop a broker cleanly, and return its exit code."""
+        self.processes[number].terminate()
+        return self.processes[number].wait(LIMIT_S)
+
+    def log(self, number: int) -> str:
+        return (self.path / f"{number}.log").read_text()
+
+    # -- requests ----------------------------------------------------------------------
+
+    @property
+    def bootstrap_servers(self) -> str:
+        return ",".join(f"127.0.0.1:{port}" for port in self.ports.values())
+
+    def ask(self, number: int, api: Any, request: Any, **options: Any) -> Any:
+        """Send one request to a broker, and return the response."""
+        connection = SourceConnection("127.0.0.1", self.ports[number], ClientSettings())
+        try:
+            return connection.ask(api, request, **options)
+        finally:
+            connection.close()
+
+    def metadata(self, topic: str, number: int | None = None) -> Any:
+        """Return the metadata of a topic, from a broker that runs."""
+        if number is None:
+            number = next(
+                one for one, process in self.processes.items() if process.poll() is None
+            )
+        request = wire.METADATA.Request(
+            topics=[wire.METADATA.Request.Topic(name=topic)],
+            allow_auto_topic_creation=False,
+        )
+        return self.ask(number, wire.METADATA, request).topics[0]
+
+    def partition(self, topic: str, index: int = 0, number: int | None = None) -> Any:
+
+        def found() -> Any:
+            # A new topic reaches the other brokers a moment later.
+            partitions = self.metadata(topic, number).partitions
+            return next(
+                (one for one in partitions if one.partition_index == index), None
+            )
+
+        return until(found, f"a broker knows {topic}-{index}")
+
+    def create(
+        self,
+        topic: str,
+        partitions: int = 1,
+        factor: int = 3,
+        expected: int = codes.NONE,
+        **config: str,
+    ) -> Any:
+        """Create a topic, check the code of the response, and return its part."""
+        kind = wire.CREATE_TOPICS.Request.Topic
+        request = wire.CREATE_TOPICS.Request(
+            topics=[
+                kind(
+                    name=topic,
+                    num_partitions=partitions,
+                    replication_factor=factor,
+                    configs=[
+                        kind.Config(name=name.replace("_", "."), value=value)
+                        for name, value in config.items()
+                    ],
+                )
+            ],
+            timeout_ms=30_000,
+        )
+        created = self.ask(1, wire.CREATE_TOPICS, request).topics[0]
+        assert created.error_code == expected, created
+        return created
+
+    def until_in_sync(self, topic: str, count: int, index: int = 0) -> Any:
+        """Wait until a partition has a leader and this many replicas in sync."""
+
+        def found() -> Any:
+            one = self.partition(topic, index)
+            if one.leader_id >= 0 and len(one.isr_nodes) == count:
+                return one
+            return None
+
+        return until(found, f"{count} replicas of {topic}-{index} in sync")
