@@ -32,7 +32,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Protocol, Self, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
 import attrs
 
@@ -43,17 +43,15 @@ from logcore.errors import ConsumerStateError
 from logcore.fs import FS, OS
 from logcore.registry.files import ENDING as REGISTRY_ENDING
 from logcore.registry.views import register_broker
-from netshim.broker import Broker, tells
-from netshim.connection import Budget, Connection, Workload
-from netshim.handlers.authentication import SaslGate
+from netshim.broker import Broker
+from netshim.connection import Budget, Workload
 from netshim.listeners import Listener, TlsSettings, check_exposure, check_listeners
+from netshim.peers import Peer, Sockets, TlsListening
 from netshim.request_log import LINES
-from netshim.scheduling import CloseConnection
-from netshim.security.principals import CertificateError, subject_of
 from netshim.security.sasl import OAUTHBEARER
 from netshim.security.service import Security, SecuritySettings
 from netshim.security.stored import SecurityFacts, SecurityStore
-from netshim.session import ANONYMOUS, UNAUTHENTICATED_BYTES, ClientSession
+from netshim.session import ANONYMOUS
 from netshim.settings import TOPIC_DEFAULTS, Settings
 from netshim.state import SECURITY
 
@@ -72,12 +70,6 @@ _HELD_S: Final = 0.05
 _DRAIN_S: Final = 10.0
 #: Maximum time that LogDir.delete_topic() waits for the broker's groups.
 _FORGET_S: Final = 30.0
-#: How long a connection remains open for pending responses after its client has stopped
-#: sending.
-_HALF_OPEN_MS: Final = 1_000
-#: A transport copies bytes that it cannot send at once. So it gets no more while it
-#: holds this number of bytes.
-_UNSENT_BYTES: Final = 256 << 10
 #: Maximum number of bytes that group commit leaves unsynced. Above it, an append syncs
 #: first, in a thread. With the library's own 1 MiB, producers with acks=1 would wait
 #: for a sync every 2 ms at 500 MB/s. The stored durability policy of a partition
@@ -87,11 +79,6 @@ _UNSENT_BYTES: Final = 256 << 10
 _UNSYNCED_BYTES: Final = 64 << 20
 
 
-#: Time for the TLS handshake, and for the authentication after it.
-_HANDSHAKE_S: Final = 10.0
-#: How long the end of a TLS connection waits for the client to confirm it. asyncio's
-#: own limit is 30 s, in which a client that does not answer keeps its connection.
-_GOODBYE_S: Final = 5.0
 #: The same when the broker stops. Clients that read their socket confirm in a
 #: millisecond.
 _STOP_GOODBYE_S: Final = 0.25
@@ -138,409 +125,6 @@ class Clock(Protocol):
     def monotonic_ms(self) -> int:
         """Return a clock that never moves backwards, for waits and sessions."""
         ...
-
-
-#: Receives the bytes of connections that are refused. Never read.
-_DISCARDED: Final = bytearray(4_096)
-
-#: The protocol of connections that have ended.
-_NO_PROTOCOL: Final = asyncio.BufferedProtocol()
-
-
-class _Peer(asyncio.BufferedProtocol):
-    """The socket of one connection."""
-
-    transport: asyncio.Transport
-    connection: Connection
-
-    def __init__(self, server: Server, listener: Listener) -> None:
-        self.server = server
-        self.listener = listener
-        self.session: ClientSession | None = None
-        self.accepted_s = server.loop.time()
-        #: The TLS handshake of a connection that is not open yet.
-        self.handshake: asyncio.Task[None] | None = None
-        self.address = ""
-        self.is_open = False
-        # Reading is paused because the connection has reached a limit.
-        self.is_paused = False
-        # The transport's buffer is full because the client does not read.
-        self.is_blocked = False
-        self._flushing = False
-        self._at_end = False  # the client has stopped sending, at _end_ms
-        self._end_ms = 0
-        # The unread bytes at the client's latest progress, and its time.
-        self._unread = (0, 0)
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports do not inherit from asyncio's classes
-        transport = cast("asyncio.Transport", transport)
-        self.transport = transport
-        peer = transport.get_extra_info("peername") or ("?", 0)
-        name = transport.get_extra_info("sockname") or ("127.0.0.1", 0)
-        self.address = str(peer[0])
-        self._used = str(name[0]), int(name[1])
-        sock = transport.get_extra_info("socket")
-        if sock is not None:
-            with contextlib.suppress(OSError):
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        server = self.server
-        if self.listener.uses_tls:  # admitted before the handshake
-            try:
-                self._begin(self._principal())
-            except CertificateError as error:
-                self._report_handshake(error)
-                transport.abort()
-            return
-        delay_s = server.admit(self)
-        if delay_s is None:
-            self._begin(server.default_principal)
-        else:
-            transport.pause_reading()
-            server.loop.call_later(delay_s, transport.abort)
-
-    async def shake_hands(self, sock: socket.socket) -> None:
-        """Encrypt an accepted connection, and begin to serve it."""
-        server = self.server
-        try:
-            await server.loop.connect_accepted_socket(
-                lambda: self,
-                sock,
-                ssl=server.tls_context,
-                ssl_handshake_timeout=_HANDSHAKE_S,
-                ssl_shutdown_timeout=_GOODBYE_S,
-            )
-        except OSError as error:
-            self._report_handshake(error)
-            # Its frames and the error refer to each other. They hold the TLS state.
-            error.__traceback__ = None
-
-    def end_handshake(self, sock: socket.socket, _: asyncio.Task[None]) -> None:
-        """Close the socket of a handshake that has failed or was cancelled."""
-        if not self.is_open:
-            self.discard(sock)
-
-    def discard(self, sock: socket.socket) -> None:
-        """Close an accepted connection that is not served."""
-        sock.close()
-        self.server.dismiss(self)
-
-    def _report_handshake(self, error: Exception) -> None:
-        self.server.say(
-            logging.WARNING,
-            f"TLS {self.address}",
-            "no TLS connection with %s: %s",
-            self.address,
-            _reason_of(error),
-            most=1,
-        )
-
-    def _principal(self) -> str:
-        """Return the principal of a client by its certificate.
-
-        Raises:
-            CertificateError: the certificate has no usable subject.
-        """
-        encryption = self.transport.get_extra_info("ssl_object")
-        certificate = encryption.getpeercert()
-        if not certificate:
-            return self.server.default_principal
-
-        def der() -> bytes:
-            return bytes(encryption.getpeercert(binary_form=True))
-
-        subject = subject_of(certificate, der)
-        user = self.server.security.settings.principal_mapping.user_of(subject)
-        if user is None:
-            raise CertificateError(f"no mapping rule matches the subject {subject!r}")
-        return f"User:{user}"
-
-    def _begin(self, principal: str) -> None:
-        """Serve the requests of the connection."""
-        server = self.server
-        self.transport.set_write_buffer_limits(high=_UNSENT_BYTES)
-        host, port = self.listener.advertised or self._used
-        session = ClientSession(
-            host, port, self.address, listener=self.listener.name, principal=principal
-        )
-        if self.listener.uses_sasl:
-            session.gate = SaslGate(session, server.broker.state)
-            session.frame_limit_bytes = min(
-                UNAUTHENTICATED_BYTES, server.settings.max_request_bytes
-            )
-        self.session = session
-        self.connection = Connection(
-            partial(server.broker.handle, session),
-            server.settings,
-            server.budget,
-            server.workload,
-            server.now_ms(),
-            self.flush_soon,
-            tells,
-            session,
-        )
-        self.is_open = True
-
-    @property
-    def is_unauthenticated(self) -> bool:
-        """Whether the client must still authenticate."""
-        if self.session is None:
-            return self.listener.uses_tls or self.listener.uses_sasl
-        return self.session.gate is not None and not self.session.gate.is_open
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if self.is_open:
-            self.is_open = False
-            self.connection.close()
-        if self.listener.uses_tls:
-            # uvloop's TLS transport refers to its protocol forever. The cycle would
-            # keep some 30 KB until a full garbage collection, which a broker rarely has.
-            self.transport.set_protocol(_NO_PROTOCOL)
-        self.server.dismiss(self)
-
-    # -- in
-
-    def get_buffer(self, sizehint: int) -> bytearray | memoryview:
-        if not self.is_open:
-            return _DISCARDED
-        return self.connection.get_buffer()
-
-    def buffer_updated(self, nbytes: int) -> None:
-        if not self.is_open:
-            # Refused, and closed soon. uvloop begins to read after connection_made(),
-            # even if reading was paused there.
-            self.transport.pause_reading()
-            return
-        self._guarded(lambda: self.connection.received(nbytes, self.server.now_ms()))
-
-    def eof_received(self) -> bool:
-        if not self.is_open:
-            return False
-        self._at_end = True
-        self._end_ms = self.server.now_ms()
-        # The connection remains open for pending responses: the client may still read.
-        # TLS has no such half-open state.
-        return not self.listener.uses_tls and not self.connection.is_idle
-
-    def _guarded(self, step: Callable[[], None]) -> None:
-        try:
-            self.server.watched("requests of a connection", step)
-        except CloseConnection as reason:
-            self.end(str(reason))
-            return
-        except Exception:
-            self.server.say(
-                logging.ERROR,
-                "connection failed",
-                "an error of ours with a connection from %s",
-                self.address,
-                error=True,
-            )
-            self.end("an error of ours")
-            return
-        self.flush()
-
-    # -- out
-
-    def flush_soon(self) -> None:
-        """Schedule a flush after a delayed response is ready.
-
-        Responses that become ready in the same iteration of the event loop are sent
-        together.
-        """
-        if not self._flushing and self.is_open:
-            self._flushing = True
-            self.server.loop.call_soon(self._flush_later)
-
-    def _flush_later(self) -> None:
-        self._flushing = False
-        if self.is_open:
-            # The responses may have freed room that received requests waited for.
-            self._guarded(lambda: self.connection.process(self.server.now_ms()))
-
-    def flush(self) -> None:
-        connection = self.connection
-        transport = self.transport
-        if not self.is_open or transport.is_closing():
-            return
-        while not self.is_blocked:
-            piece = connection.take()
-            if piece is None:
-                break
-            transport.write(piece)
-            connection.active_ms = self.server.now_ms()
-        if connection.is_waiting and not connection.is_full:
-            self.flush_soon()
-        is_ending = self.session is not None and self.session.is_ending
-        if (is_ending and connection.is_idle) or (
-            self._at_end and connection.is_idle and not connection.is_waiting
-        ):
-            transport.close()
-        else:
-            self.pace()
-
-    @property
-    def unread_bytes(self) -> int:
-        """Number of response bytes that the client has not read, sent or not."""
-        return self.transport.get_write_buffer_size() + self.connection.unsent_bytes
-
-    def pace(self) -> None:
-        """Pause reading while the connection is at a limit, and resume it afterwards."""
-        must_pause = self.connection.is_full or not self.connection.has_room()
-        if must_pause != self.is_paused:
-            self.is_paused = must_pause
-            if must_pause:
-                self.transport.pause_reading()
-            else:
-                self.transport.resume_reading()
-
-    def close(self) -> None:
-        """Close the connection after the bytes that were passed to its transport."""
-        if not self.is_open:
-            self.abort()
-        elif not self.transport.is_closing():
-            # Once only: after a second close(), asyncio's TLS transport cannot be
-            # aborted, and its methods raise AttributeError.
-            self.transport.close()
-
-    def abort(self) -> None:
-        """Close the connection at once."""
-        if self.handshake is not None and not self.is_open:
-            self.handshake.cancel()
-        elif self.is_open or not self.listener.uses_tls:
-            self.transport.abort()
-
-    def drain(self) -> None:
-        """Accept no more requests, and send the responses that are ready."""
-        if self.is_unauthenticated:
-            self.abort()  # a response to a failed attempt may be held back
-        elif self.is_open:
-            self.connection.drain()
-            self.flush()
-
-    def pause_writing(self) -> None:
-        self.is_blocked = True
-
-    def resume_writing(self) -> None:
-        self.is_blocked = False
-        self.flush_soon()
-
-    def end(self, reason: str) -> None:
-        self.server.say(
-            logging.INFO,
-            "connection ended",
-            "connection from %s ended: %s",
-            self.address,
-            reason,
-        )
-        self.transport.abort()
-
-    def check(self, now_ms: int) -> None:
-        if not self.is_open:  # in the TLS handshake, which has a limit of its own
-            return
-        reason = self.connection.overdue(now_ms)
-        waited_s = self.server.loop.time() - self.accepted_s
-        if self.is_unauthenticated and waited_s > _HANDSHAKE_S:
-            reason = f"not authenticated within {_HANDSHAKE_S:.0f} s"
-        if (
-            self._at_end
-            and now_ms - self._end_ms >= _HALF_OPEN_MS
-            and not self.unread_bytes
-        ):
-            # Most clients that stop sending do not read either.
-            reason = "the client has left"
-        unread, since_ms = self._unread
-        has_progress = not self.is_blocked or self.unread_bytes < unread
-        if has_progress or not unread:
-            unread = 0
-            if self.is_blocked:
-                unread = self.unread_bytes
-            self._unread = (unread, now_ms)
-        elif now_ms - since_ms >= self.server.settings.request_timeout_ms:
-            reason = f"the client has not read its responses for {now_ms - since_ms} ms"
-        if reason:
-            self.end(reason)
-        else:
-            # Other connections may have freed the room that this one waits for.
-            self.pace()
-
-
-class _Sockets(Protocol):
-    """Sockets that accept connections."""
-
-    @property
-    def sockets(self) -> Sequence[Any]: ...
-    async def start_serving(self) -> None: ...
-    def close(self) -> None: ...
-
-
-class _TlsListening:
-    """Accepts the connections of a TLS listener.
-
-    asyncio's own servers accept TLS connections too, but report neither a handshake
-    that fails nor the number of handshakes in progress.
-    """
-
-    def __init__(self, server: Server, listener: Listener) -> None:
-        family = socket.AF_INET6 if ":" in listener.host else socket.AF_INET
-        sock = socket.create_server(
-            (listener.host, listener.port), family=family, backlog=512
-        )
-        sock.setblocking(False)
-        self.sockets = [sock]
-        self._server = server
-        self._listener = listener
-        self._task = server.loop.create_task(self._accept())
-
-    async def _accept(self) -> None:
-        server = self._server
-        while True:
-            try:
-                sock, address = await server.loop.sock_accept(self.sockets[0])
-            except OSError as error:  # such as too many open files
-                server.say(logging.ERROR, "accept", "no connection: %s", error)
-                await asyncio.sleep(_TICK_S)
-                continue
-            peer = _Peer(server, self._listener)
-            peer.address = str(address[0])
-            try:
-                delay_s = server.admit(peer)
-            except Exception:  # the listener must not end with it
-                server.say(logging.ERROR, "accept", "an internal error", error=True)
-                peer.discard(sock)
-                continue
-            if delay_s is None:
-                peer.handshake = server.loop.create_task(peer.shake_hands(sock))
-                # Not at the end of shake_hands(): a task that is cancelled before its
-                # first step runs no line of it.
-                peer.handshake.add_done_callback(partial(peer.end_handshake, sock))
-            else:
-                server.loop.call_later(delay_s, peer.discard, sock)
-
-    async def start_serving(self) -> None:
-        """Do nothing: connections are accepted from the beginning."""
-
-    def close(self) -> None:
-        self._task.cancel()
-        self.sockets[0].close()
-
-
-def _reason_of(error: Exception) -> str:
-    """Return why a TLS handshake failed, in words for the operator."""
-    text = str(error)
-    if "HTTP_REQUEST" in text or "WRONG_VERSION_NUMBER" in text:
-        return (
-            "the client does not speak TLS; it needs security.protocol=SSL or SASL_SSL"
-        )
-    if "CERTIFICATE_VERIFY_FAILED" in text:
-        return f"the client certificate is not accepted: {text}"
-    if "PEER_DID_NOT_RETURN_A_CERTIFICATE" in text:
-        return "the client sent no certificate, and one is required"
-    if "ALERT_UNKNOWN_CA" in text or "CERTIFICATE_UNKNOWN" in text:
-        return "the client does not trust the certificate of this broker"
-    if isinstance(error, ConnectionError) and not isinstance(error, CertificateError):
-        return "the handshake was not completed in time, or the client left"
-    return text or type(error).__name__
 
 
 class Server:
@@ -642,12 +226,12 @@ class Server:
             self._clock = clock
         # The wall clock at the moment when the monotonic clock was 0; see now_ms().
         self._epoch_ms = self._clock.now_ms() - self._clock.monotonic_ms()
-        self._peers: set[_Peer] = set()
+        self._peers: set[Peer] = set()
         self._addresses: Counter[str] = Counter()
         self._timer: asyncio.TimerHandle | None = None
         self._ticking: asyncio.Future[Any] | None = None
         self._most_files = _file_limit()
-        self._listening: list[_Sockets] = []
+        self._listening: list[Sockets] = []
 
     def __repr__(self) -> str:
         state = "not serving"
@@ -804,12 +388,12 @@ class Server:
         opened = []
         try:
             for one in self.listeners:
-                listening: _Sockets
+                listening: Sockets
                 if one.uses_tls:
-                    listening = _TlsListening(self, one)
+                    listening = TlsListening(self, one)
                 else:
                     listening = await self.loop.create_server(
-                        partial(_Peer, self, one),
+                        partial(Peer, self, one),
                         one.host,
                         one.port,
                         backlog=512,
@@ -1288,7 +872,7 @@ class Server:
 
     # -- connections -------------------------------------------------------------------
 
-    def admit(self, peer: _Peer) -> float | None:
+    def admit(self, peer: Peer) -> float | None:
         """Register a connection and return None, or return the delay to close it.
 
         A connection above a quota is held before it is closed, so that its client does
@@ -1312,7 +896,7 @@ class Server:
         )
         return 0
 
-    def _refusal(self, peer: _Peer) -> str | None:
+    def _refusal(self, peer: Peer) -> str | None:
         """Return why a connection is refused, or None."""
         if self._timer is None:
             return "stopping"
@@ -1359,7 +943,7 @@ class Server:
         self.dismiss(oldest)
         return True
 
-    def dismiss(self, peer: _Peer) -> None:
+    def dismiss(self, peer: Peer) -> None:
         if peer not in self._peers:
             return
         self._peers.discard(peer)

@@ -297,5 +297,5 @@ def test_tls_connections_leave_no_cycles(
             time.sleep(0.01)
         kafka_secured.server.call(lambda: None)
         found = cyclic()
-    kept = {"_Peer", "SSLProtocol", "SSLObject", "Connection", "ClientSession"}
+    kept = {"Peer", "SSLProtocol", "SSLObject", "Connection", "ClientSession"}
     assert not kept & found.keys(), found
