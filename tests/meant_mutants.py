@@ -1406,7 +1406,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "budget_of_a_fetch_is_not_used_up", "netshim/handlers/fetch.py",
-        "                left -= size\n", "",
+        "                left -= size\n            part.high", "            part.high",
         "netshim/test_requests.py::test_a_fetch_keeps_to_its_bytes_over_all_partitions",
     ),
     Mistake(
@@ -2020,14 +2020,15 @@ MISTAKES: Final = (
     ),
     Mistake(
         "all_acks_told_before_the_disk", "netshim/handlers/produce.py",
-        "    if request.acks == 1 or not _has_to_wait(log, end):\n",
-        "    if request.acks != 1 or not _has_to_wait(log, end):\n",
+        "    if request.acks == 1 or state.leadership.is_committed(log, end):\n",
+        "    if request.acks != 1 or state.leadership.is_committed(log, end):\n",
         "netshim/test_produce.py",
     ),
     Mistake(
         "short_way_stores_what_was_not_checked", "netshim/handlers/produce.py",
         "    if (\n"
         "        log is None\n"
+        "        or state.leadership.is_clustered\n"
         "        or _check_batch(request, topic.name, records, call)[0]\n"
         "        or _may_wait(log, records)\n"
         "    ):",

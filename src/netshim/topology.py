@@ -30,7 +30,7 @@ class BrokerAddress:
 
 
 @attrs.frozen
-class PartitionFacts:
+class ReplicaFacts:
     """The replicas of a partition, as node ids."""
 
     leader: int
@@ -72,7 +72,7 @@ class Topology(ABC):
         """Return the brokers, with addresses that the client of a session can use."""
 
     @abstractmethod
-    def partition(self, topic: str, number: int) -> PartitionFacts:
+    def partition(self, topic: str, number: int) -> ReplicaFacts:
         """Return the replicas of an existing partition."""
 
     @abstractmethod
@@ -139,9 +139,9 @@ class SoleTopology(Topology):
     def brokers(self, session: ClientSession) -> list[BrokerAddress]:
         return [BrokerAddress(self._logdir.node_id, session.host, session.port)]
 
-    def partition(self, topic: str, number: int) -> PartitionFacts:
+    def partition(self, topic: str, number: int) -> ReplicaFacts:
         epoch = self._logdir.leader_epoch(topic, number)
-        return PartitionFacts(self._logdir.node_id, epoch, self._node, self._node)
+        return ReplicaFacts(self._logdir.node_id, epoch, self._node, self._node)
 
     def coordinator(
         self, topic: str, number: int, session: ClientSession

@@ -66,7 +66,7 @@ _GONE: Final[_Token] = (Role.NONE, -1, -1, None)
 
 
 @attrs.define(eq=False)
-class _Wait:
+class _CommitWait:
     """An append that waits for the high watermark."""
 
     end: int
@@ -81,7 +81,7 @@ class _LedPartition:
     key: Key
     log: Log
     book: LeaderBook
-    waits: list[_Wait] = attrs.field(factory=list)
+    waits: list[_CommitWait] = attrs.field(factory=list)
     is_proposing: bool = False
     #: The high watermark in the last response to each follower.
     reported: dict[int, int] = attrs.field(factory=dict)
@@ -571,14 +571,14 @@ class ClusterReplicas(Leadership):
         if log.high_watermark >= end:
             done(None)
             return
-        wait = _Wait(end, done, None)
+        wait = _CommitWait(end, done, None)
         if deadline_ms is not None:
             wait.timer = self._state.timers.at(
                 deadline_ms, lambda _: self._give_up(led, wait)
             )
         led.waits.append(wait)
 
-    def _give_up(self, led: _LedPartition, wait: _Wait) -> None:
+    def _give_up(self, led: _LedPartition, wait: _CommitWait) -> None:
         led.waits.remove(wait)
         guarded(
             wait.done,

@@ -18,7 +18,7 @@ from netshim.session import ClientSession
 from netshim.topology import (
     NO_NODE,
     BrokerAddress,
-    PartitionFacts,
+    ReplicaFacts,
     Placement,
     Reassignment,
     Topology,
@@ -45,7 +45,7 @@ class ClusterTopology(Topology):
     def brokers(self, session: ClientSession) -> list[BrokerAddress]:
         return [_address(*one) for one in sorted(self._member.view.brokers.items())]
 
-    def partition(self, topic: str, number: int) -> PartitionFacts:
+    def partition(self, topic: str, number: int) -> ReplicaFacts:
         view = self._member.view
         found = view.topics.get(topic)
         replicas: list[int] = []
@@ -54,10 +54,10 @@ class ClusterTopology(Topology):
         offline = [each for each in replicas if each not in view.brokers]
         stored = view.states.get((topic, number))
         if stored is None:
-            return PartitionFacts(NO_NODE, -1, replicas, [], [], offline)
+            return ReplicaFacts(NO_NODE, -1, replicas, [], [], offline)
         state = stored.state
         leader = state.leader
-        return PartitionFacts(
+        return ReplicaFacts(
             leader,
             state.leader_epoch,
             replicas,
