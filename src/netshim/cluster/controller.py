@@ -4,8 +4,8 @@
 
 Rules:
 - Decisions are those of logcore.replication.electing. Each is one compare-and-set of one
-  node, from the version in the view. If the node has changed since, nothing is written,
-  and a later view leads to another decision.
+  node, from the version in the view. If the node has changed since, nothing is written.
+  The partition is reported like a change, so that its node is read again.
 - The controller keeps no state. Deletions and reassignments are steps that can be
   repeated, so the next controller completes them.
 - The nodes of a deleted topic are removed in the order states, topic, settings, request.
@@ -54,7 +54,7 @@ def review_cluster(
                 continue
             partition = topic.partition(number, waits=waits)
             stored = view.states.get((name, number))
-            with _lost_races():
+            try:
                 if stored is None:
                     new = electing.create_state(partition, live, controller_epoch)
                     if new is not None:
@@ -73,6 +73,8 @@ def review_cluster(
                     yield from _finish_reassignment(
                         registry, name, number, topic, partition, stored
                     )
+            except (BadVersionError, NodeNotFoundError, NodeExistsError):
+                yield name, WHOLE_TOPIC
 
 
 def write_state(registry: Registry, name: str, number: int, stored: StoredState) -> int:
@@ -83,13 +85,6 @@ def write_state(registry: Registry, name: str, number: int, stored: StoredState)
     """
     path = paths.partition_state(name, number)
     return registry.set(path, pack_state(stored.state), version=stored.version)
-
-
-@contextlib.contextmanager
-def _lost_races() -> Iterator[None]:
-    """Ignore that another broker has changed a node since it was read."""
-    with contextlib.suppress(BadVersionError, NodeNotFoundError, NodeExistsError):
-        yield
 
 
 def _report(name: str, number: int, old: StoredState, new: StoredState) -> None:

@@ -102,19 +102,22 @@ class ClusterMember:
         self._controller_epoch: int | None = None
         self._notes: dict[int, int] = {}  # the last number read of each writer
         self._read_all_at_ms = 0
+        self._is_leaving = False
         self._noting = threading.Lock()
+        self._unnoted: list[Change] = []  # changes that no note lists yet
 
     # -- life --------------------------------------------------------------------------
 
     def open(self) -> str:
-        """Open the registry, and return the cluster's id.
+        """Return the cluster's id, and create the registry if it does not exist.
 
         Raises:
             LogcoreError: the registry cannot be opened.
         """
-        self._registry = self._open()
         made = paths.pack_cluster_id(id_text(new_id(self._fs)))
-        node = self._registry.update(paths.CLUSTER_ID, lambda value: value or made)
+        # This session would expire while logs are recovered, so join() opens another.
+        with self._open() as registry:
+            node = registry.update(paths.CLUSTER_ID, lambda value: value or made)
         assert node is not None
         return paths.unpack_cluster_id(node.value)
 
@@ -135,6 +138,7 @@ class ClusterMember:
             InvalidConfigError: another broker has a copy of this directory.
             RegistryError: the registry does not answer.
         """
+        self._registry = self._open()
         self._node = BrokerNode(
             0, disk, host, port, self.settings.rack, was_clean=was_clean
         )
@@ -201,8 +205,18 @@ class ClusterMember:
             return nodes.pack_broker(attrs.evolve(node, is_leaving=True))
 
         path = paths.broker(self.settings.node_id)
+        self._is_leaving = True
         self.registry.update(path, change)
+        # A controller that leaves would not move its own leaders.
+        with contextlib.suppress(NodeNotFoundError):
+            if self._is_own_controller():
+                self.registry.delete(paths.CONTROLLER)
         self.note([])
+
+    def _is_own_controller(self) -> bool:
+        """Return whether this session is the controller. Raises NodeNotFoundError."""
+        owner = self.registry.get(paths.CONTROLLER).session
+        return owner == self.registry.session.id
 
     def close(self) -> None:
         """End the session. The broker's node disappears."""
@@ -269,18 +283,23 @@ class ClusterMember:
     def note(self, changes: list[Change]) -> None:
         """Report changes of topics and states to the other brokers, and to this one.
 
-        The write alone makes every broker read the registered brokers again.
+        The write alone makes every broker read the registered brokers again. If it fails,
+        the changes are in the next note.
         """
         path = nodes.changes_of(self.settings.node_id)
+        listed: list[Change] = []
 
         def add(value: bytes | None) -> bytes:
             note = ChangeNote()
             if value is not None:
                 note = nodes.unpack_changes(value, path)
-            return nodes.pack_changes(note.with_changes(changes))
+            return nodes.pack_changes(note.with_changes(listed))
 
         with self._noting:
+            self._unnoted += changes
+            listed = self._unnoted
             self.registry.update(path, add)
+            self._unnoted = []
 
     # -- the thread --------------------------------------------------------------------
 
@@ -290,6 +309,8 @@ class ClusterMember:
             try:
                 self._renew()
                 self._expire_stuck()
+                if self._unnoted:
+                    self.note([])
                 self._refresh()
                 self._control()
                 self._wait(pause_s)
@@ -343,7 +364,7 @@ class ClusterMember:
 
     def _control(self) -> None:
         """Become the controller if there is none, and do its work."""
-        if self._epoch is None or self._is_leaving():
+        if self._epoch is None or self._is_leaving:
             return
         registry = self.registry
         if self.view.controller == NO_NODE:
@@ -353,10 +374,13 @@ class ClusterMember:
             if self._controller_epoch is not None:
                 _log.info("this broker is the controller of the cluster")
                 self._refresh()
-        if self._controller_epoch is None:
-            return
         if self.view.controller != self.settings.node_id:
             self._controller_epoch = None
+            return
+        if self._controller_epoch is None:
+            # An earlier election ended before the epoch was raised.
+            if self._is_own_controller():
+                registry.delete(paths.CONTROLLER)
             return
         changes: list[Change] = []
         try:
@@ -371,10 +395,6 @@ class ClusterMember:
             if changes:
                 self.note(changes)
                 self._refresh()
-
-    def _is_leaving(self) -> bool:
-        own = self.view.brokers.get(self.settings.node_id)
-        return own is not None and own.is_leaving
 
     @property
     def controller_epoch(self) -> int:
@@ -404,6 +424,9 @@ class ClusterMember:
             deletions=deletions,
         )
         changes = self._read_notes(known)
+        if brokers != before.brokers:
+            # A broker may have ended between a change and its note.
+            changes = None
         now_ms = self._fs.monotonic_ms()
         if changes is None or now_ms >= self._read_all_at_ms:
             self._read_all_at_ms = now_ms + _READ_ALL_MS

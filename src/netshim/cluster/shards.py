@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from logcore import Log, LogcoreError, NotLeaderError
 from logcore.coordination.classic_group import Group
@@ -50,6 +50,8 @@ from netshim.state import BrokerState
 _log = logging.getLogger("netshim")
 
 _T = TypeVar("_T")
+#: Time after which groups that could not be read are read again.
+_RETRY_MS: Final = 1_000
 
 
 class GroupShards(GroupService):
@@ -72,9 +74,17 @@ class GroupShards(GroupService):
             return
         shard = self._shards[number] = BrokerGroups(self._state, self._new_id, number)
 
+        def load(now_ms: int) -> None:
+            if self._shards.get(number) is shard:
+                shard.load(now_ms, loaded)
+
+        def loaded(is_loaded: bool) -> None:
+            if not is_loaded:
+                self._state.timers.at(self._state.now_ms + _RETRY_MS, load)
+
         def committed(error: LogcoreError | None) -> None:
-            if error is None and self._shards.get(number) is shard:
-                shard.load(self._state.now_ms, lambda _: None)
+            if error is None:
+                load(self._state.now_ms)
 
         self._state.leadership.when_committed(key, log, epoch_start, committed)
 

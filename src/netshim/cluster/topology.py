@@ -18,9 +18,9 @@ from netshim.session import ClientSession
 from netshim.topology import (
     NO_NODE,
     BrokerAddress,
-    ReplicaFacts,
     Placement,
     Reassignment,
+    ReplicaFacts,
     Topology,
 )
 from netshim.wire import codes
