@@ -20,7 +20,7 @@ from netshim.wire import codes
 #: busy machine that a test may ignore.
 FAST = {
     "broker_session_timeout_ms": 3_000,
-    "replica_lag_time_max_ms": 1_500,
+    "replica_lag_time_max_ms": 4_000,
     "replica_fetch_wait_max_ms": 200,
     "default_replication_factor": 3,
 }

@@ -9,5 +9,5 @@ value, an event and the time, and gets the next value and the effects.
     electing   the controller's decisions: members of the ISR, leaders, reassignments
     placing    the placement of new partitions on brokers
 
-No broker uses them yet: docs/replication.md lists the parts that exist.
+netshim.cluster carries the decisions out; see docs/replication.md.
 """

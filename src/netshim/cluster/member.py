@@ -102,6 +102,8 @@ class ClusterMember:
         self._controller_epoch: int | None = None
         self._notes: dict[int, int] = {}  # the last number read of each writer
         self._read_all_at_ms = 0
+        #: The time before the last reading that succeeded.
+        self._read_at_ms = -settings.session_timeout_ms
         self._is_leaving = False
         self._noting = threading.Lock()
         self._unnoted: list[Change] = []  # changes that no note lists yet
@@ -245,10 +247,15 @@ class ClusterMember:
     def has_lease(self) -> bool:
         """Whether no other broker may have taken over the coordinators of this one.
 
-        Coordinators check it before each answer. Costs one system call.
+        The session is alive, and the states were read within the session timeout. A live
+        session alone is not enough, because a leader can move while it lives.
+        Coordinators check it before each answer. Costs two system calls.
         """
+        age_ms = self._fs.monotonic_ms() - self._read_at_ms
+        if self._epoch is None or age_ms >= self.settings.session_timeout_ms:
+            return False
         try:
-            return self._epoch is not None and self.registry.session.state == "alive"
+            return self.registry.session.state == "alive"
         except LogcoreError:
             return False
 
@@ -412,6 +419,7 @@ class ClusterMember:
     def _refresh(self) -> None:
         """Read the changes since the last view, and publish a new one."""
         registry = self.registry
+        began_ms = self._fs.monotonic_ms()
         before = self.view
         brokers = self._read_brokers()
         known = nodes.broker_numbers(registry.children(nodes.EPOCHS))
@@ -440,6 +448,7 @@ class ClusterMember:
             self._watch = None
         if view != before:
             self._publish(view)
+        self._read_at_ms = began_ms
 
     def _publish(self, view: ClusterView) -> None:
         with self._changed:

@@ -24,7 +24,7 @@ from logcore import LogcoreError, LogDir
 from logcore.config import Durability, LogConfig
 from logcore.directory.identity import claim_for_cluster
 from logcore.directory.maintenance import Upkeep
-from logcore.errors import RegistryError
+from logcore.errors import InvalidConfigError, RegistryError
 from logcore.fs import FS, SharedFS
 from logcore.metadata.checkpoint import ensure_directory
 from netshim.cluster.directory import ClusterDirectory
@@ -88,6 +88,15 @@ class ClusterNode:
         self._on_failure = on_failure
         self._disk = ""
         LogConfig.parse(config)
+        if settings.replica_lag_time_max_ms <= settings.broker_session_timeout_ms:
+            # Otherwise a leader could commit without a former leader that still answers
+            # reads of committed offsets.
+            raise InvalidConfigError(
+                "replica_lag_time_max_ms",
+                expected="more than broker_session_timeout_ms, "
+                f"{settings.broker_session_timeout_ms}",
+                found=settings.replica_lag_time_max_ms,
+            )
         self.member = ClusterMember(
             cast(SharedFS, fs),
             MemberSettings(

@@ -1,0 +1,202 @@
+"""Members of a cluster in one process: sessions, views, the lease, the controller."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from logcore import InvalidConfigError
+from logcore.config import Durability
+from logcore.errors import CorruptRegistryError, NodeExistsError, StorageReadError
+from logcore.fs import OS
+from logcore.registry import paths
+from netshim.cluster import nodes
+from netshim.cluster.member import ClusterMember, MemberSettings
+from netshim.cluster.node import ClusterNode, ClusterSettings
+from netshim.cluster.nodes import WHOLE_TOPIC, TopicNode
+from netshim.cluster.view import ClusterView
+from netshim.settings import Settings
+from support.clusters import LIMIT_S, until
+
+Join = Callable[..., ClusterMember]
+
+
+@pytest.fixture
+def join(tmp_path: Path) -> Iterator[Join]:
+    made: list[ClusterMember] = []
+
+    def begin(
+        number: int, *, disk: str = "", timeout_ms: int = 60_000
+    ) -> ClusterMember:
+        turns = itertools.count()
+        member = ClusterMember(
+            OS,
+            MemberSettings(
+                registry=str(tmp_path / "cluster"),
+                node_id=number,
+                session_timeout_ms=timeout_ms,
+                defaults={},
+            ),
+            lambda view: None,
+            lambda: next(turns),
+        )
+        made.append(member)
+        member.open()
+        member.join(
+            "127.0.0.1", 9000 + number, disk or f"disk-{number}", was_clean=True
+        )
+        return member
+
+    yield begin
+    for member in made:
+        member.close()
+
+
+def create(member: ClusterMember, name: str, *replicas: tuple[int, ...]) -> None:
+    import uuid
+
+    node = TopicNode(uuid.uuid4(), dict(enumerate(replicas)))
+    member.registry.create(paths.topic(name), nodes.pack_topic(node))
+    member.note([(name, WHOLE_TOPIC)])
+
+
+def wait(member: ClusterMember, condition: Callable[[ClusterView], bool]) -> None:
+    assert member.wait_for(condition, LIMIT_S), member.view
+
+
+def test_each_member_sees_the_others_and_one_controls(join: Join) -> None:
+    members = [join(number) for number in (1, 2, 3)]
+    for member in members:
+        wait(member, lambda view: set(view.brokers) == {1, 2, 3})
+        wait(member, lambda view: view.controller in (1, 2, 3))
+    assert len({member.view.controller for member in members}) == 1
+    create(members[2], "t", (2, 3), (3, 1))
+    for member in members:
+        wait(member, lambda view: view.leader_of(("t", 1)) == 3)
+        assert member.view.topics["t"].node.replicas == {0: (2, 3), 1: (3, 1)}
+
+
+def test_a_member_that_ends_is_replaced(join: Join) -> None:
+    first, second, third = (join(number) for number in (1, 2, 3))
+    create(first, "t", (1, 2, 3))
+    wait(second, lambda view: view.leader_of(("t", 0)) == 1)
+    first.close()
+    for member in (second, third):
+        wait(member, lambda view: view.leader_of(("t", 0)) == 2)
+        wait(member, lambda view: view.controller in (2, 3))
+        assert set(member.view.states["t", 0].state.isr) == {2, 3}
+
+
+def test_an_expired_member_registers_again(join: Join) -> None:
+    first, second = join(1), join(2)
+    before = first.epoch
+    assert before is not None
+    second.registry.expire(first.registry.session.id)
+    assert not first.has_lease
+    until(lambda: first.epoch not in (None, before), "a new epoch")
+    assert first.epoch == before + 1
+    wait(second, lambda view: view.brokers[1].epoch == before + 1)
+    until(lambda: first.has_lease, "the lease")
+
+
+def test_a_member_that_cannot_read_loses_its_lease(
+    join: Join, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its session is alive, and the leader of its partitions may have moved."""
+    member = join(1, timeout_ms=900)
+    until(lambda: member.has_lease, "the lease")
+
+    def failing() -> dict[int, Any]:
+        raise StorageReadError("no answer")
+
+    monkeypatch.setattr(member, "_read_brokers", failing)
+    until(lambda: not member.has_lease, "the end of the lease")
+    assert member.registry.session.state == "alive"
+    monkeypatch.undo()
+    until(lambda: member.has_lease, "the lease")
+
+
+def test_a_number_or_a_directory_is_used_once(join: Join) -> None:
+    join(1)
+    with pytest.raises(NodeExistsError, match="has the number 1"):
+        join(1, disk="other", timeout_ms=100)
+    with pytest.raises(InvalidConfigError, match=r"same directory\.id"):
+        join(2, disk="disk-1")
+
+
+def test_a_change_whose_note_was_lost_is_found(
+    join: Join, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = join(1), join(2)
+    wait(second, lambda view: set(view.brokers) == {1, 2})
+    with monkeypatch.context() as patch:
+        patch.setattr(first, "note", lambda changes: None)
+        create(first, "t", (1,))
+    assert "t" not in second.view.topics
+    join(3)  # a change of the brokers makes each member read everything
+    wait(second, lambda view: "t" in view.topics)
+
+
+def test_a_leaving_controller_gives_up_its_post(join: Join) -> None:
+    members = {number: join(number) for number in (1, 2)}
+    wait(members[1], lambda view: view.controller in members)
+    old = members[1].view.controller
+    other = 3 - old
+    create(members[1], "t", (old, other))
+    wait(members[other], lambda view: view.leader_of(("t", 0)) == old)
+    members[old].set_leaving()
+    wait(members[other], lambda view: view.controller == other)
+    wait(members[other], lambda view: view.leader_of(("t", 0)) == other)
+
+
+def test_a_controller_without_an_epoch_steps_back(
+    join: Join, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An election that ended between the node and the epoch blocks no other one."""
+    first = join(1)
+    wait(first, lambda view: view.controller == 1)
+    first._controller_epoch = None
+    until(lambda: first._controller_epoch is not None, "another election")
+    create(first, "t", (1,))
+    wait(first, lambda view: view.leader_of(("t", 0)) == 1)
+
+
+def test_a_damaged_topic_is_offline_and_others_continue(
+    join: Join, tmp_path: Path
+) -> None:
+    first = join(1)
+    for name in ("good", "bad"):
+        create(first, name, (1,))
+    wait(first, lambda view: len(view.states) == 2)
+    (node,) = (tmp_path / "cluster.registry").rglob("bad/partitions/0/state.node")
+    data = node.read_bytes()
+    node.write_bytes(data[:100] + bytes(len(data) - 100))
+    with pytest.raises(CorruptRegistryError):
+        first.registry.get(paths.partition_state("bad", 0))
+    first.note([("bad", 0)])
+    wait(first, lambda view: ("bad", 0) in view.damaged)
+    assert ("bad", 0) not in first.view.states
+    assert ("good", 0) in first.view.states
+    node.write_bytes(data)
+    first.note([("bad", 0)])
+    wait(first, lambda view: ("bad", 0) in view.states and not view.damaged)
+
+
+def test_the_lag_time_is_longer_than_the_session(tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfigError, match="broker_session_timeout_ms"):
+        ClusterNode(
+            ClusterSettings(registry=str(tmp_path / "c"), node_id=1),
+            Settings(broker_session_timeout_ms=6_000, replica_lag_time_max_ms=6_000),
+            str(tmp_path / "1"),
+            OS,
+            durability=Durability.parse("group"),
+            config={},
+            new_id=str,
+            call_in_loop=lambda step: None,
+            loop_turns=lambda: 0,
+            on_failure=lambda error: None,
+        )
