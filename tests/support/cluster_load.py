@@ -1,0 +1,133 @@
+"""Load on a cluster by real clients, and checks of its records. No tests."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from support.clusters import Cluster, until
+
+confluent_kafka = pytest.importorskip("confluent_kafka")
+
+#: Settings of a client that notices a new leader soon.
+QUICK = {
+    "retry.backoff.ms": 20,
+    "reconnect.backoff.max.ms": 100,
+    "topic.metadata.refresh.fast.interval.ms": 50,
+    "message.timeout.ms": 120_000,
+    "socket.timeout.ms": 10_000,
+}
+
+
+class Load:
+    """A producer with acks=all that never stops, and the acknowledged records."""
+
+    def __init__(self, cluster: Cluster, topic: str, **settings: Any) -> None:
+        self._topic = topic
+        self._producer = confluent_kafka.Producer(
+            {
+                "bootstrap.servers": cluster.bootstrap_servers,
+                "acks": "all",
+                "enable.idempotence": True,
+                "linger.ms": 0,
+                **QUICK,
+                **settings,
+            }
+        )
+        self.acknowledged: dict[int, tuple[int, int]] = {}
+        self.errors: list[Any] = []
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _delivered(self, error: Any, message: Any) -> None:
+        if error is not None:
+            self.errors.append(error)
+        else:
+            self.acknowledged[int(message.value())] = (
+                message.partition(),
+                message.offset(),
+            )
+
+    def _run(self) -> None:
+        number = 0
+        while not self._is_over.is_set():
+            self._producer.produce(
+                self._topic, str(number).encode(), on_delivery=self._delivered
+            )
+            number += 1
+            self._producer.poll(0)
+            time.sleep(0.002)
+
+    def until_more(self, count: int = 50) -> None:
+        """Wait until further records are acknowledged."""
+        before = len(self.acknowledged)
+        until(lambda: len(self.acknowledged) >= before + count, "more acknowledgements")
+
+    def end(self) -> dict[int, tuple[int, int]]:
+        self._is_over.set()
+        self._thread.join()
+        assert self._producer.flush(120) == 0
+        assert not self.errors, self.errors[:3]
+        del self._producer  # its metadata requests would create a deleted topic again
+        return self.acknowledged
+
+
+def read_all(cluster: Cluster, topic: str) -> dict[tuple[int, int], int]:
+    """Return the value at each place of a topic, read to its end."""
+    consumer = confluent_kafka.Consumer(
+        {
+            "bootstrap.servers": cluster.bootstrap_servers,
+            "group.id": "judge",
+            "auto.offset.reset": "earliest",
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+        }
+    )
+    numbers = [one.partition_index for one in cluster.metadata(topic).partitions]
+    consumer.assign(
+        [confluent_kafka.TopicPartition(topic, number, 0) for number in numbers]
+    )
+    found: dict[tuple[int, int], int] = {}
+    ended: set[int] = set()
+    while ended != set(numbers):
+        message = consumer.poll(60)
+        assert message is not None, "no message within a minute"
+        if message.error() is None:
+            found[message.partition(), message.offset()] = int(message.value())
+        elif message.error().code() == confluent_kafka.KafkaError._PARTITION_EOF:
+            ended.add(message.partition())
+    consumer.close()
+    return found
+
+
+def judge(cluster: Cluster, topic: str, load: Load) -> None:
+    """Each acknowledged record is at its place, and no record is stored twice."""
+    acknowledged = load.end()
+    found = read_all(cluster, topic)
+    lost = {
+        value: place
+        for value, place in acknowledged.items()
+        if found.get(place) != value
+    }
+    assert not lost, f"{len(lost)} of {len(acknowledged)} are lost: {[*lost][:5]}"
+    values = list(found.values())
+    assert len(values) == len(set(values)), "records are stored twice"
+
+
+def judge_files(cluster: Cluster, topic: str, index: int = 0) -> None:
+    """The replicas have the same bytes, once the brokers are stopped."""
+    for number in cluster.processes:
+        cluster.stop(number)
+    folders = [cluster.path / str(n) / f"{topic}-{index}" for n in cluster.processes]
+    logs = [
+        b"".join(file.read_bytes() for file in sorted(folder.glob("*.log")))
+        for folder in folders
+        if folder.exists()
+    ]
+    shortest = min(map(len, logs))
+    assert shortest > 0
+    assert len({one[:shortest] for one in logs}) == 1, "the replicas differ"
