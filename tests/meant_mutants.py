@@ -1786,7 +1786,7 @@ MISTAKES: Final = (
     # -- transactions of a broker (mistakes of the coordinator itself: coordination/test_transactions_coordinated.py)
     Mistake(
         "marker_counts_before_it_is_on_disk", "netshim/transactions.py",
-        "self._state.syncs.when_safe(log, end, partial(self._settle, partition))",
+        "leadership.when_safe(partition, log, end, partial(self._settle, partition))",
         "self._settle(partition, None)",
         "netshim/test_transaction_crashes.py",
     ),

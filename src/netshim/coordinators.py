@@ -1,8 +1,8 @@
 """The group coordinator and the transaction coordinator of a broker, as handlers see them.
 
-Each has two implementations: one for a directory that only this broker writes
-(groups.py, transactions.py), and one for a directory that it shares with other
-processes (sharing.py).
+Each has three implementations: one for a directory that only this broker writes
+(groups.py, transactions.py), one for a directory that it shares with other processes
+(sharing.py), and one for a broker in a cluster (cluster/shards.py).
 
 A callback may be called before the method that got it returns.
 """
@@ -10,12 +10,13 @@ A callback may be called before the method that got it returns.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, TypeVar
 
 from logcore.coordination.classic_group import Group
 from logcore.coordination.group_requests import GroupError
 from logcore.coordination.transaction_effects import (
+    AddPartitions,
     Request,
     TransactionError,
 )
@@ -30,6 +31,10 @@ _T = TypeVar("_T")
 Done = Callable[[Any], None]
 #: Called with None for success, or with the error.
 GroupOutcome = Callable[[GroupError | None], None]
+#: A transactional id, the id of its producer and the epoch of that.
+TransactionalProducer = tuple[str, int, int]
+#: Why a producer must not write to partitions.
+TransactionErrors = Mapping[Partition, TransactionError]
 #: Called with stored transactions by transactional id, or with the error.
 FoundTransactions = Callable[[dict[str, StoredTransaction] | Exception], None]
 
@@ -119,14 +124,82 @@ class TransactionService(ABC):
         """Execute a request after load(), and deliver its result."""
 
     @abstractmethod
+    def create_topic(self) -> None:
+        """Create `__transaction_state` if it does not exist. This blocks on the disk.
+
+        Raises:
+            LogcoreError: the topic could not be created.
+        """
+
+    def is_prepared(
+        self,
+        who: TransactionalProducer,
+        partitions: Collection[Partition],
+        *,
+        adds: bool,
+    ) -> bool:
+        """Return whether verified() can be called now. Otherwise, call prepare() first."""
+        return self.is_loaded and not adds
+
+    def prepare(
+        self,
+        who: TransactionalProducer,
+        partitions: Collection[Partition],
+        now_ms: int,
+        done: Callable[[TransactionErrors], None],
+        *,
+        adds: bool,
+    ) -> None:
+        """Load or request what verified() needs to know, then call done(errors).
+
+        With `adds`, first add the partitions to the open transaction of the producer, or
+        begin one (KIP-890). The producer must not write to partitions with an error.
+        Callbacks of one producer are called in the order of the calls.
+        """
+
+        def add(is_loaded: bool) -> None:
+            if not is_loaded:
+                error = TransactionError.COORDINATOR_NOT_AVAILABLE
+                done(dict.fromkeys(partitions, error))
+                return
+            if not adds:
+                done({})
+                return
+            request = AddPartitions(
+                transactional_id=who[0],
+                producer_id=who[1],
+                producer_epoch=who[2],
+                partitions=frozenset(partitions),
+                client_version=2,
+            )
+            self.ask(request, now_ms, added)
+
+        def added(result: TransactionResult) -> None:
+            if isinstance(result, TransactionError):
+                done(dict.fromkeys(partitions, result))
+            else:
+                done({})
+
+        self.load(now_ms, add)
+
+    @abstractmethod
     def verified(
-        self, who: tuple[str, int, int], partition: Partition, write: Callable[[], _T]
+        self,
+        who: TransactionalProducer,
+        partition: Partition,
+        write: Callable[[], _T],
     ) -> _T | TransactionError:
         """Call write() and return its result if a producer may write now.
 
-        Otherwise, return the error. The producer is identified by a transactional id, a
-        producer id and its epoch.
+        Otherwise, return the error.
         """
+
+    def marker_follows(self, producer_id: int, partition: Partition) -> None:
+        """Handle a marker that is about to be appended to a partition.
+
+        A cluster must not rely on an earlier verification any more.
+        """
+        return
 
     @abstractmethod
     def look(self, names: Collection[str] | None, done: FoundTransactions) -> None:

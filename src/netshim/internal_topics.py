@@ -3,8 +3,9 @@
 Rules:
 - The topic is created before the first append. The hash of an id selects its partition.
 - The callback of an append runs once the records are durable, or as safe as the caller
-  requires. Callbacks run in the order of the log. So memory never reflects records that
-  a crash could remove, and an earlier value never overwrites a later one.
+  requires. In a cluster, they are committed then. Callbacks run in the order of the log.
+  So memory never reflects records that a crash could remove, and an earlier value never
+  overwrites a later one.
 - All work on the topic that may block runs through WorkQueues.submit() with the name of
   the topic as its key.
 
@@ -19,21 +20,18 @@ from typing import Any
 
 from logcore import Log, LogcoreError, Receipt
 from logcore.format.group_records import partition_of
-from logcore.metadata.checkpoint import Key
 from netshim.scheduling import as_value
 from netshim.state import BrokerState
 
 Told = Callable[[Exception | None], None]
-#: Called with the partition, its log, the end of the append and the callback.
-WhenStored = Callable[[Key, Log, int, Callable[[LogcoreError | None], None]], None]
 
 
 class InternalTopic:
     """One internal topic.
 
-    `name`, `partitions` and `config` are used when the topic is created. `when_stored`
-    waits until an append is safe; the default waits until it is committed. `only` is the
-    partition of a coordinator that has no others, in a cluster.
+    `name`, `partitions` and `config` are used when the topic is created. With
+    `always_syncs`, an append waits for the disk under each durability policy. `only` is
+    the partition of a coordinator that has no others, in a cluster.
     """
 
     def __init__(
@@ -43,7 +41,7 @@ class InternalTopic:
         partitions: int,
         config: Mapping[str, object],
         *,
-        when_stored: WhenStored | None = None,
+        always_syncs: bool = True,
         only: int | None = None,
     ) -> None:
         self.name = name
@@ -51,7 +49,7 @@ class InternalTopic:
         self._state = state
         self._partitions = partitions
         self._config = config
-        self._when_stored = when_stored
+        self._always_syncs = always_syncs
         self._unsynced: dict[Log, deque[tuple[int, Told]]] = {}
 
     @property
@@ -81,6 +79,27 @@ class InternalTopic:
             numbers = (self._only,)
         return [self._state.logs.open(self.name, number) for number in numbers]
 
+    def when_committed(self, done: Told) -> None:
+        """Call done(None) once all records of the only partition are committed.
+
+        If the topic has other partitions, that is immediately: its broker leads them
+        alone. Call done(error) if another broker leads the partition.
+        """
+        number = self._only
+        if number is None:
+            done(None)
+            return
+        state = self._state
+
+        def opened(result: Any) -> None:
+            if isinstance(result, Exception):
+                done(result)
+                return
+            key, end = (self.name, number), result.log_end_offset
+            state.leadership.when_committed(key, result, end, done)
+
+        state.work.submit(self.name, lambda: state.logs.open(self.name, number), opened)
+
     def append(
         self,
         name: str,
@@ -101,6 +120,7 @@ class InternalTopic:
             self.create()
             number = self.partition_of(name)
             log = state.logs.open(self.name, number)
+            state.leadership.check_in_sync((self.name, number))
             return log, number, write(log)
 
         def may_wait() -> bool:
@@ -123,8 +143,11 @@ class InternalTopic:
             end = receipt.last_offset + 1
             self._unsynced.setdefault(log, deque()).append((end, done))
             key = self.name, number
-            state.leadership.appended(key, log, end, now_ms)
-            when_stored = self._when_stored or state.leadership.when_committed
+            leadership = state.leadership
+            leadership.appended(key, log, end, now_ms)
+            when_stored = leadership.when_safe
+            if self._always_syncs:
+                when_stored = leadership.when_committed
             when_stored(key, log, end, lambda error: self._settle(log, end, error))
 
         if state.work.is_busy(self.name) or may_wait():

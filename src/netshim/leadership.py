@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
-from logcore import Log, LogcoreError
+from logcore import Log, LogcoreError, NotLeaderError
 from logcore.metadata.checkpoint import Key
 from logcore.replication.leading import FetchRefusal, FollowerFetch
 from netshim.fetch_wakeups import WaitingFetches
@@ -27,8 +27,13 @@ class Leadership(ABC):
     is_clustered = True
 
     @abstractmethod
+    def leads(self, key: Key) -> bool:
+        """Return whether this broker leads the partition."""
+
     def check_leads(self, key: Key) -> None:
         """Raise NotLeaderError unless this broker leads the partition."""
+        if not self.leads(key):
+            raise NotLeaderError("another broker leads this partition, or none")
 
     @abstractmethod
     def check_serves(self, key: Key, leader_epoch: int) -> None:
@@ -77,6 +82,14 @@ class Leadership(ABC):
         """
 
     @abstractmethod
+    def when_safe(self, key: Key, log: Log, end: int, done: WhenCommitted) -> None:
+        """Call done(None) when an append of the broker itself may be relied upon.
+
+        In a cluster, it is then committed. Otherwise, it is durable if the durability
+        policy makes an append wait for the disk.
+        """
+
+    @abstractmethod
     def follower_fetched(
         self, key: Key, log: Log, fetch: FollowerFetch
     ) -> FetchRefusal | None:
@@ -96,8 +109,8 @@ class SoleLeadership(Leadership):
         self._fetches = fetches
         self._syncs = syncs
 
-    def check_leads(self, key: Key) -> None:
-        pass
+    def leads(self, key: Key) -> bool:
+        return True
 
     def check_serves(self, key: Key, leader_epoch: int) -> None:
         pass
@@ -126,6 +139,9 @@ class SoleLeadership(Leadership):
         deadline_ms: int | None = None,
     ) -> None:
         self._syncs.when_durable(log, end, done)
+
+    def when_safe(self, key: Key, log: Log, end: int, done: WhenCommitted) -> None:
+        self._syncs.when_safe(log, end, done)
 
     def follower_fetched(
         self, key: Key, log: Log, fetch: FollowerFetch

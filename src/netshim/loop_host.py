@@ -5,6 +5,8 @@ Rules:
   next transition.
 - The stored records are read once, in another thread, before any request is executed. If
   they cannot be read, the next request reads them again.
+- In a cluster, the coordinator begins once all records that were read are committed. It
+  must not act on a record that another leader may truncate.
 
 This module does not execute single effects (groups.py and transactions.py do).
 """
@@ -17,6 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
+from logcore import NotLeaderError
 from netshim.internal_topics import InternalTopic
 from netshim.scheduling import guarded
 from netshim.state import BrokerState
@@ -79,9 +82,17 @@ class LoopHost(ABC, Generic[EffectT]):
         else:
             self._loading = [done]
             if self._topic.exists:
-                self._state.work.submit(self._topic.name, self._read, self._have_loaded)
+                self._state.work.submit(self._topic.name, self._read, self._have_read)
             else:
                 self._have_loaded([])
+
+    def _have_read(self, result: list[EffectT] | Exception) -> None:
+        if isinstance(result, Exception):
+            self._have_loaded(result)
+            return
+        self._topic.when_committed(
+            lambda error: self._have_loaded(result if error is None else error)
+        )
 
     @abstractmethod
     def _read(self) -> list[EffectT]:
@@ -101,7 +112,9 @@ class LoopHost(ABC, Generic[EffectT]):
     def _have_loaded(self, result: list[EffectT] | Exception) -> None:
         waiting = self._loading or []
         self._loading = None
-        if isinstance(result, Exception):
+        if isinstance(result, NotLeaderError):
+            pass  # this broker has led the partition for a moment only
+        elif isinstance(result, Exception):
             _log.error(
                 "%s cannot be read, so nothing that it stores can be served: %s",
                 self._topic.name,

@@ -53,6 +53,7 @@ from netshim.coordinators import (
     FoundTransactions,
     GroupOutcome,
     GroupService,
+    TransactionalProducer,
     TransactionService,
 )
 from netshim.groups import group_rules, report
@@ -308,8 +309,14 @@ class TransactionsBesideOthers(TransactionService):
 
         self._state.work.submit(_TRANSACTIONS, lambda: self._open().ask(request), asked)
 
+    def create_topic(self) -> None:
+        """Do nothing: the first record creates the topic."""
+
     def verified(
-        self, who: tuple[str, int, int], partition: Partition, write: Callable[[], _T]
+        self,
+        who: TransactionalProducer,
+        partition: Partition,
+        write: Callable[[], _T],
     ) -> _T | TransactionError:
         """Call TransactionCoordinator.verified(), which blocks, in a worker thread."""
         return self._open().verified(who, partition, write)

@@ -110,10 +110,17 @@ class Topology(ABC):
         """Elect a leader, and return 0 or the code of the refusal. Blocks."""
 
     @abstractmethod
-    def reassign(self, key: tuple[str, int], target: Sequence[int] | None) -> int:
+    def reassign(
+        self,
+        key: tuple[str, int],
+        target: Sequence[int] | None,
+        *,
+        may_change_factor: bool = True,
+    ) -> int:
         """Begin to move a partition to other brokers, or cancel that with None.
 
-        Returns 0 or the code of the refusal. Blocks.
+        Without `may_change_factor`, the number of replicas must remain. Returns 0 or the
+        code of the refusal. Blocks.
         """
 
     @abstractmethod
@@ -186,7 +193,13 @@ class SoleTopology(Topology):
     def elect(self, key: tuple[str, int], *, is_unclean: bool) -> int:
         return codes.ELECTION_NOT_NEEDED
 
-    def reassign(self, key: tuple[str, int], target: Sequence[int] | None) -> int:
+    def reassign(
+        self,
+        key: tuple[str, int],
+        target: Sequence[int] | None,
+        *,
+        may_change_factor: bool = True,
+    ) -> int:
         if target is None:
             return codes.NO_REASSIGNMENT_IN_PROGRESS
         if list(target) != self._node:

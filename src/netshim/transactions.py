@@ -36,6 +36,7 @@ from logcore import (
 )
 from logcore.coordination.transaction_effects import (
     AbortOrphan,
+    AddPartitions,
     CancelTransactionTimer,
     Effect,
     Request,
@@ -68,7 +69,12 @@ from logcore.format.transaction_records import (
 )
 from logcore.metadata.filenames import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from logcore.partition.coordinator_append import marker_epoch
-from netshim.coordinators import FoundTransactions, TransactionService
+from netshim.coordinators import (
+    FoundTransactions,
+    TransactionalProducer,
+    TransactionErrors,
+    TransactionService,
+)
 from netshim.internal_topics import InternalTopic
 from netshim.loop_host import LoopHost
 from netshim.request_log import shown
@@ -79,6 +85,8 @@ _log = logging.getLogger("netshim")
 
 _MARKER_BYTES: Final = 100
 
+#: Called with a coordinator, and the partitions whose markers must be written again.
+Marked = Callable[[TransactionMachine, frozenset[Partition]], None]
 #: Called with the result of a request. The coordinator identifies a request by this
 #: function.
 Done = Callable[[Result], None]
@@ -86,9 +94,13 @@ T = TypeVar("T")
 
 
 class TransactionHost(LoopHost[Effect], TransactionService):
-    """The transaction coordinator of a broker."""
+    """The transaction coordinator of a broker.
 
-    def __init__(self, state: BrokerState) -> None:
+    In a cluster, there is one for each partition of `__transaction_state` that the
+    broker leads. That partition is `only`.
+    """
+
+    def __init__(self, state: BrokerState, only: int | None = None) -> None:
         super().__init__(
             state,
             InternalTopic(
@@ -96,17 +108,18 @@ class TransactionHost(LoopHost[Effect], TransactionService):
                 TRANSACTIONS_TOPIC,
                 state.settings.transactions_partitions,
                 TRANSACTIONS_CONFIG,
-                when_stored=lambda _, log, end, done: state.syncs.when_safe(
-                    log, end, done
-                ),
+                always_syncs=False,
+                only=only,
             ),
             EXPIRY_CHECK_MS,
         )
         self._coordinator = self._new()
         state.remembered.holders.append(self.held_bytes)
         self._has_begun = False
-        # A power loss may have left transactions open.
-        self._expects_orphans = not state.logdir.was_clean
+        self._is_closed = False
+        # A power loss may have left transactions open. In a cluster, another replica has
+        # their records.
+        self._expects_orphans = only is None and not state.logdir.was_clean
 
     def _new(self) -> TransactionMachine:
         remembered = self._state.remembered
@@ -122,7 +135,7 @@ class TransactionHost(LoopHost[Effect], TransactionService):
 
     def _act(self, effects: Iterable[Effect]) -> None:
         super()._act(effects)
-        if self._is_acting or self._state.is_stopping:
+        if self._is_acting or self._state.is_stopping or self._is_closed:
             return
         if self._coordinator.is_over:
             self._begin_again()
@@ -137,7 +150,7 @@ class TransactionHost(LoopHost[Effect], TransactionService):
                 self._append(self._coordinator, effect)
             case WriteMarkers():
                 marked = partial(self._have_marked, effect)
-                Markers(state, self._coordinator, effect, state.now_ms, marked).write()
+                self._write_markers(self._coordinator, effect, marked)
             case AbortOrphan(producer_id, epoch, partitions):
                 markers = WriteMarkers("", producer_id, epoch, False, partitions)
                 Markers(state, None, markers, state.now_ms).write()
@@ -188,6 +201,11 @@ class TransactionHost(LoopHost[Effect], TransactionService):
 
         self._topic.append(name, len(key) + len(value or b"") + 32, write, now_ms, done)
 
+    def _write_markers(
+        self, coordinator: TransactionMachine, effect: WriteMarkers, done: Marked
+    ) -> None:
+        Markers(self._state, coordinator, effect, self._state.now_ms, done).write()
+
     def _have_marked(
         self,
         effect: WriteMarkers,
@@ -210,10 +228,11 @@ class TransactionHost(LoopHost[Effect], TransactionService):
         self._coordinator = self._new()
         self._is_loaded = False
         self._stop_expiry()
-        self._state.timers.at(
-            self._state.now_ms + RETRY_MS,
-            lambda now_ms: self.load(now_ms, lambda _: None),
-        )
+        self._state.timers.at(self._state.now_ms + RETRY_MS, self._load_again)
+
+    def _load_again(self, now_ms: int) -> None:
+        if not self._is_closed:
+            self.load(now_ms, lambda _: None)
 
     # -- loading
 
@@ -251,8 +270,11 @@ class TransactionHost(LoopHost[Effect], TransactionService):
         else:  # the previous coordinator has ended, and its successor is not loaded yet
             done(TransactionError.COORDINATOR_NOT_AVAILABLE)
 
+    def create_topic(self) -> None:
+        self._topic.create()
+
     def verified(
-        self, who: tuple[str, int, int], partition: Partition, write: Callable[[], T]
+        self, who: TransactionalProducer, partition: Partition, write: Callable[[], T]
     ) -> T | TransactionError:
         if not self._is_loaded:
             return TransactionError.COORDINATOR_NOT_AVAILABLE
@@ -260,20 +282,68 @@ class TransactionHost(LoopHost[Effect], TransactionService):
         return write() if error is None else error
 
     def look(self, names: Collection[str] | None, done: FoundTransactions) -> None:
+        done(self.stored(names))
+
+    def stored(self, names: Collection[str] | None) -> dict[str, StoredTransaction]:
+        """Return the last durable records of transactional ids, or of all for None."""
         if names is None:
-            done(self._coordinator.all())
-            return
-        found: dict[str, StoredTransaction] = {}
-        for name in names:
-            stored = self._coordinator.get(name)
-            if stored is not None:
-                found[name] = stored
-        done(found)
+            return self._coordinator.all()
+        found = {name: self._coordinator.get(name) for name in names}
+        return {name: stored for name, stored in found.items() if stored is not None}
 
     def stop(self, now_ms: int) -> None:
         # The next broker reads the records that are being written.
         self._state.hear(now_ms)
         self._act(self._coordinator.end())
+
+    def close(self) -> None:
+        """Drop all transactions for good: another broker coordinates them."""
+        self._is_closed = True
+        self._act(self._coordinator.end())
+        self._stop_expiry()
+        self._state.remembered.holders.remove(self.held_bytes)
+
+
+def add_or_verify(
+    transactions: TransactionService,
+    who: TransactionalProducer,
+    partitions: Collection[Partition],
+    now_ms: int,
+    done: Callable[[TransactionErrors], None],
+    *,
+    adds: bool,
+) -> None:
+    """Ask the coordinator of this broker whether a producer may write to partitions.
+
+    With `adds`, the partitions are added to its transaction, all or none. Otherwise, each
+    one is verified.
+    """
+    errors: dict[Partition, TransactionError] = {}
+    wanted = [frozenset(partitions)]
+    if not adds:
+        wanted = [frozenset({partition}) for partition in partitions]
+    left = len(wanted)
+
+    def answered(those: frozenset[Partition], result: Result) -> None:
+        nonlocal left
+        if isinstance(result, TransactionError):
+            errors.update(dict.fromkeys(those, result))
+        left -= 1
+        if not left:
+            done(errors)
+
+    for those in wanted:
+        request = AddPartitions(
+            transactional_id=who[0],
+            producer_id=who[1],
+            producer_epoch=who[2],
+            partitions=those,
+            client_version=2,
+            only_verifies=not adds,
+        )
+        transactions.ask(request, now_ms, partial(answered, those))
+    if not wanted:
+        done(errors)
 
 
 class Markers:
@@ -347,8 +417,10 @@ class Markers:
         if self._coordinator is not None and self._coordinator.is_over:
             return
         topic, number = partition
+        state.transactions.marker_follows(self._effect.producer_id, partition)
         try:
             log = state.logs.log(topic, number)
+            state.leadership.check_in_sync(partition)
         except LogcoreError as error:
             self._settle(partition, error)
             return
@@ -398,8 +470,9 @@ class Markers:
             self._settle(partition, result)
             return
         end = result.last_offset + 1
-        self._state.leadership.appended(partition, log, end, self._now_ms)
-        self._state.syncs.when_safe(log, end, partial(self._settle, partition))
+        leadership = self._state.leadership
+        leadership.appended(partition, log, end, self._now_ms)
+        leadership.when_safe(partition, log, end, partial(self._settle, partition))
 
     def _settle(self, partition: Partition, error: Exception | None) -> None:
         if error is None and partition[0] == OFFSETS_TOPIC:

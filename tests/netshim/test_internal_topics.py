@@ -109,8 +109,17 @@ def requests() -> list[tuple[Any, Any]]:
             ],
         },
         wire.ADD_PARTITIONS_TO_TXN: {
-            "v3_and_below_transactional_id": "id",
-            "v3_and_below_topics": [{"name": name, "partitions": [0]}],
+            "transactions": [
+                {
+                    "transactional_id": "id",
+                    "topics": [{"name": name, "partitions": [0]}],
+                }
+            ],
+        },
+        wire.ALTER_PARTITION_REASSIGNMENTS: {
+            "topics": [
+                {"name": name, "partitions": [{"partition_index": 0, "replicas": [0]}]}
+            ],
         },
         wire.DELETE_TOPICS: {"topic_names": [name]},
     }

@@ -41,6 +41,10 @@ class TransactionError(enum.Enum):
 
     # The stored state cannot be read or written: try again.
     COORDINATOR_NOT_AVAILABLE = enum.auto()
+    # The coordinator of a cluster reads the stored state: try again.
+    COORDINATOR_LOAD_IN_PROGRESS = enum.auto()
+    # Another broker of a cluster coordinates the id.
+    NOT_COORDINATOR = enum.auto()
     INVALID_REQUEST = enum.auto()
     INVALID_TRANSACTION_TIMEOUT = enum.auto()
     # The id is unknown or belongs to another producer id.
@@ -82,6 +86,8 @@ class AddPartitions:
     partitions: frozenset[Partition]
     #: The transaction version of the client.
     client_version: int = 0
+    #: Only check that the partitions are in the open transaction (section 3.6).
+    only_verifies: bool = False
 
 
 @attrs.frozen(kw_only=True)

@@ -190,6 +190,15 @@ class TransactionMachine:
             return TransactionError.TRANSACTION_ABORTABLE
         return None
 
+    def _verify_all(self, request: AddPartitions) -> TransactionError | None:
+        """Return the first error of verify() for the partitions of a request."""
+        who = (request.transactional_id, request.producer_id, request.producer_epoch)
+        for partition in sorted(request.partitions):
+            error = self.verify(*who, partition)
+            if error is not None:
+                return error
+        return None
+
     # -- stored state
 
     def load(self, found: Mapping[str, StoredTransaction], now_ms: int) -> list[Effect]:
@@ -397,6 +406,8 @@ class TransactionMachine:
         """
         if self.is_over:
             return _reply(waiter, TransactionError.COORDINATOR_NOT_AVAILABLE)
+        if isinstance(request, AddPartitions) and request.only_verifies:
+            return _reply(waiter, self._verify_all(request))
         error = self._check(request, now_ms)
         if error is not None:
             return _reply(waiter, error)

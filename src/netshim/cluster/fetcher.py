@@ -37,7 +37,7 @@ from logcore.replication.following import (
 from logcore.replication.leading import NO_EPOCH, FollowerFetch
 from logcore.replication.state import LeaderAndIsr, ReplicationError
 from netshim import wire
-from netshim.follow.connection import ClientSettings, SourceConnection
+from netshim.cluster.peer_requests import AddressOf, PeerConnection
 
 _log = logging.getLogger("netshim")
 
@@ -96,18 +96,17 @@ class LeaderFetcher:
         leader: int,
         fs: FS,
         settings: FetcherSettings,
-        address_of: Callable[[int], tuple[str, int] | None],
+        address_of: AddressOf,
         on_failure: Callable[[Key, LogcoreError], None],
     ) -> None:
         self.leader = leader
         self._fs = fs
         self._settings = settings
-        self._address_of = address_of
         self._on_failure = on_failure
         self._changed = threading.Condition()
         self._partitions: dict[Key, FollowedPartition] = {}
         self._is_closing = False
-        self._connection: SourceConnection | None = None
+        self._connection = PeerConnection(leader, address_of)
         self._thread = threading.Thread(
             target=self._run, name=f"netshim-fetch-{leader}", daemon=True
         )
@@ -116,11 +115,9 @@ class LeaderFetcher:
     def follow(self, one: FollowedPartition) -> None:
         with self._changed:
             self._partitions[one.key] = one
-            connection = self._connection
             self._changed.notify_all()
         # The present request may wait for records of other partitions.
-        if connection is not None:
-            connection.interrupt()
+        self._connection.interrupt()
 
     def drop(self, key: Key) -> None:
         """Stop to follow a partition. Returns when its log is no longer used."""
@@ -141,10 +138,8 @@ class LeaderFetcher:
     def close(self) -> None:
         with self._changed:
             self._is_closing = True
-            connection = self._connection
             self._changed.notify_all()
-        if connection is not None:
-            connection.interrupt()
+        self._connection.interrupt()
         self._thread.join()
 
     # -- the thread --------------------------------------------------------------------
@@ -161,9 +156,9 @@ class LeaderFetcher:
                 self._round(partitions)
             except Exception:
                 _log.exception("an internal error in the fetcher of %d", self.leader)
-                self._disconnect()
+                self._connection.close()
                 self._pause()
-        self._disconnect()
+        self._connection.close()
 
     def _round(self, partitions: list[FollowedPartition]) -> None:
         """Fetch the partitions once."""
@@ -180,12 +175,12 @@ class LeaderFetcher:
             self._pause()
             return
         try:
-            response = self._connected().ask(
+            response = self._connection.ask(
                 wire.FETCH, self._request(fetches), most_version=_FETCH_VERSION
             )
         except (RemoteUnavailableError, ShippingError) as error:
             _log.debug("fetches from broker %d: %s", self.leader, error)
-            self._disconnect()
+            self._connection.close()
             for one, _ in fetches.values():
                 with one.mutex:
                     one.book = following.gave_up(one.book)
@@ -206,23 +201,6 @@ class LeaderFetcher:
         with self._changed:
             if not self._is_closing:
                 self._changed.wait(_BACK_OFF_MS / 2_000)
-
-    def _connected(self) -> SourceConnection:
-        if self._connection is None:
-            address = self._address_of(self.leader)
-            if address is None:
-                raise RemoteUnavailableError(f"broker {self.leader} is not registered")
-            connection = SourceConnection(*address, ClientSettings())
-            with self._changed:
-                self._connection = connection
-        return self._connection
-
-    def _disconnect(self) -> None:
-        with self._changed:
-            connection = self._connection
-            self._connection = None
-        if connection is not None:
-            connection.close()
 
     def _next_fetch(self, one: FollowedPartition) -> FollowerFetch | None:
         """Sync the log if necessary, and return the next fetch."""

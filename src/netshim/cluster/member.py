@@ -259,6 +259,11 @@ class ClusterMember:
         except LogcoreError:
             return False
 
+    def address_of(self, broker: int) -> tuple[str, int] | None:
+        """Return the host and port of a broker, None while it is not registered."""
+        node = self.view.brokers.get(broker)
+        return None if node is None else (node.host, node.port)
+
     def read_racks(self) -> dict[int, str | None]:
         """Return the rack of each broker that has ever registered.
 

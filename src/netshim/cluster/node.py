@@ -20,19 +20,20 @@ from typing import Final, cast
 import attrs
 
 import logcore
-from logcore import LogcoreError, LogDir
+from logcore import Log, LogcoreError, LogDir
 from logcore.config import Durability, LogConfig
 from logcore.directory.identity import claim_for_cluster
 from logcore.directory.maintenance import Upkeep
 from logcore.errors import InvalidConfigError, RegistryError
 from logcore.fs import FS, SharedFS
-from logcore.metadata.checkpoint import ensure_directory
+from logcore.metadata.checkpoint import Key, ensure_directory
 from netshim.cluster.directory import ClusterDirectory
 from netshim.cluster.fetcher import FetcherSettings
 from netshim.cluster.member import ClusterMember, MemberSettings
 from netshim.cluster.replicas import ClusterReplicas
-from netshim.cluster.shards import GroupShards, NoTransactions
+from netshim.cluster.shards import GroupShards
 from netshim.cluster.topology import ClusterTopology
+from netshim.cluster.transaction_shards import TransactionPeers, TransactionShards
 from netshim.cluster.view import ClusterView
 from netshim.settings import Settings
 from netshim.state import BrokerState
@@ -63,6 +64,7 @@ class ClusterNode:
 
     directory: ClusterDirectory
     _replicas: ClusterReplicas
+    _peers: TransactionPeers
 
     def __init__(
         self,
@@ -143,8 +145,19 @@ class ClusterNode:
     def install(self, state: BrokerState) -> None:
         """Give a broker the leadership, topology and coordinators of the cluster."""
         groups = GroupShards(state, self.member, self._new_id)
+        transactions = TransactionShards(state, self.member, self._call_in_loop)
+        self._peers = transactions.peers
         state.groups = groups
-        state.transactions = NoTransactions()
+        state.transactions = transactions
+
+        def lead(key: Key, log: Log) -> None:
+            groups.shards.lead(key)
+            transactions.lead(key, log)
+
+        def resign(key: Key) -> None:
+            groups.shards.resign(key)
+            transactions.resign(key)
+
         self._replicas = ClusterReplicas(
             state,
             self.directory.local,
@@ -154,8 +167,8 @@ class ClusterNode:
                 wait_ms=self._settings.replica_fetch_wait_max_ms,
                 partition_bytes=self._settings.replica_fetch_max_bytes,
             ),
-            on_lead=groups.lead,
-            on_resign=groups.resign,
+            on_lead=lead,
+            on_resign=resign,
             on_deleted=lambda names: groups.topics_deleted(
                 names, state.now_ms, _report_group_error
             ),
@@ -173,7 +186,11 @@ class ClusterNode:
         self._call_in_loop(self._replicas.report_strays)
 
     def _on_view(self, view: ClusterView) -> None:
-        self._call_in_loop(lambda: self._replicas.take_view(view))
+        def take_view() -> None:
+            self._replicas.take_view(view)
+            self._peers.take_view(view)
+
+        self._call_in_loop(take_view)
 
     def leave(self) -> None:
         """Let other brokers lead the partitions of this one. Blocks for at most 15 s."""
@@ -199,6 +216,7 @@ class ClusterNode:
         """End the copying and the session. Blocks."""
         if hasattr(self, "_replicas"):
             self._replicas.close()
+            self._peers.close()
         self.member.close()
 
 

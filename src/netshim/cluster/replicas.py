@@ -62,7 +62,7 @@ _RETRY_MS: Final = 150
 
 #: Role, leader, leader epoch and broker epoch.
 _Token = tuple[Role, int, int, int | None]
-_GONE: Final[_Token] = (Role.NONE, -1, -1, None)
+_NO_ROLE: Final[_Token] = (Role.NONE, -1, -1, None)
 
 
 @attrs.define(eq=False)
@@ -90,9 +90,9 @@ class _LedPartition:
 class ClusterReplicas(Leadership):
     """All replicas of this broker.
 
-    `on_lead` is called with the partition and the start of the epoch when this broker
-    begins to lead, `on_resign` when it ends, and `on_deleted` with topics that were
-    deleted. `on_failure` is called when a log cannot be written.
+    `on_lead` is called with the partition and its log when this broker begins to lead,
+    `on_resign` when it ends, and `on_deleted` with topics that were deleted. `on_failure`
+    is called when a log cannot be written.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class ClusterReplicas(Leadership):
         *,
         lag_ms: int,
         fetcher_settings: FetcherSettings,
-        on_lead: Callable[[Key, Log, int], None],
+        on_lead: Callable[[Key, Log], None],
         on_resign: Callable[[Key], None],
         on_deleted: Callable[[set[str]], None],
         on_failure: Callable[[LogcoreError], None],
@@ -129,11 +129,6 @@ class ClusterReplicas(Leadership):
         self._is_closed = False
         self._review(state.now_ms)
 
-    @property
-    def led(self) -> list[Key]:
-        """The partitions that this broker leads."""
-        return list(self._led)
-
     def close(self) -> None:
         """Stop to follow. This blocks until the threads have ended."""
         self._is_closed = True
@@ -147,9 +142,7 @@ class ClusterReplicas(Leadership):
         before = self._view
         self._view = view
         deleted = before.topics.keys() - view.topics.keys()
-        deleted = {
-            name for name in deleted if not any(n == name for n, _ in view.damaged)
-        }
+        deleted -= view.damaged_topics
         if deleted:
             self._on_deleted(deleted)
         for key in [*self._tokens.keys() - view.states.keys()]:
@@ -177,9 +170,9 @@ class ClusterReplicas(Leadership):
         view, node_id = self._view, self._member.settings.node_id
         topic, stored = view.topics.get(key[0]), view.states.get(key)
         if topic is None or stored is None:
-            return _GONE
+            return _NO_ROLE
         if node_id not in topic.node.replicas.get(key[1], ()):
-            return _GONE
+            return _NO_ROLE
         state, epoch = stored.state, self._member.epoch
         role = role_of(state, node_id, epoch)
         return role, state.leader, state.leader_epoch, epoch
@@ -200,25 +193,21 @@ class ClusterReplicas(Leadership):
                 self._fetchers[token[1]].read_state(key, stored.state)
             return
         self._resign(key)
-        if token is _GONE and key not in self._tokens:
+        if token is _NO_ROLE and key not in self._tokens:
             return
         self._tokens[key] = token
-        fetchers = list(self._fetchers.values())
         # Appends of internal topics use the name of the topic as their key.
         queue: Any = key[0] if key[0] in INTERNAL_TOPICS else key
         self._state.work.submit(
             queue,
-            lambda: self._prepare(key, token, fetchers),
+            lambda: self._prepare(key, token),
             lambda result: self._begin(key, token, result),
         )
 
-    def _prepare(
-        self, key: Key, token: _Token, fetchers: list[LeaderFetcher]
-    ) -> Log | None:
+    def _prepare(self, key: Key, token: _Token) -> Log | None:
         """End the former role of a log, and prepare the next one. Blocks."""
-        for fetcher in fetchers:
-            fetcher.drop(key)
-        if token is _GONE:
+        self._drop(key[0], [key[1]])
+        if token is _NO_ROLE:
             log = self._local.opened(*key)
             if log is not None:
                 begin_to_follow(log.writer)
@@ -235,7 +224,7 @@ class ClusterReplicas(Leadership):
         """Begin a role whose log is prepared."""
         if self._tokens.get(key) != token or self._is_closed:
             return  # another change of role is under way
-        if token is _GONE:
+        if token is _NO_ROLE:
             del self._tokens[key]
             return
         if isinstance(result, Exception):
@@ -282,7 +271,7 @@ class ClusterReplicas(Leadership):
         led = self._led[key] = _LedPartition(key, log, book)
         self._update(led, book)
         self._state.fetches.wake([key], self._state.now_ms)
-        self._on_lead(key, log, book.epoch_start)
+        self._on_lead(key, log)
 
     def _resign(self, key: Key) -> None:
         led = self._led.pop(key, None)
@@ -380,14 +369,10 @@ class ClusterReplicas(Leadership):
                 leader,
                 self._local.fs,
                 self._fetcher_settings,
-                self._address_of,
+                self._member.address_of,
                 lambda key, error: self._on_failure(error),
             )
         fetcher.follow(FollowedPartition(key, topic.node.topic_id.bytes, log, book))
-
-    def _address_of(self, broker: int) -> tuple[str, int] | None:
-        node = self._member.view.brokers.get(broker)
-        return None if node is None else (node.host, node.port)
 
     # -- placing -----------------------------------------------------------------------
 
@@ -401,30 +386,27 @@ class ClusterReplicas(Leadership):
             for name, topic in view.topics.items()
             if self._placed.get(name) is not topic
         ]
-        gone = [
-            name
-            for name, topic_id in self._witnessed.items()
-            if name not in view.topics
-            and not any(name == damaged for damaged, _ in view.damaged)
-        ]
-        if not changed and not gone:
+        deleted = self._witnessed.keys() - view.topics.keys() - view.damaged_topics
+        if not changed and not deleted:
             return
         self._is_placing = True
         topics = {name: view.topics[name] for name in changed}
         self._state.work.submit(
             _PLACING,
-            lambda: self._place_topics(topics, gone),
-            lambda result: self._have_placed(topics, gone, result),
+            lambda: self._place_topics(topics, deleted),
+            lambda result: self._have_placed(topics, deleted, result),
         )
 
-    def _place_topics(self, topics: dict[str, TopicOfCluster], gone: list[str]) -> None:
+    def _place_topics(
+        self, topics: dict[str, TopicOfCluster], deleted: Iterable[str]
+    ) -> None:
         """Change the local directory. Blocks.
 
         Raises:
             LogcoreError: the directory cannot be changed.
         """
         local = self._local
-        for name in gone:
+        for name in deleted:
             if name in local and local.topic_id(name) == self._witnessed[name]:
                 self._remove(name, local.partitions(name))
         for name, topic in topics.items():
@@ -468,7 +450,7 @@ class ClusterReplicas(Leadership):
                 fetcher.drop((name, number))
 
     def _have_placed(
-        self, topics: dict[str, TopicOfCluster], gone: list[str], result: Any
+        self, topics: dict[str, TopicOfCluster], deleted: Iterable[str], result: Any
     ) -> None:
         self._is_placing = False
         if isinstance(result, Exception):
@@ -477,7 +459,7 @@ class ClusterReplicas(Leadership):
                 self._state.now_ms + 10 * _RETRY_MS, lambda _: self._place()
             )
             return
-        for name in gone:
+        for name in deleted:
             self._witnessed.pop(name, None)
             self._placed.pop(name, None)
         for name, topic in topics.items():
@@ -499,15 +481,14 @@ class ClusterReplicas(Leadership):
 
     # -- for handlers ------------------------------------------------------------------
 
-    def check_leads(self, key: Key) -> None:
-        if key not in self._led:
-            raise NotLeaderError("another broker leads this partition, or none")
+    def leads(self, key: Key) -> bool:
+        return key in self._led
 
     def check_serves(self, key: Key, leader_epoch: int) -> None:
         if key in self._led:
             return
-        token = self._tokens.get(key, _GONE)
-        if leader_epoch < 0 or token is _GONE:
+        token = self._tokens.get(key, _NO_ROLE)
+        if leader_epoch < 0 or token is _NO_ROLE:
             raise NotLeaderError("another broker leads this partition, or none")
 
     def check_in_sync(self, key: Key) -> None:
@@ -586,6 +567,9 @@ class ClusterReplicas(Leadership):
                 "the in-sync replicas did not confirm the append in time"
             ),
         )
+
+    def when_safe(self, key: Key, log: Log, end: int, done: WhenCommitted) -> None:
+        self.when_committed(key, log, end, done)
 
     def follower_fetched(
         self, key: Key, log: Log, fetch: FollowerFetch

@@ -1,24 +1,22 @@
-"""Group coordinators: one for each partition of `__consumer_offsets` that this broker leads.
+"""Coordinators of a cluster: one for each partition of an internal topic that is led here.
 
 Rules:
-- A coordinator loads its partition when this broker begins to lead it, once the records
-  of earlier epochs are committed again. Until then its groups answer
+- A coordinator loads its partition when this broker begins to lead it. It begins once
+  the records that it has read are committed. Until then, its answer is
   COORDINATOR_LOAD_IN_PROGRESS.
-- A commit is acknowledged once it is committed in the partition, so it is never lost by
+- A record is acknowledged once it is committed in the partition, so it is never lost by
   another election.
 - A coordinator answers only while the lease of the broker's session holds. Otherwise a
-  broker that was stopped could report committed offsets that have moved on.
-
-Transactions are not served in a cluster yet: see NoTransactions.
+  broker that was stopped could report state that has changed since.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Collection, Iterable
-from typing import Any, Final, TypeVar
+import enum
+from collections.abc import Callable, Iterable
+from typing import Any, Final, Generic, Protocol, TypeVar
 
-from logcore import Log, LogcoreError, NotLeaderError
+from logcore import NotLeaderError
 from logcore.coordination.classic_group import Group
 from logcore.coordination.group_requests import (
     Beat,
@@ -27,31 +25,113 @@ from logcore.coordination.group_requests import (
     Join,
     JoinRefused,
 )
-from logcore.coordination.transaction_effects import Request, TransactionError
-from logcore.coordination.transaction_effects import Result as TransactionResult
 from logcore.coordinators.group_host import GroupRequest, GroupStep
 from logcore.coordinators.stored_offsets import OFFSETS_CONFIG
 from logcore.format.group_records import partition_of
-from logcore.format.transaction_records import Partition
 from logcore.metadata.checkpoint import Key
 from logcore.metadata.filenames import OFFSETS_TOPIC
 from netshim.cluster.member import ClusterMember
-from netshim.coordinators import (
-    Done,
-    FoundTransactions,
-    GroupOutcome,
-    GroupService,
-    TransactionService,
-)
+from netshim.coordinators import Done, GroupOutcome, GroupService
 from netshim.groups import BrokerGroups
 from netshim.scheduling import PendingResponse, Steps
 from netshim.state import BrokerState
 
-_log = logging.getLogger("netshim")
-
 _T = TypeVar("_T")
-#: Time after which groups that could not be read are read again.
+#: Time after which a partition that could not be read is read again.
 _RETRY_MS: Final = 1_000
+
+
+class NoShard(enum.Enum):
+    """The reason why this broker cannot coordinate an id. The names are Kafka's."""
+
+    NOT_COORDINATOR = enum.auto()
+    COORDINATOR_LOAD_IN_PROGRESS = enum.auto()
+
+
+class Shard(Protocol):
+    """The coordinator of one partition."""
+
+    @property
+    def is_loaded(self) -> bool: ...
+    def load(self, now_ms: int, done: Callable[[bool], None]) -> None: ...
+    def close(self) -> None: ...
+
+
+_Shard = TypeVar("_Shard", bound=Shard)
+
+
+class Shards(Generic[_Shard]):
+    """The coordinators of one topic. `create` makes the one of a partition."""
+
+    def __init__(
+        self,
+        topic: str,
+        state: BrokerState,
+        member: ClusterMember,
+        create: Callable[[int], _Shard],
+    ) -> None:
+        self._topic = topic
+        self._state = state
+        self._member = member
+        self._create = create
+        self._shards: dict[int, _Shard] = {}
+        #: Actions on a coordinator that wait until it is loaded.
+        self._after_load: dict[int, list[Callable[[_Shard], None]]] = {}
+
+    def lead(self, key: Key) -> None:
+        """Load a partition that this broker leads now."""
+        topic, number = key
+        if topic != self._topic:
+            return
+        shard = self._shards[number] = self._create(number)
+
+        def load(now_ms: int) -> None:
+            if self._shards.get(number) is shard:
+                shard.load(now_ms, loaded)
+
+        def loaded(is_loaded: bool) -> None:
+            if not is_loaded:
+                self._state.timers.at(self._state.now_ms + _RETRY_MS, load)
+                return
+            for action in self._after_load.pop(number, ()):
+                action(shard)
+
+        load(self._state.now_ms)
+
+    def resign(self, key: Key) -> None:
+        """Drop the coordinator of a partition that this broker led."""
+        topic, number = key
+        if topic == self._topic and number in self._shards:
+            self._after_load.pop(number, None)
+            self._shards.pop(number).close()
+
+    def partition_of(self, name: str) -> int:
+        """Return the partition of an id, -1 while the topic does not exist."""
+        count = len(self._state.logs.numbers_of(self._topic))
+        return partition_of(name, count) if count else -1
+
+    def find(self, name: str) -> _Shard | NoShard:
+        """Return the coordinator of an id, or why there is none here."""
+        shard = self._shards.get(self.partition_of(name))
+        if shard is None or not self._member.has_lease:
+            return NoShard.NOT_COORDINATOR
+        if not shard.is_loaded:
+            return NoShard.COORDINATOR_LOAD_IN_PROGRESS
+        return shard
+
+    def when_loaded(self, number: int, action: Callable[[_Shard], None]) -> None:
+        """Call action() with the coordinator of a partition, if it is here, once loaded."""
+        shard = self._shards.get(number)
+        if shard is None:
+            return
+        if shard.is_loaded:
+            action(shard)
+        else:
+            self._after_load.setdefault(number, []).append(action)
+
+    def loaded(self) -> list[_Shard]:
+        """Return the coordinators that are loaded."""
+        return [shard for shard in self._shards.values() if shard.is_loaded]
 
 
 class GroupShards(GroupService):
@@ -61,62 +141,27 @@ class GroupShards(GroupService):
         self, state: BrokerState, member: ClusterMember, new_id: Callable[[], str]
     ) -> None:
         self._state = state
-        self._member = member
-        self._new_id = new_id
-        self._shards: dict[int, BrokerGroups] = {}
+        self.shards = Shards(
+            OFFSETS_TOPIC,
+            state,
+            member,
+            lambda number: BrokerGroups(state, new_id, number),
+        )
 
-    # -- partitions --------------------------------------------------------------------
-
-    def lead(self, key: Key, log: Log, epoch_start: int) -> None:
-        """Load the groups of a partition that this broker leads now."""
-        topic, number = key
-        if topic != OFFSETS_TOPIC:
-            return
-        shard = self._shards[number] = BrokerGroups(self._state, self._new_id, number)
-
-        def load(now_ms: int) -> None:
-            if self._shards.get(number) is shard:
-                shard.load(now_ms, loaded)
-
-        def loaded(is_loaded: bool) -> None:
-            if not is_loaded:
-                self._state.timers.at(self._state.now_ms + _RETRY_MS, load)
-
-        def committed(error: LogcoreError | None) -> None:
-            if error is None:
-                load(self._state.now_ms)
-
-        self._state.leadership.when_committed(key, log, epoch_start, committed)
-
-    def resign(self, key: Key) -> None:
-        """Drop the groups of a partition that this broker led."""
-        topic, number = key
-        shard = None
-        if topic == OFFSETS_TOPIC:
-            shard = self._shards.pop(number, None)
-        if shard is not None:
-            shard.close()
-
-    def _shard_of(self, group_id: str) -> BrokerGroups | GroupError:
+    def _find(self, group_id: str) -> BrokerGroups | GroupError:
         """Return the coordinator of a group, or why there is none here."""
-        count = len(self._state.logs.numbers_of(OFFSETS_TOPIC))
-        if not count or not self._member.has_lease:
-            return GroupError.NOT_COORDINATOR
-        shard = self._shards.get(partition_of(group_id, count))
-        if shard is None:
-            return GroupError.NOT_COORDINATOR
-        if not shard.is_loaded:
-            return GroupError.COORDINATOR_LOAD_IN_PROGRESS
-        return shard
+        shard = self.shards.find(group_id)
+        return GroupError[shard.name] if isinstance(shard, NoShard) else shard
 
     # -- requests ----------------------------------------------------------------------
 
     @property
     def is_loaded(self) -> bool:
-        return all(shard.is_loaded for shard in self._shards.values())
+        return True
 
     def load(self, now_ms: int, done: Callable[[bool], None]) -> None:
-        done(self.is_loaded)
+        """Call done(True) immediately: partitions are loaded one by one."""
+        done(True)
 
     def when_known(
         self,
@@ -127,7 +172,7 @@ class GroupShards(GroupService):
     ) -> _T | PendingResponse:
         self._state.hear(now_ms)
         for group_id in group_ids:
-            shard = self._shard_of(group_id)
+            shard = self._find(group_id)
             if isinstance(shard, GroupError):
                 return refuse(shard)
         return handle()
@@ -136,14 +181,14 @@ class GroupShards(GroupService):
         return self._state.in_pieces(steps)
 
     def ask(self, group_id: str, request: GroupRequest, done: Done) -> None:
-        shard = self._shard_of(group_id)
+        shard = self._find(group_id)
         if isinstance(shard, GroupError):
             done(shard)
         else:
             shard.ask(group_id, request, done)
 
     def step(self, group_id: str, step: GroupStep) -> None:
-        shard = self._shard_of(group_id)
+        shard = self._find(group_id)
         assert isinstance(shard, BrokerGroups), "when_known() has refused the request"
         shard.step(group_id, step)
 
@@ -156,26 +201,21 @@ class GroupShards(GroupService):
         super().join(request, joined)
 
     def beat(self, request: Beat, done: Done, *, may_lack_id: bool) -> None:
-        shard = self._shard_of(request.group_id)
+        shard = self._find(request.group_id)
         if isinstance(shard, GroupError):
             done(BeatRefused(shard, "another broker coordinates the group"))
         else:
             shard.beat(request, done, may_lack_id=may_lack_id)
 
     def get(self, group_id: str) -> Group | None:
-        shard = self._shard_of(group_id)
+        shard = self._find(group_id)
         if isinstance(shard, GroupError):
             # None would mean that the group has committed nothing.
             raise NotLeaderError("another broker coordinates the group now")
         return shard.get(group_id)
 
     def all(self) -> list[Group]:
-        return [
-            group
-            for shard in self._shards.values()
-            if shard.is_loaded
-            for group in shard.all()
-        ]
+        return [group for shard in self.shards.loaded() for group in shard.all()]
 
     def create_topic(self) -> None:
         self._state.logdir.ensure_topic(
@@ -183,9 +223,11 @@ class GroupShards(GroupService):
         )
 
     def transaction_ended(self, producer_id: int, number: int, *, commit: bool) -> None:
-        shard = self._shards.get(number)
-        if shard is not None and shard.is_loaded:
-            shard.transaction_ended(producer_id, number, commit=commit)
+        # A load that runs now may have read the partition before the marker.
+        self.shards.when_loaded(
+            number,
+            lambda shard: shard.transaction_ended(producer_id, number, commit=commit),
+        )
 
     def topics_deleted(self, names: set[str], now_ms: int, done: GroupOutcome) -> None:
         left = 1
@@ -199,42 +241,11 @@ class GroupShards(GroupService):
                 done(failure)
 
         others = names - {OFFSETS_TOPIC}
-        for shard in list(self._shards.values()):
-            if others and shard.is_loaded:
-                left += 1
-                shard.topics_deleted(others, now_ms, one_done)
+        for shard in self.shards.loaded() if others else ():
+            left += 1
+            shard.topics_deleted(others, now_ms, one_done)
         one_done(None)
 
     def stop(self, now_ms: int) -> None:
-        for shard in list(self._shards.values()):
+        for shard in self.shards.loaded():
             shard.stop(now_ms)
-
-
-class NoTransactions(TransactionService):
-    """Refuses transactions, which a cluster does not serve yet."""
-
-    @property
-    def is_loaded(self) -> bool:
-        return True
-
-    def begin(self, now_ms: int) -> None:
-        pass
-
-    def load(self, now_ms: int, done: Callable[[bool], None]) -> None:
-        done(True)
-
-    def ask(
-        self, request: Request, now_ms: int, done: Callable[[TransactionResult], None]
-    ) -> None:
-        done(TransactionError.INVALID_REQUEST)
-
-    def verified(
-        self, who: tuple[str, int, int], partition: Partition, write: Callable[[], _T]
-    ) -> _T | TransactionError:
-        return TransactionError.INVALID_TXN_STATE
-
-    def look(self, names: Collection[str] | None, done: FoundTransactions) -> None:
-        done({})
-
-    def stop(self, now_ms: int) -> None:
-        pass

@@ -157,7 +157,13 @@ class ClusterTopology(Topology):
             _CHANGE_S,
         )
 
-    def reassign(self, key: Key, target: Sequence[int] | None) -> int:
+    def reassign(
+        self,
+        key: Key,
+        target: Sequence[int] | None,
+        *,
+        may_change_factor: bool = True,
+    ) -> int:
         member = self._member
         name, number = key
         for _ in range(_ATTEMPTS):
@@ -170,6 +176,9 @@ class ClusterTopology(Topology):
             changed = electing.reassign(partition, wanted, view.known_brokers)
             if isinstance(changed, ReplicationError):
                 return int(changed)
+            factor = len(partition.target)
+            if wanted is not None and len(wanted) != factor and not may_change_factor:
+                return codes.INVALID_REPLICATION_FACTOR
             node = nodes.pack_topic(topic.node.with_assignment(number, changed))
             try:
                 member.registry.set(paths.topic(name), node, version=topic.version)

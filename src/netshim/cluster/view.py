@@ -78,6 +78,11 @@ class ClusterView:
     def live(self) -> dict[int, LiveBroker]:
         return {number: node.live for number, node in self.brokers.items()}
 
+    @property
+    def damaged_topics(self) -> set[str]:
+        """The topics that have a damaged node."""
+        return {name for name, _ in self.damaged}
+
     def leader_of(self, key: Key) -> int:
         stored = self.states.get(key)
         return NO_NODE if stored is None else stored.state.leader

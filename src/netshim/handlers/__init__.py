@@ -163,6 +163,10 @@ HANDLERS: Final[Mapping[int, Handler]] = MappingProxyType(
             (wire.LIST_CONFIG_RESOURCES, configs.list_config_resources),
             (wire.DESCRIBE_TOPIC_PARTITIONS, metadata.describe_topic_partitions),
             (wire.ELECT_LEADERS, replicas.elect_leaders),
+            (
+                wire.ALTER_PARTITION_REASSIGNMENTS,
+                replicas.alter_partition_reassignments,
+            ),
             (wire.LIST_PARTITION_REASSIGNMENTS, replicas.list_partition_reassignments),
             (wire.SASL_HANDSHAKE, authentication.sasl_handshake),
             (wire.SASL_AUTHENTICATE, authentication.sasl_authenticate),

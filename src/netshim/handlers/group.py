@@ -204,13 +204,14 @@ def find_coordinator(
         return state.in_pieces(_find_coordinator(request, call, state))
 
     topic = _COORDINATOR_TOPICS.get(request.key_type)
-    if topic != OFFSETS_TOPIC or topic in state.logdir:
+    if topic is None or topic in state.logdir or not state.leadership.is_clustered:
         return find()
-    if not state.leadership.is_clustered:
-        return find()
-    # The coordinator of a group is known once its partition has a leader.
+    # A coordinator is known once its partition has a leader.
+    create = state.transactions.create_topic
+    if topic == OFFSETS_TOPIC:
+        create = state.groups.create_topic
     answer = PendingResponse()
-    state.submit(state.groups.create_topic, lambda _: answer_with(find, answer))
+    state.submit(create, lambda _: answer_with(find, answer))
     return answer
 
 
@@ -230,12 +231,6 @@ def _find_coordinator(
             }
         topic = _COORDINATOR_TOPICS[request.key_type]
         number = 0
-        if state.leadership.is_clustered and topic == TRANSACTIONS_TOPIC:
-            return {
-                **refused,
-                "error_code": codes.INVALID_REQUEST,
-                "error_message": "a cluster does not serve transactions yet",
-            }
         if state.leadership.is_clustered:
             numbers = state.logs.numbers_of(topic)
             if not numbers:

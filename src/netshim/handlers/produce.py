@@ -25,19 +25,20 @@ from logcore import (
     OutOfOrderSequenceError,
     Receipt,
 )
-from logcore.coordination.transaction_effects import AddPartitions, TransactionError
+from logcore.coordination.transaction_effects import TransactionError
 from logcore.kernels.layout import HEADER_SIZE, TRANSACTIONAL_BIT
 from logcore.metadata.filenames import INTERNAL_TOPICS
 from logcore.partition.coordinator_append import knows_producer
 from logcore.recordbatch import RecordBatch
 from netshim import wire
+from netshim.coordinators import TransactionalProducer, TransactionErrors
 from netshim.handlers.failures import code_of, message_of
 from netshim.handlers.partitions import (
     ATTRIBUTES_POSITION,
     MAGIC_POSITION,
     ZSTD,
 )
-from netshim.handlers.transactions import code_for_writer
+from netshim.handlers.transactions import COORDINATOR_ERRORS, code_for_writer
 from netshim.scheduling import (
     CloseConnection,
     Pace,
@@ -69,6 +70,7 @@ _ADDS_SINCE: Final = 12
 _ABORTABLE_SINCE: Final = 11
 #: First version that identifies topics by their ids.
 _IDS_SINCE: Final = 13
+_NO_ERRORS: Final[TransactionErrors] = {}
 #: Refusals in which Kafka includes the log start offset, because its log has validated
 #: the batch.
 _SAYS_LOG_START: Final = frozenset(
@@ -98,35 +100,28 @@ def produce(
             request, call, state
         )
     partitions, producers = _transactional(request)
-    if not partitions or (state.transactions.is_loaded and call.version < _ADDS_SINCE):
+    if not partitions:
+        return _produce_in_order(request, call, state)
+    # The batches of other producers are refused when they are verified.
+    who = request.transactional_id, *min(producers)
+    adds = call.version >= _ADDS_SINCE and len(producers) == 1
+    if state.transactions.is_prepared(who, partitions, adds=adds):
         return _produce_in_order(request, call, state)
     _keep(request)
-
-    def go_on(_: object) -> None:
-        answer_with(lambda: _produce_in_order(request, call, state), answer)
-
-    def add(_: object) -> None:
-        if call.version < _ADDS_SINCE or len(producers) > 1:
-            go_on(None)
-            return
-        known = {
+    answer = PendingResponse()
+    state.transactions.prepare(
+        who,
+        {
             (name, number)
             for name, number in partitions
             if number in state.logs.numbers_of(name)
-        }
-        ((producer_id, producer_epoch),) = producers
-        asked = AddPartitions(
-            transactional_id=request.transactional_id or "",
-            producer_id=producer_id,
-            producer_epoch=producer_epoch,
-            partitions=frozenset(known),
-            client_version=2,
-        )
-        # If this fails, each partition is refused when it is verified.
-        state.transactions.ask(asked, call.now_ms, go_on)
-
-    answer = PendingResponse()
-    state.transactions.load(call.now_ms, add)
+        },
+        call.now_ms,
+        lambda errors: answer_with(
+            lambda: _produce_in_order(request, call, state, errors), answer
+        ),
+        adds=adds,
+    )
     return answer
 
 
@@ -154,7 +149,10 @@ def _transactional(
 
 
 def _produce_in_order(
-    request: ProduceRequest, call: Call, state: BrokerState
+    request: ProduceRequest,
+    call: Call,
+    state: BrokerState,
+    errors: TransactionErrors = _NO_ERRORS,
 ) -> ProduceResponse | PendingResponse | None:
     keys = [
         (topic.name, partition.index)
@@ -166,7 +164,7 @@ def _produce_in_order(
     def begin() -> Steps[ProduceResponse | PendingResponse | None]:
         nonlocal has_begun
         has_begun = True
-        return _ProduceRound(request, call, state).run()
+        return _ProduceRound(request, call, state, errors).run()
 
     response = state.logs.in_order(keys, begin)
     if not has_begun:
@@ -261,7 +259,7 @@ def _append_from_0(log: Log, records: Buffer) -> _Outcome:
 
 
 def _append_verified(
-    who: tuple[str, int, int],
+    who: TransactionalProducer,
     partition: tuple[str, int],
     state: BrokerState,
     append: Callable[[Log, Buffer], _Outcome],
@@ -329,7 +327,15 @@ class _ProduceRound:
     Each partition reaches finish() once. The last one sets the answer.
     """
 
-    def __init__(self, request: ProduceRequest, call: Call, state: BrokerState) -> None:
+    def __init__(
+        self,
+        request: ProduceRequest,
+        call: Call,
+        state: BrokerState,
+        errors: TransactionErrors,
+    ) -> None:
+        #: Partitions that the transaction of the request does not include.
+        self.errors = errors
         self.request = request
         self.call = call
         self.state = state
@@ -408,7 +414,10 @@ class _ProduceRound:
             if self.call.version >= _ADDS_SINCE:
                 append = _append_from_0
             producer_id, epoch = _PRODUCER.unpack_from(records, _PRODUCER_POSITION)
-            who = (self.request.transactional_id or "", producer_id, epoch)
+            who = self.request.transactional_id or "", producer_id, epoch
+            if key in self.errors:
+                self.refuse(result, *_refusal_of(self.errors[key], self.call))
+                return
             if state.is_shared:
                 # Markers of this process come from other threads, so the append itself
                 # verifies.
@@ -547,7 +556,7 @@ def _refusal_of(error: TransactionError, call: Call) -> tuple[int, str | None]:
 
     The producer has no open transaction, or the transaction lacks the partition.
     """
-    if error is TransactionError.COORDINATOR_NOT_AVAILABLE:
+    if error in COORDINATOR_ERRORS:
         # Old clients retry this code.
         return codes.NOT_ENOUGH_REPLICAS, "transactions are not known now"
     if error is TransactionError.CONCURRENT_TRANSACTIONS and call.version < _ADDS_SINCE:

@@ -11,6 +11,8 @@ from netshim.wire import codes
 
 if TYPE_CHECKING:
     from netshim.wire.messages import (
+        AlterPartitionReassignmentsRequest,
+        AlterPartitionReassignmentsResponse,
         ElectLeadersRequest,
         ElectLeadersResponse,
         ListPartitionReassignmentsRequest,
@@ -20,6 +22,13 @@ if TYPE_CHECKING:
 #: Election types: the preferred leader, and any live replica.
 _ELECTIONS: Final = (0, 1)
 _UNCLEAN: Final = 1
+#: Messages of refused moves, by code.
+_REFUSALS: Final = {
+    codes.INVALID_REPLICA_ASSIGNMENT: "expected different brokers of this cluster",
+    codes.NO_REASSIGNMENT_IN_PROGRESS: "the partition does not move to other brokers",
+    codes.INVALID_REPLICATION_FACTOR: "the number of replicas must remain",
+    codes.REQUEST_TIMED_OUT: "other changes of the topic are made at the same time",
+}
 
 
 def elect_leaders(
@@ -86,6 +95,56 @@ def _elect_leaders(
     if not is_known:
         code = codes.INVALID_REQUEST
     return response_type(error_code=code, replica_election_results=topics)
+
+
+def alter_partition_reassignments(
+    request: AlterPartitionReassignmentsRequest, call: Call, state: BrokerState
+) -> AlterPartitionReassignmentsResponse | PendingResponse:
+    if not state.leadership.is_clustered:
+        return state.in_pieces(_reassign(request, state))
+    # Each change writes to the registry.
+    return state.in_background(lambda: whole(_reassign(request, state)))
+
+
+def _reassign(
+    request: AlterPartitionReassignmentsRequest, state: BrokerState
+) -> Steps[AlterPartitionReassignmentsResponse]:
+    """Begin or cancel the requested moves."""
+    response_type = wire.ALTER_PARTITION_REASSIGNMENTS.Response
+    topic_type = response_type.Topic
+    topics = []
+    pace = Pace()
+    for topic in request.topics:
+        numbers = state.logs.numbers_of(topic.name)
+        results = []
+        for asked in topic.partitions:
+            if pace.is_over():
+                yield
+            code, message = codes.NONE, None
+            if asked.partition_index not in numbers:
+                code = codes.UNKNOWN_TOPIC_OR_PARTITION
+                message = "The topic or the partition does not exist."
+            else:
+                key = topic.name, asked.partition_index
+                code = state.topology.reassign(
+                    key,
+                    asked.replicas,
+                    may_change_factor=request.allow_replication_factor_change,
+                )
+                message = _REFUSALS.get(code)
+            results.append(
+                topic_type.Partition(
+                    partition_index=asked.partition_index,
+                    error_code=code,
+                    error_message=message,
+                )
+            )
+        topics.append(topic_type(name=topic.name, partitions=results))
+    return response_type(
+        allow_replication_factor_change=request.allow_replication_factor_change,
+        error_message=None,
+        responses=topics,
+    )
 
 
 def list_partition_reassignments(

@@ -14,7 +14,12 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from logcore import CoordinatorFencedError, InvalidProducerEpochError, LogcoreError
+from logcore import (
+    CoordinatorFencedError,
+    InvalidProducerEpochError,
+    LogcoreError,
+    NotLeaderError,
+)
 from logcore.coordination.classic_transitions import is_too_long
 from logcore.coordination.group_requests import (
     Committer,
@@ -34,12 +39,13 @@ from logcore.format.transaction_records import Partition, Status, StoredTransact
 from logcore.metadata.filenames import OFFSETS_TOPIC
 from logcore.partition.coordinator_append import producers_of
 from netshim import wire
+from netshim.coordinators import TransactionErrors
 from netshim.handlers.failures import code_of, message_of
 from netshim.handlers.group import code_of_group, offsets_in
 from netshim.scheduling import Pace, PendingResponse, Steps, answer_with
 from netshim.state import BrokerState, Call
 from netshim.topic_patterns import compile_pattern
-from netshim.transactions import Markers
+from netshim.transactions import Markers, add_or_verify
 from netshim.wire import codes
 
 if TYPE_CHECKING:
@@ -72,7 +78,19 @@ _FENCED_SINCE: Final = {
 }
 #: From which versions on clients speak the second transaction protocol.
 _SECOND_END: Final = 5
+#: From which version on AddPartitionsToTxn comes from brokers, for many transactions.
+_BATCHED_SINCE: Final = 4
 _SECOND_OFFSETS: Final = 5
+#: From which version on TxnOffsetCommit has TRANSACTION_ABORTABLE.
+_ABORTABLE_OFFSETS: Final = 4
+#: Errors because the coordinator cannot be asked now.
+COORDINATOR_ERRORS: Final = frozenset(
+    (
+        TransactionError.COORDINATOR_NOT_AVAILABLE,
+        TransactionError.COORDINATOR_LOAD_IN_PROGRESS,
+        TransactionError.NOT_COORDINATOR,
+    )
+)
 ResponseT = TypeVar("ResponseT")
 
 
@@ -133,7 +151,9 @@ def _when_looked_up(
         answer = PendingResponse()
 
         def looked(found: dict[str, StoredTransaction] | Exception) -> None:
-            if isinstance(found, Exception):
+            if isinstance(found, NotLeaderError):
+                answer.set(refuse(codes.NOT_COORDINATOR))
+            elif isinstance(found, Exception):
                 answer.set(refuse(codes.COORDINATOR_NOT_AVAILABLE))
             else:
                 answer_with(lambda: state.in_pieces(respond(found)), answer)
@@ -186,16 +206,14 @@ def add_partitions_to_txn(
     """If one partition is unknown, nothing is added, and the others have an error of
     their own (section 3.5).
     """
+    if call.version >= _BATCHED_SINCE:
+        return _add_for_brokers(request, call, state)
     wanted = {
         (topic.name, number)
         for topic in request.v3_and_below_topics
         for number in topic.partitions
     }
-    known = {
-        (name, number)
-        for name, number in wanted
-        if number in state.logs.numbers_of(name)
-    }
+    known = _known(wanted, state)
 
     def response(code_of_known: int) -> AddPartitionsToTxnResponse:
         topic_type = wire.ADD_PARTITIONS_TO_TXN.Response.Topic
@@ -231,6 +249,96 @@ def add_partitions_to_txn(
     )
 
 
+def _known(wanted: Collection[Partition], state: BrokerState) -> set[Partition]:
+    """Return the partitions that exist."""
+    return {
+        (name, number)
+        for name, number in wanted
+        if number in state.logs.numbers_of(name)
+    }
+
+
+def _add_for_brokers(
+    request: AddPartitionsToTxnRequest, call: Call, state: BrokerState
+) -> AddPartitionsToTxnResponse | PendingResponse:
+    """Answer another broker, which leads the partitions: add or verify them.
+
+    The results have the order of the transactions in the request.
+    """
+    response_type = wire.ADD_PARTITIONS_TO_TXN.Response
+    topic_type = response_type.Transaction.Topic
+    response = response_type(results_by_transaction=[])
+    left = 1
+    answer = PendingResponse()
+
+    def finish() -> None:
+        nonlocal left
+        left -= 1
+        if not left:
+            answer.set(response)
+
+    def complete(
+        result: AddPartitionsToTxnResponse.Transaction,
+        partitions: list[Partition],
+        code_of: Callable[[Partition], int],
+    ) -> None:
+        topics: dict[str, AddPartitionsToTxnResponse.Transaction.Topic] = {}
+        for name, number in partitions:
+            topic = topics.setdefault(
+                name, topic_type(name=name, results_by_partition=[])
+            )
+            topic.results_by_partition.append(
+                topic_type.Partition(
+                    partition_index=number, partition_error_code=code_of((name, number))
+                )
+            )
+        result.topic_results = list(topics.values())
+        finish()
+
+    def decided(
+        result: AddPartitionsToTxnResponse.Transaction,
+        partitions: list[Partition],
+        errors: TransactionErrors,
+    ) -> None:
+        codes_by_partition = {one: _code(error, call) for one, error in errors.items()}
+        complete(
+            result, partitions, lambda one: codes_by_partition.get(one, codes.NONE)
+        )
+
+    for asked in request.transactions:
+        partitions = [
+            (topic.name, number)
+            for topic in asked.topics
+            for number in topic.partitions
+        ]
+        result = response_type.Transaction(transactional_id=asked.transactional_id)
+        response.results_by_transaction.append(result)
+        left += 1
+        known = _known(partitions, state)
+        if len(known) < len(set(partitions)):
+            complete(result, partitions, partial(_code_of_unknown, known))
+            continue
+        add_or_verify(
+            state.transactions,
+            (asked.transactional_id, asked.producer_id, asked.producer_epoch),
+            partitions,
+            call.now_ms,
+            partial(decided, result, partitions),
+            adds=not asked.verify_only,
+        )
+    finish()
+    if answer.is_set:
+        return response
+    return answer
+
+
+def _code_of_unknown(known: set[Partition], partition: Partition) -> int:
+    """Return the code of a partition in a request with partitions that do not exist."""
+    if partition in known:
+        return codes.OPERATION_NOT_ATTEMPTED
+    return codes.UNKNOWN_TOPIC_OR_PARTITION
+
+
 def _asked(
     asked: Any, call: Call, state: BrokerState, response: Callable[[int], Any]
 ) -> PendingResponse:
@@ -262,14 +370,19 @@ def add_offsets_to_txn(
 
     if not request.group_id or is_too_long(request.group_id):
         return response(codes.INVALID_GROUP_ID)
-    who = (request.transactional_id, request.producer_id, request.producer_epoch)
-    return _with_offsets_topic(
-        state,
-        response,
-        lambda: _add_group(
-            who, request.group_id, call, state, response, client_version=0
-        ),
-    )
+
+    def add() -> Any:
+        asked = AddPartitions(
+            transactional_id=request.transactional_id,
+            producer_id=request.producer_id,
+            producer_epoch=request.producer_epoch,
+            partitions=frozenset({_home_of(request.group_id, state)}),
+        )
+        return when_transactions_are_loaded(
+            call, state, lambda: _asked(asked, call, state, response), response
+        )
+
+    return _with_offsets_topic(state, response, add)
 
 
 def _with_offsets_topic(
@@ -293,28 +406,6 @@ def _with_offsets_topic(
 def _home_of(group_id: str, state: BrokerState) -> tuple[str, int]:
     return OFFSETS_TOPIC, partition_of(
         group_id, state.logdir.partitions(OFFSETS_TOPIC)[-1] + 1
-    )
-
-
-def _add_group(
-    who: tuple[str, int, int],
-    group_id: str,
-    call: Call,
-    state: BrokerState,
-    response: Callable[[int], Any],
-    *,
-    client_version: int,
-) -> Any:
-    transactional_id, producer_id, producer_epoch = who
-    asked = AddPartitions(
-        transactional_id=transactional_id,
-        producer_id=producer_id,
-        producer_epoch=producer_epoch,
-        partitions=frozenset({_home_of(group_id, state)}),
-        client_version=client_version,
-    )
-    return when_transactions_are_loaded(
-        call, state, lambda: _asked(asked, call, state, response), response
     )
 
 
@@ -393,34 +484,34 @@ def txn_offset_commit(
             commit, lambda error: refuse(code_of_group(error, call)), call.now_ms
         )
 
-    def when_added() -> Any:
-        if call.version < _SECOND_OFFSETS:
-            return when_transactions_are_loaded(
-                call, state, when_groups_are_known, refuse
-            )
-        who = (request.transactional_id, request.producer_id, request.producer_epoch)
+    def when_added() -> PendingResponse | TxnOffsetCommitResponse:
+        who = request.transactional_id, request.producer_id, request.producer_epoch
+        home = {_home_of(request.group_id, state)}
+        adds = call.version >= _SECOND_OFFSETS
+        if state.transactions.is_prepared(who, home, adds=adds):
+            return when_groups_are_known()
         answer = PendingResponse()
 
-        def added(code: int) -> None:
-            if code:
-                fenced = code == codes.PRODUCER_FENCED
-                answer.set(response(codes.INVALID_PRODUCER_EPOCH if fenced else code))
+        def prepared(errors: TransactionErrors) -> None:
+            if errors:
+                (error,) = errors.values()
+                answer.set(refuse(_code_of_offsets(error, call)))
             else:
                 answer_with(when_groups_are_known, answer)
 
-        asked = _add_group(
-            who, request.group_id, call, state, lambda code: code, client_version=2
-        )
-        if isinstance(asked, PendingResponse):
-            asked.then(added)
-        else:
-            added(asked)
+        state.transactions.prepare(who, home, call.now_ms, prepared, adds=adds)
         return answer
 
     answered: TxnOffsetCommitResponse | PendingResponse = _with_offsets_topic(
         state, response, when_added
     )
     return answered
+
+
+def _code_of_offsets(error: TransactionError, call: Call) -> int:
+    if error in COORDINATOR_ERRORS:
+        return codes.COORDINATOR_NOT_AVAILABLE
+    return code_for_writer(error, call.version, _ABORTABLE_OFFSETS)
 
 
 def _commit_offsets(
@@ -458,7 +549,7 @@ def _commit_offsets(
         lambda: state.groups.ask_commit(committer, offsets, done, producer),
     )
     if error is not None:
-        refuse_all(code_for_writer(error, call.version, 4))
+        refuse_all(_code_of_offsets(error, call))
         return response
     return answer
 

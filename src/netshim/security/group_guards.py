@@ -330,6 +330,10 @@ def add_partitions_to_txn(request: Any, asker: Asker) -> Any:
     response_type = wire.ADD_PARTITIONS_TO_TXN.Response
     topic_type = response_type.Topic
     topics = request.v3_and_below_topics
+    if request.transactions:  # from another broker
+        if asker.may_cluster(AclOperation.CLUSTER_ACTION):
+            return None
+        return response_type(error_code=codes.CLUSTER_AUTHORIZATION_FAILED)
 
     def refusal(code_of: Callable[[Any], int]) -> Any:
         return response_type(

@@ -228,6 +228,10 @@ GUARDS: Final[dict[int, Guard]] = {
             _cluster(wire.ELECT_LEADERS, AclOperation.ALTER, _refuse_election),
         ),
         (
+            wire.ALTER_PARTITION_REASSIGNMENTS,
+            _cluster(wire.ALTER_PARTITION_REASSIGNMENTS, AclOperation.ALTER),
+        ),
+        (
             wire.LIST_PARTITION_REASSIGNMENTS,
             _cluster(wire.LIST_PARTITION_REASSIGNMENTS, AclOperation.DESCRIBE),
         ),

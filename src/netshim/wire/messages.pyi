@@ -1430,6 +1430,32 @@ class OffsetForLeaderEpochResponse:
     ) -> None: ...
 
 class AddPartitionsToTxnRequest:
+    class Transaction:
+        class Topic:
+            name: str
+            partitions: list[int]
+            def __init__(
+                self,
+                *,
+                name: str = ...,
+                partitions: list[int] = ...,
+            ) -> None: ...
+
+        transactional_id: str
+        producer_id: int
+        producer_epoch: int
+        verify_only: bool
+        topics: list[AddPartitionsToTxnRequest.Transaction.Topic]
+        def __init__(
+            self,
+            *,
+            transactional_id: str = ...,
+            producer_id: int = ...,
+            producer_epoch: int = ...,
+            verify_only: bool = ...,
+            topics: list[AddPartitionsToTxnRequest.Transaction.Topic] = ...,
+        ) -> None: ...
+
     class Topic:
         name: str
         partitions: list[int]
@@ -1440,6 +1466,7 @@ class AddPartitionsToTxnRequest:
             partitions: list[int] = ...,
         ) -> None: ...
 
+    transactions: list[AddPartitionsToTxnRequest.Transaction]
     v3_and_below_transactional_id: str
     v3_and_below_producer_id: int
     v3_and_below_producer_epoch: int
@@ -1447,6 +1474,7 @@ class AddPartitionsToTxnRequest:
     def __init__(
         self,
         *,
+        transactions: list[AddPartitionsToTxnRequest.Transaction] = ...,
         v3_and_below_transactional_id: str = ...,
         v3_and_below_producer_id: int = ...,
         v3_and_below_producer_epoch: int = ...,
@@ -1454,6 +1482,36 @@ class AddPartitionsToTxnRequest:
     ) -> None: ...
 
 class AddPartitionsToTxnResponse:
+    class Transaction:
+        class Topic:
+            class Partition:
+                partition_index: int
+                partition_error_code: int
+                def __init__(
+                    self,
+                    *,
+                    partition_index: int = ...,
+                    partition_error_code: int = ...,
+                ) -> None: ...
+
+            name: str
+            results_by_partition: list[AddPartitionsToTxnResponse.Transaction.Topic.Partition]
+            def __init__(
+                self,
+                *,
+                name: str = ...,
+                results_by_partition: list[AddPartitionsToTxnResponse.Transaction.Topic.Partition] = ...,
+            ) -> None: ...
+
+        transactional_id: str
+        topic_results: list[AddPartitionsToTxnResponse.Transaction.Topic]
+        def __init__(
+            self,
+            *,
+            transactional_id: str = ...,
+            topic_results: list[AddPartitionsToTxnResponse.Transaction.Topic] = ...,
+        ) -> None: ...
+
     class Topic:
         class Partition:
             partition_index: int
@@ -1475,11 +1533,15 @@ class AddPartitionsToTxnResponse:
         ) -> None: ...
 
     throttle_time_ms: int
+    error_code: int
+    results_by_transaction: list[AddPartitionsToTxnResponse.Transaction]
     results_by_topic_v3_and_below: list[AddPartitionsToTxnResponse.Topic]
     def __init__(
         self,
         *,
         throttle_time_ms: int = ...,
+        error_code: int = ...,
+        results_by_transaction: list[AddPartitionsToTxnResponse.Transaction] = ...,
         results_by_topic_v3_and_below: list[AddPartitionsToTxnResponse.Topic] = ...,
     ) -> None: ...
 
@@ -2293,6 +2355,76 @@ class IncrementalAlterConfigsResponse:
         *,
         throttle_time_ms: int = ...,
         responses: list[IncrementalAlterConfigsResponse.Resource] = ...,
+    ) -> None: ...
+
+class AlterPartitionReassignmentsRequest:
+    class Topic:
+        class Partition:
+            partition_index: int
+            replicas: list[int] | None
+            def __init__(
+                self,
+                *,
+                partition_index: int = ...,
+                replicas: list[int] | None = ...,
+            ) -> None: ...
+
+        name: str
+        partitions: list[AlterPartitionReassignmentsRequest.Topic.Partition]
+        def __init__(
+            self,
+            *,
+            name: str = ...,
+            partitions: list[AlterPartitionReassignmentsRequest.Topic.Partition] = ...,
+        ) -> None: ...
+
+    timeout_ms: int
+    allow_replication_factor_change: bool
+    topics: list[AlterPartitionReassignmentsRequest.Topic]
+    def __init__(
+        self,
+        *,
+        timeout_ms: int = ...,
+        allow_replication_factor_change: bool = ...,
+        topics: list[AlterPartitionReassignmentsRequest.Topic] = ...,
+    ) -> None: ...
+
+class AlterPartitionReassignmentsResponse:
+    class Topic:
+        class Partition:
+            partition_index: int
+            error_code: int
+            error_message: str | None
+            def __init__(
+                self,
+                *,
+                partition_index: int = ...,
+                error_code: int = ...,
+                error_message: str | None = ...,
+            ) -> None: ...
+
+        name: str
+        partitions: list[AlterPartitionReassignmentsResponse.Topic.Partition]
+        def __init__(
+            self,
+            *,
+            name: str = ...,
+            partitions: list[AlterPartitionReassignmentsResponse.Topic.Partition] = ...,
+        ) -> None: ...
+
+    throttle_time_ms: int
+    allow_replication_factor_change: bool
+    error_code: int
+    error_message: str | None
+    responses: list[AlterPartitionReassignmentsResponse.Topic]
+    def __init__(
+        self,
+        *,
+        throttle_time_ms: int = ...,
+        allow_replication_factor_change: bool = ...,
+        error_code: int = ...,
+        error_message: str | None = ...,
+        responses: list[AlterPartitionReassignmentsResponse.Topic] = ...,
     ) -> None: ...
 
 class ListPartitionReassignmentsRequest:

@@ -82,10 +82,6 @@ def test_requests_that_a_cluster_refuses(calm: Cluster) -> None:
     calm.create("t", factor=4, expected=codes.INVALID_REPLICATION_FACTOR)
     calm.create("t")
     calm.create("t", expected=codes.TOPIC_ALREADY_EXISTS)
-    find = wire.FIND_COORDINATOR.Request(key_type=1, coordinator_keys=["tx"])
-    refused = calm.ask(1, wire.FIND_COORDINATOR, find).coordinators[0]
-    assert refused.error_code == codes.INVALID_REQUEST
-    assert "transactions" in refused.error_message
 
 
 def test_only_the_leader_accepts_records(calm: Cluster) -> None:
@@ -475,3 +471,57 @@ def test_a_broker_without_a_cluster_does_not_import_it() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     assert found.stdout.strip() == "[]"
+
+
+@pytest.mark.slow
+def test_a_partition_moves_to_other_brokers_under_load(tmp_path: Path) -> None:
+    with Cluster(tmp_path / "cluster", 4) as cluster:
+        cluster.create("t")
+        before = cluster.until_in_sync("t", 3)
+        spare = ({1, 2, 3, 4} - {*before.replica_nodes}).pop()
+        kind = wire.ALTER_PARTITION_REASSIGNMENTS.Request.Topic
+
+        def move(target: list[int] | None) -> int:
+            request = wire.ALTER_PARTITION_REASSIGNMENTS.Request(
+                timeout_ms=30_000,
+                topics=[
+                    kind(
+                        name="t",
+                        partitions=[kind.Partition(partition_index=0, replicas=target)],
+                    )
+                ],
+            )
+            response = cluster.ask(spare, wire.ALTER_PARTITION_REASSIGNMENTS, request)
+            code: int = response.responses[0].partitions[0].error_code
+            return code
+
+        def moves() -> list[Any]:
+            request = wire.LIST_PARTITION_REASSIGNMENTS.Request(
+                timeout_ms=30_000, topics=None
+            )
+            response = cluster.ask(spare, wire.LIST_PARTITION_REASSIGNMENTS, request)
+            return list(response.topics)
+
+        assert move([1, 9]) == codes.INVALID_REPLICA_ASSIGNMENT
+        assert move(None) == codes.NO_REASSIGNMENT_IN_PROGRESS
+        load = Load(cluster, "t")
+        load.until_more()
+        # The leader is among the brokers that the partition leaves.
+        target = [spare, *[n for n in before.replica_nodes if n != before.leader_id]]
+        assert move(target) == codes.NONE
+        until(lambda: not moves(), "the move ends")
+        load.until_more()
+        after = cluster.until_in_sync("t", 3)
+        assert sorted(after.replica_nodes) == sorted(target)
+        assert after.leader_id in target
+        former = cluster.path / str(before.leader_id) / "t-0"
+        until(lambda: not former.exists(), "the former replica is removed")
+        # A move to a broker that is down waits, and can be cancelled.
+        cluster.kill(before.leader_id)
+        assert move([before.leader_id, *target[:2]]) == codes.NONE
+        assert len(moves()) == 1
+        load.until_more()
+        assert move(None) == codes.NONE
+        until(lambda: not moves(), "the cancelled move ends")
+        assert sorted(cluster.partition("t", 0, spare).replica_nodes) == sorted(target)
+        judge(cluster, "t", load)

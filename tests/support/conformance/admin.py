@@ -414,6 +414,40 @@ def elect_leaders(asker: Asker) -> None:
     asker.ask("none", timeout_ms=30_000, topic_partitions=[])
 
 
+def alter_reassignments(asker: Asker) -> None:
+    name = asker.topic()
+
+    def ask(
+        step: str, replicas: list[int] | None, topic: str = name, partition: int = 0
+    ) -> None:
+        moved = {"partition_index": partition, "replicas": replicas}
+        asker.ask(
+            step, timeout_ms=30_000, topics=[{"name": topic, "partitions": [moved]}]
+        )
+
+    ask("the present replica", [1])
+    ask("an unknown broker", [7])
+    ask("a broker twice", [1, 1])
+    ask("a negative broker", [-1])
+    ask("no replica", [])
+    ask("nothing to cancel", None)
+    ask("no such partition", [1], partition=7)
+    ask("no such topic", [1], f"{name}-none")
+    asker.ask("no topics", timeout_ms=30_000, topics=[])
+    if asker.version >= 1:
+        asker.ask(
+            "another replication factor that is not allowed",
+            timeout_ms=30_000,
+            allow_replication_factor_change=False,
+            topics=[
+                {
+                    "name": name,
+                    "partitions": [{"partition_index": 0, "replicas": [1, 2]}],
+                }
+            ],
+        )
+
+
 def list_reassignments(asker: Asker) -> None:
     name = asker.topic()
     asker.ask(
@@ -545,6 +579,7 @@ SCRIPTS: dict[Any, list[Script]] = {
     wire.DESCRIBE_LOG_DIRS: [describe_log_dirs],
     wire.DESCRIBE_CLUSTER: [describe_cluster],
     wire.ELECT_LEADERS: [elect_leaders],
+    wire.ALTER_PARTITION_REASSIGNMENTS: [alter_reassignments],
     wire.LIST_PARTITION_REASSIGNMENTS: [list_reassignments],
     wire.DESCRIBE_ACLS: [describe_acls],
     wire.CREATE_ACLS: [create_acls],

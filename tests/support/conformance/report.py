@@ -86,7 +86,6 @@ REASONS: Mapping[tuple[str, str], str] = {
 NOT_SERVED: Mapping[str, str] = {
     "34": "AlterReplicaLogDirs: a broker has one directory",
     "38-41": "delegation tokens",
-    "45": "AlterPartitionReassignments: a partition has one replica",
     "55, 57, 64": "quorum, features, brokers of a cluster: there is one broker, and no quorum",
     "71, 72": "telemetry of clients",
     "76-79, 83-87, 90-92": "share groups",

@@ -124,16 +124,29 @@ def add_partitions(asker: Asker) -> None:
     ids = begun(asker)
 
     def ask(
-        step: str, topic: str = name, partitions: tuple[int, ...] = (0,), **more: Any
+        step: str,
+        topic: str = name,
+        partitions: tuple[int, ...] = (0,),
+        verifies: bool = False,
+        **more: Any,
     ) -> None:
-        fields = {
-            f"v3_and_below_{key}": value for key, value in {**ids, **more}.items()
-        }
+        who = {**ids, **more}
         topics = [{"name": topic, "partitions": [*partitions]}]
-        asker.ask(step, **fields, v3_and_below_topics=topics)
+        if asker.version >= 4:
+            one = {**who, "verify_only": verifies, "topics": topics}
+            asker.ask(step, transactions=[one])
+        else:
+            fields = {f"v3_and_below_{key}": value for key, value in who.items()}
+            asker.ask(step, **fields, v3_and_below_topics=topics)
 
+    if asker.version >= 4:
+        ask("verified before it is added", verifies=True)
     ask("a partition")
     ask("the same again")
+    if asker.version >= 4:
+        ask("verified", verifies=True)
+        ask("one of two verified", partitions=(0, 1), verifies=True)
+        ask("an epoch to come verified", verifies=True, producer_epoch=99)
     ask("both", partitions=(0, 1))
     ask("no such topic", f"{name}-none")
     ask("no such partition", partitions=(0, 7))

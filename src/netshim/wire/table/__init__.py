@@ -25,6 +25,7 @@ from netshim.wire.table.admin import (
     LIST_CONFIG_RESOURCES,
 )
 from netshim.wire.table.cluster import (
+    ALTER_PARTITION_REASSIGNMENTS,
     API_VERSIONS,
     DESCRIBE_CLUSTER,
     DESCRIBE_LOG_DIRS,
@@ -132,6 +133,7 @@ __all__ = [
     "DELETE_GROUPS",
     "ELECT_LEADERS",
     "INCREMENTAL_ALTER_CONFIGS",
+    "ALTER_PARTITION_REASSIGNMENTS",
     "LIST_PARTITION_REASSIGNMENTS",
     "OFFSET_DELETE",
     "DESCRIBE_CLIENT_QUOTAS",

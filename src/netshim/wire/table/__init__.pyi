@@ -13,6 +13,8 @@ from netshim.wire.messages import (
     AlterClientQuotasResponse,
     AlterConfigsRequest,
     AlterConfigsResponse,
+    AlterPartitionReassignmentsRequest,
+    AlterPartitionReassignmentsResponse,
     AlterUserScramCredentialsRequest,
     AlterUserScramCredentialsResponse,
     ApiVersionsRequest,
@@ -149,6 +151,7 @@ CREATE_PARTITIONS: Final[Api[CreatePartitionsRequest, CreatePartitionsResponse]]
 DELETE_GROUPS: Final[Api[DeleteGroupsRequest, DeleteGroupsResponse]]
 ELECT_LEADERS: Final[Api[ElectLeadersRequest, ElectLeadersResponse]]
 INCREMENTAL_ALTER_CONFIGS: Final[Api[IncrementalAlterConfigsRequest, IncrementalAlterConfigsResponse]]
+ALTER_PARTITION_REASSIGNMENTS: Final[Api[AlterPartitionReassignmentsRequest, AlterPartitionReassignmentsResponse]]
 LIST_PARTITION_REASSIGNMENTS: Final[Api[ListPartitionReassignmentsRequest, ListPartitionReassignmentsResponse]]
 OFFSET_DELETE: Final[Api[OffsetDeleteRequest, OffsetDeleteResponse]]
 DESCRIBE_CLIENT_QUOTAS: Final[Api[DescribeClientQuotasRequest, DescribeClientQuotasResponse]]
@@ -206,6 +209,7 @@ __all__ = [
     "DELETE_GROUPS",
     "ELECT_LEADERS",
     "INCREMENTAL_ALTER_CONFIGS",
+    "ALTER_PARTITION_REASSIGNMENTS",
     "LIST_PARTITION_REASSIGNMENTS",
     "OFFSET_DELETE",
     "DESCRIBE_CLIENT_QUOTAS",

@@ -130,6 +130,34 @@ ELECT_LEADERS = api(
     """,
 )
 
+ALTER_PARTITION_REASSIGNMENTS = api(
+    45,
+    "AlterPartitionReassignments",
+    served=(0, 1),
+    flexible=0,
+    request="""
+        timeout_ms                        int32  = 60000
+        allow_replication_factor_change   bool  1+ = true
+        topics                            []Topic
+          name                            string
+          partitions                      []Partition
+            partition_index               int32
+            replicas                      []int32?  = null
+    """,
+    response="""
+        throttle_time_ms                  int32
+        allow_replication_factor_change   bool  1+ = true
+        error_code                        int16
+        error_message                     string?
+        responses                         []Topic
+          name                            string
+          partitions                      []Partition
+            partition_index               int32
+            error_code                    int16
+            error_message                 string?
+    """,
+)
+
 LIST_PARTITION_REASSIGNMENTS = api(
     46,
     "ListPartitionReassignments",

@@ -30,19 +30,35 @@ INIT_PRODUCER_ID = api(
 ADD_PARTITIONS_TO_TXN = api(
     24,
     "AddPartitionsToTxn",
-    served=(0, 3),
+    served=(0, 5),
     flexible=3,
     request="""
-        v3_and_below_transactional_id  string
-        v3_and_below_producer_id       int64
-        v3_and_below_producer_epoch    int16
-        v3_and_below_topics            []Topic
+        transactions                   []Transaction  4+
+          transactional_id             string
+          producer_id                  int64
+          producer_epoch               int16
+          verify_only                  bool
+          topics                       []Topic
+            name                       string
+            partitions                 []int32
+        v3_and_below_transactional_id  string   0-3
+        v3_and_below_producer_id       int64    0-3
+        v3_and_below_producer_epoch    int16    0-3
+        v3_and_below_topics            []Topic  0-3
           name                         string
           partitions                   []int32
     """,
     response="""
         throttle_time_ms               int32
-        results_by_topic_v3_and_below  []Topic
+        error_code                     int16  4+
+        results_by_transaction         []Transaction  4+
+          transactional_id             string
+          topic_results                []Topic
+            name                       string
+            results_by_partition       []Partition
+              partition_index          int32
+              partition_error_code     int16
+        results_by_topic_v3_and_below  []Topic  0-3
           name                         string
           results_by_partition         []Partition
             partition_index            int32

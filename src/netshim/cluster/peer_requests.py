@@ -1,0 +1,164 @@
+"""Requests to other brokers: a connection, and queues that send many entries at once.
+
+Rules:
+- A queue has one thread and one outstanding request. Entries that arrive while it runs
+  are sent together in the next request.
+- If a request fails, each of its entries gets the error. The broker may have executed the
+  request, so callers only send entries that they can repeat.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Generic, TypeVar
+
+from logcore import LogcoreError
+from logcore.errors import RemoteUnavailableError
+from netshim.follow.connection import ClientSettings, SourceConnection
+from netshim.wire.codec import Api
+
+_log = logging.getLogger("netshim")
+
+_Entry = TypeVar("_Entry")
+_Result = TypeVar("_Result")
+#: Most entries of one request.
+_MOST_ENTRIES: Final = 1_000
+#: Returns the host and port of a broker, None while it is not registered.
+AddressOf = Callable[[int], tuple[str, int] | None]
+
+
+class PeerConnection:
+    """A connection to another broker, which is opened when it is needed.
+
+    One thread uses it. interrupt() is for other threads.
+    """
+
+    def __init__(self, broker: int, address_of: AddressOf) -> None:
+        self._broker = broker
+        self._address_of = address_of
+        self._mutex = threading.Lock()
+        self._connection: SourceConnection | None = None
+
+    def ask(self, api: Api[Any, Any], request: Any, *, most_version: int = 99) -> Any:
+        """Send a request and return its response; see SourceConnection.ask().
+
+        Raises:
+            RemoteUnavailableError: the broker is not registered or does not answer.
+            ShippingError: the broker does not serve the API.
+        """
+        connection = self._connection
+        if connection is None:
+            address = self._address_of(self._broker)
+            if address is None:
+                raise RemoteUnavailableError(f"broker {self._broker} is not registered")
+            connection = SourceConnection(*address, ClientSettings())
+            with self._mutex:
+                self._connection = connection
+        return connection.ask(api, request, most_version=most_version)
+
+    def interrupt(self) -> None:
+        """Make a request that waits in another thread fail."""
+        with self._mutex:
+            connection = self._connection
+        if connection is not None:
+            connection.interrupt()
+
+    def close(self) -> None:
+        """Close the connection. The next request opens another one."""
+        with self._mutex:
+            connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+
+class PeerQueue(Generic[_Entry, _Result]):
+    """Entries of one kind for one broker.
+
+    `pack` makes a request of entries, and `unpack` returns a result for each of them.
+    `call_in_loop` runs a function in the broker's thread, which calls add() too.
+    """
+
+    def __init__(
+        self,
+        broker: int,
+        api: Api[Any, Any],
+        pack: Callable[[Sequence[_Entry]], Any],
+        unpack: Callable[[Any], Sequence[_Result]],
+        address_of: AddressOf,
+        call_in_loop: Callable[[Callable[[], None]], object],
+    ) -> None:
+        self._broker = broker
+        self._api = api
+        self._pack = pack
+        self._unpack = unpack
+        self._call_in_loop = call_in_loop
+        self._connection = PeerConnection(broker, address_of)
+        self._changed = threading.Condition()
+        self._waiting: list[
+            tuple[_Entry, Callable[[_Result | LogcoreError], None]]
+        ] = []
+        self._is_closing = False
+        self._thread = threading.Thread(
+            target=self._run, name=f"netshim-{api.name}-{broker}", daemon=True
+        )
+        self._thread.start()
+
+    def add(
+        self, entry: _Entry, done: Callable[[_Result | LogcoreError], None]
+    ) -> None:
+        """Send an entry soon, and call done() with its result or the error."""
+        with self._changed:
+            self._waiting.append((entry, done))
+            self._changed.notify()
+
+    def interrupt(self) -> None:
+        """Make the outstanding request fail, because the broker is not registered."""
+        self._connection.interrupt()
+
+    def close(self) -> None:
+        """End the thread. Entries that wait get no result."""
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify()
+        self._connection.interrupt()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._waiting and not self._is_closing:
+                    self._changed.wait()
+                if self._is_closing:
+                    break
+                taken = self._waiting[:_MOST_ENTRIES]
+                del self._waiting[: len(taken)]
+            self._send(taken)
+        self._connection.close()
+
+    def _send(
+        self, taken: list[tuple[_Entry, Callable[[_Result | LogcoreError], None]]]
+    ) -> None:
+        results: Sequence[_Result | LogcoreError]
+        try:
+            request = self._pack([entry for entry, _ in taken])
+            results = self._unpack(self._connection.ask(self._api, request))
+            if len(results) != len(taken):
+                raise RemoteUnavailableError(
+                    f"broker {self._broker}: {self._api.name} has {len(results)} results",
+                    expected=f"{len(taken)}, one for each entry",
+                    found=len(results),
+                )
+        except Exception as error:
+            self._connection.close()
+            if not isinstance(error, LogcoreError):
+                _log.exception("an internal error in requests to %d", self._broker)
+                error = RemoteUnavailableError(f"broker {self._broker}: {error!r}")
+            results = [error] * len(taken)
+
+        def deliver() -> None:
+            for (_, done), result in zip(taken, results, strict=True):
+                done(result)
+
+        self._call_in_loop(deliver)

@@ -1,0 +1,504 @@
+"""Transactions in a cluster: coordinators, markers for other brokers, verification.
+
+Rules:
+- The coordinator of a transactional id is the leader of its partition of
+  `__transaction_state`. It sends markers to the leaders of the partitions of a
+  transaction, with the leader epoch of its own partition as the coordinator epoch. So a
+  late marker of a former coordinator is refused.
+- Before the first batch of a transaction in a partition, the leader of the partition asks
+  the coordinator, which verifies or adds the partition (KIP-890). The result is valid
+  until a marker of the producer follows in the partition, or the leader resigns.
+- The requests of one producer are prepared one after another, so that its batches are
+  appended in their order.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, Final, TypeVar
+
+import attrs
+
+from logcore import Log, LogcoreError, NotLeaderError
+from logcore.coordination.transaction_effects import (
+    Request,
+    TransactionError,
+    WriteMarkers,
+)
+from logcore.coordination.transaction_effects import Result as TransactionResult
+from logcore.coordination.transactions import TransactionMachine
+from logcore.coordinators.stored_transactions import TRANSACTIONS_CONFIG
+from logcore.format.transaction_records import Partition, StoredTransaction
+from logcore.metadata.checkpoint import Key
+from logcore.metadata.filenames import TRANSACTIONS_TOPIC
+from netshim import wire
+from netshim.cluster.member import ClusterMember
+from netshim.cluster.peer_requests import PeerQueue
+from netshim.cluster.shards import NoShard, Shards
+from netshim.cluster.view import ClusterView
+from netshim.coordinators import (
+    FoundTransactions,
+    TransactionalProducer,
+    TransactionErrors,
+    TransactionService,
+)
+from netshim.scheduling import guarded
+from netshim.state import BrokerState
+from netshim.topology import NO_NODE
+from netshim.transactions import Marked, Markers, TransactionHost, add_or_verify
+from netshim.wire import codes
+
+_T = TypeVar("_T")
+#: Codes after which a marker is not sent again: the transaction is over, or the
+#: partition can have no marker.
+_FINAL: Final = frozenset(
+    (
+        codes.NONE,
+        codes.INVALID_PRODUCER_EPOCH,
+        codes.UNSUPPORTED_FOR_MESSAGE_FORMAT,
+        codes.UNSUPPORTED_VERSION,
+    )
+)
+#: The errors of a coordinator by code. Other codes become COORDINATOR_NOT_AVAILABLE.
+_ERRORS: Final = {
+    getattr(codes, error.name): error
+    for error in TransactionError
+    if error is not TransactionError.COORDINATOR_NOT_AVAILABLE
+} | {codes.INVALID_PRODUCER_EPOCH: TransactionError.PRODUCER_FENCED}
+
+
+@attrs.frozen
+class _MarkersOf:
+    """The markers of one transaction for one broker."""
+
+    effect: WriteMarkers
+    coordinator_epoch: int
+    partitions: frozenset[Partition]
+
+
+@attrs.frozen
+class _TransactionQuestion:
+    """Whether a producer may write to partitions."""
+
+    who: TransactionalProducer
+    partitions: frozenset[Partition]
+    adds: bool
+
+
+def _by_topic(partitions: Iterable[Partition]) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for topic, number in sorted(partitions):
+        found.setdefault(topic, []).append(number)
+    return found
+
+
+def _pack_markers(entries: Sequence[_MarkersOf]) -> Any:
+    kind = wire.WRITE_TXN_MARKERS.Request.Marker
+    return wire.WRITE_TXN_MARKERS.Request(
+        markers=[
+            kind(
+                producer_id=one.effect.producer_id,
+                producer_epoch=one.effect.producer_epoch,
+                transaction_result=one.effect.commit,
+                topics=[
+                    kind.Topic(name=topic, partition_indexes=numbers)
+                    for topic, numbers in _by_topic(one.partitions).items()
+                ],
+                coordinator_epoch=one.coordinator_epoch,
+            )
+            for one in entries
+        ]
+    )
+
+
+def _unpack_markers(response: Any) -> list[dict[Partition, int]]:
+    return [
+        {
+            (topic.name, each.partition_index): each.error_code
+            for topic in marker.topics
+            for each in topic.partitions
+        }
+        for marker in response.markers
+    ]
+
+
+def _pack_questions(entries: Sequence[_TransactionQuestion]) -> Any:
+    kind = wire.ADD_PARTITIONS_TO_TXN.Request.Transaction
+    return wire.ADD_PARTITIONS_TO_TXN.Request(
+        transactions=[
+            kind(
+                transactional_id=one.who[0],
+                producer_id=one.who[1],
+                producer_epoch=one.who[2],
+                verify_only=not one.adds,
+                topics=[
+                    kind.Topic(name=topic, partitions=numbers)
+                    for topic, numbers in _by_topic(one.partitions).items()
+                ],
+            )
+            for one in entries
+        ]
+    )
+
+
+def _unpack_questions(response: Any) -> list[TransactionErrors]:
+    unknown = TransactionError.COORDINATOR_NOT_AVAILABLE
+    return [
+        {
+            (topic.name, each.partition_index): _ERRORS.get(
+                each.partition_error_code, unknown
+            )
+            for topic in transaction.topic_results
+            for each in topic.results_by_partition
+            if each.partition_error_code
+        }
+        for transaction in response.results_by_transaction
+    ]
+
+
+class TransactionPeers:
+    """The other brokers, as far as transactions need them."""
+
+    def __init__(
+        self,
+        member: ClusterMember,
+        call_in_loop: Callable[[Callable[[], None]], object],
+    ) -> None:
+        self._member = member
+        self._call_in_loop = call_in_loop
+        self._markers: dict[int, PeerQueue[_MarkersOf, dict[Partition, int]]] = {}
+        self._questions: dict[
+            int, PeerQueue[_TransactionQuestion, TransactionErrors]
+        ] = {}
+
+    @property
+    def own_number(self) -> int:
+        return self._member.settings.node_id
+
+    def leader_of(self, partition: Partition) -> int | None:
+        """Return the leader of a partition, NO_NODE if it has none now.
+
+        None means that the partition was deleted.
+        """
+        view = self._member.view
+        topic = view.topics.get(partition[0])
+        if topic is None:
+            return NO_NODE if partition[0] in view.damaged_topics else None
+        if partition[1] not in topic.node.replicas:
+            return None
+        return view.leader_of(partition)
+
+    def send_markers(
+        self,
+        broker: int,
+        markers: _MarkersOf,
+        done: Callable[[dict[Partition, int] | LogcoreError], None],
+    ) -> None:
+        """Send the markers of a transaction, and call done() with codes by partition."""
+        queue = self._markers.get(broker)
+        if queue is None:
+            queue = self._markers[broker] = PeerQueue(
+                broker,
+                wire.WRITE_TXN_MARKERS,
+                _pack_markers,
+                _unpack_markers,
+                self._member.address_of,
+                self._call_in_loop,
+            )
+        queue.add(markers, done)
+
+    def ask(
+        self,
+        broker: int,
+        question: _TransactionQuestion,
+        done: Callable[[TransactionErrors | LogcoreError], None],
+    ) -> None:
+        """Ask a coordinator, and call done() with errors by partition."""
+        queue = self._questions.get(broker)
+        if queue is None:
+            queue = self._questions[broker] = PeerQueue(
+                broker,
+                wire.ADD_PARTITIONS_TO_TXN,
+                _pack_questions,
+                _unpack_questions,
+                self._member.address_of,
+                self._call_in_loop,
+            )
+        queue.add(question, done)
+
+    def take_view(self, view: ClusterView) -> None:
+        """Give up the requests to brokers that are not registered any more."""
+        for queues in (self._markers, self._questions):
+            for broker, queue in queues.items():
+                if broker not in view.brokers:
+                    queue.interrupt()
+
+    def close(self) -> None:
+        """End the threads. Blocks."""
+        for queues in (self._markers, self._questions):
+            for queue in queues.values():
+                queue.close()
+
+
+class TransactionShard(TransactionHost):
+    """The transactions of one partition. `epoch` is the leader epoch of the partition."""
+
+    def __init__(
+        self, state: BrokerState, number: int, epoch: int, peers: TransactionPeers
+    ) -> None:
+        super().__init__(state, number)
+        self._epoch = epoch
+        self._peers = peers
+
+    def _write_markers(
+        self, coordinator: TransactionMachine, effect: WriteMarkers, done: Marked
+    ) -> None:
+        """Append the markers of own partitions, and send the others to their leaders."""
+        by_leader: dict[int, set[Partition]] = {}
+        for partition in effect.partitions:
+            leader = self._peers.leader_of(partition)
+            if leader is not None:
+                by_leader.setdefault(leader, set()).add(partition)
+        left = set(by_leader.pop(NO_NODE, ()))
+        waits_for = len(by_leader) + 1
+
+        def finish(failed: Collection[Partition] = ()) -> None:
+            nonlocal waits_for
+            left.update(failed)
+            waits_for -= 1
+            if not waits_for:
+                done(coordinator, frozenset(left))
+
+        for leader, partitions in by_leader.items():
+            if leader == self._peers.own_number:
+                Markers(
+                    self._state,
+                    coordinator,
+                    attrs.evolve(effect, partitions=frozenset(partitions)),
+                    self._state.now_ms,
+                    lambda _, failed: finish(failed),
+                    coordinator_epoch=self._epoch,
+                ).write()
+            else:
+                self._send_markers(leader, effect, frozenset(partitions), finish)
+        finish()
+
+    def _send_markers(
+        self,
+        leader: int,
+        effect: WriteMarkers,
+        partitions: frozenset[Partition],
+        finish: Callable[[Collection[Partition]], None],
+    ) -> None:
+        def sent(found: dict[Partition, int] | LogcoreError) -> None:
+            if isinstance(found, LogcoreError):
+                finish(partitions)
+                return
+            # A partition that the leader does not know may be new to it. If it was
+            # deleted, the next attempt finds that in the view.
+            finish([one for one in partitions if found.get(one, -1) not in _FINAL])
+
+        markers = _MarkersOf(effect, self._epoch, partitions)
+        self._peers.send_markers(leader, markers, sent)
+
+
+@attrs.define(eq=False)
+class _Preparation:
+    """A request of a producer that waits for the coordinator's answer."""
+
+    who: TransactionalProducer
+    partitions: frozenset[Partition]
+    adds: bool
+    done: Callable[[TransactionErrors], None]
+    is_asking: bool = False
+    errors: TransactionErrors = attrs.field(factory=dict)
+    #: Partitions with a marker after the question: its answer may be older.
+    changed: set[Partition] = attrs.field(factory=set)
+
+
+class TransactionShards(TransactionService):
+    """The transactions of a cluster, as this broker serves them."""
+
+    def __init__(
+        self,
+        state: BrokerState,
+        member: ClusterMember,
+        call_in_loop: Callable[[Callable[[], None]], object],
+    ) -> None:
+        self._state = state
+        self.peers = TransactionPeers(member, call_in_loop)
+        #: Leader epochs of the partitions of `__transaction_state` that are led here.
+        self._epochs: dict[int, int] = {}
+        self.shards = Shards(
+            TRANSACTIONS_TOPIC,
+            state,
+            member,
+            lambda number: TransactionShard(
+                state, number, self._epochs[number], self.peers
+            ),
+        )
+        #: The requests of each producer; the first one waits for its coordinator.
+        self._preparations: dict[int, deque[_Preparation]] = {}
+        #: Epochs of the producers that may write, by partition.
+        self._verified: dict[Partition, dict[int, int]] = {}
+
+    # -- partitions --------------------------------------------------------------------
+
+    def lead(self, key: Key, log: Log) -> None:
+        if key[0] == TRANSACTIONS_TOPIC:
+            self._epochs[key[1]] = log.leader_epoch
+        self.shards.lead(key)
+
+    def resign(self, key: Key) -> None:
+        self._verified.pop(key, None)
+        for waiting in self._preparations.values():
+            waiting[0].changed.add(key)
+        self.shards.resign(key)
+
+    # -- the coordinator ---------------------------------------------------------------
+
+    @property
+    def is_loaded(self) -> bool:
+        return True
+
+    def begin(self, now_ms: int) -> None:
+        """Do nothing: each coordinator begins when its partition is led here."""
+
+    def load(self, now_ms: int, done: Callable[[bool], None]) -> None:
+        """Call done(True) immediately: partitions are loaded one by one."""
+        done(True)
+
+    def create_topic(self) -> None:
+        self._state.logdir.ensure_topic(
+            TRANSACTIONS_TOPIC,
+            self._state.settings.transactions_partitions,
+            TRANSACTIONS_CONFIG,
+        )
+
+    def ask(
+        self, request: Request, now_ms: int, done: Callable[[TransactionResult], None]
+    ) -> None:
+        shard = self.shards.find(request.transactional_id)
+        if isinstance(shard, NoShard):
+            done(TransactionError[shard.name])
+        else:
+            shard.ask(request, now_ms, done)
+
+    def look(self, names: Collection[str] | None, done: FoundTransactions) -> None:
+        shards = self.shards.loaded()
+        if names is not None:
+            each = {self.shards.find(name) for name in names}
+            if any(isinstance(shard, NoShard) for shard in each):
+                done(NotLeaderError("another broker coordinates a transactional id"))
+                return
+            shards = [shard for shard in each if isinstance(shard, TransactionShard)]
+        found: dict[str, StoredTransaction] = {}
+        for shard in shards:
+            found |= shard.stored(names)
+        done(found)
+
+    def stop(self, now_ms: int) -> None:
+        for shard in self.shards.loaded():
+            shard.stop(now_ms)
+
+    # -- the leader of a partition -----------------------------------------------------
+
+    def is_prepared(
+        self,
+        who: TransactionalProducer,
+        partitions: Collection[Partition],
+        *,
+        adds: bool,
+    ) -> bool:
+        return who[1] not in self._preparations and not self._unknown(who, partitions)
+
+    def _unknown(
+        self, who: TransactionalProducer, partitions: Iterable[Partition]
+    ) -> frozenset[Partition]:
+        """Return the partitions led here for which the coordinator must be asked."""
+        _, producer_id, epoch = who
+        return frozenset(
+            one
+            for one in partitions
+            if self._verified.get(one, {}).get(producer_id) != epoch
+            and self._state.leadership.leads(one)
+        )
+
+    def prepare(
+        self,
+        who: TransactionalProducer,
+        partitions: Collection[Partition],
+        now_ms: int,
+        done: Callable[[TransactionErrors], None],
+        *,
+        adds: bool,
+    ) -> None:
+        preparation = _Preparation(who, frozenset(partitions), adds, done)
+        self._preparations.setdefault(who[1], deque()).append(preparation)
+        self._prepare_next(who[1])
+
+    def _prepare_next(self, producer_id: int) -> None:
+        """Complete the requests of a producer, up to one that must ask."""
+        waiting = self._preparations.get(producer_id, deque())
+        while waiting and not waiting[0].is_asking:
+            one = waiting[0]
+            unknown = self._unknown(one.who, one.partitions)
+            if unknown and not one.errors:
+                self._ask(one, unknown)
+                continue
+            waiting.popleft()
+            guarded(one.done, one.errors)
+        if not waiting:
+            self._preparations.pop(producer_id, None)
+
+    def _ask(self, one: _Preparation, unknown: frozenset[Partition]) -> None:
+        who = one.who
+        one.is_asking = True
+        one.changed.clear()
+        has_returned = False
+
+        def answered(found: TransactionErrors | LogcoreError) -> None:
+            one.is_asking = False
+            if isinstance(found, LogcoreError):
+                error = TransactionError.COORDINATOR_NOT_AVAILABLE
+                found = dict.fromkeys(unknown, error)
+            one.errors = found
+            for partition in unknown - found.keys() - one.changed:
+                self._verified.setdefault(partition, {})[who[1]] = who[2]
+            if has_returned:
+                self._prepare_next(who[1])
+
+        home = TRANSACTIONS_TOPIC, self.shards.partition_of(who[0])
+        coordinator = self.peers.leader_of(home)
+        if coordinator == self.peers.own_number:
+            now_ms = self._state.now_ms
+            add_or_verify(self, who, unknown, now_ms, answered, adds=one.adds)
+        elif coordinator is None or coordinator == NO_NODE:
+            answered(LogcoreError("the transaction has no coordinator now"))
+        else:
+            self.peers.ask(
+                coordinator, _TransactionQuestion(who, unknown, one.adds), answered
+            )
+        has_returned = True
+
+    def verified(
+        self,
+        who: TransactionalProducer,
+        partition: Partition,
+        write: Callable[[], _T],
+    ) -> _T | TransactionError:
+        if self._verified.get(partition, {}).get(who[1]) == who[2]:
+            return write()
+        # A marker was appended after the answer of the coordinator. The client repeats
+        # the request, and the coordinator is asked again.
+        return TransactionError.CONCURRENT_TRANSACTIONS
+
+    def marker_follows(self, producer_id: int, partition: Partition) -> None:
+        producers = self._verified.get(partition)
+        if producers is not None:
+            producers.pop(producer_id, None)
+            if not producers:
+                del self._verified[partition]
+        for one in self._preparations.get(producer_id, ()):
+            one.changed.add(partition)

@@ -1,0 +1,174 @@
+"""The leader of a partition asks the coordinator of a transaction: order and validity."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from logcore import LogcoreError
+from logcore.coordination.transaction_effects import TransactionError
+from netshim.cluster.transaction_shards import TransactionShards
+
+P0, P1 = ("t", 0), ("t", 1)
+WHO = ("tx", 7, 3)
+OTHER_BROKER = 2
+
+
+class Questions:
+    """A coordinator on another broker, whose answers the test gives."""
+
+    own_number = 1
+
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+        self._answers: list[Callable[[Any], None]] = []
+
+    def leader_of(self, partition: tuple[str, int]) -> int:
+        return OTHER_BROKER
+
+    def ask(self, broker: int, question: Any, done: Callable[[Any], None]) -> None:
+        assert broker == OTHER_BROKER
+        self.asked.append(question)
+        self._answers.append(done)
+
+    def answer(self, found: Any) -> None:
+        self._answers.pop(0)(found)
+
+
+@pytest.fixture
+def led() -> set[tuple[str, int]]:
+    return {P0, P1}
+
+
+@pytest.fixture
+def shards(led: set[tuple[str, int]]) -> Any:
+    state = SimpleNamespace(
+        leadership=SimpleNamespace(leads=lambda key: key in led),
+        logs=SimpleNamespace(numbers_of=lambda topic: range(1)),
+        now_ms=0,
+    )
+    made: Any = TransactionShards(state, SimpleNamespace(), lambda action: None)  # type: ignore[arg-type]
+    made.peers = Questions()
+    return made
+
+
+def prepare(shards: Any, *partitions: tuple[str, int], who: Any = WHO) -> list[Any]:
+    """Prepare a request, and return the list that gets its errors."""
+    found: list[Any] = []
+    shards.prepare(who, partitions, 0, found.append, adds=False)
+    return found
+
+
+def write(shards: Any, partition: tuple[str, int] = P0, who: Any = WHO) -> Any:
+    return shards.verified(who, partition, lambda: "written")
+
+
+def test_coordinator_is_asked_once_in_a_transaction(shards: Any) -> None:
+    found = prepare(shards, P0)
+    assert (found, len(shards.peers.asked)) == ([], 1)
+    shards.peers.answer({})
+    assert (found, write(shards)) == ([{}], "written")
+    assert shards.is_prepared(WHO, {P0}, adds=True)
+    assert not shards.is_prepared(WHO, {P0, P1}, adds=True)
+    assert prepare(shards, P0) == [{}]
+    assert len(shards.peers.asked) == 1
+
+
+def test_error_of_one_partition_leaves_the_other_usable(shards: Any) -> None:
+    found = prepare(shards, P0, P1)
+    shards.peers.answer({P1: TransactionError.TRANSACTION_ABORTABLE})
+    assert found == [{P1: TransactionError.TRANSACTION_ABORTABLE}]
+    assert write(shards) == "written"
+    assert write(shards, P1) is TransactionError.CONCURRENT_TRANSACTIONS
+
+
+def test_lost_answer_is_an_error_of_all_partitions(shards: Any) -> None:
+    found = prepare(shards, P0, P1)
+    shards.peers.answer(LogcoreError("no connection"))
+    error = TransactionError.COORDINATOR_NOT_AVAILABLE
+    assert found == [{P0: error, P1: error}]
+    assert prepare(shards, P0) == []
+    assert len(shards.peers.asked) == 2
+
+
+def test_marker_ends_a_verification(shards: Any) -> None:
+    prepare(shards, P0)
+    shards.peers.answer({})
+    shards.marker_follows(7, P0)
+    assert write(shards) is TransactionError.CONCURRENT_TRANSACTIONS
+    assert not shards.is_prepared(WHO, {P0}, adds=False)
+
+
+def test_marker_between_question_and_answer_makes_the_answer_void(shards: Any) -> None:
+    """The answer was given for the transaction that the marker has ended."""
+    found = prepare(shards, P0)
+    shards.marker_follows(7, P0)
+    shards.peers.answer({})
+    assert found == []
+    assert write(shards) is TransactionError.CONCURRENT_TRANSACTIONS
+    shards.peers.answer({P0: TransactionError.TRANSACTION_ABORTABLE})
+    assert found == [{P0: TransactionError.TRANSACTION_ABORTABLE}]
+
+
+def test_marker_of_another_producer_changes_nothing(shards: Any) -> None:
+    found = prepare(shards, P0)
+    shards.marker_follows(8, P0)
+    shards.peers.answer({})
+    assert (found, write(shards)) == ([{}], "written")
+
+
+def test_leadership_that_ended_and_began_again_asks_again(shards: Any) -> None:
+    """Another leader may have written markers in between."""
+    prepare(shards, P0)
+    shards.peers.answer({})
+    shards.resign(P0)
+    assert write(shards) is TransactionError.CONCURRENT_TRANSACTIONS
+    found = prepare(shards, P0)
+    shards.resign(P0)
+    shards.peers.answer({})
+    assert found == []
+    assert len(shards.peers.asked) == 3
+
+
+def test_other_epoch_of_a_producer_is_asked_for_itself(shards: Any) -> None:
+    prepare(shards, P0)
+    shards.peers.answer({})
+    newer = ("tx", 7, 4)
+    assert write(shards, who=newer) is TransactionError.CONCURRENT_TRANSACTIONS
+    prepare(shards, P0, who=newer)
+    assert shards.peers.asked[1].who == newer
+
+
+def test_requests_of_a_producer_continue_in_their_order(shards: Any) -> None:
+    """The second request needs no answer, but its batches must follow the first ones."""
+    prepare(shards, P0)
+    shards.peers.answer({})
+    order: list[str] = []
+    shards.prepare(WHO, {P0, P1}, 0, lambda _: order.append("first"), adds=False)
+    shards.prepare(WHO, {P0}, 0, lambda _: order.append("second"), adds=False)
+    assert order == []
+    shards.peers.answer({})
+    assert order == ["first", "second"]
+    assert shards.is_prepared(WHO, {P0, P1}, adds=False)
+
+
+def test_many_requests_without_coordinator_are_answered(shards: Any) -> None:
+    """Answers that come at once must not nest: 2,000 would exceed the stack."""
+    found = [prepare(shards, P0) for _ in range(2_000)]
+    shards.peers.leader_of = lambda partition: -1
+    shards.peers.answer(LogcoreError("no connection"))
+    error = {P0: TransactionError.COORDINATOR_NOT_AVAILABLE}
+    assert found == [[error]] * 2_000
+
+
+def test_partition_that_is_not_led_here_is_not_remembered(
+    shards: Any, led: set[tuple[str, int]]
+) -> None:
+    """No marker and no end of a leadership would remove it."""
+    led.discard(P1)
+    assert prepare(shards, P1) == [{}]
+    assert shards.peers.asked == []
+    assert write(shards, P1) is TransactionError.CONCURRENT_TRANSACTIONS
