@@ -29,7 +29,6 @@ import logcore
 import netshim
 from support import kafka_jvm
 from support.environments import ROOT, environment
-from support.vectors import DATA
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(600)]
 SECONDS = 120
@@ -51,36 +50,6 @@ def until(condition: Callable[[], bool], what: Callable[[], object]) -> None:
     while not condition():
         assert time.monotonic() < deadline, what()
         time.sleep(0.05)
-
-
-def jars() -> Path:
-    return kafka_jvm.jars("streams.xml", "frameworks", "kafka-streams")
-
-
-@contextlib.contextmanager
-def streams(server: Any, state: Path, name: str) -> Iterator[subprocess.Popen[bytes]]:
-    said = (state.parent / f"{name}.txt").open("ab")
-    command = [
-        "java",
-        "-cp",
-        f"{jars()}/*",
-        str(DATA / "kafka" / "Streams.java"),
-        server.bootstrap_servers,
-    ]
-    with said:
-        process = subprocess.Popen(
-            [*command, str(state), name],
-            stdin=subprocess.PIPE,
-            stdout=said,
-            stderr=said,
-        )
-        try:
-            yield process
-        finally:
-            process.kill()
-            process.wait()
-            assert process.stdin is not None
-            process.stdin.close()
 
 
 def latest(data: logcore.LogDir) -> dict[bytes, int]:
@@ -110,8 +79,10 @@ def test_kafka_streams_counts_each_word_once(tmp_path: Path) -> None:
             return latest(data) == dict(sent)
 
         for life in range(4):
-            with streams(
-                server, state if life < 3 else tmp_path / "other", f"life-{life}"
+            with kafka_jvm.streams(
+                server.bootstrap_servers,
+                state if life < 3 else tmp_path / "other",
+                f"life-{life}",
             ) as process:
                 feed(100)
                 until(
@@ -154,7 +125,7 @@ def connect(server: Any, folder: Path, port: int) -> Iterator[subprocess.Popen[b
         "offset.flush.interval.ms": "200",
         "scheduled.rebalance.max.delay.ms": "0",
         "plugin.discovery": "service_load",
-        "plugin.path": str(jars()),
+        "plugin.path": str(kafka_jvm.frameworks()),
     }
     for kind in ("config", "offset", "status"):
         options[f"{kind}.storage.topic"] = f"connect-{kind}"
@@ -164,7 +135,7 @@ def connect(server: Any, folder: Path, port: int) -> Iterator[subprocess.Popen[b
     said = (folder / "connect.txt").open("ab")
     main = "org.apache.kafka.connect.cli.ConnectDistributed"
     with said:
-        command = ["java", "-cp", f"{jars()}/*", main, str(settings)]
+        command = ["java", "-cp", f"{kafka_jvm.frameworks()}/*", main, str(settings)]
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=said, stderr=said
         )

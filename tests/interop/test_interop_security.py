@@ -249,15 +249,6 @@ def test_subjects_of_certificates_are_written_as_by_java() -> None:
 # -- Kafka's own programs --------------------------------------------------------------
 
 
-def tool(program: str, *arguments: str) -> str:
-    """Return the output of one of Kafka's programs."""
-    folders = f"{kafka_jvm.tools()}/*:{kafka_jvm.classes()}/*"
-    command = ["java", "-cp", folders, program, *arguments]
-    done = subprocess.run(command, capture_output=True, timeout=300, check=False)
-    assert not done.returncode, (done.stdout + done.stderr).decode()[-2_000:]
-    return done.stdout.decode()
-
-
 @pytest.fixture
 def secured(kafka_secured: SecuredKafka, tmp_path: Path) -> tuple[SecuredKafka, Path]:
     """Return a secured broker, and the settings of its administrator for Java."""
@@ -274,11 +265,11 @@ def test_kafka_acls_manages_rules(secured: tuple[SecuredKafka, Path]) -> None:
     )  # fmt: skip
     program = "org.apache.kafka.tools.AclCommand"
     rule = ("--allow-principal", "User:carol", "--producer", "--topic", "orders")
-    tool(program, *options, "--add", *rule)
-    listed = tool(program, *options, "--list")
+    kafka_jvm.tool(program, *options, "--add", *rule)
+    listed = kafka_jvm.tool(program, *options, "--list")
     assert "principal=User:carol" in listed and "operation=WRITE" in listed
-    tool(program, *options, "--remove", "--force", *rule)
-    assert "User:carol" not in tool(program, *options, "--list")
+    kafka_jvm.tool(program, *options, "--remove", "--force", *rule)
+    assert "User:carol" not in kafka_jvm.tool(program, *options, "--list")
 
 
 def test_kafka_configs_manages_users_and_quotas(
@@ -294,8 +285,8 @@ def test_kafka_configs_manages_users_and_quotas(
         "SCRAM-SHA-256=[iterations=8192,password=pw]",
         "producer_byte_rate=1000000",
     ):
-        tool(program, *options, "--alter", "--add-config", change)
-    described = tool(program, *options, "--describe")
+        kafka_jvm.tool(program, *options, "--alter", "--add-config", change)
+    described = kafka_jvm.tool(program, *options, "--describe")
     assert "SCRAM-SHA-256=iterations=8192" in described
     assert "producer_byte_rate=1000000.0" in described
     config = kafka.client_config("admin")
@@ -316,7 +307,7 @@ def test_java_clients_log_in(
     config = kafka.client_config("alice", "java", mechanism)
     file.write_text("".join(f"{name}={value}\n" for name, value in config.items()))
     kafka.logdir.append("orders", b"4 apples")
-    found = tool(
+    found = kafka_jvm.tool(
         "org.apache.kafka.tools.consumer.ConsoleConsumer",
         "--bootstrap-server", kafka.bootstrap_servers,
         "--consumer.config", str(file), "--topic", "orders", "--group", "readers",

@@ -154,6 +154,23 @@ def test_incremental_config_changes_have_the_verdicts_of_kafka(
     assert bench.logdir.describe_topic("t").overrides.items() >= expected.items()
 
 
+@pytest.mark.parametrize(
+    ("operation", "code"), [(1, codes.NONE), (0, codes.INVALID_REQUEST)]
+)
+def test_settings_of_brokers_can_be_deleted_but_not_set(
+    bench: Bench, operation: int, code: int
+) -> None:
+    """No broker has one. kafka-reassign-partitions --verify deletes throttles."""
+    request = wire.INCREMENTAL_ALTER_CONFIGS.Request
+    config = request.Resource.Config(
+        name="leader.replication.throttled.rate", config_operation=operation, value="1"
+    )
+    resource = request.Resource(resource_type=4, resource_name="1", configs=[config])
+    asked = request(resources=[resource])
+    answer = bench.ask(wire.INCREMENTAL_ALTER_CONFIGS, 1, asked)
+    assert answer.responses[0].error_code == code
+
+
 def test_group_named_twice_gets_one_row(bench: Bench) -> None:
     answer = bench.ask(
         wire.DELETE_GROUPS, 2, wire.DELETE_GROUPS.Request(groups_names=["g", "h", "g"])

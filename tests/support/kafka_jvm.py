@@ -7,6 +7,7 @@ If Java or Maven is missing, every test is skipped with the name of the missing 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -16,7 +17,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -38,6 +39,38 @@ def classes() -> Path:
 def tools() -> Path:
     """Fetch Kafka's command-line tools, and return the folder of jars."""
     return jars("tools.xml", "tools", "kafka-tools")
+
+
+def tool(program: str, *arguments: str) -> str:
+    """Run one of Kafka's command-line tools, and return its output."""
+    folders = f"{tools()}/*:{classes()}/*"
+    command = ["java", *_QUICK_START, "-cp", folders, program, *arguments]
+    done = subprocess.run(command, capture_output=True, timeout=300, check=False)
+    assert not done.returncode, (done.stdout + done.stderr).decode()[-2_000:]
+    return done.stdout.decode()
+
+
+def frameworks() -> Path:
+    """Fetch Kafka Streams and Kafka Connect, and return the folder of jars."""
+    return jars("streams.xml", "frameworks", "kafka-streams")
+
+
+@contextlib.contextmanager
+def streams(address: str, state: Path, name: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Run tests/data/kafka/Streams.java. Its output is in the file {name}.txt."""
+    program = str(SOURCES / "Streams.java")
+    command = ["java", "-cp", f"{frameworks()}/*", program, address, str(state), name]
+    with (state.parent / f"{name}.txt").open("ab") as output:
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=output, stderr=output
+        )
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait()
+            assert process.stdin is not None
+            process.stdin.close()
 
 
 def clients(version: str) -> Path:

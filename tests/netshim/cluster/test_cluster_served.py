@@ -6,7 +6,6 @@ import json
 import shutil
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +19,6 @@ from support.clusters import Cluster, until
 
 confluent_kafka = pytest.importorskip("confluent_kafka")
 admin_client = pytest.importorskip("confluent_kafka.admin")
-
-
-@pytest.fixture(scope="module")
-def calm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Return a cluster whose brokers are not stopped by a test."""
-    with Cluster(tmp_path_factory.mktemp("calm") / "cluster") as made:
-        yield made
-
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    with Cluster(tmp_path / "cluster") as made:
-        yield made
 
 
 def test_a_topic_is_created_used_changed_and_deleted(calm: Cluster) -> None:

@@ -6,8 +6,6 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,18 +16,6 @@ from support.cluster_load import QUICK, confluent_kafka
 from support.clusters import Cluster, until
 
 PARTITIONS = 3
-
-
-@pytest.fixture(scope="module")
-def calm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with Cluster(tmp_path_factory.mktemp("calm") / "cluster") as made:
-        yield made
-
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    with Cluster(tmp_path / "cluster") as made:
-        yield made
 
 
 def producer(cluster: Cluster, name: str, **settings: Any) -> Any:

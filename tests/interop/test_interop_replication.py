@@ -1,0 +1,223 @@
+"""Kafka's programs against a cluster of three brokers: Streams and the tools.
+
+LOGCORE_FAILOVERS is the number of brokers that are killed under Kafka Streams. Needs Java
+17 and Maven. Run by `make interop`.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support import kafka_jvm
+from support.cluster_load import QUICK, Load, confluent_kafka
+from support.clusters import Cluster, until
+
+pytestmark = [pytest.mark.interop, pytest.mark.timeout(3_600)]
+
+FAILOVERS = int(os.environ.get("LOGCORE_FAILOVERS", "20"))
+LIMIT_S = 300.0
+
+
+class Counts:
+    """The committed counts of words in the topic `counts`, read while they grow."""
+
+    def __init__(self, cluster: Cluster, partitions: int) -> None:
+        self._consumer = confluent_kafka.Consumer(
+            {
+                "bootstrap.servers": cluster.bootstrap_servers,
+                "group.id": "judge",
+                "auto.offset.reset": "earliest",
+                "enable.auto.commit": False,
+                "isolation.level": "read_committed",
+                "reconnect.backoff.max.ms": 200,
+            }
+        )
+        self._consumer.assign(
+            [
+                confluent_kafka.TopicPartition("counts", number, 0)
+                for number in range(partitions)
+            ]
+        )
+        self.seen: dict[str, list[int]] = {}
+
+    def latest(self) -> dict[str, int]:
+        """Read new messages, and return the last count of each word."""
+        message = self._consumer.poll(0.5)
+        while message is not None:
+            if message.error() is None:
+                counts = self.seen.setdefault(message.key().decode(), [])
+                counts.append(int(message.value()))
+            message = self._consumer.poll(0.1)
+        return {word: counts[-1] for word, counts in self.seen.items()}
+
+    def close(self) -> None:
+        self._consumer.close()
+
+
+def test_streams_counts_exactly_once_through_failovers(tmp_path: Path) -> None:
+    """Brokers are killed, one at a time; their leaders and coordinators move."""
+    chance = random.Random(5)
+    words = ["apple", "pear", "plum", "fig"]
+    sent: Counter[str] = Counter()
+    with Cluster(tmp_path / "cluster") as cluster:
+        cluster.create("text", 2)
+        cluster.create("counts", 2)
+        producer = confluent_kafka.Producer(
+            {
+                "bootstrap.servers": cluster.bootstrap_servers,
+                "enable.idempotence": True,
+                **QUICK,
+            }
+        )
+
+        def feed(count: int) -> None:
+            for _ in range(count):
+                line = chance.choices(words, k=3)
+                sent.update(line)
+                producer.produce(
+                    "text", " ".join(line).encode(), partition=chance.randrange(2)
+                )
+            assert producer.flush(120) == 0
+
+        state = tmp_path / "state"
+        with kafka_jvm.streams(cluster.bootstrap_servers, state, "application"):
+            counts = Counts(cluster, 2)
+            feed(50)
+            until(lambda: counts.latest() == sent, "the first counts", LIMIT_S)
+            for _ in range(FAILOVERS):
+                number = chance.choice([1, 2, 3])
+                feed(20)
+                cluster.send(number, signal.SIGKILL)
+                cluster.processes[number].wait()
+                feed(20)
+                until(
+                    lambda: sum(counts.latest().values()) > sum(sent.values()) - 30,
+                    f"counts without broker {number}",
+                    LIMIT_S,
+                )
+                cluster.start(number)
+                for topic in ("text", "__transaction_state", "__consumer_offsets"):
+                    cluster.until_in_sync(topic, 3)
+            until(lambda: counts.latest() == sent, "the last counts", LIMIT_S)
+        # Each change of a count was reported once. It rises by the words of one line.
+        for word, seen in counts.seen.items():
+            assert seen == sorted(set(seen)), (word, seen)
+        counts.close()
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("tools") / "cluster") as made:
+        yield made
+
+
+def tool(cluster: Cluster, program: str, *arguments: str) -> str:
+    return kafka_jvm.tool(
+        f"org.apache.kafka.tools.{program}",
+        "--bootstrap-server",
+        cluster.bootstrap_servers,
+        *arguments,
+    )
+
+
+def test_kafka_topics_shows_partitions_that_lack_replicas(cluster: Cluster) -> None:
+    create = ("--partitions", "3", "--replication-factor", "3")
+    tool(cluster, "TopicCommand", "--create", "--topic", "shown", *create)
+    found = tool(cluster, "TopicCommand", "--describe", "--topic", "shown")
+    assert "PartitionCount: 3" in found and "ReplicationFactor: 3" in found
+    lacking = ("TopicCommand", "--describe", "--under-replicated-partitions")
+    for index in range(3):
+        cluster.until_in_sync("shown", 3, index)
+    assert "shown" not in tool(cluster, *lacking)
+    cluster.kill(3)
+    until(
+        lambda: len(cluster.partition("shown", 0, 1).isr_nodes) == 2,
+        "the ISR is smaller",
+    )
+    assert tool(cluster, *lacking).count("Topic: shown") == 3
+    cluster.start(3)
+    for index in range(3):
+        cluster.until_in_sync("shown", 3, index)
+
+
+def test_kafka_leader_election_elects_the_preferred_leader(cluster: Cluster) -> None:
+    cluster.create("elected")
+    preferred = cluster.until_in_sync("elected", 3).leader_id
+    assert cluster.stop(preferred) == 0
+    cluster.start(preferred)
+    cluster.until_in_sync("elected", 3)
+    assert cluster.partition("elected").leader_id != preferred
+    found = tool(
+        cluster,
+        "LeaderElectionCommand",
+        "--election-type", "preferred", "--topic", "elected", "--partition", "0",
+    )  # fmt: skip
+    assert "Successfully completed" in found
+    assert cluster.partition("elected").leader_id == preferred
+
+
+def test_kafka_reassign_partitions_moves_replicas(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    cluster.create("moved", 1, 2)
+    load = Load(cluster, "moved")
+    load.until_more()
+    before = cluster.until_in_sync("moved", 2)
+    spare = ({1, 2, 3} - {*before.replica_nodes}).pop()
+    target = [spare, before.replica_nodes[0]]
+    plan = tmp_path / "plan.json"
+    plan.write_text(
+        '{"version":1,"partitions":[{"topic":"moved","partition":0,"replicas":'
+        f"{target}}}]}}"
+    )
+    program = "reassign.ReassignPartitionsCommand"
+    options = ("--reassignment-json-file", str(plan))
+    found = tool(cluster, program, *options, "--execute")
+    assert "Successfully started partition reassignment" in found
+    until(
+        lambda: "is completed" in tool(cluster, program, *options, "--verify"),
+        "the move is complete",
+    )
+    assert sorted(cluster.partition("moved").replica_nodes) == sorted(target)
+    load.until_more()
+    load.end()
+
+
+def test_kafka_log_dirs_shows_the_replicas_of_each_broker(cluster: Cluster) -> None:
+    cluster.create("sized")
+    cluster.until_in_sync("sized", 3)
+    found = tool(cluster, "LogDirsCommand", "--describe", "--topic-list", "sized")
+    assert found.count('"partition":"sized-0"') == 3
+
+
+def test_kafka_transactions_shows_an_open_transaction(cluster: Cluster) -> None:
+    cluster.create("open")
+    producer: Any = confluent_kafka.Producer(
+        {
+            "bootstrap.servers": cluster.bootstrap_servers,
+            "transactional.id": "tool",
+            "transaction.timeout.ms": 600_000,
+        }
+    )
+    producer.init_transactions(60)
+    producer.begin_transaction()
+    producer.produce("open", b"x", partition=0)
+    producer.flush(60)
+    program = "TransactionsCommand"
+    assert "tool" in tool(cluster, program, "list")
+    found = tool(cluster, program, "describe", "--transactional-id", "tool")
+    assert "Ongoing" in found and "open-0" in found
+    place = ("--topic", "open", "--partition", "0")
+    producers = tool(cluster, program, "describe-producers", *place).splitlines()
+    start = producers[1].split()[-1]
+    tool(cluster, program, "abort", *place, "--start-offset", start)
+    after = tool(cluster, program, "describe-producers", *place).splitlines()
+    assert after[1].split()[-1] == "None"
