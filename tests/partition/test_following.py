@@ -12,6 +12,7 @@ import contextlib
 import errno
 import random
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -21,6 +22,7 @@ import logcore
 from logcore import cleaner
 from logcore.log import Log
 from logcore.metadata import checkpoint
+from logcore.partition.replication import restart_at
 from logcore.recordbatch import encode
 from logcore.testing import FaultPlan, SimulatedDisk, explore
 from logcore.testing.faults import Fault
@@ -151,6 +153,91 @@ def test_empty_follower_starts_at_the_log_start_of_its_leader(
         assert list(follower.read(5)) == list(leader.read(5))
     with logcore.open("/b/t-0", read_only=True, fs=disk) as log:
         assert [record.offset for record in log.read(5)] == [5, 6, 7, 8, 9]
+
+
+def restarted(disk: SimulatedDisk, offset: int = 40) -> Log:
+    """Return a replica with five records that was restarted at an offset."""
+    log = open_replicated(disk, "/b/t-0")
+    for number in range(5):
+        log.append(b"%d" % number * 100)
+    log.advance_high_watermark(2)
+    restart_at(log.writer, offset)
+    return log
+
+
+def test_restarted_follower_remains_at_its_start(disk: SimulatedDisk) -> None:
+    """A follower that was restarted at 257 became the leader before its first batch, and
+    appended at offset 0.
+    """
+    with restarted(disk) as log:
+        assert (log.log_start_offset, log.log_end_offset) == (40, 40)
+        assert (log.high_watermark, log.durable_end_offset) == (40, 40)
+    with open_replicated(disk, "/b/t-0") as log:
+        assert (log.log_start_offset, log.log_end_offset) == (40, 40)
+        log.begin_epoch(7)
+        assert log.append(b"first").offset == 40
+        assert log.end_of_epoch(7) == (7, 41)
+
+
+def test_restarted_follower_copies_its_leader(disk: SimulatedDisk) -> None:
+    with open_replicated(disk, "/a/t-0") as leader:
+        for number in range(9):
+            leader.append(b"%d" % number * 60)
+        leader.advance_high_watermark(9)
+        leader.delete_records(7)
+        with restarted(disk, 7) as follower:
+            copy(leader, follower)
+            follower.advance_high_watermark(9)
+            assert list(follower.read(7)) == list(leader.read(7))
+
+
+def test_log_cannot_restart_below_its_end(disk: SimulatedDisk) -> None:
+    with restarted(disk) as log:
+        with pytest.raises(logcore.OffsetOutOfRangeError, match="restart"):
+            restart_at(log.writer, 39)
+        assert log.log_end_offset == 40
+
+
+def test_restarted_follower_forgets_producers(disk: SimulatedDisk) -> None:
+    """Their last batches are not in the log, so any sequence may be the next one."""
+
+    def batch_of_producer(sequence: int) -> bytes:
+        return encode(
+            [(None, b"v", (), T0)],
+            base_offset=0,
+            producer_id=9,
+            producer_epoch=0,
+            base_sequence=sequence,
+        )
+
+    with open_replicated(disk, "/b/t-0") as log:
+        log.append_batch(batch_of_producer(0))
+        restart_at(log.writer, 40)
+        log.begin_epoch(3)
+        assert log.append_batch(batch_of_producer(30)).offset == 40
+
+
+@pytest.mark.parametrize("names", ["posix", "journal"])
+def test_each_crash_leaves_a_log_before_or_after_its_restart(names: Any) -> None:
+    def run(disk: SimulatedDisk, promise: Callable[[object], None]) -> None:
+        with restarted(disk):
+            promise("restarted")
+
+    def recover(disk: SimulatedDisk) -> tuple[int, int]:
+        with open_replicated(disk, "/b/t-0") as log:
+            log.scrub()
+            return log.log_start_offset, log.log_end_offset
+
+    def judge(promised: list[object], found: tuple[int, int]) -> None:
+        # The new segment may exist before the log start is raised: a gap, not a loss.
+        empty = {(40, 40), (0, 40)}
+        if promised:
+            assert found == (40, 40)
+        else:
+            assert found in empty or (found[0] == 0 and found[1] <= 5)
+
+    report = explore(run, recover, judge, names=names, limit=50)
+    assert report.states > 50
 
 
 def test_gaps_of_a_compacted_leader_are_not_data_loss(disk: SimulatedDisk) -> None:

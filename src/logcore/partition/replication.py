@@ -13,7 +13,7 @@ Callers hold the log's lock.
 from __future__ import annotations
 
 from logcore.debug_checks import locked
-from logcore.errors import InvalidConfigError
+from logcore.errors import InvalidConfigError, OffsetOutOfRangeError
 from logcore.kernels import layout
 from logcore.kernels.layout import Buffer, Level
 from logcore.partition import epochs
@@ -23,6 +23,7 @@ from logcore.partition.leader_transactions import (
     follow,
     is_marker,
 )
+from logcore.partition.truncation import truncate_locked
 from logcore.partition.writer import Writer
 
 
@@ -44,6 +45,32 @@ def begin_to_follow(writer: Writer) -> None:
                 expected="replicated=True",
             )
         writer.set_following_locked(True)
+
+
+def restart_at(writer: Writer, offset: int) -> None:
+    """Delete all records, and begin the empty log at `offset`, durably.
+
+    A follower does so if the log of its leader begins above its own end (KAFKA-9491). A
+    crash leaves the log as it was, empty, or empty at `offset`.
+
+    Raises:
+        OffsetOutOfRangeError: the log ends above `offset`.
+    """
+    with writer.state.lock:
+        writer.check_writable_locked()
+        if offset < writer.state.end:
+            raise OffsetOutOfRangeError(
+                "the log cannot restart there",
+                path=writer.path,
+                offset=offset,
+                expected=f"{writer.state.end} or more",
+                found=offset,
+            )
+        truncate_locked(writer, writer.state.log_start, epochs.truncate_end)
+        if offset > writer.state.end:
+            writer.begin_at_locked(offset)
+        # The batches between the two ends are unknown, and so are their producers.
+        writer.producers.forget()
 
 
 @locked

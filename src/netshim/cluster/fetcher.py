@@ -21,6 +21,7 @@ from logcore import Log, LogcoreError
 from logcore.errors import RemoteUnavailableError, ShippingError
 from logcore.fs import FS
 from logcore.metadata.checkpoint import Key
+from logcore.partition.replication import restart_at
 from logcore.replication import following
 from logcore.replication.following import (
     AppendFetched,
@@ -70,8 +71,6 @@ class FollowedPartition:
     book: FollowerBook
     mutex: threading.Lock = attrs.field(factory=threading.Lock)
     is_dropped: bool = False
-    #: The leader's log start, for an empty log that continues there.
-    continues_at: int = 0
     retry_at_ms: int = 0
     #: The last error, which is logged once.
     error: str = ""
@@ -210,8 +209,7 @@ class LeaderFetcher:
             step = following.next_step(one.book)
             if isinstance(step, SyncLog):
                 one.log.flush()
-                durable_end = max(one.log.durable_end_offset, one.continues_at)
-                one.book = following.synced(one.book, durable_end)
+                one.book = following.synced(one.book, one.log.durable_end_offset)
                 self._show(one)
                 step = following.next_step(one.book)
             if not isinstance(step, SendFetch):
@@ -278,15 +276,13 @@ class LeaderFetcher:
                 for data in records:
                     assert isinstance(data, memoryview)
                     log.append_as_follower(data, durability="os")
-                one.continues_at = 0
             case TruncateToEpoch(epoch, end):
                 before = log.log_end_offset
                 after = log.truncate_to_epoch(epoch, end)
                 _log.info("%s-%d: truncated from %d to %d", *one.key, before, after)
             case RestartLog(offset):
                 _log.warning("%s-%d: continues at %d", *one.key, offset)
-                log.truncate(log.log_start_offset)
-                one.continues_at = offset
+                restart_at(log.writer, offset)
             case DeleteRecordsBelow(offset):
                 if log.log_start_offset < offset <= log.high_watermark:
                     log.delete_records(offset)
@@ -303,8 +299,8 @@ class LeaderFetcher:
                 return
         one.book = following.changed_log(
             one.book,
-            max(log.log_start_offset, one.continues_at),
-            max(log.log_end_offset, one.continues_at),
+            log.log_start_offset,
+            log.log_end_offset,
             last_epoch(log),
         )
 

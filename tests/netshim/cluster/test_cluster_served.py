@@ -511,3 +511,33 @@ def test_a_partition_moves_to_other_brokers_under_load(tmp_path: Path) -> None:
         until(lambda: not moves(), "the cancelled move ends")
         assert sorted(cluster.partition("t", 0, spare).replica_nodes) == sorted(target)
         judge(cluster, "t", load)
+
+
+@pytest.mark.slow
+def test_follower_below_the_log_start_leads_at_the_right_offset(
+    cluster: Cluster,
+) -> None:
+    """It restarts its log at the start of the leader, before it has copied a batch."""
+    cluster.create("t")
+    preferred = cluster.until_in_sync("t", 3).leader_id
+    cluster.kill(preferred)
+    load = Load(cluster, "t")
+    load.until_more()
+    end = len(load.end())
+    admin = admin_client.AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
+    everything = confluent_kafka.TopicPartition("t", 0, -1)
+    deleted = admin.delete_records([everything])[everything].result()
+    assert deleted.low_watermark == end
+    cluster.start(preferred)
+    cluster.until_in_sync("t", 3)
+    assert "continues at" in cluster.log(preferred)
+    partitions = [confluent_kafka.TopicPartition("t", 0)]
+    elected = admin.elect_leaders(
+        confluent_kafka.ElectionType.PREFERRED, partitions
+    ).result()
+    assert all(error is None for error in elected.values()), elected
+    until(lambda: cluster.partition("t").leader_id == preferred, "the election")
+    load = Load(cluster, "t")
+    load.until_more()
+    offsets = [offset for _, offset in load.end().values()]
+    assert min(offsets) == end
