@@ -19,6 +19,7 @@ from netshim import scheduling, wire
 from netshim.groups import BrokerGroups
 from netshim.handlers import HANDLERS, NOT_SHARED, Handler, served_versions
 from netshim.handlers.authentication import Reply
+from netshim.request_counts import RequestCounts
 from netshim.request_log import errors_in, shown
 from netshim.scheduling import (
     CloseConnection,
@@ -158,6 +159,8 @@ class Broker:
         self.last_asked = "none"
         # The fault rules of a test. They change the handlers.
         self.faults: RequestFaultPlan | None = None
+        # Counts of requests. Set by the host that serves metrics.
+        self.counts: RequestCounts | None = None
         if services is not None:
             services(self.state)
         elif logdir.is_shared:
@@ -218,6 +221,11 @@ class Broker:
         if self.faults is not None:
             handler = partial(self.faults.handle, handler)
         # Step 2: call the handler. Its exceptions become an error response.
+        counts = self.counts
+        began_s = 0.0
+        if counts is not None:
+            began_s = time.perf_counter()
+            counts.received_bytes += len(frame)
         self.last_asked = api.name
         call = Call(session, header.api_key, version, header.client_id, now_ms)
         complete = None
@@ -247,6 +255,8 @@ class Broker:
             def ready(value: object) -> None:
                 if complete is not None:
                     value = complete(value)
+                if counts is not None:
+                    counts.count(api, value, began_s, is_parked=encoded.is_parked)
                 tell = partial(self._told, call, api, header.correlation_id, value)
                 # 10,000 new topics with their configs would block the event loop for
                 # 0.5 s
@@ -261,6 +271,8 @@ class Broker:
             return encoded
         if complete is not None:
             response = complete(response)
+        if counts is not None:
+            counts.count(api, response, began_s, is_parked=False)
         told: list[Piece] | None = self._told(
             call, api, header.correlation_id, response
         )

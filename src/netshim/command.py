@@ -38,7 +38,8 @@ from netshim.config_file import (
 from netshim.follow_command import follow, promote_command
 from netshim.listeners import CLIENT_CERTIFICATES, Listener, TlsSettings
 from netshim.readiness import Readiness
-from netshim.request_log import Repeated
+from netshim.request_counts import RequestCounts
+from netshim.request_log import FACTS, Repeated
 from netshim.security.principals import MappingRules
 from netshim.security.service import SecuritySettings
 from netshim.server import Server, loop_factory
@@ -46,6 +47,7 @@ from netshim.settings import Settings
 
 if TYPE_CHECKING:
     from netshim.cluster.node import ClusterSettings
+    from netshim.http.host import HttpHost
 
 
 class _JsonLines(logging.Formatter):
@@ -55,6 +57,7 @@ class _JsonLines(logging.Formatter):
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
+            **(getattr(record, FACTS, None) or {}),
         }
         if record.exc_info:
             facts["error"] = self.formatException(record.exc_info)
@@ -96,6 +99,8 @@ def _settings_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
+#: Limit for the answer of a broker that is asked for its health.
+_HEALTH_S: Final = 10.0
 #: Key of the configuration file in the context of a command.
 _FILE: Final = "netshim.config_file"
 
@@ -380,6 +385,12 @@ def _topic_config(file: FileSettings, texts: tuple[str, ...]) -> dict[str, str]:
     metavar="N",
     help="Descriptor that gets the line `ready` when clients may connect.",
 )
+@click.option(
+    "--metrics",
+    metavar="[HOST:]PORT",
+    help="Address of HTTP pages for operators: /metrics, /health and /ready. Port 0 is a "
+    "free one.",
+)
 @click.pass_context
 def serve(
     ctx: click.Context,
@@ -387,6 +398,7 @@ def serve(
     log_level: str,
     log_format: str | None,
     ready_fd: int | None,
+    metrics: str | None,
     **options: Any,
 ) -> None:
     """Serve the log directory DIR to Kafka clients; it is created if it does not exist.
@@ -416,9 +428,43 @@ def serve(
         file = _file_of(ctx)
         server = _new_server(file, **options)
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
-            runner.run(_serve(server, Readiness(ready_fd), file.topics))
+            pages = _metrics_pages(server, metrics)
+            try:
+                runner.run(_serve(server, Readiness(ready_fd), file.topics))
+            finally:
+                if pages is not None:
+                    pages.close()
     except OSError as error:
         _fail_to_listen(error, options)
+
+
+def _metrics_pages(server: Server, address: str | None) -> HttpHost | None:
+    """Serve the pages for operators before the broker starts, and print their address."""
+    if address is None:
+        return None
+    try:
+        from netshim.http.host import parse_address
+        from netshim.http.pages import serve_operation
+    except ImportError as error:
+        raise InvalidConfigError(
+            "--metrics",
+            expected="the packages of the extra http: pip install logcore-db[http]",
+            found=str(error),
+        ) from error
+    try:
+        host, port = parse_address(address)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="'--metrics'") from error
+    server.counts = RequestCounts()
+    try:
+        pages = serve_operation(server, host, port)
+    except OSError as error:
+        fail(
+            f"cannot serve metrics on {host}:{port}: {error.strerror}",
+            "choose another port for --metrics; 0 takes a free one",
+        )
+    print(f"netshim: metrics at {pages.address}/metrics", file=sys.stderr, flush=True)
+    return pages
 
 
 def _fail_to_listen(error: OSError, options: Mapping[str, Any]) -> NoReturn:
@@ -577,6 +623,45 @@ def _lift_file_limit() -> None:
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         if soft < hard:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+# -- health ----------------------------------------------------------------------------
+
+
+@main.command()
+@click.argument("address", metavar="[HOST:]PORT")
+def health(address: str) -> None:
+    """Check a broker that serves --metrics at this address, for supervisors.
+
+    The exit code is 0 if the broker is ready. Otherwise it is 1, as containers expect,
+    and the reasons are printed.
+    """
+    import http.client
+
+    host, separator, port = address.rpartition(":")
+    if not port.isdecimal() or not 0 < int(port) < 65_536 or (separator and not host):
+        raise click.BadParameter(
+            f"expected PORT or HOST:PORT, found {address!r}", param_hint="'ADDRESS'"
+        )
+    connection = http.client.HTTPConnection(
+        (host or "127.0.0.1").strip("[]"), int(port), timeout=_HEALTH_S
+    )
+    try:
+        connection.request("GET", "/ready")
+        answer = json.loads(connection.getresponse().read())
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        reasons = [
+            f"{address} does not answer; is it the address of --metrics? {error}"
+        ]
+    else:
+        reasons = answer.get("reasons", [])
+    finally:
+        connection.close()
+    for reason in reasons:
+        click.echo(f"not ready: {reason}", err=True)
+    if reasons:
+        raise click.exceptions.Exit(1)
+    click.echo("ready")
 
 
 # -- check -----------------------------------------------------------------------------

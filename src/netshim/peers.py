@@ -300,6 +300,9 @@ class Peer(asyncio.BufferedProtocol):
             if piece is None:
                 break
             transport.write(piece)
+            counts = self.server.broker.counts
+            if counts is not None:
+                counts.sent_bytes += len(piece)
             connection.active_ms = self.server.now_ms()
         if connection.is_waiting and not connection.is_full:
             self.flush_soon()

@@ -12,6 +12,7 @@ This module reads no clock: the time is an argument of each call.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Any, Final, Protocol
 
 from netshim.session import ClientSession
@@ -28,6 +29,9 @@ _CHANGES: Final = 200
 #: Maximum number of kinds with a counter of their own. Further kinds share one.
 _KINDS: Final = 1_000
 _TEXT_CHARACTERS: Final = 200
+
+#: Attribute of a logging.LogRecord with the fields of a line in JSON.
+FACTS: Final = "netshim_facts"
 
 #: Error codes of normal operation: the client retries, or contacts another broker.
 _ORDINARY: Final = frozenset(
@@ -68,6 +72,15 @@ class LoggedRequest(Protocol):
     def now_ms(self) -> int: ...
 
 
+def _facts_of(call: LoggedRequest) -> dict[str, object]:
+    session = call.session
+    return {
+        "client_id": call.client_id[:_TEXT_CHARACTERS],
+        "principal": session.principal,
+        "peer": session.peer,
+    }
+
+
 class Journal:
     """Writes lines to the logger `netshim`, with a limit per kind."""
 
@@ -84,13 +97,14 @@ class Journal:
         *values: object,
         most: int = LINES,
         error: bool | BaseException | None = None,
+        facts: Mapping[str, object] | None = None,
     ) -> None:
         """Write a line, unless the limit of its kind is reached.
 
         Lines of one `kind` are counted together. Kinds must be few, and not derived
         from text of clients. `most` is the limit per period. `error` is an exception to
-        log with its traceback. Any thread may call this; lines of two threads at the
-        same moment may be miscounted.
+        log with its traceback. `facts` are fields of the line in JSON. Any thread may
+        call this; lines of two threads at the same moment may be miscounted.
         """
         if not _log.isEnabledFor(level):
             return
@@ -105,7 +119,7 @@ class Journal:
             count = 0
         self._periods[kind] = until_ms, count + 1, most, level
         if count < most:
-            _log.log(level, text, *values, exc_info=error)
+            _log.log(level, text, *values, exc_info=error, extra={FACTS: facts})
 
     def refused(
         self, call: LoggedRequest, api: str, code: int, message: str | None
@@ -126,6 +140,7 @@ class Journal:
             shown(call.client_id),
             call.session.peer,
             why,
+            facts={**_facts_of(call), "api": api, "code": codes.name(code)},
         )
 
     def changed(
@@ -143,6 +158,7 @@ class Journal:
             shown(call.client_id),
             call.session.peer,
             most=_CHANGES,
+            facts=_facts_of(call),
         )
 
     def tick(self, now_ms: int) -> None:

@@ -20,6 +20,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Generator, Hashable, Iterable
 from functools import partial
+from time import perf_counter
 from typing import Any, Final, TypeVar
 
 import attrs
@@ -379,6 +380,8 @@ class Syncs:
         # Only the broker's thread uses the queue, so no lock is necessary.
         self._queue = DurableQueue(contextlib.nullcontext())
         self._running: set[Log] = set()
+        #: Called with the time of each sync in seconds. Set by the host of metrics.
+        self.on_sync: Callable[[float], None] | None = None
 
     def is_waiting_for(self, log: Log) -> bool:
         """Return whether a sync of the log is running or has waiters."""
@@ -414,10 +417,12 @@ class Syncs:
 
     def _start(self, log: Log) -> None:
         self._running.add(log)
-        self._submit(log.flush, lambda result: self._finished(log, result))
+        self._submit(partial(_timed_flush, log), partial(self._finished, log))
 
     def _finished(self, log: Log, result: object) -> None:
         self._running.discard(log)
+        if isinstance(result, float) and self.on_sync is not None:
+            self.on_sync(result)
         failure = None
         if isinstance(result, LogcoreError):
             failure = result
@@ -427,3 +432,10 @@ class Syncs:
         # Appends that were added while the sync was running may need another one.
         if self._queue.is_waiting_for(log) and log not in self._running:
             self._start(log)
+
+
+def _timed_flush(log: Log) -> float:
+    """Sync a log, and return how many seconds that took."""
+    began_s = perf_counter()
+    log.flush()
+    return perf_counter() - began_s

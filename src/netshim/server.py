@@ -47,6 +47,7 @@ from netshim.broker import Broker
 from netshim.connection import Budget, Workload
 from netshim.listeners import Listener, TlsSettings, check_exposure, check_listeners
 from netshim.peers import Peer, Sockets, TlsListening
+from netshim.request_counts import RequestCounts
 from netshim.request_log import LINES
 from netshim.security.sasl import OAUTHBEARER
 from netshim.security.service import Security, SecuritySettings
@@ -210,6 +211,10 @@ class Server:
             self._check_cluster(wanted, security)
         #: Counts the iterations of the event loop's timer.
         self.turns = 0
+        #: Counts of requests, if metrics are served. Set before start().
+        self.counts: RequestCounts | None = None
+        self._turned_s = 0.0
+        self._held_s = 0.0
         #: Set if a log of a cluster's broker has failed: the server must be stopped.
         self.failed = asyncio.Event()
         self.failure: logcore.LogcoreError | None = None
@@ -315,6 +320,9 @@ class Server:
             # Step 2: start the broker and listen.
             self._thread_id = threading.get_ident()
             self.broker = self._new_broker()
+            if self.counts is not None:
+                self.broker.counts = self.counts
+                self.broker.state.syncs.on_sync = self.counts.sync_seconds.add
             self.broker.state.submit_login = self._submit_login
             await self._listen()
             # Step 3: publish the address for the other processes of a shared directory.
@@ -344,6 +352,7 @@ class Server:
             self.logdir.close()
             raise
         self._next_look = self.loop.time() + _TICK_S
+        self._turned_s = time.monotonic()
         self._timer = self.loop.call_later(_TICK_S, self._tick)
         _log.info(
             "listening on %s, log directory %s",
@@ -596,11 +605,19 @@ class Server:
         for peer in list(self._peers):
             peer.drain()
         # Step 2: wait until the responses are sent.
-        self._deadline = self.loop.time() + drain_s
-        while self.loop.time() < self._deadline and any(
-            peer.is_open and not peer.connection.is_idle for peer in self._peers
-        ):
+        began_s = self.loop.time()
+        self._deadline = began_s + drain_s
+        count = left = self._unanswered()
+        while left and self.loop.time() < self._deadline:
             await asyncio.sleep(0.005)
+            left = self._unanswered()
+        if count:
+            _log.info(
+                "drained in %.1f s: %d connections were answered, %d were given up",
+                self.loop.time() - began_s,
+                count - left,
+                left,
+            )
         # Step 3: close the connections, the threads and the directory.
         for peer in list(self._peers):
             peer.close()
@@ -632,6 +649,10 @@ class Server:
             else:
                 await ending
         _log.info("stopped")
+
+    def _unanswered(self) -> int:
+        """Return the number of connections with requests that are not answered yet."""
+        return sum(peer.is_open and not peer.connection.is_idle for peer in self._peers)
 
     def _end_at_once(self) -> None:
         """Close the server because its threads accept no work.
@@ -685,6 +706,7 @@ class Server:
         if self._timer is None:
             return
         self.turns += 1
+        self._turned_s = time.monotonic()
         if self.loop.time() >= self._next_look:
             self._next_look = self.loop.time() + _TICK_S
             self._do_what_is_due()
@@ -797,11 +819,33 @@ class Server:
             step()
         finally:
             held_s = time.perf_counter() - began
+            self._held_s = max(self._held_s, held_s)
             if held_s > _HELD_S:
                 held_ms = round(held_s * 1000)
                 last = self.broker.last_asked
                 text = "the loop was held for %d ms by %s; the last request was %s"
                 self.say(logging.INFO, "the loop was held", text, held_ms, what, last)
+
+    # -- for metrics -------------------------------------------------------------------
+
+    @property
+    def silent_s(self) -> float | None:
+        """Seconds since the event loop turned, None before start() and after stop().
+
+        Any thread may use this.
+        """
+        if self._timer is None:
+            return None
+        return time.monotonic() - self._turned_s
+
+    def take_held_s(self) -> float:
+        """Return the longest step of the event loop since the last call, in seconds."""
+        held_s, self._held_s = self._held_s, 0.0
+        return held_s
+
+    def connections(self) -> Counter[str]:
+        """Return the number of connections by the name of their listener."""
+        return Counter(peer.listener.name for peer in self._peers)
 
     def _forget_topic(self, name: str) -> None:
         """Remove a topic from the groups.

@@ -110,6 +110,8 @@ class Throttle:
         delay_ms = self._bounds.record(
             key, self._user, call.client_id, amount, self._now_ms()
         )
+        if delay_ms:
+            self._bounds.throttled[key] += 1
         self._delay(delay_ms)
         return delay_ms
 
@@ -141,6 +143,8 @@ class Throttle:
             else:
                 allowed.append(topic)
         setattr(request, field, allowed)
+        if delay_ms:
+            self._bounds.throttled[quotas.MUTATION] += 1
         self._delay(delay_ms)
 
 

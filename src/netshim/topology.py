@@ -67,6 +67,11 @@ class Topology(ABC):
     @abstractmethod
     def controller_id(self) -> int: ...
 
+    @property
+    def is_member(self) -> bool:
+        """Whether the broker is registered in its cluster, if it has one."""
+        return True
+
     @abstractmethod
     def brokers(self, session: ClientSession) -> list[BrokerAddress]:
         """Return the brokers, with addresses that the client of a session can use."""

@@ -42,6 +42,10 @@ class ClusterTopology(Topology):
     def controller_id(self) -> int:
         return self._member.view.controller
 
+    @property
+    def is_member(self) -> bool:
+        return self._member.epoch is not None
+
     def brokers(self, session: ClientSession) -> list[BrokerAddress]:
         return [_address(*one) for one in sorted(self._member.view.brokers.items())]
 

@@ -15,6 +15,7 @@ Pure: the time is an argument.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Final
 
@@ -131,6 +132,8 @@ class Quotas:
         self._buckets: dict[_Sensor, Bucket] = {}
         #: (key, user, client id) -> sensor and bound.
         self._found: dict[tuple[str, str, str], tuple[_Sensor, float] | None] = {}
+        #: Requests that exceeded a quota, by its key.
+        self.throttled: Counter[str] = Counter()
         #: When idle entities were last searched.
         self._searched_ms: int | None = None
         #: Keys for which any entity has a bound.

@@ -1,0 +1,1 @@
+"""HTTP beside a broker: metrics, health. Needs the extra `http`. Loaded only if used."""

@@ -1,0 +1,59 @@
+"""Whether a broker is alive, and whether it is ready for clients.
+
+- `/health`: 200 while the event loop turns. A supervisor restarts a broker that hangs.
+- `/ready`: 200 while clients are served well, else 503 with the reasons. A load balancer
+  or an operator waits.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from netshim.http.host import BrokerCalls
+
+if TYPE_CHECKING:
+    from netshim.server import Server
+
+#: Time after which a loop that does not turn counts as stuck.
+STUCK_S: Final = 2.0
+#: With less free space, the next append may fail.
+LEAST_FREE_BYTES: Final = 64 << 20
+
+
+def why_not_healthy(server: Server) -> list[str]:
+    """Return why a broker is not healthy. Any thread may call this."""
+    silent_s = server.silent_s
+    if silent_s is None or silent_s <= STUCK_S:
+        return []
+    return [f"the event loop has not turned for {silent_s:.0f} s"]
+
+
+async def why_not_ready(server: Server) -> list[str]:
+    """Return why a broker is not ready."""
+    if server.silent_s is None:
+        return ["the broker starts or stops"]
+    reasons = why_not_healthy(server)
+    if reasons:
+        return reasons
+    calls = BrokerCalls(server.loop)
+    reasons = await calls.call(lambda: _reasons(server))
+    free_bytes = server.logdir.space()[1]
+    if free_bytes < LEAST_FREE_BYTES:
+        reasons.append(
+            f"{free_bytes >> 20} MiB of the disk are free; "
+            f"expected {LEAST_FREE_BYTES >> 20}"
+        )
+    return reasons
+
+
+def _reasons(server: Server) -> list[str]:
+    """Return the reasons that depend on state of the broker's thread."""
+    state = server.broker.state
+    reasons = [
+        f"{topic}-{number}: an earlier write or sync failed"
+        for (topic, number), log in state.logdir.known_logs().items()
+        if log.has_failed
+    ]
+    if not state.topology.is_member:
+        reasons.append("the broker is not registered in the cluster")
+    return reasons

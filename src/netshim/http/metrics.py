@@ -1,0 +1,299 @@
+"""Metrics of a broker, in the format of Prometheus.
+
+The broker's thread collects the facts in chunks. The rest happens in the HTTP thread.
+Names and labels are in docs/netshim.md.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Final
+
+import attrs
+from prometheus_client import CollectorRegistry, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+)
+from prometheus_client.exposition import generate_latest
+from prometheus_client.registry import Collector
+
+from logcore.coordination.classic_group import Group
+from logcore.metadata.checkpoint import Key
+from logcore.reporting import Incident
+from netshim.request_counts import BUCKETS_S, Histogram, RequestCounts, name_of
+from netshim.scheduling import Pace, Steps
+from netshim.state import BrokerState
+
+if TYPE_CHECKING:
+    from netshim.server import Server
+
+#: Most series of one metric with names from clients. The others are added up in the
+#: series `other`.
+MOST_SERIES: Final = 1_000
+OTHER: Final = "other"
+#: Values of the labels of a series.
+_Labels = tuple[str, ...]
+#: Status of a transaction that is not over.
+_OPEN: Final = ("Ongoing", "PrepareCommit", "PrepareAbort")
+
+
+@attrs.frozen(kw_only=True)
+class BrokerFacts:
+    """Facts from the broker's thread, of one moment for each chunk."""
+
+    connections: Mapping[_Labels, int]
+    partitions: int
+    open_logs: int
+    failed_logs: int
+    #: Groups by state, and members of each group.
+    groups: Mapping[_Labels, int]
+    members: Mapping[_Labels, int]
+    #: Records up to the high watermark that were not committed, by group, topic and partition.
+    lags: Mapping[_Labels, int]
+    open_transactions: int
+    under_replicated: int
+    without_leader: int
+    throttled: Mapping[_Labels, int]
+    held_s: float
+    incidents: tuple[Incident, ...]
+
+
+def _groups(state: BrokerState) -> list[Group]:
+    """Return the groups of this broker.
+
+    In a shared directory there are none: reading them would block the event loop.
+    """
+    if state.is_shared or not state.groups.is_loaded:
+        return []
+    return list(state.groups.all())
+
+
+def group_keys(state: BrokerState) -> Steps[list[Key]]:
+    """Return the partitions with committed offsets, at most MOST_SERIES."""
+    found: dict[Key, None] = {}
+    pace = Pace()
+    for group in _groups(state):
+        for name, partitions in group.offsets.items():
+            for number in partitions:
+                if pace.is_over():
+                    yield
+                if len(found) >= MOST_SERIES:
+                    return list(found)
+                found[name, number] = None
+    return list(found)
+
+
+def collect_facts(server: Server) -> Steps[BrokerFacts]:
+    """Collect the facts, in chunks, once the groups are loaded."""
+    state = server.broker.state
+    pace = Pace()
+    groups: Counter[_Labels] = Counter()
+    members: Counter[_Labels] = Counter()
+    lags: Counter[_Labels] = Counter()
+    for group in _groups(state):
+        if pace.is_over():
+            yield
+        groups[group.state,] += 1
+        members[bounded((group.group_id, group.state), members)] += _members_of(group)
+        for name, partitions in group.offsets.items():
+            for number, committed in partitions.items():
+                if pace.is_over():
+                    yield
+                log = state.logdir.opened(name, number)
+                if log is not None:
+                    labels = bounded((group.group_id, name, str(number)), lags)
+                    lags[labels] += max(0, log.high_watermark - committed.offset)
+    partitions_count = under_replicated = without_leader = 0
+    for name in state.logdir.topics():
+        for number in state.logs.numbers_of(name):
+            if pace.is_over():
+                yield
+            partitions_count += 1
+            if state.leadership.is_clustered:
+                facts = state.topology.partition(name, number)
+                without_leader += facts.leader < 0
+                under_replicated += len(facts.isr) < len(facts.replicas)
+    logs = state.logdir.known_logs()
+    return BrokerFacts(
+        connections=_labeled(server.connections()),
+        partitions=partitions_count,
+        open_logs=len(logs),
+        failed_logs=sum(log.has_failed for log in logs.values()),
+        groups=groups,
+        members=members,
+        lags=lags,
+        open_transactions=_open_transactions(state),
+        under_replicated=under_replicated,
+        without_leader=without_leader,
+        throttled=_labeled(state.security.quotas.throttled),
+        held_s=server.take_held_s(),
+        incidents=server.logdir.incidents(),
+    )
+
+
+def _labeled(values: Mapping[str, int]) -> dict[_Labels, int]:
+    return {(label,): value for label, value in values.items()}
+
+
+def bounded(labels: _Labels, series: Mapping[_Labels, int]) -> _Labels:
+    """Return the labels, or the labels of the series `other` if there are too many."""
+    if labels in series or len(series) < MOST_SERIES:
+        return labels
+    return (OTHER,) * len(labels)
+
+
+def _members_of(group: Group) -> int:
+    if group.consumers is not None:
+        return len(group.consumers.members)
+    return len(group.members)
+
+
+def _open_transactions(state: BrokerState) -> int:
+    found: list[int] = []
+    if not state.is_shared:
+
+        def looked(transactions: object) -> None:
+            if isinstance(transactions, dict):
+                labels = (one.status.label for one in transactions.values())
+                found.append(sum(label in _OPEN for label in labels))
+
+        state.transactions.look(None, looked)
+    return sum(found)
+
+
+class BrokerCollector(Collector):
+    """The metrics of one moment."""
+
+    def __init__(
+        self, facts: BrokerFacts, counts: RequestCounts, disk: tuple[int, int]
+    ) -> None:
+        self._facts = facts
+        self._counts = counts
+        self._disk = disk
+
+    def collect(self) -> Iterator[Metric]:
+        facts, counts = self._facts, self._counts
+        requests: dict[_Labels, int] = {
+            (api, name_of(code)): count
+            for (api, code), count in counts.requests.copy().items()
+        }
+        yield _counter(
+            "requests", "Answered requests.", ("api", "code"),
+            requests,
+        )  # fmt: skip
+        yield _histograms(
+            "request_seconds", "Time from a request to its response.", counts.seconds
+        )
+        yield _histograms(
+            "request_parked_seconds",
+            "Time of requests that waited for records or members.",
+            counts.parked_seconds,
+        )
+        yield _counter(
+            "bytes", "Bytes of requests and responses.", ("direction",),
+            _labeled({"received": counts.received_bytes, "sent": counts.sent_bytes}),
+        )  # fmt: skip
+        sync = HistogramMetricFamily("netshim_sync_seconds", "Time of syncs of logs.")
+        sync.add_metric([], *_buckets(counts.sync_seconds))
+        yield sync
+        yield _gauge(
+            "connections", "Open connections.", ("listener",), facts.connections
+        )
+        yield _single(
+            "loop_held_seconds_max",
+            "Longest step of the event loop since the last scrape.",
+            facts.held_s,
+        )
+        yield _single("partitions", "Partitions.", facts.partitions)
+        yield _single("open_logs", "Logs that are open.", facts.open_logs)
+        yield _single(
+            "failed_logs", "Logs whose last write or sync failed.", facts.failed_logs
+        )
+        yield _single("disk_total_bytes", "Size of the disk.", self._disk[0])
+        yield _single("disk_free_bytes", "Free space of the disk.", self._disk[1])
+        yield _gauge("groups", "Groups by state.", ("state",), facts.groups)
+        yield _gauge(
+            "group_members", "Members of groups.", ("group", "state"), facts.members
+        )
+        yield _gauge(
+            "group_lag", "Records between the committed offset and the high watermark.",
+            ("group", "topic", "partition"), facts.lags,
+        )  # fmt: skip
+        yield _single(
+            "transactions_open",
+            "Transactions that are not over.",
+            facts.open_transactions,
+        )
+        yield _counter(
+            "throttled", "Requests that exceeded a quota.", ("kind",), facts.throttled
+        )
+        incidents: Counter[_Labels] = Counter()
+        for incident in facts.incidents:
+            incidents[incident.kind,] += incident.count
+        yield _counter(
+            "incidents",
+            "Errors in work that no client waits for.",
+            ("kind",),
+            incidents,
+        )
+        yield _single(
+            "under_replicated_partitions",
+            "Partitions with fewer replicas in sync.",
+            facts.under_replicated,
+        )
+        yield _single(
+            "partitions_without_leader",
+            "Partitions that no broker leads.",
+            facts.without_leader,
+        )
+
+
+def render(facts: BrokerFacts, counts: RequestCounts, disk: tuple[int, int]) -> bytes:
+    """Return the metrics as text. `disk` is its size and its free space."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(BrokerCollector(facts, counts, disk))
+    return generate_latest(registry)
+
+
+def _single(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"netshim_{name}", text, value=value)
+
+
+def _gauge(
+    name: str, text: str, labels: tuple[str, ...], values: Mapping[_Labels, float]
+) -> Metric:
+    family = GaugeMetricFamily(f"netshim_{name}", text, labels=labels)
+    for row, value in values.items():
+        family.add_metric(row, value)
+    return family
+
+
+def _counter(
+    name: str, text: str, labels: tuple[str, ...], values: Mapping[_Labels, float]
+) -> Metric:
+    family = CounterMetricFamily(f"netshim_{name}", text, labels=labels)
+    for row, value in values.items():
+        family.add_metric(row, value)
+    return family
+
+
+def _histograms(name: str, text: str, values: Mapping[str, Histogram]) -> Metric:
+    family = HistogramMetricFamily(f"netshim_{name}", text, labels=("api",))
+    for api, histogram in list(values.items()):
+        family.add_metric([api], *_buckets(histogram))
+    return family
+
+
+def _buckets(histogram: Histogram) -> tuple[list[tuple[str, float]], float]:
+    """Return the cumulative buckets and the sum of a histogram."""
+    total = 0
+    found = []
+    for bound, count in zip(
+        (*map(str, BUCKETS_S), "+Inf"), histogram.counts, strict=True
+    ):
+        total += count
+        found.append((bound, float(total)))
+    return found, histogram.sum_s
