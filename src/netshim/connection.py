@@ -303,6 +303,10 @@ class Connection:
         self._was_waiting = False
         self._given_up: str | None = None
 
+    def use_handler(self, handle: Handle) -> None:
+        """Pass the next requests to another broker."""
+        self._handle = handle
+
     # -- in ----------------------------------------------------------------------------
 
     def get_buffer(self) -> memoryview:

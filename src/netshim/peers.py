@@ -61,6 +61,8 @@ class PeerHost(Protocol):
     settings: Settings
     security: Security
     default_principal: str
+    #: Whether another broker takes the place of the present one.
+    is_replacing: bool
     tls_context: ssl.SSLContext
     loop: asyncio.AbstractEventLoop
 
@@ -211,7 +213,25 @@ class Peer(asyncio.BufferedProtocol):
             tells,
             session,
         )
+        if server.is_replacing:
+            self.pause()
         self.is_open = True
+
+    def pause(self) -> None:
+        """Take no requests until resume()."""
+        if self.session is not None:
+            self.session.mutes += 1
+
+    def resume(self) -> None:
+        """Take requests again, for the present broker of the server."""
+        if self.session is None or not self.is_open:
+            return
+        broker = self.server.broker
+        if self.session.gate is not None:
+            self.session.gate.use_state(broker.state)
+        self.connection.use_handler(partial(broker.handle, self.session))
+        self.session.mutes -= 1
+        self.connection.wake()
 
     @property
     def is_unauthenticated(self) -> bool:

@@ -62,6 +62,39 @@ def kafka(kafka_factory: Callable[..., Kafka]) -> Kafka:
     return kafka_factory()
 
 
+@pytest.fixture(scope="module")
+def kafka_module(
+    tmp_path_factory: pytest.TempPathFactory, kafka_options: dict[str, Any]
+) -> Iterator[Kafka]:
+    """A running broker for all tests of a module. A fixture of the module may prepare
+    topics and records. With kafka_clean, each test begins with them.
+    """
+    from netshim import testing
+
+    broker = testing.start(tmp_path_factory.mktemp("kafka"), **kafka_options)
+    yield broker
+    broker.stop()
+
+
+@pytest.fixture(scope="module")
+def _kafka_module_snapshots() -> dict[str, Any]:
+    """The snapshot that the first test with kafka_clean has made."""
+    return {}
+
+
+@pytest.fixture
+def kafka_clean(
+    kafka_module: Kafka, _kafka_module_snapshots: dict[str, Any]
+) -> Iterator[Kafka]:
+    """The broker kafka_module, which is rolled back after the test to its state before
+    the first test of the module.
+    """
+    if "first" not in _kafka_module_snapshots:
+        _kafka_module_snapshots["first"] = kafka_module.snapshot()
+    yield kafka_module
+    kafka_module.rollback(_kafka_module_snapshots["first"])
+
+
 @pytest.fixture(scope="session")
 def kafka_session_broker(
     tmp_path_factory: pytest.TempPathFactory, kafka_options: dict[str, Any]

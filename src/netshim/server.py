@@ -32,7 +32,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Protocol, Self
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeVar
 
 import attrs
 
@@ -40,7 +40,7 @@ import logcore
 from logcore import Durability, LogDir
 from logcore.directory.maintenance import Upkeep
 from logcore.errors import ConsumerStateError
-from logcore.fs import FS, OS
+from logcore.fs import FS, OS, OsFS
 from logcore.registry.files import ENDING as REGISTRY_ENDING
 from logcore.registry.views import register_broker
 from netshim.broker import Broker
@@ -49,6 +49,7 @@ from netshim.listeners import Listener, TlsSettings, check_exposure, check_liste
 from netshim.peers import Peer, Sockets, TlsListening
 from netshim.request_counts import RequestCounts
 from netshim.request_log import LINES
+from netshim.rollback import DirectorySnapshot, ReplacedBroker
 from netshim.security.sasl import OAUTHBEARER
 from netshim.security.service import Security, SecuritySettings
 from netshim.security.stored import SecurityFacts, SecurityStore
@@ -60,6 +61,8 @@ if TYPE_CHECKING:  # a broker without a cluster does not import them
     from netshim.cluster.node import ClusterNode, ClusterSettings
 
 _log = logging.getLogger("netshim")
+
+_T = TypeVar("_T")
 
 _SYNC_THREADS: Final = 4
 #: Interval of checks for appends by other code of this process, and of the maintenance
@@ -101,6 +104,10 @@ _RESERVED_FILES: Final = 64
 _FILES_OF_LOG: Final = 2
 #: Number of logs that may always be open, whatever the number of connections is.
 _LEAST_LOGS: Final = 8
+
+
+def _new_pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(_SYNC_THREADS, thread_name_prefix="netshim-disk")
 
 
 def _file_limit() -> int:
@@ -215,6 +222,8 @@ class Server:
         self.counts: RequestCounts | None = None
         self._turned_s = 0.0
         self._held_s = 0.0
+        self.is_replacing = False
+        self._snapshots: list[DirectorySnapshot] = []
         #: Set if a log of a cluster's broker has failed: the server must be stopped.
         self.failed = asyncio.Event()
         self.failure: logcore.LogcoreError | None = None
@@ -287,17 +296,10 @@ class Server:
         self.workload = Workload(self.settings.max_requests_in_work, self.budget)
         if self._tls is not None:
             self.tls_context = self._tls.context()
-        self.security = Security(
-            self._security_settings,
-            open_store=partial(SecurityStore, self.path, self._fs),
-            random=self._fs.random_bytes,
-            wall_ms=self._clock.now_ms,
-        )
+        self.security = self._new_security()
         #: Time of the last check whether the first facts are stored.
         self._first_check_ms = self._clock.monotonic_ms()
-        self._pool = ThreadPoolExecutor(
-            _SYNC_THREADS, thread_name_prefix="netshim-disk"
-        )
+        self._pool = _new_pool()
         self._logins = ThreadPoolExecutor(
             _LOGIN_THREADS, thread_name_prefix="netshim-login"
         )
@@ -320,10 +322,6 @@ class Server:
             # Step 2: start the broker and listen.
             self._thread_id = threading.get_ident()
             self.broker = self._new_broker()
-            if self.counts is not None:
-                self.broker.counts = self.counts
-                self.broker.state.syncs.on_sync = self.counts.sync_seconds.add
-            self.broker.state.submit_login = self._submit_login
             await self._listen()
             # Step 3: publish the address for the other processes of a shared directory.
             if self._shared:
@@ -360,7 +358,23 @@ class Server:
             self.logdir.path,
         )
 
+    def _new_security(self) -> Security:
+        return Security(
+            self._security_settings,
+            open_store=partial(SecurityStore, self.path, self._fs),
+            random=self._fs.random_bytes,
+            wall_ms=self._clock.now_ms,
+        )
+
     def _new_broker(self) -> Broker:
+        broker = self._broker_of_directory()
+        if self.counts is not None:
+            broker.counts = self.counts
+            broker.state.syncs.on_sync = self.counts.sync_seconds.add
+        broker.state.submit_login = self._submit_login
+        return broker
+
+    def _broker_of_directory(self) -> Broker:
         given = (
             self.settings,
             self._submit,
@@ -648,6 +662,8 @@ class Server:
                 step()
             else:
                 await ending
+        for snapshot in self._snapshots:
+            snapshot.delete()
         _log.info("stopped")
 
     def _unanswered(self) -> int:
@@ -676,6 +692,117 @@ class Server:
             self.logdir.close()
         except (logcore.LogcoreError, OSError):
             _log.exception("%s could not be closed", self.logdir.path)
+
+    # -- snapshots ---------------------------------------------------------------------
+
+    async def snapshot(self) -> DirectorySnapshot:
+        """Return a snapshot of the directory, for rollback().
+
+        Clients notice it like a restart of the broker without an end of their
+        connections: requests that wait for records or members are answered, and groups
+        and transactions are loaded again. The copy is removed by stop().
+
+        Raises:
+            InvalidConfigError: the broker has a shared or simulated directory, or is one
+                of a cluster.
+            ResourceError: the broker starts, stops, or makes or restores a snapshot.
+            LogcoreError, OSError: the directory cannot be copied or opened.
+        """
+        roots = [self.path, self.path + REGISTRY_ENDING]
+        made = await self._replace_broker(lambda: DirectorySnapshot(roots))
+        self._snapshots.append(made)
+        return made
+
+    async def rollback(self, snapshot: DirectorySnapshot) -> None:
+        """Make the directory as it was at a snapshot, while clients remain connected.
+
+        The leader epoch of each partition that is changed rises, so that clients notice
+        that records are missing. Fault rules and remembered requests are dropped. Logs
+        and LogDir objects from before are closed.
+
+        Raises:
+            LogNotFoundError: the snapshot is not one of this broker.
+        """
+        if snapshot not in self._snapshots:
+            raise logcore.LogNotFoundError(
+                "not a snapshot of this broker", path=self.path
+            )
+        before = ReplacedBroker.of(self.broker)
+        await self._replace_broker(
+            snapshot.restore,
+            lambda changed: before.continue_with(self.broker, changed, self.now_ms()),
+        )
+
+    async def _replace_broker(
+        self, change: Callable[[], _T], begin: Callable[[_T], None] | None = None
+    ) -> _T:
+        """Close the directory, change it, and serve it by a new broker.
+
+        Returns the result of change(), after begin() was called with it.
+        """
+        if self._shared or self._cluster is not None or not isinstance(self._fs, OsFS):
+            raise logcore.InvalidConfigError(
+                "snapshots",
+                expected="a broker alone over a directory of real files",
+                found="a cluster, a shared directory or a simulated disk",
+            )
+        if self._timer is None or self.is_replacing:
+            raise logcore.ResourceError(
+                "no snapshot is made or restored now",
+                expected="a broker that runs, and one such call at a time",
+                found="another call" if self.is_replacing else "a stopped broker",
+            )
+        self.is_replacing = True
+        paused = list(self._peers)
+        try:
+            # Step 1: take no requests, and answer those that wait.
+            for peer in paused:
+                peer.pause()
+            self.broker.stop(self.now_ms())
+            deadline_s = self.loop.time() + _DRAIN_S
+            while self._unanswered() and self.loop.time() < deadline_s:
+                await asyncio.sleep(0.0005)
+            for peer in list(self._peers):
+                if peer.is_open and not peer.connection.is_idle:
+                    peer.abort()
+            if self._ticking is not None:
+                await asyncio.wait([self._ticking])
+            await self.loop.run_in_executor(None, self._pool.shutdown)
+            # Step 2: change the closed directory.
+            try:
+                result = await self.loop.run_in_executor(
+                    None, self._change_closed, change
+                )
+            finally:
+                self._pool = _new_pool()
+            # Step 3: serve it to the same connections.
+            self.broker = self._new_broker()
+            if begin is not None:
+                begin(result)
+        except BaseException as error:
+            # The directory is closed, so no request can be answered.
+            self.failure = logcore.LogcoreError(f"the broker cannot continue: {error}")
+            self.failed.set()
+            raise
+        finally:
+            self.is_replacing = False
+        for peer in list(self._peers):
+            peer.resume()
+        return result
+
+    def _change_closed(self, change: Callable[[], _T]) -> _T:
+        """Close the directory, change it, and open it again. Blocks."""
+        self.security.close()
+        self.logdir.close()
+        try:
+            return change()
+        finally:
+            self.logdir = self._open()
+            self.security = self._new_security()
+            facts = self._read_security()
+            if facts is not None:
+                self.security.publish(facts)
+            self._read_ids()
 
     def hurry(self) -> None:
         """Make a running stop() wait no longer for clients."""
@@ -707,6 +834,9 @@ class Server:
             return
         self.turns += 1
         self._turned_s = time.monotonic()
+        if self.is_replacing:
+            self._timer = self.loop.call_later(_TICK_S, self._tick)
+            return
         if self.loop.time() >= self._next_look:
             self._next_look = self.loop.time() + _TICK_S
             self._do_what_is_due()

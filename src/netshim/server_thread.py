@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
@@ -92,6 +92,16 @@ class ServerThread:
                     raise  # raised by the function
                 if not self._thread.is_alive():
                     raise RuntimeError("the broker has stopped") from None
+
+    def run(self, task: Callable[[Server], Coroutine[Any, Any, _T]]) -> _T:
+        """Run a coroutine with the server in the broker's loop, and return its result.
+
+        Raises:
+            RuntimeError: the broker has stopped.
+        """
+        if self._loop is None or not self._thread.is_alive():
+            raise RuntimeError("the broker has stopped")
+        return asyncio.run_coroutine_threadsafe(task(self.server), self._loop).result()
 
     @property
     def is_running(self) -> bool:

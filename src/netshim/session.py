@@ -29,6 +29,10 @@ class Gate(Protocol):
         """Return the response to a frame, or True to pass it to its handler."""
         ...
 
+    def use_state(self, state: Any) -> None:
+        """Use the state of another broker."""
+        ...
+
     def note_versions(self) -> None:
         """Record a successful ApiVersions request."""
         ...

@@ -46,6 +46,8 @@ from logcore.reader import Isolation
 from logcore.topic import Order
 from netshim.faults.control import FaultControl, seen_requests
 from netshim.faults.requests import SeenRequest
+from netshim.rollback import DirectorySnapshot
+from netshim.server import Server
 from netshim.server_thread import ServerThread, serve
 
 #: pytest hides the frames of this module in the traceback of a failure.
@@ -168,6 +170,34 @@ class Kafka:
                 "this broker is shared by the tests of the session; for one to stop take the fixture kafka"
             )
         self.server.stop()
+
+    def snapshot(self) -> DirectorySnapshot:
+        """Return a snapshot of all topics, groups and settings, for rollback().
+
+        Raises RuntimeError if other tests use the broker too. Other errors are those of
+        Server.snapshot().
+        """
+        self._check_owner()
+        return self.server.run(Server.snapshot)
+
+    def rollback(self, snapshot: DirectorySnapshot) -> None:
+        """Restore a snapshot, while clients remain connected.
+
+        This restores topics, records, groups, transactions, users and settings. The
+        former `logdir` and its logs are closed: use the attribute again.
+
+        Raises RuntimeError if other tests use the broker too. Other errors are those of
+        Server.rollback().
+        """
+        self._check_owner()
+        self.server.run(lambda server: server.rollback(snapshot))
+
+    def _check_owner(self) -> None:
+        if self.prefix:
+            raise RuntimeError(
+                "this broker is shared by the tests of the session; take the fixture "
+                "kafka or kafka_module"
+            )
 
     def faults(self) -> FaultControl:
         """Return a control that adds fault rules to the broker; use it in a `with`.

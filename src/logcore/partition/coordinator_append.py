@@ -129,6 +129,16 @@ def knows_producer(writer: Writer, producer_id: int) -> bool:
         return producer_id in writer.producers.known()
 
 
+def forget_idle_producers(writer: Writer) -> None:
+    """Accept any next sequence of producers without an open transaction.
+
+    For a log that was replaced by an older copy while its producers continue. Valid
+    until the log is closed. Raises the errors of knows_producer().
+    """
+    with writer.state.lock:
+        writer.producers.known().forget_idle()
+
+
 def producers_of(writer: Writer) -> list[ProducerFacts]:
     """Return the state of each producer of the last day. May read files.
 

@@ -198,6 +198,14 @@ class Producers:
             )
         return found
 
+    def forget_idle(self) -> None:
+        """Forget the producers without an open transaction. Any sequence may follow."""
+        self._known = {
+            producer_id: known
+            for producer_id, known in self._known.items()
+            if known.open_offset >= 0
+        }
+
     def coordinator_epoch_of(self, producer_id: int) -> int:
         """Return the coordinator epoch of a producer's last marker, or -1."""
         known = self._known.get(producer_id)

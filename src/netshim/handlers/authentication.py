@@ -87,6 +87,10 @@ class SaslGate:
         #: Broker time at which the authentication expires.
         self._expires_ms: int | None = None
 
+    def use_state(self, state: BrokerState) -> None:
+        """Use the state of another broker for the next requests."""
+        self._state = state
+
     @property
     def is_open(self) -> bool:
         """Whether the connection has been authenticated."""

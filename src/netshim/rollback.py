@@ -1,0 +1,238 @@
+"""Snapshots of a closed log directory, and the way back to one.
+
+Rules:
+- A snapshot is a copy of all files of the directory and of its registry, beside the
+  directory. Segments that are not the last of their log are hard links, because the log
+  never changes them in place.
+- restore() replaces the files that differ from the copy, creates those that are missing,
+  and removes all others.
+- The allocated producer ids and the trusted clock stay as they are. With an id that was
+  given out twice, batches would be taken for duplicates.
+
+The caller closes the directory before, and opens it afterwards. Its logs, topics, groups,
+transactions and users are then those of the snapshot, by the code that opens a directory.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Mapping
+
+import attrs
+
+from logcore.coordination.transaction_effects import Initialize
+from logcore.errors import LogNotFoundError
+from logcore.format.transaction_records import Status, StoredTransaction
+from logcore.metadata.checkpoint import CLOCK, PRODUCER_IDS, Key
+from logcore.metadata.filenames import (
+    TRANSACTIONS_TOPIC,
+    base_offset_of,
+    partition_of,
+)
+from logcore.partition.coordinator_append import forget_idle_producers
+from netshim.broker import Broker
+
+#: Files that a rollback keeps, and the lock, which belongs to the process.
+_KEPT = frozenset((CLOCK, PRODUCER_IDS, ".lock"))
+#: Files of a snapshot get a time this far in the past. Times have a resolution of some
+#: ms, so a change soon after the snapshot could otherwise have the same time.
+_BACK_NS = 1_000_000_000
+
+
+@attrs.frozen
+class _FileState:
+    """Facts that differ after each change of a file."""
+
+    size_bytes: int
+    mtime_ns: int
+    inode: int
+
+
+@attrs.frozen
+class ReplacedBroker:
+    """Facts of a broker whose directory is rolled back."""
+
+    epochs: Mapping[Key, int]
+    open_transactions: Mapping[str, StoredTransaction]
+
+    @classmethod
+    def of(cls, broker: Broker) -> ReplacedBroker:
+        """Collect the facts. For the broker's thread."""
+        state = broker.state
+        found: dict[str, StoredTransaction] = {}
+
+        def looked(transactions: dict[str, StoredTransaction] | Exception) -> None:
+            if not isinstance(transactions, Exception):
+                found.update(transactions)
+
+        state.transactions.look(None, looked)
+        return cls(
+            {key: log.leader_epoch for key, log in state.logdir.known_logs().items()},
+            {
+                name: one
+                for name, one in found.items()
+                if one.status not in (Status.COMPLETE_COMMIT, Status.COMPLETE_ABORT)
+            },
+        )
+
+    def continue_with(self, broker: Broker, changed: set[Key], now_ms: int) -> None:
+        """Let clients notice what is missing. For the thread of the new broker.
+
+        - The leader epochs of changed partitions rise.
+        - Idempotent producers continue with any sequence.
+        - Producers with an open transaction are fenced, because its records are missing.
+        """
+        state = broker.state
+        for topic, number in changed:
+            if topic not in state.logdir or number not in state.logs.numbers_of(topic):
+                continue
+            log = state.logdir.partition(topic, number)
+            log.begin_epoch(
+                max(log.leader_epoch, self.epochs.get((topic, number), 0)) + 1
+            )
+            forget_idle_producers(log.writer)
+
+        def fence(_: bool) -> None:
+            for name, stored in self.open_transactions.items():
+                request = Initialize(
+                    transactional_id=name, timeout_ms=stored.timeout_ms
+                )
+                state.transactions.ask(request, now_ms, lambda _: None)
+
+        if self.open_transactions and TRANSACTIONS_TOPIC in state.logdir:
+            state.transactions.load(now_ms, fence)
+
+
+class DirectorySnapshot:
+    """The files of directories at one moment. delete() removes the copy."""
+
+    def __init__(self, roots: list[str]) -> None:
+        """Copy directories without a writer. Roots may be missing.
+
+        Raises:
+            OSError: a file cannot be read or copied.
+        """
+        self.roots = roots
+        parent, name = os.path.split(os.path.abspath(roots[0]))
+        self._copy: str | None = tempfile.mkdtemp(
+            prefix=f".{name}.snapshot-", dir=parent
+        )
+        #: Folders of each root, with the states of their files.
+        self._folders: list[dict[str, dict[str, _FileState]]] = []
+        for index, root in enumerate(roots):
+            folders = _read_folders(root)
+            for folder, files in folders.items():
+                os.makedirs(self._path(index, folder))
+                linked = _complete_segments(files)
+                for name, state in files.items():
+                    source = os.path.join(root, folder, name)
+                    back_ns = state.mtime_ns - _BACK_NS
+                    os.utime(source, ns=(back_ns, back_ns))
+                    files[name] = attrs.evolve(state, mtime_ns=back_ns)
+                    target = self._path(index, folder, name)
+                    _copy(source, target, may_link=name in linked)
+            self._folders.append(folders)
+
+    def _path(self, index: int, *parts: str) -> str:
+        """Return a path in the copy."""
+        assert self._copy is not None
+        return os.path.join(self._copy, str(index), *parts)
+
+    def restore(self) -> set[Key]:
+        """Make the directories as they were; return the partitions that had changed.
+
+        Raises:
+            LogNotFoundError: the snapshot was deleted.
+            OSError: a file cannot be written or removed. A second call completes it.
+        """
+        if self._copy is None:
+            raise LogNotFoundError(
+                "the snapshot was deleted", expected="a snapshot of a running broker"
+            )
+        changed: set[Key] = set()
+        for index, root in enumerate(self.roots):
+            present = _read_folders(root)
+            for folder in present.keys() - self._folders[index].keys():
+                shutil.rmtree(os.path.join(root, folder), ignore_errors=True)
+            for folder, wanted in self._folders[index].items():
+                found = present.get(folder)
+                if found is None:
+                    os.makedirs(os.path.join(root, folder), exist_ok=True)
+                    found = {}
+                if found == wanted:
+                    continue
+                names = self._restore_folder(index, folder, found)
+                key = partition_of(folder)
+                if key is not None and any(name.endswith(".log") for name in names):
+                    changed.add(key)
+        return changed
+
+    def _restore_folder(
+        self, index: int, folder: str, found: Mapping[str, _FileState]
+    ) -> list[str]:
+        """Restore the files of a folder, and return the names of those that differed."""
+        root, wanted = self.roots[index], self._folders[index][folder]
+        names = [
+            name
+            for name in {**found, **wanted}
+            if name not in _KEPT and found.get(name) != wanted.get(name)
+        ]
+        for name in names:
+            target = os.path.join(root, folder, name)
+            if name in found:
+                os.unlink(target)
+            if name in wanted:
+                copy = self._path(index, folder, name)
+                _copy(copy, target, may_link=os.stat(copy).st_nlink > 1)
+                wanted[name] = attrs.evolve(wanted[name], inode=os.stat(target).st_ino)
+        return names
+
+    def delete(self) -> None:
+        """Remove the copy."""
+        copy, self._copy = self._copy, None
+        if copy is not None:
+            shutil.rmtree(copy, ignore_errors=True)
+
+
+def _read_folders(root: str) -> dict[str, dict[str, _FileState]]:
+    """Return the folders below a root, relative to it, with the states of their files."""
+    found: dict[str, dict[str, _FileState]] = {}
+    waiting = [""]
+    if not os.path.isdir(root):
+        waiting = []
+    while waiting:
+        folder = waiting.pop()
+        files = found[folder] = {}
+        with os.scandir(os.path.join(root, folder)) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    waiting.append(os.path.join(folder, entry.name))
+                else:
+                    stat = entry.stat()
+                    files[entry.name] = _FileState(
+                        stat.st_size, stat.st_mtime_ns, entry.inode()
+                    )
+    return found
+
+
+def _complete_segments(names: Iterable[str]) -> set[str]:
+    """Return the files of segments in a folder, except for the last one."""
+    segments = [
+        name
+        for name in names
+        if name.endswith(".log") and base_offset_of(name) is not None
+    ]
+    return set(sorted(segments)[:-1])
+
+
+def _copy(source: str, target: str, *, may_link: bool) -> None:
+    if may_link:
+        try:
+            os.link(source, target)
+        except OSError:  # another file system, or one without hard links
+            pass
+        else:
+            return
+    shutil.copy2(source, target)
