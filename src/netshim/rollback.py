@@ -6,11 +6,11 @@ Rules:
   never changes them in place.
 - restore() replaces the files that differ from the copy, creates those that are missing,
   and removes all others.
-- The allocated producer ids and the trusted clock stay as they are. With an id that was
-  given out twice, batches would be taken for duplicates.
+- The allocated producer ids and the trusted clock are not restored. If an id was given
+  out twice, new batches would count as duplicates.
 
-The caller closes the directory before, and opens it afterwards. Its logs, topics, groups,
-transactions and users are then those of the snapshot, by the code that opens a directory.
+The caller closes the directory before, and opens it afterwards. The code that opens a
+directory then restores logs, topics, groups, transactions and users.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class ReplacedBroker:
         )
 
     def continue_with(self, broker: Broker, changed: set[Key], now_ms: int) -> None:
-        """Let clients notice what is missing. For the thread of the new broker.
+        """Let clients notice missing records. For the thread of the new broker.
 
         - The leader epochs of changed partitions rise.
         - Idempotent producers continue with any sequence.
