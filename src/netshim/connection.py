@@ -332,6 +332,14 @@ class Connection:
         """Notify the host that there is room again."""
         self._ready()
 
+    def skip(self, skipped_ms: int) -> None:
+        """Take no notice of time that the clock has skipped, see Server.advance()."""
+        self.active_ms += skipped_ms
+        if self._frame_since_ms is not None:
+            self._frame_since_ms += skipped_ms
+        if self._began_ms is not None:
+            self._began_ms += skipped_ms
+
     def left_ms(self, now_ms: int) -> int:
         """Estimate the time until the current frame is complete, at the rate so far."""
         came = self._end - self._start

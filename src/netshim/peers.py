@@ -217,6 +217,13 @@ class Peer(asyncio.BufferedProtocol):
             self.pause()
         self.is_open = True
 
+    def skip(self, skipped_ms: int) -> None:
+        """Take no notice of time that the clock has skipped."""
+        if self.is_open:
+            self.connection.skip(skipped_ms)
+            self._end_ms += skipped_ms
+            self._unread = self._unread[0], self._unread[1] + skipped_ms
+
     def pause(self) -> None:
         """Take no requests until resume()."""
         if self.session is not None:

@@ -27,10 +27,11 @@ import re
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from logcore import (
+    InvalidConfigError,
     LogClosedError,
     LogcoreError,
     LogDir,
@@ -64,6 +65,8 @@ _ENDING_S: Final = 10.0
 _MAX_TEST_NAME: Final = 60
 _MAX_NEWEST: Final = 5
 _MAX_SHOWN: Final = 60
+#: Longest time that advance() skips: timestamps remain far below their limit.
+_MOST_SKIPPED_MS: Final = 10_000 * 86_400_000
 
 
 class UnsyncedFiles(OsFS):
@@ -83,6 +86,74 @@ class UnsyncedFiles(OsFS):
         return OS.lock(directory, member, shared=shared)
 
 
+class VirtualFiles(UnsyncedFiles):
+    """Such files with a clock that a test moves forward, see BrokerClock."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._skipped_ms = 0
+
+    def skip(self, skipped_ms: int) -> None:
+        self._skipped_ms += skipped_ms
+
+    def now_ms(self) -> int:
+        return super().now_ms() + self._skipped_ms
+
+    def monotonic_ms(self) -> int:
+        return super().monotonic_ms() + self._skipped_ms
+
+
+class BrokerClock:
+    """The clock of a broker that was started with clock="virtual"."""
+
+    def __init__(self, server: ServerThread, files: VirtualFiles) -> None:
+        """Create an instance. Users take Kafka.clock."""
+        self._server = server
+        self._files = files
+
+    @property
+    def now_ms(self) -> int:
+        """The wall clock of the broker, in milliseconds since 1970."""
+        return self._files.now_ms()
+
+    def advance(
+        self,
+        *,
+        milliseconds: float = 0,
+        seconds: float = 0,
+        minutes: float = 0,
+        hours: float = 0,
+        days: float = 0,
+    ) -> None:
+        """Skip time, and return when the broker has done what became due.
+
+        Sessions, transactions, retention, compaction, and the expiry of offsets and
+        producers follow this clock. Connections remain open, and requests that wait for
+        records are answered.
+
+        Raises:
+            InvalidConfigError: the time is not between 1 ms and 10,000 days.
+        """
+        try:
+            given = timedelta(
+                milliseconds=milliseconds,
+                seconds=seconds,
+                minutes=minutes,
+                hours=hours,
+                days=days,
+            )
+            skipped_ms = given // timedelta(milliseconds=1)
+        except (ValueError, OverflowError):  # not a number, or more than 1e9 days
+            skipped_ms = -1
+        if not 1 <= skipped_ms <= _MOST_SKIPPED_MS:
+            raise InvalidConfigError(
+                "advance()",
+                expected="1 ms to 10,000 days in all",
+                found=f"{days} d, {hours} h, {minutes} min, {seconds} s, {milliseconds} ms",
+            )
+        self._server.run(lambda server: server.advance(self._files.skip, skipped_ms))
+
+
 @functools.cache
 def unsynced_files() -> UnsyncedFiles:
     """Return the one instance of the process.
@@ -97,11 +168,22 @@ def start(path: Any, **options: Any) -> Kafka:
 
     `options` are those of netshim.serve(). By default, compaction is checked and
     members of the consumer protocol send heartbeats ten times a second, their sessions
-    are short, and syncs return at once.
+    are short, and syncs return at once. With clock="virtual", the test moves the time of
+    the broker by Kafka.clock.
+
+    Raises:
+        InvalidConfigError: `clock` has another value. Other errors are those of serve().
     """
     options.setdefault("cleaner_backoff_ms", 100)
     options.setdefault("group_consumer_heartbeat_interval_ms", 100)
     options.setdefault("group_consumer_session_timeout_ms", 3_000)
+    clock = options.pop("clock", None)
+    if clock == "virtual":
+        files = options.setdefault("fs", VirtualFiles())
+        server = serve(path, **options)
+        return Kafka(server, clock=BrokerClock(server, files))
+    if clock is not None:
+        raise InvalidConfigError("clock", expected='"virtual"', found=repr(clock))
     options.setdefault("fs", unsynced_files())
     return Kafka(serve(path, **options))
 
@@ -118,9 +200,15 @@ class Kafka:
             the broker.
     """
 
-    def __init__(self, server: ServerThread, prefix: str = "") -> None:
+    def __init__(
+        self,
+        server: ServerThread,
+        prefix: str = "",
+        clock: BrokerClock | None = None,
+    ) -> None:
         """Create an instance. Users take one of the fixtures."""
         self.server = server
+        self._clock = clock
         self.prefix = prefix
         self._numbers = itertools.count(1)  # of namespaces
 
@@ -162,6 +250,15 @@ class Kafka:
         Clients may use it too.
         """
         return self.server.logdir
+
+    @property
+    def clock(self) -> BrokerClock:
+        """The clock of the broker. Raises RuntimeError if the system's clock is used."""
+        if self._clock is None:
+            raise RuntimeError(
+                'the broker has the clock of the system; start it by kafka_factory(clock="virtual")'
+            )
+        return self._clock
 
     def stop(self) -> None:
         """Stop the broker. Raises RuntimeError if other tests use it too."""
@@ -263,6 +360,7 @@ class Kafka:
         inner = Kafka(
             self.server,
             f"{self.prefix}t{next(self._numbers)}-{readable}{'-' if readable else ''}",
+            self._clock,
         )
         try:
             yield inner
