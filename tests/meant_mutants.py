@@ -1783,6 +1783,50 @@ MISTAKES: Final = (
         "return log.append_many(rows, durability=\"os\")",
         "netshim/test_consumer_protocol.py::test_records_of_a_heartbeat_are_one_batch",
     ),
+    # -- transactions of a cluster
+    Mistake(
+        "answer_of_the_coordinator_outlives_a_marker", "netshim/cluster/transaction_shards.py",
+        "unknown - found.keys() - one.changed",
+        "unknown - found.keys()",
+        "netshim/cluster/test_transaction_shards.py",
+    ),
+    Mistake(
+        "verification_outlives_the_leadership", "netshim/cluster/transaction_shards.py",
+        "        self._verified.pop(key, None)\n",
+        "",
+        "netshim/cluster/test_transaction_shards.py",
+    ),
+    Mistake(
+        "requests_of_a_producer_overtake", "netshim/cluster/transaction_shards.py",
+        "        return who[1] not in self._preparations and not self._unknown(who, partitions)\n",
+        "        return not self._unknown(who, partitions)\n",
+        "netshim/cluster/test_transaction_shards.py",
+    ),
+    Mistake(
+        "restarted_replica_has_no_start", "logcore/partition/replication.py",
+        "            writer.begin_at_locked(offset)\n        # The batches",
+        "            pass\n        # The batches",
+        "partition/test_following.py",
+    ),
+    # -- rollback of a broker
+    Mistake(
+        "rolled_back_producer_ids", "netshim/rollback.py",
+        'frozenset((CLOCK, PRODUCER_IDS, ".lock"))',
+        'frozenset((CLOCK, ".lock"))',
+        "netshim/test_rollback.py::test_producer_ids_are_not_given_out_again",
+    ),
+    Mistake(
+        "rolled_back_epochs", "netshim/rollback.py",
+        "self.epochs.get((topic, number), 0)",
+        "0",
+        "netshim/test_rollback.py::test_leader_epoch_rises_where_records_are_gone",
+    ),
+    Mistake(
+        "transaction_continues_after_a_rollback", "netshim/rollback.py",
+        "            state.transactions.load(now_ms, fence)\n",
+        "            pass\n",
+        "netshim/test_rollback.py::test_open_transaction_ends_and_a_new_one_commits",
+    ),
     # -- transactions of a broker (mistakes of the coordinator itself: coordination/test_transactions_coordinated.py)
     Mistake(
         "marker_counts_before_it_is_on_disk", "netshim/transactions.py",

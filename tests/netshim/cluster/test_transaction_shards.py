@@ -148,6 +148,7 @@ def test_requests_of_a_producer_continue_in_their_order(shards: Any) -> None:
     shards.peers.answer({})
     order: list[str] = []
     shards.prepare(WHO, {P0, P1}, 0, lambda _: order.append("first"), adds=False)
+    assert not shards.is_prepared(WHO, {P0}, adds=False)
     shards.prepare(WHO, {P0}, 0, lambda _: order.append("second"), adds=False)
     assert order == []
     shards.peers.answer({})
