@@ -1798,8 +1798,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "requests_of_a_producer_overtake", "netshim/cluster/transaction_shards.py",
-        "        return who[1] not in self._preparations and not self._unknown(who, partitions)\n",
-        "        return not self._unknown(who, partitions)\n",
+        "        if producer[1] in self._preparations:\n            return False",
+        "        if False:\n            return False",
         "netshim/cluster/test_transaction_shards.py",
     ),
     Mistake(

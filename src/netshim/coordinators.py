@@ -133,7 +133,7 @@ class TransactionService(ABC):
 
     def is_prepared(
         self,
-        who: TransactionalProducer,
+        producer: TransactionalProducer,
         partitions: Collection[Partition],
         *,
         adds: bool,
@@ -143,7 +143,7 @@ class TransactionService(ABC):
 
     def prepare(
         self,
-        who: TransactionalProducer,
+        producer: TransactionalProducer,
         partitions: Collection[Partition],
         now_ms: int,
         done: Callable[[TransactionErrors], None],
@@ -166,9 +166,9 @@ class TransactionService(ABC):
                 done({})
                 return
             request = AddPartitions(
-                transactional_id=who[0],
-                producer_id=who[1],
-                producer_epoch=who[2],
+                transactional_id=producer[0],
+                producer_id=producer[1],
+                producer_epoch=producer[2],
                 partitions=frozenset(partitions),
                 client_version=2,
             )
@@ -185,7 +185,7 @@ class TransactionService(ABC):
     @abstractmethod
     def verified(
         self,
-        who: TransactionalProducer,
+        producer: TransactionalProducer,
         partition: Partition,
         write: Callable[[], _T],
     ) -> _T | TransactionError:

@@ -314,12 +314,12 @@ class TransactionsBesideOthers(TransactionService):
 
     def verified(
         self,
-        who: TransactionalProducer,
+        producer: TransactionalProducer,
         partition: Partition,
         write: Callable[[], _T],
     ) -> _T | TransactionError:
         """Call TransactionCoordinator.verified(), which blocks, in a worker thread."""
-        return self._open().verified(who, partition, write)
+        return self._open().verified(producer, partition, write)
 
     def look(self, names: Collection[str] | None, done: FoundTransactions) -> None:
         def work() -> dict[str, StoredTransaction]:

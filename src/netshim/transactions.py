@@ -274,11 +274,14 @@ class TransactionHost(LoopHost[Effect], TransactionService):
         self._topic.create()
 
     def verified(
-        self, who: TransactionalProducer, partition: Partition, write: Callable[[], T]
+        self,
+        producer: TransactionalProducer,
+        partition: Partition,
+        write: Callable[[], T],
     ) -> T | TransactionError:
         if not self._is_loaded:
             return TransactionError.COORDINATOR_NOT_AVAILABLE
-        error = self._coordinator.verify(*who, partition)
+        error = self._coordinator.verify(*producer, partition)
         return write() if error is None else error
 
     def look(self, names: Collection[str] | None, done: FoundTransactions) -> None:
@@ -306,7 +309,7 @@ class TransactionHost(LoopHost[Effect], TransactionService):
 
 def add_or_verify(
     transactions: TransactionService,
-    who: TransactionalProducer,
+    producer: TransactionalProducer,
     partitions: Collection[Partition],
     now_ms: int,
     done: Callable[[TransactionErrors], None],
@@ -334,9 +337,9 @@ def add_or_verify(
 
     for those in wanted:
         request = AddPartitions(
-            transactional_id=who[0],
-            producer_id=who[1],
-            producer_epoch=who[2],
+            transactional_id=producer[0],
+            producer_id=producer[1],
+            producer_epoch=producer[2],
             partitions=those,
             client_version=2,
             only_verifies=not adds,

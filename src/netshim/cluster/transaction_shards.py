@@ -81,7 +81,7 @@ class _MarkersOf:
 class _TransactionQuestion:
     """Whether a producer may write to partitions."""
 
-    who: TransactionalProducer
+    producer: TransactionalProducer
     partitions: frozenset[Partition]
     adds: bool
 
@@ -128,9 +128,9 @@ def _pack_questions(entries: Sequence[_TransactionQuestion]) -> Any:
     return wire.ADD_PARTITIONS_TO_TXN.Request(
         transactions=[
             kind(
-                transactional_id=one.who[0],
-                producer_id=one.who[1],
-                producer_epoch=one.who[2],
+                transactional_id=one.producer[0],
+                producer_id=one.producer[1],
+                producer_epoch=one.producer[2],
                 verify_only=not one.adds,
                 topics=[
                     kind.Topic(name=topic, partitions=numbers)
@@ -307,7 +307,7 @@ class TransactionShard(TransactionHost):
 class _Preparation:
     """A request of a producer that waits for the coordinator's answer."""
 
-    who: TransactionalProducer
+    producer: TransactionalProducer
     partitions: frozenset[Partition]
     adds: bool
     done: Callable[[TransactionErrors], None]
@@ -406,18 +406,20 @@ class TransactionShards(TransactionService):
 
     def is_prepared(
         self,
-        who: TransactionalProducer,
+        producer: TransactionalProducer,
         partitions: Collection[Partition],
         *,
         adds: bool,
     ) -> bool:
-        return who[1] not in self._preparations and not self._unknown(who, partitions)
+        if producer[1] in self._preparations:
+            return False  # earlier requests of the producer come first
+        return not self._unknown(producer, partitions)
 
     def _unknown(
-        self, who: TransactionalProducer, partitions: Iterable[Partition]
+        self, producer: TransactionalProducer, partitions: Iterable[Partition]
     ) -> frozenset[Partition]:
         """Return the partitions led here for which the coordinator must be asked."""
-        _, producer_id, epoch = who
+        _, producer_id, epoch = producer
         return frozenset(
             one
             for one in partitions
@@ -427,23 +429,23 @@ class TransactionShards(TransactionService):
 
     def prepare(
         self,
-        who: TransactionalProducer,
+        producer: TransactionalProducer,
         partitions: Collection[Partition],
         now_ms: int,
         done: Callable[[TransactionErrors], None],
         *,
         adds: bool,
     ) -> None:
-        preparation = _Preparation(who, frozenset(partitions), adds, done)
-        self._preparations.setdefault(who[1], deque()).append(preparation)
-        self._prepare_next(who[1])
+        preparation = _Preparation(producer, frozenset(partitions), adds, done)
+        self._preparations.setdefault(producer[1], deque()).append(preparation)
+        self._prepare_next(producer[1])
 
     def _prepare_next(self, producer_id: int) -> None:
         """Complete the requests of a producer, up to one that must ask."""
         waiting = self._preparations.get(producer_id, deque())
         while waiting and not waiting[0].is_asking:
             one = waiting[0]
-            unknown = self._unknown(one.who, one.partitions)
+            unknown = self._unknown(one.producer, one.partitions)
             if unknown and not one.errors:
                 self._ask(one, unknown)
                 continue
@@ -453,7 +455,7 @@ class TransactionShards(TransactionService):
             self._preparations.pop(producer_id, None)
 
     def _ask(self, one: _Preparation, unknown: frozenset[Partition]) -> None:
-        who = one.who
+        producer = one.producer
         one.is_asking = True
         one.changed.clear()
         has_returned = False
@@ -465,30 +467,30 @@ class TransactionShards(TransactionService):
                 found = dict.fromkeys(unknown, error)
             one.errors = found
             for partition in unknown - found.keys() - one.changed:
-                self._verified.setdefault(partition, {})[who[1]] = who[2]
+                self._verified.setdefault(partition, {})[producer[1]] = producer[2]
             if has_returned:
-                self._prepare_next(who[1])
+                self._prepare_next(producer[1])
 
-        home = TRANSACTIONS_TOPIC, self.shards.partition_of(who[0])
+        home = TRANSACTIONS_TOPIC, self.shards.partition_of(producer[0])
         coordinator = self.peers.leader_of(home)
         if coordinator == self.peers.own_number:
             now_ms = self._state.now_ms
-            add_or_verify(self, who, unknown, now_ms, answered, adds=one.adds)
+            add_or_verify(self, producer, unknown, now_ms, answered, adds=one.adds)
         elif coordinator is None or coordinator == NO_NODE:
             answered(LogcoreError("the transaction has no coordinator now"))
         else:
             self.peers.ask(
-                coordinator, _TransactionQuestion(who, unknown, one.adds), answered
+                coordinator, _TransactionQuestion(producer, unknown, one.adds), answered
             )
         has_returned = True
 
     def verified(
         self,
-        who: TransactionalProducer,
+        producer: TransactionalProducer,
         partition: Partition,
         write: Callable[[], _T],
     ) -> _T | TransactionError:
-        if self._verified.get(partition, {}).get(who[1]) == who[2]:
+        if self._verified.get(partition, {}).get(producer[1]) == producer[2]:
             return write()
         # A marker was appended after the answer of the coordinator. The client repeats
         # the request, and the coordinator is asked again.

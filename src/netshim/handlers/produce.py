@@ -103,14 +103,14 @@ def produce(
     if not partitions:
         return _produce_in_order(request, call, state)
     # The batches of other producers are refused when they are verified.
-    who = request.transactional_id, *min(producers)
+    producer = request.transactional_id, *min(producers)
     adds = call.version >= _ADDS_SINCE and len(producers) == 1
-    if state.transactions.is_prepared(who, partitions, adds=adds):
+    if state.transactions.is_prepared(producer, partitions, adds=adds):
         return _produce_in_order(request, call, state)
     _keep(request)
     answer = PendingResponse()
     state.transactions.prepare(
-        who,
+        producer,
         {
             (name, number)
             for name, number in partitions
@@ -259,14 +259,16 @@ def _append_from_0(log: Log, records: Buffer) -> _Outcome:
 
 
 def _append_verified(
-    who: TransactionalProducer,
+    producer: TransactionalProducer,
     partition: tuple[str, int],
     state: BrokerState,
     append: Callable[[Log, Buffer], _Outcome],
     log: Log,
     records: Buffer,
 ) -> _Outcome:
-    return state.transactions.verified(who, partition, lambda: append(log, records))
+    return state.transactions.verified(
+        producer, partition, lambda: append(log, records)
+    )
 
 
 def _may_wait(log: Log, records: Buffer) -> bool:
@@ -414,18 +416,18 @@ class _ProduceRound:
             if self.call.version >= _ADDS_SINCE:
                 append = _append_from_0
             producer_id, epoch = _PRODUCER.unpack_from(records, _PRODUCER_POSITION)
-            who = self.request.transactional_id or "", producer_id, epoch
+            producer = self.request.transactional_id or "", producer_id, epoch
             if key in self.errors:
                 self.refuse(result, *_refusal_of(self.errors[key], self.call))
                 return
             if state.is_shared:
                 # Markers of this process come from other threads, so the append itself
                 # verifies.
-                append = partial(_append_verified, who, key, state, append)
+                append = partial(_append_verified, producer, key, state, append)
             else:
                 # The batch gets its place among the appends at once, so no marker comes
                 # between.
-                refused = state.transactions.verified(who, key, lambda: None)
+                refused = state.transactions.verified(producer, key, lambda: None)
                 if refused is not None:
                     self.refuse(result, *_refusal_of(refused, self.call))
                     return

@@ -139,7 +139,7 @@ def test_other_epoch_of_a_producer_is_asked_for_itself(shards: Any) -> None:
     newer = ("tx", 7, 4)
     assert write(shards, who=newer) is TransactionError.CONCURRENT_TRANSACTIONS
     prepare(shards, P0, who=newer)
-    assert shards.peers.asked[1].who == newer
+    assert shards.peers.asked[1].producer == newer
 
 
 def test_requests_of_a_producer_continue_in_their_order(shards: Any) -> None:
