@@ -40,10 +40,11 @@ from logcore import (
     open_dir,
 )
 from logcore.coordination.classic_group import DEAD
-from logcore.fs import OS, Lock, OsFS
+from logcore.fs import OS, Lock
 from logcore.kernels import TopicRecord
 from logcore.metadata.checkpoint import Key
 from logcore.reader import Isolation
+from logcore.testing.faults import FaultFS
 from logcore.topic import Order
 from netshim.faults.control import FaultControl, seen_requests
 from netshim.faults.requests import SeenRequest
@@ -69,17 +70,17 @@ _MAX_SHOWN: Final = 60
 _MOST_SKIPPED_MS: Final = 10_000 * 86_400_000
 
 
-class UnsyncedFiles(OsFS):
-    """The operating system's files, with syncs that return at once."""
+class UnsyncedFiles(FaultFS):
+    """The operating system's files, with syncs that return at once or fail as planned."""
 
     def fdatasync(self, handle: int) -> None:
-        pass
+        self.check_sync("fdatasync", self.path_of(handle))
 
     def fsync(self, handle: int) -> None:
-        pass
+        self.check_sync("fsync", self.path_of(handle))
 
     def sync_dir(self, path: str) -> None:
-        pass
+        self.check_sync("sync_dir", path)
 
     def lock(self, directory: str, member: str, *, shared: bool = False) -> Lock:
         """Lock a directory with the locks of OS, which the whole process shares."""
@@ -302,7 +303,8 @@ class Kafka:
         For example: `faults.answer("Produce", "NOT_LEADER_OR_FOLLOWER", times=2)`. The
         broker may be shared by other tests: then filter by `topic` or `client_id`.
         """
-        return FaultControl(self.server, self.server.server.broker)
+        server = self.server.server
+        return FaultControl(self.server, server.broker, self.logdir)
 
     def requests(self, api: str = "*") -> list[SeenRequest]:
         """Return the latest requests of clients, at most 1,000, oldest first.

@@ -1,16 +1,21 @@
-"""Plans for injected faults: which calls on a simulated disk fail, and how.
+"""Plans for injected faults: which calls on a disk fail, and how.
 
-A plan selects calls by operation, path and count. disk.py asks a plan before each call
-and raises the error; this module raises none of them.
+A plan selects calls by operation, path and count. The simulated disk in disk.py asks a
+plan before each call and raises the error. FaultFS does so for real files.
 """
 
 from __future__ import annotations
 
 import errno
 import fnmatch
+import os
+import threading
 from typing import Final, Literal, NamedTuple
 
 import attrs
+
+from logcore.errors import InvalidConfigError, StorageWriteError
+from logcore.fs import Data, OsFS, _raise, _raise_sync
 
 #: Operations that change the set of states a crash may leave.
 CHANGES: Final = frozenset(
@@ -20,6 +25,8 @@ SYNCS: Final = frozenset({"fdatasync", "fsync", "sync_dir"})
 READS: Final = frozenset(
     {"open", "pread", "size", "map", "file_size", "identity", "listdir", "modified_ms"}
 )
+#: Operations that FaultFS lets fail.
+REAL_OPERATIONS: Final = frozenset({"pwrite", "truncate"}) | SYNCS
 LOCKS: Final = frozenset({"lock_byte"})
 OPERATIONS: Final = CHANGES | SYNCS | READS | LOCKS
 
@@ -96,3 +103,91 @@ class FaultPlan:
                 self.hits.append((fault, Operation(operation, path)))
                 action = fault.action
         return action
+
+
+class FaultFS(OsFS):
+    """The operating system's files, with planned failures of writes and syncs.
+
+    A failing write stores its first half. A failing sync loses no data, unlike one of
+    SimulatedDisk.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._plans: dict[FaultPlan, str] = {}  # and the directory of each
+        self._plans_lock = threading.Lock()
+        self.after_fork(self._renew_lock)
+
+    def _renew_lock(self) -> None:
+        self._plans_lock = threading.Lock()
+
+    def add_faults(self, plan: FaultPlan, directory: str) -> None:
+        """Let calls on the files of a directory fail as planned.
+
+        Raises InvalidConfigError for an operation that is not one of REAL_OPERATIONS,
+        and for an action that is not an errno.
+        """
+        for fault in plan.faults:
+            if fault.operation not in REAL_OPERATIONS:
+                raise InvalidConfigError(
+                    "the operation of a disk fault",
+                    expected=", ".join(sorted(REAL_OPERATIONS)),
+                    found=fault.operation,
+                )
+            if not isinstance(fault.action, int):
+                raise InvalidConfigError(
+                    "the action of a disk fault",
+                    expected="an errno",
+                    found=fault.action,
+                )
+        with self._plans_lock:
+            self._plans[plan] = os.path.join(directory, "")
+
+    def remove_faults(self, plan: FaultPlan) -> None:
+        """End a plan. A plan that has ended is ignored."""
+        with self._plans_lock:
+            self._plans.pop(plan, None)
+
+    def planned_error(self, operation: str, path: str) -> OSError | None:
+        """Return the planned error of a call, None if it should succeed."""
+        if not self._plans:
+            return None
+        with self._plans_lock:
+            for plan, directory in self._plans.items():
+                if os.path.join(path, "").startswith(directory):
+                    code = plan.ask(operation, path)
+                    if isinstance(code, int):
+                        return OSError(code, os.strerror(code))
+        return None
+
+    def pwrite(self, handle: int, data: Data, position: int) -> None:
+        error = self.planned_error("pwrite", self.path_of(handle))
+        if error is not None:
+            half = memoryview(data)[: len(data) // 2]
+            super().pwrite(handle, half, position)
+            _raise(error, self.path_of(handle), StorageWriteError, "write")
+        super().pwrite(handle, data, position)
+
+    def truncate(self, handle: int, size: int) -> None:
+        error = self.planned_error("truncate", self.path_of(handle))
+        if error is not None:
+            _raise(error, self.path_of(handle), StorageWriteError, "write")
+        super().truncate(handle, size)
+
+    def fdatasync(self, handle: int) -> None:
+        self.check_sync("fdatasync", self.path_of(handle))
+        super().fdatasync(handle)
+
+    def fsync(self, handle: int) -> None:
+        self.check_sync("fsync", self.path_of(handle))
+        super().fsync(handle)
+
+    def sync_dir(self, path: str) -> None:
+        self.check_sync("sync_dir", path)
+        super().sync_dir(path)
+
+    def check_sync(self, operation: str, path: str) -> None:
+        """Raise StorageWriteError if a sync is planned to fail."""
+        error = self.planned_error(operation, path)
+        if error is not None:
+            _raise_sync(error, path)

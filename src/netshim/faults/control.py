@@ -11,11 +11,15 @@ The rules end with the block.
 from __future__ import annotations
 
 import contextlib
+import errno
+import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self, TypeVar
 
+from logcore import LogDir
 from logcore.errors import InvalidConfigError
+from logcore.testing.faults import Fault, FaultFS, FaultPlan
 from netshim.faults.plan import RequestFaultPlan
 from netshim.faults.requests import ANY_API, SeenRequest, api_named, error_code
 from netshim.faults.rules import (
@@ -33,6 +37,8 @@ from netshim.state import Call
 _T = TypeVar("_T")
 #: Longest delay of a rule: a day.
 _MOST_DELAY_MS = 86_400_000
+#: Seconds between two checks of DiskRule.wait().
+_LOOK_S = 0.01
 
 
 class FaultyBroker(Protocol):
@@ -99,6 +105,44 @@ class ActiveRule:
             self._thread.call(remove)
 
 
+class DiskRule:
+    """Planned failures of the files of a broker. Any thread may use it."""
+
+    def __init__(self, fs: FaultFS, plan: FaultPlan) -> None:
+        """Create an instance. Users call FaultControl.disk()."""
+        self._fs = fs
+        self._plan = plan
+
+    def __repr__(self) -> str:
+        return repr(self._plan)
+
+    @property
+    def hits(self) -> int:
+        """Number of calls that have failed."""
+        return len(self._plan.hits)
+
+    def wait(self, hits: int = 1, timeout: float = 10.0) -> None:
+        """Wait until this number of calls has failed.
+
+        `timeout` is in seconds.
+
+        Raises:
+            AssertionError: the time has passed.
+        """
+        deadline = time.monotonic() + timeout
+        while self.hits < hits:
+            if time.monotonic() >= deadline:
+                raise AssertionError(
+                    f"{self!r}: expected {hits} failed calls within {timeout:g} s, "
+                    f"found {self.hits}"
+                )
+            time.sleep(_LOOK_S)
+
+    def remove(self) -> None:
+        """End the rule."""
+        self._fs.remove_faults(self._plan)
+
+
 class FaultControl:
     """Adds rules to a running broker. A `with` block removes them at its end.
 
@@ -111,12 +155,15 @@ class FaultControl:
     Each method raises InvalidConfigError for an unknown API, error or filter.
     """
 
-    def __init__(self, thread: BrokerThread, broker: FaultyBroker) -> None:
+    def __init__(
+        self, thread: BrokerThread, broker: FaultyBroker, logdir: LogDir | None = None
+    ) -> None:
         """Create an instance. Users call Kafka.faults()."""
         thread.call(lambda: plan_of(broker))
         self._thread = thread
         self._broker = broker
-        self._rules: list[ActiveRule] = []
+        self._logdir = logdir
+        self._rules: list[ActiveRule | DiskRule] = []
 
     def __enter__(self) -> Self:
         return self
@@ -204,6 +251,46 @@ class FaultControl:
         block.
         """
         return self._add(api, Intercept(function), options)
+
+    def disk(
+        self,
+        operation: str,
+        error: str,
+        *,
+        path: str = "*",
+        at: int = 1,
+        times: int | None = None,
+    ) -> DiskRule:
+        """Let calls on the broker's files fail.
+
+        The operations are "pwrite", "truncate", "fdatasync", "fsync" and "sync_dir".
+        `error` is the name of an errno, such as "ENOSPC", and `path` a pattern for the
+        whole path. The first call that fails is number `at`, counted from 1, and
+        `times` limits the failing calls.
+
+        Raises InvalidConfigError for an unknown operation or error, and if the broker
+        was started with files of another kind.
+        """
+        code = getattr(errno, error, None)
+        if not isinstance(code, int):
+            raise InvalidConfigError(
+                "the error of a disk fault",
+                expected="the name of an errno, such as 'ENOSPC'",
+                found=repr(error),
+            )
+        fs = getattr(self._logdir, "fs", None)
+        if self._logdir is None or not isinstance(fs, FaultFS):
+            raise InvalidConfigError(
+                "fs of the broker", expected="a FaultFS", found=type(fs).__name__
+            )
+        try:
+            plan = FaultPlan(Fault(operation, code, path=path, at=at, times=times))
+        except ValueError as unknown:
+            raise InvalidConfigError(str(unknown)) from None
+        rule = DiskRule(fs, plan)
+        self._rules.append(rule)
+        fs.add_faults(plan, self._logdir.path)
+        return rule
 
     def _add(
         self, api: str | int, action: Action, options: dict[str, Any]

@@ -1,0 +1,67 @@
+"""Disk faults: clients of a broker whose real files fail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from confluent_kafka import Producer
+
+from logcore import InvalidConfigError, StorageWriteError
+from netshim.testing import Kafka
+
+
+def test_producer_on_a_full_disk_delivers_once_there_is_room(kafka: Kafka) -> None:
+    kafka.create_topic("orders")
+    kafka.append("orders", b"1 pear")
+    producer = Producer(
+        {"bootstrap.servers": kafka.bootstrap_servers, "enable.idempotence": True}
+    )
+    with kafka.faults() as faults:
+        rule = faults.disk("pwrite", "ENOSPC", path="*/orders-0/*.log")
+        producer.produce("orders", b"4 apples")
+        rule.wait(timeout=60)
+        assert [one.value for one in kafka.records("orders")] == [b"1 pear"]
+    assert producer.flush(60) == 0
+    assert [one.value for one in kafka.records("orders")] == [b"1 pear", b"4 apples"]
+
+
+def test_disk_fault_on_other_files_fails_nothing(kafka: Kafka) -> None:
+    kafka.create_topic("orders")
+    with kafka.faults() as faults:
+        rule = faults.disk("pwrite", "EIO", path="*/others-0/*")
+        kafka.append("orders", b"4 apples")
+        assert rule.hits == 0
+        with pytest.raises(AssertionError, match="expected 1 failed calls"):
+            rule.wait(timeout=0)
+
+
+@pytest.mark.parametrize(
+    ("operation", "error", "text"),
+    [
+        ("pwrit", "EIO", "pwrite"),
+        ("map", "EIO", "pwrite"),
+        ("pwrite", "EFULL", "errno"),
+    ],
+)
+def test_disk_fault_with_an_unknown_name_is_refused(
+    kafka: Kafka, operation: str, error: str, text: str
+) -> None:
+    with kafka.faults() as faults, pytest.raises(InvalidConfigError, match=text):
+        faults.disk(operation, error)
+
+
+def test_disk_fault_of_one_broker_leaves_the_files_of_others(
+    kafka_factory: Callable[..., Kafka],
+) -> None:
+    faulty = kafka_factory()
+    healthy = kafka_factory()
+    for one in (faulty, healthy):
+        one.create_topic("orders")
+    with faulty.faults() as faults:
+        rule = faults.disk("pwrite", "EIO", path="*/orders-0/*.log")
+        healthy.append("orders", b"4 apples")
+        assert rule.hits == 0
+        with pytest.raises(StorageWriteError):
+            faulty.append("orders", b"4 apples")
+        assert rule.hits >= 1
