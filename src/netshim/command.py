@@ -36,9 +36,9 @@ from netshim.config_file import (
     read_config_file,
 )
 from netshim.follow_command import follow, promote_command
+from netshim.http_command import HttpPages, health, http_options
 from netshim.listeners import CLIENT_CERTIFICATES, Listener, TlsSettings
 from netshim.readiness import Readiness
-from netshim.request_counts import RequestCounts
 from netshim.request_log import FACTS, Repeated
 from netshim.security.principals import MappingRules
 from netshim.security.service import SecuritySettings
@@ -47,7 +47,6 @@ from netshim.settings import Settings
 
 if TYPE_CHECKING:
     from netshim.cluster.node import ClusterSettings
-    from netshim.http.host import HttpHost
 
 
 class _JsonLines(logging.Formatter):
@@ -70,7 +69,7 @@ def main() -> None:
     """A Kafka broker over a directory of logs."""
 
 
-for _command in (user, acl, quota, follow, promote_command, cluster):
+for _command in (user, acl, quota, follow, promote_command, cluster, health):
     main.add_command(_command)
 
 
@@ -99,8 +98,6 @@ def _settings_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-#: Limit for the answer of a broker that is asked for its health.
-_HEALTH_S: Final = 10.0
 #: Key of the configuration file in the context of a command.
 _FILE: Final = "netshim.config_file"
 
@@ -367,6 +364,7 @@ def _topic_config(file: FileSettings, texts: tuple[str, ...]) -> dict[str, str]:
 
 @main.command()
 @_server_options
+@http_options
 @click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
@@ -385,12 +383,6 @@ def _topic_config(file: FileSettings, texts: tuple[str, ...]) -> dict[str, str]:
     metavar="N",
     help="Descriptor that gets the line `ready` when clients may connect.",
 )
-@click.option(
-    "--metrics",
-    metavar="[HOST:]PORT",
-    help="Address of HTTP pages for operators: /metrics, /health and /ready. Port 0 is a "
-    "free one.",
-)
 @click.pass_context
 def serve(
     ctx: click.Context,
@@ -399,6 +391,8 @@ def serve(
     log_format: str | None,
     ready_fd: int | None,
     metrics: str | None,
+    door: str | None,
+    door_token_file: str | None,
     **options: Any,
 ) -> None:
     """Serve the log directory DIR to Kafka clients; it is created if it does not exist.
@@ -428,43 +422,10 @@ def serve(
         file = _file_of(ctx)
         server = _new_server(file, **options)
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
-            pages = _metrics_pages(server, metrics)
-            try:
-                runner.run(_serve(server, Readiness(ready_fd), file.topics))
-            finally:
-                if pages is not None:
-                    pages.close()
+            pages = HttpPages(metrics, door, door_token_file, server.tls_settings)
+            runner.run(_serve(server, Readiness(ready_fd), file.topics, pages))
     except OSError as error:
         _fail_to_listen(error, options)
-
-
-def _metrics_pages(server: Server, address: str | None) -> HttpHost | None:
-    """Serve the pages for operators before the broker starts, and print their address."""
-    if address is None:
-        return None
-    try:
-        from netshim.http.host import parse_address
-        from netshim.http.pages import serve_operation
-    except ImportError as error:
-        raise InvalidConfigError(
-            "--metrics",
-            expected="the packages of the extra http: pip install logcore-db[http]",
-            found=str(error),
-        ) from error
-    try:
-        host, port = parse_address(address)
-    except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="'--metrics'") from error
-    server.counts = RequestCounts()
-    try:
-        pages = serve_operation(server, host, port)
-    except OSError as error:
-        fail(
-            f"cannot serve metrics on {host}:{port}: {error.strerror}",
-            "choose another port for --metrics; 0 takes a free one",
-        )
-    print(f"netshim: metrics at {pages.address}/metrics", file=sys.stderr, flush=True)
-    return pages
 
 
 def _fail_to_listen(error: OSError, options: Mapping[str, Any]) -> NoReturn:
@@ -551,7 +512,23 @@ def _address(text: str) -> tuple[str, int]:
 
 
 async def _serve(
-    server: Server, readiness: Readiness, topics: Sequence[ConfiguredTopic]
+    server: Server,
+    readiness: Readiness,
+    topics: Sequence[ConfiguredTopic],
+    pages: HttpPages,
+) -> None:
+    pages.start(server, asyncio.get_running_loop())
+    try:
+        await _serve_clients(server, readiness, topics, pages.urls)
+    finally:
+        await pages.stop()
+
+
+async def _serve_clients(
+    server: Server,
+    readiness: Readiness,
+    topics: Sequence[ConfiguredTopic],
+    urls: Mapping[str, str],
 ) -> None:
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
@@ -581,6 +558,8 @@ async def _serve(
             f"netshim: serving {server.logdir.path} at {server.bootstrap_servers}",
             flush=True,
         )
+        for name, url in urls.items():
+            print(f"netshim: {name} {url}", flush=True)
         readiness.ready()
         waits = [loop.create_task(one.wait()) for one in (stopping, server.failed)]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -623,45 +602,6 @@ def _lift_file_limit() -> None:
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         if soft < hard:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-# -- health ----------------------------------------------------------------------------
-
-
-@main.command()
-@click.argument("address", metavar="[HOST:]PORT")
-def health(address: str) -> None:
-    """Check a broker that serves --metrics at this address, for supervisors.
-
-    The exit code is 0 if the broker is ready. Otherwise it is 1, as containers expect,
-    and the reasons are printed.
-    """
-    import http.client
-
-    host, separator, port = address.rpartition(":")
-    if not port.isdecimal() or not 0 < int(port) < 65_536 or (separator and not host):
-        raise click.BadParameter(
-            f"expected PORT or HOST:PORT, found {address!r}", param_hint="'ADDRESS'"
-        )
-    connection = http.client.HTTPConnection(
-        (host or "127.0.0.1").strip("[]"), int(port), timeout=_HEALTH_S
-    )
-    try:
-        connection.request("GET", "/ready")
-        answer = json.loads(connection.getresponse().read())
-    except (OSError, ValueError, http.client.HTTPException) as error:
-        reasons = [
-            f"{address} does not answer; is it the address of --metrics? {error}"
-        ]
-    else:
-        reasons = answer.get("reasons", [])
-    finally:
-        connection.close()
-    for reason in reasons:
-        click.echo(f"not ready: {reason}", err=True)
-    if reasons:
-        raise click.exceptions.Exit(1)
-    click.echo("ready")
 
 
 # -- check -----------------------------------------------------------------------------

@@ -37,7 +37,7 @@ from netshim.security.acls import (
 )
 from netshim.security.service import SecuritySettings
 from netshim.security.stored import SecurityStore
-from netshim.server_thread import ServerThread
+from netshim.server_thread import ServerHandle
 from netshim.testing import Kafka, start
 
 Client = Literal["confluent-kafka", "kafka-python", "aiokafka", "java"]
@@ -97,7 +97,7 @@ class SecuredKafka(Kafka):
     The methods of Kafka read the broker's own directory, and need no permission.
     """
 
-    def __init__(self, server: ServerThread, ca_file: Path, authority: Any) -> None:
+    def __init__(self, server: ServerHandle, ca_file: Path, authority: Any) -> None:
         """Create an instance. Users take the fixture kafka_secured."""
         super().__init__(server)
         #: PEM file of the authority that issued all certificates.

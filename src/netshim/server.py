@@ -209,7 +209,7 @@ class Server:
             check_exposure(wanted, tls, security.mechanisms)
         #: The listeners. After start(), each has the port that it listens on.
         self.listeners = wanted
-        self._tls = tls
+        self.tls_settings = tls
         self._security_settings = security
         self.default_principal = ANONYMOUS
         self.settings = attrs.evolve(settings or Settings(), **more)
@@ -298,8 +298,8 @@ class Server:
         self.loop = asyncio.get_running_loop()
         self.budget = Budget(self.settings.max_buffered_bytes)
         self.workload = Workload(self.settings.max_requests_in_work, self.budget)
-        if self._tls is not None:
-            self.tls_context = self._tls.context()
+        if self.tls_settings is not None:
+            self.tls_context = self.tls_settings.context()
         self.security = self._new_security()
         #: Time of the last check whether the first facts are stored.
         self._first_check_ms = self._clock.monotonic_ms()
@@ -404,8 +404,8 @@ class Server:
             InvalidConfigError: the TLS files are unusable.
             OSError: an address is not available.
         """
-        if self._tls is not None:
-            self._tls.context()
+        if self.tls_settings is not None:
+            self.tls_settings.context()
         for one in self.listeners:
             family = socket.AF_INET6 if ":" in one.host else socket.AF_INET
             socket.create_server((one.host, one.port), family=family).close()
@@ -451,9 +451,9 @@ class Server:
         Raises:
             InvalidConfigError: the files are unusable. The former ones remain in use.
         """
-        if self._tls is not None:
-            self._tls.load_into(self.tls_context)
-            _log.info("the TLS certificate was renewed from %s", self._tls.cert)
+        if self.tls_settings is not None:
+            self.tls_settings.load_into(self.tls_context)
+            _log.info("the TLS certificate was renewed from %s", self.tls_settings.cert)
 
     # -- stored users, rules and quotas ------------------------------------------------
 
@@ -994,6 +994,11 @@ class Server:
         if self._timer is None:
             return None
         return time.monotonic() - self._turned_s
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether clients are served. Any thread may use this."""
+        return self._timer is not None
 
     def take_held_s(self) -> float:
         """Return the longest step of the event loop since the last call, in seconds."""

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import os
 import threading
+import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from types import TracebackType
@@ -22,20 +23,113 @@ _T = TypeVar("_T")
 #: Interval at which a caller that waits for the broker's thread checks that the thread
 #: is alive.
 _ALIVE_S: Final = 1.0
+#: Interval of checks whether a broker has stopped.
+_LOOK_S: Final = 0.05
 
 
-class ServerThread:
+class ServerHandle:
+    """A running Server, for threads other than the thread of its event loop."""
+
+    def __init__(
+        self, server: Server, loop: asyncio.AbstractEventLoop | None = None
+    ) -> None:
+        self.server = server
+        self._loop = loop
+
+    def post(self, function: Callable[[], None]) -> None:
+        """Call function() in the broker's thread later.
+
+        Raises:
+            RuntimeError: the broker has stopped.
+        """
+        if self._loop is None or not self._is_alive():
+            raise RuntimeError("the broker has stopped")
+        self._loop.call_soon_threadsafe(function)
+
+    def _is_alive(self) -> bool:
+        """Return whether the event loop may still run functions."""
+        return self._loop is not None and not self._loop.is_closed()
+
+    def call(self, function: Callable[[], _T]) -> _T:
+        """Call function() in the broker's thread and return its result.
+
+        The broker does no other work while the function runs. This is the way to use
+        `server.broker`, which no other thread may use. Exceptions of the function are
+        raised here.
+
+        Raises:
+            RuntimeError: the broker has stopped.
+        """
+        done: Future[_T] = Future()
+
+        def run() -> None:
+            try:
+                done.set_result(function())
+            except BaseException as error:  # raised in the calling thread
+                done.set_exception(error)
+
+        self.post(run)
+        while True:
+            try:
+                return done.result(_ALIVE_S)
+            except TimeoutError:
+                if done.done():
+                    raise  # raised by the function
+                if not self._is_alive():
+                    raise RuntimeError("the broker has stopped") from None
+
+    def run(self, task: Callable[[Server], Coroutine[Any, Any, _T]]) -> _T:
+        """Run a coroutine with the server in the broker's loop, and return its result.
+
+        Raises:
+            RuntimeError: the broker has stopped.
+        """
+        if self._loop is None or not self._is_alive():
+            raise RuntimeError("the broker has stopped")
+        return asyncio.run_coroutine_threadsafe(task(self.server), self._loop).result()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether clients are served."""
+        return self._is_alive() and self.server.is_serving
+
+    def has_ended(self, timeout_s: float) -> bool:
+        """Return whether the broker has stopped, or stops within timeout_s."""
+        deadline = time.monotonic() + timeout_s
+        while self.is_running and time.monotonic() < deadline:
+            time.sleep(_LOOK_S)
+        return not self.is_running
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """The address for clients."""
+        return self.server.bootstrap_servers
+
+    @property
+    def port(self) -> int:
+        return self.server.port
+
+    @property
+    def logdir(self) -> LogDir:
+        """The served directory. Any thread may use it while clients are served."""
+        return self.server.logdir
+
+    def stop(self) -> None:
+        """Raise RuntimeError, because only the owner of the event loop stops it."""
+        raise RuntimeError("this broker is stopped by the owner of its event loop")
+
+
+class ServerThread(ServerHandle):
     """A Server with an event loop in a thread of its own.
 
     serve() creates it; a `with` block stops it.
     """
 
     def __init__(self, path: str | os.PathLike[str], **options: Any) -> None:
-        self.server = Server(path, **options)
+        super().__init__(Server(path, **options))
         self._started = threading.Event()
         self._is_serving = False
         self._failure: BaseException | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event | None = None
         self._thread = threading.Thread(target=self._run, name="netshim", daemon=True)
         self._thread.start()
@@ -63,45 +157,8 @@ class ServerThread:
     def __repr__(self) -> str:
         return f"<ServerThread {self.server!r}>"
 
-    def call(self, function: Callable[[], _T]) -> _T:
-        """Call function() in the broker's thread and return its result.
-
-        The broker does no other work while the function runs. This is the way to use
-        `server.broker`, which no other thread may use. Exceptions of the function are
-        raised here.
-
-        Raises:
-            RuntimeError: the broker has stopped.
-        """
-        if self._loop is None or not self._thread.is_alive():
-            raise RuntimeError("the broker has stopped")
-        done: Future[_T] = Future()
-
-        def run() -> None:
-            try:
-                done.set_result(function())
-            except BaseException as error:  # raised in the calling thread
-                done.set_exception(error)
-
-        self._loop.call_soon_threadsafe(run)
-        while True:
-            try:
-                return done.result(_ALIVE_S)
-            except TimeoutError:
-                if done.done():
-                    raise  # raised by the function
-                if not self._thread.is_alive():
-                    raise RuntimeError("the broker has stopped") from None
-
-    def run(self, task: Callable[[Server], Coroutine[Any, Any, _T]]) -> _T:
-        """Run a coroutine with the server in the broker's loop, and return its result.
-
-        Raises:
-            RuntimeError: the broker has stopped.
-        """
-        if self._loop is None or not self._thread.is_alive():
-            raise RuntimeError("the broker has stopped")
-        return asyncio.run_coroutine_threadsafe(task(self.server), self._loop).result()
+    def _is_alive(self) -> bool:
+        return self._thread.is_alive()
 
     @property
     def is_running(self) -> bool:
@@ -112,20 +169,6 @@ class ServerThread:
         """Return whether the broker has stopped, or stops within timeout_s."""
         self._thread.join(timeout_s)
         return not self.is_running
-
-    @property
-    def bootstrap_servers(self) -> str:
-        """The address for clients."""
-        return self.server.bootstrap_servers
-
-    @property
-    def port(self) -> int:
-        return self.server.port
-
-    @property
-    def logdir(self) -> LogDir:
-        """The served directory. Any thread may use it while clients are served."""
-        return self.server.logdir
 
     def stop(self) -> None:
         """Answer pending requests, close the directory and end the thread.

@@ -50,7 +50,7 @@ from netshim.faults.control import FaultControl, seen_requests
 from netshim.faults.requests import SeenRequest
 from netshim.rollback import DirectorySnapshot
 from netshim.server import Server
-from netshim.server_thread import ServerThread, serve
+from netshim.server_thread import ServerHandle, serve
 
 #: pytest hides the frames of this module in the traceback of a failure.
 __tracebackhide__ = True
@@ -107,7 +107,7 @@ class VirtualFiles(UnsyncedFiles):
 class BrokerClock:
     """The clock of a broker that was started with clock="virtual"."""
 
-    def __init__(self, server: ServerThread, files: VirtualFiles) -> None:
+    def __init__(self, server: ServerHandle, files: VirtualFiles) -> None:
         """Create an instance. Users take Kafka.clock."""
         self._server = server
         self._files = files
@@ -203,7 +203,7 @@ class Kafka:
 
     def __init__(
         self,
-        server: ServerThread,
+        server: ServerHandle,
         prefix: str = "",
         clock: BrokerClock | None = None,
     ) -> None:
@@ -219,7 +219,8 @@ class Kafka:
             stopped = ""
         try:
             counts = [
-                f"{name}: {_records(self._count(name))}" for name in self.topics()
+                f"{name}: {_records(self.count_offsets(name))}"
+                for name in self.topics()
             ]
         except (LogcoreError, OSError) as error:
             counts = [f"topics cannot be read: {error}"]
@@ -562,7 +563,7 @@ class Kafka:
 
         They are read only if that is possible.
         """
-        if self._count(topic) < count:
+        if self.count_offsets(topic) < count:
             return None
         found = self.records(topic, isolation=isolation, order=order)
         if len(found) >= count:
@@ -588,7 +589,8 @@ class Kafka:
                 for number, log in logs.items()
             }
 
-    def _count(self, topic: str) -> int:
+    def count_offsets(self, topic: str) -> int:
+        """Return the number of offsets of a topic, at least its number of records."""
         return sum(self._counts(topic).values())
 
     def _missing(
@@ -623,7 +625,9 @@ class Kafka:
         others = [
             name for name in self.topics() if name != real.removeprefix(self.prefix)
         ]
-        listed = ", ".join(f"{name}: {_records(self._count(name))}" for name in others)
+        listed = ", ".join(
+            f"{name}: {_records(self.count_offsets(name))}" for name in others
+        )
         text.append(f"  other topics: {listed or 'none'}")
         return "\n".join(text)
 

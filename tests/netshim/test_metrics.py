@@ -23,10 +23,11 @@ pytest.importorskip("uvicorn")
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from logcore import InvalidConfigError
 from netshim import wire
 from netshim.http import metrics
-from netshim.http.host import parse_address
-from netshim.http.pages import serve_operation
+from netshim.http.host import HttpHost, application, parse_address
+from netshim.http.pages import operation_routes
 from netshim.request_counts import Histogram, RequestCounts, first_error
 from netshim.server import Server
 from netshim.server_thread import ServerThread
@@ -47,11 +48,14 @@ class Counted(ServerThread):
 
     def _run(self) -> None:
         self.server.counts = RequestCounts()
-        self.pages = serve_operation(self.server, "127.0.0.1", 0)
+        self.pages = HttpHost()
+        app = application(operation_routes(self.server))
+        self._url = self.pages.add(("127.0.0.1", 0), app)
+        self.pages.start()
         super()._run()
 
     def get(self, path: str) -> tuple[int, str]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.pages.port)
+        connection = http.client.HTTPConnection(self._url.removeprefix("http://"))
         try:
             connection.request("GET", path)
             answer = connection.getresponse()
@@ -72,7 +76,7 @@ class Counted(ServerThread):
 
     def stop(self) -> None:
         super().stop()
-        self.pages.close()
+        self.pages.stop()
 
 
 @pytest.fixture
@@ -143,7 +147,7 @@ def test_broker_is_healthy_and_ready_until_it_stops(tmp_path: Path) -> None:
     for path in ("/ready", "/metrics"):
         status, text = broker.get(path)
         assert status == 503 and "starts or stops" in text
-    broker.pages.close()
+    broker.pages.stop()
 
 
 def test_failed_log_and_full_disk_are_reasons(
@@ -233,13 +237,13 @@ def test_histogram_buckets_are_cumulative() -> None:
     ],
 )
 def test_address_of_the_pages_is_parsed(text: str, expected: tuple[str, int]) -> None:
-    assert parse_address(text) == expected
+    assert parse_address(text, "--metrics") == expected
 
 
-@pytest.mark.parametrize("text", ["", ":80", "host:", "host:x", "70000"])
+@pytest.mark.parametrize("text", ["", "host:", "host:x", "70000", "-1"])
 def test_malformed_address_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="expected PORT or HOST:PORT"):
-        parse_address(text)
+    with pytest.raises(InvalidConfigError, match=r"--metrics.*\[HOST:\]PORT"):
+        parse_address(text, "--metrics")
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -262,18 +266,18 @@ def test_command_serves_metrics_and_reports_health(tmp_path: Path) -> None:
     )
     assert process.stdout is not None and process.stderr is not None
     try:
-        address = process.stderr.readline().split()[-1]
-        assert address.startswith("http://127.0.0.1:")
         assert "serving" in process.stdout.readline()
-        with urllib.request.urlopen(address, timeout=60) as page:
+        name, address = process.stdout.readline().split()[1:]
+        assert name == "metrics" and address.startswith("http://127.0.0.1:")
+        with urllib.request.urlopen(f"{address}/metrics", timeout=60) as page:
             assert "text/plain" in page.headers["Content-Type"]
             assert "netshim_partitions 0.0" in page.read().decode()
-        port = address.rpartition(":")[2].partition("/")[0]
+        port = address.rpartition(":")[2]
         ready = run("health", port)
         assert (ready.returncode, ready.stdout) == (0, "ready\n")
         taken = run("serve", str(tmp_path / "other"), "--port", "0", "--metrics", port)
         assert taken.returncode == 2
-        assert f"cannot serve metrics on 127.0.0.1:{port}" in taken.stderr
+        assert f"--metrics cannot listen on 127.0.0.1:{port}" in taken.stderr
     finally:
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0

@@ -1,7 +1,12 @@
-"""An HTTP server in a thread of its own, beside the event loop of a broker.
+"""HTTP server of a broker: one thread with an event loop of its own.
 
-The thread has a loop of its own, so that no page holds the broker's loop. Pages get facts
-about the broker with BrokerCalls.
+Rules:
+- Pages never occupy the broker's event loop. They call functions in it, each for a
+  short time.
+- A port is bound before the thread starts, so that its owner gets the error.
+- The thread is a daemon, and ends with the interpreter.
+
+This module has no pages; pages.py and door.py have them.
 """
 
 from __future__ import annotations
@@ -10,19 +15,137 @@ import asyncio
 import contextlib
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from concurrent.futures import Future
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+from logcore.errors import InvalidConfigError
+
+if TYPE_CHECKING:
+    from netshim.listeners import TlsSettings
 
 _T = TypeVar("_T")
-
 #: How long a page waits for the broker's loop.
 _ANSWER_S: Final = 10.0
-#: How long open responses may take at the end.
-_END_S: Final = 2
+#: Connections of one port; further ones get 503.
+_MOST_CONNECTIONS: Final = 100
+#: How long stop() waits for pages that are being answered.
+_GRACE_S: Final = 1
+
+
+def parse_address(text: str, option: str) -> tuple[str, int]:
+    """Return the host and port of [HOST:]PORT; the host is loopback by default.
+
+    Raises:
+        InvalidConfigError: the text is no address.
+    """
+    host, _, port = text.rpartition(":")
+    if not port.isascii() or not port.isdecimal() or int(port) > 65_535:
+        raise InvalidConfigError(
+            option, expected="[HOST:]PORT, a port from 0 to 65535", found=repr(text)
+        )
+    return host.strip("[]") or "127.0.0.1", int(port)
+
+
+@contextlib.contextmanager
+def bind(option: str, text: str) -> Generator[tuple[str, int], None, None]:
+    """Give the address that an option names, and name the option in errors.
+
+    Raises:
+        InvalidConfigError: the text is no address, or the address is not available.
+    """
+    address = parse_address(text, option)
+    try:
+        yield address
+    except OSError as error:
+        raise InvalidConfigError(
+            f"{option} cannot listen on {address[0]}:{address[1]}",
+            expected="a free address; port 0 takes a free one",
+            found=error.strerror,
+        ) from error
+
+
+def application(routes: list[Route]) -> Starlette:
+    """Return an application with some routes, whose errors are JSON."""
+
+    async def refuse(_: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, HTTPException)
+        facts: dict[str, object] = {"error": error.detail}
+        if error.status_code == 404:
+            facts["known"] = sorted({one.path for one in routes})
+        return JSONResponse(facts, error.status_code)
+
+    return Starlette(routes=routes, exception_handlers={HTTPException: refuse})
+
+
+class HttpHost:
+    """The ports of one broker. start() serves all of them; stop() ends them."""
+
+    def __init__(self) -> None:
+        self._servers: list[tuple[uvicorn.Server, socket.socket]] = []
+        self._thread: threading.Thread | None = None
+
+    def add(
+        self, address: tuple[str, int], app: Any, tls: TlsSettings | None = None
+    ) -> str:
+        """Bind an address for an ASGI application, and return its URL.
+
+        Raises:
+            OSError: the address is not available.
+        """
+        host, port = address
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        sock = socket.create_server((host, port), family=family)
+        config = uvicorn.Config(
+            app,
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            log_level="warning",
+            server_header=False,
+            ws="none",
+            limit_concurrency=_MOST_CONNECTIONS,
+            timeout_graceful_shutdown=_GRACE_S,
+            ssl_certfile=None if tls is None else tls.cert,
+            ssl_keyfile=None if tls is None else tls.key,
+        )
+        self._servers.append((uvicorn.Server(config), sock))
+        shown = f"[{host}]" if ":" in host else host
+        scheme = "http" if tls is None else "https"
+        return f"{scheme}://{shown}:{sock.getsockname()[1]}"
+
+    def start(self) -> None:
+        """Serve the ports in a thread."""
+        if self._servers:
+            self._thread = threading.Thread(
+                target=self._run, name="netshim-http", daemon=True
+            )
+            self._thread.start()
+
+    def _run(self) -> None:
+        asyncio.run(self._serve())
+
+    async def _serve(self) -> None:
+        await asyncio.gather(
+            *(server.serve(sockets=[sock]) for server, sock in self._servers)
+        )
+
+    def stop(self) -> None:
+        """Close the ports, and end the thread. A second call has no effect."""
+        for server, _ in self._servers:
+            server.should_exit = True
+        if self._thread is not None:
+            self._thread.join()
+        for _, sock in self._servers:
+            sock.close()
+        self._servers.clear()
 
 
 class BrokerCalls:
@@ -56,67 +179,3 @@ class BrokerCalls:
         self._loop.call_soon_threadsafe(run)
         async with asyncio.timeout(_ANSWER_S):
             return await asyncio.wrap_future(result)
-
-
-class HttpHost:
-    """Serves an ASGI application until close()."""
-
-    def __init__(self, app: ASGIApp, host: str, port: int) -> None:
-        """Listen on an address; port 0 is a free port.
-
-        Raises:
-            OSError: the address is not available.
-        """
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._socket = socket.create_server((host, port), family=family)
-        self.host = host
-        self.port: int = self._socket.getsockname()[1]
-        config = uvicorn.Config(
-            app,
-            log_config=None,
-            log_level="warning",
-            access_log=False,
-            lifespan="off",
-            server_header=False,
-            timeout_graceful_shutdown=_END_S,
-        )
-        self._server = uvicorn.Server(config)
-        self._thread = threading.Thread(
-            target=self._run, name="netshim-http", daemon=True
-        )
-        self._thread.start()
-
-    def _run(self) -> None:
-        # A client that disconnects in the last moment must not print a traceback.
-        with contextlib.suppress(asyncio.CancelledError):
-            asyncio.run(self._server.serve(sockets=[self._socket]))
-
-    @property
-    def address(self) -> str:
-        """The base of all addresses: "http://127.0.0.1:9644"."""
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
-        return (
-            f"http://[{host}]:{self.port}"
-            if ":" in host
-            else f"http://{host}:{self.port}"
-        )
-
-    def close(self) -> None:
-        """End the thread. Blocks for at most some seconds."""
-        self._server.should_exit = True
-        self._thread.join()
-        self._socket.close()
-
-
-def parse_address(text: str) -> tuple[str, int]:
-    """Return the host and port of "PORT" or "HOST:PORT".
-
-    Raises:
-        ValueError: the text is no address.
-    """
-    host, separator, port = text.rpartition(":")
-    if not separator:
-        host = "127.0.0.1"
-    if not host or not port.isdecimal() or int(port) > 65_535:
-        raise ValueError(f"expected PORT or HOST:PORT, found {text!r}")
-    return host.strip("[]"), int(port)

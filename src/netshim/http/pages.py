@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
-from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from logcore import LogcoreError
 from netshim.http.health import why_not_healthy, why_not_ready
-from netshim.http.host import BrokerCalls, HttpHost
+from netshim.http.host import BrokerCalls
 from netshim.http.metrics import BrokerFacts, collect_facts, group_keys, render
 from netshim.scheduling import PendingResponse, pass_on
 
@@ -23,12 +22,8 @@ if TYPE_CHECKING:
     from netshim.server import Server
 
 
-def serve_operation(server: Server, host: str, port: int) -> HttpHost:
-    """Serve the pages of a broker, which may not have started yet.
-
-    Raises:
-        OSError: the address is not available.
-    """
+def operation_routes(server: Server) -> list[Route]:
+    """Return the routes of a broker, which may not have started yet."""
 
     async def metrics(_: Request) -> Response:
         counts = server.counts
@@ -55,8 +50,7 @@ def serve_operation(server: Server, host: str, port: int) -> HttpHost:
         return _verdict(reasons)
 
     pages = {"/metrics": metrics, "/health": health, "/ready": ready}
-    app = Starlette(routes=[Route(path, page) for path, page in pages.items()])
-    return HttpHost(app, host, port)
+    return [Route(path, page) for path, page in pages.items()]
 
 
 def _verdict(reasons: list[str]) -> Response:

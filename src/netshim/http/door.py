@@ -1,0 +1,451 @@
+"""Control of a broker over HTTP, for tests in any language.
+
+Rules:
+- Each request names the token of the door. A request from a web page is refused, also
+  if the page's name was bound to this address.
+- Errors are `{"error": ..., "known": [...]}`.
+- Long polls check their condition again and again, and occupy no thread.
+
+The calls are those of netshim.testing.Kafka. ROUTES lists them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import itertools
+import json
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, TypeVar
+
+import attrs
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from logcore.errors import InvalidConfigError, InvalidNameError, LogcoreError
+from netshim.faults.control import ActiveRule, FaultControl
+from netshim.faults.plan import MOST_RULES
+from netshim.faults.requests import ANY_API, SeenRequest
+from netshim.rollback import DirectorySnapshot
+from netshim.server_thread import ServerHandle
+from netshim.testing import Kafka
+from netshim.wire import codes
+
+_T = TypeVar("_T")
+#: Largest body of a request.
+_MOST_BYTES: Final = 1 << 20
+#: Longest long poll.
+_MOST_WAIT_S: Final = 60.0
+#: Interval at which a long poll checks its condition.
+_LOOK_S: Final = 0.05
+#: Records in one response.
+_MOST_RECORDS: Final = 1_000
+_LOCAL_NAMES: Final = frozenset(("127.0.0.1", "localhost", "::1"))
+_ACTIONS: Final = ("answer", "delay", "hold", "lose_answer", "disconnect", "observe")
+
+
+class _Refusal(Exception):
+    """A request that is refused, with its status."""
+
+    def __init__(self, status: int, error: str, known: list[str] | None = None) -> None:
+        super().__init__(error)
+        self.status = status
+        self.known = known
+
+
+@attrs.define
+class _Rules:
+    """The rules that one request has added. They are removed together."""
+
+    control: FaultControl
+    rules: list[ActiveRule]
+
+    @property
+    def hits(self) -> int:
+        return sum(one.hits for one in self.rules)
+
+
+class Door:
+    """The calls of one broker."""
+
+    def __init__(self, handle: ServerHandle, token: str = "") -> None:
+        """Create the door. Without a token, one is made."""
+        self.token = token or secrets.token_urlsafe(24)
+        self._handle = handle
+        self._kafka = Kafka(handle)
+        self._numbers = itertools.count(1)
+        self._rules: dict[int, _Rules] = {}
+        self._snapshots: dict[int, DirectorySnapshot] = {}
+
+    def routes(self) -> list[Route]:
+        """Return the routes of the door."""
+        return [
+            Route(path, self._guarded(getattr(self, name)), methods=[method])
+            for method, path, name, _ in ROUTES
+        ]
+
+    # -- what every call does ----------------------------------------------------------
+
+    def _guarded(
+        self, call: Callable[[Request], Awaitable[Any]]
+    ) -> Callable[[Request], Awaitable[Response]]:
+        """Return a page that checks the request, and answers the errors of a call."""
+
+        async def page(request: Request) -> Response:
+            known = None
+            try:
+                self._check(request)
+                return JSONResponse(await call(request))
+            except _Refusal as error:
+                status, text, known = error.status, str(error), error.known
+            except (InvalidConfigError, InvalidNameError) as error:
+                status, text = 400, str(error)
+            except AssertionError as error:
+                status, text = 408, str(error)
+            except (LogcoreError, OSError, RuntimeError) as error:
+                status, text = 503, str(error)
+            facts: dict[str, object] = {"error": text}
+            if known is not None:
+                facts["known"] = known
+            return JSONResponse(facts, status)
+
+        return page
+
+    def _check(self, request: Request) -> None:
+        """Refuse a request of a web page, or one without the token."""
+        served = (request.scope.get("server") or ("",))[0]
+        # A web page cannot give another name to a host with a certificate.
+        is_named = request.url.hostname in _LOCAL_NAMES | {served}
+        if not is_named and request.url.scheme != "https":
+            raise _Refusal(403, f"unknown host {request.url.hostname!r}")
+        if "origin" in request.headers:
+            raise _Refusal(403, "requests of web pages are refused")
+        kind, _, token = request.headers.get("authorization", "").partition(" ")
+        is_right = secrets.compare_digest(token.encode(), self.token.encode())
+        if kind.lower() != "bearer" or not is_right:
+            raise _Refusal(401, "expected the header Authorization: Bearer TOKEN")
+
+    async def _body(self, request: Request) -> bytes:
+        body = bytearray()
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > _MOST_BYTES:
+                raise _Refusal(413, f"a body has at most {_MOST_BYTES} bytes")
+        return bytes(body)
+
+    async def _poll(self, request: Request, check: Callable[[], _T]) -> _T:
+        """Return the result of check() once it raises no AssertionError."""
+        deadline = time.monotonic() + _number(request, "timeout", 10.0, _MOST_WAIT_S)
+        while True:
+            try:
+                return await asyncio.to_thread(check)
+            except AssertionError:
+                if time.monotonic() >= deadline or await request.is_disconnected():
+                    raise
+            await asyncio.sleep(_LOOK_S)
+
+    # -- calls -------------------------------------------------------------------------
+
+    async def index(self, _: Request) -> Any:
+        """List the calls."""
+        return [
+            {"call": f"{method} {path}", "example": example}
+            for method, path, _, example in ROUTES
+        ]
+
+    async def state(self, _: Request) -> Any:
+        """Return topics with their ends, groups, connections and rules."""
+        return await asyncio.to_thread(self._state)
+
+    def _state(self) -> dict[str, Any]:
+        server = self._handle.server
+        logdir = self._handle.logdir
+        topics = {
+            name: {
+                str(number): logdir.partition(name, number).high_watermark
+                for number in logdir.partitions(name)
+            }
+            for name in logdir.topics()
+        }
+
+        def groups() -> dict[str, str]:
+            known = server.broker.state.groups
+            if not known.is_loaded:
+                known.load(server.now_ms(), lambda _: None)
+                return {}
+            return {one.group_id: one.state for one in known.all()}
+
+        return {
+            "bootstrap_servers": self._handle.bootstrap_servers,
+            "topics": topics,
+            "groups": self._handle.call(groups),
+            "connections": self._handle.call(lambda: dict(server.connections())),
+            "faults": {str(number): one.hits for number, one in self._rules.items()},
+        }
+
+    async def add_faults(self, request: Request) -> Any:
+        """Add one rule, or a list of rules that are removed together."""
+        given = _parsed(await self._body(request))
+        wanted = given if isinstance(given, list) else [given]
+        count = sum(len(one.rules) for one in self._rules.values()) + len(wanted)
+        if count > MOST_RULES:
+            raise InvalidConfigError(
+                "too many rules", expected=f"at most {MOST_RULES}", found=count
+            )
+        return await asyncio.to_thread(self._add_faults, wanted)
+
+    def _add_faults(self, wanted: list[Any]) -> dict[str, Any]:
+        control = self._kafka.faults()
+        try:
+            rules = [_add_rule(control, one) for one in wanted]
+        except BaseException:
+            control.clear()
+            raise
+        number = next(self._numbers)
+        self._rules[number] = _Rules(control, rules)
+        return {"fault": number}
+
+    def _rules_of(self, request: Request) -> tuple[int, _Rules]:
+        number = request.path_params["number"]
+        if number not in self._rules:
+            raise _Refusal(404, f"no fault {number}", [*map(str, self._rules)])
+        return number, self._rules[number]
+
+    async def show_faults(self, request: Request) -> Any:
+        """Return the hits of rules, and the requests on which they have acted."""
+        number, found = self._rules_of(request)
+        seen = await asyncio.to_thread(
+            lambda: [_shown(seen) for one in found.rules for seen in one.requests]
+        )
+        return {"fault": number, "hits": found.hits, "requests": seen}
+
+    async def remove_faults(self, request: Request) -> Any:
+        """Remove rules, and release their requests."""
+        number, found = self._rules_of(request)
+        del self._rules[number]
+        await asyncio.to_thread(found.control.clear)
+        return {"fault": number, "hits": found.hits}
+
+    async def wait_for_faults(self, request: Request) -> Any:
+        """Wait until rules have acted on a number of requests."""
+        number, found = self._rules_of(request)
+        hits = int(_number(request, "hits", 1, 1e9))
+
+        def check() -> None:
+            if found.hits < hits:
+                found.rules[0].wait(hits, timeout=0)
+
+        await self._poll(request, check)
+        return {"fault": number, "hits": found.hits}
+
+    async def make_snapshot(self, _: Request) -> Any:
+        """Make a snapshot, see Kafka.snapshot()."""
+        made = await asyncio.to_thread(self._kafka.snapshot)
+        number = next(self._numbers)
+        self._snapshots[number] = made
+        return {"snapshot": number}
+
+    async def roll_back(self, request: Request) -> Any:
+        """Restore a snapshot, see Kafka.rollback()."""
+        number = request.path_params["number"]
+        if number not in self._snapshots:
+            raise _Refusal(404, f"no snapshot {number}", [*map(str, self._snapshots)])
+        await asyncio.to_thread(self._kafka.rollback, self._snapshots[number])
+        self._rules.clear()  # the new broker has no rules
+        return {"snapshot": number}
+
+    async def requests(self, request: Request) -> Any:
+        """Return the latest requests; `since` is a time of an earlier answer, in ms."""
+        api = request.query_params.get("api", ANY_API)
+        since_ms = _number(request, "since", 0, 1e15)
+        found = await asyncio.to_thread(self._kafka.requests, api)
+        return [_shown(one) for one in found if one.now_ms >= since_ms]
+
+    async def wait_for_group(self, request: Request) -> Any:
+        """Wait until a group has a state and a number of members."""
+        group = request.path_params["group"]
+        state = request.query_params.get("state", "Stable")
+        members = None
+        if "members" in request.query_params:
+            members = int(_number(request, "members", 0, 1e6))
+        await self._poll(
+            request,
+            lambda: self._kafka.wait_for_group(
+                group, state=state, members=members, timeout=0
+            ),
+        )
+        return {"group": group, "state": state}
+
+    async def wait_for_records(self, request: Request) -> Any:
+        """Wait until a topic has a number of records."""
+        topic = request.path_params["topic"]
+        count = int(_number(request, "count", 1, 1e12))
+
+        def check() -> int:
+            found = self._kafka.count_offsets(topic)
+            assert found >= count, f"{topic} has {found} records, expected {count}"
+            return found
+
+        return {"topic": topic, "count": await self._poll(request, check)}
+
+    async def append(self, request: Request) -> Any:
+        """Append records: one JSON object in each line."""
+        lines = (await self._body(request)).splitlines()
+        rows = [_record(_parsed(line)) for line in lines if line.strip()]
+        return await asyncio.to_thread(self._append, request.path_params["topic"], rows)
+
+    def _append(self, topic: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        found = []
+        for row in rows:
+            receipt = self._kafka.append(topic, **row)
+            found.append({"partition": receipt.partition, "offset": receipt.offset})
+        return found
+
+    async def records(self, request: Request) -> Any:
+        """Return the first records of a topic, at most 1,000."""
+        limit = int(_number(request, "limit", _MOST_RECORDS, _MOST_RECORDS))
+        return await asyncio.to_thread(
+            self._records, request.path_params["topic"], limit
+        )
+
+    def _records(self, topic: str, limit: int) -> list[dict[str, Any]]:
+        if topic not in self._handle.logdir:
+            raise _Refusal(404, f"no topic {topic!r}", self._kafka.topics())
+        return [
+            {
+                "partition": one.partition,
+                "offset": one.offset,
+                "timestamp_ms": one.timestamp_ms,
+                **_field("key", one.key),
+                **_field("value", one.value),
+            }
+            for one in itertools.islice(self._handle.logdir.read(topic), limit)
+        ]
+
+
+#: Method, path, name of the method of Door, and an example.
+ROUTES: Final = (
+    ("GET", "/", "index", "GET /"),
+    ("GET", "/state", "state", "GET /state"),
+    (
+        "POST",
+        "/faults",
+        "add_faults",
+        'POST /faults {"action": "answer", "api": "Produce", "error": "NOT_LEADER_OR_FOLLOWER", "times": 2}',
+    ),
+    ("GET", "/faults/{number:int}", "show_faults", "GET /faults/1"),
+    ("DELETE", "/faults/{number:int}", "remove_faults", "DELETE /faults/1"),
+    (
+        "GET",
+        "/faults/{number:int}/wait",
+        "wait_for_faults",
+        "GET /faults/1/wait?hits=2&timeout=5",
+    ),
+    ("POST", "/snapshots", "make_snapshot", "POST /snapshots"),
+    (
+        "POST",
+        "/snapshots/{number:int}/rollback",
+        "roll_back",
+        "POST /snapshots/1/rollback",
+    ),
+    ("GET", "/requests", "requests", "GET /requests?api=Produce"),
+    (
+        "GET",
+        "/groups/{group}/wait",
+        "wait_for_group",
+        "GET /groups/billing/wait?state=Stable&members=2",
+    ),
+    (
+        "GET",
+        "/topics/{topic}/wait",
+        "wait_for_records",
+        "GET /topics/orders/wait?count=10",
+    ),
+    (
+        "POST",
+        "/topics/{topic}/records",
+        "append",
+        'POST /topics/orders/records {"key": "anna", "value": "4 apples"}',
+    ),
+    ("GET", "/topics/{topic}/records", "records", "GET /topics/orders/records"),
+)
+
+
+def _parsed(text: bytes) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _Refusal(400, f"expected JSON: {error}") from error
+
+
+def _number(request: Request, name: str, default: float, most: float) -> float:
+    """Return a number of the query, from 0 to `most`."""
+    text = request.query_params.get(name)
+    try:
+        value = default if text is None else float(text)
+    except ValueError:
+        value = -1
+    if not 0 <= value <= most:
+        raise InvalidConfigError(
+            name, expected=f"a number from 0 to {most:g}", found=repr(text)
+        )
+    return value
+
+
+def _add_rule(control: FaultControl, given: Any) -> ActiveRule:
+    """Add a rule as a method of FaultControl does."""
+    if not isinstance(given, dict):
+        raise _Refusal(400, "expected an object for each rule")
+    options = dict(given)
+    action = options.pop("action", None)
+    if action not in _ACTIONS:
+        raise _Refusal(400, f"unknown action {action!r}", list(_ACTIONS))
+    names = {"answer": ("error",), "delay": ("delay_ms",)}.get(action, ())
+    for name in ("api", *names):
+        if name not in options:
+            raise _Refusal(400, f"a rule to {action} needs {name!r}")
+    values = [options.pop(name) for name in ("api", *names)]
+    try:
+        rule: ActiveRule = getattr(control, action)(*values, **options)
+    except (TypeError, AttributeError) as error:
+        raise _Refusal(400, f"a value has the wrong type: {error}") from error
+    return rule
+
+
+def _record(given: Any) -> dict[str, Any]:
+    """Return the arguments of Kafka.append()."""
+    known = ["key", "value", "partition"]
+    if not isinstance(given, dict) or not set(given) <= set(known):
+        raise _Refusal(400, "expected an object for each record", known)
+    found: dict[str, Any] = {"value": None}
+    for name in ("key", "value"):
+        if given.get(name) is not None:
+            if not isinstance(given[name], str):
+                raise _Refusal(400, f"expected a text as {name}")
+            found[name] = given[name].encode()
+    if "partition" in given:
+        if type(given["partition"]) is not int:
+            raise _Refusal(400, "expected a number as partition")
+        found["partition"] = given["partition"]
+    return found
+
+
+def _field(name: str, value: bytes | None) -> dict[str, str | None]:
+    """Return bytes as text, or in base64 if they are not UTF-8."""
+    if value is None:
+        return {name: None}
+    try:
+        return {name: value.decode()}
+    except UnicodeDecodeError:
+        return {f"{name}_base64": base64.b64encode(value).decode()}
+
+
+def _shown(seen: SeenRequest) -> dict[str, Any]:
+    """Return a request, with the names of the error codes in its answer."""
+    found = attrs.asdict(seen)
+    if seen.codes is not None:
+        found["codes"] = [codes.name(code) for code in seen.codes]
+    return found

@@ -1,0 +1,179 @@
+"""Options of `netshim serve` for pages over HTTP, and the command `netshim health`.
+
+The pages are imported only if an option asks for them; they need the extra `http`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+import click
+
+from logcore.errors import InvalidConfigError
+from netshim.request_counts import RequestCounts
+from netshim.server import Server
+
+if TYPE_CHECKING:
+    from netshim.http.host import HttpHost
+    from netshim.listeners import TlsSettings
+
+#: Longest time of a health check. Container runtimes wait 30 s by default.
+_HEALTH_S: Final = 5.0
+
+#: Hosts of this machine.
+LOOPBACK: Final = frozenset(("127.0.0.1", "localhost", "::1"))
+#: Least number of characters of a token.
+_LEAST_TOKEN: Final = 16
+
+_OPTIONS: Final = (
+    click.option(
+        "--metrics",
+        metavar="[HOST:]PORT",
+        help="Publish metrics for Prometheus, /health and /ready over HTTP. The host is 127.0.0.1 by default.",
+    ),
+    click.option(
+        "--door",
+        metavar="[HOST:]PORT",
+        help="Let tests control the broker over HTTP: faults, waits and records. Prints the URL with a token.",
+    ),
+    click.option(
+        "--door-token-file",
+        metavar="FILE",
+        help="File with the token of the door. Outside of this machine, it is required, and --tls-cert.",
+    ),
+)
+
+
+def http_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options, in the order of the help."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+@attrs.define
+class HttpPages:
+    """The pages of one `netshim serve`."""
+
+    metrics: str | None = None
+    door: str | None = None
+    door_token_file: str | None = None
+    tls: TlsSettings | None = None
+    _host: HttpHost | None = None
+    #: URLs of the pages by the name of their option, printed after the start line.
+    urls: dict[str, str] = attrs.Factory(dict)
+
+    def start(self, server: Server, loop: asyncio.AbstractEventLoop) -> None:
+        """Bind the ports and serve the pages, before the broker starts.
+
+        Raises:
+            InvalidConfigError: an address is invalid, or the extra `http` is missing.
+            OSError: an address is not available.
+        """
+        if self.door is None and self.door_token_file is not None:
+            raise InvalidConfigError(
+                "--door-token-file", expected="--door", found="none"
+            )
+        if self.metrics is None and self.door is None:
+            return
+        try:
+            from netshim.http.door import Door
+            from netshim.http.host import HttpHost, application, bind
+            from netshim.http.pages import operation_routes
+        except ImportError as error:
+            raise InvalidConfigError(
+                "--metrics and --door need packages that are not installed",
+                expected="pip install 'logcore-db[http]'",
+                found=str(error),
+            ) from error
+        from netshim.server_thread import ServerHandle
+
+        handle = ServerHandle(server, loop)
+        self._host = HttpHost()
+        if self.metrics is not None:
+            server.counts = RequestCounts()
+            routes = operation_routes(server)
+            with bind("--metrics", self.metrics) as address:
+                self.urls["metrics"] = self._host.add(address, application(routes))
+        if self.door is not None:
+            with bind("--door", self.door) as address:
+                door = Door(handle, self._token(address[0]))
+                tls = None if address[0] in LOOPBACK else self.tls
+                url = self._host.add(address, application(door.routes()), tls)
+            self.urls["door"] = url
+            if self.door_token_file is None:
+                self.urls["door"] += f" token {door.token}"
+        self._host.start()
+
+    def _token(self, host: str) -> str:
+        """Return the token of the door, or "" for a new one.
+
+        Raises:
+            InvalidConfigError: the door would be open to a network, or the file is
+                unusable.
+        """
+        if host not in LOOPBACK and (self.tls is None or self.door_token_file is None):
+            raise InvalidConfigError(
+                "--door outside of this machine",
+                expected="--tls-cert and --door-token-file",
+                found=host,
+            )
+        if self.door_token_file is None:
+            return ""
+        try:
+            with open(self.door_token_file, encoding="ascii") as file:
+                token = file.read(1_000).strip()
+        except (OSError, ValueError) as error:
+            raise InvalidConfigError(f"--door-token-file: {error}") from error
+        if len(token) < _LEAST_TOKEN:
+            raise InvalidConfigError(
+                "--door-token-file",
+                expected=f"at least {_LEAST_TOKEN} characters",
+                found=len(token),
+            )
+        return token
+
+    async def stop(self) -> None:
+        """Close the ports, while the broker's event loop answers the last pages."""
+        if self._host is not None:
+            await asyncio.get_running_loop().run_in_executor(None, self._host.stop)
+
+
+@click.command()
+@click.argument("address", metavar="[HOST:]PORT")
+def health(address: str) -> None:
+    """Check a broker that serves --metrics at this address, for supervisors.
+
+    The exit code is 0 if the broker is ready. Otherwise it is 1, as containers expect,
+    and the reasons are printed.
+    """
+    import http.client
+
+    host, separator, port = address.rpartition(":")
+    if not port.isdecimal() or not 0 < int(port) < 65_536 or (separator and not host):
+        raise click.BadParameter(
+            f"expected PORT or HOST:PORT, found {address!r}", param_hint="'ADDRESS'"
+        )
+    connection = http.client.HTTPConnection(
+        (host or "127.0.0.1").strip("[]"), int(port), timeout=_HEALTH_S
+    )
+    try:
+        connection.request("GET", "/ready")
+        answer = json.loads(connection.getresponse().read())
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        reasons = [
+            f"{address} does not answer; is it the address of --metrics? {error}"
+        ]
+    else:
+        reasons = answer.get("reasons", [])
+    finally:
+        connection.close()
+    for reason in reasons:
+        click.echo(f"not ready: {reason}", err=True)
+    if reasons:
+        raise click.exceptions.Exit(1)
+    click.echo("ready")

@@ -1,0 +1,226 @@
+"""Control of a broker over HTTP: faults, waits, requests and records."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, Producer
+
+from netshim.http.door import ROUTES, Door
+from netshim.http.host import HttpHost, application
+from netshim.testing import Kafka
+from support.client import DEADLINE_S
+
+Ask = Callable[..., tuple[int, Any]]
+
+
+def ask(
+    url: str,
+    method: str,
+    path: str,
+    body: bytes | None = None,
+    **headers: str,
+) -> tuple[int, Any]:
+    """Return the status and the JSON of an answer."""
+    request = urllib.request.Request(url + path, body, headers, method=method)
+    try:
+        with urllib.request.urlopen(request, timeout=DEADLINE_S) as response:
+            return response.status, json.load(response)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
+
+
+@pytest.fixture
+def door(kafka: Kafka) -> Iterator[Ask]:
+    """Return a function that sends a request with the token."""
+    opened = Door(kafka.server)
+    host = HttpHost()
+    url = host.add(("127.0.0.1", 0), application(opened.routes()))
+    host.start()
+
+    def send(method: str, path: str, body: Any = None, **headers: str) -> Any:
+        headers = {"Authorization": f"Bearer {opened.token}", **headers}
+        if body is not None and not isinstance(body, bytes):
+            body = json.dumps(body).encode()
+        return ask(url, method, path, body, **headers)
+
+    yield send
+    host.stop()
+
+
+def test_fault_makes_a_client_retry_until_it_is_removed(
+    kafka: Kafka, door: Ask
+) -> None:
+    rule = {"action": "answer", "api": "Produce", "error": "NOT_LEADER_OR_FOLLOWER"}
+    status, added = door("POST", "/faults", {**rule, "topic": "orders", "times": 2})
+    assert status == 200
+    path = f"/faults/{added['fault']}"
+    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
+    producer.produce("orders", b"4 apples")
+    assert producer.flush(DEADLINE_S) == 0
+    assert door("GET", f"{path}/wait?hits=2&timeout=30")[1]["hits"] == 2
+    seen = door("GET", path)[1]["requests"]
+    assert [one["codes"] for one in seen] == [["NOT_LEADER_OR_FOLLOWER"]] * 2
+    assert len(door("GET", "/requests?api=produce")[1]) == 3
+    assert door("DELETE", path)[0] == 200
+    assert door("GET", path) == (404, {"error": "no fault 1", "known": []})
+
+
+def test_list_of_rules_is_removed_together(kafka: Kafka, door: Ask) -> None:
+    rules = [{"action": "observe", "api": one} for one in ("Produce", "Fetch")]
+    number = door("POST", "/faults", rules)[1]["fault"]
+    broker = kafka.server.server.broker
+    assert broker.faults is not None
+    assert len(broker.faults.rules) == 2
+    door("DELETE", f"/faults/{number}")
+    assert not broker.faults.rules
+
+
+def test_invalid_rule_of_a_list_adds_none(kafka: Kafka, door: Ask) -> None:
+    rules = [{"action": "observe", "api": one} for one in ("Produce", "Fetsh")]
+    status, answer = door("POST", "/faults", rules)
+    assert status == 400
+    assert "Fetch" in answer["error"]
+    broker = kafka.server.server.broker
+    assert broker.faults is not None
+    assert not broker.faults.rules
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        b"{",
+        b"[1]",
+        b"[" * 10_000,
+        {"action": "explode", "api": "Produce"},
+        {"action": "answer", "api": "Produce"},
+        {"action": "delay", "api": "Produce", "delay_ms": "x"},
+        {"action": "observe", "api": None},
+        {"action": "observe", "api": "Produce", "probability": "x"},
+        {"action": "observe", "api": "Produce", "after_bytes": 1},
+    ],
+)
+def test_invalid_rule_is_refused(door: Ask, rule: Any) -> None:
+    status, answer = door("POST", "/faults", rule)
+    assert status == 400
+    assert answer["error"]
+
+
+def test_limits_of_bodies_and_rules(door: Ask) -> None:
+    assert door("POST", "/faults", b" " * (2 << 20))[0] == 413
+    status, answer = door(
+        "POST", "/faults", [{"action": "observe", "api": "*"}] * 1_001
+    )
+    assert status == 400
+    assert "at most 1000" in answer["error"]
+
+
+def test_requests_without_token_or_of_web_pages_are_refused(door: Ask) -> None:
+    assert door("GET", "/state", Authorization="Bearer x")[0] == 401
+    assert door("GET", "/state", Authorization="")[0] == 401
+    assert door("GET", "/state", Origin="http://127.0.0.1")[0] == 403
+    assert door("GET", "/state", Host="rebound.example.com")[0] == 403
+
+
+def test_records_are_appended_waited_for_and_read(kafka: Kafka, door: Ask) -> None:
+    body = b'{"key": "anna", "value": "4 apples"}\n{"value": null}\n'
+    status, receipts = door("POST", "/topics/orders/records", body)
+    assert status == 200
+    assert [one["offset"] for one in receipts] == [0, 1]
+    assert door("GET", "/topics/orders/wait?count=2") == (
+        200,
+        {"topic": "orders", "count": 2},
+    )
+    kafka.append("orders", b"\xff")
+    found = door("GET", "/topics/orders/records")[1]
+    assert [one.get("value") for one in found] == ["4 apples", None, None]
+    assert found[2]["value_base64"] == "/w=="
+    assert door("GET", "/state")[1]["topics"]["orders"] == {"0": 3}
+
+
+def test_waits_that_time_out_are_answered(door: Ask) -> None:
+    assert door("GET", "/topics/orders/wait?count=1&timeout=0")[0] == 408
+    assert door("GET", "/groups/billing/wait?timeout=0")[0] == 408
+    assert door("GET", "/topics/orders/wait?timeout=-1")[0] == 400
+    assert door("GET", "/topics/orders/wait?timeout=nan")[0] == 400
+
+
+def test_wait_for_group_ends_when_it_is_stable(kafka: Kafka, door: Ask) -> None:
+    kafka.create_topic("orders")
+    consumer = Consumer(
+        {"bootstrap.servers": kafka.bootstrap_servers, "group.id": "billing"}
+    )
+    consumer.subscribe(["orders"])
+    consumer.poll(0)
+    status, _ = door("GET", "/groups/billing/wait?members=1&timeout=60")
+    assert status == 200
+    consumer.close()
+
+
+@pytest.mark.parametrize("topic", ["..", "a%00b", "%2e%2e", "a" * 300])
+def test_invalid_topic_creates_nothing(kafka: Kafka, door: Ask, topic: str) -> None:
+    status, _ = door("POST", f"/topics/{topic}/records", b'{"value": "x"}')
+    assert status in (400, 404)
+    assert kafka.topics() == []
+
+
+def test_index_lists_each_call_with_an_example(door: Ask) -> None:
+    listed = door("GET", "/")[1]
+    assert len(listed) == len(ROUTES)
+    assert {"call": "GET /state", "example": "GET /state"} in listed
+
+
+def test_command_prints_a_door_that_only_the_token_opens(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "netshim", "serve", str(tmp_path / "data")]
+    process = subprocess.Popen(
+        [*command, "--port", "0", "--door", "0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        process.stdout.readline()
+        name, url, _, token = process.stdout.readline().split()[1:]
+        assert name == "door"
+        assert ask(url, "GET", "/state")[0] == 401
+        opened = ask(url, "GET", "/state", Authorization=f"Bearer {token}")
+        assert opened[0] == 200
+    finally:
+        process.terminate()
+        process.communicate()
+
+
+@pytest.mark.parametrize(
+    "options", [["--door", "0.0.0.0:0"], ["--door-token-file", "x"], ["--door", "x"]]
+)
+def test_command_refuses_an_open_door(tmp_path: Path, options: list[str]) -> None:
+    command = [sys.executable, "-m", "netshim", "serve", str(tmp_path / "data")]
+    found = subprocess.run(
+        [*command, "--port", "0", *options],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=DEADLINE_S,
+    )
+    assert found.returncode == 2
+    assert "--door" in found.stderr
+
+
+def test_snapshot_is_restored(kafka: Kafka, door: Ask) -> None:
+    kafka.append("orders", b"1")
+    number = door("POST", "/snapshots")[1]["snapshot"]
+    kafka.append("orders", b"2")
+    door("POST", "/faults", {"action": "observe", "api": "Fetch"})
+    assert door("POST", f"/snapshots/{number}/rollback")[0] == 200
+    state = door("GET", "/state")[1]
+    assert state["topics"] == {"orders": {"0": 1}} and state["faults"] == {}
+    assert door("POST", "/snapshots/99/rollback")[0] == 404
