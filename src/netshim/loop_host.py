@@ -5,8 +5,9 @@ Rules:
   next transition.
 - The stored records are read once, in another thread, before any request is executed. If
   they cannot be read, the next request reads them again.
-- In a cluster, the coordinator begins once all records that were read are committed. It
-  must not act on a record that another leader may truncate.
+- In a cluster, they are read once all records of the partition are committed. Readers do
+  not see uncommitted records, so the coordinator would lack them when they become
+  committed. It also must not act on a record that another leader may truncate.
 
 This module does not execute single effects (groups.py and transactions.py do).
 """
@@ -82,17 +83,15 @@ class LoopHost(ABC, Generic[EffectT]):
         else:
             self._loading = [done]
             if self._topic.exists:
-                self._state.work.submit(self._topic.name, self._read, self._have_read)
+                self._topic.when_committed(self._read_committed)
             else:
                 self._have_loaded([])
 
-    def _have_read(self, result: list[EffectT] | Exception) -> None:
-        if isinstance(result, Exception):
-            self._have_loaded(result)
-            return
-        self._topic.when_committed(
-            lambda error: self._have_loaded(result if error is None else error)
-        )
+    def _read_committed(self, error: Exception | None) -> None:
+        if error is not None:
+            self._have_loaded(error)
+        else:
+            self._state.work.submit(self._topic.name, self._read, self._have_loaded)
 
     @abstractmethod
     def _read(self) -> list[EffectT]:

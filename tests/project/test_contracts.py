@@ -50,6 +50,7 @@ EXEMPT = {
     "netshim.access_command": "a program, as above",
     "netshim.follow_command": "a program, as above",
     "netshim.cluster_command": "a program, as above",
+    "netshim.http_command": "a program, as above",
 }
 
 #: Modules that read the disk, the clock or chance, or start something. `threading` is

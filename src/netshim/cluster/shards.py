@@ -1,9 +1,8 @@
 """Coordinators of a cluster: one for each partition of an internal topic that is led here.
 
 Rules:
-- A coordinator loads its partition when this broker begins to lead it. It begins once
-  the records that it has read are committed. Until then, its answer is
-  COORDINATOR_LOAD_IN_PROGRESS.
+- A coordinator loads its partition when this broker begins to lead it, once its records
+  are committed again. Until then, its answer is COORDINATOR_LOAD_IN_PROGRESS.
 - A record is acknowledged once it is committed in the partition, so it is never lost by
   another election.
 - A coordinator answers only while the lease of the broker's session holds. Otherwise a
