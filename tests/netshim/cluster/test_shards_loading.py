@@ -17,7 +17,7 @@ from support.bench import Bench
 
 
 class HeldLeadership(SoleLeadership):
-    """A leader whose records are committed when the test says so."""
+    """A leader whose records are committed by the test."""
 
     def __init__(self, state: Any) -> None:
         super().__init__(state.fetches, state.syncs)
