@@ -613,6 +613,8 @@ class Server:
         """
         if self._timer is None:
             return
+        while self.is_replacing:  # it would open the directory again
+            await asyncio.sleep(0.005)
         if self._cluster is not None and self.failure is None:
             await self.loop.run_in_executor(None, self._cluster.leave)
         # Step 1: accept no more work, and answer the requests that wait.

@@ -338,6 +338,38 @@ def test_second_call_during_a_rollback_is_refused(
     assert not first.is_alive() and not connecting.is_alive()
 
 
+def test_stop_waits_for_a_rollback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rollback would open the directory again after it was closed."""
+    kafka = start(tmp_path / "data")
+    kafka.append("t", b"1")
+    before = kafka.snapshot()
+    kafka.append("t", b"2")
+    began, release = threading.Event(), threading.Event()
+    restore = DirectorySnapshot.restore
+
+    def held(self: DirectorySnapshot) -> Any:
+        began.set()
+        assert release.wait(LIMIT_S)
+        return restore(self)
+
+    monkeypatch.setattr(DirectorySnapshot, "restore", held)
+    calls = [
+        threading.Thread(target=kafka.rollback, args=(before,)),
+        threading.Thread(target=kafka.stop),
+    ]
+    calls[0].start()
+    assert began.wait(LIMIT_S)
+    calls[1].start()
+    release.set()
+    for call in calls:
+        call.join(LIMIT_S)
+        assert not call.is_alive()
+    with logcore.open_dir(tmp_path / "data") as logdir:
+        assert [record.value for record in logdir.read("t")] == [b"1"]
+
+
 def test_failed_rollback_ends_the_broker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
