@@ -1823,8 +1823,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "transaction_continues_after_a_rollback", "netshim/rollback.py",
-        "            state.transactions.load(now_ms, fence)\n",
-        "            pass\n",
+        "                state.transactions.ask(request, now_ms, lambda _: None)\n",
+        "                pass\n",
         "netshim/test_rollback.py::test_open_transaction_ends_and_a_new_one_commits",
     ),
     # -- transactions of a broker (mistakes of the coordinator itself: coordination/test_transactions_coordinated.py)

@@ -41,6 +41,10 @@ _KEPT = frozenset((CLOCK, PRODUCER_IDS, ".lock"))
 _BACK_NS = 1_000_000_000
 
 
+#: States of a transaction whose producer must be fenced.
+_OPEN = frozenset((Status.ONGOING, Status.PREPARE_COMMIT, Status.PREPARE_ABORT))
+
+
 @attrs.frozen
 class _FileState:
     """Facts that differ after each change of a file."""
@@ -70,11 +74,7 @@ class ReplacedBroker:
         state.transactions.look(None, looked)
         return cls(
             {key: log.leader_epoch for key, log in state.logdir.known_logs().items()},
-            {
-                name: one
-                for name, one in found.items()
-                if one.status not in (Status.COMPLETE_COMMIT, Status.COMPLETE_ABORT)
-            },
+            {name: one for name, one in found.items() if one.status in _OPEN},
         )
 
     def continue_with(self, broker: Broker, changed: set[Key], now_ms: int) -> None:
@@ -94,15 +94,21 @@ class ReplacedBroker:
             )
             forget_idle_producers(log.writer)
 
-        def fence(_: bool) -> None:
-            for name, stored in self.open_transactions.items():
+        def fence(found: dict[str, StoredTransaction] | Exception) -> None:
+            if isinstance(found, Exception):
+                return  # the log has the reason, and requests are refused
+            # An id that is unknown now needs no fence, and must not be created.
+            for name, stored in found.items():
                 request = Initialize(
                     transactional_id=name, timeout_ms=stored.timeout_ms
                 )
                 state.transactions.ask(request, now_ms, lambda _: None)
 
         if self.open_transactions and TRANSACTIONS_TOPIC in state.logdir:
-            state.transactions.load(now_ms, fence)
+            names = self.open_transactions.keys()
+            state.transactions.load(
+                now_ms, lambda _: state.transactions.look(names, fence)
+            )
 
 
 class DirectorySnapshot:
@@ -121,7 +127,14 @@ class DirectorySnapshot:
         )
         #: Folders of each root, with the states of their files.
         self._folders: list[dict[str, dict[str, _FileState]]] = []
-        for index, root in enumerate(roots):
+        try:
+            self._copy_roots()
+        except BaseException:
+            self.delete()
+            raise
+
+    def _copy_roots(self) -> None:
+        for index, root in enumerate(self.roots):
             folders = _read_folders(root)
             for folder, files in folders.items():
                 os.makedirs(self._path(index, folder))

@@ -759,10 +759,9 @@ class Server:
                 found="another call" if self.is_replacing else "a stopped broker",
             )
         self.is_replacing = True
-        paused = list(self._peers)
         try:
             # Step 1: take no requests, and answer those that wait.
-            for peer in paused:
+            for peer in self._peers:
                 peer.pause()
             self.broker.stop(self.now_ms())
             deadline_s = self.loop.time() + _DRAIN_S
@@ -773,6 +772,8 @@ class Server:
                     peer.abort()
             if self._ticking is not None:
                 await asyncio.wait([self._ticking])
+            while self._outstanding:  # its results may submit more work
+                await asyncio.sleep(0.0005)
             await self.loop.run_in_executor(None, self._pool.shutdown)
             # Step 2: change the closed directory.
             try:

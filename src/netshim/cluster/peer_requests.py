@@ -17,6 +17,7 @@ from typing import Any, Final, Generic, TypeVar
 from logcore import LogcoreError
 from logcore.errors import RemoteUnavailableError
 from netshim.follow.connection import ClientSettings, SourceConnection
+from netshim.scheduling import guarded
 from netshim.wire.codec import Api
 
 _log = logging.getLogger("netshim")
@@ -159,6 +160,6 @@ class PeerQueue(Generic[_Entry, _Result]):
 
         def deliver() -> None:
             for (_, done), result in zip(taken, results, strict=True):
-                done(result)
+                guarded(done, result)
 
         self._call_in_loop(deliver)

@@ -16,7 +16,7 @@ import contextlib
 import socket
 import threading
 from collections.abc import Callable, Generator
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import uvicorn
@@ -170,11 +170,17 @@ class BrokerCalls:
         """
         result: Future[_T] = Future()
 
+        def done(value: _T) -> None:
+            # The page does not wait any more if its time is over.
+            with contextlib.suppress(InvalidStateError):
+                result.set_result(value)
+
         def run() -> None:
             try:
-                function(result.set_result)
-            except BaseException as error:  # raised in the page
-                result.set_exception(error)
+                function(done)
+            except Exception as error:  # raised in the page
+                with contextlib.suppress(InvalidStateError):
+                    result.set_exception(error)
 
         self._loop.call_soon_threadsafe(run)
         async with asyncio.timeout(_ANSWER_S):
