@@ -200,6 +200,19 @@ def answer_with(handle: Callable[[], object], answer: PendingResponse) -> None:
     pass_on(response, answer)
 
 
+def changed(response: Any, change: Callable[[Any], Any]) -> Any:
+    """Return a changed response, now or once it is available."""
+    if not isinstance(response, PendingResponse):
+        return change(response)
+    answer = PendingResponse(
+        is_parked=response.is_parked, is_in_pieces=response.is_in_pieces
+    )
+    answer.held_bytes = response.held_bytes
+    answer.when_cancelled(response.cancel)
+    response.then(lambda value: answer_with(lambda: change(value), answer))
+    return answer
+
+
 class Pace:
     """Counts the entries of one request and reports the end of each chunk."""
 

@@ -1,0 +1,224 @@
+"""Requests that are refused as a whole or for some partitions, in the form of their API.
+
+Access control knows the form of a refusal for each API and version. So a request is
+refused as if a user without permissions had sent it, with another error code.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any, Final
+
+from netshim import wire
+from netshim.faults.requests import (
+    PARTITION_FIELDS,
+    TOPIC_FIELDS,
+    TOPIC_RESOURCE,
+    number_of,
+    topic_name,
+)
+from netshim.scheduling import changed
+from netshim.security.acls import (
+    WILDCARD,
+    Acl,
+    AclIndex,
+    AclOperation,
+    Pattern,
+    Permission,
+    ResourceType,
+)
+from netshim.security.asker import Asker
+from netshim.security.guards import GUARDS
+from netshim.state import BrokerState, Call
+
+#: Whether a partition is refused, by its topic and number. The number is None for a
+#: topic in a request without partitions.
+Selects = Callable[[str | None, int | None], bool]
+Handler = Callable[[Any, Call, BrokerState], Any]
+_MESSAGE: Final = "a fault rule answers this error"
+
+
+def refuse_parts(
+    selects: Selects,
+    code: int,
+    handler: Handler,
+    request: Any,
+    call: Call,
+    state: BrokerState,
+) -> Any:
+    """Answer an error for the selected partitions, and serve the others."""
+    faulted, others = _split(request, selects, state.topic_ids.name_of)
+    if others is None:
+        return refusal(faulted, code, call, state)
+    response = handler(others, call, state)
+    # Like Kafka, Produce with acks=0 closes the connection after the other appends.
+    refused = refusal(faulted, code, call, state, rules=_all_but_topics)
+    return changed(response, lambda value: _joined(value, refused))
+
+
+def refusal(
+    request: Any,
+    code: int,
+    call: Call,
+    state: BrokerState,
+    rules: Callable[[], AclIndex] = AclIndex,
+) -> Any:
+    """Return the response that refuses a request with a code.
+
+    Access control knows the form of a refusal for each API. `rules` returns the
+    permissions of the made-up user that it refuses.
+    """
+    api = wire.APIS[call.api_key]
+    name_of = state.topic_ids.name_of
+    stranger = Asker(
+        rules=rules,
+        principal="",
+        host="",
+        version=call.version,
+        topic_of=lambda topic_id: name_of(topic_id) or "?",
+        exists=state.logdir.__contains__,
+        topics=state.logdir.topics,
+    )
+    response: Any = GUARDS[api.key](request, stranger)
+    if callable(response):
+        empty = api.Response()
+        if api is wire.OFFSET_FETCH:
+            # Its guard completes the groups that the handler has answered.
+            empty.groups = [
+                empty.Group(group_id=one.group_id) for one in request.groups
+            ]
+        response = response(empty)
+    elif response is None:
+        response = api.Response()
+    if not _replace_codes(response, code) and hasattr(response, "error_code"):
+        response.error_code = code
+    return response
+
+
+def _all_but_topics() -> AclIndex:
+    """Return rules that refuse topics only, so that each partition has its error."""
+    kinds = (ResourceType.GROUP, ResourceType.TRANSACTIONAL_ID)
+    return AclIndex(
+        Acl(
+            kind,
+            Pattern.LITERAL,
+            WILDCARD,
+            "User:*",
+            WILDCARD,
+            AclOperation.ALL,
+            Permission.ALLOW,
+        )
+        for kind in kinds
+    )
+
+
+def _joined(response: Any, refused: Any) -> Any:
+    """Return a response with its refused parts.
+
+    If the API has errors for whole requests only, the refusal is the response.
+    """
+    if response is None or isinstance(response, Exception):
+        return response
+    lists = [getattr(refused, one) for one in refused.__slots__]
+    if any(isinstance(one, list) and one for one in lists):
+        _join(response, refused)
+        return response
+    if getattr(refused, "error_code", 0):
+        return refused
+    return response
+
+
+def _split(
+    request: Any, selects: Selects, name_of: Callable[[bytes], str | None]
+) -> tuple[Any, Any]:
+    """Split a request into the partitions that are selected, and the others.
+
+    A part is None if it has no partitions.
+    """
+    parts: tuple[Any, Any] = (copy.copy(request), copy.copy(request))
+    is_used = [False, False]
+    for field in ("groups", "markers", "resources", *TOPIC_FIELDS):
+        items = getattr(request, field, None)
+        if not isinstance(items, list):
+            continue
+        lists: tuple[list[Any], list[Any]] = ([], [])
+        for item in items:
+            if field == "resources":
+                is_topic = item.resource_type == TOPIC_RESOURCE
+                is_taken = is_topic and selects(item.resource_name, None)
+                pair = (item, None) if is_taken else (None, item)
+            elif field in ("groups", "markers"):
+                pair = _split(item, selects, name_of)
+            else:
+                pair = _split_topic(item, selects, topic_name(item, name_of))
+            for found, one in zip(lists, pair, strict=True):
+                if one is not None:
+                    found.append(one)
+        for at in range(2):
+            setattr(parts[at], field, lists[at])
+            is_used[at] = is_used[at] or bool(lists[at])
+    return parts[0] if is_used[0] else None, parts[1] if is_used[1] else None
+
+
+def _split_topic(topic: Any, selects: Selects, name: str | None) -> tuple[Any, Any]:
+    """Split a topic into the partitions that are selected, and the others."""
+    for field in PARTITION_FIELDS:
+        parts = getattr(topic, field, None)
+        if not isinstance(parts, list):
+            continue
+        taken = [one for one in parts if selects(name, number_of(one))]
+        left = [one for one in parts if not selects(name, number_of(one))]
+        faulted = others = None
+        if taken:
+            faulted = copy.copy(topic)
+            setattr(faulted, field, taken)
+        if left or not taken:
+            others = copy.copy(topic)
+            setattr(others, field, left)
+        return faulted, others
+    if selects(name, None):
+        return topic, None
+    return None, topic
+
+
+def _replace_codes(part: Any, code: int) -> bool:
+    """Replace all errors in a response; return whether there are any."""
+    if isinstance(part, list):
+        return bool([one for one in part if _replace_codes(one, code)])
+    has_error = False
+    for name in getattr(part, "__slots__", ()):
+        value = getattr(part, name)
+        if name.endswith("error_code") and value:
+            setattr(part, name, code)
+            has_error = True
+            if getattr(part, "error_message", None):
+                part.error_message = _MESSAGE
+        elif isinstance(value, list):
+            has_error = _replace_codes(value, code) or has_error
+    return has_error
+
+
+def _join(response: Any, refused: Any) -> None:
+    """Add the refused parts to a response, each to the entry of its topic."""
+    for name in refused.__slots__:
+        items = getattr(refused, name)
+        if not isinstance(items, list):
+            continue
+        present = {_identity(one): one for one in getattr(response, name)}
+        for one in items:
+            same = present.get(_identity(one))
+            if same is None or _identity(one) is None:
+                getattr(response, name).append(one)
+            else:
+                _join(same, one)
+
+
+def _identity(part: Any) -> tuple[Any, ...] | None:
+    """Return the name or id of an entry of a response, or None if it has neither."""
+    topic_id = bytes(getattr(part, "topic_id", b""))
+    if any(topic_id):
+        return (topic_id,)
+    names = ("name", "topic", "group_id", "producer_id")
+    found = tuple(getattr(part, one, None) for one in names)
+    return None if all(one is None for one in found) else found
