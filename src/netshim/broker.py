@@ -17,7 +17,7 @@ import attrs
 
 from netshim import scheduling, wire
 from netshim.groups import BrokerGroups
-from netshim.handlers import HANDLERS, NOT_SHARED, Handler, served_versions
+from netshim.handlers import HANDLERS, NOT_SHARED, Handler, refused_versions
 from netshim.handlers.authentication import Reply
 from netshim.request_counts import RequestCounts
 from netshim.request_log import errors_in, shown
@@ -37,10 +37,12 @@ from netshim.settings import Settings
 from netshim.sharing import GroupsBesideOthers, TransactionsBesideOthers
 from netshim.state import BrokerState, Call
 from netshim.throttling import Throttle
+from netshim.topology import SoleTopology
 from netshim.transactions import TransactionHost
 from netshim.wire import codes
 
 if TYPE_CHECKING:
+    from netshim.faults.nodes import AdvertisedNodes
     from netshim.faults.plan import RequestFaultPlan
 
 _log = logging.getLogger("netshim")
@@ -159,6 +161,8 @@ class Broker:
         self.last_asked = "none"
         # The fault rules of a test. They change the handlers.
         self.faults: RequestFaultPlan | None = None
+        # The nodes that a test has chosen. They change the handlers too.
+        self._nodes: AdvertisedNodes | None = None
         # Counts of requests. Set by the host that serves metrics.
         self.counts: RequestCounts | None = None
         if services is not None:
@@ -172,6 +176,17 @@ class Broker:
             else:
                 self.state.groups = BrokerGroups(self.state, new_id)
             self.state.transactions = TransactionHost(self.state)
+
+    def advertise(self, nodes: AdvertisedNodes | None) -> None:
+        """Answer as several nodes, which all are this broker, or as one again."""
+        self._nodes = nodes
+        state = self.state
+        if nodes is None:
+            state.topology = SoleTopology(
+                state.logdir, state.settings.max_replication_factor
+            )
+        else:
+            state.topology = nodes.topology(state)
 
     def handle(
         self, session: ClientSession, frame: memoryview, now_ms: int
@@ -196,12 +211,15 @@ class Broker:
             header = wire.decode_header(frame)
             api = wire.APIS[header.api_key]
             version = header.api_version
-            if (
-                api is wire.API_VERSIONS
-                and not api.min_version <= version <= api.max_version
+            release = self.state.release
+            is_served = release is None or release.serves(api.key, version)
+            if api is wire.API_VERSIONS and not (
+                is_served and api.min_version <= version <= api.max_version
             ):
-                refusal = served_versions(codes.UNSUPPORTED_VERSION, api.key)
+                refusal = refused_versions(release)
                 return wire.encode_response(api, 0, header.correlation_id, refusal)
+            if not is_served:
+                raise CloseConnection(f"{api.name} v{version} is not served")
             handler = HANDLERS.get(header.api_key)
             if handler is None or (
                 self.state.is_shared and header.api_key in NOT_SHARED
@@ -218,6 +236,8 @@ class Broker:
             raise CloseConnection(
                 f"{api.name} of {entries} entries, where many large requests are in work already"
             )
+        if self._nodes is not None:
+            handler = partial(self._nodes.handle, handler)
         if self.faults is not None:
             handler = partial(self.faults.handle, handler)
         # Step 2: call the handler. Its exceptions become an error response.

@@ -49,6 +49,11 @@ class Listener:
     advertised: tuple[str, int] | None = None
 
     @property
+    def address(self) -> tuple[str, int]:
+        """The address for clients."""
+        return self.advertised or (self.host, self.port)
+
+    @property
     def uses_tls(self) -> bool:
         """Whether connections are encrypted."""
         return self.protocol in ("SSL", "SASL_SSL")

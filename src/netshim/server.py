@@ -57,8 +57,10 @@ from netshim.session import ANONYMOUS
 from netshim.settings import TOPIC_DEFAULTS, Settings
 from netshim.state import SECURITY
 
-if TYPE_CHECKING:  # a broker without a cluster does not import them
+if TYPE_CHECKING:  # imported only if they are used
     from netshim.cluster.node import ClusterNode, ClusterSettings
+    from netshim.faults.nodes import AdvertisedNode, AdvertisedNodes
+    from netshim.kafka_releases import KafkaRelease
 
 _log = logging.getLogger("netshim")
 
@@ -220,6 +222,9 @@ class Server:
             self._check_cluster(wanted, security)
         #: Counts the iterations of the event loop's timer.
         self.turns = 0
+        #: The release of Kafka and the nodes that a test has chosen.
+        self.release: KafkaRelease | None = None
+        self.nodes: AdvertisedNodes | None = None
         #: Counts of requests, if metrics are served. Set before start().
         self.counts: RequestCounts | None = None
         self._turned_s = 0.0
@@ -249,7 +254,8 @@ class Server:
         self._timer: asyncio.TimerHandle | None = None
         self._ticking: asyncio.Future[Any] | None = None
         self._most_files = _file_limit()
-        self._listening: list[Sockets] = []
+        #: The sockets by host and port.
+        self._listening: dict[tuple[str, int], Sockets] = {}
 
     def __repr__(self) -> str:
         state = "not serving"
@@ -335,12 +341,12 @@ class Server:
                     self._close_listeners()
                     raise
             if self._cluster is not None:
-                host, port = self._first_address()
+                host, port = self.listeners[0].address
                 try:
                     await self.loop.run_in_executor(
                         self._pool, self._cluster.join, host, port
                     )
-                    for one in self._listening:
+                    for one in self._listening.values():
                         await one.start_serving()
                 except BaseException:
                     self._close_listeners()
@@ -376,6 +382,9 @@ class Server:
             broker.counts = self.counts
             broker.state.syncs.on_sync = self.counts.sync_seconds.add
         broker.state.submit_login = self._submit_login
+        broker.state.release = self.release
+        if self.nodes is not None:
+            broker.advertise(self.nodes)
         return broker
 
     def _broker_of_directory(self) -> Broker:
@@ -412,31 +421,64 @@ class Server:
 
     async def _listen(self) -> None:
         """Open the sockets of all listeners."""
-        opened = []
         try:
-            for one in self.listeners:
-                listening: Sockets
-                if one.uses_tls:
-                    listening = TlsListening(self, one)
-                else:
-                    listening = await self.loop.create_server(
-                        partial(Peer, self, one),
-                        one.host,
-                        one.port,
-                        backlog=512,
-                        # In a cluster, clients wait until the topics are known.
-                        start_serving=self._cluster is None,
-                    )
-                self._listening.append(listening)
-                port = listening.sockets[0].getsockname()[1]
-                opened.append(attrs.evolve(one, port=port))
+            self.listeners = [await self.listen_on(one) for one in self.listeners]
         except BaseException:
             self._close_listeners()
             raise
-        self.listeners = opened
+
+    async def listen_on(self, listener: Listener) -> Listener:
+        """Open the socket of a listener, and return the listener with its port.
+
+        Raises:
+            OSError: the address is not available.
+        """
+        sockets: Sockets
+        if listener.uses_tls:
+            sockets = TlsListening(self, listener)
+        else:
+            sockets = await self.loop.create_server(
+                partial(Peer, self, listener),
+                listener.host,
+                listener.port,
+                backlog=512,
+                # In a cluster, clients wait until the topics are known.
+                start_serving=self._cluster is None,
+            )
+        port = sockets.sockets[0].getsockname()[1]
+        self._listening[listener.host, port] = sockets
+        return attrs.evolve(listener, port=port)
+
+    def close_node(self, node: AdvertisedNode) -> None:
+        """Close the sockets of a node, and its connections."""
+        for listener in node.listeners:
+            self._listening.pop((listener.host, listener.port)).close()
+        topology = self.broker.state.topology
+        for peer in list(self._peers):
+            session = peer.session
+            if session is None or topology.node_of(session) == node.node_id:
+                peer.abort()
+
+    async def forget_nodes(self) -> None:
+        """Advertise this broker alone again.
+
+        Raises:
+            OSError: the port of a stopped node is not available.
+        """
+        if self.nodes is None:
+            return
+        first, *others = self.nodes.all.values()
+        for node in others:
+            if node.is_running:
+                self.close_node(node)
+        if not first.is_running:
+            for listener in first.listeners:
+                await self.listen_on(listener)
+        self.nodes = None
+        self.broker.advertise(None)
 
     def _close_listeners(self) -> None:
-        for one in self._listening:
+        for one in self._listening.values():
             one.close()
         self._listening.clear()
 
@@ -559,10 +601,6 @@ class Server:
 
         self._call_in_loop(fail)
 
-    def _first_address(self) -> tuple[str, int]:
-        first = self.listeners[0]
-        return first.advertised or (first.host, first.port)
-
     def _register(self) -> None:
         """Write the address of this broker to the registry.
 
@@ -570,7 +608,7 @@ class Server:
             NodeExistsError: another broker serves the directory.
         """
         registry = self.logdir.coordinators.registry(self.logdir)
-        host, port = self._first_address()
+        host, port = self.listeners[0].address
         register_broker(
             registry, self.logdir.node_id, host, port, timestamp_ms=self._clock.now_ms()
         )
@@ -598,12 +636,13 @@ class Server:
 
     @property
     def bootstrap_servers(self) -> str:
-        """Return the address for clients of the first listener: "127.0.0.1:53211"."""
-        host, port = self._first_address()
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-        if ":" in host:
-            return f"[{host}]:{port}"
-        return f"{host}:{port}"
+        """Return the address for clients of the first listener: "127.0.0.1:53211".
+
+        If the broker advertises several nodes, the addresses of the running ones.
+        """
+        if self.nodes is None:
+            return _shown(self.listeners[0])
+        return ",".join(_shown(one.listeners[0]) for one in self.nodes.running)
 
     async def stop(self, drain_s: float = _DRAIN_S) -> None:
         """Answer pending requests for at most drain_s seconds, then close everything.
@@ -723,8 +762,8 @@ class Server:
         """Make the directory as it was at a snapshot, while clients remain connected.
 
         The leader epoch of each partition that is changed rises, so that clients notice
-        that records are missing. Fault rules and remembered requests are dropped. Logs
-        and LogDir objects from before are closed.
+        that records are missing. Fault rules, remembered requests, advertised nodes and
+        the release are dropped. Logs and LogDir objects from before are closed.
 
         Raises:
             LogNotFoundError: the snapshot is not one of this broker.
@@ -734,6 +773,8 @@ class Server:
                 "not a snapshot of this broker", path=self.path
             )
         before = ReplacedBroker.of(self.broker)
+        self.release = None
+        await self.forget_nodes()
         await self._replace_broker(
             snapshot.restore,
             lambda changed: before.continue_with(self.broker, changed, self.now_ms()),
@@ -1159,6 +1200,15 @@ class Server:
         self._addresses[peer.address] -= 1
         if not self._addresses[peer.address]:
             del self._addresses[peer.address]
+
+
+def _shown(listener: Listener) -> str:
+    """Return the address of a listener, for clients on this machine."""
+    host, port = listener.address
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    if ":" in host:
+        return f"[{host}]:{port}"
+    return f"{host}:{port}"
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

@@ -18,12 +18,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import attrs
 
 from logcore.coordination.memory_budget import Remembered
 from logcore.directory.group_settings import GroupSettings
+from logcore.format.group_records import partition_of
+from logcore.metadata.filenames import OFFSETS_TOPIC
 from netshim.coordinators import GroupService, TransactionService
 from netshim.fetch_wakeups import WaitingFetches
 from netshim.leadership import Leadership, SoleLeadership
@@ -47,6 +49,9 @@ from netshim.session import ClientSession
 from netshim.settings import Settings
 from netshim.topic_ids import TopicIds
 from netshim.topology import SoleTopology, Topology
+
+if TYPE_CHECKING:
+    from netshim.kafka_releases import KafkaRelease
 
 _T = TypeVar("_T")
 
@@ -109,6 +114,8 @@ class BrokerState:
         self.logdir = logdir
         self.settings = settings
         self.submit = submit
+        # The release of Kafka that a test has chosen. None for all that is served.
+        self.release: KafkaRelease | None = None
         # Set if groups of the consumer protocol are served.
         self.group_settings: GroupSettings | None = None
         if not self.is_shared:
@@ -150,6 +157,16 @@ class BrokerState:
     @property
     def node_id(self) -> int:
         return self.logdir.node_id
+
+    def coordinator_partition(self, topic: str, name: str) -> int:
+        """Return the partition of an internal topic that stores a group or a transaction.
+
+        `name` is the id of the group, or the transactional id.
+        """
+        count = len(self.logs.numbers_of(topic))
+        if not count and topic == OFFSETS_TOPIC:
+            count = self.settings.offsets_partitions
+        return partition_of(name, count or self.settings.transactions_partitions)
 
     def in_pieces(self, steps: Steps[_T]) -> _T | PendingResponse:
         """Return the response of a request that runs in steps, or its Answer."""

@@ -46,8 +46,10 @@ from logcore.metadata.checkpoint import Key
 from logcore.reader import Isolation
 from logcore.testing.faults import FaultFS
 from logcore.topic import Order
+from netshim import server_nodes
 from netshim.faults.control import FaultControl, seen_requests
 from netshim.faults.requests import SeenRequest
+from netshim.kafka_releases import release_named
 from netshim.rollback import DirectorySnapshot
 from netshim.server import Server
 from netshim.server_thread import ServerHandle, serve
@@ -297,6 +299,63 @@ class Kafka:
                 "this broker is shared by the tests of the session; take the fixture "
                 "kafka or kafka_module"
             )
+
+    def as_version(self, release: str | None) -> None:
+        """Serve only the API versions of a release of Kafka, such as "2.8".
+
+        None serves all again. Connections of clients that have asked for the versions
+        before are not informed: use new clients.
+
+        Raises RuntimeError if other tests use the broker too, and InvalidConfigError for
+        a release that is not in netshim/kafka_releases.py.
+        """
+        self._check_owner()
+        found = release_named(release) if release is not None else None
+
+        def change() -> None:
+            self.server.server.release = found
+            self.server.server.broker.state.release = found
+
+        self.server.call(change)
+
+    def as_node_count(self, count: int) -> None:
+        """Advertise several nodes, which are this broker on a port each.
+
+        So clients see leaders that move and nodes that stop; see move_leader() and
+        stop_node(). In a new directory, the numbers of the nodes begin with 1. With a count
+        of 1, the broker is alone again.
+
+        Raises RuntimeError if other tests use the broker too. Other errors are those of
+        server_nodes.set_node_count().
+        """
+        self._check_owner()
+        self.server.run(lambda server: server_nodes.set_node_count(server, count))
+
+    def move_leader(self, topic: str, partition: int, node: int) -> None:
+        """Let another node lead a partition.
+
+        With a partition of "__consumer_offsets" or "__transaction_state", this moves the
+        coordinator of its groups or transactions. Errors are those of
+        server_nodes.move_leader().
+        """
+        key = (self.topic(topic), partition)
+        self.server.run(lambda server: server_nodes.move_leader(server, key, node))
+
+    def stop_node(self, node: int) -> None:
+        """Close the port and the connections of a node. Others lead its partitions.
+
+        Errors are those of server_nodes.stop_node().
+        """
+        self._check_owner()
+        self.server.run(lambda server: server_nodes.stop_node(server, node))
+
+    def start_node(self, node: int) -> None:
+        """Start a stopped node on its former port. It leads its partitions again.
+
+        Errors are those of server_nodes.start_node().
+        """
+        self._check_owner()
+        self.server.run(lambda server: server_nodes.start_node(server, node))
 
     def faults(self) -> FaultControl:
         """Return a control that adds fault rules to the broker; use it in a `with`.

@@ -73,6 +73,10 @@ class Topology(ABC):
         return True
 
     @abstractmethod
+    def node_of(self, session: ClientSession) -> int:
+        """Return the broker to which the client of a session is connected."""
+
+    @abstractmethod
     def brokers(self, session: ClientSession) -> list[BrokerAddress]:
         """Return the brokers, with addresses that the client of a session can use."""
 
@@ -146,6 +150,9 @@ class SoleTopology(Topology):
 
     @property
     def controller_id(self) -> int:
+        return self._logdir.node_id
+
+    def node_of(self, session: ClientSession) -> int:
         return self._logdir.node_id
 
     def brokers(self, session: ClientSession) -> list[BrokerAddress]:

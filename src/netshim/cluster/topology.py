@@ -46,6 +46,9 @@ class ClusterTopology(Topology):
     def is_member(self) -> bool:
         return self._member.epoch is not None
 
+    def node_of(self, session: ClientSession) -> int:
+        return self._directory.node_id
+
     def brokers(self, session: ClientSession) -> list[BrokerAddress]:
         return [_address(*one) for one in sorted(self._member.view.brokers.items())]
 

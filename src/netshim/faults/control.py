@@ -147,8 +147,8 @@ class FaultControl:
     """Adds rules to a running broker. A `with` block removes them at its end.
 
     All methods accept the same options. Filters are `client_id`, `principal`, `topic`,
-    `partition`, `group`, `transactional_id` and `version`; they are patterns such as
-    "orders-*", and all must match. Of the requests that match, the first `after` pass;
+    `partition`, `group`, `transactional_id`, `version` and `node`; they are patterns
+    such as "orders-*", and all must match. Of the requests that match, the first `after` pass;
     of the others, the rule acts on each `every`-th one with a `probability`, at most
     `times` times. `seed` makes the probability repeatable.
 

@@ -83,7 +83,7 @@ class RequestFaultPlan:
     ) -> Any:
         """Call the handler of a request, changed by the rules that match."""
         api = wire.APIS[call.api_key]
-        seen = seen_request(api.name, request, call, state.topic_ids.name_of)
+        seen = seen_request(api.name, request, call, state)
         if api is wire.METADATA and (
             request.topics is None or (call.version == 0 and not request.topics)
         ):

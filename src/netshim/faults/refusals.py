@@ -36,7 +36,7 @@ from netshim.state import BrokerState, Call
 #: topic in a request without partitions.
 Selects = Callable[[str | None, int | None], bool]
 Handler = Callable[[Any, Call, BrokerState], Any]
-_MESSAGE: Final = "a fault rule answers this error"
+_MESSAGE: Final = "a test has asked for this error"
 
 
 def refuse_parts(
@@ -49,8 +49,12 @@ def refuse_parts(
 ) -> Any:
     """Answer an error for the selected partitions, and serve the others."""
     faulted, others = _split(request, selects, state.topic_ids.name_of)
+    if faulted is None:
+        return handler(request, call, state)
     if others is None:
         return refusal(faulted, code, call, state)
+    if call.api_key == wire.FETCH.key:
+        others.max_wait_ms = 0  # Kafka answers a refusal at once
     response = handler(others, call, state)
     # Like Kafka, Produce with acks=0 closes the connection after the other appends.
     refused = refusal(faulted, code, call, state, rules=_all_but_topics)

@@ -15,7 +15,7 @@ from logcore.clientconfig import unknown
 from logcore.errors import InvalidConfigError
 from netshim import wire
 from netshim.security.guards import GUARDS
-from netshim.state import Call
+from netshim.state import BrokerState, Call
 from netshim.wire import codes
 
 #: Matches every API.
@@ -34,7 +34,7 @@ _TRANSACTION_FIELDS: Final = (
 )  # fmt: skip
 _FILTERS: Final = (
     "client_id", "principal", "topic", "partition", "group", "transactional_id",
-    "version",
+    "version", "node",
 )  # fmt: skip
 _COORDINATOR_KINDS: Final = ("group", "transactional_id")
 #: A heartbeat contains the partitions that the member owns, and cannot fail for some.
@@ -55,6 +55,8 @@ class SeenRequest:
     principal: str
     #: Address of the client.
     peer: str
+    #: The node to which the client is connected.
+    node: int
     #: The broker's clock.
     now_ms: int
     #: Topics and partition numbers. The number is None if the API has no partitions.
@@ -73,9 +75,7 @@ class SeenRequest:
 # -- facts about a request -------------------------------------------------------------
 
 
-def seen_request(
-    api: str, request: Any, call: Call, name_of: Callable[[bytes], str | None]
-) -> SeenRequest:
+def seen_request(api: str, request: Any, call: Call, state: BrokerState) -> SeenRequest:
     """Return the facts about a request that filters compare."""
     groups = [
         one if isinstance(one, str) else one.group_id
@@ -90,13 +90,14 @@ def seen_request(
             ids += keys
     partitions: Iterable[tuple[str, int | None]] = ()
     if api not in _WITHOUT_TOPICS:
-        partitions = _partitions_of(request, name_of)
+        partitions = _partitions_of(request, state.topic_ids.name_of)
     return SeenRequest(
         api,
         call.version,
         call.client_id,
         call.session.principal,
         call.session.peer,
+        state.topology.node_of(call.session),
         call.now_ms,
         tuple(partitions),
         tuple(dict.fromkeys(filter(None, groups))),
@@ -217,7 +218,7 @@ def check_filters(api: str, filters: Mapping[str, object]) -> dict[str, str]:
 
 def filters_of(api: str) -> list[str]:
     """Return the filters that requests of an API may match."""
-    known = ["client_id", "principal", "version"]
+    known = ["client_id", "principal", "version", "node"]
     request = next(one for one in wire.APIS.values() if one.name == api).Request
     fields = request.__slots__
     markers = getattr(request, "Marker", None)

@@ -132,6 +132,7 @@ class FaultRule:
             "client_id": (seen.client_id,),
             "principal": (seen.principal,),
             "version": (str(seen.version),),
+            "node": (str(seen.node),),
             "group": seen.groups,
             "transactional_id": seen.transactional_ids,
         }

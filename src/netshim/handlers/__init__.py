@@ -9,7 +9,7 @@ HANDLERS is the list of what is served: what is not in it is not advertised.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -32,8 +32,10 @@ from netshim.handlers import (
 )
 from netshim.security.guards import GUARDS
 from netshim.state import BrokerState, Call
+from netshim.wire import codes
 
 if TYPE_CHECKING:
+    from netshim.kafka_releases import KafkaRelease
     from netshim.wire.messages import ApiVersionsRequest, ApiVersionsResponse
 
 #: Features and their levels, the highest of each; from 0 on they may be asked for.
@@ -62,7 +64,7 @@ def api_versions(
         _is_software(request.client_software_name)
         and _is_software(request.client_software_version)
     ):
-        return wire.API_VERSIONS.Response(error_code=wire.codes.INVALID_REQUEST)
+        return wire.API_VERSIONS.Response(error_code=codes.INVALID_REQUEST)
     served = frozenset(HANDLERS)
     features = _FEATURES
     if state.is_shared:
@@ -72,7 +74,9 @@ def api_versions(
             for name, level in features.items()
             if name not in _FEATURES_NOT_SHARED
         }
-    response = served_versions(0, *sorted(served))
+    if state.release is not None and not state.release.has_features:
+        features = {}
+    response = served_versions(sorted(served), state.release)
     if call.session.gate is not None:
         call.session.gate.note_versions()
     response_type = wire.API_VERSIONS.Response
@@ -91,20 +95,33 @@ def api_versions(
     return response
 
 
-def served_versions(error_code: int = 0, *keys: int) -> ApiVersionsResponse:
-    """The answer to ApiVersions; with keys, of these APIs only."""
+def served_versions(
+    keys: Iterable[int], release: KafkaRelease | None = None, error_code: int = 0
+) -> ApiVersionsResponse:
+    """Return the response about these APIs, limited to the versions of a release."""
     response_type = wire.API_VERSIONS.Response
-    return response_type(
-        error_code=error_code,
-        api_keys=[
-            response_type.ApiKey(
-                api_key=key,
-                min_version=wire.APIS[key].advertised_min,
-                max_version=wire.APIS[key].max_version,
+    api_keys = []
+    for key in keys:
+        api = wire.APIS[key]
+        oldest, latest = api.advertised_min, api.max_version
+        if release is not None:
+            first, last = release.ranges.get(key, (0, -1))
+            oldest, latest = max(oldest, first), min(latest, last)
+        if oldest <= latest:
+            api_keys.append(
+                response_type.ApiKey(
+                    api_key=key, min_version=oldest, max_version=latest
+                )
             )
-            for key in keys or sorted(HANDLERS)
-        ],
-    )
+    return response_type(error_code=error_code, api_keys=api_keys)
+
+
+def refused_versions(release: KafkaRelease | None) -> ApiVersionsResponse:
+    """Return the response to a request of ApiVersions in an unknown version."""
+    keys = [wire.API_VERSIONS.key]
+    if release is not None and not release.names_versions:
+        keys = []
+    return served_versions(keys, release, codes.UNSUPPORTED_VERSION)
 
 
 def _is_software(name: str) -> bool:

@@ -25,7 +25,7 @@ from logcore.coordination.group_requests import (
     Sync,
     SyncResult,
 )
-from logcore.format.group_records import Committed, partition_of
+from logcore.format.group_records import Committed
 from logcore.metadata.filenames import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from netshim import wire
 from netshim.coordinators import GroupService
@@ -230,12 +230,9 @@ def _find_coordinator(
                 "error_message": "only groups and transactions have coordinators here: share groups are not served",
             }
         topic = _COORDINATOR_TOPICS[request.key_type]
-        number = 0
-        if state.leadership.is_clustered:
-            numbers = state.logs.numbers_of(topic)
-            if not numbers:
-                return {**refused, "error_code": codes.COORDINATOR_NOT_AVAILABLE}
-            number = partition_of(key, len(numbers))
+        if state.leadership.is_clustered and topic not in state.logdir:
+            return {**refused, "error_code": codes.COORDINATOR_NOT_AVAILABLE}
+        number = state.coordinator_partition(topic, key)
         found = state.topology.coordinator(topic, number, call.session)
         if found is None:
             return {**refused, "error_code": codes.COORDINATOR_NOT_AVAILABLE}

@@ -1,0 +1,259 @@
+"""Several nodes that one broker advertises, so that tests see clients change leaders.
+
+Rules:
+- A node is an address of the broker. All nodes serve the same directory, and nothing is
+  replicated.
+- The leader of a partition, and the coordinator of a group or a transaction, is the node
+  with the number of the partition modulo the number of nodes, or the next one that
+  runs. move_leader() chooses another leader.
+- A request at another node is refused as by a broker of a cluster:
+  NOT_LEADER_OR_FOLLOWER or NOT_COORDINATOR.
+- A leader epoch rises if the leader changes, because clients ignore older metadata.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Final
+
+import attrs
+
+from logcore.errors import InvalidConfigError
+from logcore.metadata.checkpoint import Key
+from logcore.metadata.filenames import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
+from netshim import wire
+from netshim.faults.refusals import Handler, refusal, refuse_parts
+from netshim.faults.requests import seen_request
+from netshim.listeners import Listener
+from netshim.scheduling import changed
+from netshim.session import ClientSession
+from netshim.state import BrokerState, Call
+from netshim.topology import BrokerAddress, Placement, ReplicaFacts, SoleTopology
+from netshim.wire import codes
+
+#: Largest number of nodes of a broker. Each has a port.
+MOST_NODES: Final = 100
+_OF_PARTITIONS: Final = frozenset(
+    api.key
+    for api in (
+        wire.PRODUCE,
+        wire.FETCH,
+        wire.LIST_OFFSETS,
+        wire.OFFSET_FOR_LEADER_EPOCH,
+        wire.DELETE_RECORDS,
+        wire.DESCRIBE_PRODUCERS,
+    )
+)
+_OF_GROUPS: Final = frozenset(
+    api.key
+    for api in (
+        wire.OFFSET_COMMIT,
+        wire.OFFSET_FETCH,
+        wire.JOIN_GROUP,
+        wire.HEARTBEAT,
+        wire.LEAVE_GROUP,
+        wire.SYNC_GROUP,
+        wire.DESCRIBE_GROUPS,
+        wire.DELETE_GROUPS,
+        wire.OFFSET_DELETE,
+        wire.TXN_OFFSET_COMMIT,
+        wire.CONSUMER_GROUP_HEARTBEAT,
+        wire.CONSUMER_GROUP_DESCRIBE,
+    )
+)
+_OF_TRANSACTIONS: Final = frozenset(
+    api.key
+    for api in (
+        wire.INIT_PRODUCER_ID,
+        wire.ADD_PARTITIONS_TO_TXN,
+        wire.ADD_OFFSETS_TO_TXN,
+        wire.END_TXN,
+        wire.DESCRIBE_TRANSACTIONS,
+    )
+)
+
+
+@attrs.define
+class AdvertisedNode:
+    """A node, with an address for each listener of the broker."""
+
+    node_id: int
+    listeners: Sequence[Listener]
+    is_running: bool = True
+
+
+class AdvertisedNodes:
+    """The nodes of one broker, and the leaders that a test has chosen.
+
+    The first node has the listeners of the broker itself.
+    """
+
+    def __init__(self, nodes: Sequence[AdvertisedNode]) -> None:
+        self.all = {one.node_id: one for one in nodes}
+        self._order = list(self.all)
+        self._by_port = {
+            listener.port: one.node_id for one in nodes for listener in one.listeners
+        }
+        self._leaders: dict[Key, int] = {}
+
+    @property
+    def running(self) -> list[AdvertisedNode]:
+        return [one for one in self.all.values() if one.is_running]
+
+    def node(self, node_id: int) -> AdvertisedNode:
+        """Return a node.
+
+        Raises:
+            InvalidConfigError: there is none with this number.
+        """
+        found = self.all.get(node_id)
+        if found is None:
+            raise InvalidConfigError(
+                "a node", expected=f"one of {self._order}", found=repr(node_id)
+            )
+        return found
+
+    def node_of(self, session: ClientSession) -> int:
+        """Return the node to which a client is connected."""
+        return self._by_port.get(session.port, self._order[0])
+
+    def leader(self, key: Key) -> int:
+        """Return the node that leads a partition."""
+        first = self._leaders.get(key, self._order[key[1] % len(self._order)])
+        return self._next_running(first)
+
+    def coordinator(self, name: str, topic: str, state: BrokerState) -> int:
+        """Return the coordinator of a group or a transactional id."""
+        return self.leader((topic, state.coordinator_partition(topic, name)))
+
+    def _next_running(self, first: int) -> int:
+        at = self._order.index(first)
+        for node_id in self._order[at:] + self._order[:at]:
+            if self.all[node_id].is_running:
+                return node_id
+        return first
+
+    def move_leader(self, key: Key, node_id: int) -> None:
+        """Choose the leader of a partition.
+
+        Raises:
+            InvalidConfigError: the node does not exist, or is stopped.
+        """
+        if not self.node(node_id).is_running:
+            raise InvalidConfigError(
+                "the leader of a partition",
+                expected=f"one of {[one.node_id for one in self.running]}",
+                found=f"node {node_id}, which is stopped",
+            )
+        self._leaders[key] = node_id
+
+    def topology(self, state: BrokerState) -> AdvertisedTopology:
+        """Return the nodes as the clients of a broker see them."""
+        return AdvertisedTopology(state, self)
+
+    # -- requests ----------------------------------------------------------------------
+
+    def handle(
+        self, handler: Handler, request: Any, call: Call, state: BrokerState
+    ) -> Any:
+        """Call the handler of a request, except for what belongs to other nodes."""
+        here = self.node_of(call.session)
+        key = call.api_key
+        if key in _OF_PARTITIONS:
+            return self._handle_partitions(handler, request, call, state, here)
+        serve = partial(handler, request, call, state)
+        if key == wire.LIST_GROUPS.key:
+            return changed(serve(), partial(self._local_groups, here, state))
+        if key == wire.LIST_TRANSACTIONS.key:
+            return changed(serve(), partial(self._local_transactions, here, state))
+        if key not in _OF_GROUPS and key not in _OF_TRANSACTIONS:
+            return serve()
+        seen = seen_request(wire.APIS[key].name, request, call, state)
+        topic, names = OFFSETS_TOPIC, seen.groups
+        if key in _OF_TRANSACTIONS:
+            topic, names = TRANSACTIONS_TOPIC, seen.transactional_ids
+        if any(self.coordinator(name, topic, state) != here for name in names):
+            return refusal(request, codes.NOT_COORDINATOR, call, state)
+        return serve()
+
+    def _handle_partitions(
+        self, handler: Handler, request: Any, call: Call, state: BrokerState, here: int
+    ) -> Any:
+
+        def is_elsewhere(topic: str | None, number: int | None) -> bool:
+            if topic is None or number is None:
+                return False
+            # The handler answers for partitions that do not exist.
+            exists = number in state.logs.numbers_of(topic)
+            return exists and self.leader((topic, number)) != here
+
+        return refuse_parts(
+            is_elsewhere, codes.NOT_LEADER_OR_FOLLOWER, handler, request, call, state
+        )
+
+    def _local_groups(self, here: int, state: BrokerState, response: Any) -> Any:
+        response.groups = [
+            one
+            for one in response.groups
+            if self.coordinator(one.group_id, OFFSETS_TOPIC, state) == here
+        ]
+        return response
+
+    def _local_transactions(self, here: int, state: BrokerState, response: Any) -> Any:
+        response.transaction_states = [
+            one
+            for one in response.transaction_states
+            if self.coordinator(one.transactional_id, TRANSACTIONS_TOPIC, state) == here
+        ]
+        return response
+
+
+class AdvertisedTopology(SoleTopology):
+    """The nodes that a broker advertises, as clients see them."""
+
+    def __init__(self, state: BrokerState, nodes: AdvertisedNodes) -> None:
+        super().__init__(state.logdir, state.settings.max_replication_factor)
+        self._nodes = nodes
+
+    @property
+    def controller_id(self) -> int:
+        return self._nodes.running[0].node_id
+
+    def node_of(self, session: ClientSession) -> int:
+        return self._nodes.node_of(session)
+
+    def brokers(self, session: ClientSession) -> list[BrokerAddress]:
+        return [self._address(one, session) for one in self._nodes.running]
+
+    def _address(self, node: AdvertisedNode, session: ClientSession) -> BrokerAddress:
+        if node.node_id == self._nodes.node_of(session):
+            return BrokerAddress(node.node_id, session.host, session.port)
+        listener = next(one for one in node.listeners if one.name == session.listener)
+        host, port = listener.advertised or (session.host, listener.port)
+        return BrokerAddress(node.node_id, host, port)
+
+    def partition(self, topic: str, number: int) -> ReplicaFacts:
+        leader = self._nodes.leader((topic, number))
+        replicas = [leader, *(one for one in self._nodes.all if one != leader)]
+        offline = [one for one in replicas if not self._nodes.all[one].is_running]
+        return ReplicaFacts(
+            leader,
+            super().partition(topic, number).leader_epoch,
+            replicas,
+            [one for one in replicas if one not in offline],
+            offline=offline,
+        )
+
+    def coordinator(
+        self, topic: str, number: int, session: ClientSession
+    ) -> BrokerAddress | None:
+        node_id = self._nodes.leader((topic, number))
+        return self._address(self._nodes.node(node_id), session)
+
+    def check_placement(self, placement: Placement) -> tuple[int, str | None]:
+        assignments = placement.assignments or {}
+        known = self._nodes.all
+        if any(not {*each} <= known.keys() for each in assignments.values()):
+            return codes.INVALID_REPLICA_ASSIGNMENT, f"the brokers are {list(known)}"
+        return super().check_placement(attrs.evolve(placement, assignments=None))

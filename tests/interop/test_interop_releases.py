@@ -1,0 +1,49 @@
+"""The versions of APIs in netshim/kafka_releases.py are those of Kafka's own jars."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from netshim import wire
+from netshim.handlers import HANDLERS
+from netshim.kafka_releases import release_named
+from support import kafka_jvm
+
+pytestmark = [pytest.mark.interop, pytest.mark.timeout(600)]
+#: The latest version of each release.
+JARS = {
+    "0.11": "0.11.0.3",
+    "1.1": "1.1.1",
+    "2.4": "2.4.1",
+    "2.8": "2.8.2",
+    "3.0": "3.0.2",
+    "3.6": "3.6.2",
+    "3.9": "3.9.1",
+    "4.0": "4.0.2",
+    "4.1": "4.1.1",
+}
+#: In the jar of 3.9, but a broker serves them only if a setting allows it.
+OFF = {
+    "3.9": {wire.CONSUMER_GROUP_HEARTBEAT.key, wire.CONSUMER_GROUP_DESCRIBE.key},
+}
+
+
+@pytest.mark.parametrize("name", JARS)
+def test_the_table_is_that_of_the_jar(name: str) -> None:
+    program = str(kafka_jvm.SOURCES / "ApiRanges.java")
+    output = subprocess.run(
+        ["java", "-cp", f"{kafka_jvm.clients(JARS[name])}/*", program],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    ).stdout
+    ranges = {}
+    for line in output.splitlines():
+        key, oldest, latest = map(int, line.split())
+        is_served = oldest <= latest and key not in OFF.get(name, ())
+        if key in HANDLERS and is_served:
+            ranges[key] = oldest, latest
+    assert release_named(name).ranges == ranges

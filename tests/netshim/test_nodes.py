@@ -1,0 +1,297 @@
+"""Several nodes that one broker advertises: leaders that move, and nodes that stop."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import netshim
+from logcore import InvalidConfigError
+from logcore.metadata.filenames import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
+from netshim import wire
+from netshim.testing import Kafka
+from netshim.wire import codes
+from support.client import Client
+from support.confluent import LIMIT_S, consumer, produce, producer, read, until
+
+confluent_kafka = pytest.importorskip("confluent_kafka")
+admin_client = pytest.importorskip("confluent_kafka.admin")
+#: The leaders of six partitions on three nodes.
+LEADERS = {0: 1, 1: 2, 2: 3, 3: 1, 4: 2, 5: 3}
+
+
+@pytest.fixture
+def three(kafka: Kafka) -> Kafka:
+    kafka.create_topic("t", 6)
+    kafka.as_node_count(3)
+    return kafka
+
+
+def metadata(kafka: Kafka, topic: str = "t") -> Any:
+    client = admin_client.AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+    return client.list_topics(topic, timeout=LIMIT_S)
+
+
+def leaders(kafka: Kafka, topic: str = "t") -> dict[int, int]:
+    return {
+        number: one.leader
+        for number, one in metadata(kafka, topic).topics[topic].partitions.items()
+    }
+
+
+@contextlib.contextmanager
+def at_node(kafka: Kafka, node: int) -> Iterator[Client]:
+    client = Client(
+        int(kafka.bootstrap_servers.split(",")[node - 1].rpartition(":")[2])
+    )
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+def test_partitions_have_leaders_on_all_nodes(three: Kafka) -> None:
+    found = metadata(three)
+    assert {number: one.port for number, one in found.brokers.items()} == {
+        number: int(address.rpartition(":")[2])
+        for number, address in enumerate(three.bootstrap_servers.split(","), 1)
+    }
+    assert leaders(three) == LEADERS
+    assert sorted(found.topics["t"].partitions[1].isrs) == [1, 2, 3]
+
+
+def test_records_arrive_through_all_nodes(three: Kafka) -> None:
+    """Each node serves its partitions only."""
+    seen = three.requests("Fetch")
+    assert seen == []
+    client = producer(three)
+    for number in range(30):
+        client.produce("t", b"%d" % number, partition=number % 6)
+    assert client.flush(LIMIT_S) == 0
+    reader = consumer(three, "g")
+    reader.subscribe(["t"])
+    assert sorted(read(reader, 30)) == sorted(b"%d" % one for one in range(30))
+    reader.close()
+    fetched = {
+        (one.node, number)
+        for one in three.requests("Fetch")
+        for _, number in one.partitions
+    }
+    assert fetched == {(node, number) for number, node in LEADERS.items()}
+
+
+def test_another_node_refuses_and_stores_nothing(three: Kafka) -> None:
+    with at_node(three, 2) as client:
+        refused = client.produce([b"lost"])
+        assert refused.error_code == codes.NOT_LEADER_OR_FOLLOWER
+        client.produce([b"lost too"], acks=0)
+        assert client.is_cut(), "expected the end of the connection, as in Kafka"
+    with at_node(three, 1) as client:
+        assert client.produce([b"kept"]).error_code == codes.NONE
+    assert [one.value for one in three.records("t")] == [b"kept"]
+
+
+def test_a_fetch_at_another_node_is_answered_at_once(three: Kafka) -> None:
+    """Its wait would be an hour."""
+    with at_node(three, 2) as client:
+        answer = client.fetch(max_wait_ms=3_600_000, min_bytes=1)
+        assert answer.error_code == codes.NOT_LEADER_OR_FOLLOWER
+
+
+def test_a_request_is_served_for_the_partitions_of_its_node(three: Kafka) -> None:
+    request = wire.LIST_OFFSETS.Request(
+        replica_id=-1,
+        topics=[
+            wire.LIST_OFFSETS.Request.Topic(
+                name="t",
+                partitions=[
+                    wire.LIST_OFFSETS.Request.Topic.Partition(
+                        partition_index=number, timestamp=-1
+                    )
+                    for number in (0, 1, 99)
+                ],
+            )
+        ],
+    )
+    with at_node(three, 2) as client:
+        answer = client.ask(wire.LIST_OFFSETS, 5, request)
+    assert {
+        one.partition_index: one.error_code for one in answer.topics[0].partitions
+    } == {
+        0: codes.NOT_LEADER_OR_FOLLOWER,
+        1: codes.NONE,
+        99: codes.UNKNOWN_TOPIC_OR_PARTITION,
+    }
+
+
+def test_a_producer_follows_a_leader(three: Kafka) -> None:
+    """Its leader moves, and the leader epoch rises with each move."""
+    client = producer(three, **{"enable.idempotence": True})
+    with three.faults() as faults:
+        seen = faults.observe("Produce", partition=0)
+        for node in (1, 3, 2, 1):
+            three.move_leader("t", 0, node)
+            client.produce("t", b"at %d" % node, partition=0)
+            assert client.flush(LIMIT_S) == 0
+        nodes = [one.node for one in seen.requests if not one.codes]
+    assert nodes == [1, 3, 2, 1]
+    assert [one.value for one in three.records("t")] == [
+        b"at 1",
+        b"at 3",
+        b"at 2",
+        b"at 1",
+    ]
+    assert three.logdir.partition("t", 0).leader_epoch == 3
+
+
+def test_a_consumer_follows_a_node_that_stops(three: Kafka) -> None:
+    """Its coordinator and leaders stop; no record is lost or read twice."""
+    reader = consumer(three, "g")
+    reader.subscribe(["t"])
+    client = producer(three)
+    expected = []
+    for node in (1, 2):
+        for number in range(6):
+            client.produce("t", b"%d-%d" % (node, number), partition=number)
+            expected.append(b"%d-%d" % (node, number))
+        assert client.flush(LIMIT_S) == 0
+        assert sorted(read(reader, 6)) == sorted(expected[-6:])
+        reader.commit(asynchronous=False)
+        three.stop_node(node)
+        assert len(three.bootstrap_servers.split(",")) == 2
+        assert set(leaders(three).values()) <= {1, 2, 3} - {node}
+        for number in range(6):
+            client.produce("t", b"after %d-%d" % (node, number), partition=number)
+        assert client.flush(LIMIT_S) == 0
+        assert sorted(read(reader, 6)) == [
+            b"after %d-%d" % (node, number) for number in range(6)
+        ]
+        until(lambda: not committed(reader), "a commit at the new coordinator")
+        three.start_node(node)
+        assert leaders(three) == LEADERS
+    reader.close()
+
+
+def committed(reader: Any) -> Exception | None:
+    try:
+        reader.commit(asynchronous=False)
+    except confluent_kafka.KafkaException as error:
+        return error  # the coordinator is found again
+    return None
+
+
+def test_coordinators_are_the_leaders_of_internal_partitions(three: Kafka) -> None:
+    request = wire.FIND_COORDINATOR.Request(key="g", key_type=0)
+    with at_node(three, 1) as client:
+        assert client.ask(wire.FIND_COORDINATOR, 1, request).node_id == 1
+        three.logdir.ensure_topic(OFFSETS_TOPIC, 1)
+        three.move_leader(OFFSETS_TOPIC, 0, 3)
+        found = client.ask(wire.FIND_COORDINATOR, 1, request)
+        assert found.node_id == 3
+        assert found.port == int(three.bootstrap_servers.rpartition(":")[2])
+        heartbeat = wire.HEARTBEAT.Request(group_id="g", member_id="m")
+        refused = client.ask(wire.HEARTBEAT, 3, heartbeat)
+        assert refused.error_code == codes.NOT_COORDINATOR
+    with at_node(three, 3) as client:
+        answer = client.ask(wire.HEARTBEAT, 3, heartbeat)
+        assert answer.error_code == codes.UNKNOWN_MEMBER_ID
+
+
+def test_a_transaction_ends_at_its_new_coordinator(three: Kafka) -> None:
+    client = producer(three, **{"transactional.id": "x"})
+    client.init_transactions(LIMIT_S)
+    client.begin_transaction()
+    client.produce("t", b"a", partition=1)
+    client.flush(LIMIT_S)
+    three.move_leader(TRANSACTIONS_TOPIC, 0, 2)
+    client.produce("t", b"b", partition=2)
+    client.commit_transaction(LIMIT_S)
+    assert sorted(str(one.value) for one in three.records("t")) == ["b'a'", "b'b'"]
+
+
+def test_groups_are_listed_once(three: Kafka) -> None:
+    reader = consumer(three, "g")
+    reader.subscribe(["t"])
+    until(lambda: reader.assignment() or reader.poll(0.1), "an assignment")
+    admin = admin_client.AdminClient({"bootstrap.servers": three.bootstrap_servers})
+    listed = admin.list_consumer_groups(request_timeout=LIMIT_S).result().valid
+    assert [one.group_id for one in listed] == ["g"]
+    reader.close()
+
+
+def test_rules_can_select_a_node(three: Kafka) -> None:
+    with three.faults() as faults:
+        rule = faults.answer("Metadata", "LEADER_NOT_AVAILABLE", node=3, topic="t")
+        request = wire.METADATA.Request(topics=[wire.METADATA.Request.Topic(name="t")])
+        found = []
+        for node in (1, 2, 3):
+            with at_node(three, node) as client:
+                answer = client.ask(wire.METADATA, 9, request)
+                found.append(answer.topics[0].error_code)
+        assert found == [codes.NONE, codes.NONE, codes.LEADER_NOT_AVAILABLE]
+        assert {one.node for one in rule.requests} == {3}
+
+
+def test_one_node_is_as_before(three: Kafka) -> None:
+    three.stop_node(1)
+    three.as_node_count(1)
+    assert three.bootstrap_servers == f"127.0.0.1:{three.port}"
+    assert set(leaders(three).values()) == {1}
+    produce(producer(three), "t", b"a")
+
+
+def test_a_rollback_forgets_nodes_and_the_release(kafka: Kafka) -> None:
+    kafka.create_topic("t", 3)
+    before = kafka.snapshot()
+    kafka.as_node_count(3)
+    kafka.as_version("2.8")
+    kafka.move_leader("t", 0, 3)
+    kafka.rollback(before)
+    assert leaders(kafka) == {0: 1, 1: 1, 2: 1}
+    assert kafka.server.server.release is None
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda kafka: kafka.as_node_count(0), "1 to 100"),
+        (lambda kafka: kafka.as_node_count(101), "1 to 100"),
+        (lambda kafka: kafka.as_node_count(True), "1 to 100"),
+        (lambda kafka: kafka.move_leader("t", 0, 9), r"one of \[1, 2, 3\]"),
+        (lambda kafka: kafka.move_leader("t", 6, 1), r"one of \[0, 1, 2, 3, 4, 5\]"),
+        (lambda kafka: kafka.move_leader("none", 0, 1), r"one of \[\]"),
+        (lambda kafka: kafka.stop_node(-1), r"one of \[1, 2, 3\]"),
+        (lambda kafka: kafka.start_node(4), r"one of \[1, 2, 3\]"),
+    ],
+)
+def test_mistakes_are_refused(three: Kafka, call: Any, text: str) -> None:
+    with pytest.raises(InvalidConfigError, match=text):
+        call(three)
+    assert leaders(three) == LEADERS
+
+
+def test_the_last_node_cannot_stop(three: Kafka) -> None:
+    three.stop_node(1)
+    three.stop_node(2)
+    with pytest.raises(InvalidConfigError, match="last node"):
+        three.stop_node(3)
+    with pytest.raises(InvalidConfigError, match=r"one of \[3\]"):
+        three.move_leader("t", 0, 2)
+
+
+def test_a_broker_with_one_node_has_none_to_stop(kafka: Kafka) -> None:
+    for call in (kafka.stop_node, kafka.start_node):
+        with pytest.raises(InvalidConfigError, match="as_node_count"):
+            call(0)
+
+
+def test_a_shared_directory_has_one_node(tmp_path: Path) -> None:
+    with (
+        netshim.serve(tmp_path, shared=True) as server,
+        pytest.raises(InvalidConfigError, match="a broker alone"),
+    ):
+        Kafka(server).as_node_count(2)
