@@ -26,6 +26,12 @@ class Leadership(ABC):
     #: Whether there may be other brokers.
     is_clustered = True
 
+    #: Appends since the start, changes of in-sync replicas, and partitions that this
+    #: broker began to lead.
+    appends = 0
+    isr_changes = 0
+    elections = 0
+
     @abstractmethod
     def leads(self, key: Key) -> bool:
         """Return whether this broker leads the partition."""
@@ -125,6 +131,7 @@ class SoleLeadership(Leadership):
         return True
 
     def appended(self, key: Key, log: Log, end: int, now_ms: int) -> None:
+        self.appends += 1
         self._fetches.appended(*key, log, end, now_ms)
 
     def is_committed(self, log: Log, end: int) -> bool:

@@ -160,6 +160,7 @@ class Peer(asyncio.BufferedProtocol):
         self.server.dismiss(self)
 
     def _report_handshake(self, error: Exception) -> None:
+        self.server.security.failures["TLS"] += 1
         self.server.say(
             logging.WARNING,
             f"TLS {self.address}",

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from netshim.server_thread import ServerHandle
 from netshim.testing import Kafka
 
 confluent_kafka = pytest.importorskip("confluent_kafka")
@@ -23,7 +24,7 @@ def until(condition: Callable[[], Any], what: str) -> Any:
     return found
 
 
-def producer(kafka: Kafka, **settings: Any) -> Any:
+def producer(kafka: Kafka | ServerHandle, **settings: Any) -> Any:
     return confluent_kafka.Producer(
         {"bootstrap.servers": kafka.bootstrap_servers, "linger.ms": 0, **settings}
     )
@@ -37,7 +38,7 @@ def produce(client: Any, topic: str, *values: bytes) -> None:
     assert errors == [None] * len(values)
 
 
-def consumer(kafka: Kafka, group: str, **settings: Any) -> Any:
+def consumer(kafka: Kafka | ServerHandle, group: str, **settings: Any) -> Any:
     return confluent_kafka.Consumer(
         {
             "bootstrap.servers": kafka.bootstrap_servers,

@@ -269,6 +269,7 @@ class ClusterReplicas(Leadership):
             removing=partition.removing,
         )
         led = self._led[key] = _LedPartition(key, log, book)
+        self.elections += 1
         self._update(led, book)
         self._state.fetches.wake([key], self._state.now_ms)
         self._on_lead(key, log)
@@ -320,6 +321,7 @@ class ClusterReplicas(Leadership):
             return
         led.is_proposing = False
         if isinstance(result, int):
+            self.isr_changes += stored.state.isr != led.book.state.isr
             self._update(led, leading.read_state(led.book, stored.state, result))
             return
         if not isinstance(result, BadVersionError | NodeNotFoundError):
@@ -512,6 +514,7 @@ class ClusterReplicas(Leadership):
         led = self._led.get(key)
         if led is None:
             return
+        self.appends += 1
         self._read_end(led)
         if self._waits:
             self._state.syncs.when_durable(log, end, partial(self._synced, led))

@@ -298,6 +298,9 @@ class SaslGate:
         return _encoded(header, response)
 
     def _log_failure(self, reason: str, user: str, mechanism: str) -> None:
+        security = self._state.security
+        is_known = mechanism in security.mechanisms
+        security.failures[mechanism if is_known else "other"] += 1
         self._state.journal.say(
             logging.WARNING,
             f"authentication failed {self._session.peer}",

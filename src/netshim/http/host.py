@@ -103,6 +103,10 @@ class HttpHost:
         host, port = address
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         sock = socket.create_server((host, port), family=family)
+        # Connections inherit this. Otherwise, the body of a page on a connection that is
+        # used again waits up to 40 ms for the acknowledgement of its head. asyncio sets
+        # it only for sockets that were created with the number of TCP.
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         config = uvicorn.Config(
             app,
             lifespan="off",

@@ -56,6 +56,10 @@ class BrokerFacts:
     open_transactions: int
     under_replicated: int
     without_leader: int
+    appends: int
+    isr_changes: int
+    elections: int
+    failed_authentications: Mapping[_Labels, int]
     throttled: Mapping[_Labels, int]
     held_s: float
     incidents: tuple[Incident, ...]
@@ -128,6 +132,10 @@ def collect_facts(server: Server) -> Steps[BrokerFacts]:
         open_transactions=_open_transactions(state),
         under_replicated=under_replicated,
         without_leader=without_leader,
+        appends=state.leadership.appends,
+        isr_changes=state.leadership.isr_changes,
+        elections=state.leadership.elections,
+        failed_authentications=_labeled(state.security.failures),
         throttled=_labeled(state.security.quotas.throttled),
         held_s=server.take_held_s(),
         incidents=server.logdir.incidents(),
@@ -196,6 +204,9 @@ class BrokerCollector(Collector):
             "bytes", "Bytes of requests and responses.", ("direction",),
             _labeled({"received": counts.received_bytes, "sent": counts.sent_bytes}),
         )  # fmt: skip
+        yield CounterMetricFamily(
+            "netshim_appends", "Appends to logs.", value=facts.appends
+        )
         sync = HistogramMetricFamily("netshim_sync_seconds", "Time of syncs of logs.")
         sync.add_metric([], *_buckets(counts.sync_seconds))
         yield sync
@@ -218,10 +229,6 @@ class BrokerCollector(Collector):
         yield _gauge(
             "group_members", "Members of groups.", ("group", "state"), facts.members
         )
-        yield _gauge(
-            "group_lag", "Records between the committed offset and the high watermark.",
-            ("group", "topic", "partition"), facts.lags,
-        )  # fmt: skip
         yield _single(
             "transactions_open",
             "Transactions that are not over.",
@@ -230,6 +237,10 @@ class BrokerCollector(Collector):
         yield _counter(
             "throttled", "Requests that exceeded a quota.", ("kind",), facts.throttled
         )
+        yield _counter(
+            "authentication_failures", "Failed authentications.", ("mechanism",),
+            facts.failed_authentications,
+        )  # fmt: skip
         incidents: Counter[_Labels] = Counter()
         for incident in facts.incidents:
             incidents[incident.kind,] += incident.count
@@ -249,13 +260,36 @@ class BrokerCollector(Collector):
             "Partitions that no broker leads.",
             facts.without_leader,
         )
+        yield CounterMetricFamily(
+            "netshim_isr_changes", "Changes of in-sync replicas.",
+            value=facts.isr_changes,
+        )  # fmt: skip
+        yield CounterMetricFamily(
+            "netshim_leader_elections", "Partitions that this broker began to lead.",
+            value=facts.elections,
+        )  # fmt: skip
 
 
 def render(facts: BrokerFacts, counts: RequestCounts, disk: tuple[int, int]) -> bytes:
     """Return the metrics as text. `disk` is its size and its free space."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(BrokerCollector(facts, counts, disk))
-    return generate_latest(registry)
+    return generate_latest(registry) + _lag_text(facts.lags)
+
+
+def _lag_text(lags: Mapping[_Labels, int]) -> bytes:
+    """Return the metric with the most series, four times as fast as its library."""
+    lines = [
+        "# HELP netshim_group_lag Records between the committed offset and the high watermark.",
+        "# TYPE netshim_group_lag gauge",
+    ]
+    for (group, topic, number), lag in lags.items():
+        if "\\" in group or '"' in group or "\n" in group:
+            group = group.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+        lines.append(
+            f'netshim_group_lag{{group="{group}",topic="{topic}",partition="{number}"}} {lag}'
+        )
+    return ("\n".join(lines) + "\n").encode()
 
 
 def _single(name: str, text: str, value: float) -> Metric:

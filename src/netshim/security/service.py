@@ -9,6 +9,7 @@ Rules:
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
@@ -96,6 +97,9 @@ class Security:
         self.settings = settings
         self.mechanisms = settings.mechanisms
         self.failed_delay_ms = settings.failed_delay_ms
+        #: Failed authentications by mechanism. Those of TLS are listed as "TLS", and
+        #: mechanisms that are not served as "other".
+        self.failures: Counter[str] = Counter()
         self.connections_max_reauth_ms = settings.connections_max_reauth_ms
         self.wall_ms = wall_ms
         self.facts = SecurityFacts()

@@ -1,0 +1,35 @@
+"""Prometheus' own checker reads the metrics of a broker."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from support.confluent import consumer, produce, producer, read
+from support.counted import CountedBroker
+from support.debian import program
+
+pytestmark = [pytest.mark.interop, pytest.mark.timeout(900)]
+
+
+def test_promtool_finds_nothing(tmp_path: Path) -> None:
+    promtool = program("promtool", "prometheus")
+    with CountedBroker(tmp_path / "data") as broker:
+        produce(producer(broker), "t", b"a", b"b")
+        reader = consumer(broker, 'a "group"')
+        reader.subscribe(["t"])
+        assert read(reader, 2) == [b"a", b"b"]
+        reader.commit(asynchronous=False)
+        reader.close()
+        status, text = broker.get("/metrics")
+    assert status == 200 and "netshim_group_lag{" in text
+    checked = subprocess.run(
+        [*promtool, "check", "metrics"],
+        input=text.encode(),
+        capture_output=True,
+        check=False,
+        timeout=60,
+    )
+    assert (checked.returncode, checked.stdout, checked.stderr) == (0, b"", b"")
