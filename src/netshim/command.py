@@ -39,6 +39,7 @@ from netshim.follow_command import follow, promote_command
 from netshim.http_command import HttpPages, health, http_options
 from netshim.listeners import CLIENT_CERTIFICATES, Listener, TlsSettings
 from netshim.readiness import Readiness
+from netshim.reloading import changes_of
 from netshim.request_log import FACTS, Repeated
 from netshim.security.principals import MappingRules
 from netshim.security.service import SecuritySettings
@@ -151,6 +152,69 @@ def _file_of(ctx: click.Context) -> FileSettings:
     """Return the configuration file of a command, or an empty one."""
     found: FileSettings = ctx.meta.get(_FILE, FileSettings(""))
     return found
+
+
+class _Reloader:
+    """Takes over changes of the certificates and the configuration file."""
+
+    def __init__(self, ctx: click.Context, server: Server) -> None:
+        self._server = server
+        self._file = _file_of(ctx)
+        #: Options that the file cannot set.
+        self._fixed = {
+            _file_key(one)
+            for one in ctx.command.params
+            if ctx.get_parameter_source(one.name or "")
+            in (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT)
+        }
+        self._task: asyncio.Task[None] | None = None
+
+    def reload(self) -> None:
+        """Begin to reload, unless it is in progress. For the event loop's thread.
+
+        A broker that starts or stops ignores it.
+        """
+        is_free = self._task is None or self._task.done()
+        if is_free and self._server.is_serving:
+            self._task = asyncio.get_running_loop().create_task(self._reload())
+
+    async def _reload(self) -> None:
+        log = logging.getLogger("netshim")
+        server = self._server
+        try:
+            server.reload_certificates()
+        except InvalidConfigError as error:
+            log.error("the former certificate remains: %s", error)
+        if not self._file.path:
+            return
+        loop = asyncio.get_running_loop()
+        shapes = {key: _shape(one) for key, one in _file_options().items()}
+        try:
+            file = await loop.run_in_executor(
+                None, read_config_file, self._file.path, shapes
+            )
+            changes = changes_of(self._file, file, self._fixed)
+            for topic in changes.topics:
+                await loop.run_in_executor(None, _ensure_topic, server, topic)
+        except (logcore.LogcoreError, OSError) as error:
+            log.error("the former settings remain: %s", error)
+            return
+        server.use_settings(changes.settings)
+        self._file = changes.applied
+        new = {
+            **changes.settings,
+            **{f"topics.{one.name}": "created" for one in changes.topics},
+        }
+        if changes.log_level is not None:
+            logging.getLogger().setLevel(changes.log_level.upper())
+            new["log_level"] = changes.log_level
+        log.info(
+            "%s was read again: %s",
+            file.path,
+            ", ".join(f"{key} = {value}" for key, value in new.items()) or "no changes",
+        )
+        for key in changes.need_restart:
+            log.warning("%s: %s takes effect at the next start", file.path, key)
 
 
 #: The options of `serve` and `check`, except for those of Settings.
@@ -423,7 +487,10 @@ def serve(
         server = _new_server(file, **options)
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             pages = HttpPages(metrics, door, door_token_file, server.tls_settings)
-            runner.run(_serve(server, Readiness(ready_fd), file.topics, pages))
+            reloader = _Reloader(ctx, server)
+            runner.run(
+                _serve(server, Readiness(ready_fd), file.topics, pages, reloader)
+            )
     except OSError as error:
         _fail_to_listen(error, options)
 
@@ -516,10 +583,11 @@ async def _serve(
     readiness: Readiness,
     topics: Sequence[ConfiguredTopic],
     pages: HttpPages,
+    reloader: _Reloader,
 ) -> None:
     pages.start(server, asyncio.get_running_loop())
     try:
-        await _serve_clients(server, readiness, topics, pages.urls)
+        await _serve_clients(server, readiness, topics, pages.urls, reloader)
     finally:
         await pages.stop()
 
@@ -529,6 +597,7 @@ async def _serve_clients(
     readiness: Readiness,
     topics: Sequence[ConfiguredTopic],
     urls: Mapping[str, str],
+    reloader: _Reloader,
 ) -> None:
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
@@ -539,17 +608,9 @@ async def _serve_clients(
             drain.set()
         stopping.set()
 
-    def reload() -> None:
-        try:
-            server.reload_certificates()
-        except InvalidConfigError as error:
-            logging.getLogger("netshim").error(
-                "the former certificate remains: %s", error
-            )
-
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop)
-    loop.add_signal_handler(signal.SIGHUP, reload)
+    loop.add_signal_handler(signal.SIGHUP, reloader.reload)
     await server.start()
     try:
         for topic in topics:

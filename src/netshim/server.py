@@ -497,6 +497,11 @@ class Server:
             self.tls_settings.load_into(self.tls_context)
             _log.info("the TLS certificate was renewed from %s", self.tls_settings.cert)
 
+    def use_settings(self, changes: Mapping[str, Any]) -> None:
+        """Change settings of reloading.LIVE, for new connections and requests."""
+        self.settings = attrs.evolve(self.settings, **changes)
+        self.broker.state.settings = self.settings
+
     # -- stored users, rules and quotas ------------------------------------------------
 
     def _read_security(self) -> SecurityFacts | None:
