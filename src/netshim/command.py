@@ -27,6 +27,7 @@ import logcore
 from logcore.cli.options import CommandGroup, config_option, fail, setting
 from logcore.config import INT32_MAX
 from logcore.errors import InvalidConfigError
+from logcore.fs import FS, OS
 from netshim.access_command import acl, quota, user
 from netshim.cluster_command import cluster
 from netshim.config_file import (
@@ -36,7 +37,7 @@ from netshim.config_file import (
     read_config_file,
 )
 from netshim.follow_command import follow, promote_command
-from netshim.http_command import HttpPages, health, http_options
+from netshim.http_command import HttpPages, files_for, health, http_options
 from netshim.listeners import CLIENT_CERTIFICATES, Listener, TlsSettings
 from netshim.readiness import Readiness
 from netshim.reloading import changes_of
@@ -377,6 +378,7 @@ def _new_server(
     node_id: int | None,
     rack: str | None,
     configs: tuple[str, ...],
+    fs: FS = OS,
     **settings: Any,
 ) -> Server:
     """Return the server that the options describe. It is not started."""
@@ -401,6 +403,7 @@ def _new_server(
         cluster=_cluster(registry, node_id, rack),
         config=_topic_config(file, configs),
         settings=Settings(**settings),
+        fs=fs,
     )
 
 
@@ -484,7 +487,7 @@ def serve(
     gc.set_threshold(10_000, 20, 1_000)
     try:
         file = _file_of(ctx)
-        server = _new_server(file, **options)
+        server = _new_server(file, **options, fs=files_for(door))
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             pages = HttpPages(metrics, door, door_token_file, server.tls_settings)
             reloader = _Reloader(ctx, server)

@@ -14,6 +14,7 @@ import attrs
 import click
 
 from logcore.errors import InvalidConfigError
+from logcore.fs import FS, OS
 from netshim.request_counts import RequestCounts
 from netshim.server import Server
 
@@ -53,6 +54,15 @@ def http_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
+
+
+def files_for(door: str | None) -> FS:
+    """Return the files of a broker. With a door, tests control failures and the clock."""
+    if door is None:
+        return OS
+    from netshim.testing import VirtualFiles
+
+    return VirtualFiles()
 
 
 @attrs.define

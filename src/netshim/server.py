@@ -483,6 +483,11 @@ class Server:
         self._listening.clear()
 
     @property
+    def files(self) -> FS:
+        """The files that the server uses."""
+        return self._fs
+
+    @property
     def port(self) -> int:
         """The port of the first listener."""
         return self.listeners[0].port

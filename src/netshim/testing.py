@@ -89,8 +89,11 @@ class UnsyncedFiles(FaultFS):
         return OS.lock(directory, member, shared=shared)
 
 
-class VirtualFiles(UnsyncedFiles):
-    """Such files with a clock that a test moves forward, see BrokerClock."""
+class VirtualFiles(FaultFS):
+    """The operating system's files with a clock that a test moves forward.
+
+    See BrokerClock.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -104,6 +107,10 @@ class VirtualFiles(UnsyncedFiles):
 
     def monotonic_ms(self) -> int:
         return super().monotonic_ms() + self._skipped_ms
+
+
+class UnsyncedVirtualFiles(VirtualFiles, UnsyncedFiles):
+    """Such files with syncs that return at once or fail as planned."""
 
 
 class BrokerClock:
@@ -182,7 +189,7 @@ def start(path: Any, **options: Any) -> Kafka:
     options.setdefault("group_consumer_session_timeout_ms", 3_000)
     clock = options.pop("clock", None)
     if clock == "virtual":
-        files = options.setdefault("fs", VirtualFiles())
+        files = options.setdefault("fs", UnsyncedVirtualFiles())
         server = serve(path, **options)
         return Kafka(server, clock=BrokerClock(server, files))
     if clock is not None:

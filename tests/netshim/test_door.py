@@ -8,6 +8,7 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,12 @@ def ask(
 
 @pytest.fixture
 def door(kafka: Kafka) -> Iterator[Ask]:
+    with opened_door(kafka) as send:
+        yield send
+
+
+@contextmanager
+def opened_door(kafka: Kafka) -> Iterator[Ask]:
     """Return a function that sends a request with the token."""
     opened = Door(kafka.server)
     host = HttpHost()
@@ -213,6 +220,119 @@ def test_command_refuses_an_open_door(tmp_path: Path, options: list[str]) -> Non
     )
     assert found.returncode == 2
     assert "--door" in found.stderr
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[tuple[str, Ask]]:
+    """Return the address of `netshim serve --door`, and a function for its door."""
+    command = [sys.executable, "-m", "netshim", "serve", str(tmp_path / "data")]
+    with subprocess.Popen(
+        [*command, "--port", "0", "--door", "0"], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        address = process.stdout.readline().split()[-1]
+        *_, url, _, token = process.stdout.readline().split()
+
+        def send(method: str, path: str, body: Any = None) -> Any:
+            data = None if body is None else json.dumps(body).encode()
+            return ask(url, method, path, data, Authorization=f"Bearer {token}")
+
+        yield address, send
+        process.terminate()
+    assert process.returncode == 0
+
+
+def test_time_nodes_and_disk_are_controlled(served: tuple[str, Ask]) -> None:
+    address, send = served
+    assert send("POST", "/topics/orders", {"partitions": 3})[0] == 200
+    _, added = send(
+        "POST",
+        "/faults",
+        {"action": "disk", "operation": "pwrite", "error": "ENOSPC", "times": 1},
+    )
+    producer = Producer({"bootstrap.servers": address})
+    producer.produce("orders", b"4 apples", partition=0)
+    path = f"/faults/{added['fault']}"
+    assert send("GET", f"{path}/wait?timeout=30")[1]["hits"] == 1
+    assert send("DELETE", path) == (200, {"fault": 1, "hits": 1})
+    assert producer.flush(DEADLINE_S) == 0
+    assert send("GET", "/topics/orders/wait?timeout=30")[1]["count"] == 1
+
+    before = send("POST", "/clock/advance", {"milliseconds": 1})[1]["now_ms"]
+    after = send("POST", "/clock/advance", {"days": 3})[1]["now_ms"]
+    assert after - before >= 3 * 86_400_000
+
+    nodes = send("POST", "/nodes", {"count": 3})[1]["bootstrap_servers"].split(",")
+    assert len(nodes) == 3 and nodes[0] == address
+    move = {"topic": "orders", "partition": 0, "node": 2}
+    assert send("POST", "/leaders", move) == (200, move)
+    producer.produce("orders", b"2 pears", partition=0)
+    assert producer.flush(DEADLINE_S) == 0
+    left = send("POST", "/nodes/2/stop")[1]["bootstrap_servers"].split(",")
+    assert left == [nodes[0], nodes[2]]
+    assert send("POST", "/nodes/2/start")[1]["bootstrap_servers"].split(",") == nodes
+    assert send("POST", "/release", {"release": "2.8"}) == (200, {"release": "2.8"})
+    assert send("POST", "/release", {"release": None}) == (200, {"release": None})
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/clock/advance", {"minutes": -1}),
+        ("/clock/advance", {"minutes": "1"}),
+        ("/clock/advance", {"hour": 1}),
+        ("/clock/advance", {}),
+        ("/clock/advance", []),
+        ("/nodes", {"count": 0}),
+        ("/nodes", {"count": "3"}),
+        ("/nodes", {}),
+        ("/nodes/7/stop", {}),
+        ("/leaders", {"topic": "none", "partition": 0, "node": 1}),
+        ("/leaders", {"topic": "none"}),
+        ("/release", {"release": "5.0"}),
+        ("/release", {"release": 5}),
+        ("/topics/x", {"partitions": 0}),
+        ("/topics/x", {"partitions": 1, "config": {"retention": 1}}),
+        ("/topics/x", {"partitions": 1, "config": []}),
+        ("/faults", {"action": "disk", "operation": "write", "error": "EIO"}),
+        ("/faults", {"action": "disk", "operation": "pwrite", "error": "E"}),
+        ("/faults", {"action": "disk", "operation": "pwrite"}),
+        ("/faults", {"action": []}),
+    ],
+)
+def test_mistakes_are_answered_with_400(
+    virtual_door: Ask, path: str, body: Any
+) -> None:
+    status, answer = virtual_door("POST", path, body)
+    assert status == 400 and answer["error"]
+
+
+@pytest.fixture
+def virtual_door(kafka_factory: Callable[..., Kafka]) -> Iterator[Ask]:
+    with opened_door(kafka_factory(clock="virtual")) as send:
+        yield send
+
+
+def test_clock_of_the_system_cannot_advance(door: Ask) -> None:
+    status, answer = door("POST", "/clock/advance", {"minutes": 1})
+    assert status == 503 and "virtual" in answer["error"]
+
+
+def test_openapi_describes_each_call(door: Ask) -> None:
+    status, described = door("GET", "/openapi.json")
+    assert status == 200 and described["openapi"] == "3.1.0"
+    operations = [
+        (method.upper(), path, one)
+        for path, methods in described["paths"].items()
+        for method, one in methods.items()
+    ]
+    assert len(operations) == len(ROUTES)
+    for _, path, one in operations:
+        names = [parameter["name"] for parameter in one["parameters"]]
+        assert all(f"{{{name}}}" in path for name in names)
+        assert path.count("{") == len(names)
+        assert one["summary"].endswith(".")
+    assert len({one["operationId"] for *_, one in operations}) == len(ROUTES)
 
 
 def test_snapshot_is_restored(kafka: Kafka, door: Ask) -> None:

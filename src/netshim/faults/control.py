@@ -121,6 +121,11 @@ class DiskRule:
         """Number of calls that have failed."""
         return len(self._plan.hits)
 
+    @property
+    def requests(self) -> list[SeenRequest]:
+        """No requests: the rule acts on calls of the disk."""
+        return []
+
     def wait(self, hits: int = 1, timeout: float = 10.0) -> None:
         """Wait until this number of calls has failed.
 

@@ -15,6 +15,7 @@ import asyncio
 import base64
 import itertools
 import json
+import re
 import secrets
 import time
 from collections.abc import Awaitable, Callable
@@ -25,16 +26,19 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+import logcore
 from logcore.errors import InvalidConfigError, InvalidNameError, LogcoreError
-from netshim.faults.control import ActiveRule, FaultControl
+from netshim.faults.control import ActiveRule, DiskRule, FaultControl
 from netshim.faults.plan import MOST_RULES
 from netshim.faults.requests import ANY_API, SeenRequest
 from netshim.rollback import DirectorySnapshot
 from netshim.server_thread import ServerHandle
-from netshim.testing import Kafka
+from netshim.testing import BrokerClock, Kafka, VirtualFiles
 from netshim.wire import codes
 
 _T = TypeVar("_T")
+#: A parameter in the path of a route.
+_PARAMETER: Final = re.compile(r"{(\w+)(:int)?}")
 #: Largest body of a request.
 _MOST_BYTES: Final = 1 << 20
 #: Longest long poll.
@@ -44,7 +48,16 @@ _LOOK_S: Final = 0.05
 #: Records in one response.
 _MOST_RECORDS: Final = 1_000
 _LOCAL_NAMES: Final = frozenset(("127.0.0.1", "localhost", "::1"))
-_ACTIONS: Final = ("answer", "delay", "hold", "lose_answer", "disconnect", "observe")
+#: The actions of rules, with the keys that each one needs.
+_ACTIONS: Final = {
+    "answer": ("api", "error"),
+    "delay": ("api", "delay_ms"),
+    "hold": ("api",),
+    "lose_answer": ("api",),
+    "disconnect": ("api",),
+    "observe": ("api",),
+    "disk": ("operation", "error"),
+}
 
 
 class _Refusal(Exception):
@@ -61,7 +74,7 @@ class _Rules:
     """The rules that one request has added. They are removed together."""
 
     control: FaultControl
-    rules: list[ActiveRule]
+    rules: list[ActiveRule | DiskRule]
 
     @property
     def hits(self) -> int:
@@ -75,7 +88,11 @@ class Door:
         """Create the door. Without a token, one is made."""
         self.token = token or secrets.token_urlsafe(24)
         self._handle = handle
-        self._kafka = Kafka(handle)
+        clock = None
+        files = handle.server.files
+        if isinstance(files, VirtualFiles):
+            clock = BrokerClock(handle, files)
+        self._kafka = Kafka(handle, clock=clock)
         self._numbers = itertools.count(1)
         self._rules: dict[int, _Rules] = {}
         self._snapshots: dict[int, DirectorySnapshot] = {}
@@ -155,6 +172,39 @@ class Door:
             {"call": f"{method} {path}", "example": example}
             for method, path, _, example in ROUTES
         ]
+
+    async def openapi(self, _: Request) -> Any:
+        """Describe the calls for generators of clients, in OpenAPI 3.1."""
+        paths: dict[str, dict[str, Any]] = {}
+        for method, path, name, example in ROUTES:
+            operation = {
+                "operationId": name,
+                "summary": (getattr(self, name).__doc__ or "").splitlines()[0],
+                "description": f"Example: {example}",
+                "parameters": [
+                    {
+                        "name": found[1],
+                        "in": "path",
+                        "required": True,
+                        "schema": {"type": "integer" if found[2] else "string"},
+                    }
+                    for found in _PARAMETER.finditer(path)
+                ],
+                "responses": {"200": {"description": "done, or found"}},
+            }
+            if method == "POST":
+                body: dict[str, Any] = {"application/json": {"schema": {}}}
+                operation["requestBody"] = {"content": body}
+            shown = _PARAMETER.sub(r"{\1}", path)
+            paths.setdefault(shown, {})[method.lower()] = operation
+        bearer = {"token": {"type": "http", "scheme": "bearer"}}
+        return {
+            "openapi": "3.1.0",
+            "info": {"title": "netshim door", "version": logcore.__version__},
+            "components": {"securitySchemes": bearer},
+            "security": [{"token": []}],
+            "paths": paths,
+        }
 
     async def state(self, _: Request) -> Any:
         """Return topics with their ends, groups, connections and rules."""
@@ -257,6 +307,74 @@ class Door:
         self._rules.clear()  # the new broker has no rules
         return {"snapshot": number}
 
+    async def advance_clock(self, request: Request) -> Any:
+        """Skip time, see BrokerClock.advance()."""
+        units = ("milliseconds", "seconds", "minutes", "hours", "days")
+        given = await self._object(request, *units)
+        if not all(isinstance(one, int | float) for one in given.values()):
+            raise _Refusal(400, "expected numbers", list(units))
+        clock = self._kafka.clock
+        await asyncio.to_thread(lambda: clock.advance(**given))
+        return {"now_ms": clock.now_ms}
+
+    async def set_release(self, request: Request) -> Any:
+        """Serve the API versions of a release of Kafka, see Kafka.as_version()."""
+        given = await self._object(request, "release")
+        release = given.get("release")
+        if release is not None and not isinstance(release, str):
+            raise _Refusal(400, "expected a text or null as release")
+        await asyncio.to_thread(self._kafka.as_version, release)
+        return {"release": release}
+
+    async def set_nodes(self, request: Request) -> Any:
+        """Advertise several nodes, see Kafka.as_node_count()."""
+        given = await self._object(request, "count")
+        count: Any = given.get("count")
+        await asyncio.to_thread(self._kafka.as_node_count, count)
+        return {"bootstrap_servers": self._handle.bootstrap_servers}
+
+    async def stop_node(self, request: Request) -> Any:
+        """Stop a node, see Kafka.stop_node()."""
+        return await self._change_node(self._kafka.stop_node, request)
+
+    async def start_node(self, request: Request) -> Any:
+        """Start a stopped node, see Kafka.start_node()."""
+        return await self._change_node(self._kafka.start_node, request)
+
+    async def _change_node(
+        self, change: Callable[[int], None], request: Request
+    ) -> Any:
+        await asyncio.to_thread(change, request.path_params["number"])
+        return {"bootstrap_servers": self._handle.bootstrap_servers}
+
+    async def move_leader(self, request: Request) -> Any:
+        """Move the leader of a partition, see Kafka.move_leader()."""
+        names = ("topic", "partition", "node")
+        given = await self._object(request, *names)
+        topic, number, node = (given.get(name) for name in names)
+        if not (isinstance(topic, str) and type(number) is int and type(node) is int):
+            raise _Refusal(400, "expected a topic, a partition and a node")
+        await asyncio.to_thread(self._kafka.move_leader, topic, number, node)
+        return given
+
+    async def create_topic(self, request: Request) -> Any:
+        """Create a topic, see Kafka.create_topic()."""
+        given = await self._object(request, "partitions", "config")
+        name = request.path_params["topic"]
+        count, config = given.get("partitions", 1), given.get("config", {})
+        if type(count) is not int or not isinstance(config, dict):
+            raise _Refusal(400, "expected a number of partitions and settings")
+        await asyncio.to_thread(self._kafka.create_topic, name, count, config)
+        return {"topic": name, "partitions": count}
+
+    async def _object(self, request: Request, *known: str) -> dict[str, Any]:
+        """Return the JSON object of a body, which may be empty."""
+        body = await self._body(request)
+        given = _parsed(body) if body.strip() else {}
+        if not isinstance(given, dict) or not set(given) <= set(known):
+            raise _Refusal(400, "expected an object with known keys", list(known))
+        return given
+
     async def requests(self, request: Request) -> Any:
         """Return the latest requests; `since` is a time of an earlier answer, in ms."""
         api = request.query_params.get("api", ANY_API)
@@ -329,6 +447,7 @@ class Door:
 #: Method, path, name of the method of Door, and an example.
 ROUTES: Final = (
     ("GET", "/", "index", "GET /"),
+    ("GET", "/openapi.json", "openapi", "GET /openapi.json"),
     ("GET", "/state", "state", "GET /state"),
     (
         "POST",
@@ -351,6 +470,22 @@ ROUTES: Final = (
         "roll_back",
         "POST /snapshots/1/rollback",
     ),
+    (
+        "POST",
+        "/clock/advance",
+        "advance_clock",
+        'POST /clock/advance {"minutes": 10}',
+    ),
+    ("POST", "/release", "set_release", 'POST /release {"release": "2.8"}'),
+    ("POST", "/nodes", "set_nodes", 'POST /nodes {"count": 3}'),
+    ("POST", "/nodes/{number:int}/stop", "stop_node", "POST /nodes/2/stop"),
+    ("POST", "/nodes/{number:int}/start", "start_node", "POST /nodes/2/start"),
+    (
+        "POST",
+        "/leaders",
+        "move_leader",
+        'POST /leaders {"topic": "orders", "partition": 0, "node": 2}',
+    ),
     ("GET", "/requests", "requests", "GET /requests?api=Produce"),
     (
         "GET",
@@ -363,6 +498,12 @@ ROUTES: Final = (
         "/topics/{topic}/wait",
         "wait_for_records",
         "GET /topics/orders/wait?count=10",
+    ),
+    (
+        "POST",
+        "/topics/{topic}",
+        "create_topic",
+        'POST /topics/orders {"partitions": 3}',
     ),
     (
         "POST",
@@ -395,21 +536,20 @@ def _number(request: Request, name: str, default: float, most: float) -> float:
     return value
 
 
-def _add_rule(control: FaultControl, given: Any) -> ActiveRule:
+def _add_rule(control: FaultControl, given: Any) -> ActiveRule | DiskRule:
     """Add a rule as a method of FaultControl does."""
     if not isinstance(given, dict):
         raise _Refusal(400, "expected an object for each rule")
     options = dict(given)
     action = options.pop("action", None)
-    if action not in _ACTIONS:
-        raise _Refusal(400, f"unknown action {action!r}", list(_ACTIONS))
-    names = {"answer": ("error",), "delay": ("delay_ms",)}.get(action, ())
-    for name in ("api", *names):
+    if not isinstance(action, str) or action not in _ACTIONS:
+        raise _Refusal(400, f"unknown action {action!r}", [*_ACTIONS])
+    for name in _ACTIONS[action]:
         if name not in options:
             raise _Refusal(400, f"a rule to {action} needs {name!r}")
-    values = [options.pop(name) for name in ("api", *names)]
+    values = [options.pop(name) for name in _ACTIONS[action]]
     try:
-        rule: ActiveRule = getattr(control, action)(*values, **options)
+        rule: ActiveRule | DiskRule = getattr(control, action)(*values, **options)
     except (TypeError, AttributeError) as error:
         raise _Refusal(400, f"a value has the wrong type: {error}") from error
     return rule
