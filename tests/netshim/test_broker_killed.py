@@ -347,21 +347,47 @@ def test_broker_in_a_thread_ends_with_the_interpreter(tmp_path: Path) -> None:
         assert directory.was_clean
 
 
+def with_few_files(directory: Path) -> list[str]:
+    """Return the command of a broker that may open 128 files."""
+    limits = (
+        "import resource, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128)); "
+    )
+    run = "sys.argv = ['netshim', 'serve', sys.argv[1], '--port', '0', '--durability', 'os']; "
+    program = limits + run + "from netshim.__main__ import main; main()"
+    return [sys.executable, "-c", program, str(directory)]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no limit to set")
+def test_recovery_leaves_files_for_clients(tmp_path: Path) -> None:
+    """Recovery opened all logs. Then no client could connect, and the event loop
+    occupied a core with attempts to accept one.
+    """
+    with logcore.open_dir(tmp_path / "data", create=True) as directory:
+        directory.create_topic("t", 100)
+        for number in range(100):
+            directory.partition("t", number).append(b"%d" % number)
+    (tmp_path / "data" / ".kafka_cleanshutdown").unlink()
+    with subprocess.Popen(
+        with_few_files(tmp_path / "data"), stdout=subprocess.PIPE, text=True
+    ) as broker:
+        assert broker.stdout is not None
+        port = int(broker.stdout.readline().rpartition(":")[2])
+        clients = [Client(port) for _ in range(20)]
+        for number in range(100):
+            part = clients[number % 20].fetch(partition=number)
+            assert part.error_code == 0 and (b"%d" % number) in bytes(part.records)
+        for client in clients:
+            client.close()
+        broker.terminate()
+    assert broker.returncode == 0
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no limit to set")
 def test_more_partitions_than_file_descriptors_are_served(tmp_path: Path) -> None:
     """A container's hard limit may be 1,024. Partitions were answered with a retriable
     error forever, no client could connect, and the log did not contain the cause.
     """
-    limits = (
-        "import resource, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128)); "
-    )
-    run = "sys.argv = ['netshim', 'serve', sys.argv[1], '--port', '0', '--durability', 'os']; "
-    command = [
-        sys.executable,
-        "-c",
-        limits + run + "from netshim.__main__ import main; main()",
-        str(tmp_path / "data"),
-    ]
+    command = with_few_files(tmp_path / "data")
     with logcore.open_dir(tmp_path / "data", create=True) as directory:
         directory.create_topic("t", 100, {"retention.ms": -1})
     with subprocess.Popen(
