@@ -85,6 +85,27 @@ def first_error(api: Api[Any, Any], response: object) -> int:
     return codes.NONE
 
 
+def errors_of(api: Api[Any, Any], response: object) -> tuple[int, ...]:
+    """Return all error codes of a response, by the fields that contain them."""
+    found: list[int] = []
+    if response is not None:
+        for path in _paths(api):
+            _add_errors(found, response, path, 0)
+    return tuple(found)
+
+
+def _add_errors(
+    found: list[int], value: Any, path: tuple[str, ...], depth: int
+) -> None:
+    inner = getattr(value, path[depth], None)
+    if depth == len(path) - 1:
+        if inner:
+            found.append(inner)
+        return
+    for one in inner or ():
+        _add_errors(found, one, path, depth + 1)
+
+
 def _first(value: Any, path: tuple[str, ...], depth: int) -> int:
     inner = getattr(value, path[depth], None)
     if depth == len(path) - 1:

@@ -39,6 +39,8 @@ _KEPT = frozenset((CLOCK, PRODUCER_IDS, ".lock"))
 #: Files of a snapshot get a time this far in the past. Times have a resolution of some
 #: ms, so a change soon after the snapshot could otherwise have the same time.
 _BACK_NS = 1_000_000_000
+#: Bytes that are copied at once.
+_COPY_BYTES = 1 << 20
 
 
 #: States of a transaction whose producer must be fenced.
@@ -248,4 +250,9 @@ def _copy(source: str, target: str, *, may_link: bool) -> None:
             pass
         else:
             return
-    shutil.copy2(source, target)
+    # shutil.copy2() takes twice as long, because it copies extended attributes too.
+    with open(source, "rb") as read, open(target, "wb") as write:
+        stat = os.fstat(read.fileno())
+        shutil.copyfileobj(read, write, _COPY_BYTES)
+        os.fchmod(write.fileno(), stat.st_mode)
+    os.utime(target, ns=(stat.st_atime_ns, stat.st_mtime_ns))

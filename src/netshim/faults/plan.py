@@ -14,14 +14,15 @@ A plan belongs to the broker's thread.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from operator import itemgetter
 from typing import Any, Final
 
 from logcore.errors import InvalidConfigError
 from netshim import wire
 from netshim.faults.refusals import Handler, refusal, refuse_parts
-from netshim.faults.requests import SeenRequest, seen_request
+from netshim.faults.requests import ANY_API, SeenRequest, seen_request
 from netshim.faults.rules import (
     REMEMBERED,
     Answer,
@@ -32,7 +33,7 @@ from netshim.faults.rules import (
     LoseResponse,
     Observe,
 )
-from netshim.request_log import errors_in
+from netshim.request_counts import errors_of
 from netshim.scheduling import (
     CloseConnection,
     CutResponse,
@@ -47,12 +48,38 @@ from netshim.wire import codes
 MOST_RULES: Final = 1_000
 
 
+class _RulesOfApi:
+    """The rules of a plan for one API. Rules for single topics are found by the topic."""
+
+    def __init__(self, rules: Sequence[FaultRule], api: str) -> None:
+        self._by_topic: dict[str, list[tuple[int, FaultRule]]] = {}
+        self._others: list[tuple[int, FaultRule]] = []
+        for position, rule in enumerate(rules):
+            if rule.api not in (ANY_API, api):
+                continue
+            topic = rule.only_topic
+            found = self._others
+            if topic is not None:
+                found = self._by_topic.setdefault(topic, [])
+            found.append((position, rule))
+
+    def that_may_match(self, seen: SeenRequest) -> Iterable[FaultRule]:
+        """Return the rules for the topics of a request, in the order of the plan."""
+        if not self._by_topic:
+            return [rule for _, rule in self._others]
+        found = self._others
+        for topic in {topic for topic, _ in seen.partitions}:
+            found = found + self._by_topic.get(topic, [])
+        return [rule for _, rule in sorted(found, key=itemgetter(0))]
+
+
 class RequestFaultPlan:
     """The rules of one broker, in the order in which they are asked."""
 
     def __init__(self) -> None:
         """Create a plan without rules."""
         self.rules: list[FaultRule] = []
+        self._index: dict[str, _RulesOfApi] = {}
         #: The latest requests, whether or not a rule matched.
         self.requests: deque[SeenRequest] = deque(maxlen=REMEMBERED)
 
@@ -66,11 +93,13 @@ class RequestFaultPlan:
             raise InvalidConfigError("too many rules", expected=f"at most {MOST_RULES}")
         rule.recent = self.requests
         self.rules.append(rule)
+        self._index.clear()
 
     def remove(self, rule: FaultRule) -> None:
         """Remove a rule, and release its requests."""
         if rule in self.rules:
             self.rules.remove(rule)
+            self._index.clear()
         rule.release()
 
     def end(self) -> None:
@@ -91,7 +120,10 @@ class RequestFaultPlan:
             seen.partitions = tuple((one, None) for one in state.logdir.topics())
         self.requests.append(seen)
         chosen = None
-        for rule in self.rules:
+        index = self._index.get(api.name)
+        if index is None:
+            index = self._index[api.name] = _RulesOfApi(self.rules, api.name)
+        for rule in index.that_may_match(seen):
             if not rule.matches(seen):
                 continue
             is_observer = isinstance(rule.action, Observe)
@@ -103,7 +135,9 @@ class RequestFaultPlan:
             response = handler(request, call, state)
         else:
             response = self._act(chosen, seen, handler, request, call, state)
-        return changed(response, lambda value: _record(seen, value))
+        if isinstance(response, PendingResponse):
+            return changed(response, partial(_record, api, seen))
+        return _record(api, seen, response)
 
     def _act(
         self,
@@ -121,7 +155,7 @@ class RequestFaultPlan:
             case Delay(delay_ms):
                 return _delay(rule, delay_ms, serve, call, state)
             case LoseResponse(closes):
-                return _lose(rule, closes, serve, seen)
+                return _lose(rule, closes, serve, wire.APIS[call.api_key], seen)
             case Disconnect(0):
                 raise CloseConnection("a fault rule closes the connection")
             case Disconnect(after_bytes):
@@ -134,7 +168,11 @@ class RequestFaultPlan:
 
 
 def _lose(
-    rule: FaultRule, closes: bool, serve: Callable[[], Any], seen: SeenRequest
+    rule: FaultRule,
+    closes: bool,
+    serve: Callable[[], Any],
+    api: wire.Api[Any, Any],
+    seen: SeenRequest,
 ) -> PendingResponse:
     """Serve a request, and return a response that is never sent."""
     lost = PendingResponse(is_parked=True)
@@ -144,7 +182,7 @@ def _lose(
         lost.set(CloseConnection("a fault rule lost the response"))
 
     def finish(value: Any) -> None:
-        _record(seen, value)
+        _record(api, seen, value)
         if closes:
             close()
 
@@ -217,13 +255,13 @@ def _cut(value: Any, after_bytes: int, call: Call) -> Any:
     return CutResponse(value, after_bytes)
 
 
-def _record(seen: SeenRequest, response: Any) -> Any:
+def _record(api: wire.Api[Any, Any], seen: SeenRequest, response: Any) -> Any:
     """Store the error codes of a response with its request, and return the response."""
     whole = response.response if isinstance(response, CutResponse) else response
     if isinstance(whole, Exception) and not isinstance(whole, CloseConnection):
         seen.codes = (codes.UNKNOWN_SERVER_ERROR,)
     elif seen.codes is None:
-        seen.codes = tuple(code for code, _ in errors_in(whole))
+        seen.codes = () if whole is None else errors_of(api, whole)
     return response
 
 

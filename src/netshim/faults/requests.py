@@ -77,81 +77,138 @@ class SeenRequest:
 
 def seen_request(api: str, request: Any, call: Call, state: BrokerState) -> SeenRequest:
     """Return the facts about a request that filters compare."""
-    groups = [
-        one if isinstance(one, str) else one.group_id
-        for one in _values(request, _GROUP_FIELDS)
-    ]
-    ids = list(_values(request, _TRANSACTION_FIELDS))
-    if hasattr(request, "key_type"):
+    shape = _shape_of(type(request))
+    groups: list[str] = []
+    for one in _values(request, shape.groups):
+        groups.append(one if isinstance(one, str) else one.group_id)
+    ids = _values(request, shape.transactional_ids)
+    if shape.has_keys:
         keys = request.coordinator_keys or [request.key]
         if request.key_type == 0:
             groups += keys
         else:
             ids += keys
-    partitions: Iterable[tuple[str, int | None]] = ()
+    partitions: list[tuple[str, int | None]] = []
     if api not in _WITHOUT_TOPICS:
-        partitions = _partitions_of(request, state.topic_ids.name_of)
+        _add_partitions(partitions, request, shape, state.topic_ids.name_of)
+    session = call.session
     return SeenRequest(
         api,
         call.version,
         call.client_id,
-        call.session.principal,
-        call.session.peer,
-        state.topology.node_of(call.session),
+        session.principal,
+        session.peer,
+        state.topology.node_of(session),
         call.now_ms,
         tuple(partitions),
-        tuple(dict.fromkeys(filter(None, groups))),
-        tuple(dict.fromkeys(filter(None, ids))),
+        tuple(dict.fromkeys(filter(None, groups))) if groups else (),
+        tuple(dict.fromkeys(filter(None, ids))) if ids else (),
     )
 
 
-def _values(request: Any, fields: Iterable[str]) -> Iterable[Any]:
+@attrs.frozen
+class _Shape:
+    """The fields of a type that contain names, each an attribute."""
+
+    groups: tuple[str, ...]
+    transactional_ids: tuple[str, ...]
+    has_keys: bool
+    #: Values that contain topics themselves.
+    inner: tuple[str, ...]
+    resources: tuple[str, ...]
+    topics: tuple[str, ...]
+    #: Of a topic: its id, its name, and its partitions.
+    topic_id: tuple[str, ...]
+    name: tuple[str, ...]
+    partitions: tuple[str, ...]
+    #: Of a partition.
+    number: tuple[str, ...]
+
+
+_SHAPES: Final[dict[type, _Shape]] = {}
+
+
+def _shape_of(kind: type) -> _Shape:
+    """Return the fields of a type, looked up once."""
+    shape = _SHAPES.get(kind)
+    if shape is None:
+        shape = _SHAPES[kind] = _new_shape(kind)
+    return shape
+
+
+def _new_shape(kind: type) -> _Shape:
+    def present(*fields: str) -> tuple[str, ...]:
+        return tuple(one for one in fields if hasattr(kind, one))
+
+    return _Shape(
+        present(*_GROUP_FIELDS),
+        present(*_TRANSACTION_FIELDS),
+        hasattr(kind, "key_type"),
+        present("groups", "markers"),
+        present("resources"),
+        present(*TOPIC_FIELDS),
+        present("topic_id"),
+        present("name", "topic"),
+        present(*PARTITION_FIELDS),
+        present(*_NUMBER_FIELDS),
+    )
+
+
+def _values(value: Any, fields: tuple[str, ...]) -> list[Any]:
     """Return the values of some fields; a list has several."""
+    found: list[Any] = []
     for field in fields:
-        value = getattr(request, field, None)
-        if isinstance(value, (list, tuple)):
-            yield from value
-        elif value is not None:
-            yield value
+        one = getattr(value, field)
+        if isinstance(one, list):
+            found += one
+        elif one is not None:
+            found.append(one)
+    return found
 
 
-def _partitions_of(
-    request: Any, name_of: Callable[[bytes], str | None]
-) -> Iterable[tuple[str, int | None]]:
-    for inner in _values(request, ("groups", "markers")):
+def _add_partitions(
+    found: list[tuple[str, int | None]],
+    request: Any,
+    shape: _Shape,
+    name_of: Callable[[bytes], str | None],
+) -> None:
+    for inner in _values(request, shape.inner):
         if not isinstance(inner, str):
-            yield from _partitions_of(inner, name_of)
-    for one in _values(request, ("resources",)):
+            _add_partitions(found, inner, _shape_of(type(inner)), name_of)
+    for one in _values(request, shape.resources):
         if one.resource_type == TOPIC_RESOURCE:
-            yield one.resource_name, None
-    for topic in _values(request, TOPIC_FIELDS):
+            found.append((one.resource_name, None))
+    for topic in _values(request, shape.topics):
         name = topic_name(topic, name_of)
         if name is None:
             continue
-        if not any(hasattr(topic, one) for one in PARTITION_FIELDS):
-            yield name, None
-        for part in _values(topic, PARTITION_FIELDS):
-            yield name, number_of(part)
+        fields = _shape_of(type(topic)).partitions
+        if not fields:
+            found.append((name, None))
+        for part in _values(topic, fields):
+            found.append((name, number_of(part)))
 
 
 def topic_name(topic: Any, name_of: Callable[[bytes], str | None]) -> str | None:
     """Return the name of a topic in a request, or None if its id is unknown."""
     if isinstance(topic, str):
         return topic
-    topic_id = bytes(getattr(topic, "topic_id", b""))
-    if any(topic_id):
-        return name_of(topic_id)
-    return getattr(topic, "name", None) or getattr(topic, "topic", None)
+    shape = _shape_of(type(topic))
+    if shape.topic_id and any(topic.topic_id):
+        return name_of(bytes(topic.topic_id))
+    for field in shape.name:
+        name: str | None = getattr(topic, field)
+        if name:
+            return name
+    return None
 
 
 def number_of(part: Any) -> int:
     """Return the number of a partition in a request or a response."""
     if isinstance(part, int):
         return part
-    for field in _NUMBER_FIELDS:
-        if hasattr(part, field):
-            return int(getattr(part, field))
-    raise AssertionError(f"a partition without a number: {part!r}")
+    (field, *_) = _shape_of(type(part)).number
+    return int(getattr(part, field))
 
 
 # -- names and filters -----------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import threading
 import time
 from collections import deque
@@ -18,6 +19,16 @@ from netshim.state import Call
 
 #: Number of requests that a plan and each rule remember.
 REMEMBERED: Final = 1_000
+#: The field of a request that each filter compares. A tuple has several values.
+_FIELDS: Final = {
+    "client_id": "client_id",
+    "principal": "principal",
+    "version": "version",
+    "node": "node",
+    "group": "groups",
+    "transactional_id": "transactional_ids",
+}
+_WILDCARDS: Final = re.compile(r"[*?\[]")
 
 
 @attrs.frozen
@@ -104,6 +115,10 @@ class FaultRule:
         self.api = api_named(api)
         self.action = action
         self.filters = check_filters(self.api, filters)
+        #: The topic of the rule, None if its filter is a pattern, or missing.
+        self.only_topic = self.filters.get("topic")
+        if self.only_topic is not None and _WILDCARDS.search(self.only_topic):
+            self.only_topic = None
         self._times = times
         self._after = after
         self._every = every
@@ -128,19 +143,13 @@ class FaultRule:
         """Return whether the filters match a request."""
         if self.api not in (ANY_API, seen.api):
             return False
-        single = {
-            "client_id": (seen.client_id,),
-            "principal": (seen.principal,),
-            "version": (str(seen.version),),
-            "node": (str(seen.node),),
-            "group": seen.groups,
-            "transactional_id": seen.transactional_ids,
-        }
-        for name, values in single.items():
-            pattern = self.filters.get(name)
-            if pattern is not None and not any(
-                fnmatchcase(value, pattern) for value in values
-            ):
+        for name, pattern in self.filters.items():
+            field = _FIELDS.get(name)
+            if field is None:  # of a partition
+                continue
+            value = getattr(seen, field)
+            values = value if isinstance(value, tuple) else (str(value),)
+            if not any(fnmatchcase(one, pattern) for one in values):
                 return False
         if not self.selects_partitions:
             return True
