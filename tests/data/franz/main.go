@@ -1,5 +1,6 @@
 // Runs one exchange with franz-go: an admin client creates a topic, a producer writes records, and a
-// consumer of a group reads them. Argument: a JSON file with the settings below.
+// consumer of a group reads them. Argument: a JSON file with the settings below. With two arguments, an
+// address and a job, it runs the job of faults.go.
 package main
 
 import (
@@ -111,6 +112,10 @@ func run(ctx context.Context, s settings) error {
 }
 
 func main() {
+	if len(os.Args) == 3 {
+		runFaulted(os.Args[1], os.Args[2])
+		return
+	}
 	text, err := os.ReadFile(os.Args[1])
 	var s settings
 	if err == nil {
