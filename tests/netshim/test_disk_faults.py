@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from confluent_kafka import Producer
 
+import logcore
 from logcore import InvalidConfigError, StorageWriteError
+from logcore.testing import Fault, FaultPlan, SimulatedDisk
+from logcore.testing.faults import Slow
 from netshim.testing import Kafka
 
 
@@ -49,6 +54,34 @@ def test_disk_fault_with_an_unknown_name_is_refused(
 ) -> None:
     with kafka.faults() as faults, pytest.raises(InvalidConfigError, match=text):
         faults.disk(operation, error)
+
+
+def test_slow_disk_delays_an_append(kafka: Kafka) -> None:
+    kafka.create_topic("orders")
+    with kafka.faults() as faults:
+        rule = faults.disk("pwrite", delay_ms=300, path="*/orders-0/*.log", times=1)
+        began = time.monotonic()
+        kafka.append("orders", b"4 apples")
+        assert time.monotonic() - began >= 0.3
+        assert rule.hits == 1
+    assert [one.value for one in kafka.records("orders")] == [b"4 apples"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"error": "EIO", "delay_ms": 5}, {"delay_ms": -1}, {"delay_ms": "5"}],
+)
+def test_disk_fault_is_an_error_or_a_delay(
+    kafka: Kafka, options: dict[str, Any]
+) -> None:
+    with kafka.faults() as faults, pytest.raises(InvalidConfigError):
+        faults.disk("pwrite", **options)
+
+
+def test_simulated_disk_is_never_slow() -> None:
+    disk = SimulatedDisk(faults=FaultPlan(Fault("*", Slow(5))))
+    with pytest.raises(InvalidConfigError, match="time stands still"):
+        logcore.open("log-0", create=True, fs=disk)
 
 
 def test_disk_fault_of_one_broker_leaves_the_files_of_others(

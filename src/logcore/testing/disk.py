@@ -41,7 +41,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, overload
 
-from logcore.errors import StorageReadError, StorageWriteError
+from logcore.errors import InvalidConfigError, StorageReadError, StorageWriteError
 from logcore.fs import (
     DIRECTORY_PERMISSIONS,
     FILE_PERMISSIONS,
@@ -51,7 +51,7 @@ from logcore.fs import (
 )
 from logcore.testing.crash_states import SECTOR, Kind, Moment, Names, Tree
 from logcore.testing.environment import Environment
-from logcore.testing.faults import FaultPlan, Operation
+from logcore.testing.faults import FaultPlan, Operation, Slow
 from logcore.testing.file_objects import (
     AnyFile,
     BinaryFile,
@@ -517,7 +517,14 @@ class SimulatedDisk(Environment, DiskLocks):
             raise SimulatedCrash
         if self.faults is None:
             return None
-        return self.faults.ask(operation, path)
+        action = self.faults.ask(operation, path)
+        if isinstance(action, Slow):
+            raise InvalidConfigError(
+                "the action of a fault of SimulatedDisk",
+                expected="another one: its time stands still during a call",
+                found=repr(action),
+            )
+        return action
 
     def _reading(self, operation: str, path: str) -> None:
         action = self._ask(operation, path)

@@ -10,6 +10,7 @@ import errno
 import fnmatch
 import os
 import threading
+import time
 from typing import Final, Literal, NamedTuple
 
 import attrs
@@ -42,6 +43,13 @@ class Operation(NamedTuple):
 
 
 @attrs.frozen
+class Slow:
+    """An action of a fault of real files: the call succeeds after a delay."""
+
+    delay_ms: int
+
+
+@attrs.frozen
 class Fault:
     """A failure of selected calls.
 
@@ -51,14 +59,14 @@ class Fault:
             half, and a sync fails after losing the data. The other actions are "lie" (a
             sync succeeds without effect), "rot" (one bit of a write is wrong),
             "misdirect" (a write hits the following sector) and "crash" (the power fails
-            during the call).
+            during the call). Real files may be Slow.
         path: A glob pattern for the whole path.
         at: Number of the first matching call that fails, counted from 1.
         times: Number of calls that fail, None for no limit.
     """
 
     operation: str
-    action: int | Literal["lie", "rot", "misdirect", "crash"] = errno.EIO
+    action: int | Slow | Literal["lie", "rot", "misdirect", "crash"] = errno.EIO
     path: str = "*"
     at: int = 1
     times: int | None = 1
@@ -85,9 +93,9 @@ class FaultPlan:
     def __repr__(self) -> str:
         return f"FaultPlan({', '.join(map(repr, self.faults))})"
 
-    def ask(self, operation: str, path: str) -> int | str | None:
+    def ask(self, operation: str, path: str) -> int | str | Slow | None:
         """Return the action for this call, None if it should succeed."""
-        action: int | str | None = None
+        action: int | str | Slow | None = None
         for at, fault in enumerate(self.faults):
             if fault.operation not in ("*", operation) or not fnmatch.fnmatchcase(
                 path, fault.path
@@ -134,10 +142,10 @@ class FaultFS(OsFS):
                     expected=", ".join(sorted(REAL_OPERATIONS)),
                     found=fault.operation,
                 )
-            if not isinstance(fault.action, int):
+            if not isinstance(fault.action, int | Slow):
                 raise InvalidConfigError(
                     "the action of a disk fault",
-                    expected="an errno",
+                    expected="an errno, or Slow",
                     found=fault.action,
                 )
         with self._plans_lock:
@@ -149,15 +157,22 @@ class FaultFS(OsFS):
             self._plans.pop(plan, None)
 
     def planned_error(self, operation: str, path: str) -> OSError | None:
-        """Return the planned error of a call, None if it should succeed."""
+        """Return the planned error of a call, None if it should succeed.
+
+        A call that is planned to be slow waits here.
+        """
         if not self._plans:
             return None
+        delay_ms = 0
         with self._plans_lock:
             for plan, directory in self._plans.items():
                 if os.path.join(path, "").startswith(directory):
-                    code = plan.ask(operation, path)
-                    if isinstance(code, int):
-                        return OSError(code, os.strerror(code))
+                    action = plan.ask(operation, path)
+                    if isinstance(action, int):
+                        return OSError(action, os.strerror(action))
+                    if isinstance(action, Slow):
+                        delay_ms += action.delay_ms
+        time.sleep(delay_ms / 1_000)
         return None
 
     def pwrite(self, handle: int, data: Data, position: int) -> None:

@@ -19,7 +19,7 @@ from typing import Any, Literal, Protocol, Self, TypeVar
 
 from logcore import LogDir
 from logcore.errors import InvalidConfigError
-from logcore.testing.faults import Fault, FaultFS, FaultPlan
+from logcore.testing.faults import Fault, FaultFS, FaultPlan, Slow
 from netshim.faults.plan import RequestFaultPlan
 from netshim.faults.requests import ANY_API, SeenRequest, api_named, error_code
 from netshim.faults.rules import (
@@ -200,11 +200,7 @@ class FaultControl:
 
     def delay(self, api: str | int, delay_ms: int, **options: Any) -> ActiveRule:
         """Serve requests later. Their connections start no other request until then."""
-        if type(delay_ms) is not int or not 0 <= delay_ms <= _MOST_DELAY_MS:
-            raise InvalidConfigError(
-                "a delay in ms", expected=f"0 to {_MOST_DELAY_MS}", found=delay_ms
-            )
-        return self._add(api, Delay(delay_ms), options)
+        return self._add(api, Delay(_checked_delay(delay_ms)), options)
 
     def hold(self, api: str | int, **options: Any) -> ActiveRule:
         """Serve requests when release() is called, or when the rule ends."""
@@ -260,27 +256,31 @@ class FaultControl:
     def disk(
         self,
         operation: str,
-        error: str,
+        error: str | None = None,
         *,
+        delay_ms: int | None = None,
         path: str = "*",
         at: int = 1,
         times: int | None = None,
     ) -> DiskRule:
-        """Let calls on the broker's files fail.
+        """Let calls on the broker's files fail, or be slow.
 
         The operations are "pwrite", "truncate", "fdatasync", "fsync" and "sync_dir".
-        `error` is the name of an errno, such as "ENOSPC", and `path` a pattern for the
-        whole path. The first call that fails is number `at`, counted from 1, and
-        `times` limits the failing calls.
+        `error` is the name of an errno, such as "ENOSPC". With `delay_ms` instead, the
+        calls succeed after this time. `path` is a pattern for the whole path. The first
+        such call is number `at`, counted from 1, and `times` limits their number.
 
         Raises InvalidConfigError for an unknown operation or error, and if the broker
         was started with files of another kind.
         """
-        code = getattr(errno, error, None)
-        if not isinstance(code, int):
+        action: int | Slow | None = getattr(errno, error or "", None)
+        if error is None and delay_ms is not None:
+            action = Slow(_checked_delay(delay_ms))
+            delay_ms = None
+        if not isinstance(action, int | Slow) or delay_ms is not None:
             raise InvalidConfigError(
-                "the error of a disk fault",
-                expected="the name of an errno, such as 'ENOSPC'",
+                "a disk fault",
+                expected="the name of an errno, such as 'ENOSPC', or delay_ms",
                 found=repr(error),
             )
         fs = getattr(self._logdir, "fs", None)
@@ -289,7 +289,7 @@ class FaultControl:
                 "fs of the broker", expected="a FaultFS", found=type(fs).__name__
             )
         try:
-            plan = FaultPlan(Fault(operation, code, path=path, at=at, times=times))
+            plan = FaultPlan(Fault(operation, action, path=path, at=at, times=times))
         except ValueError as unknown:
             raise InvalidConfigError(str(unknown)) from None
         rule = DiskRule(fs, plan)
@@ -306,6 +306,19 @@ class FaultControl:
         self._rules.append(active)
         self._thread.call(lambda: plan_of(self._broker).add(rule))
         return active
+
+
+def _checked_delay(delay_ms: int) -> int:
+    """Return a delay.
+
+    Raises:
+        InvalidConfigError: it is not a number of ms, or longer than a day.
+    """
+    if type(delay_ms) is not int or not 0 <= delay_ms <= _MOST_DELAY_MS:
+        raise InvalidConfigError(
+            "a delay in ms", expected=f"0 to {_MOST_DELAY_MS}", found=repr(delay_ms)
+        )
+    return delay_ms
 
 
 def plan_of(broker: FaultyBroker) -> RequestFaultPlan:

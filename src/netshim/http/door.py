@@ -56,7 +56,7 @@ _ACTIONS: Final = {
     "lose_answer": ("api",),
     "disconnect": ("api",),
     "observe": ("api",),
-    "disk": ("operation", "error"),
+    "disk": ("operation",),
 }
 
 
