@@ -521,7 +521,7 @@ class SimulatedDisk(Environment, DiskLocks):
         if isinstance(action, Slow):
             raise InvalidConfigError(
                 "the action of a fault of SimulatedDisk",
-                expected="another one: its time stands still during a call",
+                expected="another one, because its clock does not run during a call",
                 found=repr(action),
             )
         return action
