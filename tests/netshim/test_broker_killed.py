@@ -347,6 +347,48 @@ def test_broker_in_a_thread_ends_with_the_interpreter(tmp_path: Path) -> None:
         assert directory.was_clean
 
 
+def test_stops_under_load_lose_no_acknowledged_record(tmp_path: Path) -> None:
+    """Three times, TERM arrives while records are sent. The broker exits with 0."""
+    acknowledged: list[bytes] = []
+    for turn in range(3):
+        with subprocess.Popen(
+            [sys.executable, "-m", "netshim", "serve", str(tmp_path), "--port", "0"],
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as broker:
+            assert broker.stdout is not None
+            address = broker.stdout.readline().split()[-1]
+            producer = confluent_kafka.Producer(
+                {**COMMON, "bootstrap.servers": address, "linger.ms": 0}
+            )
+
+            def delivered(error: Any, message: Any) -> None:
+                if error is None:
+                    acknowledged.append(message.value())
+
+            before = len(acknowledged)
+            deadline = time.monotonic() + SECONDS
+            number = 0
+            is_stopping = False
+            while broker.poll() is None:
+                assert time.monotonic() < deadline
+                producer.produce("t", b"%d-%d" % (turn, number), on_delivery=delivered)
+                producer.poll(0)
+                number += 1
+                if number % 100 == 0:
+                    time.sleep(0.001)
+                if not is_stopping and len(acknowledged) >= before + 500:
+                    is_stopping = True
+                    broker.terminate()
+            producer.purge()
+            producer.flush(SECONDS)
+        assert broker.returncode == 0
+    with logcore.open_dir(tmp_path, read_only=True) as directory:
+        stored = Counter(one.value for one in directory.read("t"))
+    assert len(acknowledged) >= 1_500
+    assert Counter(acknowledged) - stored == Counter()
+
+
 def with_few_files(directory: Path) -> list[str]:
     """Return the command of a broker that may open 128 files."""
     limits = (
