@@ -28,10 +28,14 @@ from logcore.errors import LogcoreError, OffsetOutOfRangeError, RecordTooLargeEr
 
 @asynccontextmanager
 async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-    """Keep the log open while the service runs; closing the log ends the followers."""
+    """Keep the log open while the service runs.
+
+    A server ends the lifespan after all responses, so a signal ends the followers.
+    """
     async with aio.open(os.environ.get("ORDERS", "shop/orders-0"), create=True) as log:
         app.state.log = log
-        yield
+        with aio.end_on_signals():
+            yield
 
 
 app = FastAPI(lifespan=lifespan)

@@ -12,6 +12,7 @@ See docs/aio.md.
 
 from logcore.aio.awaitable_open import Opening
 from logcore.aio.consumer import Consumer, Listener, RebalanceListener
+from logcore.aio.ending import end_on_signals, end_waits
 from logcore.aio.log import Log, open
 from logcore.aio.logdir import LogDir, open_dir
 from logcore.aio.notify import Lists
@@ -27,6 +28,8 @@ __all__ = [
     "Producer",
     "RebalanceListener",
     "TransactionalProducer",
+    "end_on_signals",
+    "end_waits",
     "open",
     "open_dir",
 ]

@@ -24,6 +24,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeVar
 
 from logcore.aio.awaitable_open import Opening
+from logcore.aio.ending import waits_of
 from logcore.aio.loop_thread import Home
 from logcore.aio.notify import News, Watching
 from logcore.callbacks import call
@@ -239,6 +240,7 @@ class Consumer:
         self._news = News(home)
         self._watching = Watching(home, consumer.fs, self._news)
         consumer.begin(self._news)
+        waits_of(home.loop).add(self)
         self._is_reading = False
         self._steps = 0  # running in the thread or queued for it
         self._later: list[Callable[[], None]] = []
@@ -702,6 +704,8 @@ class Consumer:
         """
         self._sync.wakeup()
         self._news.tell()
+
+    end_waits = wakeup
 
 
 def _follow_elsewhere(loop_thread: int, log: Log) -> None:

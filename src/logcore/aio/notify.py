@@ -19,6 +19,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Generic, Self, TypeVar
 
+from logcore.aio.ending import waits_of
 from logcore.aio.loop_thread import Home
 from logcore.errors import LogClosedError
 from logcore.fs import FS
@@ -174,6 +175,17 @@ class Following:
         self._forgets: list[Callable[[], None]] = []
         self._was_waited_for = False
         self._has_looked = False
+        self._waits = waits_of(home.loop)
+        self._waits.add(self)
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether the tails of the loop were ended."""
+        return self._waits.is_ended
+
+    def end_waits(self) -> None:
+        """Wake the tasks, because the tails of the loop were ended."""
+        self._news.wake()
 
     async def look(self) -> None:
         """Register for events, and make records of other processes visible."""
@@ -302,8 +314,8 @@ class Pieces(Lists[_T]):
 class Tail(Lists[_T]):
     """Records of some logs as they arrive.
 
-    The iteration ends when one of the logs is closed, or after `timeout` seconds
-    without a record.
+    The iteration ends when one of the logs is closed, after `timeout` seconds without a
+    record, and by end_waits().
     """
 
     def __init__(
@@ -333,6 +345,8 @@ class Tail(Lists[_T]):
                 await self._following.look()
             except LogClosedError:
                 raise StopAsyncIteration from None
+            if self._following.is_ended:
+                raise StopAsyncIteration
             if any(one.log.is_closed for one in self._tailed):
                 raise StopAsyncIteration
             if any(one.has_news for one in self._tailed):

@@ -1,0 +1,178 @@
+"""The end of tails and polls on request, and on signals."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+import logcore
+from logcore import aio
+from logcore.errors import WakeupError
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+LIMIT_S = 120.0
+
+
+async def values(records: AsyncIterator[logcore.Record]) -> list[bytes | None]:
+    return [record.value async for record in records]
+
+
+def test_tails_end_on_request_and_later_ones_at_once(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with aio.open_dir(tmp_path / "data", create=True) as data:
+            await data.create_topic("t", 2)
+            log = await data.partition("t", 0)
+            await log.append(b"a")
+            of_log = asyncio.create_task(values(log.tail(0)))
+            of_topic = asyncio.create_task(values(await data.tail("t", {0: 0, 1: 0})))
+            await asyncio.sleep(0.05)
+            assert not of_log.done() and not of_topic.done()
+            aio.end_waits()
+            assert await of_log == await of_topic == [b"a"]
+            await log.append(b"b")
+            assert await values(log.tail(0)) == []
+
+    asyncio.run(main())
+
+
+def test_consumers_wake_and_remain_open(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with aio.open_dir(tmp_path / "data", create=True) as data:
+            await data.create_topic("t")
+            async with data.consumer() as consumer, data.consumer() as other:
+                await consumer.assign([("t", 0)])
+                await other.assign([("t", 0)])
+                poll = asyncio.create_task(consumer.getmany(timeout_ms=100_000))
+                iteration = asyncio.create_task(values(other))
+                await asyncio.sleep(0.05)
+                aio.end_waits()
+                with pytest.raises(WakeupError):
+                    await poll
+                assert await iteration == []
+                async with data.producer() as producer:
+                    await producer.send_and_wait("t", b"a")
+                consumer.seek(("t", 0), 0)
+                found = await consumer.getmany(timeout_ms=100_000)
+                assert [one.value for one in found.records()] == [b"a"]
+
+    asyncio.run(main())
+
+
+def test_signal_ends_a_tail_of_a_program(tmp_path: Path) -> None:
+    """Its next lines run, and it exits with 0."""
+    program = (
+        "import asyncio, sys\n"
+        "from logcore import aio\n"
+        "async def main():\n"
+        "    async with aio.open(sys.argv[1], create=True) as log:\n"
+        "        with aio.end_on_signals():\n"
+        "            print('ready', flush=True)\n"
+        "            async for record in log.tail():\n"
+        "                pass\n"
+        "            print('ended', flush=True)\n"
+        "asyncio.run(main())\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path / "t-0")],
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.stdout.read() == "ended\n"
+    assert process.returncode == 0
+
+
+def test_second_signal_has_its_usual_effect(tmp_path: Path) -> None:
+    program = (
+        "import asyncio, signal, time\n"
+        "from logcore import aio\n"
+        "async def main():\n"
+        "    with aio.end_on_signals():\n"
+        "        print('ready', flush=True)\n"
+        "        time.sleep(600)\n"
+        "        await asyncio.sleep(600)\n"
+        "asyncio.run(main())\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        deadline = time.monotonic() + LIMIT_S
+        while process.poll() is None:
+            assert time.monotonic() < deadline
+            process.send_signal(signal.SIGTERM)
+            time.sleep(0.05)
+    assert process.returncode == -signal.SIGTERM
+
+
+def test_handlers_are_restored_and_other_threads_have_none() -> None:
+    async def main() -> None:
+        with aio.end_on_signals():
+            pass
+
+    before = signal.getsignal(signal.SIGTERM)
+    asyncio.run(main())
+    assert signal.getsignal(signal.SIGTERM) is before
+    thread = threading.Thread(target=asyncio.run, args=(main(),))
+    thread.start()
+    thread.join()
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_service_with_followers_stops(tmp_path: Path) -> None:
+    """uvicorn waits for open responses, so it never ended while one was connected."""
+    pytest.importorskip("fastapi")
+    pytest.importorskip("uvicorn")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "uvicorn", "--app-dir", str(EXAMPLES)]
+    with subprocess.Popen(
+        [*command, "orders_service:app", "--port", str(port), "--log-level", "error"],
+        env={"PATH": "", "ORDERS": str(tmp_path / "orders-0")},
+    ) as service:
+        offset = place(port, b"4 apples")
+        followers = [http.client.HTTPConnection("127.0.0.1", port) for _ in range(3)]
+        answers = []
+        for one in followers:
+            one.request("GET", "/orders", headers={"Last-Event-ID": str(offset - 1)})
+            answers.append(one.getresponse())
+        for answer in answers:
+            assert answer.readline() == b"id: 0\n"
+        service.send_signal(signal.SIGTERM)
+        for answer in answers:  # each response has a proper end
+            assert answer.read() == b"data: 4 apples\n\n"
+        service.wait(LIMIT_S)
+        for one in followers:
+            one.close()
+    with logcore.open(tmp_path / "orders-0", read_only=True) as log:
+        assert [record.value for record in log.read(0)] == [b"4 apples"]
+
+
+def place(port: int, order: bytes) -> int:
+    """Place an order, once the service listens."""
+    deadline = time.monotonic() + LIMIT_S
+    while True:
+        connection = http.client.HTTPConnection("127.0.0.1", port)
+        try:
+            connection.request("POST", "/orders", order)
+            return int(json.load(connection.getresponse())["offset"])
+        except ConnectionRefusedError:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        finally:
+            connection.close()
