@@ -98,6 +98,10 @@ class BrokerLogs:
         self._used_ms: dict[Key, int] = {}  # when a request last used each log
         # Logs that could not be opened for the current call, with the errors.
         self._failures: Mapping[Key, LogcoreError] = {}
+        #: Logs that are being closed for others. They are open until then.
+        self._closing: set[Key] = set()
+        #: Position of the first log that the next request for too many logs opens.
+        self._next_opened = 0
 
     @property
     def queued(self) -> Iterable[Key]:
@@ -130,8 +134,8 @@ class BrokerLogs:
             raise TopicNotFoundError(
                 f"topic {topic!r} has no such partition", found=partition
             )
-        # The log failed after when_open() checked it.
-        raise LogFailedError("the log has failed and will be opened again; try again")
+        # The log failed after when_open() checked it, or was closed for others.
+        raise LogFailedError("the log is not open and will be opened; try again")
 
     def free_log(self, topic: str, partition: int) -> Log | None:
         """Return the log of a partition if it is usable without waiting.
@@ -140,7 +144,8 @@ class BrokerLogs:
         Otherwise, return None.
         """
         key = topic, partition
-        if self._requests.is_busy(key) or self._work.is_busy(key):
+        is_busy = self._requests.is_busy(key) or self._work.is_busy(key)
+        if is_busy or key in self._closing:
             return None
         log = self._logdir.opened(topic, partition)
         if log is None or log.has_failed:
@@ -161,6 +166,8 @@ class BrokerLogs:
         as one to open, and opening it reports the error.
         """
         topic, partition = key
+        if key in self._closing:
+            return True  # it is opened after it was closed
         try:
             log = self._logdir.opened(topic, partition)
             if log is not None:
@@ -201,11 +208,38 @@ class BrokerLogs:
     def _open_first(
         self, missing: list[Key], handle: Callable[[], _T]
     ) -> _T | PendingResponse:
-        """Call handle() once the missing logs were opened."""
+        """Call handle() once the missing logs were opened.
+
+        If they are more than half of the logs that may be open, that many are opened, and
+        the others get a retriable error. Each request opens the next ones, so a client
+        that repeats a request gets an answer for each partition.
+        """
+        failures: dict[Key, LogcoreError] = {}
+        most = max(1, self.most_logs() // 2)
+        if len(missing) > most:
+            first = self._next_opened % len(missing)
+            self._next_opened = first + most
+            in_turn = missing[first:] + missing[:first]
+            missing = in_turn[:most]
+            error = ResourceError(
+                "a request for more partitions than logs that may be open",
+                expected=f"at most {most} that are not open",
+                found=len(in_turn),
+            )
+            failures = dict.fromkeys(in_turn[most:], error)
+        return self._open_all(missing, failures, handle)
+
+    def _open_all(
+        self,
+        missing: list[Key],
+        failures: dict[Key, LogcoreError],
+        handle: Callable[[], _T],
+    ) -> _T | PendingResponse:
+        """Call handle() once all missing logs were opened, however many they are."""
         if not missing:
             return handle()
         answer = PendingResponse()
-        self._open_next(missing, {}, handle, answer)
+        self._open_next(missing, failures, handle, answer)
         return answer
 
     def _open_next(
@@ -263,6 +297,9 @@ class BrokerLogs:
                 )
         elif isinstance(result, Exception):
             failures[key] = LogFailedError(f"the log cannot be opened: {result!r}")
+        else:
+            # Otherwise, it could be closed for the next log of the same request.
+            self._used_ms[key] = self._lifecycle.now_ms
         self._open_next(missing, failures, handle, answer)
 
     def make_room(self) -> None:
@@ -280,6 +317,7 @@ class BrokerLogs:
             (key, log)
             for key, log in open_logs.items()
             if key not in busy
+            and key not in self._closing
             and key[0] not in INTERNAL_TOPICS
             and not self._syncs.is_waiting_for(log)
         ]
@@ -302,8 +340,12 @@ class BrokerLogs:
                 most,
                 len(closing),
             )
+            keys = {key for key, _ in closing}
+            self._closing |= keys
             self._work.submit(
-                _OPENING, partial(_close, [log for _, log in closing]), _ignore
+                _OPENING,
+                partial(_close, [log for _, log in closing]),
+                lambda _: self._closing.difference_update(keys),
             )
 
     def in_pieces(self, steps: Steps[_T]) -> _T | PendingResponse:
@@ -347,7 +389,10 @@ class BrokerLogs:
 
             def begin_when_open() -> _T | PendingResponse:
                 try:
-                    return self.when_open(those, lambda: self.in_pieces(until_over()))
+                    missing = [key for key in those if self._is_to_open(key)]
+                    return self._open_all(
+                        missing, {}, lambda: self.in_pieces(until_over())
+                    )
                 except BaseException:
                     # Otherwise, later requests in the queues would never start.
                     self._requests.leave(own)

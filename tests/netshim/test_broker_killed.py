@@ -413,14 +413,54 @@ def test_recovery_leaves_files_for_clients(tmp_path: Path) -> None:
         with_few_files(tmp_path / "data"), stdout=subprocess.PIPE, text=True
     ) as broker:
         assert broker.stdout is not None
-        port = int(broker.stdout.readline().rpartition(":")[2])
-        clients = [Client(port) for _ in range(20)]
+        try:
+            port = int(broker.stdout.readline().rpartition(":")[2])
+            clients = [Client(port) for _ in range(20)]
+            for number in range(100):
+                part = clients[number % 20].fetch(partition=number)
+                assert part.error_code == 0 and (b"%d" % number) in bytes(part.records)
+            for client in clients:
+                client.close()
+        finally:
+            broker.terminate()
+    assert broker.returncode == 0
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no limit to set")
+def test_a_consumer_reads_more_partitions_than_logs_can_be_open(tmp_path: Path) -> None:
+    """Each fetch opened the same logs, and closed the others for them, so most
+    partitions were answered with a retriable error forever.
+    """
+    with logcore.open_dir(tmp_path / "data", create=True) as directory:
+        directory.create_topic("t", 100)
         for number in range(100):
-            part = clients[number % 20].fetch(partition=number)
-            assert part.error_code == 0 and (b"%d" % number) in bytes(part.records)
-        for client in clients:
-            client.close()
-        broker.terminate()
+            directory.partition("t", number).append(b"%d" % number)
+    with subprocess.Popen(
+        with_few_files(tmp_path / "data"), stdout=subprocess.PIPE, text=True
+    ) as broker:
+        assert broker.stdout is not None
+        try:
+            address = broker.stdout.readline().split()[-1]
+            consumer = confluent_kafka.Consumer(
+                {
+                    **COMMON,
+                    "bootstrap.servers": address,
+                    "group.id": "g",
+                    "auto.offset.reset": "earliest",
+                    "fetch.error.backoff.ms": 10,
+                }
+            )
+            consumer.subscribe(["t"])
+            found: set[bytes] = set()
+            deadline = time.monotonic() + SECONDS
+            while len(found) < 100:
+                assert time.monotonic() < deadline, len(found)
+                message = consumer.poll(1)
+                if message is not None and message.error() is None:
+                    found.add(message.value())
+            consumer.close()
+        finally:
+            broker.terminate()
     assert broker.returncode == 0
 
 
