@@ -450,6 +450,12 @@ def _topic_config(file: FileSettings, texts: tuple[str, ...]) -> dict[str, str]:
     metavar="N",
     help="Descriptor that gets the line `ready` when clients may connect.",
 )
+@click.option(
+    "--record",
+    metavar="FILE",
+    type=click.Path(dir_okay=False),
+    help="Record all requests and responses to this new file, for `netshim replay`.",
+)
 @click.pass_context
 def serve(
     ctx: click.Context,
@@ -457,6 +463,7 @@ def serve(
     log_level: str,
     log_format: str | None,
     ready_fd: int | None,
+    record: str | None,
     metrics: str | None,
     door: str | None,
     door_token_file: str | None,
@@ -492,7 +499,9 @@ def serve(
             pages = HttpPages(metrics, door, door_token_file, server.tls_settings)
             reloader = _Reloader(ctx, server)
             runner.run(
-                _serve(server, Readiness(ready_fd), file.topics, pages, reloader)
+                _serve(
+                    server, Readiness(ready_fd), file.topics, pages, reloader, record
+                )
             )
     except OSError as error:
         _fail_to_listen(error, options)
@@ -587,10 +596,11 @@ async def _serve(
     topics: Sequence[ConfiguredTopic],
     pages: HttpPages,
     reloader: _Reloader,
+    recording: str | None,
 ) -> None:
     pages.start(server, asyncio.get_running_loop())
     try:
-        await _serve_clients(server, readiness, topics, pages.urls, reloader)
+        await _serve_clients(server, readiness, topics, pages.urls, reloader, recording)
     finally:
         await pages.stop()
 
@@ -601,6 +611,7 @@ async def _serve_clients(
     topics: Sequence[ConfiguredTopic],
     urls: Mapping[str, str],
     reloader: _Reloader,
+    recording: str | None,
 ) -> None:
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
@@ -616,6 +627,11 @@ async def _serve_clients(
     loop.add_signal_handler(signal.SIGHUP, reloader.reload)
     await server.start()
     try:
+        if recording is not None:
+            # The file is created only if the broker has started.
+            from netshim.recording.recorder import TrafficRecorder
+
+            server.record(TrafficRecorder(recording, fs=server.files))
         for topic in topics:
             await loop.run_in_executor(None, partial(_ensure_topic, server, topic))
         print(

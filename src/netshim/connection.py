@@ -31,11 +31,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from netshim.scheduling import CloseConnection, PendingResponse
 from netshim.session import ClientSession
 from netshim.settings import Settings
+
+if TYPE_CHECKING:  # imported only if it is used
+    from netshim.recording.recorder import ConnectionRecorder
 
 Piece = bytes | bytearray | memoryview
 #: Result of a frame handler: the pieces of a response, None for no response, or an
@@ -302,6 +305,8 @@ class Connection:
         self._waited_ms = 0
         self._was_waiting = False
         self._given_up: str | None = None
+        #: Records the frames, if the traffic is recorded.
+        self.recorder: ConnectionRecorder | None = None
 
     def use_handler(self, handle: Handle) -> None:
         """Pass the next requests to another broker."""
@@ -403,6 +408,8 @@ class Connection:
             if self._is_behind or not self._workload.has_room(self):
                 break
             self._start = stop
+            if self.recorder is not None:
+                self.recorder.request(frame, is_first=not self._slots)
             reply = handle(frame, now_ms)
             limit = self._frame_limit  # authentication raises it
             if reply is None:
@@ -564,6 +571,8 @@ class Connection:
         self._ready()
 
     def _put(self, pieces: list[Piece]) -> None:
+        if self.recorder is not None:
+            self.recorder.response(pieces)
         self._outgoing += pieces
         for piece in pieces:
             self.unsent_bytes += len(piece)
@@ -613,6 +622,9 @@ class Connection:
         if self._is_closed:
             return
         self._is_closed = self._draining = True
+        if self.recorder is not None:
+            self.recorder.close()
+            self.recorder = None
         held = len(self._buffer) - _SMALL_BYTES
         self._buffer = bytearray()
         self._view = memoryview(b"")

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import ssl
 
     from netshim.broker import Broker
+    from netshim.recording.recorder import TrafficRecorder
     from netshim.security.service import Security
     from netshim.settings import Settings
 
@@ -64,6 +65,7 @@ class PeerHost(Protocol):
     #: Whether another broker takes the place of the present one.
     is_replacing: bool
     tls_context: ssl.SSLContext
+    recorder: TrafficRecorder | None
     loop: asyncio.AbstractEventLoop
 
     def now_ms(self) -> int: ...
@@ -216,7 +218,18 @@ class Peer(asyncio.BufferedProtocol):
         )
         if server.is_replacing:
             self.pause()
+        if server.recorder is not None:
+            self.record(server.recorder)
         self.is_open = True
+
+    def record(self, recorder: TrafficRecorder | None) -> None:
+        """Record the requests and responses from now on, or no longer."""
+        if recorder is None:
+            self.connection.recorder = None
+            return
+        assert self.session is not None, "the connection is not open"
+        _, port, *_ = self.transport.get_extra_info("peername") or ("?", 0)
+        self.connection.recorder = recorder.connection(self.session, int(port))
 
     def skip(self, skipped_ms: int) -> None:
         """Take no notice of time that the clock has skipped."""

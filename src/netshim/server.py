@@ -61,6 +61,7 @@ if TYPE_CHECKING:  # imported only if they are used
     from netshim.cluster.node import ClusterNode, ClusterSettings
     from netshim.faults.nodes import AdvertisedNode, AdvertisedNodes
     from netshim.kafka_releases import KafkaRelease
+    from netshim.recording.recorder import TrafficRecorder
 
 _log = logging.getLogger("netshim")
 
@@ -233,6 +234,8 @@ class Server:
         self.nodes: AdvertisedNodes | None = None
         #: Counts of requests, if metrics are served. Set before start().
         self.counts: RequestCounts | None = None
+        #: Records the traffic; see record().
+        self.recorder: TrafficRecorder | None = None
         self._turned_s = 0.0
         self._held_s = 0.0
         self.is_replacing = False
@@ -515,6 +518,25 @@ class Server:
         self.settings = attrs.evolve(self.settings, **changes)
         self.broker.state.settings = self.settings
 
+    def record(self, recorder: TrafficRecorder | None) -> None:
+        """Record the traffic of all connections from now on; None ends it.
+
+        stop() closes the recorder. record() does not.
+
+        Raises:
+            ResourceError: another recording is in progress.
+        """
+        if recorder is not None and self.recorder is not None:
+            raise logcore.ResourceError(
+                "the traffic is already recorded",
+                expected="one recording at a time",
+                found=self.recorder.path,
+            )
+        self.recorder = recorder
+        for peer in self._peers:
+            if peer.is_open:
+                peer.record(recorder)
+
     # -- stored users, rules and quotas ------------------------------------------------
 
     def _read_security(self) -> SecurityFacts | None:
@@ -723,6 +745,7 @@ class Server:
             self._pool.shutdown,
             self.security.close,
             self.logdir.close,
+            self._close_recorder,
         ):
             try:
                 ending = self.loop.run_in_executor(None, step)
@@ -734,6 +757,10 @@ class Server:
         for snapshot in self._snapshots:
             snapshot.delete()
         _log.info("stopped")
+
+    def _close_recorder(self) -> None:
+        if self.recorder is not None:
+            self.recorder.close()
 
     def _unanswered(self) -> int:
         """Return the number of connections with requests that are not answered yet."""

@@ -25,6 +25,11 @@ class Gate(Protocol):
         """Whether the client is authenticated."""
         ...
 
+    @property
+    def takes_tokens(self) -> bool:
+        """Whether the next frame is a token without a header."""
+        ...
+
     def handle(self, frame: memoryview, now_ms: int) -> Any:
         """Return the response to a frame, or True to pass it to its handler."""
         ...

@@ -23,12 +23,14 @@ import asyncio
 import contextlib
 import functools
 import itertools
+import os
 import re
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from logcore import (
     InvalidConfigError,
@@ -53,6 +55,9 @@ from netshim.kafka_releases import release_named
 from netshim.rollback import DirectorySnapshot
 from netshim.server import Server
 from netshim.server_thread import ServerHandle, serve
+
+if TYPE_CHECKING:  # imported only if it is used
+    from netshim.recording.recorder import TrafficRecorder
 
 #: pytest hides the frames of this module in the traceback of a failure.
 __tracebackhide__ = True
@@ -381,6 +386,27 @@ class Kafka:
         broker = self.server.server.broker
         return self.server.call(lambda: seen_requests(broker, api))
 
+    def record(self, path: str | os.PathLike[str]) -> TrafficRecording:
+        """Record requests and responses to a new file, until close() or the block ends.
+
+        Passwords and tokens of logins are left out; records of topics are not. The
+        command `netshim replay` reads the file.
+
+        Raises RuntimeError if other tests use the broker too, InvalidConfigError if the
+        file exists, and ResourceError if the broker has another recording.
+        """
+        self._check_owner()
+        from netshim.recording.recorder import TrafficRecorder
+
+        server = self.server.server
+        recorder = TrafficRecorder(path, fs=server.files)
+        try:
+            self.server.call(lambda: server.record(recorder))
+        except BaseException:
+            recorder.close()
+            raise
+        return TrafficRecording(self.server, recorder)
+
     # -- names -------------------------------------------------------------------------
 
     def topic(self, name: str) -> str:
@@ -696,6 +722,49 @@ class Kafka:
         )
         text.append(f"  other topics: {listed or 'none'}")
         return "\n".join(text)
+
+
+class TrafficRecording:
+    """A recording of a broker's traffic. Kafka.record() returns it; use it in a `with`."""
+
+    def __init__(self, server: ServerHandle, recorder: TrafficRecorder) -> None:
+        """Create an instance. Users call Kafka.record()."""
+        self._server = server
+        self._recorder = recorder
+
+    @property
+    def path(self) -> str:
+        """The file."""
+        return self._recorder.path
+
+    def close(self) -> None:
+        """End the recording and write its last bytes. A second call has no effect.
+
+        Raises:
+            LogcoreError: the recording has stopped early, for example on a full disk.
+        """
+        server = self._server.server
+
+        def end() -> None:
+            if server.recorder is self._recorder:
+                server.record(None)
+
+        with contextlib.suppress(RuntimeError):  # the broker has stopped
+            self._server.call(end)
+        self._recorder.close()
+        if self._recorder.failure is not None:
+            raise self._recorder.failure
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
 
 
 class _Listening:

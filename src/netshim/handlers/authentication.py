@@ -96,6 +96,11 @@ class SaslGate:
         """Whether the connection has been authenticated."""
         return self._first is not None
 
+    @property
+    def takes_tokens(self) -> bool:
+        """Whether the next frame is a token without a header."""
+        return self._stage is _Stage.BARE
+
     def note_versions(self) -> None:
         """Record a successful ApiVersions request. Another one closes the connection."""
         self._has_versions = True

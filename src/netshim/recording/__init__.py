@@ -1,0 +1,1 @@
+"""Recordings of a broker's traffic: their file, their writer, and the removal of secrets."""

@@ -1,0 +1,86 @@
+"""Removes passwords and tokens from frames before they are recorded.
+
+Rules:
+- Zeros replace the removed bytes, so that a frame keeps its size.
+- Requests of the APIs in SECRET_REQUESTS keep only their header: with its client id,
+  but without its tagged fields.
+- Before authentication, only ApiVersions is recorded as it is. Bare tokens, and frames
+  of APIs that are not known, become zeros as a whole.
+- Responses that may contain tokens keep their header and their error code.
+- Requests that change the configuration keep only their header if they name a setting
+  of Kafka that contains a password or a key.
+
+The records of topics are not searched, and are recorded.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from netshim import wire
+from netshim.session import Gate
+
+#: CreateDelegationToken, RenewDelegationToken, ExpireDelegationToken and
+#: DescribeDelegationToken. netshim does not serve them, but clients may send them.
+_DELEGATION_TOKENS: Final = frozenset((38, 39, 40, 41))
+SECRET_REQUESTS: Final = _DELEGATION_TOKENS | {
+    wire.SASL_HANDSHAKE.key,
+    wire.SASL_AUTHENTICATE.key,
+    wire.ALTER_USER_SCRAM_CREDENTIALS.key,
+}
+SECRET_RESPONSES: Final = _DELEGATION_TOKENS | {wire.SASL_AUTHENTICATE.key}
+_CONFIG_APIS: Final = frozenset(
+    (
+        wire.CREATE_TOPICS.key,
+        wire.ALTER_CONFIGS.key,
+        wire.INCREMENTAL_ALTER_CONFIGS.key,
+    )
+)
+#: Parts of the names of Kafka's settings with the type PASSWORD.
+_SECRET_SETTINGS: Final = (b"password", b"secret", b"sasl.jaas.config", b"keystore.key")
+#: API key, version, correlation id and the size of the client id.
+_HEAD_BYTES: Final = 10
+#: Size, correlation id, and the error code at the beginning of the body, which follows
+#: one byte of tagged fields in flexible versions.
+_RESPONSE_HEAD_BYTES: Final = 11
+
+
+def bytes_to_keep(frame: memoryview, gate: Gate | None) -> int:
+    """Return how many first bytes of a request contain no secret.
+
+    `frame` is the request without its size. `gate` is the gate of its connection at the
+    time of its arrival.
+    """
+    if gate is not None and gate.takes_tokens:
+        return 0
+    key = int.from_bytes(frame[:2], "big")
+    if key in SECRET_REQUESTS:
+        return _head_bytes(frame)
+    is_unauthenticated = gate is not None and not gate.is_open
+    if key not in wire.APIS or (is_unauthenticated and key != wire.API_VERSIONS.key):
+        return 0
+    if key in _CONFIG_APIS:
+        content = bytes(frame)
+        if any(one in content for one in _SECRET_SETTINGS):
+            return _head_bytes(frame)
+    return len(frame)
+
+
+def _head_bytes(frame: memoryview) -> int:
+    """Return the size of a request's header without tagged fields; 0 if malformed."""
+    client_bytes = max(0, int.from_bytes(frame[8:10], "big", signed=True))
+    size = _HEAD_BYTES + client_bytes
+    return size if size <= len(frame) else 0
+
+
+def redacted(frame: bytes | memoryview, kept: int) -> bytes:
+    """Return a frame of which zeros replace all but the first `kept` bytes."""
+    return bytes(frame[:kept]) + bytes(max(0, len(frame) - kept))
+
+
+def redacted_response(frame: bytes, *, is_token: bool) -> bytes:
+    """Return a response, with its size in front, without its tokens.
+
+    `is_token` is whether the whole response is a token without a header.
+    """
+    return redacted(frame, 4 if is_token else _RESPONSE_HEAD_BYTES)
