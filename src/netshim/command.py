@@ -41,6 +41,7 @@ from netshim.http_command import HttpPages, files_for, health, http_options
 from netshim.listeners import CLIENT_CERTIFICATES, Listener, TlsSettings
 from netshim.readiness import Readiness
 from netshim.reloading import changes_of
+from netshim.replay_command import replay
 from netshim.request_log import FACTS, Repeated
 from netshim.security.principals import MappingRules
 from netshim.security.service import SecuritySettings
@@ -71,7 +72,7 @@ def main() -> None:
     """A Kafka broker over a directory of logs."""
 
 
-for _command in (user, acl, quota, follow, promote_command, cluster, health):
+for _command in (user, acl, quota, follow, promote_command, cluster, health, replay):
     main.add_command(_command)
 
 

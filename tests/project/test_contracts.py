@@ -51,6 +51,7 @@ EXEMPT = {
     "netshim.follow_command": "a program, as above",
     "netshim.cluster_command": "a program, as above",
     "netshim.http_command": "a program, as above",
+    "netshim.replay_command": "a program, as above",
 }
 
 #: Modules that read the disk, the clock or chance, or start something. `threading` is

@@ -1,0 +1,1 @@
+"""Replay of a recording: sends its requests again and compares the responses."""

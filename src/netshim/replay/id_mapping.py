@@ -1,0 +1,233 @@
+"""Maps ids that the recorded broker has issued to ids of the broker of a replay.
+
+A broker issues member ids, topic ids, producer ids with epochs, generations of groups
+and fetch session ids. Later requests repeat them, so a replay must send the ids of its
+own broker.
+
+Rules:
+- An id is learned from two responses to the same request, by its place in them.
+- A generation or member epoch belongs to a member, and a producer epoch to a producer.
+- Leader epochs in requests are removed, because they belong to the recorded broker.
+- An id that was never learned is sent unchanged: the client may have chosen it.
+
+This module needs no connection and compares nothing else.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from logcore.errors import LogcoreError
+from logcore.recordbatch import read_batches, stamp_crc
+from netshim import wire
+from netshim.wire.fields import NO_UUID, Struct
+
+#: Kinds of ids by the names of their fields.
+_KINDS: Final[Mapping[str, str]] = {
+    "member_id": "member",
+    "leader": "member",
+    "topic_id": "topic",
+    "producer_id": "producer",
+    "v3_and_below_producer_id": "producer",
+    "session_id": "session",
+}
+#: Fields whose values belong to an id of the same struct: the kind of the id, the
+#: possible names of its field, and the kind of the value.
+_OWNED: Final[Mapping[str, tuple[tuple[str, ...], str]]] = {
+    "generation_id": (("member_id",), "generation"),
+    "generation_id_or_member_epoch": (("member_id",), "generation"),
+    "member_epoch": (("member_id",), "generation"),
+    "producer_epoch": (("producer_id",), "epoch"),
+    "v3_and_below_producer_epoch": (("v3_and_below_producer_id",), "epoch"),
+}
+#: Leader epochs in requests; -1 means that the client does not know the epoch.
+_LEADER_EPOCHS: Final = frozenset(("current_leader_epoch", "last_fetched_epoch"))
+#: Fields that identify an element of a list.
+IDENTITY: Final = frozenset(
+    (
+        "name", "topic", "topic_name", "partition_index", "partition", "index", "key",
+        "group_id", "transactional_id", "resource_type", "resource_name", "user",
+        "api_key", "config_name", "group_instance_id", "entity_type", "entity_name",
+        "principal", "operation",
+    )
+)  # fmt: skip
+#: Values of each kind that mean no id.
+_NONE: Final[Mapping[str, tuple[Any, ...]]] = {
+    "member": (None, ""),
+    "topic": (None, NO_UUID),
+    "producer": (-1,),
+    "session": (0, -1),
+    "generation": (-1,),
+    "epoch": (-1,),
+}
+_PRODUCER: Final = struct.Struct(">qh")
+_PRODUCER_POSITION: Final = 43
+_LATEST_MAGIC: Final = 2
+
+#: Kind, owner or None, and recorded value.
+_Key = tuple[str, Any, Any]
+
+
+class IdMapping:
+    """Ids of the recorded broker with the ids that replace them."""
+
+    def __init__(self) -> None:
+        self._replaced: dict[_Key | None, Any] = {}
+
+    # -- responses ---------------------------------------------------------------------
+
+    def learn(self, shape: Struct, recorded: Any, replayed: Any) -> None:
+        """Learn the ids in two responses to the same request."""
+        for field in shape.fields:
+            mine, other = getattr(recorded, field.name), getattr(replayed, field.name)
+            if mine is None or other is None:
+                continue
+            if field.struct is None:
+                key = self._key(field.name, recorded)
+                if key is not None and other not in _NONE[key[0]]:
+                    self._replaced[key] = other
+            elif field.is_array:
+                for pair in self.pairs(field.struct, mine, other):
+                    if None not in pair:
+                        self.learn(field.struct, *pair)
+            else:
+                self.learn(field.struct, mine, other)
+
+    def _key(self, name: str, value: Any) -> _Key | None:
+        """Return the key of a field of `value`, None if it holds no id."""
+        found = getattr(value, name)
+        kind = _KINDS.get(name)
+        if kind is not None:
+            return None if found in _NONE[kind] else (kind, None, found)
+        if name not in _OWNED:
+            return None
+        owners, kind = _OWNED[name]
+        for owner in owners:
+            owned_by = getattr(value, owner, None)
+            if owned_by not in (None, "", -1) and found >= 0:
+                return kind, owned_by, found
+        return None
+
+    def mapped(self, name: str, value: Any) -> Any:
+        """Return the value that replaces the field `name` of a recorded struct."""
+        found = getattr(value, name)
+        key = self._key(name, value)
+        return found if key is None else self._replaced.get(key, found)
+
+    def learned(self, name: str, value: Any) -> Any:
+        """Return the same value, None if it was not learned yet."""
+        return self._replaced.get(self._key(name, value))
+
+    def holds_id(self, name: str, value: Any) -> bool:
+        """Return whether the field `name` of a struct holds an id."""
+        return self._key(name, value) is not None
+
+    def pairs(
+        self, shape: Struct, recorded: list[Any], replayed: list[Any]
+    ) -> Iterator[tuple[Any, Any]]:
+        """Yield the elements of two lists that describe the same object.
+
+        An element without a counterpart is paired with None. Elements whose ids are not
+        known yet are paired in their order.
+        """
+        names = [
+            field.name
+            for field in shape.fields
+            if field.name in IDENTITY or field.name in ("topic_id", "member_id")
+        ]
+        left: dict[tuple[Any, ...], list[Any]] = {}
+        for one in replayed:
+            identity = tuple(getattr(one, name) for name in names)
+            left.setdefault(identity, []).append(one)
+        alone = []
+        for one in recorded:
+            identity = tuple(self.mapped(name, one) for name in names)
+            others = left.get(identity)
+            if others:
+                yield one, others.pop(0)
+            else:
+                alone.append(one)
+        rest = [one for others in left.values() for one in others]
+        for one in alone:
+            plain = self._plain_identity(names, one)
+            partner = next(
+                (two for two in rest if self._plain_identity(names, two) == plain), None
+            )
+            if partner is not None:
+                rest = [two for two in rest if two is not partner]
+            yield one, partner
+        for two in rest:
+            yield None, two
+
+    @staticmethod
+    def _plain_identity(names: list[str], value: Any) -> list[Any]:
+        """Return the identity of an element without ids that a broker has issued."""
+        return [getattr(value, name) for name in names if name not in _KINDS]
+
+    # -- requests ----------------------------------------------------------------------
+
+    def rewrite(self, header: wire.Header, frame: memoryview) -> bytes:
+        """Return a recorded request for the other broker.
+
+        A request without known ids, or that cannot be decoded, is returned unchanged.
+        """
+        api = wire.APIS[header.api_key]
+        try:
+            request = wire.decode_request(header, frame)
+        except wire.ProtocolError:
+            return bytes(frame)
+        if not self._rewrite(api.request.shape, request):
+            return bytes(frame)
+        pieces = api.request.encode(header.api_version, request)
+        return b"".join((frame[: header.body_start], *pieces))
+
+    def _rewrite(self, shape: Struct, value: Any) -> bool:
+        """Replace the ids in a request, and return whether there were any."""
+        changes: dict[str, Any] = {}
+        is_changed = False
+        for field in shape.fields:
+            found = getattr(value, field.name)
+            if field.struct is not None:
+                for one in (found or ()) if field.is_array else (found,):
+                    is_changed |= one is not None and self._rewrite(field.struct, one)
+            elif field.type == "records":
+                changes[field.name] = self._records(found)
+            elif field.name in _LEADER_EPOCHS:
+                changes[field.name] = -1
+            elif field.name in _KINDS or field.name in _OWNED:
+                changes[field.name] = self.mapped(field.name, value)
+        for name, new in changes.items():
+            if getattr(value, name) is not new and getattr(value, name) != new:
+                setattr(value, name, new)
+                is_changed = True
+        return is_changed
+
+    def _records(self, records: Any) -> Any:
+        """Return records with the ids of their producers replaced."""
+        if records is None:
+            return None
+        changed = None
+        try:
+            for batch in read_batches(records):
+                if batch.magic < _LATEST_MAGIC or batch.producer_id < 0:
+                    continue
+                batch.verify()  # the checksum of a damaged batch remains wrong
+                if changed is None:
+                    changed = bytearray(records)
+                place = batch.position
+                raw = changed[place : place + batch.size_bytes]
+                producer = self._replaced.get(
+                    ("producer", None, batch.producer_id), batch.producer_id
+                )
+                epoch = self._replaced.get(
+                    ("epoch", batch.producer_id, batch.producer_epoch),
+                    batch.producer_epoch,
+                )
+                _PRODUCER.pack_into(raw, _PRODUCER_POSITION, producer, epoch)
+                stamp_crc(raw)
+                changed[place : place + batch.size_bytes] = raw
+        except LogcoreError:
+            return records
+        return records if changed is None else bytes(changed)

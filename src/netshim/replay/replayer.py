@@ -1,0 +1,397 @@
+"""Sends the requests of a recording to a broker.
+
+Rules:
+- Each recorded connection becomes a connection. Its requests keep their order.
+- A request is sent when all responses that were recorded before it have arrived. So the
+  other broker sees requests in the order in which the recorded broker saw them, except
+  for requests that were in progress at the same time.
+- With a speed, a request is also not sent before its recorded time, divided by the
+  speed.
+- If the other broker is slower, a request is sent again until the time limit: after a
+  fetch with fewer records, or by a coordinator that is not ready. After the
+  limit has passed once for an API, its responses are compared at once.
+- Frames without their secrets are not sent: the replay needs a listener without SASL.
+
+This module blocks, and uses one thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+import attrs
+
+from logcore.errors import RemoteUnavailableError
+from netshim import wire
+from netshim.recording.traffic_file import TrafficKind, TrafficRecord
+from netshim.replay.comparison import FieldDifference, differences, is_early
+from netshim.replay.id_mapping import IdMapping
+from netshim.request_counts import first_error
+from netshim.wire import codes
+from netshim.wire.codec import Api
+
+#: Largest response. A peer that is no broker would otherwise make us allocate 2 GiB.
+_MOST_RESPONSE_BYTES: Final = 512 << 20
+#: Time between two requests to a broker that is not ready.
+_AGAIN_S: Final = 0.02
+#: Connections whose client has left and whose broker may still process requests.
+_MOST_LEAVING: Final = 100
+
+
+@attrs.frozen
+class ResponseDifference:
+    """A response that differs from the recorded one."""
+
+    connection: int
+    #: Recorded time of the request, in nanoseconds.
+    time_ns: int
+    api: str
+    version: int
+    correlation_id: int
+    fields: tuple[FieldDifference, ...]
+
+
+@attrs.define
+class ApiCount:
+    """Numbers of one API."""
+
+    versions: set[int] = attrs.Factory(set)
+    requests: int = 0
+    responses: int = 0
+    differences: int = 0
+
+
+@attrs.define
+class ReplayReport:
+    """Numbers of a replay."""
+
+    #: By the name of the API.
+    apis: dict[str, ApiCount] = attrs.Factory(dict)
+    connections: int = 0
+    #: Requests that were not sent, because the recording has no secrets.
+    redacted: int = 0
+    elapsed_s: float = 0.0
+
+    def total(self, name: str) -> int:
+        """Return the sum of a field of all APIs."""
+        return sum(getattr(one, name) for one in self.apis.values())
+
+
+@attrs.frozen
+class _SentRequest:
+    """A request that was sent and has no response yet."""
+
+    api: Api[Any, Any] | None
+    version: int
+    #: The frame that was sent, with its size.
+    data: bytes
+    time_ns: int
+
+    @property
+    def name(self) -> str:
+        return "unknown" if self.api is None else self.api.name
+
+
+class _ReplayConnection:
+    """A connection of the replay."""
+
+    def __init__(self, address: tuple[str, int], timeout_s: float) -> None:
+        self._address = f"{address[0]}:{address[1]}"
+        try:
+            self._sock = socket.create_connection(address, timeout=timeout_s)
+            self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        except OSError as error:
+            raise RemoteUnavailableError(f"{self._address}: {error}") from error
+        #: Requests without a response, by correlation id.
+        self.sent: dict[int, _SentRequest] = {}
+        self._responses: dict[int, bytes] = {}
+
+    def send(self, data: bytes) -> bool:
+        """Send a frame. False if the broker has closed the connection."""
+        try:
+            self._sock.sendall(data)
+        except OSError:
+            return False
+        return True
+
+    def receive(self, correlation_id: int) -> bytes | str:
+        """Return a response without its size, or why there is none."""
+        while correlation_id not in self._responses:
+            try:
+                size = int.from_bytes(self._exactly(4), "big", signed=True)
+                if not 4 <= size <= _MOST_RESPONSE_BYTES:
+                    return f"a response of {size} bytes"
+                frame = self._exactly(size)
+            except TimeoutError:
+                return "no response within the time limit"
+            except OSError:
+                return "the broker has closed the connection"
+            found = int.from_bytes(frame[:4], "big", signed=True)
+            if found in self.sent:
+                self._responses[found] = frame
+        return self._responses.pop(correlation_id)
+
+    def _exactly(self, size: int) -> bytes:
+        parts = []
+        left = size
+        while left:
+            data = self._sock.recv(min(left, 1 << 20))
+            if not data:
+                raise ConnectionError
+            parts.append(data)
+            left -= len(data)
+        return b"".join(parts)
+
+    def leave(self) -> None:
+        """Send no more requests. The broker still processes the requests so far."""
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        """Wait until the broker has processed all requests, and close the socket."""
+        with contextlib.suppress(OSError):
+            while self._sock.recv(1 << 16):
+                pass
+        self._sock.close()
+
+
+class TrafficReplayer:
+    """One replay."""
+
+    def __init__(
+        self,
+        address: tuple[str, int],
+        *,
+        speed: float | None = None,
+        compares: bool = False,
+        timeout_s: float = 30.0,
+        report: Callable[[ResponseDifference], None] = lambda _: None,
+        clock_s: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """Prepare a replay to the broker at (host, port).
+
+        `speed` divides the recorded times; None sends as fast as the order allows.
+        `compares` is whether responses are compared; each difference is passed to
+        `report`. `timeout_s` limits the wait for a response.
+        """
+        self._address = address
+        self._speed = speed
+        self._compares = compares
+        self._timeout_s = timeout_s
+        self._report = report
+        self._clock_s = clock_s
+        self._sleep = sleep
+        self._ids = IdMapping()
+        self._links: dict[int, _ReplayConnection] = {}
+        self._leaving: deque[_ReplayConnection] = deque()
+        #: Requests whose responses are redacted, by connection and correlation id.
+        self._unsent: Counter[int] = Counter()
+        #: APIs whose time limit has passed.
+        self._late: set[str] = set()
+        self.found = ReplayReport()
+
+    def run(self, records: Iterable[TrafficRecord]) -> ReplayReport:
+        """Send the requests of a recording, and return the numbers.
+
+        Raises:
+            RemoteUnavailableError: the broker does not accept a connection.
+        """
+        began_s = self._clock_s()
+        try:
+            for record in records:
+                if record.kind is TrafficKind.REQUEST:
+                    self._wait_until(began_s, record)
+                    self._send(record)
+                elif record.kind is TrafficKind.RESPONSE:
+                    self._receive(record)
+                elif record.kind is TrafficKind.CLOSE:
+                    self._leave(record.connection)
+        finally:
+            for number in list(self._links):
+                self._leave(number)
+            for link in self._leaving:
+                link.close()
+        self.found.elapsed_s = self._clock_s() - began_s
+        return self.found
+
+    def _wait_until(self, began_s: float, record: TrafficRecord) -> None:
+        if self._speed is not None:
+            due_s = began_s + record.time_ns / 1e9 / self._speed
+            self._sleep(max(0.0, due_s - self._clock_s()))
+
+    def _leave(self, number: int) -> None:
+        link = self._links.pop(number, None)
+        if link is None:
+            return
+        link.leave()
+        self._leaving.append(link)
+        if len(self._leaving) > _MOST_LEAVING:
+            self._leaving.popleft().close()
+
+    def _link(self, number: int) -> _ReplayConnection:
+        link = self._links.get(number)
+        if link is None:
+            link = self._links[number] = _ReplayConnection(
+                self._address, self._timeout_s
+            )
+            self.found.connections += 1
+        return link
+
+    def _count(self, name: str) -> ApiCount:
+        return self.found.apis.setdefault(name, ApiCount())
+
+    # -- requests ----------------------------------------------------------------------
+
+    def _send(self, record: TrafficRecord) -> None:
+        if record.is_redacted:
+            self.found.redacted += 1
+            return
+        frame = record.frame
+        api = None
+        try:
+            header = wire.decode_header(frame)
+        except wire.ProtocolError:
+            content = bytes(frame)
+        else:
+            api = wire.APIS[header.api_key]
+            if api.min_version <= header.api_version <= api.max_version:
+                content = self._ids.rewrite(header, frame)
+            else:
+                content = bytes(frame)
+        version = int.from_bytes(content[2:4], "big", signed=True)
+        correlation_id = int.from_bytes(content[4:8], "big", signed=True)
+        data = len(content).to_bytes(4, "big") + content
+        sent = _SentRequest(api, version, data, record.time_ns)
+        count = self._count(sent.name)
+        count.requests += 1
+        count.versions.add(version)
+        link = self._link(record.connection)
+        if not link.send(data):  # closed by the broker: a client would connect again
+            self._links.pop(record.connection).close()
+            link = self._link(record.connection)
+            link.send(data)
+        link.sent[correlation_id] = sent
+
+    # -- responses ---------------------------------------------------------------------
+
+    def _receive(self, record: TrafficRecord) -> None:
+        """Wait for the response to a request that has one in the recording."""
+        link = self._links.get(record.connection)
+        frame = record.frame
+        correlation_id = int.from_bytes(frame[:4], "big", signed=True)
+        if record.is_redacted or link is None or correlation_id not in link.sent:
+            return
+        sent = link.sent[correlation_id]
+        found = self._answer(link, correlation_id, sent, frame)
+        del link.sent[correlation_id]
+        if found is None:
+            return
+        count = self._count(sent.name)
+        count.responses += not isinstance(found, str)
+        fields = self._compare(sent, frame, found)
+        if fields:
+            count.differences += 1
+            self._report(
+                ResponseDifference(
+                    record.connection,
+                    sent.time_ns,
+                    sent.name,
+                    sent.version,
+                    correlation_id,
+                    tuple(fields),
+                )
+            )
+
+    def _answer(
+        self,
+        link: _ReplayConnection,
+        correlation_id: int,
+        sent: _SentRequest,
+        recorded: memoryview,
+    ) -> bytes | str | None:
+        """Return the response, or why there is none.
+
+        While the broker is not ready, the request is sent again.
+        """
+        deadline_s = self._clock_s() + self._timeout_s
+        while True:
+            found = link.receive(correlation_id)
+            if isinstance(found, str) or not self._is_early(sent, recorded, found):
+                return found
+            if sent.name in self._late or self._clock_s() >= deadline_s:
+                self._late.add(sent.name)
+                return found
+            self._sleep(_AGAIN_S)
+            if not link.send(sent.data):
+                return "the broker has closed the connection"
+
+    @staticmethod
+    def _is_early(sent: _SentRequest, recorded: memoryview, found: bytes) -> bool:
+        decoded = _decoded(sent, recorded, found)
+        return decoded is not None and is_early(*decoded)
+
+    def _compare(
+        self, sent: _SentRequest, recorded: memoryview, found: bytes | str
+    ) -> list[FieldDifference]:
+        """Return the differences of a response, and learn its ids."""
+        if isinstance(found, str):
+            return [FieldDifference("response", "a response", found)]
+        decoded = _decoded(sent, recorded, found)
+        if decoded is None:
+            if not self._compares or bytes(recorded) == found:
+                return []
+            other = f"{len(found)} other bytes"
+            return [FieldDifference("response", f"{len(recorded)} bytes", other)]
+        api, mine, other_response = decoded
+        fields = []
+        if self._compares:
+            fields = differences(api, sent.version, mine, other_response, self._ids)
+        self._ids.learn(api.response.shape, mine, other_response)
+        return fields
+
+
+def _decoded(
+    sent: _SentRequest, recorded: memoryview, found: bytes
+) -> tuple[Api[Any, Any], Any, Any] | None:
+    """Return the API and both responses, or None if one cannot be decoded."""
+    if sent.api is None:
+        return None
+    return decode_pair(sent.api, sent.version, recorded, found)
+
+
+def decode_pair(
+    api: Api[Any, Any], version: int, recorded: memoryview, found: bytes
+) -> tuple[Api[Any, Any], Any, Any] | None:
+    """Return an API and two of its responses, or None if one cannot be decoded."""
+    mine = decode_response(api, version, recorded)
+    other = decode_response(api, version, memoryview(found))
+    if mine is None or other is None:
+        return None
+    return api, mine, other
+
+
+def decode_response(api: Api[Any, Any], version: int, frame: memoryview) -> Any:
+    """Return a decoded response, or None if it is malformed."""
+    if api is wire.API_VERSIONS and not (
+        api.min_version <= version <= api.max_version
+        and frame[4:6] != codes.UNSUPPORTED_VERSION.to_bytes(2, "big")
+    ):
+        version = 0  # the form in which a broker refuses a version
+    try:
+        _, value = wire.decode_response(api, version, frame)
+    except (wire.ProtocolError, ValueError):
+        return None
+    return value
+
+
+def error_of(api: Api[Any, Any], version: int, frame: memoryview) -> str | None:
+    """Return the name of the first error in a response, if any."""
+    response = decode_response(api, version, frame)
+    code = codes.NONE if response is None else first_error(api, response)
+    return None if code == codes.NONE else codes.name(code)

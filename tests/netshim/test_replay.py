@@ -1,0 +1,677 @@
+"""Replays of recordings: real clients, differences, and wrong input."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+from logcore import recordbatch
+from logcore.errors import CorruptBatchError, RemoteUnavailableError
+from netshim import wire
+from netshim.recording.traffic_file import TrafficFile, TrafficKind, TrafficRecord
+from netshim.replay.comparison import differences, is_early
+from netshim.replay.frame_list import rows_of
+from netshim.replay.id_mapping import IdMapping
+from netshim.replay.replayer import (
+    ReplayReport,
+    ResponseDifference,
+    TrafficReplayer,
+)
+from netshim.testing import Kafka
+from netshim.wire import codes
+from support.client import Client
+
+confluent_kafka = pytest.importorskip("confluent_kafka")
+pytest.importorskip("click")
+
+Made = list[tuple[Any, ...]]
+
+
+def contents(kafka: Kafka, topic: str) -> Made:
+    return [
+        (one.partition, one.offset, one.key, one.value, one.timestamp_ms)
+        for one in kafka.records(topic)
+    ]
+
+
+def replayed(
+    path: Path | str, kafka: Kafka, **options: Any
+) -> tuple[ReplayReport, list[ResponseDifference]]:
+    """Replay a recording and compare the responses."""
+    found: list[ResponseDifference] = []
+    replayer = TrafficReplayer(
+        ("127.0.0.1", kafka.port), compares=True, report=found.append, **options
+    )
+    with TrafficFile(path) as traffic:
+        return replayer.run(traffic), found
+
+
+def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run `netshim replay`."""
+    command = [sys.executable, "-m", "netshim", "replay", *map(str, arguments)]
+    return subprocess.run(
+        command, check=False, capture_output=True, text=True, timeout=120
+    )
+
+
+@pytest.fixture
+def brokers(kafka_factory: Callable[..., Kafka]) -> Iterator[tuple[Kafka, Kafka]]:
+    """The broker that is recorded, and an empty broker for the replay."""
+    options = {"num_partitions": 2}
+    yield kafka_factory(**options), kafka_factory(**options)
+
+
+def produce(kafka: Kafka, topic: str, count: int, **settings: Any) -> None:
+    producer = confluent_kafka.Producer(
+        {"bootstrap.servers": kafka.bootstrap_servers, **settings}
+    )
+    for number in range(count):
+        producer.produce(topic, b"value %d" % number, key=b"key %d" % (number % 50))
+    assert producer.flush(60) == 0
+
+
+def consume(kafka: Kafka, topic: str, count: int, members: int, **more: Any) -> None:
+    """Read a topic as a group that commits its offsets."""
+    settings = {
+        "bootstrap.servers": kafka.bootstrap_servers,
+        "auto.offset.reset": "earliest",
+        **more,
+    }
+    consumers = [confluent_kafka.Consumer(settings) for _ in range(members)]
+    for one in consumers:
+        one.subscribe([topic])
+    while count > 0:
+        for one in consumers:
+            count -= len(one.consume(500, 0.1))
+    for one in consumers:
+        one.close()
+
+
+def copy_in_transactions(kafka: Kafka, source: str, target: str) -> None:
+    """Copy records in transactions. The second one is aborted."""
+    settings = {"bootstrap.servers": kafka.bootstrap_servers}
+    producer = confluent_kafka.Producer({**settings, "transactional.id": "copier"})
+    producer.init_transactions()
+    reader = confluent_kafka.Consumer(
+        {
+            **settings,
+            "group.id": "copier",
+            "auto.offset.reset": "earliest",
+            "enable.auto.commit": False,
+        }
+    )
+    reader.subscribe([source])
+    for number in range(3):
+        records: list[Any] = []
+        while len(records) < 100:
+            records += reader.consume(100 - len(records), 0.1)
+        producer.begin_transaction()
+        for one in records:
+            producer.produce(target, one.value())
+        producer.send_offsets_to_transaction(
+            reader.position(reader.assignment()), reader.consumer_group_metadata()
+        )
+        if number == 1:
+            assert producer.flush(60) == 0  # otherwise the records are not sent
+            producer.abort_transaction()
+        else:
+            producer.commit_transaction()
+    reader.close()
+
+
+def test_work_of_real_clients_is_replayed_without_differences(
+    brokers: tuple[Kafka, Kafka], tmp_path: Path
+) -> None:
+    first, second = brokers
+    with first.record(tmp_path / "t.ksh"):
+        produce(first, "orders", 1_000, **{"enable.idempotence": True})
+        produce(first, "orders", 200, **{"compression.type": "zstd"})
+        consume(first, "orders", 1_200, 2, **{"group.id": "classic"})
+        consume(
+            first, "orders", 1_200, 2,
+            **{"group.id": "modern", "group.protocol": "consumer"},
+        )  # fmt: skip
+        copy_in_transactions(first, "orders", "copies")
+        consume(
+            first, "copies", 200, 1,
+            **{"group.id": "last", "isolation.level": "read_committed"},
+        )  # fmt: skip
+    done = run(
+        tmp_path / "t.ksh", "--to", second.bootstrap_servers, "--compare",
+        "--format", "ndjson",
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    summary = rows[-1]
+    assert summary["kind"] == "summary" and summary["differences"] == 0
+    assert summary["compared"] and summary["redacted"] == 0
+    counts = {one["api"]: one for one in rows if one["kind"] == "api"}
+    for api in ("Produce", "Fetch", "SyncGroup", "EndTxn", "TxnOffsetCommit"):
+        assert counts[api]["requests"] > 0, api
+    assert counts["ConsumerGroupHeartbeat"]["responses"] > 0
+    for topic in ("orders", "copies"):
+        assert contents(first, topic) == contents(second, topic)
+    assert len(contents(second, "orders")) == 1_200
+    committed = second.records("copies", isolation="read_committed")
+    assert len(committed) == 200 and len(second.records("copies")) == 300
+
+
+@pytest.mark.parametrize("client", ["kafka-python", "aiokafka"])
+def test_other_clients_are_replayed_without_differences(
+    brokers: tuple[Kafka, Kafka], tmp_path: Path, client: str
+) -> None:
+    first, second = brokers
+    jobs = {"kafka-python": use_kafka_python, "aiokafka": use_aiokafka}
+    with first.record(tmp_path / "t.ksh"):
+        jobs[client](first.bootstrap_servers)
+    report, found = replayed(tmp_path / "t.ksh", second)
+    assert found == []
+    assert report.total("requests") > 5
+    assert contents(first, "orders") == contents(second, "orders") != []
+
+
+def use_kafka_python(servers: str) -> None:
+    kafka = pytest.importorskip("kafka")
+    producer = kafka.KafkaProducer(bootstrap_servers=servers)
+    for number in range(100):
+        producer.send("orders", b"%d" % number).get(60)
+    producer.close()
+    consumer = kafka.KafkaConsumer(
+        "orders", bootstrap_servers=servers, group_id="g", auto_offset_reset="earliest"
+    )
+    count = 0
+    while count < 100:
+        count += sum(map(len, consumer.poll(1_000).values()))
+    consumer.commit()
+    consumer.close()
+
+
+def use_aiokafka(servers: str) -> None:
+    aiokafka = pytest.importorskip("aiokafka")
+    import asyncio
+
+    async def work() -> None:
+        async with (
+            aiokafka.AIOKafkaProducer(
+                bootstrap_servers=servers, transactional_id="t"
+            ) as producer,
+            producer.transaction(),
+        ):
+            for number in range(100):
+                await producer.send_and_wait("orders", b"%d" % number)
+        async with aiokafka.AIOKafkaConsumer(
+            "orders",
+            bootstrap_servers=servers,
+            group_id="g",
+            auto_offset_reset="earliest",
+            isolation_level="read_committed",
+        ) as consumer:
+            for _ in range(100):
+                await consumer.getone()
+            await consumer.commit()
+
+    asyncio.run(work())
+
+
+# -- differences -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def small(brokers: tuple[Kafka, Kafka], tmp_path: Path) -> Path:
+    """A recording of one connection: create, produce twice, fetch."""
+    path = tmp_path / "small.ksh"
+    first, _ = brokers
+    with first.record(path):
+        client = Client(first.port)
+        client.create()
+        client.produce([b"4 apples"])
+        client.produce([b"2 pears"])
+        client.fetch()
+        client.close()
+    return path
+
+
+def test_difference_names_field_and_both_values(
+    brokers: tuple[Kafka, Kafka], small: Path
+) -> None:
+    second = brokers[1]
+    second.append("t", b"something else")  # with two partitions, unlike the recording
+    done = run(small, "--to", second.bootstrap_servers, "--compare", "--timeout", "1")
+    assert done.returncode == 1
+    assert "CreateTopics v4" in done.stdout
+    assert "topics[t].error_code: recorded 0, replayed 36" in done.stdout
+    expected = (
+        "Produce v9, correlation id 2: responses[t].partition_responses[0]."
+        "base_offset: recorded 0, replayed 1"
+    )
+    assert expected in done.stdout
+    assert "Fetch v11, correlation id 4: responses[t].partitions[0]" in done.stdout
+    without = run(small, "--to", second.bootstrap_servers)
+    assert without.returncode == 0
+    assert "without --compare only missing responses" in without.stdout
+
+
+def test_difference_in_records_is_found(
+    brokers: tuple[Kafka, Kafka], small: Path
+) -> None:
+    second = brokers[1]
+    client = Client(second.port)
+    client.create()
+    client.produce([b"5 apples"])  # of the same size
+    client.produce([b"2 pears"])
+    client.close()
+    with TrafficFile(small) as file:
+        records = list(file)
+    fetches = [one for one in records if api_of(one) in (1, None)]
+    found: list[ResponseDifference] = []
+    replayer = TrafficReplayer(
+        ("127.0.0.1", second.port), compares=True, report=found.append
+    )
+    replayer.run(fetches)
+    (one,) = found
+    assert one.api == "Fetch"
+    assert [field.path for field in one.fields] == [
+        "responses[t].partitions[0].records[0]"
+    ]
+
+
+def api_of(record: TrafficRecord) -> int | None:
+    if record.kind is not TrafficKind.REQUEST:
+        return None
+    return int.from_bytes(record.frame[:2], "big")
+
+
+def test_missing_response_is_a_difference(
+    brokers: tuple[Kafka, Kafka], small: Path
+) -> None:
+    second = brokers[1]
+    with second.faults() as faults:
+        faults.disconnect("Produce", times=1)
+        report, found = replayed(small, second, timeout_s=1)
+    assert report.total("requests") == 4
+    lost = found[0]
+    assert (lost.api, lost.correlation_id) == ("Produce", 2)
+    assert lost.fields[0].replayed == "the broker has closed the connection"
+
+
+def test_unready_coordinator_is_asked_again(
+    brokers: tuple[Kafka, Kafka], tmp_path: Path
+) -> None:
+    first, second = brokers
+    with first.record(tmp_path / "t.ksh"):
+        produce(first, "orders", 10)
+        consume(first, "orders", 10, 1, **{"group.id": "g"})
+    with second.faults() as faults:
+        rule = faults.answer("OffsetFetch", "COORDINATOR_LOAD_IN_PROGRESS", times=3)
+        report, found = replayed(tmp_path / "t.ksh", second)
+        assert rule.hits == 3
+    assert found == []
+    assert report.apis["OffsetFetch"].responses == 1
+
+
+def test_order_across_connections_is_kept(
+    brokers: tuple[Kafka, Kafka], tmp_path: Path
+) -> None:
+    """Records of many producers get the same offsets in each replay."""
+    first, second = brokers
+    first.create_topic("t")
+    second.create_topic("t")
+    with first.record(tmp_path / "t.ksh"):
+        clients = [Client(first.port) for _ in range(5)]
+        for number in range(100):
+            clients[number * 7 % 5].produce([b"%d" % number])
+    for _ in range(2):
+        report, found = replayed(tmp_path / "t.ksh", second)
+        offsets = [one.fields[0].path for one in found]
+        assert report.connections == 5
+        assert offsets == [] or all("base_offset" in one for one in offsets)
+    assert [one.value for one in second.records("t")] == [
+        b"%d" % (number % 100) for number in range(200)
+    ]
+    for client in clients:
+        client.close()
+
+
+def test_speed_keeps_the_recorded_times(
+    brokers: tuple[Kafka, Kafka], tmp_path: Path, small: Path
+) -> None:
+    with TrafficFile(small) as file:
+        records = list(file)
+    at_s = 100.0
+    waits: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        nonlocal at_s
+        waits.append(seconds)
+        at_s += seconds
+
+    spread = [
+        attrs.evolve(one, time_ns=number * 1_000_000_000)
+        for number, one in enumerate(records)
+    ]
+    address = ("127.0.0.1", brokers[1].port)
+    replayer = TrafficReplayer(address, speed=10, clock_s=lambda: at_s, sleep=sleep)
+    replayer.run(spread)
+    assert waits == pytest.approx([0.1, 0.2, 0.2, 0.2])
+
+
+def test_logins_are_not_replayed(
+    kafka_factory: Callable[..., Kafka], tmp_path: Path
+) -> None:
+    """A recording of users is replayed to a listener without authentication."""
+    pytest.importorskip("trustme")
+    from netshim.secured_testing import start_secured
+
+    secured = start_secured(tmp_path / "secured")
+    with secured.record(tmp_path / "t.ksh"):
+        producer = confluent_kafka.Producer(secured.client_config())
+        producer.produce("orders", b"4 apples")
+        assert producer.flush(60) == 0
+    secured.stop()
+    open_broker = kafka_factory()
+    report, _ = replayed(tmp_path / "t.ksh", open_broker, timeout_s=1)
+    assert report.redacted > 0
+    assert [one.value for one in open_broker.records("orders")] == [b"4 apples"]
+
+
+# -- wrong input -----------------------------------------------------------------------
+
+
+def test_wrong_input_exits_2(
+    brokers: tuple[Kafka, Kafka], tmp_path: Path, small: Path
+) -> None:
+    servers = brokers[1].bootstrap_servers
+
+    def check(words: str, *arguments: str | Path) -> None:
+        done = run(*arguments)
+        assert done.returncode == 2, done
+        assert words in done.stderr and "Traceback" not in done.stderr, done.stderr
+
+    check("there is no such file", tmp_path / "none.ksh", "--to", servers)
+    check("not a recording", __file__, "--list")
+    check("expected one of --to", small)
+    check("expected one of --to", small, "--list", "--to", servers)
+    check("expected HOST:PORT", small, "--to", "nowhere")
+    check("a number above 0", small, "--to", servers, "--speed", "0")
+    check("a number above 0", small, "--to", servers, "--speed", "nan")
+    check("refused", small, "--to", "127.0.0.1:1")
+    data = bytearray(small.read_bytes())
+    data[40] ^= 1
+    (tmp_path / "bad.ksh").write_bytes(data)
+    check("position 20", tmp_path / "bad.ksh", "--list")
+    check("a directory", tmp_path, "--list")
+
+
+def test_incomplete_recording_is_replayed_with_a_note(
+    brokers: tuple[Kafka, Kafka], tmp_path: Path, small: Path
+) -> None:
+    data = small.read_bytes()
+    (tmp_path / "cut.ksh").write_bytes(data + data[20:40])
+    done = run(tmp_path / "cut.ksh", "--to", brokers[1].bootstrap_servers, "--compare")
+    assert done.returncode == 0
+    assert "4 requests on 1 connections" in done.stdout
+    (tmp_path / "cut.ksh").write_bytes(data[:-1])
+    done = run(tmp_path / "cut.ksh", "--list")
+    assert done.returncode == 0 and "was not closed" in done.stderr
+
+
+def test_replay_to_a_port_without_a_broker_fails(small: Path) -> None:
+    with TrafficFile(small) as file, pytest.raises(RemoteUnavailableError):
+        TrafficReplayer(("127.0.0.1", 1)).run(file)
+
+
+# -- the list --------------------------------------------------------------------------
+
+
+def test_list_has_a_row_for_each_frame(small: Path) -> None:
+    with TrafficFile(small) as file:
+        rows = list(rows_of(file))
+    assert [one["api"] for one in rows if one["direction"] == "request"] == [
+        "CreateTopics", "Produce", "Produce", "Fetch",
+    ]  # fmt: skip
+    first = rows[0]
+    assert first["client_id"] == "test" and first["listener"] == "PLAINTEXT"
+    assert first["peer"].startswith("127.0.0.1:") and first["time"].endswith("Z")
+    assert [one["correlation_id"] for one in rows] == [1, 1, 2, 2, 3, 3, 4, 4]
+    assert all(one["error"] is None for one in rows)
+    text = run(small, "--list").stdout.splitlines()
+    assert len(text) == len(rows) and "->  CreateTopics v4  id 1" in text[0]
+
+
+def test_list_names_errors(kafka: Kafka, tmp_path: Path) -> None:
+    with kafka.record(tmp_path / "t.ksh"):
+        client = Client(kafka.port)
+        client.create()
+        with pytest.raises(AssertionError):
+            client.create()
+        client.close()
+    with TrafficFile(tmp_path / "t.ksh") as file:
+        assert [one["error"] for one in rows_of(file)][1::2] == [
+            None, "TOPIC_ALREADY_EXISTS",
+        ]  # fmt: skip
+
+
+def test_list_is_a_table_of_logcore_sql(small: Path, tmp_path: Path) -> None:
+    pytest.importorskip("duckdb")
+    (tmp_path / "traffic.ndjson").write_text(
+        run(small, "--list", "--format", "ndjson").stdout
+    )
+    (tmp_path / "empty").mkdir()
+    query = (
+        f"select api, count(*) as n from '{tmp_path}/traffic.ndjson' "
+        "where direction = 'request' group by api order by api"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "logcore", "sql", str(tmp_path / "empty"), query],
+        check=False, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert [json.loads(line) for line in done.stdout.splitlines()] == [
+        {"api": "CreateTopics", "n": 1},
+        {"api": "Fetch", "n": 1},
+        {"api": "Produce", "n": 2},
+    ]
+
+
+# -- ids and fields --------------------------------------------------------------------
+
+
+def frame_of(api: Any, version: int, request: Any) -> memoryview:
+    return memoryview(wire.encode_request(api, version, 1, "c", request))[4:]
+
+
+def rewritten(ids: IdMapping, api: Any, version: int, request: Any) -> Any:
+    frame = frame_of(api, version, request)
+    data = ids.rewrite(wire.decode_header(frame), frame)
+    view = memoryview(data)
+    return wire.decode_request(wire.decode_header(view), view)
+
+
+def test_ids_of_members_and_generations_are_replaced() -> None:
+    ids = IdMapping()
+    shape = wire.JOIN_GROUP.response.shape
+    kind = wire.JOIN_GROUP.Response
+    mine = kind(
+        generation_id=7, leader="a-1", member_id="a-1",
+        members=[kind.Member(member_id="a-1"), kind.Member(member_id="b-1")],
+    )  # fmt: skip
+    other = kind(
+        generation_id=1, leader="a-9", member_id="a-9",
+        members=[kind.Member(member_id="a-9"), kind.Member(member_id="b-9")],
+    )  # fmt: skip
+    assert differences(wire.JOIN_GROUP, 5, mine, other, ids) == []
+    ids.learn(shape, mine, other)
+    assert differences(wire.JOIN_GROUP, 5, mine, other, ids) == []
+    other.leader = "b-9"
+    (found,) = differences(wire.JOIN_GROUP, 5, mine, other, ids)
+    assert (found.path, found.recorded, found.replayed) == ("leader", "a-1", "b-9")
+    request = wire.SYNC_GROUP.Request
+    assignments = [
+        request.Assignment(member_id=one, assignment=b"x") for one in ("b-1", "new")
+    ]
+    sent = request(
+        group_id="g", generation_id=7, member_id="a-1", assignments=assignments
+    )
+    sent = rewritten(ids, wire.SYNC_GROUP, 3, sent)
+    assert (sent.member_id, sent.generation_id) == ("a-9", 1)
+    assert [one.member_id for one in sent.assignments] == ["b-9", "new"]
+    commit = wire.OFFSET_COMMIT.Request(
+        group_id="g", member_id="a-1", generation_id_or_member_epoch=7
+    )
+    commit = rewritten(ids, wire.OFFSET_COMMIT, 8, commit)
+    assert (commit.member_id, commit.generation_id_or_member_epoch) == ("a-9", 1)
+
+
+def test_ids_of_topics_are_replaced_by_the_names_of_topics() -> None:
+    ids = IdMapping()
+    kind = wire.METADATA.Response
+
+    def answer(*topics: tuple[str, bytes]) -> Any:
+        return kind(
+            topics=[kind.Topic(name=name, topic_id=one * 16) for name, one in topics]
+        )
+
+    mine, other = answer(("a", b"1"), ("b", b"2")), answer(("b", b"8"), ("a", b"9"))
+    assert differences(wire.METADATA, 12, mine, other, ids) == []
+    ids.learn(wire.METADATA.response.shape, mine, other)
+    request = wire.FETCH.Request
+    topics = [
+        request.Topic(
+            topic_id=one * 16,
+            partitions=[request.Topic.Partition(current_leader_epoch=5)],
+        )
+        for one in (b"1", b"2")
+    ]
+    sent = rewritten(ids, wire.FETCH, 16, request(topics=topics))
+    assert [one.topic_id for one in sent.topics] == [b"9" * 16, b"8" * 16]
+    assert sent.topics[0].partitions[0].current_leader_epoch == -1
+    swapped = answer(("a", b"8"), ("b", b"9"))
+    paths = [one.path for one in differences(wire.METADATA, 12, mine, swapped, ids)]
+    assert len(paths) == 2 or "topics[a].topic_id" in paths
+
+
+def test_producer_ids_in_batches_are_replaced_with_a_valid_checksum() -> None:
+    ids = IdMapping()
+    kind = wire.INIT_PRODUCER_ID.Response
+    ids.learn(
+        wire.INIT_PRODUCER_ID.response.shape,
+        kind(producer_id=5, producer_epoch=3),
+        kind(producer_id=1_000, producer_epoch=0),
+    )
+    batches = [
+        recordbatch.encode(
+            [(None, b"x")], now_ms=1, producer_id=producer, producer_epoch=3,
+            base_sequence=0,
+        )
+        for producer in (5, 6)
+    ]  # fmt: skip
+    plain = recordbatch.encode([(None, b"y")], now_ms=1)
+
+    def through(records: bytes) -> list[recordbatch.RecordBatch]:
+        request = wire.PRODUCE.Request
+        partition = request.Topic.Partition(index=0, records=records)
+        topics = [request.Topic(name="t", partition_data=[partition])]
+        sent = rewritten(ids, wire.PRODUCE, 9, request(topic_data=topics))
+        partition = sent.topic_data[0].partition_data[0]
+        return list(recordbatch.read_batches(partition.records))
+
+    found = through(b"".join((plain, *batches)))
+    assert [(one.producer_id, one.producer_epoch) for one in found] == [
+        (-1, -1), (1_000, 0), (6, 3),
+    ]  # fmt: skip
+    for one in found:
+        one.verify()
+    damaged = bytearray(batches[0])
+    damaged[-1] ^= 1
+    (same,) = through(bytes(damaged))
+    assert same.producer_id == 5
+    with pytest.raises(CorruptBatchError):
+        same.verify()
+
+
+def test_request_without_ids_is_sent_byte_for_byte() -> None:
+    frame = frame_of(wire.METADATA, 9, wire.METADATA.Request())
+    assert IdMapping().rewrite(wire.decode_header(frame), frame) == bytes(frame)
+    cut = frame[:-1]
+    assert IdMapping().rewrite(wire.decode_header(cut), cut) == bytes(cut)
+
+
+def fetched(records: bytes = b"", **fields: Any) -> Any:
+    kind = wire.FETCH.Response
+    partition = kind.Topic.Partition(records=records, **fields)
+    return kind(responses=[kind.Topic(topic="t", partitions=[partition])])
+
+
+def test_fetch_may_return_more_but_not_less() -> None:
+    one = recordbatch.encode([(None, b"1")], now_ms=1)
+    two = recordbatch.encode([(None, b"2")], now_ms=1, base_offset=1)
+    changed = recordbatch.encode([(None, b"X")], now_ms=1, base_offset=1)
+
+    def compare(mine: Any, other: Any) -> tuple[bool, list[str]]:
+        found = differences(wire.FETCH, 11, mine, other, IdMapping())
+        return is_early(wire.FETCH, mine, other), [each.path for each in found]
+
+    place = "responses[t].partitions[0]"
+    assert compare(fetched(one), fetched(one + two)) == (False, [])
+    assert compare(fetched(), fetched(one)) == (False, [])
+    assert compare(fetched(one + two), fetched(one)) == (True, [f"{place}.records"])
+    assert compare(fetched(one + two), fetched(one + changed)) == (
+        False, [f"{place}.records[1]"],
+    )  # fmt: skip
+    assert compare(fetched(one), fetched(two)) == (False, [f"{place}.records"])
+    assert compare(fetched(high_watermark=2), fetched(high_watermark=1)) == (
+        True, [f"{place}.high_watermark"],
+    )  # fmt: skip
+    failed = fetched(error_code=codes.OFFSET_OUT_OF_RANGE)
+    assert compare(fetched(one), failed) == (
+        False, [f"{place}.error_code", f"{place}.records"],
+    )  # fmt: skip
+
+
+def test_broker_that_was_ready_earlier_is_no_difference() -> None:
+    kind = wire.HEARTBEAT.Response
+    unready = kind(error_code=codes.NOT_COORDINATOR)
+    ready, refused = kind(), kind(error_code=codes.UNKNOWN_MEMBER_ID)
+
+    def paths(mine: Any, other: Any) -> list[str]:
+        found = differences(wire.HEARTBEAT, 3, mine, other, IdMapping())
+        return [each.path for each in found]
+
+    assert paths(unready, ready) == [] and paths(unready, unready) == []
+    assert paths(ready, unready) == paths(unready, refused) == ["error_code"]
+    assert is_early(wire.HEARTBEAT, ready, unready)
+    assert not is_early(wire.HEARTBEAT, unready, unready)
+    assert not is_early(wire.HEARTBEAT, ready, refused)
+
+
+def test_values_of_a_machine_are_not_compared() -> None:
+    kind = wire.METADATA.Response
+
+    def answer(node: int, port: int, **fields: Any) -> Any:
+        partition = kind.Topic.Partition(
+            leader_id=node, replica_nodes=[node], isr_nodes=[node], **fields
+        )
+        return kind(
+            brokers=[kind.Broker(node_id=node, host=f"h{node}", port=port)],
+            cluster_id=f"cluster {node}",
+            topics=[kind.Topic(name="t", partitions=[partition])],
+        )
+
+    def paths(other: Any) -> list[str]:
+        found = differences(wire.METADATA, 9, answer(1, 9092), other, IdMapping())
+        return [each.path for each in found]
+
+    assert paths(answer(5, 12_345, leader_epoch=9)) == []
+    assert paths(answer(5, 12_345, partition_index=1)) == [
+        "topics[t].partitions[0]", "topics[t].partitions[1]",
+    ]  # fmt: skip
+    assert paths(answer(-1, 9092)) == [
+        "brokers[1].node_id", "topics[t].partitions[0].leader_id",
+    ]  # fmt: skip
