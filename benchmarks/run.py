@@ -3,7 +3,7 @@
     python benchmarks/run.py [--quick] [--dir DIRECTORY] [NAME ...]
 
 Names: codec append scan topic open growth life shim clients sharing members
-transactions groups security fixtures apache spark connector; all of them by default. Only a whole run
+transactions groups security fixtures recording apache spark connector; all of them by default. Only a whole run
 that is not --quick replaces RESULTS.md; --output writes any run's results elsewhere.
 """
 
@@ -37,6 +37,7 @@ NAMES: Final = (
     "groups",
     "security",
     "fixtures",
+    "recording",
     "apache",
     "spark",
     "connector",

@@ -55,7 +55,7 @@ RECORD_HEAD: Final = struct.Struct(">IBBIq")
 #: Largest content of a block: one record of the largest frame, and others before it.
 _MOST_BLOCK_BYTES: Final = (1 << 31) + (1 << 22)
 #: Fast: a recording may use at most a small part of the broker's processor time.
-_LEVEL: Final = -3
+_LEVEL: Final = -50
 
 
 class TrafficKind(enum.IntEnum):
