@@ -375,7 +375,7 @@ def test_examples_of_the_testing_page_pass(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         "\n".join(block.text for block in page if "pytest" in block.words)
     )
-    pytester.runpytest(*ALONE).assert_outcomes(passed=9)
+    pytester.runpytest(*ALONE).assert_outcomes(passed=10)
 
 
 def test_failed_wait_for_shows_the_test_and_no_library_frames(

@@ -299,6 +299,64 @@ def test_missing_response_is_a_difference(
     lost = found[0]
     assert (lost.api, lost.correlation_id) == ("Produce", 2)
     assert lost.fields[0].replayed == "the broker has closed the connection"
+    # Later requests use a new connection.
+    assert [one.correlation_id for one in found[1:]] == [3, 4]
+    assert [one.value for one in second.records("t")] == [b"2 pears"]
+
+
+def test_late_response_is_a_difference(
+    brokers: tuple[Kafka, Kafka], small: Path
+) -> None:
+    second = brokers[1]
+    with second.faults() as faults:
+        faults.lose_answer("Produce", times=1)
+        _, found = replayed(small, second, timeout_s=0.5)
+    late = [one for one in found if one.fields[0].path == "response"]
+    assert [one.correlation_id for one in late] == [2]
+
+
+def test_requests_of_a_lost_connection_are_reported(
+    brokers: tuple[Kafka, Kafka], tmp_path: Path
+) -> None:
+    first, second = brokers
+    with first.record(tmp_path / "t.ksh"):
+        client = Client(first.port)
+        client.create()
+        for _ in range(3):
+            client.begin_produce([b"x"])
+        for _ in range(3):
+            client.produced()
+        client.close()
+    with TrafficFile(tmp_path / "t.ksh") as file:
+        records = list(file)
+    requests = [one for one in records if one.kind is TrafficKind.REQUEST]
+    responses = [one for one in records if one.kind is TrafficKind.RESPONSE]
+    found: list[ResponseDifference] = []
+    replayer = TrafficReplayer(
+        ("127.0.0.1", second.port), compares=True, report=found.append
+    )
+    with second.faults() as faults:
+        faults.disconnect("Produce", times=1)
+        created = requests.pop(0), responses.pop(0)
+        replayer.run([*created, *requests, *responses])
+    assert [one.correlation_id for one in found] == [2, 3, 4]
+
+
+def test_requests_without_responses_are_processed(
+    brokers: tuple[Kafka, Kafka], tmp_path: Path
+) -> None:
+    first, second = brokers
+    with first.record(tmp_path / "t.ksh"):
+        client = Client(first.port)
+        client.create()
+        for number in range(100):
+            client.produce([b"%d" % number], acks=0)
+        first.wait_for("t", 100)
+        client.close()
+    report, found = replayed(tmp_path / "t.ksh", second)
+    assert found == [] and report.apis["Produce"].responses == 0
+    assert contents(first, "t") == contents(second, "t")
+    assert len(contents(second, "t")) == 100
 
 
 def test_unready_coordinator_is_asked_again(
@@ -649,6 +707,12 @@ def test_broker_that_was_ready_earlier_is_no_difference() -> None:
     assert is_early(wire.HEARTBEAT, ready, unready)
     assert not is_early(wire.HEARTBEAT, unready, unready)
     assert not is_early(wire.HEARTBEAT, ready, refused)
+    moving = kind(error_code=codes.REBALANCE_IN_PROGRESS)
+    for mine, other in ((ready, moving), (moving, ready)):
+        assert paths(mine, other) == ["error_code"]
+        ids = IdMapping()
+        assert not differences(wire.HEARTBEAT, 3, mine, other, ids, is_concurrent=True)
+    assert differences(wire.HEARTBEAT, 3, moving, refused, ids, is_concurrent=True)
 
 
 def test_values_of_a_machine_are_not_compared() -> None:

@@ -12,6 +12,8 @@ Rules:
   are equal byte for byte.
 - A fetch may return more than in the recording, because it depends on the speed of both
   sides. Then the common part is compared.
+- A request that was in progress together with requests of other connections may succeed
+  or be refused because of a rebalance.
 """
 
 from __future__ import annotations
@@ -108,11 +110,24 @@ def _partitions(response: Any) -> Iterator[Any]:
 
 
 def differences(
-    api: Api[Any, Any], version: int, recorded: Any, replayed: Any, ids: IdMapping
+    api: Api[Any, Any],
+    version: int,
+    recorded: Any,
+    replayed: Any,
+    ids: IdMapping,
+    *,
+    is_concurrent: bool = False,
 ) -> list[FieldDifference]:
-    """Return the differences of two responses. Call it before ids.learn()."""
-    if is_unready(api, recorded) and not first_error(api, replayed):
+    """Return the differences of two responses. Call it before ids.learn().
+
+    `is_concurrent` is whether requests of other connections were in progress at the same
+    time. Then a rebalance may begin before or after the request.
+    """
+    errors = {first_error(api, recorded), first_error(api, replayed)}
+    if is_unready(api, recorded) and codes.NONE in errors:
         return []  # the other broker was ready earlier
+    if is_concurrent and errors == {codes.NONE, codes.REBALANCE_IN_PROGRESS}:
+        return []
     comparison = _Comparison(api, version, ids)
     comparison.compare(api.response.shape, recorded, replayed, "")
     return comparison.found

@@ -20,7 +20,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
@@ -39,6 +39,9 @@ from netshim.wire.codec import Api
 _MOST_RESPONSE_BYTES: Final = 512 << 20
 #: Time between two requests to a broker that is not ready.
 _AGAIN_S: Final = 0.02
+#: Longest wait for the broker to close a connection.
+_GOODBYE_S: Final = 5.0
+_CLOSED: Final = "the broker has closed the connection"
 #: Connections whose client has left and whose broker may still process requests.
 _MOST_LEAVING: Final = 100
 
@@ -91,6 +94,8 @@ class _SentRequest:
     #: The frame that was sent, with its size.
     data: bytes
     time_ns: int
+    #: Number of requests of other connections that were sent before it.
+    others: int
 
     @property
     def name(self) -> str:
@@ -98,39 +103,80 @@ class _SentRequest:
 
 
 class _ReplayConnection:
-    """A connection of the replay."""
+    """A connection of the replay. A lost one is opened again for its next request."""
 
     def __init__(self, address: tuple[str, int], timeout_s: float) -> None:
-        self._address = f"{address[0]}:{address[1]}"
+        self._address = address
+        self._timeout_s = timeout_s
+        #: Requests that may still get a response, by correlation id, oldest first.
+        self.sent: dict[int, _SentRequest] = {}
+        #: Number of requests that were sent.
+        self.sent_count = 0
+        self._responses: dict[int, bytes] = {}
+        #: Why the responses to requests in `sent` will not arrive.
+        self._lost: dict[int, str] = {}
+        self._open()
+
+    def _open(self) -> None:
         try:
-            self._sock = socket.create_connection(address, timeout=timeout_s)
+            self._sock = socket.create_connection(self._address, self._timeout_s)
             self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         except OSError as error:
-            raise RemoteUnavailableError(f"{self._address}: {error}") from error
-        #: Requests without a response, by correlation id.
-        self.sent: dict[int, _SentRequest] = {}
-        self._responses: dict[int, bytes] = {}
+            host, port = self._address
+            raise RemoteUnavailableError(f"{host}:{port}: {error}") from error
+        self._is_open = True
 
-    def send(self, data: bytes) -> bool:
-        """Send a frame. False if the broker has closed the connection."""
+    def _lose(self, reason: str) -> str:
+        """Close the socket. Its requests get no response."""
+        self._sock.close()
+        self._is_open = False
+        self._lost = dict.fromkeys(self.sent, reason) | self._lost
+        return reason
+
+    def send(self, data: bytes) -> None:
+        """Send a frame. A connection that was lost is opened again.
+
+        Raises:
+            RemoteUnavailableError: the broker does not accept a connection.
+        """
+        if not self._is_open:
+            self._open()
         try:
             self._sock.sendall(data)
         except OSError:
-            return False
-        return True
+            self._lose(_CLOSED)
+
+    def add(self, correlation_id: int, request: _SentRequest) -> None:
+        """Expect a response to a request that is sent next."""
+        self._lost.pop(correlation_id, None)
+        self.sent.pop(correlation_id, None)
+        self.sent[correlation_id] = request
+
+    def forget(self, correlation_id: int) -> None:
+        """Expect no response to a request and to earlier ones.
+
+        The recorded broker has answered in the order of the requests.
+        """
+        for one in list(self.sent):
+            for known in (self.sent, self._responses, self._lost):
+                known.pop(one, None)
+            if one == correlation_id:
+                break
 
     def receive(self, correlation_id: int) -> bytes | str:
         """Return a response without its size, or why there is none."""
         while correlation_id not in self._responses:
+            if correlation_id in self._lost:
+                return self._lost[correlation_id]
             try:
                 size = int.from_bytes(self._exactly(4), "big", signed=True)
                 if not 4 <= size <= _MOST_RESPONSE_BYTES:
-                    return f"a response of {size} bytes"
+                    return self._lose(f"a response of {size} bytes")
                 frame = self._exactly(size)
             except TimeoutError:
-                return "no response within the time limit"
+                return self._lose("no response within the time limit")
             except OSError:
-                return "the broker has closed the connection"
+                return self._lose(_CLOSED)
             found = int.from_bytes(frame[:4], "big", signed=True)
             if found in self.sent:
                 self._responses[found] = frame
@@ -155,6 +201,7 @@ class _ReplayConnection:
     def close(self) -> None:
         """Wait until the broker has processed all requests, and close the socket."""
         with contextlib.suppress(OSError):
+            self._sock.settimeout(_GOODBYE_S)
             while self._sock.recv(1 << 16):
                 pass
         self._sock.close()
@@ -190,10 +237,9 @@ class TrafficReplayer:
         self._ids = IdMapping()
         self._links: dict[int, _ReplayConnection] = {}
         self._leaving: deque[_ReplayConnection] = deque()
-        #: Requests whose responses are redacted, by connection and correlation id.
-        self._unsent: Counter[int] = Counter()
         #: APIs whose time limit has passed.
         self._late: set[str] = set()
+        self._sent_count = 0
         self.found = ReplayReport()
 
     def run(self, records: Iterable[TrafficRecord]) -> ReplayReport:
@@ -243,6 +289,10 @@ class TrafficReplayer:
             self.found.connections += 1
         return link
 
+    def _others(self, link: _ReplayConnection) -> int:
+        """Return the number of requests that were sent on other connections."""
+        return self._sent_count - link.sent_count
+
     def _count(self, name: str) -> ApiCount:
         return self.found.apis.setdefault(name, ApiCount())
 
@@ -267,16 +317,16 @@ class TrafficReplayer:
         version = int.from_bytes(content[2:4], "big", signed=True)
         correlation_id = int.from_bytes(content[4:8], "big", signed=True)
         data = len(content).to_bytes(4, "big") + content
-        sent = _SentRequest(api, version, data, record.time_ns)
+        link = self._link(record.connection)
+        sent = _SentRequest(api, version, data, record.time_ns, self._others(link))
+        link.sent_count += 1
+        self._sent_count += 1
         count = self._count(sent.name)
         count.requests += 1
         count.versions.add(version)
-        link = self._link(record.connection)
-        if not link.send(data):  # closed by the broker: a client would connect again
-            self._links.pop(record.connection).close()
-            link = self._link(record.connection)
-            link.send(data)
-        link.sent[correlation_id] = sent
+        if not _is_unanswered(content):
+            link.add(correlation_id, sent)
+        link.send(data)
 
     # -- responses ---------------------------------------------------------------------
 
@@ -289,12 +339,10 @@ class TrafficReplayer:
             return
         sent = link.sent[correlation_id]
         found = self._answer(link, correlation_id, sent, frame)
-        del link.sent[correlation_id]
-        if found is None:
-            return
+        link.forget(correlation_id)
         count = self._count(sent.name)
         count.responses += not isinstance(found, str)
-        fields = self._compare(sent, frame, found)
+        fields = self._compare(link, sent, frame, found)
         if fields:
             count.differences += 1
             self._report(
@@ -314,7 +362,7 @@ class TrafficReplayer:
         correlation_id: int,
         sent: _SentRequest,
         recorded: memoryview,
-    ) -> bytes | str | None:
+    ) -> bytes | str:
         """Return the response, or why there is none.
 
         While the broker is not ready, the request is sent again.
@@ -328,8 +376,7 @@ class TrafficReplayer:
                 self._late.add(sent.name)
                 return found
             self._sleep(_AGAIN_S)
-            if not link.send(sent.data):
-                return "the broker has closed the connection"
+            link.send(sent.data)
 
     @staticmethod
     def _is_early(sent: _SentRequest, recorded: memoryview, found: bytes) -> bool:
@@ -337,7 +384,11 @@ class TrafficReplayer:
         return decoded is not None and is_early(*decoded)
 
     def _compare(
-        self, sent: _SentRequest, recorded: memoryview, found: bytes | str
+        self,
+        link: _ReplayConnection,
+        sent: _SentRequest,
+        recorded: memoryview,
+        found: bytes | str,
     ) -> list[FieldDifference]:
         """Return the differences of a response, and learn its ids."""
         if isinstance(found, str):
@@ -351,9 +402,28 @@ class TrafficReplayer:
         api, mine, other_response = decoded
         fields = []
         if self._compares:
-            fields = differences(api, sent.version, mine, other_response, self._ids)
+            fields = differences(
+                api,
+                sent.version,
+                mine,
+                other_response,
+                self._ids,
+                is_concurrent=self._others(link) > sent.others,
+            )
         self._ids.learn(api.response.shape, mine, other_response)
         return fields
+
+
+def _is_unanswered(content: bytes) -> bool:
+    """Return whether a request is a Produce with acks=0, which has no response."""
+    view = memoryview(content)
+    try:
+        header = wire.decode_header(view)
+        return header.api_key == wire.PRODUCE.key and not (
+            wire.decode_request(header, view).acks
+        )
+    except wire.ProtocolError:
+        return False
 
 
 def _decoded(
