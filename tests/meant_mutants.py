@@ -2395,6 +2395,42 @@ MISTAKES: Final = (
         "        if isinstance(error, TopicNotFoundError) and not batch.is_unknown:\n",
         "producer/test_producer.py -k deleted",
     ),
+    Mistake(
+        "bare_tokens_are_recorded", "netshim/recording/secrets.py",
+        "    if gate is not None and gate.takes_tokens:\n        return 0\n",
+        "",
+        "netshim/test_recording.py",
+    ),
+    Mistake(
+        "responses_with_tokens_are_recorded", "netshim/recording/recorder.py",
+        "                self._secret_ids.add(bytes(frame[4:8]))",
+        "                pass",
+        "netshim/test_recording.py",
+    ),
+    Mistake(
+        "recording_continues_on_a_full_disk", "netshim/recording/recorder.py",
+        "        except LogcoreError as error:\n            self._fail(error)\n",
+        "        except LogcoreError as error:\n            self.failure = error\n",
+        "netshim/test_recording.py",
+    ),
+    Mistake(
+        "recording_fills_the_memory", "netshim/recording/recorder.py",
+        "            if self._pending_bytes > self._most_pending_bytes:",
+        "            if self._pending_bytes > 100 * self._most_pending_bytes:",
+        "netshim/test_recording.py",
+    ),
+    Mistake(
+        "replay_keeps_producer_ids", "netshim/replay/id_mapping.py",
+        "                changes[field.name] = self._records(found)",
+        "                pass",
+        "netshim/test_replay.py -k ids",
+    ),
+    Mistake(
+        "replay_accepts_fewer_records", "netshim/replay/comparison.py",
+        "        if len(theirs) < len(ours):",
+        "        if False:",
+        "netshim/test_replay.py -k fetch",
+    ),
 )  # fmt: skip
 
 

@@ -119,6 +119,9 @@ class _Printer:
     def __init__(self, form: str) -> None:
         self._is_json = form == "ndjson"
         self._shown = 0
+        self._repeated = 0
+        #: Differences that were printed, without their places.
+        self._known: set[tuple[object, ...]] = set()
 
     def report(self, found: ResponseDifference) -> None:
         if self._is_json:
@@ -126,9 +129,14 @@ class _Printer:
             click.echo(to_json(facts))
             return
         for one in found.fields:
+            key = (found.api, found.version, one)
+            if key in self._known:
+                self._repeated += 1
+                continue
             self._shown += 1
             if self._shown > _MOST_SHOWN:
-                return
+                continue
+            self._known.add(key)
             click.echo(
                 f"{found.time_ns / 1e9:.6f} s, connection {found.connection}, "
                 f"{found.api} v{found.version}, correlation id {found.correlation_id}: "
@@ -167,16 +175,21 @@ class _Printer:
                 f"the first {_MOST_SHOWN} of {self._shown} differences; "
                 "--format ndjson prints all"
             )
+        if self._repeated:
+            click.echo(
+                f"{self._repeated} more differences repeat these fields and values"
+            )
         headings = ("API", "versions", "requests", "responses", "differences")
         print_table(headings, [tuple(row.values()) for row in rows], right=(2, 3, 4))
         text = (
-            f"{summary['requests']} requests on {report.connections} connections "
-            f"in {report.elapsed_s:.1f} s: {summary['differences']} differences"
+            f"requests: {summary['requests']}, connections: {report.connections}, "
+            f"responses that differ: {summary['differences']}, "
+            f"seconds: {report.elapsed_s:.1f}"
         )
         if not compares:
-            text += ", without --compare only missing responses"
+            text += " (without --compare, only missing ones count)"
         if report.redacted:
-            text += f"; {report.redacted} requests with secrets were not sent"
+            text += f", not sent because of removed secrets: {report.redacted}"
         click.echo(text)
 
 
