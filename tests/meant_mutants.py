@@ -1471,10 +1471,15 @@ MISTAKES: Final = (
     Mistake(
         "logs_in_use_are_closed_for_room", "netshim/logs.py",
         "            if key not in busy\n"
-        "            and key[0] not in INTERNAL_TOPICS\n"
-        "            and not self._syncs.is_waiting_for(log)",
-        "            if key[0] not in INTERNAL_TOPICS and not self._syncs.is_waiting_for(log)",
+        "            and key not in self._closing\n",
+        "            if key not in self._closing\n",
         "netshim/test_memory.py",
+    ),
+    Mistake(
+        "request_for_many_partitions_opens_the_same_ones", "netshim/logs.py",
+        "            self._next_opened = first + most\n",
+        "            self._next_opened = 0\n",
+        "netshim/test_broker_killed.py",
     ),
     Mistake(
         "old_settings_stay_beside_new_ones", "netshim/handlers/configs.py",
@@ -2052,8 +2057,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "append_overtakes_those_that_wait", "netshim/logs.py",
-        "        if self._requests.is_busy(key) or self._work.is_busy(key):\n",
-        "        if self._requests.is_busy(key):\n",
+        "        is_busy = self._requests.is_busy(key) or self._work.is_busy(key)\n",
+        "        is_busy = self._requests.is_busy(key)\n",
         "netshim/test_produce.py",
     ),
     Mistake(
