@@ -300,6 +300,7 @@ def test_requests_without_responses_are_processed(
         client.close()
     report, found = replayed(tmp_path / "t.ksh", second)
     assert found == [] and report.apis["Produce"].responses == 0
+    second.wait_for("t", 100)  # they are visible once they are synced
     assert contents(first, "t") == contents(second, "t")
     assert len(contents(second, "t")) == 100
 
