@@ -404,6 +404,7 @@ class Kafka:
             self.server.call(lambda: server.record(recorder))
         except BaseException:
             recorder.close()
+            os.unlink(path)
             raise
         return TrafficRecording(self.server, recorder)
 

@@ -123,8 +123,15 @@ def test_file_must_be_new_and_one_recording_at_a_time(
     twice = pytest.raises(logcore.errors.ResourceError, match="one recording at a")
     with kafka.record(tmp_path / "first.ksh"), twice:
         kafka.record(tmp_path / "second.ksh")
+    assert not (tmp_path / "second.ksh").exists()
     with kafka.namespace() as inner, pytest.raises(RuntimeError, match="shared"):
         inner.record(tmp_path / "third.ksh")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no such modes")
+def test_only_the_owner_reads_a_recording(kafka: Kafka, tmp_path: Path) -> None:
+    with kafka.record(tmp_path / "traffic.ksh"):
+        assert (tmp_path / "traffic.ksh").stat().st_mode & 0o777 == 0o600
 
 
 def test_nothing_is_loaded_without_a_recording(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from logcore.errors import InvalidConfigError, LogcoreError, ResourceError
-from logcore.fs import FS, OS
+from logcore.fs import FS, OS, OsFS
 from netshim.recording import secrets
 from netshim.recording.traffic_file import (
     RECORD_HEAD,
@@ -38,6 +38,8 @@ from netshim.wire import Buffer
 
 _log = logging.getLogger("netshim")
 
+#: Only the owner reads a recording, because it contains all records.
+_MODE: Final = 0o600
 #: Size from which a block is written.
 _BLOCK_BYTES: Final = 512 << 10
 #: Longest time between the first record of a block and its write.
@@ -81,6 +83,8 @@ class TrafficRecorder:
                 found=f"{self.path}: {error.strerror}",
             ) from error
         try:
+            if isinstance(fs, OsFS):
+                os.chmod(self.path, _MODE)
             head = file_head(fs.now_ms())
             fs.pwrite(self._handle, head, 0)
         except BaseException:
