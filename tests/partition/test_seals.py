@@ -26,7 +26,7 @@ from logcore.inspect.verify import verify
 from logcore.kernels.checksum import crc32c
 from logcore.metadata.filenames import LOG, SEAL, file_name
 from logcore.partition import checksum_file
-from logcore.partition.checksum_file import Seal
+from logcore.partition.checksum_file import Finding, Seal
 from logcore.recordbatch import encode
 from logcore.testing import Fault, FaultPlan, SimulatedDisk, explore
 from logcore.testing.oracle import recover_log
@@ -772,3 +772,17 @@ def test_no_crash_leaves_a_stale_checksum_file(
     )
     print(report)
     assert report.states > 16 * sum(appended)
+
+
+@pytest.mark.parametrize(
+    ("first", "following", "text"),
+    [
+        (3, 8, "a.log: damaged at position 70, offsets 3 to 7 (why)"),
+        (3, None, "a.log: damaged at position 70, offsets 3 to the end (why)"),
+        (None, None, "a.log: damaged at position 70 (why)"),
+    ],
+)
+def test_text_of_a_finding_names_the_last_damaged_offset(
+    first: int | None, following: int | None, text: str
+) -> None:
+    assert str(Finding("a.log", 70, first, following, "why")) == text

@@ -199,7 +199,12 @@ class Finding:
         where = ""
         if self.position is not None:
             where = f" at position {self.position}"
-        return f"{self.path}: damaged{where}, offsets {self.first_offset} to {self.next_offset} ({self.reason})"
+        if self.first_offset is not None:
+            where += f", offsets {self.first_offset} to "
+            where += (
+                "the end" if self.next_offset is None else f"{self.next_offset - 1}"
+            )
+        return f"{self.path}: damaged{where} ({self.reason})"
 
 
 @attrs.frozen(kw_only=True)
