@@ -232,8 +232,9 @@ class Kafka:
         if self.server.is_running:
             stopped = ""
         try:
+            # The records alone would have to be read: transactions add markers.
             counts = [
-                f"{name}: {_records(self.count_offsets(name))}"
+                f"{name}: {_counted(self.count_offsets(name), 'offset')}"
                 for name in self.topics()
             ]
         except (LogcoreError, OSError) as error:
@@ -719,7 +720,7 @@ class Kafka:
             name for name in self.topics() if name != real.removeprefix(self.prefix)
         ]
         listed = ", ".join(
-            f"{name}: {_records(self.count_offsets(name))}" for name in others
+            f"{name}: {_counted(self.count_offsets(name), 'offset')}" for name in others
         )
         text.append(f"  other topics: {listed or 'none'}")
         return "\n".join(text)
@@ -830,9 +831,11 @@ class _Listening:
 
 
 def _records(count: int) -> str:
-    if count == 1:
-        return f"{count} record"
-    return f"{count} records"
+    return _counted(count, "record")
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _shown(record: TopicRecord) -> str:

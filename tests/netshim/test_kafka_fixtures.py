@@ -212,10 +212,10 @@ def test_failed_wait_for_reports_the_existing_records(shared: Kafka) -> None:
         in text
     )
     assert "1 apples" not in text, "only the newest record"
-    assert "other topics: payments: 0 records" in text
+    assert "other topics: payments: 0 offsets" in text
     with pytest.raises(
         AssertionError,
-        match=f"there is no topic {shared.topic('ordres')}\n.*orders: 7 records",
+        match=f"there is no topic {shared.topic('ordres')}\n.*orders: 7 offsets",
     ):
         shared.wait_for("ordres", 1, timeout=0)
 
@@ -288,18 +288,18 @@ def test_repr_of_brokers_and_namespaces(shared: Kafka, kafka: Kafka) -> None:
     shared.append("orders", b"x")
     shared.create_topic("payments")
     assert (
-        f"{shared.bootstrap_servers}, topics {shared.prefix}*; orders: 1 record, payments: 0 records"
+        f"{shared.bootstrap_servers}, topics {shared.prefix}*; orders: 1 offset, payments: 0 offsets"
         in repr(shared)
     )
     kafka.create_topic("orders")
-    assert repr(kafka) == f"<Kafka {kafka.bootstrap_servers}; orders: 0 records>"
+    assert repr(kafka) == f"<Kafka {kafka.bootstrap_servers}; orders: 0 offsets>"
     assert f"<Server {kafka.bootstrap_servers} over {kafka.logdir.path}>" in repr(
         kafka.server
     )
     kafka.stop()
     assert (
         repr(kafka)
-        == f"<Kafka stopped, was at {kafka.bootstrap_servers}; orders: 0 records>"
+        == f"<Kafka stopped, was at {kafka.bootstrap_servers}; orders: 0 offsets>"
     )
     with pytest.raises(RuntimeError, match="has stopped"):
         kafka.server.call(lambda: None)
