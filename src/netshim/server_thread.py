@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from logcore import LogDir
+from logcore.fs import OS
 from netshim.server import Server, loop_factory
 
 _T = TypeVar("_T")
@@ -126,6 +127,11 @@ class ServerThread(ServerHandle):
     """
 
     def __init__(self, path: str | os.PathLike[str], **options: Any) -> None:
+        # The clock of a simulated disk begins in 2023. The records of real clients have
+        # the present time, and would be refused as records from the future.
+        set_clock = getattr(options.get("fs"), "set_wall_clock", None)
+        if set_clock is not None:
+            set_clock(max(options["fs"].now_ms(), OS.now_ms()))
         super().__init__(Server(path, **options))
         self._started = threading.Event()
         self._is_serving = False

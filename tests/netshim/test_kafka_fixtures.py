@@ -16,6 +16,7 @@ import pytest
 import netshim
 from logcore import TopicExistsError
 from logcore.recordbatch import encode
+from logcore.testing import SimulatedDisk
 from netshim.testing import Kafka, UnsyncedFiles, start
 from support.pages import blocks
 from support.pytesters import ALONE
@@ -394,3 +395,16 @@ def test_failed_wait_for_shows_the_test_and_no_library_frames(
     assert "1 of 2 records came" in text
     assert "value=b'4 apples'" in text
     assert "netshim/testing.py" not in text
+
+
+def test_real_clients_write_to_a_simulated_disk(
+    kafka_factory: Callable[..., Kafka],
+) -> None:
+    """The clock of the disk began in 2023, and each record came from its future."""
+    disk = SimulatedDisk()
+    kafka = kafka_factory("/data", fs=disk)
+    producer = confluent_kafka.Producer({"bootstrap.servers": kafka.bootstrap_servers})
+    errors: list[Any] = []
+    producer.produce("t", b"v", on_delivery=lambda error, _: errors.append(error))
+    assert producer.flush(60) == 0
+    assert errors == [None]
