@@ -183,3 +183,14 @@ def test_the_map_names_what_is_there() -> None:
         if not re.search(rf"\b(def|class) {part}\b|^ *{part} *[:=]", sources, re.M)
     ]
     assert not gone, gone
+
+
+def test_table_of_client_faults_has_a_line_for_each_fault() -> None:
+    """make interop compares the lines with clients."""
+    for package in ("aiokafka", "confluent_kafka", "kafka"):
+        pytest.importorskip(package)
+    from support.faulted_clients import ROWS, shown_lines
+
+    assert list(shown_lines()) == [row.name for row in ROWS]
+    page = (ROOT / "docs" / "testing.md").read_text("utf-8")
+    assert f"is a table of five clients and {len(ROWS)} faults." in page

@@ -1,10 +1,12 @@
 """Clients under the faults of a broker: the jobs, the faults and the table.
 
 Each job runs in a client of its own with a broker of its own:
-- `produce` sends one record to partition 0 of the topic t, and waits for its delivery
-  for at most 20 s. Requests time out after 2 s. `produce-idempotent` does so with an
-  idempotent producer.
-- `consume` reads three records of the topic t in the group g, and commits.
+- `produce` sends one record to partition 0 of the topic t, and waits for its delivery.
+  `produce-idempotent` does so with an idempotent producer.
+- `consume` reads the topic t in the group g until its last record, and commits.
+
+The limits of time are long, so that a slow machine gives the same table. Only rows with
+a silent broker have requests that time out soon.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
@@ -25,14 +27,23 @@ from aiokafka.errors import KafkaError as AiokafkaError
 from kafka.errors import KafkaError as PythonKafkaError
 
 from netshim.faults.control import ActiveRule, DiskRule, FaultControl
+from netshim.faults.requests import SeenRequest
 from netshim.testing import Kafka, start
 from support import golang, kafka_jvm
 from support.environments import ROOT
 
 PAGE: Final = ROOT / "docs" / "client-faults.md"
 VALUES: Final = ("a", "b", "c")
-_REQUEST_MS: Final = 2_000
-_DELIVERY_S: Final = 20
+#: Requests that clients repeat without a fault.
+_POLLED: Final = frozenset(("Fetch", "Metadata"))
+#: Timeout of requests.
+REQUEST_MS: Final = 30_000
+#: Timeout of requests to a broker that is silent.
+SILENCE_MS: Final = 5_000
+#: Time within which a producer delivers its record.
+_DELIVERY_S: Final = 120
+#: Time within which a consumer reads its records.
+_READ_S: Final = 60
 PRODUCE: Final = "produce"
 IDEMPOTENT: Final = "produce-idempotent"
 CONSUME: Final = "consume"
@@ -44,23 +55,30 @@ class Outcome:
 
     #: "acknowledged", "committed", or the name of an error.
     result: str
-    #: Records that the producer has stored.
+    #: Whether the client has repeated the request that failed. False for requests that
+    #: clients repeat without a fault.
+    is_retried: bool = False
+    #: Number of times that the record of the producer is stored.
     stored: int = 0
     #: Values that the consumer has read, in order.
     read: tuple[str, ...] = ()
+    #: The offset that the group has committed.
+    committed: int | None = None
+    #: Number of times that a record is stored that another client has sent afterwards.
+    stored_by_other: int = 0
 
 
 # -- clients ---------------------------------------------------------------------------
 
 
-def librdkafka(address: str, job: str, value: bytes = b"new") -> str:
+def librdkafka(address: str, job: str, request_ms: int, value: bytes = b"new") -> str:
     if job == CONSUME:
-        return _librdkafka_consumes(address)
+        return _librdkafka_consumes(address, request_ms)
     producer = confluent_kafka.Producer(
         {
             "bootstrap.servers": address,
-            "socket.timeout.ms": _REQUEST_MS,
-            "request.timeout.ms": _REQUEST_MS,
+            "socket.timeout.ms": request_ms,
+            "request.timeout.ms": request_ms,
             "message.timeout.ms": _DELIVERY_S * 1_000,
             "enable.idempotence": job == IDEMPOTENT,
             "linger.ms": 0,
@@ -75,11 +93,11 @@ def librdkafka(address: str, job: str, value: bytes = b"new") -> str:
     return "acknowledged" if error is None else str(error.name())
 
 
-def _librdkafka_consumes(address: str) -> str:
+def _librdkafka_consumes(address: str, request_ms: int) -> str:
     consumer = confluent_kafka.Consumer(
         {
             "bootstrap.servers": address,
-            "socket.timeout.ms": _REQUEST_MS,
+            "socket.timeout.ms": request_ms,
             "fetch.wait.max.ms": 100,
             "group.id": "g",
             "auto.offset.reset": "earliest",
@@ -89,8 +107,8 @@ def _librdkafka_consumes(address: str) -> str:
     consumer.subscribe(["t"])
     found: list[str] = []
     result = "committed"
-    end_s = time.monotonic() + _DELIVERY_S
-    while not set(VALUES) <= set(found) and time.monotonic() < end_s:
+    end_s = time.monotonic() + _READ_S
+    while VALUES[-1] not in found and time.monotonic() < end_s:
         message = consumer.poll(0.2)
         if message is not None and message.error() is None:
             found.append(message.value().decode())
@@ -102,12 +120,13 @@ def _librdkafka_consumes(address: str) -> str:
     return f"{result} {','.join(found)}"
 
 
-def kafka_python_client(address: str, job: str) -> str:
-    common = {"bootstrap_servers": address, "request_timeout_ms": _REQUEST_MS}
+def kafka_python_client(address: str, job: str, request_ms: int) -> str:
+    common = {"bootstrap_servers": address, "request_timeout_ms": request_ms}
     if job == CONSUME:
         return _kafka_python_consumes(common)
     producer = kafka_python.KafkaProducer(
         **common,
+        acks="all",
         enable_idempotence=job == IDEMPOTENT,
         delivery_timeout_ms=_DELIVERY_S * 1_000,
         max_block_ms=_DELIVERY_S * 1_000,
@@ -124,17 +143,20 @@ def kafka_python_client(address: str, job: str) -> str:
 def _kafka_python_consumes(common: Mapping[str, Any]) -> str:
     consumer = kafka_python.KafkaConsumer(
         "t",
-        **{**common, "request_timeout_ms": 11_000},
+        **common,
         group_id="g",
         session_timeout_ms=10_000,
         auto_offset_reset="earliest",
         enable_auto_commit=False,
     )
+    # kafka-python 3.0.12 never ends a second rebalance if a poll() times out within it.
+    # The first one suffices if the partitions are known.
+    consumer.partitions_for_topic("t")
     found: list[str] = []
     result = "committed"
-    end_s = time.monotonic() + _DELIVERY_S
+    end_s = time.monotonic() + _READ_S
     try:
-        while not set(VALUES) <= set(found) and time.monotonic() < end_s:
+        while VALUES[-1] not in found and time.monotonic() < end_s:
             for records in consumer.poll(200).values():
                 found += [record.value.decode() for record in records]
         consumer.commit()
@@ -144,16 +166,17 @@ def _kafka_python_consumes(common: Mapping[str, Any]) -> str:
     return f"{result} {','.join(found)}"
 
 
-def aiokafka_client(address: str, job: str) -> str:
+def aiokafka_client(address: str, job: str, request_ms: int) -> str:
     if job == CONSUME:
-        return asyncio.run(_aiokafka_consumes(address))
-    return asyncio.run(_aiokafka_produces(address, is_idempotent=job == IDEMPOTENT))
+        return asyncio.run(_aiokafka_consumes(address, request_ms))
+    return asyncio.run(_aiokafka_produces(address, request_ms, job == IDEMPOTENT))
 
 
-async def _aiokafka_produces(address: str, *, is_idempotent: bool) -> str:
+async def _aiokafka_produces(address: str, request_ms: int, is_idempotent: bool) -> str:
     producer = aiokafka.AIOKafkaProducer(
         bootstrap_servers=address,
-        request_timeout_ms=_REQUEST_MS,
+        request_timeout_ms=request_ms,
+        acks="all",
         enable_idempotence=is_idempotent,
     )
     await producer.start()
@@ -167,11 +190,11 @@ async def _aiokafka_produces(address: str, *, is_idempotent: bool) -> str:
         await producer.stop()
 
 
-async def _aiokafka_consumes(address: str) -> str:
+async def _aiokafka_consumes(address: str, request_ms: int) -> str:
     consumer = aiokafka.AIOKafkaConsumer(
         "t",
         bootstrap_servers=address,
-        request_timeout_ms=_REQUEST_MS,
+        request_timeout_ms=request_ms,
         group_id="g",
         auto_offset_reset="earliest",
         enable_auto_commit=False,
@@ -179,9 +202,9 @@ async def _aiokafka_consumes(address: str) -> str:
     await consumer.start()
     found: list[str] = []
     result = "committed"
-    end_s = time.monotonic() + _DELIVERY_S
+    end_s = time.monotonic() + _READ_S
     try:
-        while not set(VALUES) <= set(found) and time.monotonic() < end_s:
+        while VALUES[-1] not in found and time.monotonic() < end_s:
             for records in (await consumer.getmany(timeout_ms=200)).values():
                 found += [record.value.decode() for record in records]
         await consumer.commit()
@@ -191,14 +214,14 @@ async def _aiokafka_consumes(address: str) -> str:
     return f"{result} {','.join(found)}"
 
 
-def java(address: str, job: str) -> str:
+def java(address: str, job: str, request_ms: int) -> str:
     program = str(kafka_jvm.SOURCES / "FaultedClient.java")
     jars = f"{kafka_jvm.classes()}/*"
-    return _output(["java", "-cp", jars, program, address, job])
+    return _output(["java", "-cp", jars, program, address, job, str(request_ms)])
 
 
-def franz_go(address: str, job: str) -> str:
-    return _output([str(golang.program("franz")), address, job])
+def franz_go(address: str, job: str, request_ms: int) -> str:
+    return _output([str(golang.program("franz")), address, job, str(request_ms)])
 
 
 def _output(command: list[str]) -> str:
@@ -209,7 +232,10 @@ def _output(command: list[str]) -> str:
     return done.stdout.splitlines()[-1]
 
 
-CLIENTS: Final[Mapping[str, Callable[[str, str], str]]] = {
+#: Runs a job at an address, with a timeout of requests, and returns the result and the
+#: values that were read.
+Client = Callable[[str, str, int], str]
+CLIENTS: Final[Mapping[str, Client]] = {
     "confluent-kafka": librdkafka,
     "kafka-python": kafka_python_client,
     "aiokafka": aiokafka_client,
@@ -230,8 +256,19 @@ class FaultRow:
     name: str
     job: str
     add: AddRule
-    #: Whether the rule is released after its first request.
-    is_released: bool = False
+    #: Number of hits after which the rule is removed, for a rule without `times` or one
+    #: that holds requests.
+    removed_after: int | None = None
+    #: Whether a request that fails may have stored its record.
+    may_store: bool = False
+    request_ms: int = REQUEST_MS
+    #: Offset that the group has committed before.
+    committed: int | None = None
+
+    @property
+    def unread(self) -> tuple[str, ...]:
+        """The values after the offset that the group has committed."""
+        return VALUES[self.committed or 0 :]
 
 
 def _answer(api: str, error: str, times: int = 1, **options: Any) -> AddRule:
@@ -242,6 +279,11 @@ ROWS: Final = (
     FaultRow(
         "Produce: NOT_LEADER_OR_FOLLOWER, twice",
         PRODUCE,
+        _answer("Produce", "NOT_LEADER_OR_FOLLOWER", 2),
+    ),
+    FaultRow(
+        "Produce, idempotent: NOT_LEADER_OR_FOLLOWER, twice",
+        IDEMPOTENT,
         _answer("Produce", "NOT_LEADER_OR_FOLLOWER", 2),
     ),
     FaultRow(
@@ -261,7 +303,7 @@ ROWS: Final = (
         "Produce: held, and released",
         PRODUCE,
         lambda faults: faults.hold("Produce", times=1),
-        is_released=True,
+        removed_after=1,
     ),
     FaultRow(
         "Produce: connection closed before",
@@ -272,26 +314,33 @@ ROWS: Final = (
         "Produce: answer lost, connection closed",
         PRODUCE,
         lambda faults: faults.lose_answer("Produce", then="close", times=1),
+        may_store=True,
     ),
     FaultRow(
         "Produce, idempotent: answer lost, connection closed",
         IDEMPOTENT,
         lambda faults: faults.lose_answer("Produce", then="close", times=1),
+        may_store=True,
     ),
     FaultRow(
         "Produce: answer lost, silence",
         PRODUCE,
         lambda faults: faults.lose_answer("Produce", times=1),
+        may_store=True,
+        request_ms=SILENCE_MS,
     ),
     FaultRow(
         "Produce, idempotent: answer lost, silence",
         IDEMPOTENT,
         lambda faults: faults.lose_answer("Produce", times=1),
+        may_store=True,
+        request_ms=SILENCE_MS,
     ),
     FaultRow(
         "Produce, idempotent: connection closed in the answer",
         IDEMPOTENT,
         lambda faults: faults.disconnect("Produce", after_bytes=20, times=1),
+        may_store=True,
     ),
     FaultRow(
         "InitProducerId: COORDINATOR_LOAD_IN_PROGRESS",
@@ -304,14 +353,43 @@ ROWS: Final = (
         _answer("Metadata", "LEADER_NOT_AVAILABLE", 2, topic="t"),
     ),
     FaultRow(
+        "Metadata: UNKNOWN_TOPIC_OR_PARTITION, twice",
+        PRODUCE,
+        _answer("Metadata", "UNKNOWN_TOPIC_OR_PARTITION", 2, topic="t"),
+    ),
+    FaultRow(
         "disk: a write fails with ENOSPC",
         PRODUCE,
-        lambda faults: faults.disk("pwrite", "ENOSPC", path="*/t-0/*", times=1),
+        lambda faults: faults.disk("pwrite", "ENOSPC", path="*/t-0/*.log", times=1),
     ),
     FaultRow(
         "disk, idempotent: a write fails with EIO",
         IDEMPOTENT,
-        lambda faults: faults.disk("pwrite", "EIO", path="*/t-0/*", times=1),
+        lambda faults: faults.disk("pwrite", "EIO", path="*/t-0/*.log", times=1),
+    ),
+    FaultRow(
+        "disk: full until two writes have failed",
+        PRODUCE,
+        lambda faults: faults.disk("pwrite", "ENOSPC", path="*/t-0/*.log"),
+        removed_after=2,
+    ),
+    FaultRow(
+        "disk, idempotent: writes fail with EIO until two have failed",
+        IDEMPOTENT,
+        lambda faults: faults.disk("pwrite", "EIO", path="*/t-0/*.log"),
+        removed_after=2,
+    ),
+    FaultRow(
+        "disk: a sync fails with EIO",
+        PRODUCE,
+        lambda faults: faults.disk("fdatasync", "EIO", path="*/t-0/*.log", times=1),
+        may_store=True,
+    ),
+    FaultRow(
+        "disk, idempotent: a sync fails with EIO",
+        IDEMPOTENT,
+        lambda faults: faults.disk("fdatasync", "EIO", path="*/t-0/*.log", times=1),
+        may_store=True,
     ),
     FaultRow(
         "Fetch: NOT_LEADER_OR_FOLLOWER, twice",
@@ -327,6 +405,17 @@ ROWS: Final = (
         lambda faults: faults.delay("Fetch", 500, times=1),
     ),
     FaultRow(
+        "Fetch: held, and released",
+        CONSUME,
+        lambda faults: faults.hold("Fetch", times=1),
+        removed_after=1,
+    ),
+    FaultRow(
+        "Fetch: connection closed before",
+        CONSUME,
+        lambda faults: faults.disconnect("Fetch", times=1),
+    ),
+    FaultRow(
         "Fetch: connection closed in the answer",
         CONSUME,
         lambda faults: faults.disconnect("Fetch", after_bytes=40, times=1),
@@ -335,6 +424,11 @@ ROWS: Final = (
         "FindCoordinator: COORDINATOR_NOT_AVAILABLE, twice",
         CONSUME,
         _answer("FindCoordinator", "COORDINATOR_NOT_AVAILABLE", 2),
+    ),
+    FaultRow(
+        "FindCoordinator: COORDINATOR_LOAD_IN_PROGRESS",
+        CONSUME,
+        _answer("FindCoordinator", "COORDINATOR_LOAD_IN_PROGRESS"),
     ),
     FaultRow(
         "JoinGroup: COORDINATOR_LOAD_IN_PROGRESS",
@@ -347,6 +441,11 @@ ROWS: Final = (
         lambda faults: faults.disconnect("JoinGroup", times=1),
     ),
     FaultRow(
+        "JoinGroup: connection closed in the answer",
+        CONSUME,
+        lambda faults: faults.disconnect("JoinGroup", after_bytes=40, times=1),
+    ),
+    FaultRow(
         "SyncGroup: REBALANCE_IN_PROGRESS",
         CONSUME,
         _answer("SyncGroup", "REBALANCE_IN_PROGRESS"),
@@ -355,6 +454,18 @@ ROWS: Final = (
         "OffsetFetch: NOT_COORDINATOR",
         CONSUME,
         _answer("OffsetFetch", "NOT_COORDINATOR"),
+    ),
+    FaultRow(
+        "OffsetFetch: NOT_COORDINATOR, one record is committed",
+        CONSUME,
+        _answer("OffsetFetch", "NOT_COORDINATOR"),
+        committed=1,
+    ),
+    FaultRow(
+        "OffsetFetch: COORDINATOR_LOAD_IN_PROGRESS, one record is committed",
+        CONSUME,
+        _answer("OffsetFetch", "COORDINATOR_LOAD_IN_PROGRESS"),
+        committed=1,
     ),
     FaultRow(
         "OffsetCommit: COORDINATOR_LOAD_IN_PROGRESS",
@@ -373,11 +484,10 @@ ROWS: Final = (
 
 
 def observe(path: Path, client: str, row: FaultRow) -> Outcome:
-    """Run the job of a row in a client, with its fault.
+    """Run the job of a row in a client, with its fault, and then another client.
 
     Raises:
-        AssertionError: the fault did not occur, or the broker does not serve another
-            client afterwards.
+        AssertionError: the fault did not occur.
     """
     broker = start(path)
     try:
@@ -385,58 +495,115 @@ def observe(path: Path, client: str, row: FaultRow) -> Outcome:
         if row.job == CONSUME:
             for value in VALUES:
                 broker.append("t", value.encode())
+        if row.committed is not None:
+            commit(broker.bootstrap_servers, row.committed)
         with broker.faults() as faults:
             rule = row.add(faults)
-            if row.is_released:
-                text = _released(broker, client, row, rule)
-            else:
-                text = CLIENTS[client](broker.bootstrap_servers, row.job)
+            text = _run(broker, client, row, rule)
             assert rule.hits >= 1, f"{client}, {row.name}: the fault did not occur"
+            is_retried = _is_retried(broker.requests(), rule.requests)
         result, _, read = text.partition(" ")
-        # The records before this one are visible after its acknowledgement.
-        other = librdkafka(broker.bootstrap_servers, PRODUCE, b"other")
-        assert other == "acknowledged"
+        committed = broker.logdir.committed_offsets("t", 0).get("g")
+        # Records before this one are visible after its acknowledgement.
+        librdkafka(broker.bootstrap_servers, PRODUCE, REQUEST_MS, b"other")
         values = [one.value for one in broker.records("t")]
-        if row.job == CONSUME:
-            return Outcome(result, read=tuple(filter(None, read.split(","))))
-        return Outcome(result, stored=values.count(b"new"))
+        return Outcome(
+            result,
+            is_retried=is_retried,
+            stored=values.count(b"new"),
+            read=tuple(filter(None, read.split(","))),
+            committed=committed,
+            stored_by_other=values.count(b"other"),
+        )
     finally:
         broker.stop()
 
 
-def _released(broker: Kafka, client: str, row: FaultRow, rule: Any) -> str:
-    """Run a job, and release its request once it is held."""
+def commit(address: str, offset: int) -> None:
+    """Commit an offset of the group, which has no members."""
+    settings = {"bootstrap.servers": address, "group.id": "g"}
+    consumer = confluent_kafka.Consumer(settings)
+    place = confluent_kafka.TopicPartition("t", 0, offset)
+    consumer.commit(offsets=[place], asynchronous=False)
+    consumer.close()
+
+
+def _run(broker: Kafka, client: str, row: FaultRow, rule: ActiveRule | DiskRule) -> str:
+    """Run a job, and remove the rule once it has acted often enough."""
     with ThreadPoolExecutor(1) as pool:
-        job = pool.submit(CLIENTS[client], broker.bootstrap_servers, row.job)
-        rule.wait(timeout=60)
-        rule.release()
+        job = pool.submit(
+            CLIENTS[client], broker.bootstrap_servers, row.job, row.request_ms
+        )
+        if row.removed_after is not None:
+            try:
+                rule.wait(hits=row.removed_after, timeout=_DELIVERY_S)
+            finally:
+                rule.remove()
         return job.result()
 
 
-def cell(outcome: Outcome, job: str) -> str:
+def _is_retried(requests: Sequence[SeenRequest], failed: Sequence[SeenRequest]) -> bool:
+    """Return whether a client has repeated a request.
+
+    `failed` are those on which a rule has acted, empty for a rule for the disk.
+    """
+    if not failed:
+        return sum(one.api == "Produce" for one in requests) > 1
+    last = failed[-1]
+    later = requests[requests.index(last) + 1 :]
+    return last.api not in _POLLED and any(one.api == last.api for one in later)
+
+
+def cell(outcome: Outcome, row: FaultRow) -> str:
     """Return an outcome in words."""
-    if job == CONSUME:
-        read = "reads nothing"
-        if set(outcome.read) == set(VALUES):
+    retried = "retried, " if outcome.is_retried else ""
+    if row.job == CONSUME:
+        read = "reads some"
+        if not outcome.read:
+            read = "reads nothing"
+        elif set(outcome.read) >= set(row.unread):
             read = "reads all"
-        elif outcome.read:
-            read = "reads some"
-        if len(set(outcome.read)) < len(outcome.read):
+        if not set(outcome.read) <= set(row.unread):
+            read += " and **committed records again**"
+        elif len(set(outcome.read)) < len(outcome.read):
             read += ", some again"
         if outcome.result == "committed":
-            return f"{read}, commits"
-        return f"{read}; commit: {outcome.result}"
+            return f"{retried}{read}, commits"
+        return f"{retried}{read}; commit: {outcome.result}"
     stored = {0: "not stored", 1: "stored once", 2: "**stored twice**"}
-    times = stored.get(outcome.stored, f"stored {outcome.stored} times")
+    times = stored.get(outcome.stored, f"**stored {outcome.stored} times**")
     if outcome.result == "acknowledged" and outcome.stored == 1:
-        return "stored once"
-    return f"{outcome.result}, {times}"
+        return f"{retried}stored once"
+    return f"{retried}{outcome.result}, {times}"
 
 
-def table(cells: Mapping[tuple[str, str], str]) -> str:
-    """Return the table of the page, by cells of (row, client)."""
-    lines = [f"| fault | {' | '.join(CLIENTS)} |", f"|---|{'---|' * len(CLIENTS)}"]
-    for row in ROWS:
-        each = " | ".join(cells[row.name, client] for client in CLIENTS)
-        lines.append(f"| {row.name} | {each} |")
-    return "\n".join(lines)
+def heading() -> str:
+    """Return the first two lines of the table."""
+    return f"| fault | {' | '.join(CLIENTS)} |\n|---|{'---|' * len(CLIENTS)}"
+
+
+def line(row: FaultRow, cells: Sequence[str]) -> str:
+    """Return the line of a row of the table."""
+    return f"| {row.name} | {' | '.join(cells)} |"
+
+
+def shown_lines() -> dict[str, str]:
+    """Return the lines of the table on the page, by the names of their rows.
+
+    Raises:
+        ValueError: the page has no table of these clients.
+    """
+    page = PAGE.read_text("utf-8")
+    table = page[page.index(heading()) :].partition("\n\n")[0]
+    lines = table.splitlines()[2:]
+    return {one.removeprefix("| ").partition(" | ")[0]: one for one in lines}
+
+
+def write_line(row: FaultRow, text: str) -> None:
+    """Replace or add the line of a row on the page, and drop those of unknown rows."""
+    lines = {**shown_lines(), row.name: text}
+    page = PAGE.read_text("utf-8")
+    before, _, rest = page.partition(heading())
+    _, _, after = rest.partition("\n\n")
+    table = [lines[one.name] for one in ROWS if one.name in lines]
+    PAGE.write_text(before + "\n".join((heading(), *table)) + "\n\n" + after, "utf-8")

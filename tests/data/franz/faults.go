@@ -11,14 +11,14 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 )
 
-// Produces a record to the topic t, or reads three records from it and commits, as FaultedClient.java does.
-func runFaulted(address, job string) {
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+// Produces a record to the topic t, or reads it until its last record and commits, as FaultedClient.java does.
+func runFaulted(address, job string, requestTimeout time.Duration) {
+	ctx, cancel := context.WithTimeout(context.Background(), 120*time.Second)
 	defer cancel()
 	options := []kgo.Opt{
 		kgo.SeedBrokers(address),
-		kgo.RequestTimeoutOverhead(2 * time.Second),
-		kgo.RecordDeliveryTimeout(20 * time.Second),
+		kgo.RequestTimeoutOverhead(requestTimeout),
+		kgo.RecordDeliveryTimeout(120 * time.Second),
 		kgo.ProduceRequestTimeout(100 * time.Millisecond),
 	}
 	switch job {
@@ -40,11 +40,11 @@ func runFaulted(address, job string) {
 			panic(err)
 		}
 		var found []string
-		seen := map[string]bool{}
-		for len(seen) < 3 && ctx.Err() == nil {
+		isRead := false
+		for !isRead && ctx.Err() == nil {
 			client.PollFetches(ctx).EachRecord(func(record *kgo.Record) {
 				found = append(found, string(record.Value))
-				seen[string(record.Value)] = true
+				isRead = isRead || string(record.Value) == "c"
 			})
 		}
 		err = client.CommitUncommittedOffsets(ctx)

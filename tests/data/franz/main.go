@@ -112,8 +112,12 @@ func run(ctx context.Context, s settings) error {
 }
 
 func main() {
-	if len(os.Args) == 3 {
-		runFaulted(os.Args[1], os.Args[2])
+	if len(os.Args) == 4 {
+		requestTimeout, err := time.ParseDuration(os.Args[3] + "ms")
+		if err != nil {
+			panic(err)
+		}
+		runFaulted(os.Args[1], os.Args[2], requestTimeout)
 		return
 	}
 	text, err := os.ReadFile(os.Args[1])
