@@ -54,6 +54,7 @@ from logcore.fs import FS
 from logcore.kernels import TopicRecord
 from logcore.log import Log
 from logcore.logdir import LogDir, check_writable, fs_of
+from logcore.metadata.checkpoint import PartitionKey
 
 if TYPE_CHECKING:
     import pyarrow
@@ -210,7 +211,9 @@ class _Stepped(synchronous.Consumer):
         self._close(is_done=is_done, timeout=timeout)
 
     def add_commit(
-        self, offsets: synchronous.Offsets | None, callback: OnCommit | None
+        self,
+        offsets: synchronous.Offsets[PartitionKey] | None,
+        callback: OnCommit | None,
     ) -> bool:
         """Add a commit like commit_async(), without waiting.
 
@@ -444,7 +447,7 @@ class Consumer:
         return await self._home.call(self._sync.end_offsets, list(partitions))
 
     async def offsets_for_times(
-        self, times_ms: Mapping[tuple[str, int], int]
+        self, times_ms: Mapping[PartitionKey, int]
     ) -> dict[TopicPartition, int | None]:
         """Return the offset of the first record that is not older, None if none."""
         return await self._home.call(self._sync.offsets_for_times, dict(times_ms))
@@ -467,7 +470,9 @@ class Consumer:
     # -- commits -----------------------------------------------------------------------
 
     async def commit(
-        self, offsets: synchronous.Offsets | None = None, timeout: float | None = None
+        self,
+        offsets: synchronous.Offsets[PartitionKey] | None = None,
+        timeout: float | None = None,
     ) -> None:
         """Commit the positions at this call, or the given offsets.
 
@@ -481,12 +486,12 @@ class Consumer:
         if offsets is None:
             chosen = {one: each for one, each in self._sync.take_positions().items()}  # noqa: C416  # for the types
         else:
-            chosen.update(offsets)
+            chosen = {one: each for one, each in offsets.items()}  # noqa: C416  # for the types
         await self._home.call(self._sync.commit, chosen, timeout)
 
     def commit_async(
         self,
-        offsets: synchronous.Offsets | None = None,
+        offsets: synchronous.Offsets[PartitionKey] | None = None,
         callback: OnCommit | None = None,
     ) -> None:
         """Queue a commit without waiting.

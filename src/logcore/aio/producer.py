@@ -43,6 +43,7 @@ from logcore.format.columns import ColumnInput, TimesInput
 from logcore.kernels import Receipt
 from logcore.kernels.layout import HeadersInput, RecordInput, Time
 from logcore.logdir import LogDir, fs_of
+from logcore.metadata.checkpoint import PartitionKey
 from logcore.producer import producer as synchronous
 from logcore.producer import transactional_producer
 from logcore.producer.futures import Delivery, RecordFuture
@@ -559,7 +560,7 @@ class TransactionalProducer(Producer):
 
     async def send_offsets_to_transaction(
         self,
-        offsets: Mapping[tuple[str, int], int | transactional_producer.OffsetToCommit],
+        offsets: Mapping[PartitionKey, int | transactional_producer.OffsetToCommit],
         group: transactional_producer.CommittingMember | str,
     ) -> None:
         """Commit offsets of a group with the transaction.

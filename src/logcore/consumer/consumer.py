@@ -71,6 +71,7 @@ from logcore.format.group_records import Committed
 from logcore.fs import FS
 from logcore.kernels import TopicRecord
 from logcore.log import Log
+from logcore.metadata.checkpoint import PartitionKey
 from logcore.registry import Registry
 from logcore.registry.paths import Pattern
 
@@ -79,7 +80,7 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 #: Partition -> the next offset to process.
-Offsets = Mapping[tuple[str, int], int | OffsetAndMetadata]
+Offsets = Mapping[PartitionKey, int | OffsetAndMetadata]
 #: Maximum time between two checks for changes, in case no event wakes the consumer.
 _LOOK_SECONDS: Final = 1.0
 #: The same interval in a shared directory, because no event reports the death of
@@ -433,7 +434,7 @@ class Consumer:
         }
 
     def offsets_for_times(
-        self, times_ms: Mapping[tuple[str, int], int]
+        self, times_ms: Mapping[PartitionKey, int]
     ) -> dict[TopicPartition, int | None]:
         """Return the offset of the first record at or after each time.
 
@@ -480,7 +481,7 @@ class Consumer:
     # -- commits -----------------------------------------------------------------------
 
     def commit(
-        self, offsets: Offsets | None = None, timeout: float | None = None
+        self, offsets: Offsets[PartitionKey] | None = None, timeout: float | None = None
     ) -> None:
         """Commit the positions of all partitions, or the given offsets.
 
@@ -501,7 +502,9 @@ class Consumer:
             self._commits.commit(self._chosen(offsets), timeout)
 
     def commit_async(
-        self, offsets: Offsets | None = None, callback: OnCommit | None = None
+        self,
+        offsets: Offsets[PartitionKey] | None = None,
+        callback: OnCommit | None = None,
     ) -> None:
         """Commit the current positions, or the given offsets, without waiting.
 
@@ -520,7 +523,7 @@ class Consumer:
                 self._commits.settle()
 
     def _chosen(
-        self, offsets: Offsets | None
+        self, offsets: Offsets[PartitionKey] | None
     ) -> dict[TopicPartition, OffsetAndMetadata]:
         """Return the offsets to commit.
 

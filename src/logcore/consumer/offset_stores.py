@@ -40,6 +40,7 @@ from logcore.coordination.group_requests import (
 )
 from logcore.coordinators.process_groups import ProcessGroups
 from logcore.format.group_records import Committed
+from logcore.metadata.checkpoint import PartitionKey
 from logcore.registry import Registry, offsets
 
 #: When an offset was committed that stands in the registry alone.
@@ -100,7 +101,7 @@ class OffsetStores:
 
 
 def committed_rows(
-    given: Mapping[tuple[str, int], int | OffsetAndMetadata], now_ms: int
+    given: Mapping[PartitionKey, int | OffsetAndMetadata], now_ms: int
 ) -> dict[OffsetKey, Committed]:
     """Offsets of a user as they are stored. Raises InvalidConfigError."""
     checked = {

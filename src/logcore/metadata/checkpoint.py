@@ -23,7 +23,7 @@ import struct
 import threading
 import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import attrs
 
@@ -39,6 +39,9 @@ from logcore.fs import FS, opened
 
 #: (topic, partition)
 Key = tuple[str, int]
+#: The key of a mapping that a caller gives: TopicPartition, or a tuple like it. Mapping
+#: is invariant in its key, so one of these types would refuse the other.
+PartitionKey = TypeVar("PartitionKey", bound=tuple[str, int])
 
 RECOVERY_POINT: Final = "recovery-point-offset-checkpoint"
 LOG_START: Final = "log-start-offset-checkpoint"

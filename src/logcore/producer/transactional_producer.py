@@ -39,6 +39,7 @@ from logcore.errors import (
 )
 from logcore.format.group_records import Committed
 from logcore.fs import FS
+from logcore.metadata.checkpoint import PartitionKey
 from logcore.producer.producer import Producer
 from logcore.producer.settings import ProducerSettings
 from logcore.producer.transaction_manager import Transacting, TransactionState
@@ -241,7 +242,7 @@ class TransactionalProducer(Producer):
 
     def send_offsets_to_transaction(
         self,
-        offsets: Mapping[tuple[str, int], int | OffsetToCommit],
+        offsets: Mapping[PartitionKey, int | OffsetToCommit],
         group: CommittingMember | str,
     ) -> None:
         """Commits offsets of a group with the transaction: they count if and when it is

@@ -1,0 +1,61 @@
+"""Programs of users pass strict type checkers."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.environments import ROOT
+
+#: Mappings that the API returns are accepted by its other methods.
+PROGRAM = """\
+import logcore
+from logcore import aio
+from logcore.consumer import TopicPartition
+
+
+def sync(data: logcore.LogDir) -> None:
+    own: dict[TopicPartition, int] = {TopicPartition("t", 0): 3}
+    plain: dict[tuple[str, int], int] = {("t", 0): 3}
+    with data.consumer(group_id="g") as consumer:
+        consumer.commit(own)
+        consumer.commit(plain)
+        consumer.commit({("t", 0): 3})
+        consumer.commit_async(own)
+        consumer.commit_async(plain)
+        consumer.commit(consumer.end_offsets([("t", 0)]))
+        consumer.offsets_for_times(own)
+        with data.producer(transactional_id="x") as producer:
+            producer.send_offsets_to_transaction(own, consumer.group_metadata())
+            producer.send_offsets_to_transaction(plain, "g")
+
+
+async def waiting(data: aio.LogDir) -> None:
+    own: dict[TopicPartition, int] = {TopicPartition("t", 0): 3}
+    async with data.consumer(group_id="g") as consumer:
+        await consumer.commit(own)
+        await consumer.commit(await consumer.end_offsets([("t", 0)]))
+        consumer.commit_async(own)
+        async with data.producer(transactional_id="x") as producer:
+            await producer.send_offsets_to_transaction(own, "g")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("checker", [["mypy", "--strict"], ["pyright"]])
+def test_mappings_by_partition_are_accepted(tmp_path: Path, checker: list[str]) -> None:
+    pytest.importorskip(checker[0])
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    done = subprocess.run(
+        [sys.executable, "-m", *checker, str(program)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
