@@ -55,7 +55,9 @@ def test_kafka_gives_the_recorded_responses(
     with recorded.record(tmp_path / "t.ksh"):
         servers = recorded.bootstrap_servers
         produce(servers, "orders", 1_000, **{"enable.idempotence": True})
-        consume(servers, "orders", 1_000, 2, **{"group.id": "classic"})
+        # Two members would join at the same time, and Kafka may process their requests
+        # in another order.
+        consume(servers, "orders", 1_000, 1, **{"group.id": "classic"})
         copy_in_transactions(servers, "orders", "copies")
         last = {"group.id": "last", "isolation.level": "read_committed"}
         consume(servers, "copies", 200, 1, **last)
