@@ -266,6 +266,11 @@ class FaultRow:
     committed: int | None = None
 
     @property
+    def stored_before(self) -> tuple[str, ...]:
+        """The values in the topic before the job."""
+        return VALUES if self.job == CONSUME else ("first",)
+
+    @property
     def unread(self) -> tuple[str, ...]:
         """The values after the offset that the group has committed."""
         return VALUES[self.committed or 0 :]
@@ -492,9 +497,9 @@ def observe(path: Path, client: str, row: FaultRow) -> Outcome:
     broker = start(path)
     try:
         broker.create_topic("t")
-        if row.job == CONSUME:
-            for value in VALUES:
-                broker.append("t", value.encode())
+        # A producer finds an open log, so that no request waits for the opening.
+        for value in row.stored_before:
+            broker.append("t", value.encode())
         if row.committed is not None:
             commit(broker.bootstrap_servers, row.committed)
         with broker.faults() as faults:
