@@ -64,10 +64,6 @@ def _close(logs: list[Log]) -> None:
             log.close()
 
 
-def _ignore(_: object) -> None:
-    """Ignore a result that no request waits for."""
-
-
 class BrokerLogs:
     """The logs of one broker. All methods except open() are for the broker's thread."""
 
