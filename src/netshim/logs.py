@@ -175,21 +175,31 @@ class BrokerLogs:
             return True
 
     def when_open(
-        self, keys: Iterable[Key], handle: Callable[[], _T]
+        self,
+        keys: Iterable[Key],
+        handle: Callable[[], _T],
+        *,
+        needs_all: bool = False,
     ) -> _T | PendingResponse:
         """Open the logs of these partitions if necessary, then call handle().
 
         Return its result, or an Answer if opening takes time. Logs are opened one at a
         time, and several requests alternate. So one request for many logs does not
         delay the other requests.
+
+        If these are more partitions than logs may be open, some of them get a retriable
+        error, unless the request `needs_all`.
         """
         those = list(dict.fromkeys(keys))
         if len(those) > scheduling.PIECE:
-            return self.in_pieces(self._look_and_open(those, handle))
-        return self._open_first([key for key in those if self._is_to_open(key)], handle)
+            return self.in_pieces(
+                self._look_and_open(those, handle, needs_all=needs_all)
+            )
+        missing = [key for key in those if self._is_to_open(key)]
+        return self._open_first(those, missing, handle, needs_all=needs_all)
 
     def _look_and_open(
-        self, keys: list[Key], handle: Callable[[], _T]
+        self, keys: list[Key], handle: Callable[[], _T], *, needs_all: bool
     ) -> Steps[_T | PendingResponse]:
         """Run when_open() for many keys: check in chunks which logs are not open."""
         missing = []
@@ -199,41 +209,43 @@ class BrokerLogs:
                 yield
             if self._is_to_open(key):
                 missing.append(key)
-        return self._open_first(missing, handle)
+        return self._open_first(keys, missing, handle, needs_all=needs_all)
 
     def _open_first(
-        self, missing: list[Key], handle: Callable[[], _T]
+        self,
+        keys: list[Key],
+        missing: list[Key],
+        handle: Callable[[], _T],
+        *,
+        needs_all: bool,
     ) -> _T | PendingResponse:
         """Call handle() once the missing logs were opened.
 
-        If they are more than half of the logs that may be open, that many are opened, and
-        the others get a retriable error. Each request opens the next ones, so a client
-        that repeats a request gets an answer for each partition.
+        If the keys are more than the logs that may be open, half as many are opened, and
+        the other missing ones get a retriable error. Each request opens the next ones, so
+        a client that repeats a request gets an answer for each partition.
         """
+        if not missing:
+            return handle()
         failures: dict[Key, LogcoreError] = {}
-        most = max(1, self.most_logs() // 2)
-        if len(missing) > most:
+        room = max(1, self.most_logs() - _CLOSED_AT_ONCE)
+        if len(keys) > room and not needs_all:
+            most = max(1, room // 2)
             first = self._next_opened % len(missing)
             self._next_opened = first + most
             in_turn = missing[first:] + missing[:first]
             missing = in_turn[:most]
             error = ResourceError(
                 "a request for more partitions than logs that may be open",
-                expected=f"at most {most} that are not open",
-                found=len(in_turn),
+                expected=f"at most {room}",
+                found=len(keys),
             )
             failures = dict.fromkeys(in_turn[most:], error)
-        return self._open_all(missing, failures, handle)
-
-    def _open_all(
-        self,
-        missing: list[Key],
-        failures: dict[Key, LogcoreError],
-        handle: Callable[[], _T],
-    ) -> _T | PendingResponse:
-        """Call handle() once all missing logs were opened, however many they are."""
-        if not missing:
-            return handle()
+        elif not needs_all:
+            # The logs of the request that are open must not be closed for the others.
+            for key in keys:
+                if self._logdir.opened(*key) is not None:
+                    self._used_ms[key] = self._lifecycle.now_ms
         answer = PendingResponse()
         self._open_next(missing, failures, handle, answer)
         return answer
@@ -385,9 +397,8 @@ class BrokerLogs:
 
             def begin_when_open() -> _T | PendingResponse:
                 try:
-                    missing = [key for key in those if self._is_to_open(key)]
-                    return self._open_all(
-                        missing, {}, lambda: self.in_pieces(until_over())
+                    return self.when_open(
+                        those, lambda: self.in_pieces(until_over()), needs_all=True
                     )
                 except BaseException:
                     # Otherwise, later requests in the queues would never start.

@@ -341,6 +341,23 @@ def test_recently_used_logs_remain_open(tmp_path: Path) -> None:
     bench.close()
 
 
+def test_partitions_of_one_request_are_open_together_if_they_fit(
+    tmp_path: Path,
+) -> None:
+    """Some are open and were not used lately, and the request opens the others."""
+    bench = Bench(tmp_path / "data")
+    bench.logdir.create_topic("t", 30)
+    bench.broker.state.logs.most_logs = lambda: 20
+    for numbers in (range(4), range(12, 28), range(12)):
+        bench.now_ms += 1
+        bench.broker.tick(bench.now_ms)
+        for each in [numbers] if len(numbers) <= 12 else [[one] for one in numbers]:
+            answer = bench.ask(wire.FETCH, 12, bench.fetches(each))
+            codes = {one.error_code for one in answer.responses[0].partitions}
+            assert codes == {0}, each
+    bench.close()
+
+
 def test_new_client_closes_logs_to_get_a_file_descriptor(tmp_path: Path) -> None:
     with netshim.serve(tmp_path / "data", durability="os") as server:
         server.logdir.create_topic("t", 30)
