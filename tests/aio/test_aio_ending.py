@@ -119,6 +119,37 @@ def test_second_signal_has_its_usual_effect(tmp_path: Path) -> None:
     assert process.returncode == -signal.SIGTERM
 
 
+def test_several_blocks_end_together(tmp_path: Path) -> None:
+    """The first tail that ended let the others wait again, and handlers remained."""
+
+    async def follow(log: aio.Log) -> str:
+        with aio.end_on_signals((signal.SIGTERM,)):
+            assert await values(log.tail(0)) == []
+        return "ended"
+
+    async def main() -> None:
+        async with aio.open(tmp_path / "t-0", create=True) as log:
+            tails = [asyncio.create_task(follow(log)) for _ in range(3)]
+            await asyncio.sleep(0.05)
+            signal.raise_signal(signal.SIGTERM)
+            assert await asyncio.gather(*tails) == ["ended"] * 3
+
+    before = signal.getsignal(signal.SIGTERM)
+    asyncio.run(main())
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_unknown_signal_is_refused_and_no_handler_remains() -> None:
+    async def main() -> None:
+        with aio.end_on_signals((signal.SIGTERM, 9_999)):
+            raise AssertionError("the block must not begin")
+
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(ValueError, match="signal number"):
+        asyncio.run(main())
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
 def test_handlers_are_restored_and_other_threads_have_none() -> None:
     async def main() -> None:
         with aio.end_on_signals():

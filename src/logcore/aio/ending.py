@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import partial
 from types import FrameType
 from typing import Any, Final, Protocol
 
@@ -27,6 +29,9 @@ class LoopWaits:
     def __init__(self) -> None:
         self.is_ended = False
         self._waiting: weakref.WeakSet[Waiting] = weakref.WeakSet()
+        #: Number of end_on_signals() blocks, and the handlers from before the first one.
+        self._blocks = 0
+        self._former: dict[int, Any] = {}
 
     def add(self, waiting: Waiting) -> None:
         """Register a tail or a consumer. It is dropped with its last reference."""
@@ -37,6 +42,49 @@ class LoopWaits:
         self.is_ended = True
         for one in list(self._waiting):
             one.end_waits()
+
+    def enter(self, loop: asyncio.AbstractEventLoop, signals: Iterable[int]) -> None:
+        """Begin a block of end_on_signals(). In the main thread, install its handlers."""
+        self._blocks += 1
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number in set(signals) - self._former.keys():
+            # Stored first, so that an interrupted call leaves no handler after the block.
+            self._former[number] = signal.getsignal(number)
+            signal.signal(number, partial(self._handle, loop))
+
+    def leave(self) -> None:
+        """End a block. The last one restores the handlers; tails may begin again.
+
+        Not each block: a tail of another block may not have seen its end yet.
+        """
+        self._blocks -= 1
+        if self._blocks:
+            return
+        self.is_ended = False
+        while self._former:
+            number, then = self._former.popitem()
+            present = signal.getsignal(number)
+            if getattr(present, "func", None) == self._handle:
+                signal.signal(number, _settable(then))
+
+    def _handle(
+        self, loop: asyncio.AbstractEventLoop, number: int, frame: FrameType | None
+    ) -> None:
+        # Also if the loop waits for sockets: a call from another thread wakes it.
+        with contextlib.suppress(RuntimeError):  # the loop was closed
+            loop.call_soon_threadsafe(self.end)
+        then = self._former.get(number)
+        if callable(then):
+            then(number, frame)
+        else:
+            # A second signal has its former effect.
+            signal.signal(number, _settable(then))
+
+
+def _settable(handler: Any) -> Any:
+    """Return a handler for signal.signal(). None is a handler that C code installed."""
+    return signal.SIG_DFL if handler is None else handler
 
 
 _WAITS: Final[weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopWaits]] = (
@@ -70,33 +118,15 @@ def end_on_signals(
 
     The handler that was installed before is called too, such as the handler of a server.
     If there was none, the first signal does not end the process, and a second one does.
-    After the block, tails may begin again. Python accepts handlers in the main thread
+    After the last such block of the loop, tails may begin again. Python accepts handlers in the main thread
     only; in another thread, this does nothing.
 
     Example: the lifespan of an ASGI application, see docs/aio.md.
     """
     loop = asyncio.get_running_loop()
     waits = waits_of(loop)
-    former: dict[int, Any] = {}
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        # Also if the loop waits for sockets: a call from another thread wakes it.
-        loop.call_soon_threadsafe(waits.end)
-        then = former[number]
-        if callable(then):
-            then(number, frame)
-        else:
-            signal.signal(number, then)  # a second signal has its former effect
-
-    with contextlib.suppress(ValueError):  # not in the main thread
-        for number in signals:
-            former[number] = signal.getsignal(number)
-            signal.signal(number, handle)
     try:
+        waits.enter(loop, signals)
         yield
     finally:
-        waits.is_ended = False
-        for number, then in former.items():
-            with contextlib.suppress(ValueError):
-                if signal.getsignal(number) is handle:
-                    signal.signal(number, then)
+        waits.leave()
