@@ -159,6 +159,8 @@ class Broker:
         self.state = BrokerState(logdir, settings, submit, later, security)
         # The API of the latest request, for the host's report of a slow iteration.
         self.last_asked = "none"
+        # Number of requests, for the host's timer.
+        self.handled = 0
         # The fault rules of a test. They change the handlers.
         self.faults: RequestFaultPlan | None = None
         # The nodes that a test has chosen. They change the handlers too.
@@ -247,6 +249,7 @@ class Broker:
             began_s = time.perf_counter()
             counts.received_bytes += len(frame)
         self.last_asked = api.name
+        self.handled += 1
         call = Call(session, header.api_key, version, header.client_id, now_ms)
         complete = None
         security = self.state.security

@@ -28,7 +28,7 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from types import TracebackType
@@ -71,7 +71,7 @@ _SYNC_THREADS: Final = 4
 #: Interval of checks for appends by other code of this process, and of the maintenance
 #: of the directory.
 _TICK_S: Final = 0.05
-#: The same while no request waits for records.
+#: The same while no request arrives, and none waits for records.
 _IDLE_TICK_S: Final = 0.1
 #: Connections whose limits of time are checked in one tick. With more connections, each
 #: is checked about once a second: a check of 2,000 in each tick took 12 % of a core.
@@ -259,6 +259,8 @@ class Server:
         # The wall clock at the moment when the monotonic clock was 0; see now_ms().
         self._epoch_ms = self._clock.now_ms() - self._clock.monotonic_ms()
         self._peers: set[Peer] = set()
+        #: Number of requests that the broker had handled at the last tick.
+        self._handled = 0
         #: Connections that are checked in the next ticks.
         self._to_check: list[Peer] = []
         self._addresses: Counter[str] = Counter()
@@ -432,11 +434,7 @@ class Server:
 
     async def _listen(self) -> None:
         """Open the sockets of all listeners."""
-        try:
-            self.listeners = [await self.listen_on(one) for one in self.listeners]
-        except BaseException:
-            self._close_listeners()
-            raise
+        self.listeners = await self.listen_on_all(self.listeners)
 
     async def listen_on(self, listener: Listener) -> Listener:
         """Open the socket of a listener, and return the listener with its port.
@@ -460,10 +458,24 @@ class Server:
         self._listening[listener.host, port] = sockets
         return attrs.evolve(listener, port=port)
 
+    async def listen_on_all(self, listeners: Iterable[Listener]) -> list[Listener]:
+        """Open the sockets of several listeners, or none of them; see listen_on()."""
+        opened: list[Listener] = []
+        try:
+            for one in listeners:
+                opened.append(await self.listen_on(one))
+        except BaseException:
+            self._close_sockets(opened)
+            raise
+        return opened
+
+    def _close_sockets(self, listeners: Iterable[Listener]) -> None:
+        for one in listeners:
+            self._listening.pop((one.host, one.port)).close()
+
     def close_node(self, node: AdvertisedNode) -> None:
         """Close the sockets of a node, and its connections."""
-        for listener in node.listeners:
-            self._listening.pop((listener.host, listener.port)).close()
+        self._close_sockets(node.listeners)
         topology = self.broker.state.topology
         for peer in list(self._peers):
             session = peer.session
@@ -483,8 +495,7 @@ class Server:
             if node.is_running:
                 self.close_node(node)
         if not first.is_running:
-            for listener in first.listeners:
-                await self.listen_on(listener)
+            await self.listen_on_all(first.listeners)
         self.nodes = None
         self.broker.advertise(None)
 
@@ -828,12 +839,13 @@ class Server:
                 "not a snapshot of this broker", path=self.path
             )
         before = ReplacedBroker.of(self.broker)
-        self.release = None
-        await self.forget_nodes()
         await self._replace_broker(
             snapshot.restore,
             lambda changed: before.continue_with(self.broker, changed, self.now_ms()),
         )
+        # Not before: a rollback that is refused changes nothing.
+        self.release = self.broker.state.release = None
+        await self.forget_nodes()
 
     async def _replace_broker(
         self, change: Callable[[], _T], begin: Callable[[_T], None] | None = None
@@ -972,9 +984,12 @@ class Server:
         if self._timer is None:  # the server has stopped
             return
         next_ms = self.broker.next_ms
-        delay_s = _IDLE_TICK_S
-        if self.broker.state.fetches.waited_for():
-            delay_s = _TICK_S
+        handled = self.broker.handled
+        is_idle = (
+            handled == self._handled and not self.broker.state.fetches.waited_for()
+        )
+        self._handled = handled
+        delay_s = _IDLE_TICK_S if is_idle else _TICK_S
         if next_ms is not None:
             delay_s = min(delay_s, max(0.001, (next_ms - self.now_ms()) / 1000))
         self._timer = self.loop.call_later(delay_s, self._tick)

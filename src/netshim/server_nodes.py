@@ -44,10 +44,15 @@ async def set_node_count(server: Server, count: int) -> None:
     nodes = [AdvertisedNode(first, server.listeners)]
     for number in range(1, count):
         # A node has a port of its own, and no advertised address.
-        listeners = [
-            await server.listen_on(attrs.evolve(one, port=0, advertised=None))
-            for one in server.listeners
+        wanted = [
+            attrs.evolve(one, port=0, advertised=None) for one in server.listeners
         ]
+        try:
+            listeners = await server.listen_on_all(wanted)
+        except BaseException:
+            for node in nodes[1:]:
+                server.close_node(node)
+            raise
         nodes.append(AdvertisedNode(first + number, listeners))
     server.nodes = AdvertisedNodes(nodes)
     server.broker.advertise(server.nodes)
@@ -80,8 +85,7 @@ async def start_node(server: Server, node_id: int) -> None:
     node = nodes_of(server).node(node_id)
     if not node.is_running:
         before = _leaders(server)
-        for listener in node.listeners:
-            await server.listen_on(listener)
+        await server.listen_on_all(node.listeners)
         node.is_running = True
         await _begin_epochs(server, before)
 

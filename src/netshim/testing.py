@@ -401,13 +401,15 @@ class Kafka:
 
         server = self.server.server
         recorder = TrafficRecorder(path, fs=server.files)
+        recording = TrafficRecording(self.server, recorder)
         try:
             self.server.call(lambda: server.record(recorder))
         except BaseException:
-            recorder.close()
+            # An interrupted call may have begun to record.
+            recording.close()
             os.unlink(path)
             raise
-        return TrafficRecording(self.server, recorder)
+        return recording
 
     # -- names -------------------------------------------------------------------------
 

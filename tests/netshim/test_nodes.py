@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import socket
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 
 import netshim
-from logcore import InvalidConfigError
+from logcore import InvalidConfigError, LogNotFoundError, ResourceError
 from logcore.metadata.filenames import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from netshim import wire
 from netshim.testing import Kafka
@@ -253,6 +255,46 @@ def test_a_rollback_forgets_nodes_and_the_release(kafka: Kafka) -> None:
     kafka.rollback(before)
     assert leaders(kafka) == {0: 1, 1: 1, 2: 1}
     assert kafka.server.server.release is None
+
+
+def test_a_refused_rollback_changes_nothing(
+    three: Kafka, kafka_factory: Callable[..., Kafka]
+) -> None:
+    other = kafka_factory()
+    with pytest.raises(LogNotFoundError, match="not a snapshot of this broker"):
+        three.rollback(other.snapshot())
+    before = three.snapshot()
+    three.as_version("2.8")
+    server = three.server.server
+
+    async def refused(_: Any) -> None:
+        server.is_replacing = True
+        try:
+            await server.rollback(before)
+        finally:
+            server.is_replacing = False
+
+    with pytest.raises(ResourceError, match="no snapshot is made or restored now"):
+        three.server.run(refused)
+    assert server.release is not None
+    assert leaders(three) == LEADERS
+
+
+def test_a_node_whose_port_is_taken_can_start_later(three: Kafka) -> None:
+    """Listeners that were opened before the failure are closed again."""
+    port = int(three.bootstrap_servers.split(",")[1].rpartition(":")[2])
+    three.stop_node(2)
+    node = three.server.server.nodes.node(2)  # type: ignore[union-attr]
+    (listener,) = node.listeners
+    free = attrs.evolve(listener, host="127.0.0.2", port=0)
+    node.listeners = [free, listener]
+    with socket.create_server(("127.0.0.1", port)):
+        with pytest.raises(OSError, match="in use"):
+            three.start_node(2)
+        assert len(three.server.server._listening) == 2
+    node.listeners = [listener]
+    three.start_node(2)
+    assert leaders(three) == LEADERS
 
 
 @pytest.mark.parametrize(
