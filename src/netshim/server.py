@@ -524,6 +524,11 @@ class Server:
             self.tls_settings.load_into(self.tls_context)
             _log.info("the TLS certificate was renewed from %s", self.tls_settings.cert)
 
+    def use_release(self, release: KafkaRelease | None) -> None:
+        """Serve the API versions of a release of Kafka, or all versions."""
+        self.release = release
+        self.broker.state.release = release
+
     def use_settings(self, changes: Mapping[str, Any]) -> None:
         """Change settings of reloading.LIVE, for new connections and requests."""
         self.settings = attrs.evolve(self.settings, **changes)
@@ -844,7 +849,7 @@ class Server:
             lambda changed: before.continue_with(self.broker, changed, self.now_ms()),
         )
         # Not before: a rollback that is refused changes nothing.
-        self.release = self.broker.state.release = None
+        self.use_release(None)
         await self.forget_nodes()
 
     async def _replace_broker(

@@ -324,12 +324,7 @@ class Kafka:
         """
         self._check_owner()
         found = release_named(release) if release is not None else None
-
-        def change() -> None:
-            self.server.server.release = found
-            self.server.server.broker.state.release = found
-
-        self.server.call(change)
+        self.server.call(lambda: self.server.server.use_release(found))
 
     def as_node_count(self, count: int) -> None:
         """Advertise several nodes, which are this broker on a port each.

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import errno
 import logging
+import os
 import subprocess
 import sys
 import threading
@@ -132,6 +134,17 @@ def test_file_must_be_new_and_one_recording_at_a_time(
 def test_only_the_owner_reads_a_recording(kafka: Kafka, tmp_path: Path) -> None:
     with kafka.record(tmp_path / "traffic.ksh"):
         assert (tmp_path / "traffic.ksh").stat().st_mode & 0o777 == 0o600
+
+
+def test_file_system_without_permissions_is_refused(
+    kafka: Kafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: str, mode: int) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM), path)
+
+    monkeypatch.setattr(os, "chmod", refuse)
+    with pytest.raises(InvalidConfigError, match="a file system with permissions"):
+        kafka.record(tmp_path / "traffic.ksh")
 
 
 def test_nothing_is_loaded_without_a_recording(tmp_path: Path) -> None:

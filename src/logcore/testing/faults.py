@@ -172,7 +172,8 @@ class FaultFS(OsFS):
                         return OSError(action, os.strerror(action))
                     if isinstance(action, Slow):
                         delay_ms += action.delay_ms
-        time.sleep(delay_ms / 1_000)
+        if delay_ms:
+            time.sleep(delay_ms / 1_000)
         return None
 
     def pwrite(self, handle: int, data: Data, position: int) -> None:

@@ -84,7 +84,7 @@ class TrafficRecorder:
             ) from error
         try:
             if isinstance(fs, OsFS):
-                os.chmod(self.path, _MODE)
+                self._restrict()
             head = file_head(fs.now_ms())
             fs.pwrite(self._handle, head, 0)
         except BaseException:
@@ -103,6 +103,16 @@ class TrafficRecorder:
             target=self._run, name="netshim-recorder", daemon=True
         )
         self._thread.start()
+
+    def _restrict(self) -> None:
+        try:
+            os.chmod(self.path, _MODE)
+        except OSError as error:
+            raise InvalidConfigError(
+                "the file of a recording",
+                expected="a file system with permissions",
+                found=f"{self.path}: {error.strerror}",
+            ) from error
 
     def __repr__(self) -> str:
         return f"<TrafficRecorder {self.path}>"
