@@ -435,8 +435,39 @@ MISTAKES: Final = (
     ),
     Mistake(
         "parts_of_a_write_are_shown", "logcore/partition/file_view.py",
-        "        if staged is not None:\n            end =", "        if False:\n            end =",
+        "        if staged is not None:\n            visible =", "        if False:\n            visible =",
         "staging/test_staging_crashes.py -k whole",
+    ),
+    # -- snapshots
+    Mistake(
+        "snapshot_has_a_later_marker", "logcore/backup/transaction_cut.py",
+        "            if time_ms > self._time_ms:\n", "            if False:\n",
+        "backup/test_transaction_cut.py",
+    ),
+    Mistake(
+        "snapshot_has_a_transaction_that_began_later", "logcore/backup/transaction_cut.py",
+        "                end = min(end, offset)\n        return end", "                pass\n        return end",
+        "backup/test_transaction_cut.py",
+    ),
+    Mistake(
+        "snapshot_lacks_unsynced_records", "logcore/directory/copying.py",
+        "    end = acknowledged_end(log)\n", "    end = log.high_watermark\n",
+        "backup/test_snapshots.py -k not_synced",
+    ),
+    Mistake(
+        "parts_are_used_again_unread", "logcore/backup/taking.py",
+        "                if crc != part.crc32c:\n", "                if False:\n",
+        "backup/test_snapshots.py -k truncated",
+    ),
+    Mistake(
+        "parts_of_other_snapshots_are_deleted", "logcore/backup/catalog.py",
+        "        if name in used or", "        if",
+        "backup/test_snapshots.py -k older_snapshots",
+    ),
+    Mistake(
+        "restored_parts_are_not_checked", "logcore/backup/restoring.py",
+        "        if (size, crc) !=", "        if False and (size, crc) !=",
+        "backup/test_snapshots.py -k damaged_backup",
     ),
     # -- local writes, gathered
     Mistake(

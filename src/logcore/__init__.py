@@ -64,18 +64,26 @@ from logcore.table import Table, TopicTable
 from logcore.topic import Topic
 
 if TYPE_CHECKING:
+    from logcore.backup import SnapshotInfo, SnapshotResult, restore, snapshots
     from logcore.cleaner import CleaningReport, clean
 else:
+    #: Names that few programs use, by module. They are imported when asked for: every
+    #: program waits for `import logcore`.
+    _LATE = {
+        "CleaningReport": "cleaner",
+        "SnapshotInfo": "backup",
+        "SnapshotResult": "backup",
+        "clean": "cleaner",
+        "restore": "backup",
+        "snapshots": "backup",
+    }
 
     def __getattr__(name: str) -> Any:
-        """Names that few programs use are imported when asked for: every program waits
-        for `import logcore`.
-        """
-        if name not in ("CleaningReport", "clean"):
+        if name not in _LATE:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from logcore import cleaner
+        import importlib
 
-        return getattr(cleaner, name)
+        return getattr(importlib.import_module(f"logcore.{_LATE[name]}"), name)
 
 
 __version__ = "0.1.0"
@@ -124,6 +132,8 @@ __all__ = [
     "Scan",
     "ScrubReport",
     "SegmentTooSmallError",
+    "SnapshotInfo",
+    "SnapshotResult",
     "StorageReadError",
     "StorageWriteError",
     "Table",
@@ -140,4 +150,6 @@ __all__ = [
     "interval",
     "open",
     "open_dir",
+    "restore",
+    "snapshots",
 ]

@@ -36,7 +36,6 @@ from logcore.directory.incidents import Incidents
 from logcore.directory.maintenance import Upkeep, Upkeeper, high_watermarks
 from logcore.directory.open_logs import OpenLogs
 from logcore.directory.shared_topics import Sharing
-from logcore.directory.snapshots import take_snapshot
 from logcore.directory.topic_file import (
     PartitionNumbers,
     TopicEntry,
@@ -90,6 +89,7 @@ from logcore.topic import Order, Position, Topic
 if (
     TYPE_CHECKING
 ):  # imported in the methods that use them: every user waits for `import logcore`
+    from logcore.backup import SnapshotResult
     from logcore.consumer.consumer import Consumer
     from logcore.consumer.settings import ConsumerOptions, OffsetAndMetadata
     from logcore.format.transaction_records import StoredTransaction
@@ -719,23 +719,42 @@ class LogDir:
                 offsets,
             )
 
-    def snapshot(self, path: str | os.PathLike[str]) -> None:
-        """Copy the whole directory to a path that does not exist: a backup that can be
-        opened.
+    def snapshot(
+        self,
+        backup: str | os.PathLike[str],
+        *,
+        keep: int | None = None,
+        tick: Callable[[int], object] | None = None,
+    ) -> SnapshotResult:
+        """Store a snapshot of the directory in a backup; logcore.restore() reads it.
 
-        Each partition is copied up to its high watermark, one after the other; sealed
-        segments are hard links if possible. Group offsets are records of a topic and
-        are copied too. The copy is made beside the path, under a name that ends in
-        `-partial`, and renamed when it is complete.
+        The snapshot contains every record that was acknowledged before this call, the
+        committed offsets of groups, open transactions, settings and topic ids. Other
+        processes may write concurrently, so this also works on a directory that was
+        opened with read_only=True. Only what earlier snapshots in the same backup lack
+        is stored. On one file system, sealed segments become hard links.
+
+        Args:
+            backup: the path of a directory, which is created, or the URL of an object
+                store such as s3://bucket/path?region=eu-west-1. The URL needs the extra
+                `arrow`, and takes credentials from the environment.
+            keep: delete older snapshots, so that this many remain.
+            tick: called with the number of bytes that were just read.
 
         Raises:
-            InvalidConfigError: the path exists.
+            InvalidConfigError: the backup belongs to another log directory.
+            CorruptBatchError: the last segment of a partition is damaged.
+            CompactionAbandonedError: another process deleted snapshots of the same
+                backup, or compacted the same log very often; retriable.
             StorageReadError, StorageWriteError, DiskFullError: the copy failed.
         """
-        target = self._fs.real_path(check_path(path))
-        with self._lock:
-            self._check_writable()
-            take_snapshot(self._fs, self, self._incidents, target)
+        from logcore.backup import open_store, take_snapshot
+
+        self._check_open()
+        self.refresh()
+        store = open_store(backup, self._fs, create=True)
+        topics = list(self._registry.known.values())
+        return take_snapshot(self._fs, self, topics, store, keep=keep, tick=tick)
 
     def add_partitions(
         self, name: str, count: int, *, check_only: bool = False

@@ -955,6 +955,15 @@ def follow(log: LogReader, offset: int) -> Tailed:
     return Tailed(log, log._state, log._look, offset)
 
 
+def acknowledged_end(log: LogReader) -> int:
+    """Return the end of the records of a read-only log that may be acknowledged.
+
+    Above the high watermark, they are in the files and not synced yet.
+    """
+    assert not log._is_writing
+    return log._look.acknowledged_end
+
+
 def is_written_here(log: LogReader) -> bool:
     """Return whether this process has the log open for writing."""
     return log._is_writing

@@ -41,7 +41,7 @@ from logcore import Durability, LogDir
 from logcore.directory.maintenance import Upkeep
 from logcore.errors import ConsumerStateError
 from logcore.fs import FS, OS, OsFS
-from logcore.registry.files import ENDING as REGISTRY_ENDING
+from logcore.registry import registry_path
 from logcore.registry.views import register_broker
 from netshim.broker import Broker
 from netshim.connection import Budget, Workload
@@ -563,7 +563,7 @@ class Server:
         # A broker without authentication may have quotas.
         if self._cluster is not None:
             return None
-        if not needs_them and not self._fs.exists(self.logdir.path + REGISTRY_ENDING):
+        if not needs_them and not self._fs.exists(registry_path(self.logdir.path)):
             return None
         self.security.store()
         return self.security.refresh(self._clock.monotonic_ms())
@@ -824,7 +824,7 @@ class Server:
             ResourceError: the broker starts, stops, or makes or restores a snapshot.
             LogcoreError, OSError: the directory cannot be copied or opened.
         """
-        roots = [self.path, self.path + REGISTRY_ENDING]
+        roots = [self.path, registry_path(self.path)]
         made = await self._replace_broker(lambda: DirectorySnapshot(roots))
         self._snapshots.append(made)
         return made

@@ -1,12 +1,8 @@
-"""Forks of topics and snapshots of directories: whole or not there, and neither side
-hurts the other.
-"""
+"""Forks of topics: whole or not there, and neither side hurts the other."""
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import itertools
 import os
 from pathlib import Path
 from typing import Any
@@ -17,7 +13,7 @@ import logcore
 from logcore.cleaner import clean
 from logcore.inspect.verify import verify
 from logcore.recordbatch import encode
-from logcore.testing import Fault, FaultPlan, SimulatedCrash, SimulatedDisk, explore
+from logcore.testing import Fault, FaultPlan, SimulatedDisk, explore
 
 SMALL: dict[str, Any] = {"segment.bytes": 400, "retention.ms": -1}
 
@@ -200,83 +196,13 @@ def test_a_fork_that_fails_is_undone(operation: str, number: int) -> None:
             return
 
 
-def test_snapshot_has_the_content_at_its_creation(tmp_path: Path) -> None:
-    with logcore.open_dir(tmp_path / "data", create=True) as logdir:
-        fill(logdir)
-        logdir.partition("src", 1).delete_records(30)
-        logdir.snapshot(tmp_path / "backup" / "monday")
-        before = [rows(logdir.partition("src", part)) for part in range(2)]
-        for part in range(2):
-            logdir.partition("src", part).append(b"later")
-        logdir.partition("src", 0).truncate(3)
-        with pytest.raises(logcore.InvalidConfigError, match="something at the path"):
-            logdir.snapshot(tmp_path / "backup" / "monday")
-        cluster = logdir.cluster_id
-    assert not [
-        verdict
-        for verdict in verify(tmp_path / "backup" / "monday")
-        if verdict.status == "damaged"
-    ]
-    with logcore.open_dir(tmp_path / "backup" / "monday") as copy:
-        assert copy.topics() == ["src"] and copy.cluster_id == cluster
-        assert [rows(copy.partition("src", part)) for part in range(2)] == before
-        assert copy.partition("src", 1).log_start_offset == 30
-        assert copy.partition("src", 0).append(b"on").offset == 80
-
-
-def test_snapshot_is_complete_or_absent_after_crash() -> None:
-    """Half of a snapshot opened as a directory with some of the topics."""
-    disk = SimulatedDisk()
-    with logcore.open_dir("data", create=True, fs=disk) as logdir:
-        for topic in ("a", "b"):
-            logdir.create_topic(topic)
-            logdir.partition(topic, 0).append(b"x")
-    files = disk.files()
-    seen = set()
-    for at in itertools.count(1, 2):
-        disk = SimulatedDisk(files, faults=FaultPlan(Fault("*", "crash", at=at)))
-        with (
-            contextlib.suppress(SimulatedCrash),
-            logcore.open_dir("data", fs=disk) as logdir,
-        ):
-            logdir.snapshot("backup")
-        if not disk.faults.hits:
-            break
-        for left in disk.after_crash(limit=4):
-            seen.add(left.is_directory("/backup"))
-            if left.is_directory("/backup"):
-                with logcore.open_dir("backup", fs=left) as logdir:
-                    assert [
-                        logdir.partition(topic, 0).get(0).value for topic in ("a", "b")
-                    ] == [b"x", b"x"]
-    assert seen == {True, False}
-
-
-def test_a_snapshot_that_fails_leaves_nothing() -> None:
-    disk = SimulatedDisk()
-    with logcore.open_dir("data", create=True, fs=disk) as logdir:
-        logdir.create_topic("a")
-        logdir.partition("a", 0).append(b"x")
-        before = {path for path in disk.files() if not path.startswith("/data")}
-        disk.faults = FaultPlan(Fault("rename", errno.EIO, path="*/backup*"))
-        with pytest.raises(logcore.StorageWriteError):
-            logdir.snapshot("backup")
-        assert {path for path in disk.files() if not path.startswith("/data")} == before
-
-
-@pytest.mark.parametrize("way", ["snapshot", "fork"])
-def test_copy_has_records_acknowledged_without_a_sync(tmp_path: Path, way: str) -> None:
-    """copy() read the high watermark before the sync that advances it, so the copy
-    lacked every record appended with durability "os".
+def test_fork_has_records_acknowledged_without_a_sync(tmp_path: Path) -> None:
+    """The high watermark was read before the sync that advances it, so the copy lacked
+    every record appended with durability "os".
     """
     with logcore.open_dir(tmp_path / "data", create=True) as source:
         source.create_topic("t")
         for number in range(50):
             source.append("t", b"%d" % number, partition=0, durability="os")
-        if way == "fork":
-            source.fork("t", None, "copy")
-            assert source.partition("copy", 0).high_watermark == 50
-        else:
-            source.snapshot(tmp_path / "copy")
-            with logcore.open_dir(tmp_path / "copy", read_only=True) as copy:
-                assert copy.partition("t", 0).high_watermark == 50
+        source.fork("t", None, "copy")
+        assert source.partition("copy", 0).high_watermark == 50

@@ -1131,7 +1131,7 @@ def test_removed_directory_raises_errors_of_the_library_only(tmp_path: Path) -> 
         lambda: data.alter_topic("t", {"retention.ms": "1"}),
         lambda: data.add_partitions("t", 2),
         lambda: data.size_bytes("t", 0),
-        lambda: data.snapshot(tmp_path / "copy"),
+        lambda: data.snapshot(tmp_path / "backup"),
         lambda: data.fork("t", None, "v"),
         lambda: data.consumer(group_id="g"),
         lambda: data.delete_topic("t"),

@@ -786,7 +786,8 @@ def test_kafka_opens_forks_and_snapshots(
     at_offset = one.rng.randrange(one.ends[-1])
     with logcore.open_dir(one.ours.parent, durability="os") as directory:
         directory.fork("t", at_offset, "forked")
-        directory.snapshot(tmp_path / "copy")
+        directory.snapshot(tmp_path / "backup")
+    logcore.restore(tmp_path / "backup", tmp_path / "copy")
     for path in (tmp_path / "ours" / "forked-0", tmp_path / "copy" / "t-0"):
         with logcore.open(path, config=one.config, durability="os") as log:
             mine = state_of(log)

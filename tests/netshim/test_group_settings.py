@@ -333,7 +333,8 @@ def test_settings_file_is_copied_and_dumped(tmp_path: Path) -> None:
         logdir.create_topic("t")
         settings = logdir.coordinators.group_settings(logdir)
         put(settings, "g\n", {SESSION_TIMEOUT: 50_000})
-        logdir.snapshot(tmp_path / "copy")
+        logdir.snapshot(tmp_path / "backup")
+    logcore.restore(tmp_path / "backup", tmp_path / "copy")
     assert [*dump(tmp_path / "copy" / checkpoint.GROUPS)] == [
         {"type": "group", "group": "g\n", "config": {SESSION_TIMEOUT: 50_000}}
     ]

@@ -478,7 +478,8 @@ def test_forks_and_snapshots_are_sound_on_both_sides(tmp_path: Path) -> None:
                 log.roll()
         logdir.fork("one", 7, "two")
         logdir.fork("one", 6, "three")
-        logdir.snapshot(tmp_path / "copy")
+        logdir.snapshot(tmp_path / "backup")
+        logcore.restore(tmp_path / "backup", tmp_path / "copy")
         log.truncate(4)
         for _ in range(5):
             log.append(b"again")

@@ -42,6 +42,7 @@ EXEMPT = {
     "logcore.cli.transactions": "a program, as above",
     "logcore.cli.opening": "a program's part: an option of commands",
     "logcore.cli.append": "a program, as above",
+    "logcore.cli.backup": "a program, as above",
     "logcore.cli.demo": "a program, as above",
     "logcore.cli.terminal": "a program's part: it prints",
     "logcore.cli.bench": "a program's part: it times bare system calls",

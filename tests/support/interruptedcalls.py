@@ -388,7 +388,7 @@ class Directing(Case):
         log.flush()
         data.tick()
         data.fork("t", None, "v")
-        data.snapshot("copy")
+        data.snapshot("backup", keep=1)
         data.describe_topic("t")
         data.next_producer_id()
         data.open_again("t", 0)

@@ -203,23 +203,29 @@ def place_in(log: logcore.Log, text: str, now_ms: int) -> int:
         return log.high_watermark
     if text.isascii() and text.isdigit():
         return int(text)
-    relative = _RELATIVE.fullmatch(text)
-    if relative is not None:
-        timestamp_ms = now_ms - int(relative[1]) * _UNIT_MS[relative[2]]
-    elif text == "now":
-        timestamp_ms = now_ms
-    else:
-        try:
-            moment = datetime.fromisoformat(text)
-        except ValueError:
-            raise click.BadParameter(
-                f"{text!r} is none of: an offset, earliest, latest, now, a time such as 2026-01-31T12:00:00Z "
-                "(UTC unless it has a zone), or an age such as -10m, -1h, -2d"
-            ) from None
-        timestamp_ms = int(
-            (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000
+    timestamp_ms = timestamp_of(text, now_ms)
+    if timestamp_ms is None:
+        raise click.BadParameter(
+            f"{text!r} is none of: an offset, earliest, latest, now, a time such as 2026-01-31T12:00:00Z "
+            "(UTC unless it has a zone), or an age such as -10m, -1h, -2d"
         )
     found = log.offset_for_timestamp(timestamp_ms)
     if found is None:
         return log.high_watermark
     return found
+
+
+def timestamp_of(text: str, now_ms: int) -> int | None:
+    """Return the milliseconds of `now`, an age or a time, or None for other texts."""
+    if text == "now":
+        return now_ms
+    relative = _RELATIVE.fullmatch(text)
+    if relative is not None:
+        return now_ms - int(relative[1]) * _UNIT_MS[relative[2]]
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return int(moment.timestamp() * 1000)

@@ -11,7 +11,8 @@ Rules:
 
 This module needs click, and rich on a terminal (the extra `cli`). Without them,
 __main__.py prints which extra to install. Most commands are in append.py, read.py,
-consume.py, shipping.py, topics.py, groups.py, transactions.py and maintenance.py. No
+consume.py, shipping.py, topics.py, groups.py, transactions.py, backup.py and
+maintenance.py. No
 command parses a file format: inspect/ and log.py do that.
 """
 
@@ -50,6 +51,9 @@ MODULES: Final = {
     "registry": "registry",
     "forward": "shipping",
     "mirror": "shipping",
+    "snapshot": "backup",
+    "snapshots": "backup",
+    "restore": "backup",
     "compact": "maintenance",
     "scrub": "maintenance",
     "retention": "maintenance",

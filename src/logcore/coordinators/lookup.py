@@ -113,10 +113,10 @@ class Coordinators:
 
     def present_registry(self, directory: HostDirectory) -> FileRegistry | None:
         """Return the registry like registry(), or None if it does not exist."""
-        from logcore.registry.files import ENDING
+        from logcore.registry import registry_path
 
         is_there = self._registry is not None or self._fs.exists(
-            directory.path + ENDING
+            registry_path(directory.path)
         )
         if is_there:
             return self.registry(directory)

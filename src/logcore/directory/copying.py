@@ -1,28 +1,35 @@
-"""Copies a partition's log up to an offset, with the same offsets, for forks and
-snapshots.
+"""Plans the copy of a partition's log up to an offset, and makes it in a directory.
 
 Rules:
 - Sealed segments become hard links if the file system supports them, else copies. They
   never change, and they are replaced only by rename.
 - The last segment of the copy is always a separate file, because the copy appends to
   it.
-- All files are durable when this returns. Only then does the caller turn the new
+- All files are durable when copy_log() returns. Only then does the caller turn the new
   directory into a partition.
+- A log that is open for reading only is copied up to the last record in its files. This
+  includes records that its writer has acknowledged and not synced yet.
 
 This module creates the files of one copy. forking.py and snapshots.py keep an
-incomplete copy from being used.
+incomplete copy from being used, and backup/ stores the planned files elsewhere.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Callable, Generator, Mapping, Sequence
+
+import attrs
 
 from logcore.errors import (
     CompactionAbandonedError,
+    CorruptBatchError,
     OffsetOutOfRangeError,
     StorageReadError,
 )
 from logcore.fs import FS, copy_range, opened
+from logcore.kernels import layout
 from logcore.log import Log, rewriting_of
 from logcore.metadata import checkpoint
 from logcore.metadata.filenames import (
@@ -32,67 +39,210 @@ from logcore.metadata.filenames import (
     base_offset_of,
     file_name,
 )
-from logcore.partition import epochs
-from logcore.partition.rewriting import Rewriting
+from logcore.partition import epochs, order
 from logcore.partition.segment_files import write_front
+from logcore.partition.truncation import plan_cut
+from logcore.reader import acknowledged_end, fs_of, is_written_here, segments_between
 from logcore.segment import Segment
 
+#: Chooses the end of a copy: (segments, end) to an end that is not larger.
+ChooseEnd = Callable[[Sequence[Segment], int], int]
 
-def copy_log(log: Log, directory: str, at_offset: int | None = None) -> int:
-    """Copy a log's records below `at_offset` into an existing directory without
-    segments.
 
-    By default `at_offset` is the high watermark. A batch that contains `at_offset` is
-    truncated. A transaction that is open at that point remains open in the copy.
-    Returns the end of the copy.
+@attrs.frozen
+class CopyPlan:
+    """The files of a copy. It is valid within planned_copy()."""
+
+    fs: FS
+    log_start: int
+    end: int
+    #: Segments that are copied whole.
+    sealed: tuple[Segment, ...]
+    #: The segment to append to: bytes of `growing` before `position`, then `tail`. It
+    #: is empty and begins at `end` if `growing` is None.
+    growing: Segment | None
+    position: int
+    tail: bytes
+    #: Content of the other files by name. Each is a cache, or a file that later changes
+    #: replace.
+    files: Mapping[str, bytes]
+
+    @property
+    def growing_name(self) -> str:
+        """The name of the .log file to append to."""
+        base_offset = self.end
+        if self.growing is not None:
+            base_offset = self.growing.base_offset
+        return file_name(base_offset, LOG)
+
+
+@contextlib.contextmanager
+def planned_copy(
+    log: Log, at_offset: int | None = None, *, choose_end: ChooseEnd | None = None
+) -> Generator[CopyPlan, None, None]:
+    """Plan a copy of the records below `at_offset`; by default, of all records.
+
+    A batch that contains `at_offset` is truncated. A transaction that is open at that
+    point remains open in the copy. The copy is made in the `with` block, which checks
+    at its end that the log was not truncated.
 
     Raises:
-        OffsetOutOfRangeError: `at_offset` is outside [log start, high watermark].
+        OffsetOutOfRangeError: `at_offset` is outside the log.
         CompactionAbandonedError: the log was truncated or compacted concurrently;
             retriable.
-        StorageReadError, StorageWriteError, DiskFullError: the copy failed.
+        CorruptBatchError: the last segment is damaged.
     """
-    # The flush comes before reading the high watermark, because a sync moves it:
-    # records acknowledged at "os" belong to the copy too. The copy's recovery point
-    # will mark these files as durable.
-    log.flush()
-    with rewriting_of(log) as view:
-        if at_offset is None:
+    if is_written_here(log):
+        # The flush comes before reading the high watermark, because a sync moves it:
+        # records acknowledged at "os" belong to the copy too.
+        log.flush()
+        with rewriting_of(log) as view:
+            segments = [*view.sealed, view.growing]
             end = view.high_watermark
-        else:
-            end = at_offset
-        if not view.log_start <= end <= view.high_watermark:
-            raise OffsetOutOfRangeError(
-                "cannot copy up to there",
-                path=log.path,
-                offset=end,
-                expected=f"{view.log_start} to {view.high_watermark}",
-                found=end,
-            )
-        segments = [*view.sealed, view.growing]
-        ends = [*(segment.base_offset for segment in segments[1:]), end]
-        for segment, after in zip(segments[:-1], ends, strict=False):
-            if after <= end:
-                _link_segment(view.fs, segment, directory)
-        # A new file even if the copy ends with a segment, because it must not append to
-        # a file that it shares with the log.
-        last = next(
-            segment for segment in reversed(segments) if segment.base_offset <= end
+            yield _plan(log, segments, view.log_start, end, at_offset, choose_end)
+            # A concurrent truncation may have removed records that the copy contains.
+            view.check_unchanged()
+        return
+    log.refresh()
+    before = log.times_truncated
+    end = acknowledged_end(log)
+    # Also an empty segment that begins at the end.
+    segments = segments_between(log, log.log_start_offset, end + 1)
+    yield _plan(log, segments, log.log_start_offset, end, at_offset, choose_end)
+    log.refresh()
+    if log.times_truncated != before:
+        raise CompactionAbandonedError(
+            "the log was truncated during the copy; copy it again", path=log.path
         )
-        if last.base_offset < end:
-            _copy_front(view, last, end, directory)
+
+
+def _plan(
+    log: Log,
+    segments: Sequence[Segment],
+    log_start: int,
+    limit: int,
+    at_offset: int | None,
+    choose_end: ChooseEnd | None,
+) -> CopyPlan:
+    end = limit
+    if at_offset is not None:
+        end = at_offset
+    if not log_start <= end <= limit:
+        raise OffsetOutOfRangeError(
+            "cannot copy up to there",
+            path=log.path,
+            offset=end,
+            expected=f"{log_start} to {limit}",
+            found=end,
+        )
+    if choose_end is not None:
+        end = max(log_start, choose_end(segments, end))
+    below = [segment for segment in segments if segment.base_offset <= end]
+    # A new file even if the copy ends with a segment, because it must not append to a
+    # file that it shares with the log.
+    growing = None
+    position, tail = 0, b""
+    if below and below[-1].base_offset < end:
+        growing = below[-1]
+        position, tail = _front(log, growing, end)
+    sealed = below
+    if growing is not None or (below and below[-1].base_offset == end):
+        sealed = below[:-1]
+    for segment in sealed:
+        # Opened, so that check_current() compares with this file.
+        segment.keep()
+    files = _small_files(log, end, log_start)
+    fs = fs_of(log)
+    return CopyPlan(fs, log_start, end, tuple(sealed), growing, position, tail, files)
+
+
+def _front(log: Log, segment: Segment, end: int) -> tuple[int, bytes]:
+    """Return (position, tail) of plan_cut(), after checking the batches below `end`.
+
+    A torn batch above `end` is no damage.
+
+    Raises:
+        CorruptBatchError: there is a damaged batch below `end`.
+    """
+    position = 0
+    expected = segment.base_offset
+    limit = order.reach(expected)
+    for facts, _, why in segment.walk(0, crc=True):
+        sound = facts[: order.in_order(facts, expected, limit)]
+        below = sound[sound["last_offset"] < end]
+        if len(below):
+            position = int(below["position"][-1]) + int(below["size_bytes"][-1])
+            expected = int(below["last_offset"][-1]) + 1
+            if expected == end:
+                return position, b""
+        if len(below) < len(sound):
+            break
+        if why == layout.WALK_CRC or len(sound) < len(facts):
+            raise CorruptBatchError(
+                "a damaged batch cannot be copied; `logcore recover` saves the others",
+                path=segment.path,
+                position=position,
+            )
+    # Inside a batch, or in a gap.
+    return plan_cut(
+        segment, end, log.config, checkpoint.read_epochs(segment.fs, log.path)
+    )
+
+
+def _small_files(log: Log, end: int, log_start: int) -> dict[str, bytes]:
+    """Return the leader epochs, the producer snapshots and the policy by name.
+
+    They are read after the end of the copy was chosen: a writer announces idempotent
+    producers before it stores their first batch.
+    """
+    fs = fs_of(log)
+    names = [checkpoint.POLICY]
+    for name in fs.listdir(log.path):
+        offset = base_offset_of(name, SNAPSHOT)
+        if offset is not None and offset <= end:
+            names.append(name)
+    found = {name: checkpoint.read(fs, log.path, name) for name in names}
+    kept = epochs.truncate_end(checkpoint.read_epochs(fs, log.path), end)
+    found[checkpoint.LEADER_EPOCH] = checkpoint.pack_epochs(kept or [(0, log_start)])
+    return {name: content for name, content in found.items() if content is not None}
+
+
+def check_current(segment: Segment) -> None:
+    """Raise CompactionAbandonedError unless the name still refers to the opened file."""
+    if not segment.is_current():
+        raise CompactionAbandonedError(
+            "a segment was compacted during the copy; copy the log again",
+            path=segment.path,
+        )
+
+
+def copy_log(log: Log, directory: str, at_offset: int | None = None) -> CopyPlan:
+    """Copy a log's records into an existing directory without segments.
+
+    See planned_copy().
+
+    Raises:
+        StorageReadError, StorageWriteError, DiskFullError: the copy failed. Otherwise
+            what planned_copy() raises.
+    """
+    with planned_copy(log, at_offset) as plan:
+        fs = plan.fs
+        for segment in plan.sealed:
+            _link_segment(fs, segment, directory)
+        path = os.path.join(directory, plan.growing_name)
+        if plan.growing is None:
+            with opened(fs, path, write=True, create=True, exclusive=True) as handle:
+                fs.fsync(handle)
         else:
-            _create(view.fs, os.path.join(directory, file_name(end, LOG)))
-        _copy_notes(view, end, directory)
-        # A concurrent truncation may have removed records that the copy contains.
-        view.check_unchanged()
-        view.fs.sync_dir(directory)
-    return end
+            # Without indexes, which opening rebuilds.
+            write_front(fs, path, plan.growing, plan.position, plan.tail)
+        for name, content in plan.files.items():
+            checkpoint.write(fs, directory, name, content)
+        fs.sync_dir(directory)
+        return plan
 
 
 def _link_segment(fs: FS, segment: Segment, directory: str) -> None:
-    # Opened, so that is_current() below compares with this file.
-    segment.keep()
     for suffix in SEGMENT_FILES:
         if suffix == LOG or fs.exists(segment.file(suffix)):
             _link(
@@ -100,11 +250,7 @@ def _link_segment(fs: FS, segment: Segment, directory: str) -> None:
                 segment.file(suffix),
                 os.path.join(directory, file_name(segment.base_offset, suffix)),
             )
-    if not segment.is_current():
-        raise CompactionAbandonedError(
-            "a segment was compacted during the copy; copy the log again",
-            path=segment.path,
-        )
+    check_current(segment)
 
 
 def _link(fs: FS, source: str, target: str) -> None:
@@ -125,31 +271,3 @@ def _link(fs: FS, source: str, target: str) -> None:
         raise CompactionAbandonedError(
             "a segment was removed during the copy; copy the log again", path=source
         ) from None
-
-
-def _copy_front(view: Rewriting, segment: Segment, end: int, directory: str) -> None:
-    """Copy the segment to append to, without indexes, which opening rebuilds."""
-    path = os.path.join(directory, file_name(segment.base_offset, LOG))
-    write_front(view.fs, path, segment, *view.plan_cut(segment, end))
-
-
-def _create(fs: FS, path: str) -> None:
-    with opened(fs, path, write=True, create=True, exclusive=True) as handle:
-        fs.fsync(handle)
-
-
-def _copy_notes(view: Rewriting, end: int, directory: str) -> None:
-    """Copy the leader epochs, the producer snapshots and the policy.
-
-    Each is a cache, or a separate file that later changes replace.
-    """
-    fs = view.fs
-    kept = epochs.truncate_end(view.epochs(), end) or [(0, view.log_start)]
-    checkpoint.write_epochs(fs, directory, kept)
-    checkpoint.write_notes(fs, directory, view.notes)
-    for name in fs.listdir(view.path):
-        offset = base_offset_of(name, SNAPSHOT)
-        if offset is not None and offset <= end:
-            content = checkpoint.read(fs, view.path, name)
-            if content is not None:
-                checkpoint.write(fs, directory, name, content)

@@ -82,7 +82,7 @@ def _copy_partitions(
         key = (made.name, number)
         path = os.path.join(registry.path, away[number])
         registry.make_partition(made, path)
-        end = copy_log(log, path, offsets[number])
+        end = copy_log(log, path, offsets[number]).end
         points[key] = end
         starts[key] = min(log.log_start_offset, end) or None
     # Each partition in the checkpoints then has a directory.

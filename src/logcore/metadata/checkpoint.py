@@ -414,8 +414,11 @@ def write_epochs(
     *,
     reserve: str | None = None,
 ) -> None:
-    content = _checkpoint(f"{epoch} {start}" for epoch, start in epochs)
-    write(fs, directory, LEADER_EPOCH, content, reserve=reserve)
+    write(fs, directory, LEADER_EPOCH, pack_epochs(epochs), reserve=reserve)
+
+
+def pack_epochs(epochs: Iterable[tuple[int, int]]) -> bytes:
+    return _checkpoint(f"{epoch} {start}" for epoch, start in epochs)
 
 
 @attrs.frozen

@@ -51,6 +51,9 @@ class FileLook:
         self.is_end_noted = False
         #: How often the last segment was found to be another file.
         self.replacements = 0
+        #: The end of the records that a writer may have acknowledged. Above the visible
+        #: end, they are not synced.
+        self.acknowledged_end = 0
 
     def again(self) -> None:
         """Refresh the segments and the end from the files.
@@ -125,6 +128,7 @@ class FileLook:
             self._refresh_end()
         if not self._state.segments:
             raise segments_gone(self._path, known)
+        self.acknowledged_end = max(self.acknowledged_end, known)
         self._state.publish(
             end=max(self._state.end, known), visible=max(self._state.visible, known)
         )
@@ -215,6 +219,7 @@ class FileLook:
         self._state.publish(segments=segments, log_start=log_start)
         if not segments:
             self._state.publish(end=log_start, visible=log_start)
+            self.acknowledged_end = log_start
             return
         last = segments[-1]
         assert isinstance(last, GrowingSegment)
@@ -228,7 +233,7 @@ class FileLook:
         self._has_shown_end = shown is not None
         if shown is None:
             self.is_end_noted = False
-            self._show(self._state.end)
+            self._show(self._state.end, self._state.end)
             return
         limit = shown.offset
         is_replicated = shown.is_replicated
@@ -249,14 +254,20 @@ class FileLook:
                 # power cut may restore the last synced version.
                 limit = max(limit, self.noted(checkpoint.RECOVERY_POINT))
         self.is_end_noted = limit >= low
-        self._show(max(low, min(self._state.end, limit)))
+        visible = max(low, min(self._state.end, limit))
+        if is_replicated:
+            self._show(visible, visible)
+        else:
+            self._show(visible, self._state.end)
 
-    def _show(self, end: int) -> None:
-        """Set the visible end, limited by a staged write.
+    def _show(self, visible: int, acknowledged: int) -> None:
+        """Set the visible and the acknowledged end, limited by a staged write.
 
         Called after the size of the last segment was read; staged_limit.py explains why.
         """
         staged = self._staged.get()
         if staged is not None:
-            end = max(self._state.log_start, min(end, staged))
-        self._state.publish(visible=end)
+            visible = max(self._state.log_start, min(visible, staged))
+            acknowledged = max(self._state.log_start, min(acknowledged, staged))
+        self.acknowledged_end = acknowledged
+        self._state.publish(visible=visible)

@@ -28,10 +28,9 @@ from logcore.errors import (
 )
 from logcore.metadata import checkpoint
 from logcore.metadata.filenames import CLEANED, SEAL
-from logcore.partition import aborted_transactions, checksum_file, epochs, recovery
+from logcore.partition import aborted_transactions, checksum_file, recovery
 from logcore.partition.aborted_transactions import PartitionTransactions
 from logcore.partition.segment_files import new_segment_gone
-from logcore.partition.truncation import plan_cut
 from logcore.partition.writer import Writer
 from logcore.segment import ActiveSegment, Segment
 
@@ -162,16 +161,6 @@ class Rewriting:
     def last_stable_offset(self) -> int:
         """The last stable offset of the log now."""
         return self._last_stable_offset()
-
-    def epochs(self) -> list[epochs.Entry]:
-        """Return the leader epochs of the log now."""
-        return self._writer.metadata.epochs
-
-    def plan_cut(self, segment: Segment, offset: int) -> tuple[int, bytes]:
-        """Return (position, tail) for a truncation of `segment`; see plan_cut()."""
-        return plan_cut(
-            segment, offset, self._writer.state.config, self._writer.metadata.epochs
-        )
 
     def check_unchanged(self) -> None:
         """Check that the log was not truncated since the view was created.

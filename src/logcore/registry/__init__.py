@@ -10,7 +10,7 @@ leadership.
 docs/registry.md is the introduction; protocol.py has the rules.
 """
 
-from logcore.registry.files import FileRegistry, open_registry
+from logcore.registry.files import FileRegistry, open_registry, registry_path
 from logcore.registry.protocol import ANY, Node, Registry, Session, Watch
 
 __all__ = [
@@ -21,4 +21,5 @@ __all__ = [
     "Session",
     "Watch",
     "open_registry",
+    "registry_path",
 ]

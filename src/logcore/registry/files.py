@@ -102,7 +102,7 @@ from logcore.reporting import WARNING, tell
 
 #: Whether the nodes of topics can be rebuilt; see open_registry().
 TopicNodes = Literal["view", "truth"]
-ENDING: Final = ".registry"
+_ENDING: Final = ".registry"
 _FORMAT: Final = ".format"
 _FORMAT_TEXTS: Final[dict[TopicNodes, bytes]] = {
     "view": b"logcore registry 1\n",
@@ -188,6 +188,11 @@ class Layout:
         )
 
 
+def registry_path(directory: str) -> str:
+    """Return the path of the registry of a log directory."""
+    return directory + _ENDING
+
+
 def domain_byte(domain: str) -> int:
     """Return the byte of `.lock` that locks a domain.
 
@@ -234,7 +239,7 @@ def open_registry(
             found=min(max_poll_interval_ms, lock_timeout_ms),
         )
     logs = fs.real_path(os.fspath(directory))
-    root = logs + ENDING
+    root = registry_path(logs)
     permissions = _permissions(fs, logs, root)
     if not read_only:
         _make(fs, root, permissions, _FORMAT_TEXTS[topics])

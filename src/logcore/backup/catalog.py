@@ -1,0 +1,144 @@
+"""The snapshots of a backup: lists, finds and deletes them.
+
+Rules:
+- A damaged manifest is an error where that snapshot is asked for. It does not hide the
+  others.
+- A part is deleted only if no manifest refers to it. Parts without a manifest may belong
+  to a snapshot that is being taken, and are kept for a day.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Final
+
+import attrs
+
+from logcore.backup import manifest as manifests
+from logcore.backup.manifest import SnapshotManifest
+from logcore.backup.store import Store
+from logcore.errors import CorruptLogError, LogNotFoundError
+
+_UNFINISHED_MS: Final = 86_400_000
+
+
+@attrs.frozen
+class SnapshotInfo:
+    """A snapshot in a backup.
+
+    Attributes:
+        id: its id, for restore().
+        time_ms: when it began, or None if its manifest is damaged.
+        topics, partitions: their numbers.
+        size_bytes: the size of all records.
+    """
+
+    id: str
+    time_ms: int | None = None
+    topics: int = 0
+    partitions: int = 0
+    size_bytes: int = 0
+
+
+def listed(store: Store) -> list[str]:
+    """Return the ids of all snapshots, the oldest first."""
+    names = store.names(manifests.MANIFESTS)
+    found = map(manifests.snapshot_id_of, names)
+    return sorted(one for one in found if one is not None)
+
+
+def read_manifest(store: Store, snapshot_id: str) -> SnapshotManifest:
+    """Return a manifest.
+
+    Raises:
+        CorruptLogError: it is damaged.
+        StorageReadError: it cannot be read.
+    """
+    name = manifests.manifest_name(snapshot_id)
+    return manifests.unpack(b"".join(store.read(name)), f"{store.location}/{name}")
+
+
+def newest(store: Store) -> SnapshotManifest | None:
+    """Return the newest manifest that is not damaged."""
+    for snapshot_id in reversed(listed(store)):
+        with contextlib.suppress(CorruptLogError):
+            return read_manifest(store, snapshot_id)
+    return None
+
+
+def summaries(store: Store) -> list[SnapshotInfo]:
+    """Return all snapshots, the oldest first."""
+    found = []
+    for snapshot_id in listed(store):
+        info = SnapshotInfo(snapshot_id)
+        with contextlib.suppress(CorruptLogError):
+            one = read_manifest(store, snapshot_id)
+            info = SnapshotInfo(
+                one.id,
+                one.time_ms,
+                len(one.topics),
+                len(one.partitions),
+                one.size_bytes,
+            )
+        found.append(info)
+    return found
+
+
+def choose(store: Store, at: str | int | None) -> SnapshotManifest:
+    """Return the snapshot with an id, the newest up to a time, or the newest of all.
+
+    Raises:
+        LogNotFoundError: there is none. The error names those that exist.
+        CorruptLogError: its manifest is damaged.
+    """
+    ids = listed(store)
+    chosen = None
+    if isinstance(at, str):
+        if at in ids:
+            chosen = at
+    elif at is None:
+        chosen = ids[-1] if ids else None
+    else:
+        limit = manifests.new_id(at, b"\xff\xff\xff\xff")
+        chosen = max((one for one in ids if one <= limit), default=None)
+    if chosen is None:
+        raise LogNotFoundError(
+            "there is no such snapshot in the backup",
+            path=store.location,
+            expected=", ".join(ids[-5:])
+            or "a directory that `logcore snapshot` has written",
+            found=None if at is None else at,
+        )
+    return read_manifest(store, chosen)
+
+
+def prune(store: Store, keep: int, now_ms: int) -> int:
+    """Delete all snapshots but the newest `keep`; return the number of deleted parts.
+
+    The manifests are deleted first, and the remaining ones are read after that. So the
+    parts of a snapshot that was completed in between are kept.
+
+    Raises:
+        CorruptLogError: a manifest that is kept is damaged. No part is deleted then,
+            because its parts are unknown.
+    """
+    ids = listed(store)
+    for snapshot_id in ids[: max(0, len(ids) - keep)]:
+        store.delete(manifests.manifest_name(snapshot_id))
+    remaining = listed(store)
+    used = {
+        part.name
+        for snapshot_id in remaining
+        for part in read_manifest(store, snapshot_id).parts()
+    }
+    deleted = 0
+    oldest_kept = manifests.new_id(max(0, now_ms - _UNFINISHED_MS), b"\0\0\0\0")
+    known = set(ids)
+    for name in store.names(manifests.PARTS):
+        snapshot_id_of = manifests.snapshot_id_of(name)
+        if name in used or snapshot_id_of is None:
+            continue
+        if snapshot_id_of in known or snapshot_id_of < oldest_kept:
+            store.delete(name)
+            deleted += 1
+    return deleted

@@ -1,0 +1,437 @@
+"""Takes snapshots of a log directory while any process writes it.
+
+Rules:
+- A snapshot contains every record that was acknowledged before it began. The files of
+  the directory suffice for that, so no lock is acquired and no writer waits.
+- Committed offsets are copied before the topics, so each is within its topic.
+- All partitions are cut at the same point between transactions; see
+  transaction_cut.py.
+- Parts of an earlier snapshot are used again if the file is the same, or if the bytes
+  are the same.
+
+This module does not know how parts are stored (store.py does).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final, Protocol
+
+import attrs
+
+from logcore.backup import manifest as manifests
+from logcore.backup.catalog import listed, newest, prune
+from logcore.backup.manifest import (
+    FileIdentity,
+    SnapshotManifest,
+    StoredPart,
+    StoredPartition,
+    StoredSegment,
+)
+from logcore.backup.store import CHUNK_BYTES, Store
+from logcore.backup.transaction_cut import TransactionCut, first_after
+from logcore.directory.copying import (
+    ChooseEnd,
+    CopyPlan,
+    check_current,
+    planned_copy,
+)
+from logcore.directory.interface import PartitionDirectory
+from logcore.directory.topic_file import TopicEntry
+from logcore.errors import (
+    CompactionAbandonedError,
+    InvalidConfigError,
+    LogNotFoundError,
+    NodeNotFoundError,
+    TopicNotFoundError,
+)
+from logcore.fs import FS, SharedFS, opened
+from logcore.kernels.checksum import crc32c
+from logcore.kernels.layout import Buffer
+from logcore.log import Log
+from logcore.metadata import checkpoint
+from logcore.metadata.checkpoint import Key
+from logcore.metadata.filenames import (
+    LOG,
+    OFFSETS_TOPIC,
+    TRANSACTIONS_TOPIC,
+    parse_partition_name,
+    partition_name,
+)
+from logcore.registry import Registry, open_registry, registry_path
+from logcore.segment import Segment
+
+#: Attempts to copy a log that is compacted or truncated during the copy.
+_ATTEMPTS: Final = 20
+#: A segment in more parts is stored again as one, so that a restore needs few reads.
+_MOST_PARTS: Final = 32
+#: Attempts to read a clock that may not advance, as on a simulated disk.
+_CLOCK_READS: Final = 10_000
+#: Coordinators read and write these topics. Their records are cut by time.
+_COORDINATED: Final = (OFFSETS_TOPIC, TRANSACTIONS_TOPIC)
+
+
+class SnapshotSource(PartitionDirectory, Protocol):
+    """A directory to copy."""
+
+    @property
+    def cluster_id(self) -> str: ...
+    def refresh(self) -> None: ...
+
+
+@attrs.frozen
+class SnapshotResult:
+    """A snapshot that was stored.
+
+    Attributes:
+        id: its id, for restore().
+        time_ms: when it began. It contains the records acknowledged before.
+        partitions: the number of partitions.
+        size_bytes: the size of their records.
+        stored_bytes: the bytes that were stored for it. The rest was stored before.
+        linked_bytes: the bytes of segments that became hard links.
+    """
+
+    id: str
+    time_ms: int
+    partitions: int
+    size_bytes: int
+    stored_bytes: int
+    linked_bytes: int
+
+
+Tick = Callable[[int], object]
+
+
+class _Snapshot:
+    """One snapshot while it is taken."""
+
+    def __init__(
+        self, fs: FS, directory: SnapshotSource, store: Store, tick: Tick
+    ) -> None:
+        self._fs = fs
+        self._directory = directory
+        self._store = store
+        self._tick = tick
+        self.stored_bytes = 0
+        self.linked_bytes = 0
+        self.before = newest(store)
+        cluster_id = directory.cluster_id
+        if self.before is not None and self.before.cluster_id != cluster_id:
+            raise InvalidConfigError(
+                "the backup belongs to another log directory; choose another place",
+                path=store.location,
+                expected=f"cluster id {cluster_id}",
+                found=f"cluster id {self.before.cluster_id}",
+            )
+        self.time_ms = fs.now_ms()
+        if TRANSACTIONS_TOPIC in directory:
+            self._wait_for_next_ms()
+        id_ms = self.time_ms
+        if self.before is not None:
+            # The clock may have been set back. The order of ids must remain.
+            id_ms = max(id_ms, self.before.time_ms + 1)
+        self.id = manifests.new_id(id_ms, fs.random_bytes(4))
+
+    def _wait_for_next_ms(self) -> None:
+        """Wait until later batches have a later time than those before.
+
+        Otherwise TransactionCut.refresh() would often fail.
+        """
+        for _ in range(_CLOCK_READS):
+            if self._fs.now_ms() > self.time_ms:
+                return
+            self._fs.yield_thread()
+
+    def take(self, topics: Sequence[TopicEntry]) -> SnapshotManifest:
+        """Store all parts, and return the manifest."""
+        nodes = _registry_nodes(self._fs, self._directory.path)
+        self._cut = self._transaction_cut()
+        partitions: dict[str, StoredPartition] = {}
+        kept = []
+        for topic in sorted(
+            topics, key=lambda one: (one.name not in _COORDINATED, one.name)
+        ):
+            try:
+                for number in topic.numbers:
+                    name = partition_name(topic.name, number)
+                    partitions[name] = self._partition(topic.name, number)
+            except (LogNotFoundError, TopicNotFoundError):
+                self._directory.refresh()
+                if topic.name in self._directory:
+                    raise
+                # The topic was deleted during the snapshot.
+                for number in topic.numbers:
+                    partitions.pop(partition_name(topic.name, number), None)
+                continue
+            kept.append(topic)
+        self._cut.refresh()
+        return SnapshotManifest(
+            self.id,
+            self.time_ms,
+            self._directory.cluster_id,
+            tuple(kept),
+            partitions,
+            self._small_files(),
+            nodes,
+        )
+
+    def _transaction_cut(self) -> TransactionCut:
+        directory = self._directory
+        logs: list[Log] = []
+        if TRANSACTIONS_TOPIC in directory:
+            logs = [
+                directory.partition(TRANSACTIONS_TOPIC, number)
+                for number in directory.partitions(TRANSACTIONS_TOPIC)
+            ]
+        return TransactionCut(logs, self.time_ms)
+
+    def _choose_end(self, log: Log, partition: Key) -> ChooseEnd:
+        """Return how the end of a partition's copy is chosen."""
+        topic, _ = partition
+
+        def choose(segments: Sequence[Segment], end: int) -> int:
+            if topic == OFFSETS_TOPIC:
+                # Each committed offset is then within the copy of its partition.
+                return first_after(segments, end, self.time_ms)
+            if topic == TRANSACTIONS_TOPIC:
+                return self._cut.end_of_states(log, end)
+            return self._cut.choose(partition, segments, end)
+
+        return choose
+
+    def _small_files(self) -> dict[str, bytes]:
+        """Return the files of the directory.
+
+        They are read last: the allocated producer ids then include those in the logs.
+        """
+        found = {
+            name: checkpoint.read(self._fs, self._directory.path, name)
+            for name in manifests.DIRECTORY_FILES
+        }
+        return {name: content for name, content in found.items() if content is not None}
+
+    def _partition(self, topic: str, number: int) -> StoredPartition:
+        for attempt in range(_ATTEMPTS):
+            try:
+                return self._copied(self._directory.partition(topic, number))
+            except CompactionAbandonedError:
+                if attempt == _ATTEMPTS - 1:
+                    raise
+        raise AssertionError("the last attempt returns or raises")
+
+    def _copied(self, log: Log) -> StoredPartition:
+        name = os.path.basename(log.path)
+        choose_end = self._choose_end(log, parse_partition_name(name))
+        known: dict[int, StoredSegment] = {}
+        if self.before is not None and self._is_same_topic(log, name):
+            known = {
+                one.base_offset: one for one in self.before.partitions[name].segments
+            }
+        with planned_copy(log, choose_end=choose_end) as plan:
+            segments = [self._sealed(name, one, known) for one in plan.sealed]
+            segments.append(self._growing(name, plan, known))
+            files = dict(plan.files)
+            content = checkpoint.read(self._fs, log.path, checkpoint.PARTITION_METADATA)
+            if content is not None:
+                files[checkpoint.PARTITION_METADATA] = content
+        return StoredPartition(plan.log_start, plan.end, tuple(segments), files)
+
+    def _is_same_topic(self, log: Log, name: str) -> bool:
+        """Return whether the snapshot before has the partition of the same topic id."""
+        assert self.before is not None
+        stored = self.before.partitions.get(name)
+        if stored is None:
+            return False
+        present = checkpoint.read(self._fs, log.path, checkpoint.PARTITION_METADATA)
+        return stored.files.get(checkpoint.PARTITION_METADATA) == present
+
+    def _sealed(
+        self, partition: str, segment: Segment, known: Mapping[int, StoredSegment]
+    ) -> StoredSegment:
+        """Store a segment that never changes, unless it is stored already."""
+        fs = self._fs
+        path = segment.file(LOG)
+        try:
+            size = fs.file_size(path)
+            identity = FileIdentity(fs.identity(path)[1], size, fs.modified_ms(path))
+            before = known.get(segment.base_offset)
+            if before is not None and before.identity == identity:
+                stored = before
+                self._tick(size)
+            else:
+                stored = self._stored_whole(partition, segment, size, before)
+            check_current(segment)
+        except FileNotFoundError:
+            raise CompactionAbandonedError(
+                "a segment was removed during the copy; copy the log again", path=path
+            ) from None
+        return attrs.evolve(stored, identity=identity)
+
+    def _stored_whole(
+        self, partition: str, segment: Segment, size: int, before: StoredSegment | None
+    ) -> StoredSegment:
+        name = manifests.part_name(partition, segment.base_offset, self.id, 0)
+        with opened(self._fs, segment.file(LOG)) as handle:
+            if self._store.link(segment.file(LOG), name):
+                crc = 0
+                for chunk in self._chunks(handle, segment.path, 0, size):
+                    crc = crc32c(chunk, crc)
+                self.linked_bytes += size
+                return StoredSegment(
+                    segment.base_offset, (StoredPart(name, size, crc),)
+                )
+            return self._in_parts(partition, segment, handle, size, b"", before)
+
+    def _growing(
+        self, partition: str, plan: CopyPlan, known: Mapping[int, StoredSegment]
+    ) -> StoredSegment:
+        segment = plan.growing
+        if segment is None:
+            return StoredSegment(plan.end, ())
+        before = known.get(segment.base_offset)
+        try:
+            with opened(self._fs, segment.file(LOG)) as handle:
+                check_current(segment)
+                return self._in_parts(
+                    partition, segment, handle, plan.position, plan.tail, before
+                )
+        except FileNotFoundError:
+            raise CompactionAbandonedError(
+                "a segment was removed during the copy; copy the log again",
+                path=segment.path,
+            ) from None
+
+    def _in_parts(
+        self,
+        partition: str,
+        segment: Segment,
+        handle: int,
+        size: int,
+        tail: bytes,
+        before: StoredSegment | None,
+    ) -> StoredSegment:
+        """Store the bytes below `size`, and `tail`, after the parts that are the same."""
+        parts: list[StoredPart] = []
+        position = 0
+        if before is not None and len(before.parts) < _MOST_PARTS:
+            for part in before.parts:
+                if position + part.size_bytes > size:
+                    break
+                crc = 0
+                for chunk in self._chunks(
+                    handle, segment.path, position, position + part.size_bytes
+                ):
+                    crc = crc32c(chunk, crc)
+                if crc != part.crc32c:
+                    break
+                parts.append(part)
+                position += part.size_bytes
+        if position < size or tail:
+            parts.append(self._put(partition, segment, handle, position, size, tail))
+        return StoredSegment(segment.base_offset, tuple(parts))
+
+    def _put(
+        self,
+        partition: str,
+        segment: Segment,
+        handle: int,
+        start: int,
+        stop: int,
+        tail: bytes,
+    ) -> StoredPart:
+        name = manifests.part_name(partition, segment.base_offset, self.id, start)
+        crc = 0
+
+        def chunks() -> Iterator[Buffer]:
+            nonlocal crc
+            for chunk in self._chunks(handle, segment.path, start, stop):
+                crc = crc32c(chunk, crc)
+                yield chunk
+            if tail:
+                crc = crc32c(tail, crc)
+                yield tail
+
+        self._store.put(name, chunks())
+        size = stop - start + len(tail)
+        self.stored_bytes += size
+        return StoredPart(name, size, crc)
+
+    def _chunks(self, handle: int, path: str, start: int, stop: int) -> Iterator[bytes]:
+        while start < stop:
+            chunk = self._fs.pread(handle, min(CHUNK_BYTES, stop - start), start)
+            if not chunk:
+                raise CompactionAbandonedError(
+                    "the file became shorter during the copy; copy the log again",
+                    path=path,
+                )
+            start += len(chunk)
+            self._tick(len(chunk))
+            yield chunk
+
+
+def take_snapshot(
+    fs: FS,
+    directory: SnapshotSource,
+    topics: Sequence[TopicEntry],
+    store: Store,
+    *,
+    keep: int | None = None,
+    tick: Tick | None = None,
+) -> SnapshotResult:
+    """Store a snapshot of a directory; see LogDir.snapshot()."""
+    if keep is not None and keep < 1:
+        raise InvalidConfigError(
+            "number of snapshots to keep", expected="at least 1", found=keep
+        )
+    for attempt in range(_ATTEMPTS):
+        snapshot = _Snapshot(fs, directory, store, tick or (lambda _: None))
+        try:
+            manifest = snapshot.take(topics)
+            break
+        except CompactionAbandonedError:
+            if attempt == _ATTEMPTS - 1:
+                raise
+    store.put(manifests.manifest_name(manifest.id), [manifests.pack(manifest)])
+    if snapshot.before is not None and snapshot.before.id not in listed(store):
+        # Its parts may be deleted too.
+        store.delete(manifests.manifest_name(manifest.id))
+        raise CompactionAbandonedError(
+            "the snapshot before was deleted by another process; take the snapshot again",
+            path=store.location,
+        )
+    if keep is not None:
+        prune(store, keep, fs.now_ms())
+    return SnapshotResult(
+        manifest.id,
+        manifest.time_ms,
+        len(manifest.partitions),
+        manifest.size_bytes,
+        snapshot.stored_bytes,
+        snapshot.linked_bytes,
+    )
+
+
+def _registry_nodes(fs: FS, path: str) -> dict[str, bytes]:
+    """Return the persistent nodes of the directory's registry, if there is one."""
+    if not fs.is_directory(registry_path(path)):
+        return {}
+    found: dict[str, bytes] = {}
+    shared: SharedFS = fs  # type: ignore[assignment]  # a directory with a registry is on one
+    with open_registry(path, read_only=True, fs=shared) as registry:
+        _add_nodes(registry, "/", found)
+    return found
+
+
+def _add_nodes(registry: Registry, path: str, found: dict[str, bytes]) -> None:
+    for name in registry.children(path):
+        inside = f"{path.rstrip('/')}/{name}"
+        try:
+            node = registry.get(inside)
+            if node.session is None:
+                found[inside] = node.value
+        except NodeNotFoundError:
+            # It has children only, or it was just deleted.
+            pass
+        _add_nodes(registry, inside, found)
