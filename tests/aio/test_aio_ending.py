@@ -69,6 +69,22 @@ def test_consumers_wake_and_remain_open(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+def test_consumer_that_is_opened_later_wakes_too(tmp_path: Path) -> None:
+    """A service got SIGTERM while it opened a consumer, and waited for its poll."""
+
+    async def main() -> None:
+        async with aio.open_dir(tmp_path / "data", create=True) as data:
+            await data.create_topic("t")
+            with aio.end_on_signals():
+                aio.end_waits()
+                async with data.consumer() as consumer:
+                    await consumer.assign([("t", 0)])
+                    with pytest.raises(WakeupError):
+                        await consumer.getmany(timeout_ms=100_000)
+
+    asyncio.run(main())
+
+
 def test_signal_ends_a_tail_of_a_program(tmp_path: Path) -> None:
     """Its next lines run, and it exits with 0."""
     program = (

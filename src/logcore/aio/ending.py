@@ -34,8 +34,13 @@ class LoopWaits:
         self._former: dict[int, Any] = {}
 
     def add(self, waiting: Waiting) -> None:
-        """Register a tail or a consumer. It is dropped with its last reference."""
+        """Register a tail or a consumer. It is dropped with its last reference.
+
+        After end(), its first wait ends at once.
+        """
         self._waiting.add(waiting)
+        if self.is_ended:
+            waiting.end_waits()
 
     def end(self) -> None:
         """End all waits, and those that begin later."""
