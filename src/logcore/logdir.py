@@ -545,33 +545,31 @@ class LogDir:
         return self._topic(name).numbers
 
     def create_topic(
-        self, name: str, partitions: int = 1, config: Mapping[str, object] | None = None
-    ) -> None:
+        self,
+        name: str,
+        partitions: int = 1,
+        config: Mapping[str, object] | None = None,
+        *,
+        exist_ok: bool = False,
+    ) -> bool:
         """Create a topic with its partitions, each an empty log.
+
+        With `exist_ok`, an existing topic is left as it is, with its own partitions and
+        settings. Several threads and processes may create it concurrently. Returns
+        whether this call created the topic.
 
         Raises:
             InvalidNameError: the name is invalid, or differs from another topic's only
                 in '.' and '_', which Kafka's metrics confuse.
             InvalidConfigError: a setting or the number of partitions is invalid.
-            TopicExistsError: the topic exists.
+            TopicExistsError: the topic exists; with `exist_ok`, it is being deleted.
         """
-        self.create_topics({name: (partitions, config)})
-
-    def ensure_topic(
-        self, name: str, partitions: int = 1, config: Mapping[str, object] | None = None
-    ) -> bool:
-        """Creates a topic unless it exists, and returns whether this call created it.
-        Another thread or process may do the same at the same time.
-
-        Raises the errors of create_topic(), with TopicExistsError only while the topic
-        of that name is being deleted.
-        """
-        if name in self:
+        if exist_ok and name in self:
             return False
         try:
-            self.create_topic(name, partitions, config)
+            self.create_topics({name: (partitions, config)})
         except TopicExistsError:
-            if name not in self:
+            if not exist_ok or name not in self:
                 raise
             return False
         return True

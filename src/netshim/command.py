@@ -662,7 +662,9 @@ async def _serve_clients(
 
 def _ensure_topic(server: Server, topic: ConfiguredTopic) -> None:
     """Create a topic of the configuration file, unless it exists."""
-    if not server.logdir.ensure_topic(topic.name, topic.partitions, topic.config):
+    if not server.logdir.create_topic(
+        topic.name, topic.partitions, topic.config, exist_ok=True
+    ):
         found = len(server.logdir.partitions(topic.name))
         if found != topic.partitions:
             logging.getLogger("netshim").warning(

@@ -62,7 +62,9 @@ class InternalTopic:
         Raises:
             LogcoreError: the topic could not be created.
         """
-        self._state.logdir.ensure_topic(self.name, self._partitions, self._config)
+        self._state.logdir.create_topic(
+            self.name, self._partitions, self._config, exist_ok=True
+        )
 
     def partition_of(self, name: str) -> int:
         """Return the partition of an id. The topic must exist."""

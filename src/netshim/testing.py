@@ -535,7 +535,9 @@ class Kafka:
         A missing topic is created with the broker's default number of partitions.
         """
         real = self.topic(topic)
-        self.logdir.ensure_topic(real, self.server.server.settings.num_partitions)
+        self.logdir.create_topic(
+            real, self.server.server.settings.num_partitions, exist_ok=True
+        )
         receipt = self.logdir.append(real, value, **options)
 
         def wake() -> None:

@@ -190,7 +190,7 @@ def test_coordinators_are_the_leaders_of_internal_partitions(three: Kafka) -> No
     request = wire.FIND_COORDINATOR.Request(key="g", key_type=0)
     with at_node(three, 1) as client:
         assert client.ask(wire.FIND_COORDINATOR, 1, request).node_id == 1
-        three.logdir.ensure_topic(OFFSETS_TOPIC, 1)
+        three.logdir.create_topic(OFFSETS_TOPIC, 1, exist_ok=True)
         three.move_leader(OFFSETS_TOPIC, 0, 3)
         found = client.ask(wire.FIND_COORDINATOR, 1, request)
         assert found.node_id == 3

@@ -128,7 +128,7 @@ class DirectoryStory:
                     ),
                 )
 
-            step("made", lambda data: data.ensure_topic("made"))
+            step("made", lambda data: data.create_topic("made", exist_ok=True))
             append("made", b"one")
             step(
                 "grown",
@@ -145,7 +145,7 @@ class DirectoryStory:
                 "deleted",
                 lambda data: "again" not in data or data.delete_topic("again"),
             )
-            step("again", lambda data: data.ensure_topic("again"))
+            step("again", lambda data: data.create_topic("again", exist_ok=True))
             append("again", b"new")
             step("tick", lambda data: data.tick())
 
@@ -189,7 +189,7 @@ class AppendStory:
 
     def prepare(self, fs: FS) -> None:
         with self.open(fs) as directory:
-            directory.ensure_topic("t")
+            directory.create_topic("t", exist_ok=True)
 
     def run(self, fs: FS) -> None:
         with directories(lambda: self.open(fs)) as (held, reopen):
@@ -304,7 +304,7 @@ class CommitStory:
 
     def prepare(self, fs: FS) -> None:
         with self.open(fs) as directory:
-            if directory.ensure_topic("t"):
+            if directory.create_topic("t", exist_ok=True):
                 for number in range(12):
                     directory.append("t", b"%d" % number, partition=0)
 
@@ -372,7 +372,7 @@ class TransactionStory:
 
     def prepare(self, fs: FS) -> None:
         with self.open(fs) as directory:
-            directory.ensure_topic("t", 2)
+            directory.create_topic("t", 2, exist_ok=True)
 
     def run(self, fs: FS) -> None:
         with directories(lambda: self.open(fs)) as (held, reopen):

@@ -137,10 +137,16 @@ class LogDir:
         return self.sync.partitions(name)
 
     async def create_topic(
-        self, name: str, partitions: int = 1, config: Mapping[str, object] | None = None
-    ) -> None:
+        self,
+        name: str,
+        partitions: int = 1,
+        config: Mapping[str, object] | None = None,
+        *,
+        exist_ok: bool = False,
+    ) -> bool:
         """See logcore.LogDir.create_topic()."""
-        await self._home.call(self.sync.create_topic, name, partitions, config)
+        create = functools.partial(self.sync.create_topic, exist_ok=exist_ok)
+        return await self._home.call(create, name, partitions, config)
 
     async def delete_topic(self, name: str) -> None:
         """See logcore.LogDir.delete_topic()."""

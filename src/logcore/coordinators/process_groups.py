@@ -239,7 +239,7 @@ def home_of(directory: ClientDirectory, group_id: str) -> tuple[str, int]:
     Raises:
         LogcoreError: the topic could not be created.
     """
-    directory.ensure_topic(OFFSETS_TOPIC, 1, OFFSETS_CONFIG)
+    directory.create_topic(OFFSETS_TOPIC, 1, OFFSETS_CONFIG, exist_ok=True)
     return OFFSETS_TOPIC, partition_of(
         group_id, directory.partitions(OFFSETS_TOPIC)[-1] + 1
     )

@@ -308,7 +308,9 @@ class TransactionCoordinator:
 
     def _home(self, transactional_id: str) -> Log:
         """Return the log of an id, and create the topic if necessary."""
-        self._directory.ensure_topic(TRANSACTIONS_TOPIC, 1, TRANSACTIONS_CONFIG)
+        self._directory.create_topic(
+            TRANSACTIONS_TOPIC, 1, TRANSACTIONS_CONFIG, exist_ok=True
+        )
         return self._opened(partition_of(transactional_id, len(self._numbers())))
 
     # -- effects

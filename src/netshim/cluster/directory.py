@@ -294,10 +294,15 @@ class ClusterDirectory:
             raise exists from None
         registry.update(paths.topic_config(name), lambda _: config)
 
-    def ensure_topic(
-        self, name: str, partitions: int = 1, config: Mapping[str, object] | None = None
+    def create_topic(
+        self,
+        name: str,
+        partitions: int = 1,
+        config: Mapping[str, object] | None = None,
+        *,
+        exist_ok: bool = False,
     ) -> bool:
-        if name in self:
+        if exist_ok and name in self:
             return False
         settings = dict(config or {})
         placement = Placement()
@@ -309,6 +314,8 @@ class ClusterDirectory:
         try:
             self.create_placed_topics({name: (partitions, settings)}, {name: placement})
         except TopicExistsError:
+            if not exist_ok:
+                raise
             self._wait("a new topic is not known yet", lambda view: name in view.topics)
             return False
         return True

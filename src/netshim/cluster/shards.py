@@ -217,8 +217,11 @@ class GroupShards(GroupService):
         return [group for shard in self.shards.loaded() for group in shard.all()]
 
     def create_topic(self) -> None:
-        self._state.logdir.ensure_topic(
-            OFFSETS_TOPIC, self._state.settings.offsets_partitions, OFFSETS_CONFIG
+        self._state.logdir.create_topic(
+            OFFSETS_TOPIC,
+            self._state.settings.offsets_partitions,
+            OFFSETS_CONFIG,
+            exist_ok=True,
         )
 
     def transaction_ended(self, producer_id: int, number: int, *, commit: bool) -> None:

@@ -370,10 +370,11 @@ class TransactionShards(TransactionService):
         done(True)
 
     def create_topic(self) -> None:
-        self._state.logdir.ensure_topic(
+        self._state.logdir.create_topic(
             TRANSACTIONS_TOPIC,
             self._state.settings.transactions_partitions,
             TRANSACTIONS_CONFIG,
+            exist_ok=True,
         )
 
     def ask(

@@ -174,11 +174,16 @@ def _make_topics(names: list[str], state: BrokerState, call: Call) -> dict[str, 
     for name in names:
         try:
             if name == OFFSETS_TOPIC:
-                is_new = state.logdir.ensure_topic(
-                    name, state.settings.offsets_partitions, OFFSETS_CONFIG
+                is_new = state.logdir.create_topic(
+                    name,
+                    state.settings.offsets_partitions,
+                    OFFSETS_CONFIG,
+                    exist_ok=True,
                 )
             else:
-                is_new = state.logdir.ensure_topic(name, state.settings.num_partitions)
+                is_new = state.logdir.create_topic(
+                    name, state.settings.num_partitions, exist_ok=True
+                )
             if is_new:
                 state.journal.changed(call, name, "created since it was asked for")
         except LogcoreError as error:
