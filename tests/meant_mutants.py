@@ -438,6 +438,23 @@ MISTAKES: Final = (
         "        if staged is not None:\n            visible =", "        if False:\n            visible =",
         "staging/test_staging_crashes.py -k whole",
     ),
+    # -- offsets by key
+    Mistake(
+        "index_of_keys_survives_a_truncation", "logcore/key_index.py",
+        "        if cuts != self._cuts or", "        if",
+        "log/test_key_index.py -k scan",
+    ),
+    Mistake(
+        "index_of_keys_lacks_unsynced_records", "logcore/log.py",
+        "check(expected, self._state.end)", "check(expected, self.high_watermark)",
+        "log/test_key_index.py -k not_synced",
+    ),
+    Mistake(
+        "deleted_record_of_a_key_is_expected", "logcore/key_index.py",
+        "                if found != offset:\n                    found = next",
+        "                if False:\n                    found = next",
+        "log/test_key_index.py -k tombstone",
+    ),
     # -- snapshots
     Mistake(
         "snapshot_has_a_later_marker", "logcore/backup/transaction_cut.py",
@@ -2298,14 +2315,14 @@ MISTAKES: Final = (
     Mistake(
         "expected_offset_joins_the_batch_before_it", "logcore/aio/log.py",
         "            if found and (\n"
-        "                one.durability != found[0].durability or one.expected_offset is not None\n"
+        "                one.durability != found[0].durability or one.depends_on_others\n"
         "            ):",
         "            if found and (one.durability != found[0].durability):",
         "aio/test_aio_log.py",
     ),
     Mistake(
         "appends_join_the_batch_of_an_expected_offset", "logcore/aio/log.py",
-        "            if one.expected_offset is not None:\n                break\n        return found",
+        "            if one.depends_on_others:\n                break\n        return found",
         "        return found",
         "aio/test_aio_log.py",
     ),

@@ -203,10 +203,11 @@ class CorruptLogError(LogcoreError):
 
 
 class OffsetConflictError(LogcoreError):
-    """An append with expected_offset, and the log ends elsewhere: another append came
-    first. Nothing was appended.
+    """An append with expected_offset or `expected`: another append came first, and
+    nothing was appended.
 
-    expected: the offset that the caller gave; found: the log end offset; both int.
+    expected: the offset that the caller gave; found: the log end offset, or the offset of
+    the last record of the key; both int.
     """
 
 

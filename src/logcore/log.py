@@ -27,7 +27,7 @@ import operator
 import os
 import re
 import warnings
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Final, Literal, NoReturn, Self
@@ -56,8 +56,9 @@ from logcore.format.columns import (
 )
 from logcore.fs import FS, OS
 from logcore.index import AbortedTransaction
-from logcore.kernels import Receipt, kernel, layout
+from logcore.kernels import Receipt, Record, kernel, layout
 from logcore.kernels.layout import Buffer, HeadersInput, Level, Piece, RecordInput, Time
+from logcore.key_index import KeyIndex, read_one
 from logcore.metadata import checkpoint
 from logcore.metadata.checkpoint import ensure_directory
 from logcore.metadata.filenames import parse_partition_name
@@ -343,6 +344,8 @@ class Log(LogReader):
             self._upkeep = LogMaintenance(writer, left_below)
         # Set last: if an interrupt stops __init__, __del__ must not warn.
         self._writer = writer
+        #: Created at the first use.
+        self._keys: KeyIndex | None = None
 
     @property
     def writer(self) -> Writer:
@@ -545,6 +548,7 @@ class Log(LogReader):
         timestamp_ms: Time | None = None,
         durability: Level | None = None,
         expected_offset: int | None = None,
+        expected: Mapping[Piece, int] | None = None,
     ) -> Receipt:
         """Append one record, and return when it is as durable as the policy requires.
 
@@ -553,18 +557,22 @@ class Log(LogReader):
         durability: "disk" or "os", for this append instead of the policy.
         expected_offset: The offset that the record must get. Use it if the record
             depends on all records before it.
+        expected: The offset of the last record of each of these keys, -1 for a key
+            without records. Use it if the record depends on the history of its key; see
+            history(). The first use reads the log once, and keeps all keys in memory.
 
         Raises:
             InvalidRecordError, InvalidTimestampError, RecordTooLargeError: the record
                 is invalid; nothing was written.
-            OffsetConflictError: the log does not end at `expected_offset`.
+            OffsetConflictError: the log does not end at `expected_offset`, or a key of
+                `expected` has another last record.
             DiskFullError: the write was undone, so the caller may repeat it.
             DurabilityUnknownError: the sync failed.
             LogFailedError: an earlier write or sync failed.
             ReadOnlyLogError: the log is a mirror, or was opened with read_only=True.
         """
         writer = self._writer
-        if writer is not None:
+        if writer is not None and expected is None:
             receipt = writer.append_quickly(
                 value, key, headers, timestamp_ms, durability, expected_offset
             )
@@ -590,8 +598,8 @@ class Log(LogReader):
                 writer.refuse_locked()
             now_ms = self._fs.now_ms()
             offset = state.end
-            if expected_offset is not None:
-                writer.expect_end_locked(expected_offset)
+            if expected_offset is not None or expected is not None:
+                self._expect_locked(expected_offset, expected)
             data, max_timestamp = kernel.encode_one(
                 key,
                 value,
@@ -605,6 +613,8 @@ class Log(LogReader):
             if writer.encoding.checks_times:
                 check_timestamps(np.array([max_timestamp]), now_ms, state.config)
             writer.write_locked(data, offset, max_timestamp, now_ms)
+            if expected is not None and key is not None:
+                self._key_index().add(bytes(key), offset)
             # No sync and no wait: this shortcut saves 0.2 of 2 us.
             if writer.encoding.is_os and durability is None:
                 writer.show_append_locked(offset + 1)
@@ -612,12 +622,50 @@ class Log(LogReader):
             writer.settle_locked(durability)
         return writer.acknowledge(offset, offset, now_ms, durability)
 
+    def _expect_locked(
+        self, expected_offset: int | None, expected: Mapping[Piece, int] | None
+    ) -> None:
+        self.writer.expect_end_locked(expected_offset)
+        if expected is not None:
+            self._key_index().check(expected, self._state.end)
+
+    def _key_index(self) -> KeyIndex:
+        # Two threads may create one each, which costs time only.
+        if self._keys is None:
+            self._keys = KeyIndex(self)
+        return self._keys
+
+    def history(
+        self, key: Piece, start: int | None = None, end: int | None = None
+    ) -> Iterator[Record]:
+        """Return an iterator over the records of a key, in order.
+
+        `start` and `end` limit the offsets; by default they are the start of the log
+        and the high watermark. The offset of the last record is the one that append()
+        expects in `expected`. The first call reads the log once, and keeps all keys in
+        memory: about 200 bytes a key and 8 a record. Later calls read only the records
+        of the key. Records of open and aborted transactions are returned too.
+
+        Raises the same errors as read().
+        """
+        self.refresh()
+        wanted = bytes(key)
+        if start is None:
+            start = self.log_start_offset
+        if end is None:
+            end = self.high_watermark
+        for offset in self._key_index().history(wanted, start, end):
+            record = read_one(self, wanted, offset)
+            if record is not None:
+                yield record
+
     def append_many(
         self,
         records: Iterable[RecordInput],
         *,
         durability: Level | None = None,
         expected_offset: int | None = None,
+        expected: Mapping[Piece, int] | None = None,
     ) -> Receipt:
         """Append (key, value[, headers[, timestamp_ms]]) tuples in order, as one or more
         batches.
@@ -627,7 +675,7 @@ class Log(LogReader):
         group, one batch under always). Otherwise they are written in parts, and an
         interrupt or a full disk may leave the first parts; DiskFullError reports how
         many records. An empty iterable stores nothing and returns offsets end and end - 1.
-        For expected_offset and errors see append().
+        For expected_offset, expected and errors see append().
         """
         if not isinstance(records, (list, tuple)):
             if not isinstance(records, Iterable):
@@ -640,7 +688,7 @@ class Log(LogReader):
         writer = self.writer
         with self._state.lock:
             writer.check_appendable_locked()
-            writer.expect_end_locked(expected_offset)
+            self._expect_locked(expected_offset, expected)
             now_ms = self._fs.now_ms()
             size, batches = kernel.encode_records(
                 writer.scratch,
@@ -670,6 +718,7 @@ class Log(LogReader):
         timestamps_ms: TimesInput | None = None,
         durability: Level | None = None,
         expected_offset: int | None = None,
+        expected: Mapping[Piece, int] | None = None,
     ) -> Receipt:
         """Appends records given as columns, without an object for each record.
 
@@ -677,7 +726,7 @@ class Log(LogReader):
         a uint8 array) and n + 1 integer positions into it. A missing column means
         nulls. timestamps_ms: integers of shape (n,), datetime64, or an Arrow array of
         timestamps; now by default. The log keeps no reference to the arrays. For
-        expected_offset and errors see append().
+        expected_offset, expected and errors see append().
         """
         if keys is None and values is None:
             raise InvalidRecordError("append_columns needs keys or values")
@@ -704,7 +753,7 @@ class Log(LogReader):
         writer = self.writer
         with self._state.lock:
             writer.check_appendable_locked()
-            writer.expect_end_locked(expected_offset)
+            self._expect_locked(expected_offset, expected)
             now_ms = self._fs.now_ms()
             if writer.encoding.checks_times and times is not None:
                 check_timestamps(times, now_ms, self.config)

@@ -60,7 +60,7 @@ from logcore.errors import (
 )
 from logcore.format.columns import TOPIC_COLUMNS
 from logcore.fs import FS, OS
-from logcore.kernels import Receipt, TopicRecord
+from logcore.kernels import Receipt, Record, TopicRecord
 from logcore.kernels.layout import HeadersInput, Level, Piece, Time
 from logcore.log import (
     Log,
@@ -980,6 +980,7 @@ class LogDir:
         timestamp_ms: Time | None = None,
         partition: int | None = None,
         durability: Level | None = None,
+        expected: Mapping[Piece, int] | None = None,
     ) -> Receipt:
         """Append one record to a partition of a topic, which the receipt names.
 
@@ -987,10 +988,10 @@ class LogDir:
         Records without a key use one partition for 16 KiB, then the next. For the other
         arguments see Log.append(). Raises the same errors as Log.append() and
         partition(), and InvalidConfigError if partitions are missing, so that the key
-        has none.
+        has none, or if a key of `expected` belongs to another partition.
         """
         if partition is None:
-            partition = self.choose_partition(topic, key, value)
+            partition = self.choose_partition(topic, key, value, expected or ())
         log = self._logs.known.get((topic, partition))
         if log is None or log.is_closed or self._sharing.is_behind:
             log = self.partition(topic, partition)
@@ -1000,19 +1001,46 @@ class LogDir:
             headers=headers,
             timestamp_ms=timestamp_ms,
             durability=durability,
+            expected=expected,
         )
 
+    def history(
+        self,
+        topic: str,
+        key: Piece,
+        start: int | None = None,
+        end: int | None = None,
+    ) -> Iterator[Record]:
+        """Return an iterator over the records of a key; see Log.history().
+
+        Reads the partition that append() chooses for the key.
+        """
+        partition = self.choose_partition(topic, key, None)
+        return self.partition(topic, partition).history(key, start, end)
+
     def choose_partition(
-        self, topic: str, key: Piece | None, value: Piece | None
+        self,
+        topic: str,
+        key: Piece | None,
+        value: Piece | None,
+        expected: Iterable[Piece] = (),
     ) -> int:
         """The partition that append() chooses for a record. Raises what append()
-        raises.
+        raises, also if a key of `expected` belongs to another partition.
         """
         known = self._registry.known.get(topic) or self._topic(topic)
         partitioner = self._partitioners.get(topic)
         if partitioner is None or partitioner.numbers is not known.numbers:
             partitioner = self._partitioners[topic] = Partitioner(known.numbers)
-        return partitioner.choose(key, value)
+        partition = partitioner.choose(key, value)
+        for other in expected:
+            if partitioner.choose(other, None) != partition:
+                raise InvalidConfigError(
+                    "a key of `expected` belongs to another partition than the record",
+                    expected=f"keys of partition {partition}",
+                    found=repr(other)[:80],
+                )
+        return partition
 
     def read(
         self,

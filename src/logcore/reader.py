@@ -955,6 +955,29 @@ def follow(log: LogReader, offset: int) -> Tailed:
     return Tailed(log, log._state, log._look, offset)
 
 
+def stored_batches(log: LogReader, start: int, end: int) -> Iterator[RecordBatch]:
+    """Yield the batches that overlap [start, end), control batches excluded.
+
+    `end` may be above the high watermark: the records between are not synced yet. The
+    CRC of a batch is checked when its records are requested.
+
+    Raises:
+        CorruptBatchError: a batch head is invalid.
+        StorageReadError: a segment cannot be read.
+    """
+    if start >= end:
+        return
+    for segment in segments_between(log, start, end):
+        for facts, _, _ in segment.walk(segment.start_position(start), crc=False):
+            is_inside = (facts["last_offset"] >= start) & (facts["base_offset"] < end)
+            for position in facts["position"][is_inside].tolist():
+                batch = segment.batch(position)
+                if batch is not None and not batch.is_control:
+                    yield batch
+            if len(facts) and int(facts["last_offset"][-1]) >= end - 1:
+                return
+
+
 def acknowledged_end(log: LogReader) -> int:
     """Return the end of the records of a read-only log that may be acknowledged.
 

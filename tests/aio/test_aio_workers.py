@@ -56,7 +56,7 @@ class Service:
         command = [sys.executable, "-m", "uvicorn", "--app-dir", str(EXAMPLES)]
         command += ["orders_workers:app", "--port", str(self.port)]
         command += ["--workers", "4", "--log-level", "error"]
-        command += ["--timeout-worker-healthcheck", "600"]
+        command += ["--timeout-worker-healthcheck", "20"]
         self._process = subprocess.Popen(
             command, env=self._environment, start_new_session=True
         )

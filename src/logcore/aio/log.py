@@ -56,24 +56,39 @@ class Appended:
     before it.
     """
 
-    __slots__ = ("durability", "expected_offset", "future", "row", "size_bytes", "turn")
+    __slots__ = (
+        "durability",
+        "expected",
+        "expected_offset",
+        "future",
+        "row",
+        "size_bytes",
+        "turn",
+    )
 
     def __init__(
         self,
         row: tuple[Piece | None, Piece | None, HeadersInput, Time | None],
         durability: Level | None,
         expected_offset: int | None,
+        expected: Mapping[Piece, int] | None,
         future: asyncio.Future[Receipt],
     ) -> None:
         self.row = row
         self.durability: Level | None = durability
         self.expected_offset = expected_offset
+        self.expected = expected
         self.future = future
         self.turn = 0
         key, value, headers, _ = row
         self.size_bytes = _RECORD_BYTES + _size_bytes(key) + _size_bytes(value)
         if headers:
             self.size_bytes += _size_bytes(headers)
+
+    @property
+    def depends_on_others(self) -> bool:
+        """Whether the append may fail because of other records."""
+        return self.expected_offset is not None or self.expected is not None
 
 
 class Appending:
@@ -134,12 +149,12 @@ class Appending:
             if found and size_bytes + one.size_bytes > most:
                 break
             if found and (
-                one.durability != found[0].durability or one.expected_offset is not None
+                one.durability != found[0].durability or one.depends_on_others
             ):
                 break
             found.append(self._waiting.popleft())
             size_bytes += one.size_bytes
-            if one.expected_offset is not None:
+            if one.depends_on_others:
                 break
         return found
 
@@ -204,6 +219,7 @@ def _outcome(log: synchronous.Log, one: Appended) -> Receipt | BaseException:
             timestamp_ms=timestamp_ms,
             durability=one.durability,
             expected_offset=one.expected_offset,
+            expected=one.expected,
         )
     except BaseException as error:
         return error
@@ -325,6 +341,7 @@ class Log:
         timestamp_ms: Time | None = None,
         durability: Level | None = None,
         expected_offset: int | None = None,
+        expected: Mapping[Piece, int] | None = None,
     ) -> Receipt:
         """Append one record, together with those of other tasks.
 
@@ -340,7 +357,11 @@ class Log:
         future: asyncio.Future[Receipt] = self._home.loop.create_future()
         self._appending.add(
             Appended(
-                (key, value, headers, timestamp_ms), durability, expected_offset, future
+                (key, value, headers, timestamp_ms),
+                durability,
+                expected_offset,
+                expected,
+                future,
             )
         )
         return await future
@@ -351,6 +372,7 @@ class Log:
         *,
         durability: Level | None = None,
         expected_offset: int | None = None,
+        expected: Mapping[Piece, int] | None = None,
     ) -> Receipt:
         """See logcore.Log.append_many()."""
         if isinstance(records, (list, tuple)) or not isinstance(records, Iterable):
@@ -362,6 +384,7 @@ class Log:
             rows,
             durability=durability,
             expected_offset=expected_offset,
+            expected=expected,
         )
 
     async def append_columns(
@@ -372,6 +395,7 @@ class Log:
         timestamps_ms: TimesInput | None = None,
         durability: Level | None = None,
         expected_offset: int | None = None,
+        expected: Mapping[Piece, int] | None = None,
     ) -> Receipt:
         """See logcore.Log.append_columns()."""
         return await self._call(
@@ -381,6 +405,7 @@ class Log:
             timestamps_ms=timestamps_ms,
             durability=durability,
             expected_offset=expected_offset,
+            expected=expected,
         )
 
     async def append_batch(
@@ -420,6 +445,12 @@ class Log:
         if isolation == "read_committed":  # it may walk the whole log for transactions
             return Pieces(self._home, None, find)
         return Pieces(self._home, find())
+
+    async def history(
+        self, key: Piece, start: int | None = None, end: int | None = None
+    ) -> list[Record]:
+        """Return the records of a key; see logcore.Log.history()."""
+        return await self._call(lambda: list(self.sync.history(key, start, end)))
 
     async def get(self, offset: int) -> Record:
         """Return the record at an offset, or the next one; see logcore.Log.get()."""

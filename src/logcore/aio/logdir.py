@@ -201,10 +201,11 @@ class LogDir:
         timestamp_ms: Time | None = None,
         partition: int | None = None,
         durability: Level | None = None,
+        expected: Mapping[Piece, int] | None = None,
     ) -> Receipt:
         """Append one record; see logcore.LogDir.append() and Log.append()."""
         if partition is None:
-            partition = self.sync.choose_partition(topic, key, value)
+            partition = self.sync.choose_partition(topic, key, value, expected or ())
         log = self._logs.get((topic, partition))
         if log is None or log.is_closed:
             log = await self.partition(topic, partition)
@@ -214,6 +215,19 @@ class LogDir:
             headers=headers,
             timestamp_ms=timestamp_ms,
             durability=durability,
+            expected=expected,
+        )
+
+    async def history(
+        self,
+        topic: str,
+        key: Piece,
+        start: int | None = None,
+        end: int | None = None,
+    ) -> list[Record]:
+        """Return the records of a key; see logcore.LogDir.history()."""
+        return await self._home.call(
+            lambda: list(self.sync.history(topic, key, start, end))
         )
 
     def read(

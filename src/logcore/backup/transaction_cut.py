@@ -29,7 +29,7 @@ from logcore.format.transaction_records import (
 )
 from logcore.kernels import Record, layout
 from logcore.log import Log
-from logcore.reader import acknowledged_end, is_written_here, segments_between
+from logcore.reader import acknowledged_end, is_written_here, stored_batches
 from logcore.segment import Segment
 
 #: Modification times of files may be earlier than the clock by this much.
@@ -130,16 +130,8 @@ class TransactionCut:
         if not is_written_here(log):
             log.refresh()
             end = acknowledged_end(log)
-        start = self._next_offsets[number]
-        if start >= end:
-            return
-        for segment in segments_between(log, start, end):
-            for facts, _, _ in segment.walk(segment.start_position(start), crc=False):
-                is_new = (facts["last_offset"] >= start) & (facts["base_offset"] < end)
-                for position in facts["position"][is_new].tolist():
-                    batch = segment.batch(position)
-                    if batch is not None and not batch.is_control:
-                        yield from batch.records()
+        for batch in stored_batches(log, self._next_offsets[number], end):
+            yield from batch.records()
         self._next_offsets[number] = end
 
     def end_of_states(self, log: Log, end: int) -> int:
