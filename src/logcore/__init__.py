@@ -11,79 +11,117 @@ Python object.
 The public names are those in __all__. See docs/map.md for where things are.
 """
 
-from typing import TYPE_CHECKING, Any
+import importlib
+import importlib.util
 
-from logcore.config import Durability, LogConfig, every, interval
-from logcore.directory.maintenance import Upkeep
 from logcore.distribution import check_package as _check_package
-from logcore.errors import (
-    CompactionAbandonedError,
-    CoordinatorFencedError,
-    CorruptBatchError,
-    CorruptLogError,
-    DiskFullError,
-    DurabilityUnknownError,
-    ForkedWriterError,
-    InvalidConfigError,
-    InvalidNameError,
-    InvalidProducerEpochError,
-    InvalidRecordError,
-    InvalidTimestampError,
-    InvalidTransactionStateError,
-    LogClosedError,
-    LogcoreError,
-    LogFailedError,
-    LogLockedError,
-    LogNotFoundError,
-    MissingDependencyError,
-    NotLeaderError,
-    OffsetConflictError,
-    OffsetOutOfRangeError,
-    OutOfOrderSequenceError,
-    ReadOnlyLogError,
-    RecordTooLargeError,
-    ResourceError,
-    SegmentTooSmallError,
-    StorageReadError,
-    StorageWriteError,
-    TopicExistsError,
-    TopicNotFoundError,
-    UnsupportedCodecError,
-)
-from logcore.format.columns import RecordColumns
-from logcore.kernels import Receipt, Record, TopicRecord
-from logcore.log import Log, LogStatistics
-from logcore.log import open_log as open
-from logcore.logdir import LogDir, TopicDescription, open_dir
-from logcore.partition.checksum_file import ScrubReport
-from logcore.partition.recovery import RecoveryReport
-from logcore.partition.scan import Scan
-from logcore.recordbatch import RecordBatch
-from logcore.reporting import Incident
-from logcore.table import Table, TopicTable
-from logcore.topic import Topic
 
+TYPE_CHECKING = False  # the name that type checkers know; importing typing costs 5 ms
 if TYPE_CHECKING:
+    from typing import Any
+
     from logcore.backup import SnapshotInfo, SnapshotResult, restore, snapshots
     from logcore.cleaner import CleaningReport, clean
-else:
-    #: Names that few programs use, by module. They are imported when asked for: every
-    #: program waits for `import logcore`.
-    _LATE = {
-        "CleaningReport": "cleaner",
-        "SnapshotInfo": "backup",
-        "SnapshotResult": "backup",
-        "clean": "cleaner",
-        "restore": "backup",
-        "snapshots": "backup",
-    }
+    from logcore.config import Durability, LogConfig, every, interval
+    from logcore.directory.maintenance import Upkeep
+    from logcore.errors import (
+        CompactionAbandonedError,
+        CoordinatorFencedError,
+        CorruptBatchError,
+        CorruptLogError,
+        DiskFullError,
+        DurabilityUnknownError,
+        ForkedWriterError,
+        InvalidConfigError,
+        InvalidNameError,
+        InvalidProducerEpochError,
+        InvalidRecordError,
+        InvalidTimestampError,
+        InvalidTransactionStateError,
+        LogClosedError,
+        LogcoreError,
+        LogFailedError,
+        LogLockedError,
+        LogNotFoundError,
+        MissingDependencyError,
+        NotLeaderError,
+        OffsetConflictError,
+        OffsetOutOfRangeError,
+        OutOfOrderSequenceError,
+        ReadOnlyLogError,
+        RecordTooLargeError,
+        ResourceError,
+        SegmentTooSmallError,
+        StorageReadError,
+        StorageWriteError,
+        TopicExistsError,
+        TopicNotFoundError,
+        UnsupportedCodecError,
+    )
+    from logcore.format.columns import RecordColumns
+    from logcore.kernels import Receipt, Record, TopicRecord
+    from logcore.log import Log, LogStatistics
+    from logcore.log import open_log as open
+    from logcore.logdir import LogDir, TopicDescription, open_dir
+    from logcore.partition.checksum_file import ScrubReport
+    from logcore.partition.recovery import RecoveryReport
+    from logcore.partition.scan import Scan
+    from logcore.recordbatch import RecordBatch
+    from logcore.reporting import Incident
+    from logcore.table import Table, TopicTable
+    from logcore.topic import Topic
 
-    def __getattr__(name: str) -> Any:
-        if name not in _LATE:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        import importlib
+#: The public names by module. A module is imported at the first use of one of its names,
+#: because `logcore --version` and the completion of a shell need none of them.
+_NAMES = {
+    "backup": "SnapshotInfo SnapshotResult restore snapshots",
+    "cleaner": "CleaningReport clean",
+    "config": "Durability LogConfig every interval",
+    "directory.maintenance": "Upkeep",
+    "format.columns": "RecordColumns",
+    "kernels": "Receipt Record TopicRecord",
+    "log": "Log LogStatistics open",
+    "logdir": "LogDir TopicDescription open_dir",
+    "partition.checksum_file": "ScrubReport",
+    "partition.recovery": "RecoveryReport",
+    "partition.scan": "Scan",
+    "recordbatch": "RecordBatch",
+    "reporting": "Incident",
+    "table": "Table TopicTable",
+    "topic": "Topic",
+    "errors": (
+        "CompactionAbandonedError CoordinatorFencedError CorruptBatchError "
+        "CorruptLogError DiskFullError DurabilityUnknownError "
+        "ForkedWriterError InvalidConfigError InvalidNameError "
+        "InvalidProducerEpochError InvalidRecordError InvalidTimestampError "
+        "InvalidTransactionStateError LogClosedError LogFailedError "
+        "LogLockedError LogNotFoundError LogcoreError "
+        "MissingDependencyError NotLeaderError OffsetConflictError "
+        "OffsetOutOfRangeError OutOfOrderSequenceError ReadOnlyLogError "
+        "RecordTooLargeError ResourceError SegmentTooSmallError "
+        "StorageReadError StorageWriteError TopicExistsError "
+        "TopicNotFoundError UnsupportedCodecError "
+    ),
+}
+_MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
+#: Public names that differ from those in the module.
+_OTHER_NAMES = {"open": "open_log"}
 
-        return getattr(importlib.import_module(f"logcore.{_LATE[name]}"), name)
+
+def __getattr__(name: str) -> "Any":
+    if name in _MODULES:
+        module = importlib.import_module(f"logcore.{_MODULES[name]}")
+        value = getattr(module, _OTHER_NAMES.get(name, name))
+    elif not name.startswith("_") and importlib.util.find_spec(f"logcore.{name}"):
+        value = importlib.import_module(f"logcore.{name}")
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
 
 __version__ = "0.1.0"

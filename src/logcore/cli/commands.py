@@ -26,39 +26,47 @@ from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Final, cast
 
 import click
+import click.shell_completion
 
 import logcore
 from logcore.cli.options import DAMAGED, CommandGroup, json_option
 from logcore.cli.terminal import Lines, print_table, time_text, to_json, wants_json
 
-#: Command -> the module in logcore.cli that has a function of that name, in the order
-#: of `logcore --help`.
+#: Command -> the module in logcore.cli that has a function of that name, and one line of
+#: help, in the order of `logcore --help`. The list of commands and the completion of a
+#: shell are shown without an import of these modules.
 MODULES: Final = {
-    "append": "append",
-    "produce": "append",
-    "read": "read",
-    "tail": "read",
-    "consume": "consume",
-    "sql": "sql",
-    "export": "export",
-    "dump": "maintenance",
-    "verify": "maintenance",
-    "recover": "maintenance",
-    "info": "commands",
-    "topic": "topics",
-    "group": "groups",
-    "transactions": "transactions",
-    "registry": "registry",
-    "forward": "shipping",
-    "mirror": "shipping",
-    "snapshot": "backup",
-    "snapshots": "backup",
-    "restore": "backup",
-    "compact": "maintenance",
-    "scrub": "maintenance",
-    "retention": "maintenance",
-    "bench": "commands",
-    "demo": "commands",
+    "append": ("append", "Append lines as records, to a partition or a topic."),
+    "produce": ("append", "Send lines to a topic that other processes may write too."),
+    "read": ("read", "Print records, between two offsets or times."),
+    "tail": ("read", "Print the last records, and follow new ones."),
+    "consume": (
+        "consume",
+        "Print new records of topics, optionally as a group member.",
+    ),
+    "sql": ("sql", "Query topics as tables."),
+    "export": ("export", "Write records to a Parquet, Arrow, CSV or NDJSON file."),
+    "dump": ("maintenance", "Show the content of log files."),
+    "verify": ("maintenance", "Check every file of a directory, read-only."),
+    "recover": ("maintenance", "Copy the intact records of a damaged directory."),
+    "info": ("commands", "Show versions, or the partitions of a directory."),
+    "topic": ("topics", "Create, list, describe, alter and delete topics."),
+    "group": ("groups", "List, describe, reset, move and delete consumer groups."),
+    "transactions": ("transactions", "List transactions, and end open ones."),
+    "registry": ("registry", "Show members, owners and settings that processes share."),
+    "forward": ("shipping", "Ship topics to a Kafka cluster."),
+    "mirror": ("shipping", "Copy topics of a Kafka cluster."),
+    "snapshot": ("backup", "Store a snapshot of a directory in a backup."),
+    "snapshots": ("backup", "List the snapshots in a backup."),
+    "restore": ("backup", "Write a snapshot to a new directory."),
+    "compact": ("maintenance", "Keep the last record of each key."),
+    "scrub": ("maintenance", "Read every byte, and report bit rot and losses."),
+    "retention": (
+        "maintenance",
+        "List or delete segments that the settings do not keep.",
+    ),
+    "bench": ("commands", "Measure appends and reads on this disk."),
+    "demo": ("commands", "Append, kill, recover and read 336,776 flights."),
 }
 
 
@@ -66,7 +74,7 @@ class Commands(Mapping[str, click.Command]):
     """All commands; a command is imported on its first lookup."""
 
     def __getitem__(self, name: str) -> click.Command:
-        module = importlib.import_module(f"logcore.cli.{MODULES[name]}")
+        module = importlib.import_module(f"logcore.cli.{MODULES[name][0]}")
         command: click.Command = getattr(module, name)
         return command
 
@@ -77,8 +85,29 @@ class Commands(Mapping[str, click.Command]):
         return len(MODULES)
 
 
+class MainGroup(CommandGroup):
+    """The program: lists its commands without an import of their modules."""
+
+    def format_commands(
+        self, ctx: click.Context, formatter: click.HelpFormatter
+    ) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in MODULES.items()])
+
+    def shell_complete(
+        self, ctx: click.Context, incomplete: str
+    ) -> list[click.shell_completion.CompletionItem]:
+        if incomplete.startswith("-"):
+            return super().shell_complete(ctx, incomplete)
+        return [
+            click.shell_completion.CompletionItem(name, help=text)
+            for name, (_, text) in MODULES.items()
+            if name.startswith(incomplete)
+        ]
+
+
 @click.group(
-    cls=CommandGroup,
+    cls=MainGroup,
     commands=cast(MutableMapping[str, click.Command], Commands()),
     context_settings={"help_option_names": ["-h", "--help"]},
 )
