@@ -65,6 +65,8 @@ MODULES: Final = {
         "maintenance",
         "List or delete segments that the settings do not keep.",
     ),
+    "delete-records": ("maintenance", "Delete records before an offset or a time."),
+    "roll": ("maintenance", "Begin a new segment."),
     "bench": ("commands", "Measure appends and reads on this disk."),
     "demo": ("commands", "Append, kill, recover and read 336,776 flights."),
 }
@@ -75,7 +77,7 @@ class Commands(Mapping[str, click.Command]):
 
     def __getitem__(self, name: str) -> click.Command:
         module = importlib.import_module(f"logcore.cli.{MODULES[name][0]}")
-        command: click.Command = getattr(module, name)
+        command: click.Command = getattr(module, name.replace("-", "_"))
         return command
 
     def __iter__(self) -> Iterator[str]:

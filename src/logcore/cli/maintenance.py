@@ -1,9 +1,10 @@
-"""Maintenance commands: dump, verify, recover, compact, scrub and retention.
+"""Maintenance commands: dump, verify, recover, compact, scrub, retention, delete-records
+and roll.
 
 Rules:
 - dump and verify only read, even while another process writes. recover writes only its
   copy.
-- compact, scrub and retention acquire the writer's lock.
+- compact, scrub, retention, delete-records and roll acquire the writer's lock.
 
 The work is done by inspect/, cleaner.py, retention.py and the log itself.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import time
 from collections.abc import Callable, Generator
 from typing import TypeVar
 
@@ -20,9 +22,12 @@ import attrs
 import click
 
 import logcore
+from logcore.cli.arguments import named_partitions, place_within, topic_argument
 from logcore.cli.options import (
     DAMAGED,
     config_option,
+    directory_argument,
+    fail,
     full_option,
     json_option,
     setting,
@@ -224,22 +229,38 @@ def recover(source: str, target: str, as_json: bool) -> None:
 
 
 def _open_partitions(
-    stack: contextlib.ExitStack, directory: str, configs: tuple[str, ...]
+    stack: contextlib.ExitStack,
+    directory: str,
+    topic: str | None,
+    configs: tuple[str, ...] = (),
 ) -> list[logcore.Log]:
-    """Open the log of a partition directory, or all logs of a log directory, with the
-    settings of their topics.
+    """Open the logs that the arguments name for writing, with the settings of their
+    topics.
     """
-    return [opened() for _, opened in _partitions_to_open(stack, directory, configs)]
+    found = _partitions_to_open(stack, directory, topic, configs)
+    return [opened() for _, opened in found]
 
 
 def _partitions_to_open(
-    stack: contextlib.ExitStack, directory: str, configs: tuple[str, ...] = ()
+    stack: contextlib.ExitStack,
+    directory: str,
+    topic: str | None,
+    configs: tuple[str, ...] = (),
 ) -> list[tuple[str, Callable[[], logcore.Log]]]:
-    """Return the path of each such partition, and a function that opens it."""
+    """Return the path of each such partition, and a function that opens it.
+
+    These are the partition whose directory is given, the partitions that
+    TOPIC[:PARTITION] names, or all partitions of a log directory.
+    """
     settings = dict(map(setting, configs))
     real = os.path.realpath(directory)
     with contextlib.suppress(InvalidNameError):
         name, number = parse_partition_name(os.path.basename(real))
+        if topic is not None:
+            fail(
+                f"{directory} is the directory of one partition",
+                f"leave out {topic}, or name {os.path.dirname(real)}",
+            )
         logdir = stack.enter_context(
             logcore.open_dir(os.path.dirname(real), config=settings)
         )
@@ -247,13 +268,16 @@ def _partitions_to_open(
             return [(real, functools.partial(logdir.partition, name, number))]
         raise LogNotFoundError("there is no such partition", path=directory)
     logdir = stack.enter_context(logcore.open_dir(real, config=settings))
+    wanted = [(name, logdir.partitions(name)) for name in logdir.topics()]
+    if topic is not None:
+        wanted = [named_partitions(logdir, topic)]
     return [
         (
             os.path.join(real, partition_name(name, number)),
             functools.partial(logdir.partition, name, number),
         )
-        for name in logdir.topics()
-        for number in logdir.partitions(name)
+        for name, numbers in wanted
+        for number in numbers
     ]
 
 
@@ -272,7 +296,8 @@ def _finished(
 
 
 @click.command()
-@click.argument("directory", metavar="DIR", type=click.Path())
+@directory_argument
+@topic_argument
 @click.option(
     "--force",
     is_flag=True,
@@ -288,7 +313,12 @@ def _finished(
 @config_option
 @json_option
 def compact(
-    directory: str, force: bool, memory: int, configs: tuple[str, ...], as_json: bool
+    directory: str,
+    topic: str | None,
+    force: bool,
+    memory: int,
+    configs: tuple[str, ...],
+    as_json: bool,
 ) -> None:
     """Compact a partition, or all partitions of a log directory whose cleanup.policy is
     compact.
@@ -300,7 +330,7 @@ def compact(
 
     with contextlib.ExitStack() as stack, Lines() as out:
         rows = []
-        for log in _open_partitions(stack, directory, configs):
+        for log in _open_partitions(stack, directory, topic, configs):
             if not log.config.is_compacted:
                 continue
             if force:
@@ -333,9 +363,10 @@ def compact(
 
 
 @click.command()
-@click.argument("directory", metavar="DIR", type=click.Path())
+@directory_argument
+@topic_argument
 @json_option
-def scrub(directory: str, as_json: bool) -> None:
+def scrub(directory: str, topic: str | None, as_json: bool) -> None:
     """Read every byte of a partition, or of all partitions of a log directory, and
     report damage.
 
@@ -347,7 +378,7 @@ def scrub(directory: str, as_json: bool) -> None:
     """
     found: list[logcore.ScrubReport] = []
     with contextlib.ExitStack() as stack, Lines() as out:
-        for path, opened in _partitions_to_open(stack, directory):
+        for path, opened in _partitions_to_open(stack, directory, topic):
             try:
                 log = opened()
                 with progress(
@@ -387,7 +418,8 @@ def scrub(directory: str, as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("directory", metavar="DIR", type=click.Path())
+@directory_argument
+@topic_argument
 @click.option(
     "--delete",
     "is_delete",
@@ -405,6 +437,7 @@ def scrub(directory: str, as_json: bool) -> None:
 @json_option
 def retention(
     directory: str,
+    topic: str | None,
     is_delete: bool,
     groups: tuple[str, ...],
     configs: tuple[str, ...],
@@ -421,7 +454,7 @@ def retention(
     policy = hold_for(*groups)
     with contextlib.ExitStack() as stack, Lines() as out:
         rows = []
-        logs = _open_partitions(stack, directory, configs)
+        logs = _open_partitions(stack, directory, topic, configs)
         offsets_logs = [
             log
             for log in logs
@@ -457,3 +490,84 @@ def retention(
             rows,
             right=range(1, 5),
         )
+
+
+@click.command()
+@directory_argument
+@topic_argument
+@click.option(
+    "--before",
+    "place",
+    metavar="PLACE",
+    required=True,
+    help="Delete records before this offset, latest, time, or age as -10m.",
+)
+@json_option
+def delete_records(
+    directory: str, topic: str | None, place: str, as_json: bool
+) -> None:
+    """Delete the records of a partition or topic before a place, to free space now.
+
+    Readers see the new start at once. Disk space is freed for whole segments: run
+    `logcore roll` first to include the last one. This works on a full disk.
+    """
+    with contextlib.ExitStack() as stack, Lines() as out:
+        rows = []
+        # Files are deleted when the log is closed, and not a minute later.
+        configs = ("file.delete.delay.ms=0",)
+        if topic is None and _is_directory_of_topics(directory):
+            fail(
+                f"{directory} is a directory of topics: name one of them",
+                "records of all topics are deleted by `logcore retention --delete`",
+            )
+        for log in _open_partitions(stack, directory, topic, configs):
+            before = log.statistics().size_bytes
+            start = log.log_start_offset
+            log.delete_records(place_within(log, place, time.time_ns() // 1_000_000))
+            name = os.path.basename(log.path)
+            freed = before - log.statistics().size_bytes
+            row = {
+                "partition": name,
+                "start_before": start,
+                "log_start_offset": log.log_start_offset,
+                "freed_bytes": freed,
+            }
+            if wants_json(as_json):
+                out.write(to_json(row))
+            rows.append((name, start, log.log_start_offset, size_text(freed)))
+    if not wants_json(as_json):
+        headers = ("partition", "start before", "start", "freed")
+        print_table(headers, rows, right=range(1, 4))
+
+
+def _is_directory_of_topics(directory: str) -> bool:
+    with contextlib.suppress(InvalidNameError):
+        parse_partition_name(os.path.basename(os.path.realpath(directory)))
+        return False
+    return True
+
+
+@click.command()
+@directory_argument
+@topic_argument
+@json_option
+def roll(directory: str, topic: str | None, as_json: bool) -> None:
+    """Begin a new segment in a partition, a topic, or all topics.
+
+    Retention, compaction and delete-records remove whole segments, and never the last
+    one. An empty last segment is left as it is.
+    """
+    with contextlib.ExitStack() as stack, Lines() as out:
+        rows = []
+        for log in _open_partitions(stack, directory, topic):
+            log.roll()
+            row = {
+                "partition": os.path.basename(log.path),
+                "base_offset": log.log_end_offset,
+                "segments": log.statistics().segments,
+            }
+            if wants_json(as_json):
+                out.write(to_json(row))
+            rows.append(tuple(row.values()))
+    if not wants_json(as_json):
+        print_table(("partition", "begins at", "segments"), rows, right=(1, 2))
