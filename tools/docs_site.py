@@ -28,7 +28,7 @@ PAGES = {
     "README.md": "index.md",
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
-    "SECURITY.md": "security.md",
+    "SECURITY.md": "reporting.md",
     "benchmarks/RESULTS.md": "results.md",
     "benchmarks/MISSES.md": "misses.md",
     **{

@@ -40,3 +40,17 @@ def test_the_site_is_built_in_strict_mode(tmp_path: Path) -> None:
     # A fence that is none shows its marks in the text.
     torn = re.compile(r"<p>[^<]*```|<code>\w+ no-run")
     assert not [page.name for page in pages if torn.search(page.read_text("utf-8"))]
+
+
+def test_pages_from_elsewhere_replace_no_page_of_docs() -> None:
+    """SECURITY.md once replaced docs/security.md, without a warning."""
+    text = (ROOT / "tools" / "docs_site.py").read_text("utf-8")
+    made = set(re.findall(r'": "([\w/-]+\.md)"', text))
+    assert {"index.md", "reporting.md"} <= made
+    assert not [name for name in made if (ROOT / "docs" / name).exists()]
+
+
+def test_navigation_names_each_page_once() -> None:
+    navigation = (ROOT / "mkdocs.yml").read_text("utf-8").partition("\nnav:")[2]
+    named = re.findall(r"[\w/-]+\.md", navigation)
+    assert sorted(named) == sorted(set(named))
