@@ -32,7 +32,15 @@ LINKED = [
     *PAGES,
     *(ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")),
 ]
-NEEDED = ("click", "confluent_kafka", "duckdb", "polars", "pyarrow")
+NEEDED = (
+    "aiokafka",
+    "click",
+    "confluent_kafka",
+    "duckdb",
+    "kafka",
+    "polars",
+    "pyarrow",
+)
 
 
 @pytest.mark.parametrize(
