@@ -120,6 +120,36 @@ class Picture:
         return "\n".join([*self._parts, "</svg>", ""])
 
 
+# -- three doors -----------------------------------------------------------------------
+
+
+def doors() -> str:
+    made = Picture(
+        222,
+        "Three doors to one directory",
+        "A directory of partitions in Kafka's own files. Your process opens it with import logcore, unmodified Kafka "
+        "clients reach it through the broker netshim, and Spark jobs read and write it with the format logcore.",
+    )
+    for x, users, how, door in (
+        (28, "your process", "import logcore", "logcore"),
+        (270, "Kafka clients", "any, unmodified", "netshim"),
+        (512, "Spark jobs", 'format("logcore")', "pyspark_logcore"),
+    ):
+        made.box(x, 18, 220, 52, "soft", radius=8)
+        made.text(x + 110, 39, users, "ink bold", "middle")
+        made.text(x + 110, 58, how, "ink code", "middle")
+        made.line(f"M{x + 110} 70V130", "s-ink", arrow=True)
+        made.box(x + 110 - 4 * len(door), 86, 8 * len(door), 22, "back")
+        made.text(x + 110, 101, door, "good code bold", "middle")
+    made.box(28, 134, 704, 72, "good-soft", "good", radius=8)
+    for y, name in ((160, "data/orders-0/"), (190, "data/orders-1/")):
+        made.text(44, y, name, "ink code bold")
+        made.text(168, y, "00000000000000000000.log  .index  .timeindex", "ink code")
+    made.text(716, 160, "Kafka's own files,", "ink small", "end")
+    made.text(716, 190, "byte for byte", "ink small", "end")
+    return str(made)
+
+
 # -- one record's road -----------------------------------------------------------------
 
 
@@ -672,6 +702,7 @@ def demo() -> str:
 # -- files -----------------------------------------------------------------------------
 
 DRAWN: Final[Mapping[str, Callable[[], str]]] = {
+    "doors.svg": doors,
     "road.svg": road,
     "syncs.svg": syncs,
     "group.svg": group,
