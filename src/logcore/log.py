@@ -134,35 +134,44 @@ def open_log(
 ) -> Log:
     """Open one partition directory, such as data/orders-0.
 
-    create: make the directory if it does not exist. read_only: take no lock and write
-    nothing; works on any partition directory that Kafka or logcore wrote, even while
-    its writer runs. config: settings by Kafka's names; unless retention.ms or
-    retention.bytes is given, nothing is deleted by time or size. durability: see
-    Durability.
+    Opening for writing acquires Kafka's lock on the parent directory, checks the active
+    segment, truncates a torn tail and reports it in log.recovery_report.
 
-    on_corruption: the reaction to damage that no crash explains. "fail" raises
-    CorruptLogError and changes nothing. "quarantine" opens the log anyway:
-    log.recovery_report.damage lists the offsets whose reads raise errors, appends
-    continue in a new segment, and the damaged file is not changed. If no whole batch
-    follows the damage, the offsets already given out cannot be determined, and appends
-    raise LogFailedError; `logcore recover` makes a copy that accepts appends.
+    Args:
+        path: The directory of the partition.
+        create: Create the directory if it does not exist.
+        read_only: Acquire no lock and write nothing. This works on any partition
+            directory that Kafka or logcore wrote, even while its writer runs.
+        config: Settings by Kafka's names. Unless retention.ms or retention.bytes is
+            given, no record is deleted by time or size.
+        durability: When an append returns; see Durability.
+        on_corruption: The reaction to damage that no crash explains. "fail" raises
+            CorruptLogError and changes nothing. "quarantine" opens the log anyway:
+            log.recovery_report.damage lists the offsets whose reads raise errors,
+            appends continue in a new segment, and the damaged file is not changed. If
+            no whole batch follows the damage, the offsets already given out cannot be
+            determined, and appends raise LogFailedError; `logcore recover` makes a copy
+            that accepts appends.
+        replicated: The log has copies, so advance_high_watermark() moves the high
+            watermark, not the durability. It begins where the last writer left it: at
+            the end in `logcore.durable` and `replication-offset-checkpoint`, or at the
+            log end offset if this library wrote the log without copies.
+        shared: Other processes on this machine may open the log for writing too, if
+            they also pass shared=True. All of them must use the same durability. If a
+            stopped process keeps the write lock for 30 seconds, the others get
+            LogLockedError. See docs/sharing.md.
+        fs: The files, the clock and the locks: the operating system's, or a
+            logcore.testing.SimulatedDisk.
 
-    replicated: the log has copies, so advance_high_watermark() moves the high
-    watermark, not the durability. It begins where the last writer left it: at the end
-    in `logcore.durable` and `replication-offset-checkpoint`, or at the log end offset
-    if this library wrote the log without copies. With read_only it raises
-    InvalidConfigError.
-
-    shared: other processes on this machine may open the log for writing too, if they
-    also pass shared=True; each append takes its turn. All of them must use the same
-    durability. If a stopped process keeps its turn for 30 seconds, the others get
-    LogLockedError. See docs/sharing.md.
-
-    Opening for writing takes Kafka's lock on the parent directory, checks the active
-    segment, truncates a torn tail and reports it in log.recovery_report. Raises
-    LogNotFoundError, LogLockedError, CorruptLogError, InvalidNameError,
-    InvalidConfigError; StorageReadError, StorageWriteError, DiskFullError and
-    ResourceError when the system fails.
+    Raises:
+        LogNotFoundError: the directory does not exist, and `create` is false.
+        LogLockedError: another writer has it open.
+        CorruptLogError: the log is damaged.
+        InvalidNameError: the name is not one of a partition.
+        InvalidConfigError: a setting is invalid, or `replicated` is used with
+            `read_only`.
+        StorageReadError, StorageWriteError, DiskFullError, ResourceError: the system
+            failed.
     """
     directory = check_path(path)
     settings = LogConfig.parse({**KEEPS_ALL, **(config or {})})
@@ -552,14 +561,19 @@ class Log(LogReader):
     ) -> Receipt:
         """Append one record, and return when it is as durable as the policy requires.
 
-        timestamp_ms: Milliseconds since the epoch, or a datetime with a time zone.
-            Default: now.
-        durability: "disk" or "os", for this append instead of the policy.
-        expected_offset: The offset that the record must get. Use it if the record
-            depends on all records before it.
-        expected: The offset of the last record of each of these keys, -1 for a key
-            without records. Use it if the record depends on the history of its key; see
-            history(). The first use reads the log once, and keeps all keys in memory.
+        Args:
+            value: The value, as bytes or another buffer; None for null.
+            key: The key, likewise.
+            headers: Pairs of a name and a value.
+            timestamp_ms: Milliseconds since the epoch, or a datetime with a time zone.
+                Default: now.
+            durability: "disk" or "os", for this append instead of the policy.
+            expected_offset: The offset that the record must get. Use it if the record
+                depends on all records before it.
+            expected: The offset of the last record of each of these keys, -1 for a key
+                without records. Use it if the record depends on the history of its key;
+                see history(). The first use reads the log once, and keeps all keys in
+                memory.
 
         Raises:
             InvalidRecordError, InvalidTimestampError, RecordTooLargeError: the record
@@ -782,9 +796,9 @@ class Log(LogReader):
     ) -> Receipt:
         """Append encoded batches, such as the batches of a client or of another log.
 
-        data: Whole record batches: v2, or v0 and v1, which are converted to v2. They
-            are checked as a Kafka leader checks a produce request, and stored
-            unchanged, except for this log's offsets and leader epoch.
+        Whole record batches are accepted: v2, or v0 and v1, which are converted to v2.
+        They are checked as a Kafka leader checks a produce request, and stored
+        unchanged, except for this log's offsets and leader epoch.
 
         If a batch of an idempotent producer was stored before, it is not stored again,
         and the receipt is the first one. A batch that skips sequence numbers of its

@@ -125,20 +125,34 @@ def open_dir(
     """Opens a directory of partitions, such as data with data/orders-0 and
     data/orders-1 in it.
 
-    create: make the directory if it does not exist. read_only: take no lock and write
-    nothing; works beside a running writer. config: settings by Kafka's names, for
-    topics that do not set them. durability: for all logs; see Durability. upkeep:
-    limits of the directory, and how tick() enforces them. on_corruption: for each log;
-    see logcore.open(). on_incident: called, in the thread at work, when work fails that
-    no caller waits for: for each kind of error at the 1st, 10th, 100th time and so on;
-    see LogDir.incidents(). shared: other processes may open the directory for writing
-    too, if they also pass shared=True; see docs/sharing.md. replicated: a broker of a
-    cluster owns the directory; its topics are placed by place_topic(), and the high
-    watermarks of its logs move with advance_high_watermark().
+    Opening for writing acquires Kafka's lock.
 
-    Opening for writing takes Kafka's lock. Raises LogNotFoundError, LogLockedError,
-    InvalidConfigError, CorruptLogError if the file of topics is damaged, and errors of
-    the system.
+    Args:
+        path: The directory.
+        create: Create the directory if it does not exist.
+        read_only: Acquire no lock and write nothing. This works beside a running
+            writer.
+        config: Settings by Kafka's names, for topics that do not set them.
+        durability: When an append to any of the logs returns; see Durability.
+        upkeep: Limits of the directory, and how tick() enforces them.
+        on_corruption: The reaction to damage in a log; see logcore.open().
+        on_incident: A function that is called, in the thread at work, if work fails
+            that no caller waits for: for each kind of error at the 1st, 10th, 100th
+            time and so on; see LogDir.incidents().
+        shared: Other processes may open the directory for writing too, if they also
+            pass shared=True; see docs/sharing.md.
+        replicated: A broker of a cluster owns the directory. Its topics are placed by
+            place_topic(), and advance_high_watermark() moves the high watermarks.
+        fs: The files, the clock and the locks: the operating system's, or a
+            logcore.testing.SimulatedDisk.
+
+    Raises:
+        LogNotFoundError: the directory does not exist, and `create` is false.
+        LogLockedError: another writer has it open.
+        InvalidConfigError: a setting is invalid, or arguments contradict each other.
+        CorruptLogError: the file of topics is damaged.
+        StorageReadError, StorageWriteError, DiskFullError, ResourceError: the system
+            failed.
     """
     directory = check_path(path)
     defaults = LogConfig.parse(config)

@@ -167,28 +167,43 @@ def intercepted(
 
 
 class ConsumerOptions(TypedDict, total=False):
-    """What LogDir.consumer() takes, with the names and defaults of Kafka's Java client
-    where it has them.
+    """The settings of LogDir.consumer(), with the names and defaults of Kafka's Java
+    client where it has them.
 
-    group_id: whose members divide the partitions, and which keeps what was committed.
-    group_instance_id: of a static member, whose partitions wait for it when it is gone.
-    auto_offset_reset ("latest"): where reading begins without a committed offset:
-    "earliest", "by_duration:PT1H" for the first record of the last hour, or "none",
-    which raises. enable_auto_commit (True), auto_commit_interval_ms (5,000): poll()
-    commits what is finished so often. isolation_level ("read_uncommitted"): see
-    Log.read(). max_poll_records (500): of one poll(). max_partition_fetch_bytes
-    (1,048,576), fetch_max_bytes (52,428,800): of the stored batches that one poll()
-    begins, of a partition and of all; it begins one in any case. max_poll_interval_ms
-    (300,000): who polls no more for so long loses its partitions. session_timeout_ms
-    (45,000): a static member that was closed, or whose process died, keeps its place
-    for so long. heartbeat_interval_ms (3,000): checked, and without effect, for a
-    member sends no heartbeats. assignors ("cooperative-sticky"): names of range,
-    roundrobin, sticky, cooperative-sticky, or objects; all members need one in common.
-    key_deserializer, value_deserializer: called with bytes, never with null.
-    interceptors: see Interceptor. exclude_internal_topics (True): a pattern leaves out
-    the topics of Kafka's own. consumer_timeout_ms (None): an iteration ends after so
-    long without a record. offsets_storage ("log"), dual_commit (False): for groups
-    whose offsets move between the registry and the log; see consumer/offset_stores.py.
+    Attributes:
+        group_id: The group, whose members divide the partitions. It stores committed
+            offsets.
+        group_instance_id: The id of a static member, whose partitions wait for it while
+            it is away.
+        client_id: A name for the metrics.
+        auto_offset_reset: Where reading begins without a committed offset: "latest"
+            (default), "earliest", "by_duration:PT1H" for the first record of the last
+            hour, or "none", which raises.
+        enable_auto_commit: poll() commits the finished offsets. Default: True.
+        auto_commit_interval_ms: How often it does. Default: 5,000.
+        isolation_level: See Log.read(). Default: "read_uncommitted".
+        max_poll_records: Most records of one poll(). Default: 500.
+        max_partition_fetch_bytes: Most bytes of stored batches that one poll() begins
+            in a partition. It always begins one. Default: 1,048,576.
+        fetch_max_bytes: The same for all partitions. Default: 52,428,800.
+        max_poll_interval_ms: A member that does not poll for this time loses its
+            partitions. Default: 300,000.
+        session_timeout_ms: How long a static member that was closed, or whose process
+            died, keeps its place. Default: 45,000.
+        heartbeat_interval_ms: Checked, and without effect, because a member sends no
+            heartbeats. Default: 3,000.
+        assignors: Names of range, roundrobin, sticky or cooperative-sticky, or objects.
+            All members need one in common. Default: cooperative-sticky.
+        key_deserializer: Called with bytes, and never with null.
+        value_deserializer: Called with bytes, and never with null.
+        interceptors: Objects such as ConsumerInterceptor.
+        exclude_internal_topics: A pattern does not match Kafka's own topics. Default:
+            True.
+        consumer_timeout_ms: An iteration ends after this time without a record.
+            Default: None, never.
+        offsets_storage: "log" (default) or "registry", for groups that move; see
+            consumer/offset_stores.py.
+        dual_commit: Commit to both, for groups that move. Default: False.
     """
 
     group_id: str | None

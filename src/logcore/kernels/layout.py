@@ -186,8 +186,10 @@ def record_of(*fields: Any) -> Record:
 class TopicRecord(NamedTuple):
     """A record of a topic: a Record, with its topic and partition.
 
-    timestamp_ms: -1 for none. key, value: None for null; from a consumer with
-        deserializers, their results.
+    Attributes:
+        timestamp_ms: Milliseconds since the epoch; -1 for none.
+        key: Bytes, or None for null. From a consumer with a deserializer, its result.
+        value: Bytes, or None for null. From a consumer with a deserializer, its result.
     """
 
     topic: str

@@ -114,20 +114,32 @@ class ProducerOptions(TypedDict, total=False):
     """The settings of LogDir.producer(), by the names of Kafka's Java client, with its
     defaults.
 
-    acks: 0 or 1: a result waits for the write; "all" (default): for a sync that began
-    after it. durability="os" or "disk" says 1 or "all". linger_ms (5): how long a batch
-    waits for more records. batch_size (16,384): bytes of a batch; batch_records: its
-    records (no limit). buffer_memory (33,554,432): bytes of records without an outcome;
-    buffer_records: how many of them (no limit); max_block_ms (60,000): how long send()
-    waits for some. delivery_timeout_ms (120,000): how long a batch may be tried.
-    retry_backoff_ms (100), retry_backoff_max_ms (1,000): between attempts, doubling.
-    max_request_size (1,048,576): bytes of a record. compression_type: a codec; by
-    default the topic's. partitioner ("default"): a name of producer/partitioners.py, or
-    f(key, partitions) -> int. partitioner_ignore_keys (False). key_serializer,
-    value_serializer: f(given) -> bytes or None, never called with null. interceptors:
-    see Interceptor. enable_idempotence: True unless acks is another than "all".
-    client_id: a name for the metrics. on_delivery: f(error, metadata) for every record.
-    threaded (True): whether a thread of the producer writes.
+    Attributes:
+        acks: 0 or 1: a result waits for the write. "all" (default): for a sync that
+            began after it.
+        durability: "os" stands for acks 1, and "disk" for "all".
+        linger_ms: How long a batch waits for more records. Default: 5.
+        batch_size: Bytes of a batch. Default: 16,384.
+        batch_records: Records of a batch. Default: no limit.
+        buffer_memory: Bytes of records without an outcome. Default: 33,554,432.
+        buffer_records: Number of records without an outcome. Default: no limit.
+        max_block_ms: How long send() waits for memory. Default: 60,000.
+        delivery_timeout_ms: How long a batch may be tried. Default: 120,000.
+        retry_backoff_ms: First pause between attempts. It doubles. Default: 100.
+        retry_backoff_max_ms: Longest pause between attempts. Default: 1,000.
+        max_request_size: Bytes of a record. Default: 1,048,576.
+        compression_type: A codec. Default: the topic's.
+        partitioner: A name of producer/partitioners.py, or f(key, partitions) -> int.
+            Default: "default".
+        partitioner_ignore_keys: Choose partitions as for records without a key.
+            Default: False.
+        key_serializer: f(given) -> bytes or None. It is never called with null.
+        value_serializer: f(given) -> bytes or None. It is never called with null.
+        interceptors: Objects such as ProducerInterceptor.
+        enable_idempotence: Default: True, unless acks is 0 or 1.
+        client_id: A name for the metrics.
+        on_delivery: f(error, metadata), called for each record.
+        threaded: Whether a thread of the producer writes. Default: True.
     """
 
     acks: Literal[0, 1, -1, "0", "1", "-1", "all"]
@@ -157,9 +169,11 @@ class ProducerOptions(TypedDict, total=False):
 class TransactionOptions(ProducerOptions, total=False):
     """Further settings of LogDir.producer(), for a producer with a transactional_id.
 
-    transaction_timeout_ms (60,000): how long a transaction may be open before it is
-    aborted, at most 900,000. two_phase (False): only the producer ends a transaction,
-    however long that takes; see prepare_transaction().
+    Attributes:
+        transaction_timeout_ms: How long a transaction may be open before it is aborted,
+            at most 900,000. Default: 60,000.
+        two_phase: Only the producer ends a transaction, however long that takes; see
+            prepare_transaction(). Default: False.
     """
 
     transaction_timeout_ms: int

@@ -126,10 +126,17 @@ class _Lane:
 
 
 class Mirror:
-    """See the top of this module. A with block closes it; used by one thread.
+    """Copies topics of a cluster. See the top of this module.
 
-    logdir: open for writing. cluster: a KafkaCluster. options: see MirrorOptions.
-        Raises InvalidConfigError.
+    A with block closes it. One thread may use it.
+
+    Args:
+        logdir: The local directory, open for writing.
+        cluster: A KafkaCluster.
+        options: See MirrorOptions.
+
+    Raises:
+        InvalidConfigError: An option is invalid.
     """
 
     def __init__(

@@ -31,24 +31,30 @@ _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,100}")
 class ForwardOptions(TypedDict, total=False):
     """The settings of a Forwarder.
 
-    Keys:
-        name ("default"): Forwarders that ship from one directory to one cluster at the
-            same time have different names and different topics.
-        topics: Names of topics, by default all except internal ones and quarantine
+    Attributes:
+        name: Forwarders that ship from one directory to one cluster at the same time
+            have different names and different topics. Default: "default".
+        topics: Names of topics. Default: all except internal ones and quarantine
             topics.
-        rename: Maps the local name of a topic to its name in the cluster. at_least_once
-        (False): Ship without transactions. After a crash some records are duplicated.
-        create_topics (False): Create topics that are missing in the cluster. on_error
-        ("fail"): "quarantine" writes a record that the cluster refuses to the local
-        topic `<topic>.dlq`, and
-            continues. on_gap ("fail"): "skip" continues if records were deleted before
-        they were shipped. on_lost ("fail"): If the cluster has lost the progress,
-        "noted" continues at the progress recorded here, and
-            "start" ships again. hold: Commit the progress for the local group
-        `forward-<name>`, so that retention can wait for it. The default
-            is true if the directory may be written. max_records (10,000), max_bytes (8
-        MiB), max_ms (1,000): Limits of one transaction. buffer_memory (32 MiB): Maximum
-        size of the records that were read and are not delivered.
+        rename: Maps the local name of a topic to its name in the cluster.
+        at_least_once: Ship without transactions. After a crash some records are
+            duplicated. Default: False.
+        create_topics: Create topics that are missing in the cluster. Default: False.
+        on_error: "fail" (default) stops the partition. "quarantine" writes a record
+            that the cluster refuses to the local topic `<topic>.dlq`, and continues.
+        on_gap: "fail" (default) stops the partition if records were deleted before they
+            were shipped. "skip" continues.
+        on_lost: "fail" (default) stops the partition if the cluster has lost the
+            progress. "noted" continues at the progress recorded here, and "start" ships
+            again.
+        hold: Commit the progress for the local group `forward-<name>`, so that
+            retention can wait for it. The default is true if the directory may be
+            written.
+        max_records: Most records of one transaction. Default: 10,000.
+        max_bytes: Most bytes of one transaction. Default: 8 MiB.
+        max_ms: Longest time of one transaction. Default: 1,000.
+        buffer_memory: Most bytes of the records that were read and are not delivered.
+            Default: 32 MiB.
     """
 
     name: str
@@ -181,16 +187,21 @@ def named(metrics: ForwardMetrics | MirrorMetrics) -> dict[str, Any]:
 class MirrorOptions(TypedDict, total=False):
     """The settings of a Mirror.
 
-    Keys:
-        topics: Their names in the remote cluster. offsets ("keep"): "keep" gives
-        records their remote offsets, "new" appends them. name ("default"): Mirrors of
-        one cluster into one directory with offsets="new" have different names.
+    Attributes:
+        topics: Their names in the remote cluster.
+        offsets: "keep" (default) gives records their remote offsets, and "new" appends
+            them.
+        name: Mirrors of one cluster into one directory with offsets="new" have
+            different names. Default: "default".
         rename: Maps the remote name of a topic to its local name. With "new", several
-        may be mapped to one. on_gap ("fail"): "skip" continues if records were deleted
-        remotely before they were mirrored. on_divergence ("fail"): "truncate" truncates
-        the local log to the common part.
-        confirm: Called before such a truncation. on_error ("fail"): "quarantine" writes
-        a record that cannot be stored to `<topic>.dlq`, and continues. It needs
+            may be mapped to one.
+        on_gap: "fail" (default) stops the partition if records were deleted remotely
+            before they were mirrored. "skip" continues.
+        on_divergence: "fail" (default) stops the partition. "truncate" truncates the
+            local log to the common part.
+        confirm: Called before such a truncation.
+        on_error: "fail" (default) stops the partition. "quarantine" writes a record
+            that cannot be stored to `<topic>.dlq`, and continues. It needs
             offsets="new", because a copy with the same offsets needs every record.
         groups: Groups whose committed offsets are copied. It needs offsets="keep".
     """
