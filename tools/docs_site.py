@@ -4,7 +4,7 @@ mkdocs.yml.
 Rules:
 - Every text has one home. The README, the changelog and their like stay where
   repositories have them.
-- The API page lists the public names as the packages themselves do, so a new name
+- The API pages list the public names as the packages themselves do, so a new name
   cannot be missing.
 - A link that leaves docs/ is rewritten to the page that stands for the file. Strict
   mode reports those without one.
@@ -14,12 +14,12 @@ Writes no file.
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
-
-import logcore
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -31,6 +31,8 @@ PAGES = {
     "SECURITY.md": "reporting.md",
     "benchmarks/RESULTS.md": "results.md",
     "benchmarks/MISSES.md": "misses.md",
+    "examples/Containerfile": "examples/Containerfile.md",
+    "examples/netshim.service": "examples/netshim.service.md",
     **{
         path.relative_to(ROOT).as_posix(): path.relative_to(ROOT)
         .with_suffix(".md")
@@ -38,6 +40,13 @@ PAGES = {
         for path in sorted((ROOT / "examples").rglob("*.py"))
     },
 }
+#: Names of the languages of the files that are shown as code.
+LANGUAGES = {".py": "python", ".service": "ini", "": "dockerfile"}
+
+#: Pages for people who work on logcore. They come last in a search.
+LATER = ("changelog.md", "map.md", "misses.md", "results.md", "examples/", "kafka/")
+#: Pages with tables that need the whole width.
+WIDE = ("coming-from.md",)
 
 #: Public names of the packages that import theirs late, where they are defined.
 BROKER = (
@@ -63,26 +72,87 @@ SPARK = (
     "pyspark_logcore.ensure_java",
     "pyspark_logcore.tune",
 )
-
-#: What most programs need of a log: they come first.
-NEEDED = (
-    "append",
-    "append_many",
-    "append_columns",
-    "read",
-    "scan",
-    "get",
-    "tail",
-    "close",
+#: Names of the package logcore for directories. The other names are for one log.
+DIRECTORY = (
+    "open_dir",
+    "LogDir",
+    "Topic",
+    "TopicRecord",
+    "TopicDescription",
+    "TopicTable",
+    "Upkeep",
+    "Incident",
 )
-FOR_HOSTS = ("writer", "upkeep")
+#: The names that come first on their page.
+FIRST = ("open", "Log", "Record", "Receipt", "Producer", "Consumer", "LogcoreError")
+
+#: The methods that most programs need. They come first in their class.
+NEEDED = {
+    "logcore.Log": (
+        "append",
+        "append_many",
+        "append_columns",
+        "read",
+        "scan",
+        "get",
+        "tail",
+        "close",
+    ),
+    "logcore.LogDir": (
+        "create_topic",
+        "append",
+        "read",
+        "scan",
+        "tail",
+        "producer",
+        "consumer",
+        "partition",
+        "topic",
+        "topics",
+        "tick",
+        "close",
+    ),
+    "logcore.producer.Producer": (
+        "send",
+        "send_many",
+        "send_columns",
+        "flush",
+        "close",
+    ),
+    "logcore.consumer.Consumer": (
+        "subscribe",
+        "poll",
+        "commit",
+        "commit_async",
+        "seek",
+        "position",
+        "poll_columns",
+        "poll_arrow",
+        "close",
+    ),
+}
+#: Public methods that only netshim and other packages of this repository call.
+FOR_HOSTS = (
+    "writer",
+    "upkeep",
+    "look_after",
+    "has_moved",
+    "has_records",
+    "watched_paths",
+    "look_again_seconds",
+    "register_with",
+    "commit_elsewhere",
+    "leave_unfinished",
+    "close_at_exit",
+)
 
 
 def on_files(files: Any, config: Any, **_: Any) -> Any:
     from mkdocs.structure.files import File
 
     texts = {page: text_of(name) for name, page in PAGES.items()}
-    texts["api.md"] = api()
+    texts["index.md"] = f"---\nhide: [navigation]\n---\n{texts['index.md']}"
+    texts |= api()
     for page, text in texts.items():
         files.append(File.generated(config, page, content=text))
     return files
@@ -90,11 +160,15 @@ def on_files(files: Any, config: Any, **_: Any) -> Any:
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     """Turns links to files outside docs/ into links to their pages; drops the words
-    behind a fence's language.
+    after a fence's language.
 
     They are for the tests. To pymdownx.superfences a fence with them is none, and
     headings up to the next one are code.
     """
+    if page.file.src_uri in WIDE:
+        page.meta["hide"] = ["toc"]
+    if page.file.src_uri.startswith(LATER):
+        page.meta["search"] = {"boost": 0.2}
     markdown = re.sub(r"^(```\w+) .+$", r"\1", markdown, flags=re.MULTILINE)
     up = "../" * page.file.src_uri.count("/")
     for name, target in PAGES.items():
@@ -105,58 +179,103 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
 def text_of(name: str) -> str:
     path = ROOT / name
     text = path.read_text(encoding="utf-8")
-    if path.suffix == ".py":
-        return f"# {name}\n\n```python\n{text}```\n"
+    if path.suffix != ".md":
+        return f"# {name}\n\n```{LANGUAGES[path.suffix]}\n{text}```\n"
     text = re.sub(r"\]\((?:\.\./)?docs/", "](", text)
+    text = text.replace("](RESULTS.md", "](results.md")
     outside = "|".join(map(re.escape, PAGES))
     return re.sub(
         rf"\]\((?:\.\./)?({outside})", lambda link: f"]({PAGES[link[1]]}", text
     )
 
 
-def api() -> str:
-    names = [name for name in logcore.__all__ if name not in vars(logcore.errors)]
-    return "\n".join(
-        [
-            "# API\n\nThe public names. Everything else may change without notice.\n",
-            "## logcore\n",
-            *map(entry, (f"logcore.{name}" for name in sorted(names, key=rank))),
-            "## Errors\n",
-            *map(
-                entry,
-                (f"logcore.{name}" for name in logcore.__all__ if name not in names),
-            ),
-            "## netshim\n",
-            *map(entry, BROKER),
-            "## pyspark_logcore\n",
-            *map(entry, SPARK),
-            "## logcore.testing\n",
-            *map(entry, TESTING),
-        ]
-    )
+def api() -> dict[str, str]:
+    """Return the pages of the API by their names."""
+    import logcore.aio
+    import logcore.backup
+    import logcore.consumer
+    import logcore.producer
+    import logcore.registry
+    import logcore.shipping
+
+    public = set(logcore.__all__)
+    errors = public & vars(logcore.errors).keys()
+    clients = [
+        *(f"logcore.producer.{name}" for name in ordered(logcore.producer.__all__)),
+        "logcore.producer.transactional_producer.TransactionalProducer",
+        "logcore.producer.settings.ProducerOptions",
+        "logcore.producer.settings.TransactionOptions",
+        *(f"logcore.consumer.{name}" for name in ordered(logcore.consumer.__all__)),
+        "logcore.consumer.settings.ConsumerOptions",
+    ]
+    log = public - errors - set(DIRECTORY)
+    pages = {
+        "log": ("Logs", (f"logcore.{name}" for name in ordered(log))),
+        "directory": ("Directories and topics", (f"logcore.{x}" for x in DIRECTORY)),
+        "clients": ("Producers and consumers", clients),
+        "aio": (
+            "asyncio",
+            (f"logcore.aio.{name}" for name in ordered(logcore.aio.__all__)),
+        ),
+        "errors": ("Errors", (f"logcore.{name}" for name in ordered(errors))),
+        "shipping": (
+            "Shipping",
+            (f"logcore.shipping.{name}" for name in logcore.shipping.__all__),
+        ),
+        "backup": (
+            "Backup",
+            (f"logcore.backup.{name}" for name in ordered(logcore.backup.__all__)),
+        ),
+        "registry": (
+            "Registry",
+            (f"logcore.registry.{name}" for name in ordered(logcore.registry.__all__)),
+        ),
+        "netshim": ("Broker", BROKER),
+        "spark": ("Spark", SPARK),
+        "testing": ("Testing", TESTING),
+    }
+    found = {}
+    overview = ["# API\n\nThe public names. All other names may change.\n"]
+    overview += ["| page | names |", "|---|---|"]
+    for page, (title, names) in pages.items():
+        names = list(names)
+        found[f"api/{page}.md"] = "\n".join([f"# {title}\n", *map(entry, names)])
+        links = ", ".join(f"[{short(one)}][{one}]" for one in names)
+        overview.append(f"| [{title}]({page}.md) | {links} |")
+    found["api/index.md"] = "\n".join([*overview, ""])
+    return found
+
+
+def short(name: str) -> str:
+    """The name as a program writes it, without its module."""
+    return f"`{name.rpartition('.')[2]}`"
+
+
+def ordered(names: Iterable[str]) -> list[str]:
+    """What most programs need, and then the other names by the alphabet."""
+
+    def rank(name: str) -> tuple[int, str]:
+        return FIRST.index(name) if name in FIRST else len(FIRST), name.lower()
+
+    return sorted(names, key=rank)
 
 
 def entry(name: str) -> str:
-    if name == "logcore.Log":
-        options = {"members": members_of_log(), "group_by_category": False}
-        return f"::: {name}\n    options: {json.dumps(options)}\n"
-    return f"::: {name}\n"
+    options: dict[str, object] = {"heading_level": 2}
+    if name in NEEDED:
+        options |= {"members": members_of(name), "group_by_category": False}
+    return f"::: {name}\n    options: {json.dumps(options)}\n"
 
 
-def members_of_log() -> list[str]:
-    """What is public in Log: first what most programs need, then the rest; not the
-    doors for hosts.
-    """
+def members_of(name: str) -> list[str]:
+    """The public names of a class: first those that most programs need."""
+    module, _, last = name.rpartition(".")
+    kind = getattr(importlib.import_module(module), last)
     names = [
-        name
-        for kind in (logcore.Log, *logcore.Log.__mro__[1:-1])
-        for name in vars(kind)
-        if not name.startswith("_") and name not in FOR_HOSTS
+        each
+        for one in (kind, *kind.__mro__[1:-1])
+        for each in vars(one)
+        if not each.startswith("_") and each not in FOR_HOSTS
     ]
-    return [*NEEDED, *(name for name in dict.fromkeys(names) if name not in NEEDED)]
-
-
-def rank(name: str) -> tuple[int, str]:
-    """The doors first, then what they open, then the rest."""
-    first = ("open", "open_dir", "Log", "LogDir", "Record", "Receipt", "LogConfig")
-    return first.index(name) if name in first else len(first), name
+    first = NEEDED[name]
+    return [*first, *(each for each in dict.fromkeys(names) if each not in first)]

@@ -11,7 +11,9 @@ import os
 import re
 import subprocess
 import sys
+from html.parser import HTMLParser
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import pytest
 
@@ -40,6 +42,59 @@ def test_the_site_is_built_in_strict_mode(tmp_path: Path) -> None:
     # A fence that is none shows its marks in the text.
     torn = re.compile(r"<p>[^<]*```|<code>\w+ no-run")
     assert not [page.name for page in pages if torn.search(page.read_text("utf-8"))]
+    # The API reader takes "word: text" with an indented line for a section of that name.
+    api = [page for page in pages if page.parent.name == "api"]
+    assert not [page for page in api if "<details class=" in page.read_text("utf-8")]
+    check_links({page: read(page) for page in pages}, tmp_path)
+
+
+class Links(HTMLParser):
+    """The ids of a page, its links, and the files that a browser loads for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ids: set[str] = set()
+        self.links: set[str] = set()
+        self.loaded: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = {name: value or "" for name, value in attrs}
+        self.ids |= {found[name] for name in ("id", "name") if name in found}
+        if tag == "a" and "href" in found:
+            self.links.add(found["href"])
+        elif tag == "link" and found.get("rel") != "canonical":
+            self.loaded.add(found["href"])
+        elif "src" in found:
+            self.loaded.add(found["src"])
+
+
+def read(page: Path) -> Links:
+    links = Links()
+    links.feed(page.read_text("utf-8"))
+    return links
+
+
+def check_links(pages: dict[Path, Links], site: Path) -> None:
+    """Check that local links have a target, and that no other host is needed."""
+    wrong = []
+    for page, found in pages.items():
+        for link in found.links | found.loaded:
+            parts = urlsplit(link)
+            if parts.scheme or parts.netloc:
+                if link in found.loaded:
+                    wrong.append((page.relative_to(site).as_posix(), link))
+                continue
+            target = page
+            if parts.path:
+                target = (page.parent / unquote(parts.path)).resolve()
+            anchor = unquote(parts.fragment)
+            is_there = target.exists() and (
+                not anchor or target not in pages or anchor in pages[target].ids
+            )
+            # 404.html is shown for any address, so its links are absolute.
+            if not is_there and page.name != "404.html":
+                wrong.append((page.relative_to(site).as_posix(), link))
+    assert not wrong
 
 
 def test_pages_from_elsewhere_replace_no_page_of_docs() -> None:
@@ -52,5 +107,5 @@ def test_pages_from_elsewhere_replace_no_page_of_docs() -> None:
 
 def test_navigation_names_each_page_once() -> None:
     navigation = (ROOT / "mkdocs.yml").read_text("utf-8").partition("\nnav:")[2]
-    named = re.findall(r"[\w/-]+\.md", navigation)
+    named = re.findall(r"[\w/.-]+\.md", navigation)
     assert sorted(named) == sorted(set(named))

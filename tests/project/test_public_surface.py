@@ -8,6 +8,7 @@ file, where they are installed, and each mistake is run.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import re
@@ -245,7 +246,7 @@ def test_a_log_has_few_public_names_and_the_needed_come_first() -> None:
     assert spec.loader is not None
     site = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(site)
-    listed = site.members_of_log()
+    listed = site.members_of("logcore.Log")
     assert listed[:8] == [
         "append",
         "append_many",
@@ -259,3 +260,10 @@ def test_a_log_has_few_public_names_and_the_needed_come_first() -> None:
     assert sorted(listed) == sorted(set(names) - set(site.FOR_HOSTS)), (
         "each public name once"
     )
+    for name, needed in site.NEEDED.items():
+        listed = site.members_of(name)
+        assert tuple(listed[: len(needed)]) == needed
+        assert len(listed) == len(set(listed))
+        module, _, last = name.rpartition(".")
+        kind = getattr(importlib.import_module(module), last)
+        assert all(hasattr(kind, each) for each in needed), name
