@@ -1,5 +1,5 @@
-"""Builds the one optional extension, logcore.kernels._compiled; all else is in
-pyproject.toml.
+"""Builds the one optional extension, logcore.kernels._compiled, and the text of the
+package's page; all else is in pyproject.toml.
 
 Rules:
 - An install never fails because of it. No compiler, no Cython, no Python headers, an
@@ -9,9 +9,13 @@ Rules:
   removed, for it would still be imported and might disagree with the plain kernels.
 - LOGCORE_PLAIN=1 at build time leaves the extension out, so that the wheel fits every
   platform (py3-none-any).
+- The page of a package has no files beside it, so its links must be absolute.
+  LOGCORE_REPOSITORY at build time is the address of the repository, such as
+  https://github.com/OWNER/NAME. Without it, the links of README.md become plain words.
 """
 
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -28,6 +32,15 @@ INCLUDED = [
 OUTCOME = Path("build/kernels.txt")
 ON_PLAIN_KERNELS = "logcore runs on its plain kernels (slower, same results)"
 PLAIN = os.environ.get("LOGCORE_PLAIN") == "1"
+REPOSITORY = os.environ.get("LOGCORE_REPOSITORY", "").rstrip("/")
+#: Name of a link on the package's page, and its path in the repository.
+PROJECT_URLS = {
+    "Documentation": "blob/{tag}/docs/guide.md",
+    "Repository": "",
+    "Issues": "issues",
+    "Changelog": "blob/{tag}/CHANGELOG.md",
+    "Benchmarks": "blob/{tag}/docs/benchmarks.md",
+}
 
 
 def answers(compiler: str) -> bool:
@@ -111,14 +124,56 @@ class BuildKernels(build_ext):
         return None
 
 
+def tag() -> str:
+    source = Path("src/logcore/__init__.py").read_text(encoding="utf-8")
+    (version,) = re.findall(r'^__version__ = "(.+)"', source, re.MULTILINE)
+    return f"v{version}"
+
+
+def package_page(readme: str, repository: str) -> str:
+    """The README with absolute links, or without links if there is no repository."""
+
+    def linked(match: re.Match[str]) -> str:
+        mark, words, target = match.groups()
+        if re.match(r"[a-z]+:|#", target):
+            return match[0]
+        if not repository:
+            return "" if mark else words
+        kind = "raw" if mark else "blob"
+        return f"{mark}[{words}]({repository}/{kind}/{tag()}/{target})"
+
+    parts = re.split(r"(^```.*?^```$)", readme, flags=re.DOTALL | re.MULTILINE)
+    parts[::2] = [
+        re.sub(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)", linked, text) for text in parts[::2]
+    ]
+    return "".join(parts)
+
+
+def project_urls(repository: str) -> dict[str, str]:
+    if not repository:
+        return {}
+    return {
+        name: f"{repository}/{path.format(tag=tag())}".rstrip("/")
+        for name, path in PROJECT_URLS.items()
+    }
+
+
 def is_newer(target: Path, *inputs: Path) -> bool:
     return target.exists() and all(
         target.stat().st_mtime_ns > path.stat().st_mtime_ns for path in inputs
     )
 
 
+PAGE = {
+    "long_description": package_page(
+        Path("README.md").read_text(encoding="utf-8"), REPOSITORY
+    ),
+    "long_description_content_type": "text/markdown",
+    "project_urls": project_urls(REPOSITORY),
+}
+
 if PLAIN or not SOURCE.exists():
-    setup(cmdclass={"build_py": BuildPlain} if PLAIN else {})
+    setup(cmdclass={"build_py": BuildPlain} if PLAIN else {}, **PAGE)
 else:
     kernels = Extension("logcore.kernels._compiled", [str(SOURCE)], optional=True)
-    setup(ext_modules=[kernels], cmdclass={"build_ext": BuildKernels})
+    setup(ext_modules=[kernels], cmdclass={"build_ext": BuildKernels}, **PAGE)

@@ -1,4 +1,4 @@
-"""What a release holds: an sdist from which the tests can run, and a wheel for machines
+"""The content of a release: an sdist from which the tests can run, and a wheel for machines
 without a compiler.
 
 Both are built from a copy of the source, without isolation and without network.
@@ -14,6 +14,8 @@ import sys
 import tarfile
 import tomllib
 import zipfile
+from email.message import Message
+from email.parser import Parser
 from pathlib import Path
 
 import pytest
@@ -32,7 +34,7 @@ SHIPPED_FILES = (
     "pyproject.toml",
     "setup.py",
 )
-UNSHIPPED = ("__pycache__", "*.pyc", "*.so", "*.pyd", "*.egg-info")
+UNSHIPPED = ("__pycache__", ".hypothesis", "*.pyc", "*.so", "*.pyd", "*.egg-info")
 
 if not (ROOT / "setup.py").exists():
     pytest.skip("needs the source", allow_module_level=True)
@@ -52,21 +54,37 @@ def source(tmp_path: Path) -> Path:
     return copy
 
 
-def build(source: Path, call: str) -> Path:
+def build(source: Path, call: str, repository: str = "") -> Path:
     """Runs a hook of setuptools' build backend; returns the file that it made."""
     code = f"from setuptools import build_meta; build_meta.{call}('../dist')"
     (source.parent / "dist").mkdir()
+    environment = {"LOGCORE_PLAIN": "1", "LOGCORE_REPOSITORY": repository}
     done = subprocess.run(
         [sys.executable, "-c", code],
         cwd=source,
-        env={**os.environ, "LOGCORE_PLAIN": "1"},
+        env={**os.environ, **environment},
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    (made,) = (source.parent / "dist").iterdir()
+    warnings = re.findall(r"warning: .*", done.stdout + done.stderr)
+    # setuptools warns if PYTHONDONTWRITEBYTECODE is set.
+    assert not [one for one in warnings if "byte-compiling" not in one]
+    found = (source.parent / "dist").iterdir()
+    (made,) = (path for path in found if path.suffix != ".egg-info")
     return made
+
+
+def metadata_of(source: Path, repository: str = "") -> Message:
+    made = build(source, "prepare_metadata_for_build_wheel", repository)
+    text = (made / "METADATA").read_text(encoding="utf-8")
+    return Parser().parsestr(text)
+
+
+def links_of(page: str) -> list[str]:
+    words = re.sub(r"^```.*?^```$", "", page, flags=re.DOTALL | re.MULTILINE)
+    return re.findall(r"\]\(([^)\s]+)\)", words)
 
 
 def test_the_sdist_holds_every_file_that_tests_and_tasks_need(source: Path) -> None:
@@ -82,6 +100,97 @@ def test_the_sdist_holds_every_file_that_tests_and_tasks_need(source: Path) -> N
             if member.isfile()
         }
     assert expected <= files, sorted(expected - files)
+
+
+def test_sdist_has_nothing_that_a_run_leaves_behind(source: Path) -> None:
+    left = (
+        "tests/.hypothesis/constants/0031e7332b4af429",
+        "tests/log/__pycache__/test_log.cpython-311.pyc",
+        "src/logcore/kernels/_compiled.cpython-311-x86_64-linux-gnu.so",
+        "build/cython/_compiled.c",
+        ".venv/bin/python",
+    )
+    for name in left:
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_text("")
+    with tarfile.open(build(source, "build_sdist")) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert not names.intersection(left)
+    assert len(names) > 500
+
+
+def test_page_of_the_package_has_absolute_links(source: Path) -> None:
+    repository = "https://github.com/OWNER/NAME"
+    metadata = metadata_of(source, repository + "/")
+    page = metadata.get_payload()
+    assert isinstance(page, str)
+    links = links_of(page)
+    assert len(links) > 20
+    root = re.compile(re.escape(repository) + r"/(blob|raw)/v[\d.]+/([^#]+)")
+    for link in links:
+        found = root.match(link)
+        assert found is not None, link
+        assert (ROOT / found[2]).exists()
+        assert (found[1] == "raw") == found[2].endswith(".svg")
+    urls = dict(url.split(", ", 1) for url in metadata.get_all("Project-URL", []))
+    assert {"Documentation", "Repository", "Issues", "Changelog"} <= urls.keys()
+    assert urls["Repository"] == repository
+    for url in urls.values():
+        assert url.startswith(repository)
+        found = root.match(url)
+        assert found is None or (ROOT / found[2]).exists()
+
+
+def test_page_without_a_repository_has_no_links(source: Path) -> None:
+    metadata = metadata_of(source)
+    page = metadata.get_payload()
+    assert isinstance(page, str)
+    assert not links_of(page)
+    assert "log.append_many([(b" in page  # code is as it was
+    assert "the words of these pages; limits in numbers" in page
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    assert not metadata.get_all("Project-URL")
+
+
+def test_container_copies_what_the_build_needs(tmp_path: Path) -> None:
+    lines = (ROOT / "examples" / "Containerfile").read_text("utf-8").splitlines()
+    copied = [line.split()[1:] for line in lines if line.startswith("COPY ")]
+    assert copied
+    root = tmp_path / "source"
+    for *names, target in copied:
+        place = tmp_path / target.strip("/")
+        for name in names:
+            if (ROOT / name).is_dir():
+                ignored = shutil.ignore_patterns(*UNSHIPPED)
+                shutil.copytree(ROOT / name, place, ignore=ignored)
+            else:
+                place.mkdir(exist_ok=True)
+                shutil.copy(ROOT / name, place)
+    metadata = metadata_of(root)
+    assert metadata["Name"] == distribution.NAME
+    text = "\n".join(lines)
+    (wanted,) = set(re.findall(r"\[([\w,]+)\]'", text))
+    assert set(wanted.split(",")) <= set(metadata.get_all("Provides-Extra", []))
+
+
+def test_wheels_are_built_for_each_supported_python() -> None:
+    yaml = pytest.importorskip("yaml")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    supported = {
+        f"cp{found[1]}{found[2]}-*"
+        for line in project["project"]["classifiers"]
+        if (found := re.search(r":: (3)\.(\d+)$", line))
+    }
+    settings = project["tool"]["cibuildwheel"]
+    assert set(settings["build"]) == supported
+    # cibuildwheel builds for manylinux and musllinux unless something is skipped.
+    assert "skip" not in settings
+    workflow = yaml.safe_load(
+        (ROOT / ".github" / "workflows" / "wheels.yml").read_text("utf-8")
+    )
+    machines = workflow["jobs"]["compiled"]["strategy"]["matrix"]["os"]
+    assert {name.split("-")[0] for name in machines} == {"ubuntu", "macos"}
+    assert set(workflow["env"]) == set(settings["environment-pass"])
 
 
 @pytest.mark.slow  # it builds a wheel
