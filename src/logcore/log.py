@@ -807,9 +807,9 @@ class Log(LogReader):
         accepts all these batches, for copies of other logs.
 
         Raises:
-            CorruptBatchError, InvalidRecordError, InvalidTimestampError,
-                RecordTooLargeError, UnsupportedCodecError: a batch is invalid; nothing
-                was written.
+            CorruptBatchError, InvalidRecordError, InvalidTimestampError: a batch is
+                invalid; nothing was written.
+            RecordTooLargeError, UnsupportedCodecError: the same.
             OutOfOrderSequenceError, InvalidProducerEpochError: see above.
             DiskFullError, DurabilityUnknownError, LogFailedError, ReadOnlyLogError:
                 as for append().

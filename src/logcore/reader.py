@@ -449,8 +449,8 @@ class LogReader:
         partition, offset, timestamp, key, value and headers.
 
         Raises:
-            InvalidConfigError: a column does not exist. Other errors are those of
-            read().
+            InvalidConfigError: a column does not exist.
+            LogcoreError: the same as for read().
         """
         return Scan([span_of(self, start, end, isolation)], columns)
 

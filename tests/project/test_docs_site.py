@@ -27,8 +27,7 @@ def test_the_site_is_built_in_strict_mode(tmp_path: Path) -> None:
         "-m",
         "mkdocs",
         "build",
-        "--strict",
-        "--quiet",
+        "--strict",  # with --quiet, mkdocs would count no warnings
         "--site-dir",
         str(tmp_path),
     ]
