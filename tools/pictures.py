@@ -469,7 +469,7 @@ def batch() -> str:
         ("key", 66),
         ("value length", 86),
         ("value", 110),
-        ("headers", 88),
+        ("headers", 96),
     ]
     at_x = 64.0
     for name, wide in parts:
