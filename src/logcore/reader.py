@@ -19,7 +19,7 @@ import operator
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -328,6 +328,52 @@ class LogReader:
             offset=offset,
             expected=f"below {self._state.visible}",
         )
+
+    def __iter__(self) -> Iterator[Record]:
+        """Iterate over all records up to the high watermark, like read()."""
+        return self.read(self.log_start_offset)
+
+    @overload
+    def __getitem__(self, place: int) -> Record: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[Record]: ...
+    def __getitem__(self, place: int | slice) -> Record | list[Record]:
+        """Return the record at an offset, or the records in a range of offsets.
+
+        A negative offset counts from the high watermark, so log[-1] is the newest record
+        unless it was compacted or is a marker. A slice is limited to the log, like one of
+        a list, and has no step.
+
+        Raises:
+            OffsetOutOfRangeError: there is no record at this offset. The error names the
+                next one, if compaction or a marker left a gap.
+            InvalidConfigError: the slice has a step.
+        """
+        start, high_watermark = self.log_start_offset, self.high_watermark
+        if isinstance(place, slice):
+            if place.step not in (None, 1):
+                raise InvalidConfigError(
+                    "a slice of a log has no step", found=place.step
+                )
+            first, stop, _ = place.indices(high_watermark)
+            first = max(first, start)
+            if first >= stop:
+                return []
+            return list(self.read(first, stop))
+        offset = operator.index(place)
+        if offset < 0:
+            offset += high_watermark
+        found = self.get(offset)
+        if found.offset != offset:
+            raise OffsetOutOfRangeError(
+                "there is no record at this offset, because compaction or a marker left "
+                "a gap; get() returns the next one",
+                path=self.path,
+                offset=offset,
+                expected=f"an offset such as {found.offset}",
+                found=offset,
+            )
+        return found
 
     def batches(
         self, start: int, end: int | None = None, *, max_bytes: int | None = None
