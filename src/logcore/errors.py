@@ -57,12 +57,14 @@
     │   ├── RegistryUnavailableError  the server does not answer; the outcome is unknown   (retriable)
     │   ├── CorruptRegistryError      a file of the registry is damaged, or not the registry's
     │   └── UnsupportedRegistryError  a file of a newer version
-    ├── ShippingError             records cannot be shipped to a remote cluster, or mirrored from one
+    ├── ShippingError             records cannot be shipped to a cluster or a table, or mirrored from a cluster
     │   ├── RemoteUnavailableError    the cluster does not answer; the outcome is unknown          (retriable)
     │   ├── RemoteTopicError          a topic there is missing, too small, or may not be used
     │   ├── RecordRefusedError        a record that the other side does not take
-    │   ├── ShippingGapError          records were deleted before they were shipped or mirrored
-    │   └── DivergedError             the two sides do not hold the same any more
+    │   ├── ShippingGapError          records were deleted before they were shipped, mirrored or exported
+    │   ├── DivergedError             the two sides do not hold the same any more
+    │   ├── LakeTableError            a table cannot be written, or is not the export of this topic
+    │   └── CommitConflictError       another writer committed to a table first                    (retriable)
     └── MissingDependencyError    an optional package is needed; the message names the extra
 
 Rules:
@@ -556,7 +558,9 @@ class UnsupportedRegistryError(RegistryError):
 
 
 class ShippingError(LogcoreError):
-    """Root of the errors of forwarding and mirroring (logcore.shipping)."""
+    """Root of the errors of forwarding and mirroring (logcore.shipping), and of exports
+    to tables (logcore.lake).
+    """
 
 
 class RemoteUnavailableError(ShippingError):
@@ -580,13 +584,25 @@ class RecordRefusedError(ShippingError):
 
 
 class ShippingGapError(ShippingError):
-    """Records were deleted before they were shipped or mirrored."""
+    """Records were deleted before they were shipped, mirrored or exported."""
 
 
 class DivergedError(ShippingError):
     """The two sides do not hold the same any more: one was cut, lost records, or is
     another topic of that name.
     """
+
+
+class LakeTableError(ShippingError):
+    """An Iceberg or Delta table cannot be read or written, or is not the export of this
+    topic with this layout.
+    """
+
+
+class CommitConflictError(ShippingError):
+    """Another writer committed to the table first. This commit stored no rows."""
+
+    retriable = True
 
 
 class MissingDependencyError(LogcoreError):

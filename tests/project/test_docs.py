@@ -36,10 +36,12 @@ NEEDED = (
     "aiokafka",
     "click",
     "confluent_kafka",
+    "deltalake",
     "duckdb",
     "kafka",
     "polars",
     "pyarrow",
+    "pyiceberg",
 )
 
 

@@ -1,5 +1,5 @@
 """`logcore export`: write the records of a partition or topic to one Parquet, Arrow, CSV
-or NDJSON file.
+or NDJSON file, or the new records of a topic to an Iceberg or Delta table.
 
 Rules:
 - The file is renamed to its final name when it is complete and durable. An interrupted
@@ -9,7 +9,7 @@ Rules:
 - NDJSON has the format of the output of `read` and the input of `append --format ndjson`.
 
 The columns are topic, partition, offset, timestamp, key, value and headers, as in a scan
-of a topic.
+of a topic. Tables are written by logcore.lake, through cli/lake.py.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from logcore.cli.arguments import (
 )
 from logcore.cli.arrow import batches_of, grouped, schema_of
 from logcore.cli.filters import Where, where_option
+from logcore.cli.lake import KINDS, TableArguments, export_to_table, table_options
 from logcore.cli.options import directory_argument, fail, json_option
 from logcore.cli.terminal import Lines, progress, size_text, to_json, wants_json
 from logcore.format.columns import TOPIC_COLUMNS
@@ -51,10 +52,10 @@ _GROUP_BYTES: Final = 64 << 20
 @click.option(
     "--to",
     "target",
-    metavar="FILE",
+    metavar="FILE|iceberg|delta",
     required=True,
-    type=click.Path(dir_okay=False),
-    help="File to write: .parquet, .arrow, .csv or .ndjson.",
+    type=click.Path(),
+    help="File to write: .parquet, .arrow, .csv or .ndjson. Or the format of a table, with --table.",
 )
 @from_option
 @click.option(
@@ -73,6 +74,7 @@ _GROUP_BYTES: Final = 64 << 20
     help="Keys and values as text in .parquet and .arrow, as in .csv.",
 )
 @click.option("--force", is_flag=True, help="Replace FILE if it exists.")
+@table_options
 @json_option
 def export(
     directory: str,
@@ -85,9 +87,10 @@ def export(
     is_text: bool,
     force: bool,
     as_json: bool,
+    **table: Any,
 ) -> None:
-    """Write the records of a partition or topic to a file; its suffix selects the
-    format.
+    """Write the records of a partition or topic to a file, or the new records of a topic
+    to a table. The suffix of the file selects the format.
 
     \b
     .parquet         columns topic, partition, offset, timestamp, key, value, headers; .arrow has the same
@@ -95,11 +98,50 @@ def export(
     .ndjson, .jsonl  one record per line, as `logcore read` prints it and `append --format ndjson` reads it
 
     DIR, TOPIC, --from and --where work as in `logcore read`, and --until works as --to.
+
+    \b
+    --to delta --table PATH|URL                           a Delta table; --option NAME=VALUE is for its storage
+    --to iceberg --table NAMESPACE.NAME --warehouse DIR   an Iceberg table in a catalog in DIR
+    --to iceberg --table NAMESPACE.NAME --catalog NAME    ... in a catalog of pyiceberg's configuration
+
+    A table is created if it is missing. Each run continues where the previous one ended,
+    and exports committed records only. The commands need the extra lake.
     """
+    context = click.get_current_context()
+    if target in KINDS:
+        if force:
+            raise click.BadParameter("is for files", param_hint="'--force'")
+        if _is_given(context, "isolation") and isolation != "read_committed":
+            raise click.BadParameter(
+                "only committed records are exported to a table",
+                param_hint="'--isolation'",
+            )
+        arguments = TableArguments(kind=target, **table)
+        span = [
+            place if _is_given(context, name) else None
+            for name, place in (("start", start), ("end", end))
+        ]
+        export_to_table(
+            directory,
+            topic,
+            arguments,
+            start=span[0],
+            end=span[1],
+            where=Where.parse(conditions),
+            is_text=is_text,
+            as_json=as_json,
+        )
+        return
+    given = [name for name in table if _is_given(context, name)]
+    if given:
+        raise click.BadParameter(
+            f"is for tables: {', '.join(KINDS)}",
+            param_hint=f"'--{given[0].replace('_', '-')}'",
+        )
     write = _WRITERS.get(os.path.splitext(target)[1].lower())
     if write is None:
         raise click.BadParameter(
-            f"expected a suffix of {', '.join(_WRITERS)}, found {target!r}",
+            f"expected a suffix of {', '.join(_WRITERS)}, or {' or '.join(KINDS)}, found {target!r}",
             param_hint="'--to'",
         )
     if os.path.exists(target) and not force:
@@ -144,6 +186,11 @@ def export(
             )
     else:
         click.echo(f"{count:,} records written to {target} ({size_text(size_bytes)})")
+
+
+def _is_given(context: click.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is click.core.ParameterSource.COMMANDLINE
 
 
 def _sync(path: str) -> None:

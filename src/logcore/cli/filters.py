@@ -205,13 +205,18 @@ class Where:
             return cls(tuple(map(Condition.parse, texts)))
         return None
 
-    def select(self, columns: RecordColumns) -> RecordColumns:
-        """Return the rows that pass; the bytes are not copied."""
+    def rows(self, columns: RecordColumns) -> _Rows:
+        """Return a mask of the rows that pass."""
         passing = self.conditions[0].rows(columns)
         for condition in self.conditions[1:]:
             if not passing.any():
                 break
             passing &= condition.rows(columns)
+        return passing
+
+    def select(self, columns: RecordColumns) -> RecordColumns:
+        """Return the rows that pass; the bytes are not copied."""
+        passing = self.rows(columns)
         if passing.all():
             return columns
         return columns[passing]

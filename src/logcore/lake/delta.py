@@ -1,0 +1,184 @@
+"""A Delta table as the target of an export, through the package deltalake (delta-rs).
+
+The progress is stored as transaction identifiers (`txn`), three for each partition:
+
+    logcore/<partition>/next      the next offset
+    logcore/<partition>/last      the offset of the last exported record
+    logcore/<partition>/crc       the CRC-32 of that record, see witness_of()
+
+Rules:
+- delta-rs refuses a commit if a concurrent commit has one of its identifiers. So two
+  exports cannot store the same rows, also if delta-rs retries a commit.
+- RESTORE keeps the identifiers. A table that was restored is therefore refused.
+
+deltalake is imported in the functions that use it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Generator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from logcore.distribution import install_command
+from logcore.errors import (
+    CommitConflictError,
+    LakeTableError,
+    MissingDependencyError,
+)
+from logcore.lake.rules import ExportProgress
+from logcore.lake.target import TableOwner, TableState, conformed, owner_of
+from logcore.shipping.forward_rules import witnessed_offset
+
+if TYPE_CHECKING:
+    import pyarrow
+
+_RESTORE: Final = "RESTORE"
+
+
+class DeltaTarget:
+    """The Delta table at a path or URL.
+
+    storage: options of the storage, such as AWS_ENDPOINT_URL, as deltalake takes them.
+
+    Raises:
+        MissingDependencyError: deltalake is not installed.
+    """
+
+    needs_day_column = True
+
+    def __init__(
+        self,
+        table: str | os.PathLike[str],
+        *,
+        storage: Mapping[str, str] | None = None,
+    ) -> None:
+        self.name = os.fspath(table)
+        self._storage = dict(storage or {})
+        self._deltalake = _deltalake()
+        self._table: Any = None
+        self._schema: pyarrow.Schema | None = None
+
+    def load(self, partitions: Sequence[int]) -> TableState | None:
+        deltalake = self._deltalake
+        with self._errors("read"):
+            try:
+                table = deltalake.DeltaTable(self.name, storage_options=self._storage)
+            except deltalake.exceptions.TableNotFoundError:
+                return None
+            schema = _arrow_schema(table)
+            owner = owner_of(table.metadata().configuration, self.name)
+            progress = {}
+            for number in partitions:
+                found = _progress(table, number)
+                if found is not None:
+                    progress[number] = found
+            if progress:
+                self._check_history(table)
+        self._table = table
+        self._schema = schema
+        return TableState(owner, schema, progress)
+
+    def create(self, schema: pyarrow.Schema, owner: TableOwner) -> None:
+        with self._errors("create"):
+            try:
+                self._deltalake.DeltaTable.create(
+                    self.name,
+                    schema,
+                    mode="ignore",
+                    partition_by=owner.layout.partition_column or None,
+                    configuration=owner.as_properties(),
+                    raise_if_key_not_exists=False,
+                    storage_options=self._storage,
+                )
+            except self._deltalake.exceptions.CommitFailedError:
+                pass  # another process has created it at the same time
+
+    def commit(
+        self, rows: pyarrow.Table, progress: Mapping[int, ExportProgress]
+    ) -> None:
+        deltalake = self._deltalake
+        transactions = []
+        for number, one in progress.items():
+            for name, version in _versions(one).items():
+                transactions.append(
+                    deltalake.Transaction(f"logcore/{number}/{name}", version)
+                )
+        assert self._schema is not None, "load() comes first"
+        rows = conformed(rows, self._schema)
+        with self._errors("write"):
+            try:
+                deltalake.write_deltalake(
+                    self._table,
+                    rows,
+                    mode="append",
+                    schema_mode="merge",
+                    writer_properties=deltalake.WriterProperties(compression="ZSTD"),
+                    commit_properties=deltalake.CommitProperties(
+                        app_transactions=transactions
+                    ),
+                )
+            except deltalake.exceptions.CommitFailedError as error:
+                raise CommitConflictError(
+                    f"another writer committed to the table: {error}", path=self.name
+                ) from error
+        self._schema = rows.schema
+
+    def _check_history(self, table: Any) -> None:
+        """Raise LakeTableError if the table was restored after the last export."""
+        for commit in table.history(limit=100):
+            if commit.get("operation") == _RESTORE:
+                raise LakeTableError(
+                    "the table was restored to an earlier version, and its progress belongs to the newer one: "
+                    "export the topic to a new table",
+                    path=self.name,
+                )
+
+    @contextlib.contextmanager
+    def _errors(self, verb: str) -> Generator[None, None, None]:
+        try:
+            yield
+        except (self._deltalake.exceptions.DeltaError, OSError, ValueError) as error:
+            raise LakeTableError(
+                f"cannot {verb} the Delta table: {error}", path=self.name
+            ) from error
+
+
+def _deltalake() -> Any:
+    try:
+        import deltalake
+        import deltalake.exceptions  # pyright: ignore[reportUnusedImport]
+        import pyarrow  # noqa: F401  # pyright: ignore[reportUnusedImport]
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"Delta tables need deltalake and pyarrow: {install_command('lake')}"
+        ) from error
+    return deltalake
+
+
+def _arrow_schema(table: Any) -> pyarrow.Schema:
+    import pyarrow as pa
+
+    return pa.schema(table.schema().to_arrow())
+
+
+def _versions(one: ExportProgress) -> dict[str, int]:
+    versions = {"next": one.next_offset}
+    offset = witnessed_offset(one.witness)
+    if offset is not None:
+        versions["last"] = offset
+        versions["crc"] = int(one.witness.partition(":")[2], 16)
+    return versions
+
+
+def _progress(table: Any, number: int) -> ExportProgress | None:
+    next_offset = table.transaction_version(f"logcore/{number}/next")
+    if next_offset is None:
+        return None
+    last = table.transaction_version(f"logcore/{number}/last")
+    crc = table.transaction_version(f"logcore/{number}/crc")
+    witness = ""
+    if last is not None and crc is not None:
+        witness = f"{last}:{crc:08x}"
+    return ExportProgress(next_offset, witness)

@@ -1,0 +1,214 @@
+"""Rows of a table: records as Arrow columns, with a column that partitions the table.
+
+The columns are partition, offset, timestamp, timestamp_type, key, value and headers. Keys
+and values are binary or text. The formats of tables have microseconds, so `timestamp` has
+them too.
+
+Rules:
+- A text is decoded as UTF-8. A key or value that is not UTF-8 is refused, because its
+  bytes could not be restored from the text.
+- `timestamp_type` is 0 for CreateTime, 1 for LogAppendTime and -1 for none.
+
+pyarrow is imported in the functions that use it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from logcore.errors import InvalidTimestampError, RecordRefusedError
+from logcore.format.columns import RecordColumns
+from logcore.lake.target import TableLayout
+
+if TYPE_CHECKING:
+    import pyarrow
+
+#: The greatest time in milliseconds that 64 bits of microseconds can hold.
+_MS_MAX: Final = (2**63 - 1) // 1000
+#: The first and the last day that Python, Spark and DuckDB can show: years 1 to 9999.
+_DAY_MS: Final = 86_400_000
+
+
+def record_schema(layout: TableLayout, *, needs_day_column: bool) -> pyarrow.Schema:
+    """Return the columns of a table before any columns of values."""
+    import pyarrow as pa
+
+    kinds = {"bytes": pa.binary(), "text": pa.string()}
+    fields = [
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("timestamp", pa.timestamp("us", "UTC")),
+        ("timestamp_type", pa.int32()),
+        ("key", kinds[layout.key]),
+    ]
+    if layout.value in kinds:
+        fields.append(("value", kinds[layout.value]))
+    pair = pa.struct([("key", pa.string()), ("value", kinds[layout.key])])
+    fields.append(("headers", pa.list_(pair)))
+    if layout.header_name is not None:
+        fields.append((layout.partition_column, pa.string()))
+    elif layout.partition_by == "day" and needs_day_column:
+        fields.append(("day", pa.date32()))
+    return pa.schema(fields)
+
+
+class RowBuilder:
+    """Collects the rows of one commit.
+
+    Attributes:
+        schema: the columns of the rows.
+        row_count: the number of collected rows.
+        size_bytes: their size in Arrow's format.
+    """
+
+    def __init__(self, layout: TableLayout, schema: pyarrow.Schema) -> None:
+        self.schema = schema
+        self.row_count = 0
+        self.size_bytes = 0
+        self._layout = layout
+        self._batches: list[pyarrow.RecordBatch] = []
+
+    def add(
+        self,
+        partition: int,
+        columns: RecordColumns,
+        timestamp_types: npt.NDArray[np.int32],
+    ) -> None:
+        """Add records of one partition. `timestamp_types` has shape (rows,).
+
+        Raises:
+            RecordRefusedError: a key or value is no text.
+            InvalidTimestampError: a timestamp does not fit the table.
+        """
+        import pyarrow as pa
+
+        rows = len(columns)
+        arrays: dict[str, Any] = {
+            "partition": pa.array(np.full(rows, partition, np.int32)),
+            "offset": pa.array(columns.offsets),
+            "timestamp": _microseconds(columns),
+            "timestamp_type": pa.array(timestamp_types),
+            "key": columns.arrow_array("key"),
+            "headers": columns.arrow_array("headers"),
+        }
+        if self._layout.key == "text":
+            arrays["key"] = _text(arrays["key"], "key", columns)
+            arrays["headers"] = _text_headers(arrays["headers"], columns)
+        if "value" in self.schema.names:
+            arrays["value"] = columns.arrow_array("value")
+            if self._layout.value == "text":
+                arrays["value"] = _text(arrays["value"], "value", columns)
+        name = self._layout.header_name
+        if name is not None:
+            arrays[self._layout.partition_column] = _header_values(columns, name)
+        elif "day" in self.schema.names:
+            arrays["day"] = _days(columns)
+        batch = pa.RecordBatch.from_arrays(
+            [arrays[field.name] for field in self.schema], schema=self.schema
+        )
+        self._batches.append(batch)
+        self.row_count += rows
+        self.size_bytes += batch.nbytes
+
+    def take(self) -> pyarrow.Table:
+        """Return the collected rows, and begin again without rows."""
+        import pyarrow as pa
+
+        table = pa.Table.from_batches(self._batches, self.schema)
+        self._batches = []
+        self.row_count = 0
+        self.size_bytes = 0
+        return table
+
+
+def _microseconds(columns: RecordColumns) -> Any:
+    import pyarrow as pa
+
+    times = columns.timestamps_ms
+    late = np.abs(times) > _MS_MAX
+    if late.any():
+        row = int(late.argmax())
+        raise InvalidTimestampError(
+            "the record's time does not fit the microseconds of a table",
+            offset=int(columns.offsets[row]),
+            expected=f"at most {_MS_MAX} ms",
+            found=int(times[row]),
+        )
+    return pa.array(times * 1000, pa.timestamp("us", "UTC"), mask=times == -1)
+
+
+def _days(columns: RecordColumns) -> Any:
+    import pyarrow as pa
+
+    times = columns.timestamps_ms
+    days = (times // _DAY_MS).astype(np.int32)
+    return pa.array(days, pa.date32(), mask=times == -1)
+
+
+def _text(array: Any, what: str, columns: RecordColumns) -> Any:
+    import pyarrow as pa
+
+    try:
+        return array.cast(pa.string())
+    except pa.ArrowInvalid as error:
+        for row, piece in enumerate(array.to_pylist()):
+            piece = piece or b""
+            try:
+                piece.decode()
+            except UnicodeDecodeError:
+                raise RecordRefusedError(
+                    f"the {what} is not UTF-8: export bytes instead of text to a new table",
+                    offset=int(columns.offsets[row]),
+                    found=repr(piece[:40]),
+                ) from error
+        raise AssertionError("one of the pieces is not UTF-8") from error
+
+
+def _text_headers(array: Any, columns: RecordColumns) -> Any:
+    import pyarrow as pa
+
+    values = array.values.field("value")
+    try:
+        texts = values.cast(pa.string())
+    except pa.ArrowInvalid as error:
+        for row, pairs in enumerate(array.to_pylist()):
+            for pair in pairs:
+                value = pair["value"] or b""
+                try:
+                    value.decode()
+                except UnicodeDecodeError:
+                    raise RecordRefusedError(
+                        f"the header {pair['key']!r} is not UTF-8: export bytes instead of text to a new table",
+                        offset=int(columns.offsets[row]),
+                        found=repr(value[:40]),
+                    ) from error
+        raise AssertionError("one of the headers is not UTF-8") from error
+    pairs = pa.StructArray.from_arrays(
+        [array.values.field("key"), texts], ["key", "value"]
+    )
+    return pa.ListArray.from_arrays(array.offsets, pairs)
+
+
+def _header_values(columns: RecordColumns, name: str) -> Any:
+    """Return the first header of this name of each record as text, null if none."""
+    import pyarrow as pa
+
+    values: list[str | None] = [None] * len(columns)
+    for row in np.flatnonzero(columns.header_counts).tolist():
+        for header, value in columns.headers(row):
+            if header != name:
+                continue
+            try:
+                if value is not None:
+                    values[row] = value.decode()
+            except UnicodeDecodeError as error:
+                raise RecordRefusedError(
+                    f"the header {name!r} is not UTF-8 and cannot name a partition of the table",
+                    offset=int(columns.offsets[row]),
+                    found=repr((value or b"")[:40]),
+                ) from error
+            break
+    return pa.array(values, pa.string())

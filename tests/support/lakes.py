@@ -1,0 +1,122 @@
+"""Tables of both formats for the tests of logcore.lake, and exports in processes of
+their own that are killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import logcore
+from logcore import lake
+from logcore.errors import CommitConflictError
+
+TOPIC = "orders"
+PARTITIONS = 3
+#: Small, so that an export of a few hundred records has a dozen commits.
+COMMIT_BYTES = 2_000
+KINDS = ("delta", "iceberg")
+
+
+def target(kind: str, place: Path, name: str = "orders") -> Any:
+    """A table below a directory."""
+    if kind == "delta":
+        return lake.DeltaTarget(place / name)
+    return lake.IcebergTarget(f"shop.{name}", catalog=lake.local_catalog(place))
+
+
+def rows_of(kind: str, place: Path, name: str = "orders") -> Any:
+    """All rows of a table as an Arrow table, read by the library of its format, in the
+    order of partition and offset.
+    """
+    if kind == "delta":
+        import deltalake
+
+        found = deltalake.DeltaTable(place / name).to_pyarrow_table()
+    else:
+        found = lake.local_catalog(place).load_table(f"shop.{name}").scan().to_arrow()
+    return found.sort_by([("partition", "ascending"), ("offset", "ascending")])
+
+
+def offsets_of(kind: str, place: Path, name: str = "orders") -> list[tuple[int, int]]:
+    """Partition and offset of each row of a table."""
+    found = rows_of(kind, place, name)
+    columns = (found.column("partition"), found.column("offset"))
+    return list(zip(*(column.to_pylist() for column in columns), strict=True))
+
+
+def committed_offsets(logdir: logcore.LogDir) -> list[tuple[int, int]]:
+    """Partition and offset of each committed record of the topic."""
+    return [
+        (record.partition, record.offset)
+        for record in logdir.topic(TOPIC).read(isolation="read_committed")
+    ]
+
+
+def fill(logdir: logcore.LogDir, count: int, first: int = 0) -> None:
+    """Append records to all partitions; every fourth dozen is an aborted transaction, and
+    every other one is committed.
+    """
+    producer = logdir.producer(transactional_id="writer", threaded=False)
+    producer.init_transactions()
+    for at in range(first, first + count, 12):
+        producer.begin_transaction()
+        for n in range(at, at + 12):
+            producer.send(
+                TOPIC,
+                b"value %d" % n,
+                key=b"key %d" % n,
+                partition=n % PARTITIONS,
+                headers=[("source", b"web")] if n % 2 else [],
+                timestamp_ms=1_700_000_000_000 + n * 3_600_000,
+            )
+        producer.flush()
+        if at // 12 % 4 == 3:
+            producer.abort_transaction()
+        else:
+            producer.commit_transaction()
+    producer.close()
+
+
+def export(kind: str, data: Path, place: Path, die_at: int = 0) -> None:
+    """Run an export in this process, which kills itself at the given call of a function.
+
+    With 0 it does not. A conflict with another export ends the process with status 3.
+    """
+    if die_at:
+        left = die_at
+
+        def count(*_: object) -> None:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        threading.setprofile(count)
+        sys.setprofile(count)
+    options = lake.ExportOptions(commit_bytes=COMMIT_BYTES)
+    with (
+        logcore.open_dir(data, read_only=True) as logdir,
+        contextlib.ExitStack() as stack,
+    ):
+        stack.callback(sys.setprofile, None)
+        stack.callback(threading.setprofile, None)
+        try:
+            lake.export(logdir, TOPIC, target(kind, place), options)
+        except CommitConflictError:
+            sys.exit(3)
+
+
+def processes() -> Any:
+    """A multiprocessing context whose processes start with all imports done."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(
+        ["support.lakes", "deltalake", "pyiceberg.catalog.sql", "pyiceberg.io.pyarrow"]
+    )
+    return context
