@@ -6,6 +6,7 @@ This module parses arguments and prints; logcore.lake exports.
 from __future__ import annotations
 
 import contextlib
+import json
 import time
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
@@ -52,6 +53,24 @@ _OPTIONS: Final = (
         help="Partition the table by the day of the timestamp, or by a header.",
     ),
     click.option(
+        "--value",
+        type=click.Choice(["json", "avro"]),
+        help="The fields of values as columns: values are JSON objects or Avro records.",
+    ),
+    click.option(
+        "--schema",
+        "schemas",
+        metavar="[ID=]FILE",
+        multiple=True,
+        help="Avro schema of the values. With ID: of the values with this id of a schema registry; repeatable.",
+    ),
+    click.option(
+        "--on-error",
+        type=click.Choice(["fail", "text"]),
+        default="fail",
+        help="A value that does not fit the columns ends the export, or is stored in the column value_text.",
+    ),
+    click.option(
         "--on-gap",
         type=click.Choice(["fail", "skip"]),
         default="fail",
@@ -77,6 +96,9 @@ class TableArguments:
     catalog: str | None
     option: tuple[str, ...]
     partition_by: str
+    value: str | None
+    schemas: tuple[str, ...]
+    on_error: str
     on_gap: Any
 
 
@@ -102,10 +124,12 @@ def export_to_table(
             "a table holds all partitions of a topic: write DIR TOPIC",
             param_hint="'TOPIC'",
         )
+    plain = "text" if is_text else "bytes"
     layout = lake.TableLayout(
-        value="text" if is_text else "bytes",
-        key="text" if is_text else "bytes",
+        value=arguments.value or plain,
+        key=plain,
         partition_by=arguments.partition_by,
+        on_error=arguments.on_error,
     )
     target = _target(arguments)
     with contextlib.ExitStack() as stack:
@@ -117,6 +141,7 @@ def export_to_table(
             start={} if start is None else source.places(start, now_ms),
             end={} if end is None else source.places(end, now_ms),
             on_gap=arguments.on_gap,
+            schemas=dict(map(_schema, arguments.schemas)),
             select=None if where is None else where.rows,
             on_progress=_Bar(stack).show,
         )
@@ -129,6 +154,22 @@ def export_to_table(
         f"{report.record_count:,} records exported to {arguments.kind} table {report.table} "
         f"in {report.commit_count:,} commits"
     )
+
+
+def _schema(text: str) -> tuple[int | None, Any]:
+    """Parse [ID=]FILE, and the JSON in the file."""
+    number, sign, path = text.partition("=")
+    if not (sign and number.isascii() and number.isdigit()):
+        number, path = "", text
+    with open(path, encoding="utf-8") as file:
+        try:
+            schema = json.load(file)
+        except ValueError as error:
+            raise click.BadParameter(
+                f"{path} is not an Avro schema in JSON: {error}",
+                param_hint="'--schema'",
+            ) from error
+    return (int(number) if number else None), schema
 
 
 class _Bar:

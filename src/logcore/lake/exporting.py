@@ -16,7 +16,7 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 import numpy as np
@@ -24,19 +24,34 @@ import numpy.typing as npt
 
 from logcore.errors import (
     CommitConflictError,
+    InvalidConfigError,
     LakeTableError,
     OffsetOutOfRangeError,
 )
 from logcore.format.columns import RecordColumns
 from logcore.kernels import Record
 from logcore.lake import rules
+from logcore.lake.avro import avro_format, fields_of_schemas
 from logcore.lake.rows import RowBuilder, record_schema
 from logcore.lake.rules import ExportProgress, LogBounds, OnGap
 from logcore.lake.target import LakeTarget, TableLayout, TableOwner, TableState
+from logcore.lake.types import Misfit, merged
+from logcore.lake.values import (
+    JSON,
+    TEXT_COLUMN,
+    ValueColumns,
+    ValueFormat,
+    column_of,
+    fields_of,
+    reserved_names,
+)
 from logcore.log import Log
 from logcore.logdir import LogDir
 from logcore.reader import typed_columns
 from logcore.shipping.forward_rules import witness_of, witnessed_offset
+
+if TYPE_CHECKING:
+    import pyarrow
 
 #: Size of the rows of one commit in Arrow's format, by default. A file is smaller.
 COMMIT_BYTES: Final = 128 << 20
@@ -73,6 +88,9 @@ class ExportOptions:
             stable offset.
         on_gap: "skip" continues at the log start if records were deleted before they
             were exported.
+        schemas: Avro schemas as parsed JSON. For values in JSON, None: SCHEMA defines
+            columns. For values in Avro, None: SCHEMA decodes plain values, and ID: SCHEMA
+            decodes values with that id of a schema registry.
         select: returns the records to export. The others count as exported.
         commit_bytes: size of the rows of one commit in Arrow's format.
         on_progress: called with the number of offsets that were read, and the total. The
@@ -83,6 +101,7 @@ class ExportOptions:
     start: Mapping[int, int] = attrs.Factory(dict)
     end: Mapping[int, int] = attrs.Factory(dict)
     on_gap: OnGap = "fail"
+    schemas: Mapping[int | None, Any] = attrs.Factory(dict)
     select: Callable[[RecordColumns], npt.NDArray[np.bool_]] | None = None
     commit_bytes: int = COMMIT_BYTES
     on_progress: Callable[[int, int], None] | None = None
@@ -98,6 +117,10 @@ class _Export:
         self._topic = topic
         self._target = target
         self._options = options
+        self._format = _value_format(options)
+        self._record_schema = record_schema(
+            options.layout, needs_day_column=target.needs_day_column
+        )
         logdir.refresh()
         self._numbers = logdir.partitions(topic)
         self._topic_id = self._current_topic_id()
@@ -124,7 +147,9 @@ class _Export:
             max(0, ends[number] - starts[number]) for number in ends
         )
         self._report(0)
-        self._builder = RowBuilder(state.owner.layout, state.schema)
+        self._builder = RowBuilder(
+            self._options.layout, self._record_schema, self._value_columns(state)
+        )
         for number, log in logs.items():
             self._export_partition(number, log, starts[number], ends[number])
         if self._pending:
@@ -148,8 +173,8 @@ class _Export:
         layout = self._options.layout
         state = target.load(self._numbers)
         if state is None:
-            schema = record_schema(layout, needs_day_column=target.needs_day_column)
-            target.create(schema, TableOwner(self._topic, self._topic_id, layout))
+            owner = TableOwner(self._topic, self._topic_id, layout)
+            target.create(self._first_schema(), owner)
             state = target.load(self._numbers)
         if state is None:
             raise LakeTableError("the table was deleted", path=target.name)
@@ -168,6 +193,43 @@ class _Export:
                 found=_named(state.owner.layout, layout),
             )
         return state
+
+    def _first_schema(self) -> pyarrow.Schema:
+        """Return the columns with which the table is created."""
+        import pyarrow as pa
+
+        schema = self._record_schema
+        if self._format is None:
+            return schema
+        if self._options.layout.on_error == "text":
+            schema = schema.append(pa.field(TEXT_COLUMN, pa.string()))
+        reserved = reserved_names(self._record_schema.names)
+        for field in fields_of_schemas(self._options.schemas).fields:
+            name = column_of(field.name, reserved)
+            schema = schema.append(pa.field(name, field.type))
+        return schema
+
+    def _value_columns(self, state: TableState) -> ValueColumns | None:
+        """Return the collector of values, None if values are one column.
+
+        Raises:
+            InvalidConfigError: the given schema does not fit the table.
+        """
+        if self._format is None:
+            return None
+        reserved = reserved_names(self._record_schema.names)
+        held = fields_of(state.schema, reserved)
+        try:
+            fields = merged(held, fields_of_schemas(self._options.schemas), held)
+        except Misfit as error:
+            raise InvalidConfigError(
+                f"the schema does not fit the table: field {error.path!r}: {error.reason}",
+                expected=error.expected,
+                found=error.found,
+            ) from error
+        return ValueColumns(
+            self._format, reserved, fields, self._options.layout.on_error
+        )
 
     def _start(self, number: int, log: Log) -> int:
         """Return the offset at which a partition begins.
@@ -209,7 +271,7 @@ class _Export:
                 columns = columns[passing]
                 types = types[passing]
             if len(columns):
-                self._builder.add(number, columns, types)
+                self._builder.add(number, columns, types, log.path)
             self._pending[number] = ExportProgress(last + 1, witness)
             self._report(last + 1 - at)
             at = last + 1
@@ -308,6 +370,26 @@ class _Export:
         if self._options.on_progress is not None:
             self._offsets_done += offsets
             self._options.on_progress(self._offsets_done, self._offsets_total)
+
+
+def _value_format(options: ExportOptions) -> ValueFormat | None:
+    """Return the format of values that have columns.
+
+    Raises:
+        InvalidConfigError: the layout is invalid, or a schema is.
+        MissingDependencyError: a package is not installed.
+    """
+    layout = options.layout
+    layout.check()
+    if layout.value == "avro":
+        return avro_format(options.schemas)
+    if layout.value == "json":
+        return JSON
+    if options.schemas:
+        raise InvalidConfigError(
+            "a schema is for values as columns: value='json' or 'avro' (--value)"
+        )
+    return None
 
 
 def export(

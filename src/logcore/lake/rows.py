@@ -22,13 +22,13 @@ import numpy.typing as npt
 from logcore.errors import InvalidTimestampError, RecordRefusedError
 from logcore.format.columns import RecordColumns
 from logcore.lake.target import TableLayout
+from logcore.lake.values import ValueColumns
 
 if TYPE_CHECKING:
     import pyarrow
 
 #: The greatest time in milliseconds that 64 bits of microseconds can hold.
 _MS_MAX: Final = (2**63 - 1) // 1000
-#: The first and the last day that Python, Spark and DuckDB can show: years 1 to 9999.
 _DAY_MS: Final = 86_400_000
 
 
@@ -56,31 +56,41 @@ def record_schema(layout: TableLayout, *, needs_day_column: bool) -> pyarrow.Sch
 
 
 class RowBuilder:
-    """Collects the rows of one commit.
+    """Collects the rows of one commit after the other.
 
-    Attributes:
-        schema: the columns of the rows.
-        row_count: the number of collected rows.
-        size_bytes: their size in Arrow's format.
+    schema: the columns of the records. values: collects the columns of values, None if
+    the values are one column of `schema`.
     """
 
-    def __init__(self, layout: TableLayout, schema: pyarrow.Schema) -> None:
-        self.schema = schema
-        self.row_count = 0
-        self.size_bytes = 0
+    def __init__(
+        self, layout: TableLayout, schema: pyarrow.Schema, values: ValueColumns | None
+    ) -> None:
         self._layout = layout
+        self._schema = schema
+        self._values = values
         self._batches: list[pyarrow.RecordBatch] = []
+        self._size_bytes = 0
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of the collected rows in Arrow's format."""
+        if self._values is None:
+            return self._size_bytes
+        return self._size_bytes + self._values.size_bytes
 
     def add(
         self,
         partition: int,
         columns: RecordColumns,
         timestamp_types: npt.NDArray[np.int32],
+        path: str,
     ) -> None:
-        """Add records of one partition. `timestamp_types` has shape (rows,).
+        """Add records of one partition, of the log at `path`.
+
+        `timestamp_types` has shape (rows,).
 
         Raises:
-            RecordRefusedError: a key or value is no text.
+            RecordRefusedError: a key or value is no text, or does not fit the columns.
             InvalidTimestampError: a timestamp does not fit the table.
         """
         import pyarrow as pa
@@ -89,42 +99,45 @@ class RowBuilder:
         arrays: dict[str, Any] = {
             "partition": pa.array(np.full(rows, partition, np.int32)),
             "offset": pa.array(columns.offsets),
-            "timestamp": _microseconds(columns),
+            "timestamp": _microseconds(columns, path),
             "timestamp_type": pa.array(timestamp_types),
             "key": columns.arrow_array("key"),
             "headers": columns.arrow_array("headers"),
         }
         if self._layout.key == "text":
-            arrays["key"] = _text(arrays["key"], "key", columns)
-            arrays["headers"] = _text_headers(arrays["headers"], columns)
-        if "value" in self.schema.names:
+            arrays["key"] = _text(arrays["key"], "key", columns, path)
+            arrays["headers"] = _text_headers(arrays["headers"], columns, path)
+        if "value" in self._schema.names:
             arrays["value"] = columns.arrow_array("value")
             if self._layout.value == "text":
-                arrays["value"] = _text(arrays["value"], "value", columns)
+                arrays["value"] = _text(arrays["value"], "value", columns, path)
         name = self._layout.header_name
         if name is not None:
-            arrays[self._layout.partition_column] = _header_values(columns, name)
-        elif "day" in self.schema.names:
+            arrays[self._layout.partition_column] = _header_values(columns, name, path)
+        elif "day" in self._schema.names:
             arrays["day"] = _days(columns)
         batch = pa.RecordBatch.from_arrays(
-            [arrays[field.name] for field in self.schema], schema=self.schema
+            [arrays[field.name] for field in self._schema], schema=self._schema
         )
+        if self._values is not None:
+            self._values.add(columns.values(), columns.offsets.tolist(), path)
         self._batches.append(batch)
-        self.row_count += rows
-        self.size_bytes += batch.nbytes
+        self._size_bytes += batch.nbytes
 
     def take(self) -> pyarrow.Table:
         """Return the collected rows, and begin again without rows."""
         import pyarrow as pa
 
-        table = pa.Table.from_batches(self._batches, self.schema)
+        table = pa.Table.from_batches(self._batches, self._schema)
+        if self._values is not None:
+            for name, column in self._values.take().items():
+                table = table.append_column(name, column)
         self._batches = []
-        self.row_count = 0
-        self.size_bytes = 0
+        self._size_bytes = 0
         return table
 
 
-def _microseconds(columns: RecordColumns) -> Any:
+def _microseconds(columns: RecordColumns, path: str) -> Any:
     import pyarrow as pa
 
     times = columns.timestamps_ms
@@ -133,6 +146,7 @@ def _microseconds(columns: RecordColumns) -> Any:
         row = int(late.argmax())
         raise InvalidTimestampError(
             "the record's time does not fit the microseconds of a table",
+            path=path,
             offset=int(columns.offsets[row]),
             expected=f"at most {_MS_MAX} ms",
             found=int(times[row]),
@@ -148,7 +162,7 @@ def _days(columns: RecordColumns) -> Any:
     return pa.array(days, pa.date32(), mask=times == -1)
 
 
-def _text(array: Any, what: str, columns: RecordColumns) -> Any:
+def _text(array: Any, what: str, columns: RecordColumns, path: str) -> Any:
     import pyarrow as pa
 
     try:
@@ -161,13 +175,14 @@ def _text(array: Any, what: str, columns: RecordColumns) -> Any:
             except UnicodeDecodeError:
                 raise RecordRefusedError(
                     f"the {what} is not UTF-8: export bytes instead of text to a new table",
+                    path=path,
                     offset=int(columns.offsets[row]),
                     found=repr(piece[:40]),
                 ) from error
         raise AssertionError("one of the pieces is not UTF-8") from error
 
 
-def _text_headers(array: Any, columns: RecordColumns) -> Any:
+def _text_headers(array: Any, columns: RecordColumns, path: str) -> Any:
     import pyarrow as pa
 
     values = array.values.field("value")
@@ -182,6 +197,7 @@ def _text_headers(array: Any, columns: RecordColumns) -> Any:
                 except UnicodeDecodeError:
                     raise RecordRefusedError(
                         f"the header {pair['key']!r} is not UTF-8: export bytes instead of text to a new table",
+                        path=path,
                         offset=int(columns.offsets[row]),
                         found=repr(value[:40]),
                     ) from error
@@ -192,7 +208,7 @@ def _text_headers(array: Any, columns: RecordColumns) -> Any:
     return pa.ListArray.from_arrays(array.offsets, pairs)
 
 
-def _header_values(columns: RecordColumns, name: str) -> Any:
+def _header_values(columns: RecordColumns, name: str, path: str) -> Any:
     """Return the first header of this name of each record as text, null if none."""
     import pyarrow as pa
 
@@ -207,6 +223,7 @@ def _header_values(columns: RecordColumns, name: str) -> Any:
             except UnicodeDecodeError as error:
                 raise RecordRefusedError(
                     f"the header {name!r} is not UTF-8 and cannot name a partition of the table",
+                    path=path,
                     offset=int(columns.offsets[row]),
                     found=repr((value or b"")[:40]),
                 ) from error

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import attrs
 
-from logcore.errors import LakeTableError
+from logcore.errors import InvalidConfigError, LakeTableError
 from logcore.lake.rules import ExportProgress
 
 if TYPE_CHECKING:
@@ -42,6 +42,28 @@ class TableLayout:
     key: str = "bytes"
     partition_by: str = ""
     on_error: str = "fail"
+
+    def check(self) -> None:
+        """Raise InvalidConfigError if a field has an unknown value."""
+        for name, found, known in (
+            ("value", self.value, ("bytes", "text", "json", "avro")),
+            ("key", self.key, ("bytes", "text")),
+            ("on_error", self.on_error, ("fail", "text")),
+        ):
+            if found not in known:
+                raise InvalidConfigError(
+                    name, expected=f"one of {', '.join(known)}", found=repr(found)
+                )
+        if self.on_error == "text" and self.value not in ("json", "avro"):
+            raise InvalidConfigError(
+                "on_error='text' (--on-error text) is for values as columns: value='json' or 'avro' (--value)"
+            )
+        if self.partition_by not in ("", "day") and not self.header_name:
+            raise InvalidConfigError(
+                "partition_by",
+                expected="day or header.NAME",
+                found=repr(self.partition_by),
+            )
 
     @property
     def header_name(self) -> str | None:
