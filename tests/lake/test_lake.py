@@ -457,3 +457,31 @@ def test_progress_reports_reach_the_total(
 def test_iceberg_table_needs_a_namespace(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfigError, match=r"shop\.orders"):
         lake.IcebergTarget("orders", catalog=lake.local_catalog(tmp_path))
+
+
+def test_duckdb_reads_the_table(
+    data: logcore.LogDir, tmp_path: Path, kind: str
+) -> None:
+    """Through Arrow: DuckDB's own extensions for the formats need a download."""
+    duckdb = pytest.importorskip("duckdb")
+    fill(data, 48)
+    lake.export(data, TOPIC, target(kind, tmp_path), SMALL)
+    if kind == "delta":
+        import deltalake
+
+        orders = deltalake.DeltaTable(tmp_path / "orders").to_pyarrow_dataset()
+    else:
+        table = lake.local_catalog(tmp_path).load_table("shop.orders")
+        orders = table.scan().to_arrow_batch_reader()
+    connection = duckdb.connect()
+    connection.register("orders", orders)
+    query = (
+        'select partition, count(*), max("offset") from orders group by 1 order by 1'
+    )
+    committed = committed_offsets(data)
+    wanted = []
+    for number in range(PARTITIONS):
+        offsets = [offset for one, offset in committed if one == number]
+        wanted.append((number, len(offsets), max(offsets)))
+    assert connection.execute(query).fetchall() == wanted
+    connection.close()

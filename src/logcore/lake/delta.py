@@ -34,7 +34,10 @@ from logcore.shipping.forward_rules import witnessed_offset
 if TYPE_CHECKING:
     import pyarrow
 
-_RESTORE: Final = "RESTORE"
+#: Key in the metadata of the commits of an export.
+_EXPORTED: Final = "logcore.export"
+#: The last commit of an export is usually among these. Otherwise all are read.
+_FEW_COMMITS: Final = 100
 
 
 class DeltaTarget:
@@ -116,7 +119,8 @@ class DeltaTarget:
                     schema_mode="merge",
                     writer_properties=deltalake.WriterProperties(compression="ZSTD"),
                     commit_properties=deltalake.CommitProperties(
-                        app_transactions=transactions
+                        custom_metadata={_EXPORTED: sorted(progress)},
+                        app_transactions=transactions,
                     ),
                 )
             except deltalake.exceptions.CommitFailedError as error:
@@ -127,13 +131,19 @@ class DeltaTarget:
 
     def _check_history(self, table: Any) -> None:
         """Raise LakeTableError if the table was restored after the last export."""
-        for commit in table.history(limit=100):
-            if commit.get("operation") == _RESTORE:
-                raise LakeTableError(
-                    "the table was restored to an earlier version, and its progress belongs to the newer one: "
-                    "export the topic to a new table",
-                    path=self.name,
-                )
+        for limit in (_FEW_COMMITS, None):
+            commits = table.history(limit)
+            for commit in commits:
+                if _EXPORTED in commit:
+                    return
+                if commit.get("operation") == "RESTORE":
+                    raise LakeTableError(
+                        "the table was restored to an earlier version, and its progress belongs to the newer one: "
+                        "export the topic to a new table",
+                        path=self.name,
+                    )
+            if len(commits) < _FEW_COMMITS:
+                return
 
     @contextlib.contextmanager
     def _errors(self, verb: str) -> Generator[None, None, None]:

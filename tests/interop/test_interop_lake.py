@@ -1,0 +1,95 @@
+"""Spark reads the Delta and Iceberg tables of an export, and compacts them while the
+export continues.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import logcore
+from logcore import lake
+from support.kafka_jvm import jars
+from support.lakes import KINDS, TOPIC, offsets_of, target
+from support.pyspark_versions import environment_of
+
+pytestmark = pytest.mark.interop
+
+#: The newest Spark that both formats support.
+SPARK = "4.0"
+JOB = Path(__file__).parents[1] / "support" / "lake_job.py"
+
+
+def run_spark(place: Path, mode: str) -> dict[str, list[Any]]:
+    folder = jars("lake.xml", "lake", "delta-spark_2.13")
+    names = ",".join(
+        str(one) for one in folder.iterdir() if not one.name.startswith("scala")
+    )
+    environment = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1"}
+    for name in ("PYSPARK_PYTHON", "SPARK_HOME"):
+        environment.pop(name, None)
+    done = subprocess.run(
+        [environment_of(SPARK), JOB, place / "orders", place, names, mode],
+        env=environment,
+        cwd=place,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+    )
+    assert not done.returncode, done.stderr[-4_000:]
+    found: dict[str, list[Any]] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def test_spark_reads_and_compacts_the_tables(tmp_path: Path) -> None:
+    options = lake.ExportOptions(
+        layout=lake.TableLayout(value="json", partition_by="day")
+    )
+    with logcore.open_dir(tmp_path / "data", create=True, durability="os") as data:
+        data.create_topic(TOPIC, 2)
+
+        def append(count: int) -> None:
+            for n in range(count):
+                value: dict[str, Any] = {"id": n}
+                if n % 3 == 0:
+                    value["to"] = {"city": "Ulm"}
+                if n % 3 == 1:
+                    value["tags"] = ["a", str(n)]
+                data.append(
+                    TOPIC,
+                    json.dumps(value).encode(),
+                    partition=n % 2,
+                    timestamp_ms=1_700_000_000_123 + n * 3_600_000,
+                    headers=[("source", b"web %d" % (n % 2))],
+                )
+
+        def export() -> None:
+            for kind in KINDS:
+                lake.export(data, TOPIC, target(kind, tmp_path), options)
+
+        def expected() -> list[list[Any]]:
+            found = []
+            for record in data.read(TOPIC):
+                value = json.loads(record.value or b"")
+                place = [record.partition, record.offset, record.timestamp_ms, 0]
+                city = value.get("to", {}).get("city")
+                found.append([*place, value["id"], city, value.get("tags")])
+            return found
+
+        append(40)
+        export()
+        assert run_spark(tmp_path, "read") == dict.fromkeys(KINDS, expected())
+        append(40)
+        export()
+        assert run_spark(tmp_path, "compact") == dict.fromkeys(KINDS, expected())
+        append(40)
+        export()
+        assert run_spark(tmp_path, "read") == dict.fromkeys(KINDS, expected())
+        for kind in KINDS:
+            assert len(offsets_of(kind, tmp_path)) == 120
