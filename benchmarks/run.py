@@ -3,7 +3,7 @@
     python benchmarks/run.py [--quick] [--dir DIRECTORY] [NAME ...]
 
 Names: codec append scan topic open growth life shim clients sharing members
-transactions groups security fixtures recording apache spark connector; all of them by default. Only a whole run
+transactions groups security fixtures recording lake apache spark connector; all of them by default. Only a whole run
 that is not --quick replaces RESULTS.md; --output writes any run's results elsewhere.
 """
 
@@ -38,6 +38,7 @@ NAMES: Final = (
     "security",
     "fixtures",
     "recording",
+    "lake",
     "apache",
     "spark",
     "connector",

@@ -17,7 +17,9 @@ from logcore.errors import (
     CommitConflictError,
     DivergedError,
     InvalidConfigError,
+    InvalidTimestampError,
     LakeTableError,
+    MissingDependencyError,
     OffsetOutOfRangeError,
     RecordRefusedError,
     ShippingGapError,
@@ -452,6 +454,64 @@ def test_progress_reports_reach_the_total(
     assert seen[0] == (0, total)
     assert seen[-1] == (total, total)
     assert all(a[0] <= b[0] for a, b in itertools.pairwise(seen))
+
+
+def test_commits_are_of_bounded_size(
+    data: logcore.LogDir, tmp_path: Path, kind: str
+) -> None:
+    """The rows of a commit are in memory, so their size bounds the memory."""
+    fill(data, 480)
+    sizes: list[int] = []
+
+    class Counting(Interrupted):
+        def commit(self, rows: Any, progress: Any) -> None:
+            sizes.append(rows.nbytes)
+            super().commit(rows, progress)
+
+    table = Counting(target(kind, tmp_path), lambda: None)
+    lake.export(data, TOPIC, table, SMALL)
+    assert len(sizes) > 3
+    assert max(sizes) < 2 * COMMIT_BYTES
+
+
+def test_old_deltalake_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """deltalake 1.0 stores rows twice if two exports commit at the same time."""
+    import deltalake
+
+    monkeypatch.setattr(deltalake, "__version__", "1.0.2")
+    with pytest.raises(MissingDependencyError, match="twice"):
+        lake.DeltaTarget(tmp_path / "orders")
+
+
+LAST_TIME = 253_402_300_799_999  # of the year 9999
+
+
+@pytest.mark.parametrize("timestamp_ms", [0, 1, LAST_TIME])
+@pytest.mark.parametrize("partition_by", ["", "day"])
+def test_extreme_timestamps_are_stored(
+    data: logcore.LogDir,
+    tmp_path: Path,
+    kind: str,
+    partition_by: str,
+    timestamp_ms: int,
+) -> None:
+    data.append(TOPIC, b"x", timestamp_ms=timestamp_ms)
+    options = lake.ExportOptions(layout=lake.TableLayout(partition_by=partition_by))
+    lake.export(data, TOPIC, target(kind, tmp_path), options)
+    times = rows_of(kind, tmp_path).column("timestamp").cast(pa.int64())
+    assert times.to_pylist() == [timestamp_ms * 1000]
+
+
+def test_timestamp_after_the_year_9999_is_refused(
+    data: logcore.LogDir, tmp_path: Path, kind: str
+) -> None:
+    """Such as a time in microseconds. pyiceberg would fail without an offset."""
+    data.append(TOPIC, b"x", partition=0)
+    data.append(TOPIC, b"x", partition=0, timestamp_ms=LAST_TIME + 1)
+    with pytest.raises(InvalidTimestampError, match=r"offset 1: .*microseconds"):
+        lake.export(data, TOPIC, target(kind, tmp_path))
 
 
 def test_iceberg_table_needs_a_namespace(tmp_path: Path) -> None:

@@ -34,6 +34,8 @@ from logcore.shipping.forward_rules import witnessed_offset
 if TYPE_CHECKING:
     import pyarrow
 
+#: Version 1.0 does not compare the transaction identifiers of concurrent commits.
+_LEAST_VERSION: Final = (1, 1)
 #: Key in the metadata of the commits of an export.
 _EXPORTED: Final = "logcore.export"
 #: The last commit of an export is usually among these. Otherwise all are read.
@@ -119,7 +121,7 @@ class DeltaTarget:
                     schema_mode="merge",
                     writer_properties=deltalake.WriterProperties(compression="ZSTD"),
                     commit_properties=deltalake.CommitProperties(
-                        custom_metadata={_EXPORTED: sorted(progress)},
+                        custom_metadata={_EXPORTED: _named(progress)},
                         app_transactions=transactions,
                     ),
                 )
@@ -164,6 +166,12 @@ def _deltalake() -> Any:
         raise MissingDependencyError(
             f"Delta tables need deltalake and pyarrow: {install_command('lake')}"
         ) from error
+    version = tuple(map(int, deltalake.__version__.split(".")[:2]))
+    if version < _LEAST_VERSION:
+        raise MissingDependencyError(
+            f"deltalake {deltalake.__version__} stores the rows of two concurrent exports twice; newer versions refuse "
+            f"one of them: {install_command('lake')}"
+        )
     return deltalake
 
 
@@ -171,6 +179,11 @@ def _arrow_schema(table: Any) -> pyarrow.Schema:
     import pyarrow as pa
 
     return pa.schema(table.schema().to_arrow())
+
+
+def _named(progress: Mapping[int, ExportProgress]) -> str:
+    """Return the partitions of a commit and their next offsets as text, for people."""
+    return " ".join(f"{n}:{one.next_offset}" for n, one in sorted(progress.items()))
 
 
 def _versions(one: ExportProgress) -> dict[str, int]:

@@ -47,7 +47,7 @@ from logcore.lake.values import (
 )
 from logcore.log import Log
 from logcore.logdir import LogDir
-from logcore.reader import typed_columns
+from logcore.reader import Isolation, aborted_transactions, typed_columns
 from logcore.shipping.forward_rules import witness_of, witnessed_offset
 
 if TYPE_CHECKING:
@@ -294,11 +294,17 @@ class _Export:
         stopped = -1
         while at < end:
             try:
+                # `end` is not above the last stable offset, so without aborted records
+                # all records are committed. They are then decoded in runs of batches,
+                # which takes a tenth of the time.
+                isolation: Isolation = "read_uncommitted"
+                if aborted_transactions(log, at, end):
+                    isolation = "read_committed"
                 for columns, types in typed_columns(
                     log,
                     at,
                     end,
-                    isolation="read_committed",
+                    isolation=isolation,
                     rows=_CHUNK_ROWS,
                     size_bytes=min(_CHUNK_BYTES, self._options.commit_bytes),
                 ):

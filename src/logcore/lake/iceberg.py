@@ -189,12 +189,14 @@ class IcebergTarget:
 
     @contextlib.contextmanager
     def _errors(self, verb: str) -> Generator[None, None, None]:
-        from pyiceberg.exceptions import RESTError
-        from sqlalchemy.exc import SQLAlchemyError
-
         try:
             yield
-        except (RESTError, SQLAlchemyError, OSError, ValueError) as error:
+        except Exception as error:
+            # The errors of pyiceberg and sqlalchemy have no common base class.
+            package = type(error).__module__.partition(".")[0]
+            known = isinstance(error, (ArithmeticError, OSError, ValueError))
+            if not known and package not in ("pyiceberg", "sqlalchemy"):
+                raise
             raise LakeTableError(
                 f"cannot {verb} the Iceberg table: {error}", path=self.name
             ) from error

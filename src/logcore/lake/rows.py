@@ -27,9 +27,13 @@ from logcore.lake.values import ValueColumns
 if TYPE_CHECKING:
     import pyarrow
 
-#: The greatest time in milliseconds that 64 bits of microseconds can hold.
-_MS_MAX: Final = (2**63 - 1) // 1000
+#: The first and the last millisecond of the years 1 to 9999. pyiceberg fails at other
+#: years, without naming the record.
+_MS_MIN: Final = -62_135_596_800_000
+_MS_MAX: Final = 253_402_300_799_999
 _DAY_MS: Final = 86_400_000
+#: Least number of rows of a batch that is written, except the last one.
+_BATCH_ROWS: Final = 16_384
 
 
 def record_schema(layout: TableLayout, *, needs_day_column: bool) -> pyarrow.Schema:
@@ -69,6 +73,10 @@ class RowBuilder:
         self._schema = schema
         self._values = values
         self._batches: list[pyarrow.RecordBatch] = []
+        #: Batches that are joined when they have enough rows: pyiceberg takes a
+        #: millisecond for each batch.
+        self._small: list[pyarrow.RecordBatch] = []
+        self._small_rows = 0
         self._size_bytes = 0
 
     @property
@@ -121,13 +129,17 @@ class RowBuilder:
         )
         if self._values is not None:
             self._values.add(columns.values(), columns.offsets.tolist(), path)
-        self._batches.append(batch)
+        self._small.append(batch)
+        self._small_rows += rows
+        if self._small_rows >= _BATCH_ROWS:
+            self._join_small()
         self._size_bytes += batch.nbytes
 
     def take(self) -> pyarrow.Table:
         """Return the collected rows, and begin again without rows."""
         import pyarrow as pa
 
+        self._join_small()
         table = pa.Table.from_batches(self._batches, self._schema)
         if self._values is not None:
             for name, column in self._values.take().items():
@@ -136,20 +148,28 @@ class RowBuilder:
         self._size_bytes = 0
         return table
 
+    def _join_small(self) -> None:
+        import pyarrow as pa
+
+        if self._small:
+            self._batches.append(pa.concat_batches(self._small))
+        self._small = []
+        self._small_rows = 0
+
 
 def _microseconds(columns: RecordColumns, path: str) -> Any:
     import pyarrow as pa
 
     times = columns.timestamps_ms
-    late = np.abs(times) > _MS_MAX
-    if late.any():
-        row = int(late.argmax())
+    outside = (times > _MS_MAX) | (times < _MS_MIN)
+    if outside.any():
+        row = int(outside.argmax())
         raise InvalidTimestampError(
-            "the record's time does not fit the microseconds of a table",
+            "the record's time does not fit a table; is it in microseconds instead of milliseconds?",
             path=path,
             offset=int(columns.offsets[row]),
-            expected=f"at most {_MS_MAX} ms",
-            found=int(times[row]),
+            expected="the years 1 to 9999",
+            found=f"{times[row]} ms",
         )
     return pa.array(times * 1000, pa.timestamp("us", "UTC"), mask=times == -1)
 
