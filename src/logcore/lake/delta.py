@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -34,12 +35,14 @@ from logcore.shipping.forward_rules import witnessed_offset
 if TYPE_CHECKING:
     import pyarrow
 
+_COLOR: Final = re.compile(r"\x1b\[[0-9;]*m")
 #: Version 1.0 does not compare the transaction identifiers of concurrent commits.
 _LEAST_VERSION: Final = (1, 1)
 #: Key in the metadata of the commits of an export.
 _EXPORTED: Final = "logcore.export"
-#: The last commit of an export is usually among these. Otherwise all are read.
-_FEW_COMMITS: Final = 100
+#: How many commits are read until one of an export is found. Each is a request to the
+#: storage. The last step reads all commits.
+_HISTORY_LIMITS: Final = (1, 20)
 
 
 class DeltaTarget:
@@ -127,13 +130,14 @@ class DeltaTarget:
                 )
             except deltalake.exceptions.CommitFailedError as error:
                 raise CommitConflictError(
-                    f"another writer committed to the table: {error}", path=self.name
+                    f"another writer committed to the table: {_text_of(error)}",
+                    path=self.name,
                 ) from error
         self._schema = rows.schema
 
     def _check_history(self, table: Any) -> None:
         """Raise LakeTableError if the table was restored after the last export."""
-        for limit in (_FEW_COMMITS, None):
+        for limit in (*_HISTORY_LIMITS, None):
             commits = table.history(limit)
             for commit in commits:
                 if _EXPORTED in commit:
@@ -144,7 +148,7 @@ class DeltaTarget:
                         "export the topic to a new table",
                         path=self.name,
                     )
-            if len(commits) < _FEW_COMMITS:
+            if limit is not None and len(commits) < limit:
                 return
 
     @contextlib.contextmanager
@@ -153,7 +157,7 @@ class DeltaTarget:
             yield
         except (self._deltalake.exceptions.DeltaError, OSError, ValueError) as error:
             raise LakeTableError(
-                f"cannot {verb} the Delta table: {error}", path=self.name
+                f"cannot {verb} the Delta table: {_text_of(error)}", path=self.name
             ) from error
 
 
@@ -179,6 +183,11 @@ def _arrow_schema(table: Any) -> pyarrow.Schema:
     import pyarrow as pa
 
     return pa.schema(table.schema().to_arrow())
+
+
+def _text_of(error: Exception) -> str:
+    """Return the text of an error on one line, without colors of a terminal."""
+    return " ".join(_COLOR.sub("", str(error)).split())
 
 
 def _named(progress: Mapping[int, ExportProgress]) -> str:
