@@ -4,6 +4,7 @@ difference between topic and table is an error.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +25,7 @@ from logcore.errors import (
     RecordRefusedError,
     ShippingGapError,
 )
+from logcore.lake import exporting
 from logcore.lake.rules import ExportProgress
 
 pa = pytest.importorskip("pyarrow")
@@ -545,3 +547,43 @@ def test_duckdb_reads_the_table(
         wanted.append((number, len(offsets), max(offsets)))
     assert connection.execute(query).fetchall() == wanted
     connection.close()
+
+
+@pytest.mark.parametrize(
+    ("deleted", "on_gap", "expected"),
+    [
+        (0, "fail", range(40)),  # a compaction has replaced the files
+        (30, "skip", [*range(10), *range(30, 40)]),
+        (30, "fail", range(10)),
+    ],
+)
+def test_files_removed_while_they_are_read(
+    data: logcore.LogDir,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    deleted: int,
+    on_gap: Any,
+    expected: Any,
+) -> None:
+    """Retention or compaction removes files of the log after the export has begun."""
+    log = data.partition(TOPIC, 0)
+    for at in range(0, 40, 10):
+        log.append_many([(None, b"%d" % n) for n in range(at, at + 10)])
+    calls = itertools.count()
+    read = exporting.typed_columns
+
+    def interrupted(*arguments: Any, **options: Any) -> Iterator[Any]:
+        chunks = read(*arguments, **options)
+        yield next(chunks)
+        if next(calls) == 0:
+            log.delete_records(deleted)
+            raise OffsetOutOfRangeError("a segment was removed by its writer")
+        yield from chunks
+
+    monkeypatch.setattr(exporting, "typed_columns", interrupted)
+    options = lake.ExportOptions(commit_bytes=1, on_gap=on_gap)
+    with contextlib.ExitStack() as stack:
+        if deleted and on_gap == "fail":
+            stack.enter_context(pytest.raises(ShippingGapError, match="10 to 29"))
+        lake.export(data, TOPIC, target("delta", tmp_path), options)
+    assert offsets_of("delta", tmp_path) == [(0, offset) for offset in expected]
