@@ -342,6 +342,22 @@ def test_rollback_of_an_iceberg_table_rolls_the_progress_back(
     assert offsets_of("iceberg", tmp_path) == committed_offsets(data)
 
 
+def test_old_metadata_of_iceberg_is_deleted(
+    data: logcore.LogDir, tmp_path: Path
+) -> None:
+    """Otherwise each commit would leave a file."""
+    data.append(TOPIC, b"")
+    lake.export(data, TOPIC, target("iceberg", tmp_path))
+    table = lake.local_catalog(tmp_path).load_table("shop.orders")
+    with table.transaction() as transaction:
+        transaction.set_properties({"write.metadata.previous-versions-max": "2"})
+    for _ in range(4):
+        data.append(TOPIC, b"")
+        lake.export(data, TOPIC, target("iceberg", tmp_path))
+    files = list((tmp_path / "shop" / "orders" / "metadata").glob("*.metadata.json"))
+    assert len(files) <= 3
+
+
 def test_restored_delta_table_is_refused(data: logcore.LogDir, tmp_path: Path) -> None:
     import deltalake
 

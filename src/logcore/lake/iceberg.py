@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 
 _PROGRESS: Final = "logcore.progress"
 _RETRIES: Final = "commit.retry.num-retries"
+#: Properties of a new table. Otherwise each commit would leave a metadata file, and the
+#: files of an export each minute would add up.
+_DEFAULTS: Final = {"write.metadata.delete-after-commit.enabled": "true"}
 #: Name of the partition field of a partition by day.
 _DAY: Final = "timestamp_day"
 
@@ -153,7 +156,7 @@ class IcebergTarget:
     def _create(self, schema: pyarrow.Schema, owner: TableOwner) -> None:
         self._catalog.create_namespace_if_not_exists(self.name.rpartition(".")[0])
         with self._catalog.create_table_transaction(
-            self.name, schema, properties=owner.as_properties()
+            self.name, schema, properties={**_DEFAULTS, **owner.as_properties()}
         ) as transaction:
             _partition(transaction, owner.layout.partition_column)
 
