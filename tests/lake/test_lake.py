@@ -342,6 +342,47 @@ def test_rollback_of_an_iceberg_table_rolls_the_progress_back(
     assert offsets_of("iceberg", tmp_path) == committed_offsets(data)
 
 
+def test_rows_without_progress_are_refused(
+    data: logcore.LogDir, tmp_path: Path, kind: str
+) -> None:
+    """An export from the beginning would store the rows twice."""
+    nothing = lake.ExportOptions(end={0: 0, 1: 0, 2: 0})
+    lake.export(data, TOPIC, target(kind, tmp_path), nothing)
+    state = target(kind, tmp_path).load(range(PARTITIONS))
+    none = state.schema.empty_table()
+    row = pa.concat_tables([none, pa.table({"offset": [1]})], promote_options="default")
+    if kind == "delta":
+        import deltalake
+
+        other = deltalake.DeltaTable.create(
+            tmp_path / "other",
+            none.schema,
+            configuration=state.owner.as_properties(),
+            raise_if_key_not_exists=False,
+        )
+        deltalake.write_deltalake(other, row, mode="append")
+    else:
+        catalog = lake.local_catalog(tmp_path)
+        properties = state.owner.as_properties()
+        other = catalog.create_table("shop.other", none.schema, properties=properties)
+        other.append(row)
+    with pytest.raises(LakeTableError, match="progress of the export is lost"):
+        lake.export(data, TOPIC, target(kind, tmp_path, "other"))
+
+
+@pytest.mark.parametrize("name", ["a b", "ä", "50%", "a:b", "'"])
+def test_table_in_a_folder_with_an_unusual_name(
+    data: logcore.LogDir, tmp_path: Path, kind: str, name: str
+) -> None:
+    data.append(TOPIC, b"", partition=0)
+    place = tmp_path / name
+    lake.export(data, TOPIC, target(kind, place))
+    data.append(TOPIC, b"", partition=0)
+    lake.export(data, TOPIC, target(kind, place))
+    assert offsets_of(kind, place) == [(0, 0), (0, 1)]
+    assert {one.name for one in tmp_path.iterdir()} == {"data", name}
+
+
 def test_old_metadata_of_iceberg_is_deleted(
     data: logcore.LogDir, tmp_path: Path
 ) -> None:
@@ -408,6 +449,36 @@ def test_table_partitioned_by_a_header(
             (one["value"].decode() for one in headers if one["value"]), None
         )
     assert "web" in partitions_of(kind, tmp_path, "orders")
+
+
+def test_unusual_headers_name_partitions(
+    data: logcore.LogDir, tmp_path: Path, kind: str
+) -> None:
+    values = [
+        "a/b",
+        "../x",
+        "a#b",
+        "a?b",
+        "",
+        "ä",
+        "50%",
+        "%2F",
+        "a b",
+        "a=b",
+        "a:b",
+        "x" * 200,
+    ]
+    for value in values:
+        headers = [("source.of", value.encode()), ("source.of", b"second")]
+        data.append(TOPIC, value.encode(), partition=0, headers=headers)
+    layout = lake.TableLayout(value="text", partition_by="header.source.of")
+    options = lake.ExportOptions(layout=layout)
+    lake.export(data, TOPIC, target(kind, tmp_path), options)
+    found = rows_of(kind, tmp_path)
+    assert found.column("value").to_pylist() == values
+    # Delta has no partition with an empty name, so the text is null there.
+    stored = [one or None for one in values] if kind == "delta" else values
+    assert found.column("header_source_of").to_pylist() == stored
 
 
 def test_text_layout(data: logcore.LogDir, tmp_path: Path, kind: str) -> None:
@@ -530,6 +601,15 @@ def test_timestamp_after_the_year_9999_is_refused(
     data.append(TOPIC, b"x", partition=0, timestamp_ms=LAST_TIME + 1)
     with pytest.raises(InvalidTimestampError, match=r"offset 1: .*microseconds"):
         lake.export(data, TOPIC, target(kind, tmp_path))
+
+
+@pytest.mark.parametrize("sign", ["#", "?"])
+def test_iceberg_refuses_signs_of_urls(tmp_path: Path, sign: str) -> None:
+    with pytest.raises(InvalidConfigError, match="parts of a URL"):
+        lake.local_catalog(tmp_path / f"a{sign}b")
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(InvalidConfigError, match="parts of a URL"):
+        target("iceberg", tmp_path, f"a{sign}b")
 
 
 def test_iceberg_table_needs_a_namespace(tmp_path: Path) -> None:

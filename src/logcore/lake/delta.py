@@ -29,7 +29,13 @@ from logcore.errors import (
     MissingDependencyError,
 )
 from logcore.lake.rules import ExportProgress
-from logcore.lake.target import TableOwner, TableState, conformed, owner_of
+from logcore.lake.target import (
+    TableOwner,
+    TableState,
+    conformed,
+    owner_of,
+    progress_is_lost,
+)
 from logcore.shipping.forward_rules import witnessed_offset
 
 if TYPE_CHECKING:
@@ -84,6 +90,8 @@ class DeltaTarget:
                     progress[number] = found
             if progress:
                 self._check_history(table)
+            elif table.file_uris():
+                raise progress_is_lost(self.name)
         self._table = table
         self._schema = schema
         return TableState(owner, schema, progress)

@@ -31,7 +31,13 @@ from logcore.errors import (
 )
 from logcore.fs import OS
 from logcore.lake.rules import ExportProgress
-from logcore.lake.target import TableOwner, TableState, conformed, owner_of
+from logcore.lake.target import (
+    TableOwner,
+    TableState,
+    conformed,
+    owner_of,
+    progress_is_lost,
+)
 
 if TYPE_CHECKING:
     import pyarrow
@@ -52,6 +58,7 @@ def local_catalog(directory: str | os.PathLike[str]) -> Any:
     in folders beside the file.
 
     Raises:
+        InvalidConfigError: the path contains # or ?.
         MissingDependencyError: pyiceberg is not installed.
     """
     _pyiceberg()
@@ -60,6 +67,7 @@ def local_catalog(directory: str | os.PathLike[str]) -> Any:
     from sqlalchemy.exc import OperationalError
 
     path = OS.real_path(os.fspath(directory))
+    _check_url(path)
     LocalFileSystem().create_dir(path, recursive=True)
     properties = {
         "uri": f"sqlite:///{os.path.join(path, 'catalog.db')}",
@@ -98,7 +106,7 @@ class IcebergTarget:
     catalog: a pyiceberg Catalog, such as local_catalog("lake").
 
     Raises:
-        InvalidConfigError: the name has no namespace.
+        InvalidConfigError: the name has no namespace, or contains # or ?.
         MissingDependencyError: pyiceberg is not installed.
     """
 
@@ -106,6 +114,7 @@ class IcebergTarget:
 
     def __init__(self, table: str, *, catalog: Any) -> None:
         _pyiceberg()
+        _check_url(table)
         if not all(table.partition(".")):
             raise InvalidConfigError(
                 "the name of an Iceberg table has a namespace",
@@ -128,6 +137,8 @@ class IcebergTarget:
                 return None
             owner = owner_of(table.properties, self.name)
             self._stored = _stored_progress(table)
+            if not self._stored and table.current_snapshot() is not None:
+                raise progress_is_lost(self.name)
             self._table = _without_retries(table)
             self._schema = _arrow_schema(table)
         return TableState(owner, self._schema, dict(self._stored))
@@ -207,6 +218,19 @@ class IcebergTarget:
 
 def attrs_pair(one: ExportProgress) -> list[object]:
     return [one.next_offset, one.witness]
+
+
+def _check_url(text: str) -> None:
+    """Check that pyiceberg can use a text in the URL of a file.
+
+    It would end the path at # or ?, and write to another file.
+    """
+    if "#" in text or "?" in text:
+        raise InvalidConfigError(
+            "the path and the name of an Iceberg table are parts of a URL",
+            expected="a name without # and ?",
+            found=repr(text),
+        )
 
 
 def _pyiceberg() -> Any:

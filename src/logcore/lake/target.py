@@ -119,6 +119,17 @@ def owner_of(properties: Mapping[str, str], table: str) -> TableOwner:
         ) from error
 
 
+def progress_is_lost(table: str) -> LakeTableError:
+    """Return the error for a table with rows and without progress.
+
+    An export from the beginning would store the rows a second time.
+    """
+    return LakeTableError(
+        "the table has rows, but the progress of the export is lost: export the topic to a new table",
+        path=table,
+    )
+
+
 @attrs.frozen
 class TableState:
     """A table as load() has read it.
