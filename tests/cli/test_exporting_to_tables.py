@@ -90,6 +90,7 @@ def test_terminal_gets_a_sentence(
     assert terminal.wants_json(True)
     done = run("export", data, "orders", *to("delta", tmp_path))
     assert "10 records exported to delta table" in done.stdout
+    assert done.stdout.endswith("in 1 commit\n")
 
 
 @pytest.mark.parametrize(

@@ -319,6 +319,7 @@ def test_progress_outlives_the_snapshots_of_the_export(
     fill(data, 36)
     lake.export(data, TOPIC, target("iceberg", tmp_path))
     table = lake.local_catalog(tmp_path).load_table("shop.orders")
+    assert "commit.retry.num-retries" not in table.properties, "in memory only"
     exported = table.current_snapshot().snapshot_id
     table.append(table.schema().as_arrow().empty_table())
     table.maintenance.expire_snapshots().by_ids([exported]).commit()

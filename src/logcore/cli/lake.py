@@ -152,7 +152,7 @@ def export_to_table(
         return
     click.echo(
         f"{report.record_count:,} records exported to {arguments.kind} table {report.table} "
-        f"in {report.commit_count:,} commits"
+        f"in {report.commit_count:,} commit{'' if report.commit_count == 1 else 's'}"
     )
 
 
