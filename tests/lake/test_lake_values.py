@@ -182,14 +182,24 @@ FITTING = {"id": 1, "price": 1.5, "to": {"zip": 1}}
     ("value", "reason"), UNFIT, ids=[str(one[:20]) for one, _ in UNFIT]
 )
 def test_json_that_does_not_fit_is_an_error_with_its_offset(
-    data: logcore.LogDir, tmp_path: Path, value: bytes, reason: str
+    value: bytes, reason: str
+) -> None:
+    columns = ValueColumns(JSON, frozenset(), pa.struct([]), "fail")
+    columns.add([json.dumps(FITTING).encode()], [0], "orders-0")
+    columns.take()
+    with pytest.raises(RecordRefusedError, match=rf"orders-0, offset 2: .*{reason}"):
+        columns.add([b'{"id": 2}', value, b'{"id": 3}'], [1, 2, 3], "orders-0")
+
+
+def test_refused_value_ends_the_export(
+    data: logcore.LogDir, tmp_path: Path, kind: str
 ) -> None:
     append(data, FITTING)
-    lake.export(data, TOPIC, target("delta", tmp_path), options())
-    append(data, {"id": 2}, value, {"id": 3})
-    with pytest.raises(RecordRefusedError, match=rf"orders-0, offset 2: .*{reason}"):
-        lake.export(data, TOPIC, target("delta", tmp_path), options())
-    assert len(fields("delta", tmp_path)) == 1
+    lake.export(data, TOPIC, target(kind, tmp_path), options())
+    append(data, {"id": 2}, {"id": "x"}, {"id": 3})
+    with pytest.raises(RecordRefusedError, match=r"orders-0, offset 2: field 'id'"):
+        lake.export(data, TOPIC, target(kind, tmp_path), options())
+    assert fields(kind, tmp_path) == [FITTING]
 
 
 def test_json_that_does_not_fit_is_kept_as_text(
