@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Final
 
 import click
@@ -99,7 +99,7 @@ def _command(directory: str, number: int, port: int, options: list[str]) -> list
 @contextlib.contextmanager
 def _brokers(
     commands: dict[int, list[str]],
-) -> Iterator[dict[int, subprocess.Popen[str]]]:
+) -> Generator[dict[int, subprocess.Popen[str]], None, None]:
     """Start the brokers, and stop those that are left at the end."""
 
     def stop(number: int, frame: object) -> None:

@@ -11,7 +11,7 @@ import contextlib
 import signal
 import threading
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from functools import partial
 from types import FrameType
 from typing import Any, Final, Protocol
@@ -118,13 +118,13 @@ def end_waits() -> None:
 @contextlib.contextmanager
 def end_on_signals(
     signals: tuple[int, ...] = (signal.SIGTERM, signal.SIGINT),
-) -> Iterator[None]:
+) -> Generator[None, None, None]:
     """Call end_waits() when the process gets a signal, within a `with` block.
 
     The handler that was installed before is called too, such as the handler of a server.
     If there was none, the first signal does not end the process, and a second one does.
-    After the last such block of the loop, tails may begin again. Python accepts handlers in the main thread
-    only; in another thread, this does nothing.
+    After the last such block of the loop, tails may begin again. Python accepts handlers
+    in the main thread only; in another thread, this does nothing.
 
     Example: the lifespan of an ASGI application, see docs/aio.md.
     """
