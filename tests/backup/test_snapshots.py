@@ -224,6 +224,28 @@ def test_registry_is_restored_without_sessions(tmp_path: Path) -> None:
         assert registry.children("/brokers/ids") == []
 
 
+def test_group_of_a_shared_directory_continues_in_the_copy(tmp_path: Path) -> None:
+    """Its members exist in the original only."""
+    options: dict[str, Any] = {"group_id": "g", "auto_offset_reset": "earliest"}
+    with logcore.open_dir(tmp_path / "data", create=True, shared=True) as logdir:
+        logdir.create_topic("t", partitions=2)
+        for number in range(10):
+            logdir.append("t", b"%d" % number, partition=number % 2)
+        with logdir.consumer(**options) as consumer:
+            consumer.subscribe(["t"])
+            assert consumer.poll(1000).count == 10
+            consumer.commit()
+            with logcore.open_dir(tmp_path / "data", read_only=True) as reader:
+                reader.snapshot(tmp_path / "backup")
+    logcore.restore(tmp_path / "backup", tmp_path / "copy")
+    with logcore.open_dir(tmp_path / "copy", shared=True) as copy:
+        copy.append("t", b"new", partition=1)
+        with copy.consumer(**options) as consumer:
+            consumer.subscribe(["t"])
+            found = [record.value for record in consumer.poll(10_000).records()]
+    assert found == [b"new"]
+
+
 def test_snapshot_is_chosen_by_id_or_time(tmp_path: Path) -> None:
     with logcore.open_dir(tmp_path / "data", create=True) as logdir:
         logdir.create_topic("t")

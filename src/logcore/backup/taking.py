@@ -60,6 +60,8 @@ from logcore.metadata.filenames import (
     partition_name,
 )
 from logcore.registry import Registry, open_registry, registry_path
+from logcore.registry.files import Layout
+from logcore.registry.protocol import node_names
 from logcore.segment import Segment
 
 #: Attempts to copy a log that is compacted or truncated during the copy.
@@ -414,7 +416,11 @@ def take_snapshot(
 
 
 def _registry_nodes(fs: FS, path: str) -> dict[str, bytes]:
-    """Return the persistent nodes of the directory's registry, if there is one."""
+    """Return the persistent nodes of the directory's registry, if there is one.
+
+    Nodes that a power cut may remove are left out: the copy restores them in the same
+    way.
+    """
     if not fs.is_directory(registry_path(path)):
         return {}
     found: dict[str, bytes] = {}
@@ -425,11 +431,14 @@ def _registry_nodes(fs: FS, path: str) -> dict[str, bytes]:
 
 
 def _add_nodes(registry: Registry, path: str, found: dict[str, bytes]) -> None:
+    layout = Layout()
     for name in registry.children(path):
         inside = f"{path.rstrip('/')}/{name}"
         try:
             node = registry.get(inside)
-            if node.session is None:
+            if node.session is None and not layout.is_lost_with_power(
+                node_names(inside)
+            ):
                 found[inside] = node.value
         except NodeNotFoundError:
             # It has children only, or it was just deleted.
