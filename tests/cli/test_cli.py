@@ -781,6 +781,7 @@ def test_a_command_imports_no_other(path):
     needed = modules_after("verify", str(path), "--help")
     assert {name for name in needed if name.startswith("logcore.cli.")} == {
         "logcore.cli.maintenance",
+        "logcore.cli.arguments",
         "logcore.cli.commands",
         "logcore.cli.options",
         "logcore.cli.terminal",
