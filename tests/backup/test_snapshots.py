@@ -99,6 +99,32 @@ def test_snapshot_has_records_that_are_acknowledged_and_not_synced(
     assert len(restored(tmp_path / "backup", tmp_path / "copy")["t", 0]) == 50
 
 
+def test_snapshot_of_a_reader_leaves_no_log_open(tmp_path: Path) -> None:
+    """With 10,000 partitions, the process ran out of file handles."""
+    with logcore.open_dir(tmp_path / "data", create=True) as logdir:
+        logdir.create_topic("t", partitions=5)
+    with logcore.open_dir(tmp_path / "data", read_only=True) as reader:
+        used = reader.partition("t", 3)
+        reader.snapshot(tmp_path / "backup")
+        assert list(reader.open_logs()) == [("t", 3)]
+        assert used.log_end_offset == 0
+
+
+def test_ids_remain_in_order_when_the_clock_is_set_back(tmp_path: Path) -> None:
+    disk = SimulatedDisk()
+    with logcore.open_dir("data", create=True, fs=disk) as logdir:
+        logdir.create_topic("t")
+        taken = []
+        for number in range(4):
+            logdir.append("t", b"%d" % number)
+            taken.append(logdir.snapshot("backup").id)
+            disk.set_wall_clock(disk.now_ms() - 3_600_000)
+    assert taken == sorted(taken)
+    logcore.restore("backup", "copy", fs=disk)
+    with logcore.open_dir("copy", fs=disk) as copy:
+        assert copy.partition("t", 0).log_end_offset == 4
+
+
 def test_later_snapshot_stores_only_new_bytes(tmp_path: Path) -> None:
     with logcore.open_dir(tmp_path / "data", create=True) as logdir:
         logdir.create_topic("src", partitions=2, config=SMALL)

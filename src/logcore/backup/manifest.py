@@ -131,6 +131,12 @@ def new_id(time_ms: int, random: bytes) -> str:
     return f"{moment:%Y%m%dT%H%M%S}.{time_ms % 1000:03}Z-{random.hex()}"
 
 
+def id_time_ms(snapshot_id: str) -> int:
+    """Return the milliseconds at which the id of a snapshot begins."""
+    moment = datetime.strptime(snapshot_id[:19], "%Y%m%dT%H%M%S.%f")
+    return round(moment.replace(tzinfo=UTC).timestamp() * 1000)
+
+
 def manifest_name(snapshot_id: str) -> str:
     return f"{MANIFESTS}/{snapshot_id}{_SUFFIX}"
 

@@ -79,7 +79,10 @@ class SnapshotSource(PartitionDirectory, Protocol):
 
     @property
     def cluster_id(self) -> str: ...
+    @property
+    def is_read_only(self) -> bool: ...
     def refresh(self) -> None: ...
+    def opened(self, topic: str, number: int) -> Log | None: ...
 
 
 @attrs.frozen
@@ -133,7 +136,7 @@ class _Snapshot:
         id_ms = self.time_ms
         if self.before is not None:
             # The clock may have been set back. The order of ids must remain.
-            id_ms = max(id_ms, self.before.time_ms + 1)
+            id_ms = max(id_ms, manifests.id_time_ms(self.before.id) + 1)
         self.id = manifests.new_id(id_ms, fs.random_bytes(4))
 
     def _wait_for_next_ms(self) -> None:
@@ -215,12 +218,20 @@ class _Snapshot:
         return {name: content for name, content in found.items() if content is not None}
 
     def _partition(self, topic: str, number: int) -> StoredPartition:
-        for attempt in range(_ATTEMPTS):
-            try:
-                return self._copied(self._directory.partition(topic, number))
-            except CompactionAbandonedError:
-                if attempt == _ATTEMPTS - 1:
-                    raise
+        directory = self._directory
+        was_open = directory.opened(topic, number) is not None
+        log = directory.partition(topic, number)
+        try:
+            for attempt in range(_ATTEMPTS):
+                try:
+                    return self._copied(log)
+                except CompactionAbandonedError:
+                    if attempt == _ATTEMPTS - 1:
+                        raise
+        finally:
+            # Each open log has a file handle, and a directory may have 10,000 logs.
+            if directory.is_read_only and not was_open:
+                log.close()
         raise AssertionError("the last attempt returns or raises")
 
     def _copied(self, log: Log) -> StoredPartition:
