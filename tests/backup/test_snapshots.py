@@ -99,6 +99,30 @@ def test_snapshot_has_records_that_are_acknowledged_and_not_synced(
     assert len(restored(tmp_path / "backup", tmp_path / "copy")["t", 0]) == 50
 
 
+def test_abandoned_attempt_is_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A segment is compacted while it is stored. The second attempt found the parts of
+    the first one.
+    """
+    from logcore.backup import taking
+
+    attempts = itertools.count()
+
+    def check_current(segment: Any) -> None:
+        if next(attempts) == 3:
+            raise logcore.CompactionAbandonedError("compacted", path=segment.path)
+
+    monkeypatch.setattr(taking, "check_current", check_current)
+    with logcore.open_dir(tmp_path / "data", create=True) as logdir:
+        logdir.create_topic("src", config=SMALL)
+        fill(logdir)
+        before = content(logdir)
+        logdir.snapshot(tmp_path / "backup")
+    assert next(attempts) > 10
+    assert restored(tmp_path / "backup", tmp_path / "copy") == before
+
+
 def test_snapshot_of_a_reader_leaves_no_log_open(tmp_path: Path) -> None:
     """With 10,000 partitions, the process ran out of file handles."""
     with logcore.open_dir(tmp_path / "data", create=True) as logdir:

@@ -110,6 +110,9 @@ class DirectoryStore:
     def link(self, path: str, name: str) -> bool:
         """Make an object of a file that never changes, without a copy if possible."""
         target = self._new_path(name)
+        # An attempt that was abandoned may have left a part of this name.
+        with contextlib.suppress(FileNotFoundError):
+            self._fs.unlink(target)
         if not self._fs.link(path, target):
             return False
         self._fs.sync_dir(os.path.dirname(target))
