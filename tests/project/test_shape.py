@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import ast
 import importlib.metadata
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-SOURCES = Path(__file__).resolve().parents[2] / "src"
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = ROOT / "src"
 FILES = {str(path.relative_to(SOURCES)): path for path in sorted(SOURCES.rglob("*.py"))}
 
 #: Without comments, docstrings and blank lines, so that no explanation is cut to fit.
@@ -197,3 +199,20 @@ def test_each_class_name_exists_once() -> None:
             if isinstance(node, ast.ClassDef):
                 places.setdefault(node.name, []).append(name)
     assert {name: files for name, files in places.items() if len(files) > 1} == {}
+
+
+def test_no_large_file_and_no_log_directory_is_committed() -> None:
+    """A benchmark's directory with a log of 126 MB was committed by accident."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    if listed.returncode:
+        pytest.skip("not a clone")
+    paths = [ROOT / name for name in listed.stdout.split("\0") if name]
+    sizes = {path: path.stat().st_size for path in paths if path.is_file()}
+    assert {path: size for path, size in sizes.items() if size > 1 << 20} == {}
+    directories = [path for path in sizes if path.name == "meta.properties"]
+    assert all(
+        path.relative_to(ROOT).parts[:2] in (("tests", "data"), ("examples", "data"))
+        for path in directories
+    ), directories
