@@ -47,6 +47,9 @@ _RETRIES: Final = "commit.retry.num-retries"
 #: Properties of a new table. Otherwise each commit would leave a metadata file, and the
 #: files of an export each minute would add up.
 _DEFAULTS: Final = {"write.metadata.delete-after-commit.enabled": "true"}
+#: Seconds that a commit waits for another one in a local catalog. The 5 of sqlite3 are
+#: too few if many exports begin at once on a busy machine.
+_LOCK_WAIT_S: Final = 60
 #: Name of the partition field of a partition by day.
 _DAY: Final = "timestamp_day"
 
@@ -70,7 +73,7 @@ def local_catalog(directory: str | os.PathLike[str]) -> Any:
     _check_url(path)
     LocalFileSystem().create_dir(path, recursive=True)
     properties = {
-        "uri": f"sqlite:///{os.path.join(path, 'catalog.db')}",
+        "uri": f"sqlite:///{os.path.join(path, 'catalog.db')}?timeout={_LOCK_WAIT_S}",
         "warehouse": f"file://{path}",
     }
     try:
@@ -144,6 +147,11 @@ class IcebergTarget:
         return TableState(owner, self._schema, dict(self._stored))
 
     def create(self, schema: pyarrow.Schema, owner: TableOwner) -> None:
+        """Create the namespace and the table, unless another process creates them now.
+
+        The namespace can be the work of one process and the table of another one, so
+        each has its own check.
+        """
         from pyiceberg.exceptions import (
             CommitFailedException,
             NamespaceAlreadyExistsError,
@@ -151,25 +159,20 @@ class IcebergTarget:
         )
         from sqlalchemy.exc import IntegrityError
 
+        namespace = self.name.rpartition(".")[0]
         with self._errors("create"):
+            with contextlib.suppress(IntegrityError, NamespaceAlreadyExistsError):
+                self._catalog.create_namespace_if_not_exists(namespace)
             try:
-                self._create(schema, owner)
-            except (
-                CommitFailedException,
-                IntegrityError,
-                NamespaceAlreadyExistsError,
-                TableAlreadyExistsError,
-            ):
-                # Another process creates the namespace or the table at the same time.
+                with self._catalog.create_table_transaction(
+                    self.name,
+                    schema,
+                    properties={**_DEFAULTS, **owner.as_properties()},
+                ) as transaction:
+                    _partition(transaction, owner.layout.partition_column)
+            except (CommitFailedException, IntegrityError, TableAlreadyExistsError):
                 if not self._catalog.table_exists(self.name):
-                    self._create(schema, owner)
-
-    def _create(self, schema: pyarrow.Schema, owner: TableOwner) -> None:
-        self._catalog.create_namespace_if_not_exists(self.name.rpartition(".")[0])
-        with self._catalog.create_table_transaction(
-            self.name, schema, properties={**_DEFAULTS, **owner.as_properties()}
-        ) as transaction:
-            _partition(transaction, owner.layout.partition_column)
+                    raise
 
     def commit(
         self, rows: pyarrow.Table, progress: Mapping[int, ExportProgress]
@@ -214,10 +217,6 @@ class IcebergTarget:
             raise LakeTableError(
                 f"cannot {verb} the Iceberg table: {error}", path=self.name
             ) from error
-
-
-def attrs_pair(one: ExportProgress) -> list[object]:
-    return [one.next_offset, one.witness]
 
 
 def _check_url(text: str) -> None:
