@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -57,7 +58,7 @@ def test_long_values_are_cut_to_the_width(path: Path) -> None:
 
 def test_full_and_formats_are_never_cut(path: Path) -> None:
     whole = "漢字" * 100
-    for arguments in (["--full"], ["-f", "%s\\n"], ["--json"]):
+    for arguments in (["--full"], ["--format", "%s\\n"], ["--json"]):
         assert whole in at_terminal("read", path, *arguments, columns=40)[1]
 
 
@@ -130,3 +131,19 @@ def test_a_pipe_gets_json_of_all_files(path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(rows) > 3 and {row["status"] for row in rows} == {"ok"}
+
+
+def test_info_sorts_partitions_and_prints_totals(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with logcore.open_dir(data, create=True, durability="os") as logdir:
+        logdir.create_topic("small", 1)
+        logdir.create_topic("large", 2)
+        logdir.append("small", b"1")
+        for _ in range(5):
+            logdir.partition("large", 1).append(bytes(1_000_000))
+        code, text = at_terminal("info", data, "--sort", "size", columns=120)
+    assert code == 0
+    _, *rows, total, writer = lines_of(text)
+    assert [row.split()[0] for row in rows] == ["large-1", "small-0", "large-0"]
+    assert total.split()[:4] == ["total", "2", "4.8", "MiB"]
+    assert writer.startswith(f"written by process {os.getpid()} ")

@@ -320,12 +320,12 @@ def test_read_isolation(tmp_path):
 
 def test_read_in_a_free_form(path):
     assert (
-        run("read", path, "-n", 2, "-f", r"%o %T %k=%s %h %K %S%%\n").out.splitlines()[
-            0
-        ]
+        run(
+            "read", path, "-n", 2, "--format", r"%o %T %k=%s %h %K %S%%\n"
+        ).out.splitlines()[0]
         == f"0 {T0} k0=v0 h=x 2 2%"
     )
-    assert run("read", path, "-f", "%z").code == 2
+    assert run("read", path, "--format", "%z").code == 2
 
 
 def test_tail_gives_the_last_records(path):
@@ -580,9 +580,24 @@ def test_verify_exits_with_1_for_damage_only(path):
     done = run("verify", path)
     assert (done.code, done.rows[0]["status"]) == (0, "warning")
     log.write_bytes(log.read_bytes()[:100])
-    done = run("verify", path, VECTORS / "partition-clean")
+    done = run("verify", path)
     assert (done.code, done.rows[0]["status"]) == (1, "damaged")
-    assert len({Path(row["path"]).parent for row in done.rows}) == 3
+
+
+def test_verify_and_info_take_a_topic_and_a_partition():
+    clean = VECTORS / "partition-clean"
+    all_rows = run("verify", clean).rows
+    for name in ("orders", "orders:0"):
+        done = run("verify", clean, name)
+        assert done.code == 0
+        assert {Path(row["path"]).parent.name for row in done.rows} == {"orders-0"}
+        assert len(done.rows) < len(all_rows)
+        assert [row["topic"] for row in run("info", clean, name).rows] == ["orders"]
+    for command in ("verify", "info"):
+        refused = run(command, clean, "order")
+        assert (refused.code, "orders" in refused.err) == (2, True)
+        refused = run(command, clean, "orders:7")
+        assert (refused.code, "no partition 7" in refused.err) == (2, True)
 
 
 def test_scrub_finds_what_no_crc_covers(path):

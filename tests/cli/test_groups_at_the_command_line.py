@@ -107,10 +107,10 @@ def test_consume_begins_at_an_offset_or_a_time(data: Path) -> None:
 
 def test_consume_prints_in_a_format(data: Path) -> None:
     found = run(
-        "consume", data, "t", "--until-end", "--from", 9, "-f", r"%t:%p:%o %s\n"
+        "consume", data, "t", "--until-end", "--from", 9, "--format", r"%t:%p:%o %s\n"
     ).stdout
     assert sorted(found.splitlines()) == ["t:0:9 0-9", "t:1:9 1-9"]
-    refused = run("consume", data, "t", "--group", "new", "-f", "%x", code=2)
+    refused = run("consume", data, "t", "--group", "new", "--format", "%x", code=2)
     assert "unknown '%x'" in refused.output
     assert "new" not in run("group", "list", data).stdout, "the group was not joined"
 

@@ -121,8 +121,11 @@ def test_where_also_reads_the_directory_of_a_partition(data: Path) -> None:
 
 def test_formats_know_topic_and_partition(data: Path) -> None:
     form = r"%t/%p/%o %s\n"
-    assert run("read", data, "t", "-n", 2, "-f", form).stdout == "t/0/0 v0\nt/1/0 v1\n"
-    assert run("read", data / "t-1", "-n", 1, "-f", form).stdout == "t/1/0 v1\n"
+    assert (
+        run("read", data, "t", "-n", 2, "--format", form).stdout
+        == "t/0/0 v0\nt/1/0 v1\n"
+    )
+    assert run("read", data / "t-1", "-n", 1, "--format", form).stdout == "t/1/0 v1\n"
 
 
 def test_the_last_records_of_a_topic(data: Path) -> None:

@@ -22,6 +22,7 @@ import pytest
 import logcore
 from logcore import fs as fs_module
 from logcore.fs import OsFS
+from logcore.fs.lock_holders import lock_holders
 from logcore.fs.watch import Inotify, Polling
 from logcore.log import open_log
 
@@ -329,9 +330,40 @@ def test_lock_file_content_is_only_informative(partition: Path) -> None:
         assert json.loads(note.read_text())["pid"] == os.getpid()
         for content in (b"", b"{", b"[]", b'{"pid": "x"}', b"\xff"):
             note.write_bytes(content)
-            with pytest.raises(logcore.LogLockedError, match="another process"):
+            with pytest.raises(logcore.LogLockedError, match=f"process {os.getpid()} "):
                 open_log(partition, fs=OsFS())
     assert not note.exists()
+
+
+def test_errors_and_info_name_all_processes_that_share_a_directory(
+    tmp_path: Path,
+) -> None:
+    program = """
+import sys, logcore
+with logcore.open_dir(sys.argv[1], create=True, shared=True) as logdir:
+    logdir.create_topic("orders", exist_ok=True)
+    print("open", flush=True)
+    sys.stdin.readline()
+"""
+    holders = [run(program, tmp_path) for _ in range(2)]
+    for holder in holders:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "open\n"
+    pids = sorted(holder.pid for holder in holders)
+    found = lock_holders(str(tmp_path))
+    assert [(one.pid, one.is_shared) for one in found] == [(pid, True) for pid in pids]
+    with pytest.raises(logcore.LogLockedError) as met:
+        logcore.open_dir(tmp_path)
+    assert all(f"process {pid} " in str(met.value) for pid in pids)
+    command = [sys.executable, "-m", "logcore", "info", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["writers"] == pids
+    for holder in holders:
+        holder.communicate("\n")
+    assert lock_holders(str(tmp_path)) == ()
+    with logcore.open_dir(tmp_path):
+        (alone,) = lock_holders(str(tmp_path))
+        assert (alone.pid, alone.is_shared) == (os.getpid(), False)
 
 
 def test_reader_follows_truncated_log_that_continues(partition: Path) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
@@ -26,6 +26,7 @@ import click.shell_completion
 import logcore
 from logcore.cli.options import fail
 from logcore.errors import LogcoreError, LogNotFoundError
+from logcore.inspect.catalog import partitions
 from logcore.metadata.filenames import partition_of
 
 _RELATIVE: Final = re.compile(r"-(\d{1,12})(ms|s|m|h|d|w)")
@@ -164,9 +165,51 @@ def named_partitions(logdir: logcore.LogDir, text: str) -> tuple[str, tuple[int,
         )
     if int(number) not in known:
         fail(
-            f"{name} has no partition {number}", f"it has {', '.join(map(str, known))}"
+            f"{name} has no partition {number}",
+            f"it has {some_of(list(map(str, known)))}",
         )
     return name, (int(number),)
+
+
+def named_directories(directory: str, topic: str | None) -> list[str]:
+    """Return the partition directories that DIR [TOPIC[:PARTITION]] names.
+
+    No log is opened, so that this works on a damaged directory.
+
+    Raises:
+        LogNotFoundError: there is none.
+    """
+    found = partitions(directory)
+    if topic is None:
+        return found
+    name, sign, number = topic.partition(":")
+    of_topic = {
+        number_of: path
+        for path in found
+        for topic_of, number_of in [partition_of(os.path.basename(path)) or ("", -1)]
+        if topic_of == name
+    }
+    if not of_topic:
+        names = {(partition_of(os.path.basename(path)) or ("",))[0] for path in found}
+        fail(
+            f"there is no topic {name} in {directory}",
+            f"there are {some_of(sorted(names))}",
+        )
+    if not sign:
+        return list(of_topic.values())
+    if not (number.isascii() and number.isdigit() and int(number) in of_topic):
+        fail(
+            f"{name} has no partition {number}",
+            f"it has {some_of(list(map(str, of_topic)))}",
+        )
+    return [of_topic[int(number)]]
+
+
+def some_of(names: Sequence[str]) -> str:
+    """Return a list of names for a message, with the first ten of them."""
+    if len(names) > 10:
+        return f"{', '.join(names[:10])}, ..."
+    return ", ".join(names)
 
 
 def _fail_for_topics(directory: str) -> None:
@@ -177,10 +220,9 @@ def _fail_for_topics(directory: str) -> None:
     except (LogcoreError, OSError):
         return
     if topics:
-        named = ", ".join(topics[:10]) + (", ..." if len(topics) > 10 else "")
         fail(
             f"{directory} is a directory of topics: name one of them",
-            f"put it behind {directory}; there are {named}",
+            f"put it behind {directory}; there are {some_of(topics)}",
         )
 
 

@@ -30,7 +30,7 @@ import click.shell_completion
 
 import logcore
 from logcore.cli.options import DAMAGED, CommandGroup, json_option
-from logcore.cli.terminal import Lines, print_table, time_text, to_json, wants_json
+from logcore.cli.terminal import Lines, print_table, to_json, wants_json
 
 #: Command -> the module in logcore.cli that has a function of that name, and one line of
 #: help, in the order of `logcore --help`. The list of commands and the completion of a
@@ -49,7 +49,7 @@ MODULES: Final = {
     "dump": ("maintenance", "Show the content of log files."),
     "verify": ("maintenance", "Check every file of a directory, read-only."),
     "recover": ("maintenance", "Copy the intact records of a damaged directory."),
-    "info": ("commands", "Show versions, or the partitions of a directory."),
+    "info": ("info", "Show versions, or the partitions of a directory."),
     "topic": ("topics", "Create, list, describe, alter and delete topics."),
     "group": ("groups", "List, describe, reset, move and delete consumer groups."),
     "transactions": ("transactions", "List transactions, and end open ones."),
@@ -124,53 +124,6 @@ def main(ctx: click.Context) -> None:
     """
     if os.environ.get("NO_COLOR"):
         ctx.color = False
-
-
-@click.command()
-@click.argument("directory", metavar="[DIR]", required=False, type=click.Path())
-@json_option
-def info(directory: str | None, as_json: bool) -> None:
-    """Show versions and installed parts; with DIR, show the partition or all partitions
-    of a log directory.
-    """
-    if directory is None:
-        from logcore.cli.packages import installation, installation_text
-
-        click.echo(to_json(installation()) if as_json else installation_text())
-        return
-    from logcore.inspect.catalog import partitions
-    from logcore.summary import describe
-
-    found = [describe(path) for path in partitions(directory)]
-    if wants_json(as_json):
-        with Lines() as out:
-            for one in found:
-                out.write(to_json(one.as_dict()))
-        return
-    headers = (
-        "partition",
-        "segments",
-        "bytes",
-        "start",
-        "end",
-        "first time",
-        "newest",
-        "codecs",
-    )
-    rows = [
-        (
-            os.path.basename(os.path.realpath(one.path)),
-            one.segments,
-            one.size_bytes,
-            one.log_start_offset,
-            one.high_watermark,
-            time_text(one.first_timestamp_ms, "seconds"),
-            time_text(one.max_timestamp_ms, "seconds"),
-            ", ".join(f"{count:,} {codec}" for codec, count in one.codecs.items()),
-        )
-        for one in found
-    ]
-    print_table(headers, rows, right=(1, 2, 3, 4))
 
 
 @click.command()

@@ -72,7 +72,7 @@ def group() -> None:
 @log_directory_argument
 @json_option
 def group_list(directory: str, as_json: bool) -> None:
-    """List the groups in DATA that have committed offsets or members, with their lag."""
+    """List the groups in DIR that have committed offsets or members, with their lag."""
     with logcore.open_dir(directory, read_only=True) as logdir:
         found = _stored(logdir)
         rows = []
@@ -270,7 +270,7 @@ def _partitions_text(partitions: tuple[Key, ...]) -> str:
 @click.option(
     "--topic",
     "topics",
-    metavar="TOPIC[:N]",
+    metavar="TOPIC[:PARTITION]",
     multiple=True,
     help="Default: all partitions with a committed offset.",
 )
@@ -401,7 +401,7 @@ def group_export(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Copy the committed offsets of GROUP to the registry, DATA.registry, in the layout
+    """Copy the committed offsets of GROUP to the registry, DIR.registry, in the layout
     of the first Kafka.
 
     The members of GROUP must have ended. With --force, offsets that they commit during
@@ -440,7 +440,7 @@ def group_import(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Copy the committed offsets of GROUP from the registry, DATA.registry.
+    """Copy the committed offsets of GROUP from the registry, DIR.registry.
 
     The members of GROUP must have ended. With --force they lose their partitions, join
     again and begin at the imported offsets.

@@ -22,7 +22,12 @@ import attrs
 import click
 
 import logcore
-from logcore.cli.arguments import named_partitions, place_within, topic_argument
+from logcore.cli.arguments import (
+    named_directories,
+    named_partitions,
+    place_within,
+    topic_argument,
+)
 from logcore.cli.options import (
     DAMAGED,
     config_option,
@@ -92,9 +97,8 @@ def dump(files: tuple[str, ...], records: bool, as_json: bool) -> None:
 
 
 @click.command()
-@click.argument(
-    "directories", metavar="DIR...", nargs=-1, required=True, type=click.Path()
-)
+@directory_argument
+@topic_argument
 @click.option(
     "-v",
     "--verbose",
@@ -104,10 +108,10 @@ def dump(files: tuple[str, ...], records: bool, as_json: bool) -> None:
 @full_option
 @json_option
 def verify(
-    directories: tuple[str, ...], verbose: bool, full: bool, as_json: bool
+    directory: str, topic: str | None, verbose: bool, full: bool, as_json: bool
 ) -> None:
-    """Check every file of a partition or log directory, read-only; exit code 1 if a file
-    is damaged.
+    """Check every file of a log directory, a topic or a partition, read-only; exit code
+    1 if a file is damaged.
 
     ok: the file is correct. warning: opening the log repairs the file. damaged: data may
     be lost or wrong. The .log files are checked batch by batch, including CRCs. A
@@ -117,11 +121,14 @@ def verify(
     from logcore.inspect.verify import Verdict
     from logcore.inspect.verify import verify as verdicts_of
 
+    paths = [directory]
+    if topic is not None:
+        paths = named_directories(directory, topic)
     found: list[Verdict] = []
     streaming = wants_json(as_json)
     with Lines() as out, progress("verifying", None) as tick:
-        for directory in directories:
-            for verdict in verdicts_of(directory):
+        for path in paths:
+            for verdict in verdicts_of(path):
                 found.append(verdict)
                 tick(1)
                 if streaming:
@@ -131,9 +138,7 @@ def verify(
         for status in ("damaged", "warning", "ok")
     }
     if not streaming:
-        within = ""
-        if len(directories) == 1:
-            within = directories[0].rstrip(os.sep)
+        within = directory.rstrip(os.sep)
         if verbose:
             print_verdicts(found, within=within, full=full)
         if not (verbose and full):
@@ -188,7 +193,7 @@ def recover(source: str, target: str, as_json: bool) -> None:
             "files",
             "batches",
             "records",
-            "bytes",
+            "size",
             "start",
             "end",
             "losses",
@@ -199,7 +204,7 @@ def recover(source: str, target: str, as_json: bool) -> None:
                 one.files,
                 one.batches,
                 one.records,
-                one.size_bytes,
+                size_text(one.size_bytes),
                 one.log_start_offset,
                 one.log_end_offset,
                 len(one.lost),
@@ -351,14 +356,14 @@ def compact(
                     os.path.basename(log.path),
                     report.records_read,
                     report.records_kept,
-                    report.bytes_before,
-                    report.bytes_after,
+                    size_text(report.bytes_before),
+                    size_text(report.bytes_after),
                     report.segments_before,
                     report.segments_after,
                 )
             )
     if not wants_json(as_json):
-        headers = ("partition", "records", "kept", "bytes", "left", "segments", "left")
+        headers = ("partition", "records", "kept", "size", "left", "segments", "left")
         print_table(headers, rows, right=range(1, 7))
 
 
@@ -400,13 +405,13 @@ def scrub(directory: str, topic: str | None, as_json: bool) -> None:
                 one.segments,
                 one.sealed,
                 one.skipped,
-                one.checked_bytes,
+                size_text(one.checked_bytes),
                 len(one.findings),
             )
             for one in found
         ]
         print_table(
-            ("partition", "segments", "sealed", "skipped", "bytes", "damaged"),
+            ("partition", "segments", "sealed", "skipped", "checked", "damaged"),
             rows,
             right=range(1, 6),
         )
@@ -471,22 +476,24 @@ def retention(
             gone = facts.segments[:count]
             if is_delete:
                 log.retain(policy=policy, committed=known)
+            freed = sum(one.size_bytes for one in gone)
+            start = gone[-1].end_offset if gone else facts.log_start
             row = {
                 "partition": os.path.basename(log.path),
                 "segments": len(facts.segments),
                 "deleted" if is_delete else "would_delete": count,
-                "size_bytes": sum(one.size_bytes for one in gone),
-                "log_start_offset": gone[-1].end_offset if gone else facts.log_start,
+                "size_bytes": freed,
+                "log_start_offset": start,
             }
             if wants_json(as_json):
                 out.write(to_json(row))
-            rows.append(tuple(row.values()))
+            rows.append((*list(row.values())[:3], size_text(freed), start))
     if not wants_json(as_json):
         done = "would go"
         if is_delete:
             done = "deleted"
         print_table(
-            ("partition", "segments", done, "bytes", "start then"),
+            ("partition", "segments", done, "size", "start then"),
             rows,
             right=range(1, 5),
         )

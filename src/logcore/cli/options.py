@@ -141,7 +141,7 @@ config_option = click.option(
     help="A setting, by its name in Kafka. Repeatable.",
 )
 directory_argument = click.argument("directory", metavar="DIR", type=click.Path())
-log_directory_argument = click.argument("directory", metavar="DATA", type=click.Path())
+log_directory_argument = click.argument("directory", metavar="DIR", type=click.Path())
 
 
 def setting(text: str) -> tuple[str, str]:

@@ -54,7 +54,6 @@ _Found = logcore.Record | logcore.TopicRecord
 Part = Callable[[_Found], bytes]
 
 format_option = click.option(
-    "-f",
     "--format",
     "form",
     help="Format as in kcat: %t topic, %p partition, %o offset, %T ms, %k key, %s value, %h headers, %K %S sizes.",
@@ -387,7 +386,8 @@ def format_parts(
         if known is None:
             known_codes = f"%{' %'.join(known_forms)} \\n \\t \\r \\0"
             raise click.BadParameter(
-                f"unknown {sign + code!r}; known are {known_codes}", param_hint="-f"
+                f"unknown {sign + code!r}; known are {known_codes}",
+                param_hint="--format",
             )
         parts.append(known)
     return parts

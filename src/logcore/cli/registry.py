@@ -30,7 +30,7 @@ def registry() -> None:
 @_path_argument
 @json_option
 def registry_ls(directory: str, path: str, as_json: bool) -> None:
-    """List the child nodes of PATH; the registry is the directory DATA.registry."""
+    """List the child nodes of PATH; the registry is the directory DIR.registry."""
     with open_registry(directory, read_only=True) as opened:
         above = ""
         if path != "/":

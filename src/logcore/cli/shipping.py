@@ -199,7 +199,7 @@ def forward(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Ship topics of DATA to a Kafka cluster, in order per partition and exactly once,
+    """Ship topics of DIR to a Kafka cluster, in order per partition and exactly once,
     until Ctrl-C.
 
     The command continues where the previous run stopped. While the cluster is
@@ -264,7 +264,7 @@ def _mirror_line(metrics: Any) -> str:
 @click.option(
     "--rename",
     metavar="s/x/y/",
-    help="Rename topics in DATA, with a regular expression.",
+    help="Rename topics in DIR, with a regular expression.",
 )
 @click.option(
     "--name",
@@ -290,7 +290,7 @@ def _mirror_line(metrics: Any) -> str:
     type=click.Choice(["fail", "truncate"]),
     default="fail",
     show_default=True,
-    help="If the cluster has lost records that DATA has: truncate DATA, after asking.",
+    help="If the cluster has lost records that DIR has: truncate DIR, after asking.",
 )
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option(
@@ -319,7 +319,7 @@ def mirror(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Copy topics of a Kafka cluster into DATA, with the offsets of the cluster, until
+    """Copy topics of a Kafka cluster into DIR, with the offsets of the cluster, until
     Ctrl-C.
 
     The command continues where the previous run stopped. While the cluster is

@@ -42,7 +42,7 @@ def topic() -> None:
 def topic_create(
     directory: str, name: str, partitions: int, configs: tuple[str, ...]
 ) -> None:
-    """Create the topic NAME in DATA; a missing log directory DATA is created."""
+    """Create the topic NAME in DIR; a missing log directory DIR is created."""
     with open_to_write(directory, create=True) as logdir:
         logdir.create_topic(name, partitions, dict(map(setting, configs)))
 
@@ -51,7 +51,7 @@ def topic_create(
 @log_directory_argument
 @json_option
 def topic_list(directory: str, as_json: bool) -> None:
-    """List the topics in DATA, with their partitions and bytes."""
+    """List the topics in DIR, with their partitions and sizes."""
     with logcore.open_dir(directory, read_only=True) as logdir:
         rows = []
         for name in logdir.topics():
@@ -72,7 +72,8 @@ def topic_list(directory: str, as_json: bool) -> None:
                     )
                 )
     else:
-        print_table(("topic", "partitions", "bytes"), rows, right=(1, 2))
+        shown = [(name, count, size_text(size)) for name, count, size in rows]
+        print_table(("topic", "partitions", "size"), shown, right=(1, 2))
 
 
 @topic.command("describe")
@@ -118,9 +119,9 @@ def topic_describe(directory: str, name: str, as_json: bool) -> None:
         or "the defaults"
     )
     click.echo(f"{name}  id {id_text(found.topic_id)}  {settings}")
-    print_table(
-        ("partition", "segments", "bytes", "start", "end"), rows, right=range(5)
-    )
+    shown = [(*row[:2], size_text(row[2]), *row[3:]) for row in rows]
+    headers = ("partition", "segments", "size", "start", "end")
+    print_table(headers, shown, right=range(5))
 
 
 @topic.command("alter")

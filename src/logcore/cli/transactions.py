@@ -36,7 +36,7 @@ def transactions() -> None:
 )
 @json_option
 def transactions_list(directory: str, shows_all: bool, as_json: bool) -> None:
-    """List transactions in DATA that are open, or not yet ended in all partitions."""
+    """List transactions in DIR that are open, or not yet ended in all partitions."""
     with logcore.open_dir(directory, read_only=True) as logdir:
         found = sorted(logdir.transactions().items())
     names = ("id", "state", "producer", "epoch", "partitions", "since")

@@ -46,6 +46,7 @@ from logcore.errors import (
     StorageReadError,
     StorageWriteError,
 )
+from logcore.fs.lock_holders import lock_holders
 from logcore.fs.watch import DirectoryWatch, Inotify, Polling, libc
 
 #: Errors of a write that mean "no room". Truncating the file to its old size undoes
@@ -786,6 +787,8 @@ PRESENCE_BYTE: Final = 0
 PRIVATE_BYTE: Final = 4
 #: How long to wait for a process that is leaving, and holds the first byte exclusively.
 JOIN_SECONDS: Final = 10
+#: Most holders of a lock in an error.
+_SHOWN_HOLDERS: Final = 3
 _FLOCK: Final = struct.Struct(
     "hhqqi4x"
 )  # struct flock of 64-bit Linux: type, whence, start, len, pid
@@ -845,6 +848,11 @@ class _DirectoryLock:
                 who = f"process {pid}"
             if host:
                 who += f" on {host}"
+            if holders := lock_holders(self.directory):
+                who = " and ".join(map(str, holders[:_SHOWN_HOLDERS]))
+                if len(holders) > _SHOWN_HOLDERS:
+                    who += f" and {len(holders) - _SHOWN_HOLDERS} others"
+                pid = pid or holders[0].pid
             raise LogLockedError(
                 f"the log directory is being written by {who}; "
                 "close it there, open with read_only=True, or with shared=True in both",
