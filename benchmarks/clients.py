@@ -300,7 +300,7 @@ async def window(
 def by_lists(consumer: Consumer, count: int) -> None:
     seen = 0
     while seen < count:
-        seen += consumer.poll(1000, AT_ONCE).count
+        seen += consumer.poll(1, AT_ONCE).count
 
 
 def one_by_one(consumer: Consumer, count: int) -> None:
@@ -312,7 +312,7 @@ def one_by_one(consumer: Consumer, count: int) -> None:
 def by_columns(consumer: Consumer, count: int) -> None:
     seen = 0
     while seen < count:
-        for found in consumer.poll_columns(1000).values():
+        for found in consumer.poll_columns(1).values():
             seen += sum(len(one.offsets) for one in found)
 
 

@@ -206,10 +206,10 @@ def _member(there: Connection, path: str, share: int) -> None:
         there.recv()
         consumer.subscribe(["t"])
         while len(consumer.assignment()) != share:
-            consumer.poll(5)
+            consumer.poll(0.005)
         there.send("divided")
         while True:
-            consumer.poll(50)
+            consumer.poll(0.05)
 
 
 def stopped(path: str, repeats: int) -> Result:
@@ -225,11 +225,11 @@ def stopped(path: str, repeats: int) -> Result:
                     not child.here.poll()
                     or len(consumer.assignment()) != PARTITIONS // 2
                 ):
-                    consumer.poll(5)
+                    consumer.poll(0.005)
                 child.send(signal.SIGSTOP)
                 started = time.perf_counter()
                 while len(consumer.assignment()) != PARTITIONS:
-                    consumer.poll(5)
+                    consumer.poll(0.005)
                 times.append(time.perf_counter() - started)
                 child.end()
     found_ms = statistics.median(times) * 1e3

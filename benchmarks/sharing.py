@@ -132,12 +132,12 @@ def take_over(path: str, repeats: int) -> Result:
                 other = context.Process(target=_member, args=(path, there), daemon=True)
                 other.start()
                 while not here.poll() or len(consumer.assignment()) != 2:
-                    consumer.poll(5)
+                    consumer.poll(0.005)
                 started = time.perf_counter()
                 assert other.pid is not None
                 os.kill(other.pid, signal.SIGKILL)
                 while len(consumer.assignment()) != 4:
-                    consumer.poll(5)
+                    consumer.poll(0.005)
                 times.append(time.perf_counter() - started)
                 other.join()
     found_ms = sorted(times)[len(times) // 2] * 1e3
@@ -154,7 +154,7 @@ def _member(path: str, there: Connection) -> None:
     ):
         consumer.subscribe(["t"])
         while len(consumer.assignment()) != 2:
-            consumer.poll(50)
+            consumer.poll(0.05)
         there.send("joined")
         while True:
-            consumer.poll(50)
+            consumer.poll(0.05)

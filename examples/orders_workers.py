@@ -99,7 +99,7 @@ async def confirm(data: aio.LogDir, number: int) -> None:
             ):
                 consumer.subscribe(["orders"])
                 while True:
-                    found = await consumer.getmany(timeout_ms=1000)
+                    found = await consumer.getmany(timeout=1)
                     if not found:
                         continue
                     async with producer.transaction():

@@ -1,4 +1,6 @@
-"""Deadlines without a clock: the owner waits until `next_ms`, then calls due()."""
+"""Timeouts in milliseconds, and deadlines without a clock: the owner waits until
+`next_ms`, then calls due().
+"""
 
 from __future__ import annotations
 
@@ -7,10 +9,27 @@ import itertools
 from collections.abc import Hashable, Iterator
 from typing import Generic, TypeVar
 
+from logcore.errors import InvalidConfigError
+
 Name = TypeVar("Name", bound=Hashable)
 
 #: A smaller heap is not cleaned.
 _SMALL = 64
+#: Longest timeout, 31 years. A larger one, also infinity, counts as this.
+_MOST_SECONDS = 1e9
+
+
+def milliseconds(timeout: float) -> int:
+    """Return a timeout in seconds as milliseconds, rounded.
+
+    Raises:
+        InvalidConfigError: the timeout is negative or not a number.
+    """
+    if not timeout >= 0:
+        raise InvalidConfigError(
+            "a timeout is in seconds", expected="a number from 0", found=timeout
+        )
+    return round(1000 * min(timeout, _MOST_SECONDS))
 
 
 class Deadlines(Generic[Name]):

@@ -417,9 +417,7 @@ async def rest(
     while len(found) < count:
         found += [
             record.value
-            for record in (
-                await consumer.getmany(timeout_ms=1_000, max_records=3)
-            ).records()
+            for record in (await consumer.getmany(timeout=1, max_records=3)).records()
         ]
 
 
@@ -435,7 +433,7 @@ def test_a_consumer_hands_out_each_record_once(
 
         async def by_lists() -> None:
             while len(found) < 10:
-                records = await consumer.getmany(timeout_ms=1_000, max_records=2)
+                records = await consumer.getmany(timeout=1, max_records=2)
                 found.extend(record.value for record in records.records())
 
         async def one_by_one() -> None:
@@ -444,7 +442,7 @@ def test_a_consumer_hands_out_each_record_once(
 
         async def by_columns() -> None:
             while len(found) < 10:
-                columns = await consumer.poll_columns(timeout_ms=1_000)
+                columns = await consumer.poll_columns(timeout=1)
                 found.extend(
                     record.value
                     for lists in columns.values()
@@ -455,7 +453,7 @@ def test_a_consumer_hands_out_each_record_once(
         async def by_tables() -> None:
             while len(found) < 10:
                 found.extend(
-                    (await consumer.poll_arrow(timeout_ms=1_000))["value"].to_pylist()
+                    (await consumer.poll_arrow(timeout=1))["value"].to_pylist()
                 )
 
         async def write() -> None:
@@ -519,26 +517,24 @@ def test_a_consumer_goes_on_after_any_call(tmp_path: Path, kind: str) -> None:
             }
             if kind != "assign":
                 consumer.subscribe(["t"])
-                assert (
-                    await consumer.getmany(timeout_ms=1_000, max_records=4)
-                ).count == 4
+                assert (await consumer.getmany(timeout=1, max_records=4)).count == 4
             was_cancelled = await cut(calls[kind])
             if kind in ("unsubscribe", "assign"):
                 await consumer.unsubscribe()
                 consumer.subscribe(["t"])
-                assert (await consumer.getmany(timeout_ms=1_000)).count == 10
+                assert (await consumer.getmany(timeout=1)).count == 10
             elif kind.startswith("seek"):
                 consumer.seek(("t", 0), 5)  # behind what was cancelled
-                assert (await consumer.getmany(timeout_ms=1_000)).count == 5
+                assert (await consumer.getmany(timeout=1)).count == 5
             elif kind != "close":
-                assert (await consumer.getmany(timeout_ms=1_000)).count == 6
+                assert (await consumer.getmany(timeout=1)).count == 6
                 await consumer.commit()
         async with data.consumer(
             group_id="g", auto_offset_reset="earliest"
         ) as consumer:
             consumer.subscribe(["t"])
             await log.append(b"last")
-            assert (await consumer.getmany(timeout_ms=1_000)).count in (1, 11)
+            assert (await consumer.getmany(timeout=1)).count in (1, 11)
         return bool(was_cancelled)
 
     assert explore(tmp_path, trial) >= 1

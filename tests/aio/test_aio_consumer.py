@@ -55,7 +55,7 @@ def offsets(records: Any) -> list[tuple[int, int]]:
 async def take(consumer: aio.Consumer, count: int) -> list[tuple[int, int]]:
     found: list[tuple[int, int]] = []
     while len(found) < count:
-        found += offsets(await consumer.getmany(timeout_ms=60_000))
+        found += offsets(await consumer.getmany(timeout=60))
     return found
 
 
@@ -110,7 +110,7 @@ def test_positions_are_set_and_looked_up(tmp_path: Path) -> None:
         with pytest.raises(InvalidConfigError):
             consumer.seek(ONE, -1)
         with pytest.raises(InvalidConfigError):
-            await consumer.getmany(timeout_ms=-1)
+            await consumer.getmany(timeout=-1)
 
     with_consumer(tmp_path, main)
 
@@ -139,7 +139,7 @@ def test_the_iteration_waits_for_what_comes_and_ends_with_wakeup(
         assert found == list(range(302))
         consumer.wakeup()
         with pytest.raises(WakeupError):
-            await consumer.getmany(timeout_ms=60_000)
+            await consumer.getmany(timeout=60)
 
     with_consumer(tmp_path, main)
 
@@ -287,7 +287,7 @@ def test_two_tasks_divide_the_partitions_of_a_group(tmp_path: Path) -> None:
             one.subscribe(["t"])
             while len(found) < 100:
                 for record in (
-                    await one.getmany(timeout_ms=50, max_records=1)
+                    await one.getmany(timeout=0.05, max_records=1)
                 ).records():
                     found.append((record.partition, record.offset))
 
@@ -303,7 +303,7 @@ def test_two_tasks_divide_the_partitions_of_a_group(tmp_path: Path) -> None:
 def test_one_task_at_a_time_reads(tmp_path: Path) -> None:
     async def main(data: aio.LogDir, consumer: aio.Consumer) -> None:
         await consumer.assign([ONE])
-        waiting = asyncio.ensure_future(consumer.getmany(timeout_ms=60_000))
+        waiting = asyncio.ensure_future(consumer.getmany(timeout=60))
         await asyncio.sleep(0)
         with pytest.raises(ConsumerStateError):
             await consumer.getmany()
@@ -320,7 +320,7 @@ def test_a_seek_wakes_the_task_that_reads(tmp_path: Path) -> None:
         await fill(data, 0, 3)
         await consumer.assign([ONE])
         assert await take(consumer, 3) == [(0, 0), (0, 1), (0, 2)]
-        waiting = asyncio.ensure_future(consumer.getmany(timeout_ms=60_000))
+        waiting = asyncio.ensure_future(consumer.getmany(timeout=60))
         for _ in range(5):
             await asyncio.sleep(0)
         consumer.seek(ONE, 2)
@@ -382,7 +382,7 @@ def test_a_seek_while_columns_are_found_counts(
             return found
 
         monkeypatch.setattr(consumer._sync.fetcher, "find_columns", slowly)
-        reading = asyncio.ensure_future(consumer.poll_columns(timeout_ms=60_000))
+        reading = asyncio.ensure_future(consumer.poll_columns(timeout=60))
         while not has_unfinished_write.is_set():
             await asyncio.sleep(0)
         consumer.seek(ONE, 3)
@@ -431,7 +431,7 @@ def test_a_reader_hears_of_another_writer(tmp_path: Path) -> None:
         ):
             await consumer.assign([ONE])
             assert not await consumer.getmany()
-            reading = asyncio.ensure_future(consumer.getmany(timeout_ms=60_000))
+            reading = asyncio.ensure_future(consumer.getmany(timeout=60))
             while not consumer._watching._paths:
                 await asyncio.sleep(0)
             writer.append("t", b"v")
@@ -475,7 +475,7 @@ def test_records_go_from_topic_to_topic_exactly_once(tmp_path: Path) -> None:
         async with data.producer(transactional_id="doubler") as producer:
             count = 0
             while count < 10:
-                records = await consumer.getmany(timeout_ms=60_000, max_records=4)
+                records = await consumer.getmany(timeout=60, max_records=4)
                 async with producer.transaction():
                     for record in records.records():
                         await producer.send("doubled", record.value * 2)
@@ -507,7 +507,7 @@ def test_errors_reach_the_task(tmp_path: Path) -> None:
             await consumer.getmany()
         with pytest.raises(InvalidConfigError):
             data.consumer(group="g")  # type: ignore[call-arg]
-        waiting = asyncio.ensure_future(consumer.getmany(timeout_ms=60_000))
+        waiting = asyncio.ensure_future(consumer.getmany(timeout=60))
         consumer.seek(ONE, 0)
         for _ in range(3):
             await asyncio.sleep(0)

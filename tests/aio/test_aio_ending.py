@@ -53,7 +53,7 @@ def test_consumers_wake_and_remain_open(tmp_path: Path) -> None:
             async with data.consumer() as consumer, data.consumer() as other:
                 await consumer.assign([("t", 0)])
                 await other.assign([("t", 0)])
-                poll = asyncio.create_task(consumer.getmany(timeout_ms=100_000))
+                poll = asyncio.create_task(consumer.getmany(timeout=100))
                 iteration = asyncio.create_task(values(other))
                 await asyncio.sleep(0.05)
                 aio.end_waits()
@@ -63,7 +63,7 @@ def test_consumers_wake_and_remain_open(tmp_path: Path) -> None:
                 async with data.producer() as producer:
                     await producer.send_and_wait("t", b"a")
                 consumer.seek(("t", 0), 0)
-                found = await consumer.getmany(timeout_ms=100_000)
+                found = await consumer.getmany(timeout=100)
                 assert [one.value for one in found.records()] == [b"a"]
 
     asyncio.run(main())
@@ -80,7 +80,7 @@ def test_consumer_that_is_opened_later_wakes_too(tmp_path: Path) -> None:
                 async with data.consumer() as consumer:
                     await consumer.assign([("t", 0)])
                     with pytest.raises(WakeupError):
-                        await consumer.getmany(timeout_ms=100_000)
+                        await consumer.getmany(timeout=100)
 
     asyncio.run(main())
 

@@ -208,7 +208,7 @@ def test_the_end_of_a_group_is_that_of_all_its_members(data: Path) -> None:
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             while len(other.assignment()) == 2 or not committed(data):
-                other.poll(20)
+                other.poll(0.02)
                 assert process.poll() is None, "the other half is left"
             other.close()
             found = [json.loads(line)["value"] for line in process.stdout]

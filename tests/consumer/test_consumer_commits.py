@@ -78,7 +78,7 @@ def joined(data: LogDir, **given: Any) -> Consumer:
     consumer = data.consumer(**{**SETTINGS, **given})
     consumer.subscribe(["t"])
     while not consumer.assignment():
-        consumer.poll(1, 1)
+        consumer.poll(0.001, 1)
     return consumer
 
 
@@ -199,12 +199,12 @@ def test_commit_of_a_listener_belongs_to_the_ending_generation(data: LogDir) -> 
     first = data.consumer(**SETTINGS, assignors=["range"])
     first.subscribe(["t"], listener=Late())
     while not first.assignment():
-        first.poll(1, 1)
+        first.poll(0.001, 1)
     other = data.consumer(**SETTINGS, assignors=["range"])
     other.subscribe(["t"])
     while not callback.calls:
-        other.poll(1, 1)
-        first.poll(1, 1)
+        other.poll(0.001, 1)
+        first.poll(0.001, 1)
     assert callback.calls[0] == (None, {0: 9, 1: 9})
     assert has[0] == {ONE, TWO}, (
         "the partitions are revoked only after the commit is stored"

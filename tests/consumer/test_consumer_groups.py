@@ -685,7 +685,7 @@ def test_threads_divide_the_work_of_a_group(tmp_path: Path) -> None:
                 ) as consumer:
                     consumer.subscribe(["t"])
                     for _ in range(most):
-                        found = consumer.poll(50)
+                        found = consumer.poll(0.05)
                         with guard:
                             seen.update(
                                 (record.partition, record.offset)

@@ -72,7 +72,7 @@ def consume_until_killed(path: Path, report: Report) -> None:
     ):
         consumer.subscribe(["t"], listener=ReportingListener(report))
         while True:
-            found = consumer.poll(50, 5)
+            found = consumer.poll(0.05, 5)
             report("has", sorted(one.partition for one in consumer.assignment()))
             for record in found.records():
                 report(

@@ -86,7 +86,7 @@ def _work(path: Path, there: Connection, settings: Any) -> None:
         consumer.subscribe(["t"])
         assigned: tuple[int, ...] | None = None
         while True:
-            found = consumer.poll(500)
+            found = consumer.poll(0.5)
             present = tuple(sorted(one.partition for one in consumer.assignment()))
             if present != assigned:
                 assigned = present
@@ -185,7 +185,7 @@ def test_members_of_two_processes_divide_the_partitions(
         other = start()
 
         def is_shared() -> bool:
-            consumer.poll(10)
+            consumer.poll(0.01)
             return len(consumer.assignment()) == 2 and len(other.assigned) == 2
 
         until([other], is_shared)
@@ -201,13 +201,13 @@ def test_offsets_of_a_shared_group_are_readable_from_the_log(data: LogDir) -> No
     with data.consumer(**SETTINGS) as consumer:
         consumer.subscribe(["t"])
         while sum(consumer.position(one) for one in consumer.assignment()) < 8:
-            consumer.poll(100)
+            consumer.poll(0.1)
         consumer.commit()
     path = data.path
     data.close()
     with logcore.open_dir(path) as alone, alone.consumer(**SETTINGS) as consumer:
         consumer.subscribe(["t"])
-        assert not consumer.poll(200)
+        assert not consumer.poll(0.2)
         assert [consumer.position(one) for one in sorted(consumer.assignment())] == [
             2,
             2,
@@ -228,7 +228,7 @@ def join_group(data: LogDir, **settings: Any) -> logcore.Consumer:
     consumer = data.consumer(**{**SETTINGS, **settings})
     consumer.subscribe(["t"])
     while not consumer.assignment():
-        consumer.poll(10)
+        consumer.poll(0.01)
     return consumer
 
 
@@ -330,7 +330,7 @@ def test_acknowledged_commit_survives_a_power_cut() -> None:
     data.append("t", b"1", partition=0)
     consumer = data.consumer(**SETTINGS)
     consumer.subscribe(["t"])
-    while not consumer.poll(10):
+    while not consumer.poll(0.01):
         pass
     consumer.commit()
     disk.crash()
@@ -370,7 +370,7 @@ def test_reader_of_an_unsynced_commit_syncs_it(
     else:
         other.subscribe(["t"])
         while not other.assignment():
-            other.poll(10)
+            other.poll(0.01)
     disk.crash()
     for after in disk.after_crash(limit=20):
         after.seed += 1
@@ -463,7 +463,7 @@ def test_members_of_a_shared_group_need_a_common_assignor() -> None:
         with pytest.raises(
             InconsistentGroupError, match=r"'g'.*one of range, sticky.*found roundrobin"
         ):
-            second.poll(10)
+            second.poll(0.01)
         first.close()
         second.close()
 
@@ -528,7 +528,7 @@ def test_commit_of_a_removed_member_is_refused() -> None:
         data.append("t", b"1")
         data.append("t", b"2")
         late.subscribe(["t"])
-        while not late.poll(10, 1):
+        while not late.poll(0.01, 1):
             pass
         other.subscribe(["t"])
         while not other.assignment():

@@ -100,7 +100,7 @@ def _work(path: Path, number: int) -> None:
                     consumer.subscribe(["in"])
                     producer.init_transactions()
                     while True:
-                        found = consumer.poll(100)
+                        found = consumer.poll(0.1)
                         data.tick()
                         if not found:
                             continue

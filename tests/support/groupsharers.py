@@ -284,7 +284,7 @@ class Group:
         ):  # a process was stopped in the middle of its change
             began_ms = self.disk.monotonic_ms()
             awake_ms = self._awake_ms()
-            found = consumer.poll(100, 3)
+            found = consumer.poll(0.1, 3)
             self._note_heard()
             self.polled_ms[consumer] = awake_ms
             self._note_owners(consumer)
@@ -566,7 +566,7 @@ class Group:
         ):
             consumer.subscribe(["t"])
             while not consumer.assignment():
-                consumer.poll(10)
+                consumer.poll(0.01)
             assert consumer._place.member is not None
             found = consumer._place.member.generation
             assert found > self.generation, (

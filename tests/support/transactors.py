@@ -178,7 +178,7 @@ class Pipeline:
                 producer.init_transactions()
             if transacting.state is not TransactionState.READY:
                 producer.abort_transaction()
-            found = consumer.poll(100, 3)
+            found = consumer.poll(0.1, 3)
             if not found:
                 return True
         except ProducerFencedError:

@@ -35,7 +35,7 @@ from logcore.consumer.fetcher import (
     MAX_COLUMN_BYTES,
     Columns,
     Fetcher,
-    check_columns,
+    check_at_least_1,
     columns_of,
 )
 from logcore.consumer.positions import Move, PartitionPosition
@@ -48,6 +48,7 @@ from logcore.consumer.settings import (
     intercepted,
 )
 from logcore.consumer.topic_partition import TopicPartition
+from logcore.deadlines import milliseconds
 from logcore.errors import ConsumerBusyError, ConsumerStateError, WakeupError
 from logcore.format.columns import RecordColumns
 from logcore.fs import FS
@@ -181,8 +182,8 @@ class _Stepped(synchronous.Consumer):
     def check_open(self) -> None:
         self._check_open()
 
-    def checked_most(self, timeout_ms: int, max_records: int | None) -> int:
-        return self._checked_most(timeout_ms, max_records)
+    def checked_most(self, max_records: int | None) -> int:
+        return self._checked_most(max_records)
 
     def reading(self, partition: tuple[str, int]) -> PartitionPosition:
         """Return the read position of a partition.
@@ -541,16 +542,17 @@ class Consumer:
     # -- reading -----------------------------------------------------------------------
 
     async def getmany(
-        self, timeout_ms: int = 0, max_records: int | None = None
+        self, timeout: float = 0, max_records: int | None = None
     ) -> ConsumerRecords:
         """Return the next records of the assigned partitions.
 
         At most `max_records` (default max_poll_records) and about 1 MiB are returned.
-        The call waits up to `timeout_ms` for the first record. It marks the records of
-        the previous call as finished. Errors are those of
+        The call waits up to `timeout` seconds for the first record. It marks the
+        records of the previous call as finished. Errors are those of
         logcore.consumer.Consumer.poll().
         """
-        most = self._sync.checked_most(timeout_ms, max_records)
+        most = self._sync.checked_most(max_records)
+        timeout_ms = milliseconds(timeout)
         given = ConsumerRecords({})
         moves: list[Move] = []
         with self._alone():
@@ -576,16 +578,16 @@ class Consumer:
         self._record_bytes = 64 + sum(sizes) // len(sizes)
 
     async def poll_columns(
-        self, timeout_ms: int = 0, max_bytes: int = MAX_COLUMN_BYTES
+        self, timeout: float = 0, max_bytes: int = MAX_COLUMN_BYTES
     ) -> dict[TopicPartition, list[RecordColumns]]:
         """Return records as columns, decoded in the thread.
 
         The result has about `max_bytes` of the records that are in the partitions now.
         """
-        return await self._poll_columns(timeout_ms, max_bytes, dict)
+        return await self._poll_columns(timeout, max_bytes, dict)
 
     async def poll_arrow(
-        self, timeout_ms: int = 0, max_bytes: int = MAX_COLUMN_BYTES
+        self, timeout: float = 0, max_bytes: int = MAX_COLUMN_BYTES
     ) -> pyarrow.Table:
         """Return records as one Arrow table, made in the thread.
 
@@ -593,11 +595,11 @@ class Consumer:
         """
         from logcore.consumer.arrow import table_of
 
-        return await self._poll_columns(timeout_ms, max_bytes, table_of)
+        return await self._poll_columns(timeout, max_bytes, table_of)
 
     async def _poll_columns(
         self,
-        timeout_ms: int,
+        timeout: float,
         max_bytes: int,
         make: Callable[[dict[TopicPartition, list[RecordColumns]]], _T],
     ) -> _T:
@@ -610,7 +612,8 @@ class Consumer:
             found = self._sync.fetcher.find_columns(max_bytes)
             return found, make(columns_of(found))
 
-        check_columns(timeout_ms, max_bytes)
+        check_at_least_1("max_bytes", max_bytes)
+        timeout_ms = milliseconds(timeout)
         given = make({})
         moves: list[Move] = []
         with self._alone():

@@ -49,7 +49,7 @@ from logcore.errors import OffsetOutOfRangeError, RebalanceInProgressError
 from logcore.reader import Isolation
 
 #: Maximum duration of one poll. Ctrl-C interrupts it at once.
-_POLL_MS = 1_000
+_POLL_SECONDS = 1.0
 #: Delay between two attempts to commit at the end.
 _RETRY_SECONDS = 0.05
 
@@ -268,13 +268,13 @@ def consume(
         printed = Printed(consumer, beginning if begins_elsewhere else None)
         consumer.subscribe(topics, listener=printed)
         out = stack.enter_context(Lines())
-        wait_ms = 0 if until_end else _POLL_MS
+        wait = 0.0 if until_end else _POLL_SECONDS
         while left is None or left > 0:
-            found = consumer.poll(wait_ms, left)
+            found = consumer.poll(wait, left)
             if not found and until_end:
                 if beginning.is_all_read(topics, isolation):
                     break
-                wait_ms = _POLL_MS
+                wait = _POLL_SECONDS
             if parts is None:
                 print_lines(out, found.records(), full, as_json)
             else:

@@ -40,6 +40,7 @@ from logcore.coordination.group_requests import (
     GroupError,
     OffsetKey,
 )
+from logcore.deadlines import milliseconds
 from logcore.errors import (
     CommitFailedError,
     ConsumerStateError,
@@ -186,7 +187,7 @@ class Commits:
                     expected=f"seconds, 0 to {_LONGEST_SECONDS}",
                     found=repr(timeout),
                 )
-            until_ms += int(timeout * 1000)
+            until_ms += milliseconds(timeout)
         while True:
             try:
                 return self._store(chosen)

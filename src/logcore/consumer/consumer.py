@@ -35,7 +35,7 @@ from logcore.consumer.commits import Commits, GroupPlace, OnCommit
 from logcore.consumer.fetcher import (
     MAX_COLUMN_BYTES,
     Fetcher,
-    check_columns,
+    check_at_least_1,
     columns_of,
     misplaced,
 )
@@ -55,6 +55,7 @@ from logcore.consumer.settings import (
 )
 from logcore.consumer.topic_partition import TopicPartition
 from logcore.coordinators.process_groups import ProcessGroups
+from logcore.deadlines import milliseconds
 from logcore.directory.interface import ClientDirectory
 from logcore.errors import (
     CommitFailedError,
@@ -627,12 +628,12 @@ class Consumer:
     # -- reading -----------------------------------------------------------------------
 
     def poll(
-        self, timeout_ms: int = 0, max_records: int | None = None
+        self, timeout: float = 0, max_records: int | None = None
     ) -> ConsumerRecords:
         """Return the next records of the assigned partitions, at most max_records.
 
-        The default is max_poll_records. If there are no records, wait up to timeout_ms
-        for the first. The call finishes the records of the previous poll(), keeps the
+        The default is max_poll_records. If there are no records, wait up to `timeout`
+        seconds for the first. The call finishes the records of the previous poll(), keeps the
         consumer in its group, and calls the listener. Exceptions of the listener are
         raised here.
 
@@ -645,7 +646,8 @@ class Consumer:
             WakeupError: wakeup() was called.
             LogcoreError: a log could not be read.
         """
-        most = self._checked_most(timeout_ms, max_records)
+        most = self._checked_most(max_records)
+        timeout_ms = milliseconds(timeout)
         with self._alone(is_whole=True):
             self._fetcher.finish()
             found: dict[TopicPartition, list[TopicRecord]] = {}
@@ -656,18 +658,14 @@ class Consumer:
             given = intercepted(self._settings.interceptors, ConsumerRecords(found))
         return self._fetcher.hand_out(moves, given)
 
-    def _checked_most(self, timeout_ms: int, max_records: int | None) -> int:
-        most = self._settings.max_poll_records if max_records is None else max_records
-        if timeout_ms < 0 or most < 1:
-            raise InvalidConfigError(
-                "poll",
-                expected="timeout_ms from 0, max_records from 1",
-                found=f"{timeout_ms}, {most}",
-            )
-        return most
+    def _checked_most(self, max_records: int | None) -> int:
+        if max_records is None:
+            return self._settings.max_poll_records
+        check_at_least_1("max_records", max_records)
+        return max_records
 
     def poll_columns(
-        self, timeout_ms: int = 0, max_bytes: int = MAX_COLUMN_BYTES
+        self, timeout: float = 0, max_bytes: int = MAX_COLUMN_BYTES
     ) -> dict[TopicPartition, list[RecordColumns]]:
         """Return columns instead of records, to process many records at once.
 
@@ -675,11 +673,11 @@ class Consumer:
         are found. At least one chunk of a scan is returned. Deserializers and
         interceptors are not called. Otherwise, this is poll(), with the same errors.
         """
-        return self._poll_columns(timeout_ms, max_bytes, dict)
+        return self._poll_columns(timeout, max_bytes, dict)
 
     def _poll_columns(
         self,
-        timeout_ms: int,
+        timeout: float,
         max_bytes: int,
         make: Callable[[dict[TopicPartition, list[RecordColumns]]], _T],
     ) -> _T:
@@ -687,7 +685,8 @@ class Consumer:
 
         It is first called without columns, before any record is read.
         """
-        check_columns(timeout_ms, max_bytes)
+        check_at_least_1("max_bytes", max_bytes)
+        timeout_ms = milliseconds(timeout)
         given = make({})
         with self._alone(is_whole=True):
             self._fetcher.finish()
@@ -701,7 +700,7 @@ class Consumer:
         return self._fetcher.hand_out(moves, given)
 
     def poll_arrow(
-        self, timeout_ms: int = 0, max_bytes: int = MAX_COLUMN_BYTES
+        self, timeout: float = 0, max_bytes: int = MAX_COLUMN_BYTES
     ) -> pyarrow.Table:
         """Return one Arrow table instead of records.
 
@@ -715,7 +714,7 @@ class Consumer:
         """
         from logcore.consumer.arrow import table_of
 
-        return self._poll_columns(timeout_ms, max_bytes, table_of)
+        return self._poll_columns(timeout, max_bytes, table_of)
 
     def __iter__(self) -> Iterator[TopicRecord]:
         """Yield records as they arrive.

@@ -505,14 +505,10 @@ def columns_of(found: Sequence[Columns]) -> dict[TopicPartition, list[RecordColu
     return {each.partition: each.columns for each in found if each.columns}
 
 
-def check_columns(timeout_ms: int, max_bytes: int) -> None:
-    """Raise InvalidConfigError unless the arguments of poll_columns() are valid."""
-    if timeout_ms < 0 or max_bytes < 1:
-        raise InvalidConfigError(
-            "poll_columns",
-            expected="timeout_ms from 0, max_bytes from 1",
-            found=f"{timeout_ms}, {max_bytes}",
-        )
+def check_at_least_1(name: str, value: int) -> None:
+    """Raise InvalidConfigError unless an argument that limits a read is at least 1."""
+    if value < 1:
+        raise InvalidConfigError("a read", expected=f"{name} from 1", found=value)
 
 
 def misplaced(

@@ -34,6 +34,7 @@ from typing import Any, Final, Self
 from logcore.callbacks import call
 from logcore.coordination.transaction_effects import NO_TIMEOUT
 from logcore.coordinators.transactions import TransactionCoordinator
+from logcore.deadlines import milliseconds
 from logcore.directory.interface import ClientDirectory
 from logcore.errors import (
     BufferFullError,
@@ -671,8 +672,9 @@ class Producer(ProducerFields):
                     )
                     self._thread.start()
 
-    def poll(self, timeout_ms: int = 0) -> int:
-        """Write due batches and run callbacks, or wait up to timeout_ms for such work.
+    def poll(self, timeout: float = 0) -> int:
+        """Write due batches and run callbacks, or wait up to `timeout` seconds for
+        such work.
 
         Return the number of records that got their outcome. A producer with a thread
         only waits.
@@ -682,7 +684,7 @@ class Producer(ProducerFields):
             ForkedWriterError: a parent process created the producer.
         """
         self._check_caller("poll()")
-        end_ms = self._fs.monotonic_ms() + timeout_ms
+        end_ms = self._fs.monotonic_ms() + milliseconds(timeout)
         before = self._settled()
         while True:
             if not self._settings.threaded:
@@ -732,7 +734,7 @@ class Producer(ProducerFields):
         """
         end_ms = None
         if timeout is not None:
-            end_ms = self._fs.monotonic_ms() + round(timeout * 1000)
+            end_ms = self._fs.monotonic_ms() + milliseconds(timeout)
         for delivery in pending:
             while True:
                 if not self._settings.threaded:

@@ -30,6 +30,7 @@ from logcore.coordination.group_requests import (
     OffsetKey,
 )
 from logcore.coordinators.transactions import TransactionCoordinator
+from logcore.deadlines import milliseconds
 from logcore.directory.interface import ClientDirectory
 from logcore.errors import (
     CommitFailedError,
@@ -310,7 +311,7 @@ class TransactionalProducer(Producer):
         if timeout is None:
             left_ms = self._settings.max_block_ms
         else:
-            left_ms = round(timeout * 1000)
+            left_ms = milliseconds(timeout)
         return self._fs.monotonic_ms() + left_ms
 
     def _left_seconds(self, deadline_ms: int) -> float:
