@@ -23,9 +23,11 @@ SOURCES = ROOT / "src"
 EXEMPT = {
     "logcore.fs": "the one door to the disk, and to the clock that wakes its waiters",
     "logcore.fs.watch": "a part of fs: it waits for changes of files",
+    "logcore.fs.lock_holders": "a part of fs: it reads /proc for messages",
     "logcore.testing": "builds disks, clocks and crashes",
     "logcore.aio": "hands blocking calls to threads, so that the loop can go on",
     "logcore.cli.commands": "a program: it reads files, clocks and terminals",
+    "logcore.cli.info": "a program, as above",
     "logcore.cli.maintenance": "a program, as above",
     "logcore.cli.options": "a program, as above",
     "logcore.cli.dataset": "a program's part: imported by the one command that needs pyarrow",
