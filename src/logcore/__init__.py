@@ -23,6 +23,11 @@ if TYPE_CHECKING:
     from logcore.backup import SnapshotInfo, SnapshotResult, restore, snapshots
     from logcore.cleaner import CleaningReport, clean
     from logcore.config import Durability, LogConfig, every, interval
+    from logcore.coordinators.group_descriptions import (
+        GroupDescription,
+        GroupMemberDescription,
+        GroupOffset,
+    )
     from logcore.directory.maintenance import Upkeep
     from logcore.errors import (
         CompactionAbandonedError,
@@ -77,6 +82,9 @@ _NAMES = {
     "backup": "SnapshotInfo SnapshotResult restore snapshots",
     "cleaner": "CleaningReport clean",
     "config": "Durability LogConfig every interval",
+    "coordinators.group_descriptions": (
+        "GroupDescription GroupMemberDescription GroupOffset"
+    ),
     "directory.maintenance": "Upkeep",
     "format.columns": "RecordColumns",
     "kernels": "Receipt Record TopicRecord",
@@ -138,6 +146,9 @@ __all__ = [
     "Durability",
     "DurabilityUnknownError",
     "ForkedWriterError",
+    "GroupDescription",
+    "GroupMemberDescription",
+    "GroupOffset",
     "Incident",
     "InvalidConfigError",
     "InvalidNameError",

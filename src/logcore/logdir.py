@@ -92,6 +92,7 @@ if (
     from logcore.backup import SnapshotResult
     from logcore.consumer.consumer import Consumer
     from logcore.consumer.settings import ConsumerOptions, OffsetAndMetadata
+    from logcore.coordinators.group_descriptions import GroupDescription
     from logcore.format.transaction_records import StoredTransaction
     from logcore.legacy.connector import Connector
     from logcore.legacy.simple_consumer import SimpleConsumer
@@ -1110,6 +1111,18 @@ class LogDir:
                 for number in numbers
             ]
         )
+
+    def groups(self) -> dict[str, GroupDescription]:
+        """Return the consumer groups of the directory by id, with their members,
+        committed offsets and lag.
+
+        This reads the whole `__consumer_offsets` topic, and the registry of a shared
+        directory. It works in a directory that is opened read-only, beside its writers.
+        Raises the same errors as reading a log.
+        """
+        from logcore.coordinators.group_descriptions import describe_groups
+
+        return describe_groups(self._fs, self)
 
     def committed_offsets(self, topic: str, number: int) -> dict[str, int]:
         """Return consumer group -> its last committed offset for a partition.

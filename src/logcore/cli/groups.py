@@ -10,7 +10,7 @@ Rules:
 - A place is written as for `logcore read`: an offset, earliest, latest, now, a time, or
   an age.
 
-The work is done by coordinators/stored_offsets.py, consumer/ and registry/.
+The work is done by coordinators/group_descriptions.py, consumer/ and registry/.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Generator, Iterator, Mapping
-from typing import NamedTuple
+from collections.abc import Generator, Mapping
 
+import attrs
 import click
 
 import logcore
@@ -34,33 +34,13 @@ from logcore.cli.options import (
     log_directory_argument,
 )
 from logcore.cli.terminal import Lines, print_table, time_text, to_json, wants_json
-from logcore.coordinators.shared_groups import SeenMember, living_members, seen_members
-from logcore.coordinators.stored_offsets import StoredGroups, stored_groups
-from logcore.errors import LogNotFoundError, NodeNotFoundError
-from logcore.format.consumer_group_records import (
-    ConsumerMember,
-    Current,
-    Partitions,
-    RecordKind,
-)
-from logcore.format.group_records import Committed, read_assignment
+from logcore.coordinators.group_descriptions import GroupDescription, read_groups
+from logcore.coordinators.shared_groups import living_members
+from logcore.errors import LogNotFoundError
 from logcore.metadata.checkpoint import Key
-from logcore.metadata.filenames import OFFSETS_TOPIC
-from logcore.registry import Registry, offsets, open_registry, paths
+from logcore.registry import Registry, offsets, open_registry
 
 _group_argument = click.argument("name", metavar="GROUP")
-
-
-class _Place(NamedTuple):
-    """Committed offset of a group for one partition."""
-
-    topic: str
-    partition: int
-    committed: Committed
-    #: The high watermark, or None if the partition is not in the directory.
-    end: int | None
-    #: Number of offsets up to the high watermark, or None if `end` is None.
-    lag: int | None
 
 
 @click.group(cls=CommandGroup)
@@ -74,22 +54,16 @@ def group() -> None:
 def group_list(directory: str, as_json: bool) -> None:
     """List the groups in DIR that have committed offsets or members, with their lag."""
     with logcore.open_dir(directory, read_only=True) as logdir:
-        found = _stored(logdir)
-        rows = []
-        for name in sorted({*found.offsets, *found.groups, *found.consumers}):
-            places = list(_places(logdir, found, name))
-            members = found.member_count(name)
-            lag = sum(place.lag or 0 for place in places)
-            if places or members:
-                rows.append(
-                    (
-                        name,
-                        members,
-                        len({place.topic for place in places}),
-                        len(places),
-                        lag,
-                    )
-                )
+        rows = [
+            (
+                name,
+                len(one.members),
+                len({each.topic for each in one.offsets}),
+                len(one.offsets),
+                one.lag,
+            )
+            for name, one in logdir.groups().items()
+        ]
     names = ("group", "members", "topics", "partitions", "lag")
     if not wants_json(as_json):
         print_table(names, rows, right=range(1, 5))
@@ -110,24 +84,20 @@ def group_describe(directory: str, name: str, as_json: bool) -> None:
     another directory. The owner is the member that reads the partition now, if the
     members are processes that share the directory.
     """
-    with logcore.open_dir(directory, read_only=True) as logdir:
-        places = list(_places(logdir, _known(logdir, name), name))
-    owners = _owners(directory, name)
+    places = _described(directory, name).offsets
     if not wants_json(as_json):
-        rows = []
-        for place in places:
-            since = time_text(place.committed.commit_ms)
-            owner = owners.get(place[:2], "-")
-            rows.append(
-                (
-                    *place[:2],
-                    place.committed.offset,
-                    _or_dash(place.end),
-                    _or_dash(place.lag),
-                    since,
-                    owner,
-                )
+        rows = [
+            (
+                place.topic,
+                place.partition,
+                place.committed,
+                _or_dash(place.end),
+                _or_dash(place.lag),
+                time_text(place.commit_ms),
+                place.owner or "-",
             )
+            for place in places
+        ]
         print_table(
             ("topic", "partition", "committed", "end", "lag", "since", "owner"),
             rows,
@@ -136,20 +106,7 @@ def group_describe(directory: str, name: str, as_json: bool) -> None:
         return
     with Lines() as out:
         for place in places:
-            committed = place.committed
-            facts = {
-                "group": name,
-                "topic": place.topic,
-                "partition": place.partition,
-                "committed": committed.offset,
-            }
-            owned_by = owners.get(place[:2])
-            told = {
-                "metadata": committed.metadata,
-                "commit_ms": committed.commit_ms,
-                "owner": owned_by,
-            }
-            out.write(to_json({**facts, "end": place.end, "lag": place.lag, **told}))
+            out.write(to_json({"group": name, **attrs.asdict(place), "lag": place.lag}))
 
 
 @group.command("members")
@@ -163,97 +120,42 @@ def group_members(directory: str, name: str, as_json: bool) -> None:
     process id and whether the process is alive. Members of a broker, or of a process
     that locks the directory exclusively, are read from the last stored rebalance.
     """
-    rows = _shared_members(directory, name)
-    if not rows:
-        with logcore.open_dir(directory, read_only=True) as logdir:
-            rows = list(_stored_members(logdir, name))
+    members = _described(directory, name).members
     if not wants_json(as_json):
-        cells = [(*row[:-1], _partitions_text(row.partitions)) for row in rows]
         names = ("member", "instance", "client", "host", "pid", "alive", "partitions")
+        cells = [
+            (
+                one.member_id,
+                one.instance_id,
+                one.client_id,
+                one.client_host,
+                one.pid,
+                one.is_alive,
+                _partitions_text(one.partitions),
+            )
+            for one in members
+        ]
         print_table(names, [tuple(map(_shown, one)) for one in cells], right=(4,))
         return
     with Lines() as out:
-        for row in rows:
-            facts = row._asdict()
-            facts["partitions"] = [
-                {"topic": topic, "partition": number}
-                for topic, number in row.partitions
-            ]
-            out.write(to_json({"group": name, **facts}))
-
-
-class _Member(NamedTuple):
-    """A row of `group members`; `pid` and `alive` are None if they are unknown."""
-
-    member: str
-    instance: str | None
-    client: str
-    host: str
-    pid: int | None
-    alive: bool | None
-    partitions: tuple[Key, ...]
-
-
-def _shared_members(directory: str, name: str) -> list[_Member]:
-    """Return the members in processes that share the directory."""
-    seen: list[SeenMember] = []
-    with (
-        contextlib.suppress(LogNotFoundError),
-        open_registry(directory, read_only=True) as registry,
-    ):
-        seen = seen_members(registry, name)
-    return [
-        _Member(
-            one.member_id,
-            one.instance_id,
-            one.client_id,
-            one.client_host,
-            one.pid,
-            one.is_alive,
-            one.partitions,
-        )
-        for one in seen
-    ]
-
-
-def _stored_members(logdir: logcore.LogDir, name: str) -> Iterator[_Member]:
-    """Yield the members that the last rebalance stored, for both group protocols."""
-    found = _known(logdir, name)
-    if name in found.groups:
-        for each in found.groups[name].members:
-            partitions = read_assignment(each.assignment) or ()
-            yield _Member(
-                each.member_id,
-                each.instance_id,
-                each.client_id,
-                each.client_host,
-                None,
-                None,
-                partitions,
+        for one in members:
+            out.write(
+                to_json(
+                    {
+                        "group": name,
+                        "member": one.member_id,
+                        "instance": one.instance_id,
+                        "client": one.client_id,
+                        "host": one.client_host,
+                        "pid": one.pid,
+                        "alive": one.is_alive,
+                        "partitions": [
+                            {"topic": topic, "partition": number}
+                            for topic, number in one.partitions
+                        ],
+                    }
+                )
             )
-    facts = found.consumers.get(name, {})
-    topics = {logdir.topic_id(topic).bytes: topic for topic in logdir.topics()}
-    for (kind, member_id), fact in sorted(facts.items()):
-        if kind is not RecordKind.MEMBER or not isinstance(fact, ConsumerMember):
-            continue
-        current = facts.get((RecordKind.CURRENT, member_id))
-        given: Partitions = frozenset()
-        if isinstance(current, Current):
-            given = current.assigned
-        named = tuple(
-            sorted(
-                (topics[topic], number) for topic, number in given if topic in topics
-            )
-        )
-        yield _Member(
-            member_id,
-            fact.instance_id,
-            fact.client_id,
-            fact.client_host,
-            None,
-            None,
-            named,
-        )
 
 
 def _partitions_text(partitions: tuple[Key, ...]) -> str:
@@ -308,7 +210,7 @@ def group_reset(
         if dry_run
         else open_to_write(directory) as logdir
     ):
-        stored = _stored(logdir).offsets.get(name, {})
+        stored = read_groups(logdir).offsets.get(name, {})
         chosen = [
             (topic, number)
             for topic in stored
@@ -409,7 +311,7 @@ def group_export(
     """
     with _opened(directory, hosts, dry_run) as (logdir, registry):
         _check_members(directory, name, force)
-        stored = _stored(logdir).offsets.get(name, {})
+        stored = read_groups(logdir).offsets.get(name, {})
         source = {
             (topic, number): each.offset
             for topic in stored
@@ -447,7 +349,7 @@ def group_import(
     """
     with _opened(directory, hosts, dry_run) as (logdir, registry):
         _check_members(directory, name, force)
-        stored = _stored(logdir).offsets.get(name, {})
+        stored = read_groups(logdir).offsets.get(name, {})
         present = {
             (topic, number): each.offset
             for topic in stored
@@ -538,8 +440,7 @@ def group_delete(directory: str, name: str, yes: bool) -> None:
     The command asks first. Without a terminal it needs --yes.
     """
     # Read-only, so that no lock is held while the command waits for the answer.
-    with logcore.open_dir(directory, read_only=True) as logdir:
-        count = len(list(_places(logdir, _known(logdir, name), name)))
+    count = len(_described(directory, name).offsets)
     if not yes:
         if not sys.stdin.isatty():
             fail(
@@ -555,45 +456,17 @@ def group_delete(directory: str, name: str, yes: bool) -> None:
         logdir.delete_group(name)
 
 
-def _stored(logdir: logcore.LogDir) -> StoredGroups:
-    if OFFSETS_TOPIC not in logdir:
-        return StoredGroups()
-    return stored_groups(
-        logdir.partition(OFFSETS_TOPIC, number)
-        for number in logdir.partitions(OFFSETS_TOPIC)
-    )
-
-
-def _known(logdir: logcore.LogDir, name: str) -> StoredGroups:
-    found = _stored(logdir)
-    is_stored = (
-        found.offsets.get(name) or name in found.groups or name in found.consumers
-    )
-    if not is_stored and not _registered(logdir.path, name):
+def _described(directory: str, name: str) -> GroupDescription:
+    with logcore.open_dir(directory, read_only=True) as logdir:
+        found = logdir.groups().get(name)
+    if found is not None:
+        return found
+    if not _registered(directory, name):
         fail(
-            f"there is no group {name} in {logdir.path}",
+            f"there is no group {name} in {directory}",
             "`logcore group list` shows those that exist",
         )
-    return found
-
-
-def _owners(directory: str, name: str) -> dict[Key, str]:
-    """Return the present owner of each partition, from the registry of a directory."""
-    found: dict[Key, str] = {}
-    above = f"{paths.group(name)}/owners"
-    with (
-        contextlib.suppress(LogNotFoundError),
-        open_registry(directory, read_only=True) as registry,
-    ):
-        for topic in registry.children(above):
-            for number in registry.children(f"{above}/{topic}"):
-                # An owner may release its partition at any time.
-                with contextlib.suppress(NodeNotFoundError):
-                    owner = registry.get(f"{above}/{topic}/{number}").value.decode(
-                        "utf-8", "replace"
-                    )
-                    found[paths.element_name(topic), int(number)] = owner
-    return found
+    return GroupDescription(name, (), ())
 
 
 def _registered(directory: str, name: str) -> dict[Key, int]:
@@ -604,21 +477,6 @@ def _registered(directory: str, name: str) -> dict[Key, int]:
     ):
         return offsets.committed(registry, name)
     return {}
-
-
-def _places(logdir: logcore.LogDir, found: StoredGroups, name: str) -> Iterator[_Place]:
-    for topic, partitions in sorted(found.offsets.get(name, {}).items()):
-        for number, committed in sorted(partitions.items()):
-            end = None
-            if topic in logdir and number in logdir.partitions(topic):
-                end = logdir.partition(topic, number).high_watermark
-            yield _Place(
-                topic,
-                number,
-                committed,
-                end,
-                None if end is None else max(0, end - committed.offset),
-            )
 
 
 def _shown(cell: object) -> str:

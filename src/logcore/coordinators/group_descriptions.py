@@ -1,0 +1,244 @@
+"""The consumer groups of a directory as values, for LogDir.groups() and `logcore group`.
+
+Sources:
+- `__consumer_offsets` holds the committed offsets, and the members of a group in a
+  broker, or in a process that does not share the directory, at its last rebalance.
+- The registry of a shared directory holds the members in processes that share it.
+
+Rules:
+- Nothing is locked or written. A group may change during the call.
+- A group that has neither members nor committed offsets is left out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import cast
+
+import attrs
+
+from logcore.coordinators.shared_groups import seen_members
+from logcore.coordinators.stored_offsets import StoredGroups, stored_groups
+from logcore.directory.interface import PartitionDirectory
+from logcore.errors import LogNotFoundError, NodeNotFoundError
+from logcore.format.consumer_group_records import (
+    ConsumerMember,
+    Current,
+    Partitions,
+    RecordKind,
+)
+from logcore.format.group_records import read_assignment
+from logcore.fs import FS, SharedFS
+from logcore.metadata.checkpoint import Key
+from logcore.metadata.filenames import OFFSETS_TOPIC
+from logcore.registry import FileRegistry, Registry, open_registry, paths
+
+
+@attrs.frozen
+class GroupMemberDescription:
+    """A member of a consumer group.
+
+    member_id, instance_id, client_id, client_host: as the member joined; instance_id is
+        None for a dynamic member.
+    pid, is_alive: the process id, and whether the process is alive. None unless the
+        member's process shares the directory.
+    partitions: (topic, partition) of its assignment.
+    """
+
+    member_id: str
+    instance_id: str | None
+    client_id: str
+    client_host: str
+    pid: int | None
+    is_alive: bool | None
+    partitions: tuple[Key, ...]
+
+
+@attrs.frozen
+class GroupOffset:
+    """The committed offset of a group for one partition.
+
+    committed: the next offset to read.
+    metadata: the text that was committed with it.
+    commit_ms: milliseconds since 1970 of the commit.
+    end: the high watermark, or None if the partition is not in the directory.
+    owner: the member that owns the partition in the registry, or None.
+    """
+
+    topic: str
+    partition: int
+    committed: int
+    metadata: str
+    commit_ms: int
+    end: int | None
+    owner: str | None = None
+
+    @property
+    def lag(self) -> int | None:
+        """Number of offsets up to the high watermark, or None if `end` is None.
+
+        Offsets of transaction markers and of compacted records count.
+        """
+        if self.end is None:
+            return None
+        return max(0, self.end - self.committed)
+
+
+@attrs.frozen
+class GroupDescription:
+    """A consumer group of a directory.
+
+    members: the members by id, of the registry if there are any, else of the last
+        stored rebalance.
+    offsets: the committed offsets, by topic and partition.
+    """
+
+    group_id: str
+    members: tuple[GroupMemberDescription, ...]
+    offsets: tuple[GroupOffset, ...]
+
+    @property
+    def lag(self) -> int:
+        """Sum of the known lags of the partitions."""
+        return sum(one.lag or 0 for one in self.offsets)
+
+
+def read_groups(directory: PartitionDirectory) -> StoredGroups:
+    """Read `__consumer_offsets` of a directory. Raises what reading a log raises."""
+    if OFFSETS_TOPIC not in directory:
+        return StoredGroups()
+    return stored_groups(
+        directory.partition(OFFSETS_TOPIC, number)
+        for number in directory.partitions(OFFSETS_TOPIC)
+    )
+
+
+def describe_groups(
+    fs: FS, directory: PartitionDirectory
+) -> dict[str, GroupDescription]:
+    """Return the groups of a directory by id, sorted."""
+    stored = read_groups(directory)
+    found: dict[str, GroupDescription] = {}
+    with contextlib.ExitStack() as stack:
+        registry = None
+        with contextlib.suppress(LogNotFoundError):
+            registry = stack.enter_context(
+                open_registry(directory.path, read_only=True, fs=cast(SharedFS, fs))
+            )
+        names = {*stored.offsets, *stored.groups, *stored.consumers}
+        if registry is not None:
+            children = _children(registry, f"/{paths.CONSUMERS}")
+            names |= set(map(paths.element_name, children))
+        for name in sorted(names):
+            members: tuple[GroupMemberDescription, ...] = ()
+            owners: Mapping[Key, str] = {}
+            if registry is not None:
+                members = _shared_members(registry, name)
+                owners = _owners(registry, name)
+            if not members:
+                members = tuple(_stored_members(directory, stored, name))
+            offsets = tuple(_offsets(directory, stored, name, owners))
+            if members or offsets:
+                found[name] = GroupDescription(name, members, offsets)
+    return found
+
+
+def _children(registry: Registry, path: str) -> list[str]:
+    # A node may be deleted at any time, and the first group creates their parent.
+    with contextlib.suppress(NodeNotFoundError):
+        return list(registry.children(path))
+    return []
+
+
+def _offsets(
+    directory: PartitionDirectory,
+    stored: StoredGroups,
+    name: str,
+    owners: Mapping[Key, str],
+) -> Iterator[GroupOffset]:
+    for topic, partitions in sorted(stored.offsets.get(name, {}).items()):
+        for number, committed in sorted(partitions.items()):
+            end = None
+            if topic in directory and number in directory.partitions(topic):
+                end = directory.partition(topic, number).high_watermark
+            yield GroupOffset(
+                topic,
+                number,
+                committed.offset,
+                committed.metadata,
+                committed.commit_ms,
+                end,
+                owners.get((topic, number)),
+            )
+
+
+def _shared_members(
+    registry: FileRegistry, name: str
+) -> tuple[GroupMemberDescription, ...]:
+    """Return the members in processes that share the directory."""
+    return tuple(
+        GroupMemberDescription(
+            one.member_id,
+            one.instance_id,
+            one.client_id,
+            one.client_host,
+            one.pid,
+            one.is_alive,
+            one.partitions,
+        )
+        for one in seen_members(registry, name)
+    )
+
+
+def _stored_members(
+    directory: PartitionDirectory, stored: StoredGroups, name: str
+) -> Iterator[GroupMemberDescription]:
+    """Yield the members that the last rebalance stored, for both group protocols."""
+    if name in stored.groups:
+        for each in stored.groups[name].members:
+            yield GroupMemberDescription(
+                each.member_id,
+                each.instance_id,
+                each.client_id,
+                each.client_host,
+                None,
+                None,
+                read_assignment(each.assignment) or (),
+            )
+    facts = stored.consumers.get(name, {})
+    topics = {directory.topic_id(topic).bytes: topic for topic in directory.topics()}
+    for (kind, member_id), fact in sorted(facts.items()):
+        if kind is not RecordKind.MEMBER or not isinstance(fact, ConsumerMember):
+            continue
+        current = facts.get((RecordKind.CURRENT, member_id))
+        given: Partitions = frozenset()
+        if isinstance(current, Current):
+            given = current.assigned
+        named = sorted(
+            (topics[topic], number) for topic, number in given if topic in topics
+        )
+        yield GroupMemberDescription(
+            member_id,
+            fact.instance_id,
+            fact.client_id,
+            fact.client_host,
+            None,
+            None,
+            tuple(named),
+        )
+
+
+def _owners(registry: Registry, name: str) -> dict[Key, str]:
+    """Return the present owner of each partition, from the registry."""
+    found: dict[Key, str] = {}
+    above = f"{paths.group(name)}/owners"
+    for topic in _children(registry, above):
+        for number in _children(registry, f"{above}/{topic}"):
+            # An owner may release its partition at any time.
+            with contextlib.suppress(NodeNotFoundError):
+                value = registry.get(f"{above}/{topic}/{number}").value
+                found[paths.element_name(topic), int(number)] = value.decode(
+                    "utf-8", "replace"
+                )
+    return found
