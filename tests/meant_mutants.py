@@ -70,8 +70,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "scan_asks_for_its_end_again", "logcore/reader.py",
-        "lambda: log._stretch(stretch.start, stretch.end, isolation),",
-        "lambda: log._stretch(stretch.start, end, isolation),",
+        "lambda first, last: log._stretch(first, last, isolation),",
+        "lambda first, last: log._stretch(first, end, isolation),",
         "log/test_bounds.py::test_end_of_a_read_is_fixed_when_it_begins",
     ),
     Mistake(

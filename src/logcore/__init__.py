@@ -53,6 +53,7 @@ if TYPE_CHECKING:
         OffsetConflictError,
         OffsetOutOfRangeError,
         OutOfOrderSequenceError,
+        QueryError,
         ReadOnlyLogError,
         RecordTooLargeError,
         ResourceError,
@@ -105,7 +106,7 @@ _NAMES = {
         "InvalidTransactionStateError LogClosedError LogFailedError "
         "LogLockedError LogNotFoundError LogcoreError "
         "MissingDependencyError NotLeaderError OffsetConflictError "
-        "OffsetOutOfRangeError OutOfOrderSequenceError ReadOnlyLogError "
+        "OffsetOutOfRangeError OutOfOrderSequenceError QueryError ReadOnlyLogError "
         "RecordTooLargeError ResourceError SegmentTooSmallError "
         "StorageReadError StorageWriteError TopicExistsError "
         "TopicNotFoundError UnsupportedCodecError "
@@ -170,6 +171,7 @@ __all__ = [
     "OffsetConflictError",
     "OffsetOutOfRangeError",
     "OutOfOrderSequenceError",
+    "QueryError",
     "ReadOnlyLogError",
     "Receipt",
     "Record",

@@ -605,5 +605,9 @@ class CommitConflictError(ShippingError):
     retriable = True
 
 
+class QueryError(LogcoreError):
+    """An SQL query is wrong, or names no topic of the directory."""
+
+
 class MissingDependencyError(LogcoreError):
     """An optional package is needed for this call."""

@@ -57,7 +57,15 @@ from logcore.format.columns import (
 from logcore.fs import FS, OS
 from logcore.index import AbortedTransaction
 from logcore.kernels import Receipt, Record, kernel, layout
-from logcore.kernels.layout import Buffer, HeadersInput, Level, Piece, RecordInput, Time
+from logcore.kernels.layout import (
+    Buffer,
+    HeadersInput,
+    Level,
+    Piece,
+    RecordInput,
+    Time,
+    header_pairs,
+)
 from logcore.key_index import KeyIndex, read_one
 from logcore.metadata import checkpoint
 from logcore.metadata.checkpoint import ensure_directory
@@ -564,7 +572,7 @@ class Log(LogReader):
         Args:
             value: The value, as bytes or another buffer; None for null.
             key: The key, likewise.
-            headers: Pairs of a name and a value.
+            headers: A dict, or pairs of a name and a value.
             timestamp_ms: Milliseconds since the epoch, or a datetime with a time zone.
                 Default: now.
             durability: "disk" or "os", for this append instead of the policy.
@@ -595,9 +603,8 @@ class Log(LogReader):
         if durability is not None:
             check_level(durability)
         if headers.__class__ is not tuple and isinstance(headers, Iterable):
-            headers = tuple(
-                headers
-            )  # before taking the lock: a generator may be slow, or append to this log
+            # Before taking the lock: a generator may be slow, or append to this log.
+            headers = tuple(header_pairs(headers))
         state = self._state
         if writer is None:
             self._refuse_reader()

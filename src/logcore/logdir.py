@@ -89,6 +89,8 @@ from logcore.topic import Order, Position, Topic
 if (
     TYPE_CHECKING
 ):  # imported in the methods that use them: every user waits for `import logcore`
+    import duckdb
+
     from logcore.backup import SnapshotResult
     from logcore.consumer.consumer import Consumer
     from logcore.consumer.settings import ConsumerOptions, OffsetAndMetadata
@@ -1086,6 +1088,26 @@ class LogDir:
         return self.topic(topic).scan(
             start, end, partitions=partitions, isolation=isolation, columns=columns
         )
+
+    def sql(self, query: str, *, text: bool = True) -> duckdb.DuckDBPyRelation:
+        """Return the result of a query in DuckDB's SQL over the topics, each a table.
+
+        The columns are partition, offset, timestamp, key, value and headers;
+        header(headers, 'trace') is a header, and value->>'$.price' a field of JSON. The
+        result has df(), pl(), fetchall() and others, which read the logs; keep the
+        directory open until then.
+
+        text: keys, values and headers are VARCHAR, in which a byte that is not UTF-8 is
+        shown as \\xFF. Otherwise they are BLOB.
+
+        Raises:
+            QueryError: the query is wrong, or returns no rows.
+            MissingDependencyError: duckdb or pyarrow is not installed (extra sql).
+        """
+        from logcore.query.sql import relation
+
+        self._check_open()
+        return relation(self, query, is_text=text)
 
     def tail(
         self,

@@ -755,7 +755,8 @@ def span_of(
         partition,
         stretch.start,
         stretch.end,
-        lambda: log._stretch(stretch.start, stretch.end, isolation),
+        lambda first, last: log._stretch(first, last, isolation),
+        log.offset_for_timestamp,
     )
 
 

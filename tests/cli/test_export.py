@@ -16,9 +16,9 @@ pa = pytest.importorskip("pyarrow")
 import pyarrow.feather  # noqa: E402
 import pyarrow.parquet  # noqa: E402
 
-from logcore.cli import arrow  # noqa: E402
 from logcore.cli import export as module  # noqa: E402
 from logcore.cli.commands import main  # noqa: E402
+from logcore.query.arrow_batches import grouped  # noqa: E402
 
 T0 = 1700000000000
 
@@ -164,12 +164,12 @@ def test_groups_end_at_either_limit() -> None:
     ]
     by_rows = [
         [batch.num_rows for batch in group]
-        for group in arrow.grouped(batches, most_rows=4, most_bytes=1 << 30)
+        for group in grouped(batches, most_rows=4, most_bytes=1 << 30)
     ]
     assert by_rows == [[3, 1], [4], [1]]
     by_bytes = [
         [batch.num_rows for batch in group]
-        for group in arrow.grouped(batches, most_rows=99, most_bytes=40)
+        for group in grouped(batches, most_rows=99, most_bytes=40)
     ]
     assert by_bytes == [[3, 1, 4], [1]]
 

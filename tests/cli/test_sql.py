@@ -142,7 +142,7 @@ def test_csv(data: Path) -> None:
 def test_only_what_a_query_names_is_read(
     data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import logcore.cli.dataset as module
+    import logcore.query.topic_dataset as module
 
     asked: list[tuple[list[int], list[str]]] = []
     real = module.batches_of
@@ -192,7 +192,7 @@ def test_a_limit_ends_a_long_reading(tmp_path: Path) -> None:
 def test_all_readings_end_at_the_same_offset(
     data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from logcore.cli.dataset import TopicDataset
+    from logcore.query.topic_dataset import TopicDataset
 
     with logcore.open_dir(data) as logdir:
         dataset = TopicDataset(logdir, "empty", ["offset"], is_text=True)

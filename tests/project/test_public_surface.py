@@ -42,9 +42,9 @@ MISTAKES = [
     ('log.append(b"v", b"key")', "types", "positional argument"),
     ('log.append(value=b"v", kye=b"k")', "types", "unexpected keyword argument 'kye'"),
     (
-        'log.append(b"v", headers={"name": b"value"})',
+        'log.append(b"v", headers={"name": "value"})',
         "types",
-        "header is a .name, value. pair",
+        "must be bytes",
     ),
     (
         'log.append(b"v", headers=[("name",)])',
@@ -82,9 +82,9 @@ MISTAKES = [
     ('log.append_many([("k", b"v")])', "types", "key must be bytes"),
     ('log.append_many([(b"k", "v")])', "types", "value must be bytes"),
     (
-        'log.append_many([(b"k", b"v", {"h": b"1"})])',
+        'log.append_many([(b"k", b"v", {"h": 1})])',
         "types",
-        "header is a .name, value. pair",
+        "must be bytes",
     ),
     ('log.append_many([(b"k", b"v", 1_700_000_000_000)])', "types", "headers must be"),
     ('log.append_many([(b"k", b"v", None, "now")])', "types", "not a timestamp"),

@@ -29,7 +29,15 @@ from logcore.errors import InvalidRecordError, RecordTooLargeError
 from logcore.format.columns import ColumnInput, TimesInput
 from logcore.fs import FS, OS
 from logcore.kernels import Receipt, Record
-from logcore.kernels.layout import Buffer, HeadersInput, Level, Piece, RecordInput, Time
+from logcore.kernels.layout import (
+    Buffer,
+    HeadersInput,
+    Level,
+    Piece,
+    RecordInput,
+    Time,
+    header_pairs,
+)
 from logcore.reader import Isolation, fs_of, record_lists
 
 _P = ParamSpec("_P")
@@ -351,9 +359,8 @@ class Log:
         """
         self._home.check()
         if headers.__class__ is not tuple and isinstance(headers, Iterable):
-            headers = tuple(
-                headers
-            )  # needed twice if another record of the batch is rejected
+            # Needed twice if another record of the batch is rejected.
+            headers = tuple(header_pairs(headers))
         future: asyncio.Future[Receipt] = self._home.loop.create_future()
         self._appending.add(
             Appended(

@@ -41,7 +41,7 @@ from logcore.errors import (
 )
 from logcore.format.columns import ColumnInput, TimesInput
 from logcore.kernels import Receipt
-from logcore.kernels.layout import HeadersInput, RecordInput, Time
+from logcore.kernels.layout import HeadersInput, RecordInput, Time, header_pairs
 from logcore.logdir import LogDir, fs_of
 from logcore.metadata.checkpoint import PartitionKey
 from logcore.producer import producer as synchronous
@@ -244,7 +244,7 @@ class Producer:
             else:
                 return self._expect(record_future, on_delivery)
         if headers.__class__ is not tuple:
-            headers = tuple(headers)
+            headers = tuple(header_pairs(headers))
         attempt = functools.partial(
             self._sync.send,
             topic,

@@ -398,14 +398,17 @@ def take_snapshot(
         raise InvalidConfigError(
             "number of snapshots to keep", expected="at least 1", found=keep
         )
-    for attempt in range(_ATTEMPTS):
+    attempt = 1
+    while True:
         snapshot = _Snapshot(fs, directory, store, tick or (lambda _: None))
         try:
             manifest = snapshot.take(topics)
-            break
         except CompactionAbandonedError:
-            if attempt == _ATTEMPTS - 1:
+            if attempt == _ATTEMPTS:
                 raise
+            attempt += 1
+        else:
+            break
     store.put(manifests.manifest_name(manifest.id), [manifests.pack(manifest)])
     if snapshot.before is not None and snapshot.before.id not in listed(store):
         # Its parts may be deleted too.

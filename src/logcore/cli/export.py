@@ -30,13 +30,13 @@ from logcore.cli.arguments import (
     open_source,
     topic_argument,
 )
-from logcore.cli.arrow import batches_of, grouped, schema_of
 from logcore.cli.filters import Where, where_option
 from logcore.cli.lake import KINDS, TableArguments, export_to_table, table_options
 from logcore.cli.options import directory_argument, fail, json_option
 from logcore.cli.terminal import Lines, progress, size_text, to_json, wants_json
 from logcore.format.columns import TOPIC_COLUMNS
 from logcore.inspect.dump import shown_record
+from logcore.query.arrow_batches import batches_of, grouped, schema_of
 
 if TYPE_CHECKING:
     import pyarrow
@@ -220,7 +220,7 @@ class _ExportJob:
             self.ends,
             TOPIC_COLUMNS,
             is_text=is_text,
-            where=self.where,
+            select=None if self.where is None else self.where.select,
             isolation=self.isolation,
             tick=self.tick,
         )

@@ -1,43 +1,28 @@
-"""`logcore sql`: query the topics of a directory as tables of DuckDB.
+"""`logcore sql`: query the topics of a directory as tables of DuckDB, and print the
+result.
 
-Rules:
-- A topic is opened when a query reads it. DuckDB passes the columns and the filter of
-  the query; only these columns are built.
-- All reads of a topic in one command end at the same offsets.
-- Logs are opened read-only, and no log is written.
-
-This module parses no SQL.
+Logs are opened read-only. query/sql.py makes the tables.
 """
 
 from __future__ import annotations
 
 import contextlib
-import difflib
 import math
-import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 import logcore
-from logcore.cli.options import fail, full_option, json_option
+from logcore.cli.options import full_option, json_option
 from logcore.cli.terminal import Lines, print_table, to_json, wants_json
-from logcore.distribution import install_command
-from logcore.errors import MissingDependencyError
+from logcore.query.sql import connect, query_error
 
 if TYPE_CHECKING:
     import pyarrow
 
-#: Columns of a table, the cheapest first: DuckDB reads the first to count rows.
-_COLUMNS: Final = ("partition", "offset", "timestamp", "key", "value", "headers")
 #: Maximum number of rows shown on a terminal, because a longer table is slow to draw.
 _MOST_SHOWN: Final = 1_000
-#: Maximum number of topics that are all registered as tables. With more topics, only
-#: topics that the query may name are registered, because each takes a millisecond.
-_MOST_TABLES: Final = 100
-#: Defines header(headers, 'trace'), the first header of that name.
-_MACRO: Final = "create macro header(headers, name) as [one.value for one in headers if one.key = name][1]"
 
 
 @click.command()
@@ -65,11 +50,13 @@ def sql(
     header, value->>'$.price' is a field of JSON. Write a name such as "my-topic" in
     double quotes. The command needs the extra sql; the language is DuckDB's.
     """
-    duckdb = _duckdb()
     with contextlib.ExitStack() as stack:
         logdir = stack.enter_context(logcore.open_dir(directory, read_only=True))
-        connection = stack.enter_context(contextlib.closing(duckdb.connect()))
-        _register(connection, logdir, query, is_text=not is_bytes)
+        connection = stack.enter_context(
+            contextlib.closing(connect(logdir, query, is_text=not is_bytes))
+        )
+        import duckdb
+
         try:
             for statement in connection.extract_statements(query):
                 result = connection.sql(statement.query)
@@ -79,75 +66,14 @@ def sql(
         except duckdb.InterruptException:
             raise KeyboardInterrupt from None
         except duckdb.Error as error:
-            _fail(error, logdir.topics())
+            raise query_error(error, logdir) from error
         except (
             OSError,
             ValueError,
         ) as error:  # a query that fails at a later row raises through Arrow
             if isinstance(error, OSError) and error.errno is not None:
                 raise
-            _fail(error, logdir.topics())
-
-
-def _duckdb() -> Any:
-    try:
-        import duckdb
-        import pyarrow  # noqa: F401  # pyright: ignore[reportUnusedImport]
-    except ImportError as error:
-        raise MissingDependencyError(
-            f"sql needs duckdb and pyarrow: {install_command('sql')}"
-        ) from error
-    return duckdb
-
-
-def _register(
-    connection: Any, logdir: logcore.LogDir, query: str, *, is_text: bool
-) -> None:
-    from logcore.cli.dataset import TopicDataset
-
-    lowered = query.lower()
-    topics = logdir.topics()
-    folded: dict[str, str] = {}
-    for topic in topics:
-        twin = folded.setdefault(topic.lower(), topic)
-        if twin != topic and topic.lower() in lowered:
-            fail(
-                f"{twin} and {topic} differ only in case, which SQL does not distinguish",
-                None,
-            )
-        if len(topics) <= _MOST_TABLES or topic.lower() in lowered:
-            connection.register(
-                topic, TopicDataset(logdir, topic, _COLUMNS, is_text=is_text)
-            )
-    connection.execute(_MACRO)
-    # By default DuckDB would search unknown tables among the variables of this program.
-    connection.execute("set python_enable_replacements = false")
-    # Fails if DuckDB's extension for time zones is missing; then the zone is the system's.
-    with contextlib.suppress(Exception):
-        connection.execute("set TimeZone = 'UTC'")
-
-
-def _fail(error: Exception, topics: list[str]) -> None:
-    """End the command with DuckDB's error in one line, and advice about table names."""
-    text = str(error)
-    message = text.split("\n\n", maxsplit=1)[0].replace("\n", " ")
-    unknown = re.search(r'Table with name "?([^" ]+)"? does not exist', text)
-    advice = None
-    if unknown is not None:
-        name = unknown[1]
-        near = difflib.get_close_matches(name, topics, 1)
-        if name in topics:
-            advice = f'write the name in double quotes: "{name}"'
-        elif near:
-            message = f"there is no topic {name!r}; did you mean {near[0]!r}?"
-        else:
-            message = f"there is no topic {name!r}"
-            advice = "the directory has no topics"
-            if topics:
-                advice = f"there are {', '.join(topics[:10])}"
-    elif any(not re.fullmatch(r"\w+", topic) and topic in text for topic in topics):
-        advice = "write names with '-' or '.' in double quotes, and the query in single quotes"
-    fail(message, advice)
+            raise query_error(error, logdir) from error
 
 
 def _reader(result: Any) -> pyarrow.RecordBatchReader:

@@ -33,6 +33,7 @@ from logcore.fs import FS, SharedFS
 from logcore.metadata.checkpoint import Key
 from logcore.metadata.filenames import OFFSETS_TOPIC
 from logcore.registry import FileRegistry, Registry, open_registry, paths
+from logcore.registry.protocol import CONSUMERS
 
 
 @attrs.frozen
@@ -105,7 +106,7 @@ class GroupDescription:
 
 
 def read_groups(directory: PartitionDirectory) -> StoredGroups:
-    """Read `__consumer_offsets` of a directory. Raises what reading a log raises."""
+    """Read `__consumer_offsets` of a directory. Raises the errors of reading a log."""
     if OFFSETS_TOPIC not in directory:
         return StoredGroups()
     return stored_groups(
@@ -128,7 +129,7 @@ def describe_groups(
             )
         names = {*stored.offsets, *stored.groups, *stored.consumers}
         if registry is not None:
-            children = _children(registry, f"/{paths.CONSUMERS}")
+            children = _children(registry, f"/{CONSUMERS}")
             names |= set(map(paths.element_name, children))
         for name in sorted(names):
             members: tuple[GroupMemberDescription, ...] = ()

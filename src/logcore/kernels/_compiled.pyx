@@ -25,6 +25,8 @@ from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, u
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
 
+from collections.abc import Mapping as _Mapping
+
 import numpy as np
 
 from logcore.errors import CorruptBatchError, InvalidRecordError, InvalidTimestampError, RecordTooLargeError
@@ -1672,10 +1674,12 @@ cdef int64_t as_timestamp(given, Py_ssize_t index) except? -2:
 
 
 cdef tuple as_headers(headers, Py_ssize_t index):
+    if not isinstance(headers, (tuple, list)) and isinstance(headers, _Mapping):
+        headers = headers.items()
     try:
         return tuple(headers)
     except TypeError as error:
-        raise InvalidRecordError(f"record {index}: headers must be (name, value) pairs",
+        raise InvalidRecordError(f"record {index}: headers must be a dict or (name, value) pairs",
                                  found=type(headers).__name__) from error
 
 

@@ -11,8 +11,8 @@ need: the conversion of timestamps.
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable
-from typing import Any, Final, Literal, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, Literal, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -160,7 +160,8 @@ class Record(NamedTuple):
 
     offset: its offset in the log. timestamp_ms: milliseconds since the epoch, -1 for
     none; the append time if the topic is configured for it. key, value: bytes, None for
-    null. headers: (name, value) pairs in order; names may repeat.
+    null. headers: (name, value) pairs in order; names may repeat, and dict(headers) has
+    the last of each name.
     """
 
     offset: int
@@ -240,7 +241,17 @@ def receipt_of(*fields: Any) -> Receipt:
 
 #: A key, a value or the value of a header, as appends accept it; None is null.
 Piece = bytes | bytearray | memoryview
-HeadersInput = Iterable[tuple[str, Piece | None]]
+#: Headers as appends accept them: a dict, or pairs, because a name may repeat.
+HeadersInput = Mapping[str, Piece | None] | Iterable[tuple[str, Piece | None]]
+
+
+def header_pairs(headers: HeadersInput) -> Iterable[tuple[str, Piece | None]]:
+    """Return headers as pairs."""
+    if isinstance(headers, Mapping):
+        return cast("Mapping[str, Piece | None]", headers).items()
+    return headers
+
+
 #: Milliseconds since the epoch, or a datetime with a time zone (numpy's are UTC).
 Time = int | datetime.datetime | np.datetime64
 #: A record as append_many() accepts it: (key, value[, headers[, time]]).

@@ -76,6 +76,7 @@ from logcore.kernels.layout import (
     Headers,
     Record,
     TopicRecord,
+    header_pairs,
     milliseconds,
 )
 
@@ -1272,10 +1273,10 @@ def _as_bytes(value: object, what: str, index: int) -> bytes:
 
 def _as_headers(headers: Any, index: int) -> tuple[Any, ...]:
     try:
-        return tuple(headers)
+        return tuple(header_pairs(headers))
     except TypeError as error:
         raise InvalidRecordError(
-            f"record {index}: headers must be (name, value) pairs",
+            f"record {index}: headers must be a dict or (name, value) pairs",
             found=type(headers).__name__,
         ) from error
 

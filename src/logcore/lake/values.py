@@ -13,13 +13,13 @@ pyarrow and fastavro are imported in the functions that use them.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
 from logcore.errors import RecordRefusedError
+from logcore.format.json_values import parse_json
 from logcore.lake.types import Misfit, cast, check_finite, merged
 
 if TYPE_CHECKING:
@@ -240,13 +240,6 @@ def _is_wider(known: Any, new: Any) -> bool:
     return bool(known != new)
 
 
-def _refuse_constant(name: str) -> NoReturn:
-    raise Misfit("the value is not JSON", found=name)
-
-
-_DECODER: Final = json.JSONDecoder(parse_constant=_refuse_constant)
-
-
 def decode_json(value: bytes) -> Mapping[str, Any]:
     """Decode a value that is a JSON object in UTF-8.
 
@@ -254,14 +247,11 @@ def decode_json(value: bytes) -> Mapping[str, Any]:
         Misfit: it is something else.
     """
     try:
-        text = value.decode().strip(" \t\r\n")
-        found, end = _DECODER.raw_decode(text)
-    except (ValueError, RecursionError) as error:
+        found = parse_json(value)
+    except ValueError as error:
         raise Misfit(
             f"the value is not JSON: {error}", found=repr(value[:40])
         ) from None
-    if end != len(text):
-        raise Misfit("the value is not JSON", found=repr(value[:40]))
     if not isinstance(found, dict):
         raise Misfit("the value is not a JSON object", found=repr(value[:40]))
     return found

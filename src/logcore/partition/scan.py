@@ -38,6 +38,7 @@ from logcore.format.columns import (
     arrow_schema,
     checked_columns,
 )
+from logcore.format.json_values import JsonRecord, json_records
 from logcore.kernels import Record, TopicRecord, kernel, layout
 from logcore.partition.aborted_transactions import PartitionTransactions
 from logcore.partition.gaps import Gaps, readable
@@ -49,6 +50,8 @@ if TYPE_CHECKING:
     import pandas
     import polars
     import pyarrow
+
+    from logcore.partition.polars_source import FilterBounds
 
 #: Bytes decoded at once: few enough that the records are still in the cache when used.
 _OBJECT_BYTES: Final = 64 << 10
@@ -592,15 +595,33 @@ def _is_aborted(batch: RecordBatch, committed: PartitionTransactions) -> bool:
 class Span(NamedTuple):
     """The records in [start, end) of one partition, as the input of a scan.
 
-    `open` lists the segments at the time of the call. A scan that is kept for a long
-    time therefore reads no deleted segments.
+    `open` lists the segments of a range at the time of the call. A scan that is kept for
+    a long time therefore reads no deleted segments. `find_time` returns the first offset
+    with this or a later timestamp in milliseconds, or None.
     """
 
     topic: str | None
     partition: int | None
     start: int
     end: int
-    open: Callable[[], Stretch]
+    open: Callable[[int, int], Stretch]
+    find_time: Callable[[int], int | None]
+
+    def within(self, bounds: FilterBounds) -> Span:
+        """Return the part that may have records within bounds. It may be empty."""
+        start = max(self.start, bounds.offset[0])
+        end = min(self.end, bounds.offset[1])
+        first, last = bounds.partition
+        if self.partition is not None and not first <= self.partition < last:
+            end = start
+        since_ms = bounds.timestamp[0]
+        if since_ms > 0 and start < end:
+            found = self.find_time(since_ms)
+            if found is None:
+                end = start
+            else:
+                start = max(start, found)
+        return self._replace(start=start, end=end)
 
 
 def _shown(column: str, columns: RecordColumns, record: Record) -> object:
@@ -677,6 +698,15 @@ class Scan:
             return f"{', '.join(names[:_SHOWN_NAMES])} and {len(names) - _SHOWN_NAMES} more"
         return ", ".join(names) or "a log"
 
+    @property
+    def schema(self) -> pyarrow.Schema:
+        """The Arrow schema of `columns`. No record is read.
+
+        Raises:
+            MissingDependencyError: pyarrow is not installed.
+        """
+        return arrow_schema(self.columns)
+
     def select(self, *columns: str) -> Scan:
         """Return the same scan with only these columns.
 
@@ -688,9 +718,17 @@ class Scan:
         for span in self._spans:
             topic = span.topic
             partition = span.partition
-            for columns in span.open().columns():
+            for columns in span.open(span.start, span.end).columns():
                 columns.name(topic, partition)
                 yield columns
+
+    def json(self) -> Iterator[JsonRecord]:
+        """Return an iterator over the records, with values parsed as JSON.
+
+        A value that is not JSON ends nothing: its JsonRecord has an `error`, which
+        names the offset.
+        """
+        return json_records(self)
 
     def to_reader(self) -> pyarrow.RecordBatchReader:
         """Return a pyarrow.RecordBatchReader that decodes while it is read.
@@ -698,7 +736,7 @@ class Scan:
         Raises:
             MissingDependencyError: pyarrow is not installed.
         """
-        schema = arrow_schema(self.columns)
+        schema = self.schema
         import pyarrow as pa
 
         return pa.RecordBatchReader.from_batches(
@@ -739,6 +777,25 @@ class Scan:
             ) from error
         return polars.DataFrame(self.to_table())
 
+    def to_lazyframe(self) -> polars.LazyFrame:
+        """Return the records as a polars.LazyFrame, which reads when it is collected.
+
+        Columns that a query does not need are not built. FilterBounds of partition and
+        offset, and lower bounds of timestamp, limit the records that are read. Memory
+        is bounded if the query is collected with engine="streaming".
+
+        Raises:
+            MissingDependencyError: polars or pyarrow is not installed.
+        """
+        from logcore.partition.polars_source import lazy_frame
+
+        return lazy_frame(self.columns, self._within)
+
+    def _within(self, columns: list[str], bounds: FilterBounds) -> Scan:
+        """Return the part of the scan that may have records within bounds."""
+        spans = [span.within(bounds) for span in self._spans]
+        return Scan([span for span in spans if span.start < span.end], columns)
+
     def __array__(self, dtype: object = None, copy: object = None) -> NoReturn:
         """Refuse conversion to a numpy array.
 
@@ -751,7 +808,7 @@ class Scan:
         )
 
     def __arrow_c_schema__(self) -> object:
-        return arrow_schema(self.columns).__arrow_c_schema__()
+        return self.schema.__arrow_c_schema__()
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
         return self.to_reader().__arrow_c_stream__(requested_schema)

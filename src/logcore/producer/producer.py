@@ -55,7 +55,7 @@ from logcore.format.columns import (
 )
 from logcore.fs import FS, offers_descriptors
 from logcore.kernels import ProducerFields, Receipt, WorkFields
-from logcore.kernels.layout import HeadersInput, RecordInput, Time
+from logcore.kernels.layout import HeadersInput, RecordInput, Time, header_pairs
 from logcore.kernels.sending import HELD_BYTES, RECORD_BYTES
 from logcore.producer import bulk
 from logcore.producer.accumulator import (
@@ -837,10 +837,10 @@ def _copied(given: object, what: str) -> bytes:
 
 def _copied_headers(given: HeadersInput) -> tuple[tuple[str, bytes | None], ...]:
     try:
-        pairs = [(name, content) for name, content in given]
+        pairs = [(name, content) for name, content in header_pairs(given)]
     except (TypeError, ValueError) as error:
         raise InvalidRecordError(
-            "headers are pairs of a name and bytes", found=repr(given)[:80]
+            "headers are a dict, or pairs, of a name and bytes", found=repr(given)[:80]
         ) from error
     for name, _ in pairs:
         if not isinstance(name, str):

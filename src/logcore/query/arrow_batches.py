@@ -1,5 +1,5 @@
-"""Records as Arrow batches, for `logcore sql` and `logcore export`: chosen columns,
-keys and values as text or bytes.
+"""Records as Arrow batches, for SQL and exports: chosen columns, keys and values as text
+or bytes.
 
 Rules:
 - Text is decoded as UTF-8. In a key or value that is not UTF-8, each byte that is not
@@ -14,8 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from logcore.cli.filters import Where
-from logcore.format.columns import arrow_schema
+from logcore.format.columns import RecordColumns, arrow_schema
 from logcore.log import Log
 
 if TYPE_CHECKING:
@@ -50,21 +49,21 @@ def batches_of(
     columns: Sequence[str],
     *,
     is_text: bool,
-    where: Where | None = None,
+    select: Callable[[RecordColumns], RecordColumns] | None = None,
     isolation: Any = "read_uncommitted",
     tick: Callable[[int], None] | None = None,
 ) -> Iterator[pyarrow.RecordBatch]:
     """Yield the records of some partitions, one partition after the other.
 
-    `tick` is called with the number of records of each batch that was read.
+    `select` returns the records of a chunk that pass a filter. `tick` is called with the
+    number of records of each chunk that was read.
     """
     schema = schema_of(columns, is_text=is_text)
     for number, log in logs.items():
         for part in log.scan(starts[number], ends[number], isolation=isolation):
-            if where is None:
-                passing = part
-            else:
-                passing = where.select(part)
+            passing = part
+            if select is not None:
+                passing = select(part)
             if len(passing):
                 batch = passing.to_arrow(columns)
                 yield _as_text(batch, schema) if is_text else batch

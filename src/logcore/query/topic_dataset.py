@@ -15,19 +15,24 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.dataset
 
-from logcore.cli.arrow import batches_of, schema_of
+from logcore.directory.interface import PartitionDirectory
 from logcore.log import Log
-from logcore.logdir import LogDir
+from logcore.query.arrow_batches import batches_of, schema_of
 
 
 class TopicDataset(pyarrow.dataset.Dataset):  # type: ignore[misc]  # pyarrow has no types
     """Dataset of one topic. All scanners end at the offsets of the first scanner."""
 
     def __init__(
-        self, logdir: LogDir, topic: str, columns: Sequence[str], *, is_text: bool
+        self,
+        directory: PartitionDirectory,
+        topic: str,
+        columns: Sequence[str],
+        *,
+        is_text: bool,
     ) -> None:
         # super().__init__() cannot be called: pyarrow constructs its own datasets in C++.
-        self._logdir = logdir
+        self._directory = directory
         self._topic = topic
         self._names = tuple(columns)
         self._is_text = is_text
@@ -58,8 +63,8 @@ class TopicDataset(pyarrow.dataset.Dataset):  # type: ignore[misc]  # pyarrow ha
 
     def _logs(self) -> dict[int, Log]:
         return {
-            number: self._logdir.partition(self._topic, number)
-            for number in self._logdir.partitions(self._topic)
+            number: self._directory.partition(self._topic, number)
+            for number in self._directory.partitions(self._topic)
         }
 
 

@@ -1,0 +1,71 @@
+"""Values of records as JSON, one by one, so that a bad value does not hide the others."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any, Final, NamedTuple, NoReturn
+
+from logcore.errors import InvalidRecordError
+from logcore.format.columns import RecordColumns
+
+
+class JsonRecord(NamedTuple):
+    """A record with its value parsed as JSON.
+
+    topic, partition: None for a log that is in no directory of topics.
+    timestamp_ms: milliseconds since 1970, -1 for none.
+    value: the parsed value; None for null, and if `error` is set.
+    error: an InvalidRecordError that names the offset, if the value is not JSON.
+    """
+
+    topic: str | None
+    partition: int | None
+    offset: int
+    timestamp_ms: int
+    key: bytes | None
+    value: Any
+    error: InvalidRecordError | None = None
+
+
+def _refuse(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+_DECODER: Final = json.JSONDecoder(parse_constant=_refuse)
+
+
+def parse_json(value: bytes) -> Any:
+    """Parse bytes that are one JSON value in UTF-8, without NaN and infinities.
+
+    Raises:
+        ValueError: they are something else, or are nested too deeply.
+    """
+    try:
+        return _DECODER.decode(value.decode())
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def json_records(chunks: Iterable[RecordColumns]) -> Iterator[JsonRecord]:
+    """Yield each record of some chunks with its value as JSON."""
+    for columns in chunks:
+        topic = columns.topic
+        partition = columns.partition
+        for offset, timestamp_ms, key, value, _ in columns.records():
+            parsed: Any = None
+            error = None
+            if value is not None:
+                try:
+                    parsed = parse_json(value)
+                except ValueError as reason:
+                    name = None
+                    if topic is not None:
+                        name = f"{topic}-{partition}"
+                    error = InvalidRecordError(
+                        f"the value is not JSON: {reason}",
+                        path=name,
+                        offset=offset,
+                        found=repr(value[:40]),
+                    )
+            yield JsonRecord(topic, partition, offset, timestamp_ms, key, parsed, error)
