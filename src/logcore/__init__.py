@@ -11,18 +11,14 @@ Python object.
 The public names are those in __all__. See docs/map.md for where things are.
 """
 
-import importlib
-import importlib.util
-
 from logcore.distribution import check_package as _check_package
 
 TYPE_CHECKING = False  # the name that type checkers know; importing typing costs 5 ms
 if TYPE_CHECKING:
-    from typing import Any
-
     from logcore.backup import SnapshotInfo, SnapshotResult, restore, snapshots
     from logcore.cleaner import CleaningReport, clean
     from logcore.config import Durability, LogConfig, every, interval
+    from logcore.consumer.topic_partition import TopicPartition
     from logcore.coordinators.group_descriptions import (
         GroupDescription,
         GroupMemberDescription,
@@ -83,6 +79,7 @@ _NAMES = {
     "backup": "SnapshotInfo SnapshotResult restore snapshots",
     "cleaner": "CleaningReport clean",
     "config": "Durability LogConfig every interval",
+    "consumer.topic_partition": "TopicPartition",
     "coordinators.group_descriptions": (
         "GroupDescription GroupMemberDescription GroupOffset"
     ),
@@ -117,16 +114,21 @@ _MODULES = {name: module for module, names in _NAMES.items() for name in names.s
 _OTHER_NAMES = {"open": "open_log"}
 
 
-def __getattr__(name: str) -> "Any":
-    if name in _MODULES:
-        module = importlib.import_module(f"logcore.{_MODULES[name]}")
-        value = getattr(module, _OTHER_NAMES.get(name, name))
-    elif not name.startswith("_") and importlib.util.find_spec(f"logcore.{name}"):
-        value = importlib.import_module(f"logcore.{name}")
-    else:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:
+    import importlib
+    import importlib.util
+
+    # To a type checker, a module with __getattr__() has every name.
+    def __getattr__(name):
+        if name in _MODULES:
+            module = importlib.import_module(f"logcore.{_MODULES[name]}")
+            value = getattr(module, _OTHER_NAMES.get(name, name))
+        elif not name.startswith("_") and importlib.util.find_spec(f"logcore.{name}"):
+            value = importlib.import_module(f"logcore.{name}")
+        else:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:
@@ -192,6 +194,7 @@ __all__ = [
     "TopicDescription",
     "TopicExistsError",
     "TopicNotFoundError",
+    "TopicPartition",
     "TopicRecord",
     "TopicTable",
     "UnsupportedCodecError",

@@ -11,7 +11,7 @@ shell: `netshim serve data`. docs/netshim.md lists the requests that it answers.
 """
 
 import importlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from netshim.listeners import Listener, TlsSettings
@@ -43,15 +43,17 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> object:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import logcore
+if not TYPE_CHECKING:
+    # To a type checker, a module with __getattr__() has every name.
+    def __getattr__(name: str) -> Any:
+        if name not in _MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        import logcore
 
-    if not hasattr(logcore, "open_dir"):
-        raise ImportError(
-            "the installed package 'logcore' is an unrelated logging library. "
-            "Run: pip uninstall -y logcore logcore-db; pip install logcore-db"
-        )
-    module = importlib.import_module(f"netshim.{_MODULES[name]}")
-    return getattr(module, name)
+        if not hasattr(logcore, "open_dir"):
+            raise ImportError(
+                "the installed package 'logcore' is an unrelated logging library. "
+                "Run: pip uninstall -y logcore logcore-db; pip install logcore-db"
+            )
+        module = importlib.import_module(f"netshim.{_MODULES[name]}")
+        return getattr(module, name)

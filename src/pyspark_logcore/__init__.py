@@ -51,17 +51,19 @@ except Exception:
     __all__.remove("DefaultSource")
 
 
-def __getattr__(name: str) -> Any:
-    # They bring the library and numpy, so they come when they are first used.
-    if name == "write_local":
-        from pyspark_logcore.local import write_local
+if not TYPE_CHECKING:
+    # To a type checker, a module with __getattr__() has every name.
+    def __getattr__(name: str) -> Any:
+        # They bring the library and numpy, so they come when they are first used.
+        if name == "write_local":
+            from pyspark_logcore.local import write_local
 
-        return write_local
-    if name == "gather":
-        from pyspark_logcore.gathering import gather
+            return write_local
+        if name == "gather":
+            from pyspark_logcore.gathering import gather
 
-        return gather
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+            return gather
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def register(spark: SparkSession) -> None:

@@ -19,7 +19,7 @@ Batches, retries and partitions by default are those of logcore.producer.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Protocol, Self, cast
 
@@ -85,9 +85,8 @@ _FOR_EVER_MS: Final = 2**31 - 1
 class LegacyDirectory(Protocol):
     """The methods of a LogDir that are used here."""
 
-    def producer(
-        self, *, config: Mapping[str, object] | None = None, **settings: Any
-    ) -> PlainProducer: ...
+    @property
+    def producer(self) -> Callable[..., PlainProducer]: ...
     def partitions(self, name: str) -> tuple[int, ...]: ...
 
 

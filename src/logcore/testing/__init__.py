@@ -46,17 +46,21 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """Import the names that need hypothesis when they are first used."""
-    if name not in ("LogStateMachine", "strategies"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        if name == "strategies":
-            return importlib.import_module("logcore.testing.strategies")
-        return importlib.import_module("logcore.testing.state_machine").LogStateMachine
-    except ModuleNotFoundError as error:
-        if error.name != "hypothesis":
-            raise
-        raise MissingDependencyError(
-            f"logcore.testing.{name} needs hypothesis: {install_command('testing')}"
-        ) from error
+if not TYPE_CHECKING:
+    # To a type checker, a module with __getattr__() has every name.
+    def __getattr__(name: str) -> Any:
+        """Import the names that need hypothesis when they are first used."""
+        if name not in ("LogStateMachine", "strategies"):
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        try:
+            if name == "strategies":
+                return importlib.import_module("logcore.testing.strategies")
+            return importlib.import_module(
+                "logcore.testing.state_machine"
+            ).LogStateMachine
+        except ModuleNotFoundError as error:
+            if error.name != "hypothesis":
+                raise
+            raise MissingDependencyError(
+                f"logcore.testing.{name} needs hypothesis: {install_command('testing')}"
+            ) from error

@@ -1,0 +1,84 @@
+"""The examples of the pages under mypy --strict and pyright.
+
+The blocks of a page share their names, so that a page is checked as one module, in which
+each line has the number that it has in the page.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.pages import blocks
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+@pytest.fixture(scope="module")
+def modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A directory with a module for each page."""
+    directory = tmp_path_factory.mktemp("pages")
+    for page in PAGES:
+        code: list[str] = []
+        for block in blocks(page):
+            if block.language == "python" and "no-run" not in block.words:
+                # The text of a block begins with the empty lines before it.
+                code += block.text.splitlines()[len(code) :]
+        if code:
+            name = page.stem.replace("-", "_")
+            (directory / f"{name}_page.py").write_text("\n".join([*code, ""]), "utf-8")
+    assert len(list(directory.iterdir())) > 20
+    yield directory
+    shutil.rmtree(directory)
+
+
+def need(checker: str) -> None:
+    if importlib.util.find_spec(checker) is None:
+        pytest.skip(f"needs {checker}: make lint installs it")
+
+
+def test_mypy_accepts_each_example(modules: Path) -> None:
+    need("mypy")
+    command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary"]
+    done = subprocess.run(
+        [*command, *map(str, sorted(modules.iterdir()))],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_pyright_accepts_each_example(modules: Path) -> None:
+    need("pyright")
+    settings = {
+        "typeCheckingMode": "standard",
+        "extraPaths": [str(ROOT / "src")],
+        "reportMissingImports": False,
+        "reportMissingModuleSource": False,
+    }
+    (modules / "pyrightconfig.json").write_text(json.dumps(settings))
+    command = [sys.executable, "-m", "pyright", "--outputjson"]
+    done = subprocess.run(
+        [*command, "--pythonpath", sys.executable, "--project", str(modules)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    found = json.loads(done.stdout)
+    assert found["summary"]["filesAnalyzed"] > 20
+    errors = [
+        f"{Path(row['file']).name}:{row['range']['start']['line'] + 1}: {row['message']}"
+        for row in found["generalDiagnostics"]
+        if row["severity"] == "error"
+    ]
+    assert not errors, "\n".join(errors)
