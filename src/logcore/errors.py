@@ -32,7 +32,8 @@
     ├── TopicExistsError          there is such a topic already
     ├── InvalidNameError          a topic or directory name that Kafka would refuse
     ├── InvalidConfigError        an unknown config, or a value outside its range
-    │   └── InconsistentGroupError    a consumer and its group have no assignor in common
+    │   ├── InconsistentGroupError    a consumer and its group have no assignor in common
+    │   └── InvalidSchemaError        a schema of values that cannot be parsed, or whose references are missing
     ├── ConsumerStateError        a call that a consumer cannot carry out as it stands
     │   └── ConsumerBusyError         another thread uses it
     ├── CommitFailedError         offsets were not committed: the consumer has lost its partitions, or the disk failed
@@ -384,6 +385,10 @@ class InconsistentGroupError(InvalidConfigError):
     """A consumer has no assignor that all members of its group know. Kafka:
     INCONSISTENT_GROUP_PROTOCOL.
     """
+
+
+class InvalidSchemaError(InvalidConfigError):
+    """A schema of values cannot be parsed, or a schema to which it refers is missing."""
 
 
 class ConsumerStateError(LogcoreError):

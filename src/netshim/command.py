@@ -468,6 +468,7 @@ def serve(
     metrics: str | None,
     door: str | None,
     door_token_file: str | None,
+    schema_registry: str | None,
     **options: Any,
 ) -> None:
     """Serve the log directory DIR to Kafka clients; it is created if it does not exist.
@@ -497,7 +498,14 @@ def serve(
         file = _file_of(ctx)
         server = _new_server(file, **options, fs=files_for(door))
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
-            pages = HttpPages(metrics, door, door_token_file, server.tls_settings)
+            pages = HttpPages(
+                metrics,
+                door,
+                door_token_file,
+                schema_registry,
+                options["insecure"],
+                server.tls_settings,
+            )
             reloader = _Reloader(ctx, server)
             runner.run(
                 _serve(

@@ -46,6 +46,11 @@ _OPTIONS: Final = (
         metavar="FILE",
         help="File with the token of the door. Outside of this machine, it is required, and --tls-cert.",
     ),
+    click.option(
+        "--schema-registry",
+        metavar="[HOST:]PORT",
+        help="Serve a schema registry over the topic _schemas. Outside of this machine, it requires --insecure.",
+    ),
 )
 
 
@@ -72,6 +77,8 @@ class HttpPages:
     metrics: str | None = None
     door: str | None = None
     door_token_file: str | None = None
+    schema_registry: str | None = None
+    insecure: bool = False
     tls: TlsSettings | None = None
     _host: HttpHost | None = None
     #: URLs of the pages by the name of their option, printed after the start line.
@@ -88,7 +95,7 @@ class HttpPages:
             raise InvalidConfigError(
                 "--door-token-file", expected="--door", found="none"
             )
-        if self.metrics is None and self.door is None:
+        if self.metrics is None and self.door is None and self.schema_registry is None:
             return
         try:
             from netshim.http.door import Door
@@ -96,7 +103,7 @@ class HttpPages:
             from netshim.http.pages import operation_routes
         except ImportError as error:
             raise InvalidConfigError(
-                "--metrics and --door need packages that are not installed",
+                "--metrics, --door and --schema-registry need packages that are not installed",
                 expected="pip install 'logcore-db[http]'",
                 found=str(error),
             ) from error
@@ -117,6 +124,16 @@ class HttpPages:
             self.urls["door"] = url
             if self.door_token_file is None:
                 self.urls["door"] += f" token {door.token}"
+        if self.schema_registry is not None:
+            from netshim.schemas.hosting import add_registry
+
+            self.urls["schema registry"] = add_registry(
+                self._host,
+                server,
+                "--schema-registry",
+                self.schema_registry,
+                is_open=self.insecure,
+            )
         self._host.start()
 
     def _token(self, host: str) -> str:

@@ -276,6 +276,11 @@ class Server:
             state = self.bootstrap_servers
         return f"<Server {state} over {self.path}>"
 
+    @property
+    def is_clustered(self) -> bool:
+        """Whether the broker is one of a cluster."""
+        return self._cluster_settings is not None
+
     def _check_cluster(
         self, listeners: Sequence[Listener], security: SecuritySettings
     ) -> None:

@@ -13,11 +13,16 @@ import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from logcore import LogDir
+from logcore.distribution import install_command
+from logcore.errors import InvalidConfigError
 from logcore.fs import OS
 from netshim.server import Server, loop_factory
+
+if TYPE_CHECKING:  # imported only if it is used
+    from netshim.http.host import HttpHost
 
 _T = TypeVar("_T")
 
@@ -115,6 +120,11 @@ class ServerHandle:
         """The served directory. Any thread may use it while clients are served."""
         return self.server.logdir
 
+    @property
+    def schema_registry_url(self) -> str:
+        """Raise RuntimeError, because only the owner of the broker starts a registry."""
+        raise RuntimeError("start the broker with --schema-registry PORT")
+
     def stop(self) -> None:
         """Raise RuntimeError, because only the owner of the event loop stops it."""
         raise RuntimeError("this broker is stopped by the owner of its event loop")
@@ -133,6 +143,9 @@ class ServerThread(ServerHandle):
         if set_clock is not None:
             set_clock(max(options["fs"].now_ms(), OS.now_ms()))
         super().__init__(Server(path, **options))
+        #: The port of the schema registry, and its URL.
+        self._registry: tuple[HttpHost, str] | None = None
+        self._registry_lock = threading.Lock()
         self._started = threading.Event()
         self._is_serving = False
         self._failure: BaseException | None = None
@@ -171,6 +184,36 @@ class ServerThread(ServerHandle):
         """Whether clients are served."""
         return self._is_serving and self._thread.is_alive()
 
+    @property
+    def schema_registry_url(self) -> str:
+        """URL of a schema registry over the topic `_schemas`. The first use starts it.
+
+        Raises:
+            InvalidConfigError: the extras `http` and `schemas` are not installed, or the
+                broker is in a cluster.
+            RuntimeError: the broker has stopped.
+        """
+        with self._registry_lock:
+            if self._registry is None:
+                if not self.is_running:
+                    raise RuntimeError("the broker has stopped")
+                try:
+                    from netshim.http.host import HttpHost
+                    from netshim.schemas.hosting import add_registry
+                except ImportError as error:
+                    raise InvalidConfigError(
+                        "a schema registry needs packages that are not installed",
+                        expected=install_command("http,schemas"),
+                        found=str(error),
+                    ) from error
+                host = HttpHost()
+                url = add_registry(
+                    host, self.server, "schema registry", "127.0.0.1:0", is_open=False
+                )
+                host.start()
+                self._registry = host, url
+            return self._registry[1]
+
     def has_ended(self, timeout_s: float) -> bool:
         """Return whether the broker has stopped, or stops within timeout_s."""
         self._thread.join(timeout_s)
@@ -181,6 +224,10 @@ class ServerThread(ServerHandle):
 
         A second call has no effect.
         """
+        with self._registry_lock:
+            if self._registry is not None:
+                self._registry[0].stop()
+                self._registry = None
         if (
             self._loop is not None
             and self._stop is not None

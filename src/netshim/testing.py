@@ -261,6 +261,15 @@ class Kafka:
         return self.server.port
 
     @property
+    def schema_registry_url(self) -> str:
+        """URL of a schema registry beside the broker. The first use starts it.
+
+        Its schemas are in the topic `_schemas`; rollback() restores them too. Errors are
+        those of ServerThread.schema_registry_url.
+        """
+        return self.server.schema_registry_url
+
+    @property
     def logdir(self) -> LogDir:
         """The served directory, with the real names of its topics.
 

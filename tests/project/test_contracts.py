@@ -24,6 +24,7 @@ EXEMPT = {
     "logcore.fs": "the one door to the disk, and to the clock that wakes its waiters",
     "logcore.fs.watch": "a part of fs: it waits for changes of files",
     "logcore.fs.lock_holders": "a part of fs: it reads /proc for messages",
+    "logcore.schemas.protoc": "runs a compiler on a text that comes with a schema",
     "logcore.testing": "builds disks, clocks and crashes",
     "logcore.aio": "hands blocking calls to threads, so that the loop can go on",
     "logcore.query.topic_dataset": "imported by the one function that needs pyarrow",

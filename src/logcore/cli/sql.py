@@ -7,7 +7,6 @@ Logs are opened read-only. query/sql.py makes the tables.
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -140,45 +139,14 @@ def _with_first(first: Any, rows: Iterator[Any]) -> Iterator[Any]:
 
 def _rows(reader: pyarrow.RecordBatchReader) -> Iterator[tuple[Any, ...]]:
     """Yield rows of values that JSON supports."""
+    from logcore.inspect.dump import shown_value
+
     for batch in reader:
         columns = [
-            [_plain(value) for value in column.to_pylist()] for column in batch.columns
+            [shown_value(value) for value in column.to_pylist()]
+            for column in batch.columns
         ]
         yield from zip(*columns, strict=True)
-
-
-def _plain(value: Any) -> Any:
-    from datetime import UTC, date, datetime, time
-    from decimal import Decimal
-
-    from logcore.inspect.dump import shown
-
-    if isinstance(value, float) and not math.isfinite(
-        value
-    ):  # JSON has no number for NaN and infinities
-        return {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}[str(value)]
-    if value is None or isinstance(value, str | bool | int | float):
-        return value
-    if isinstance(value, bytes):
-        return shown(value)
-    if isinstance(value, Decimal):
-        if value == value.to_integral_value() and value.as_tuple().exponent == 0:
-            return int(value)
-        return float(value)
-    if isinstance(value, datetime) and value.tzinfo is not None:
-        precision = "milliseconds"
-        if value.microsecond % 1000:
-            precision = "microseconds"
-        return (
-            value.astimezone(UTC).isoformat(timespec=precision).replace("+00:00", "Z")
-        )
-    if isinstance(value, date | datetime | time):
-        return value.isoformat()
-    if isinstance(value, dict):
-        return {str(name): _plain(inner) for name, inner in value.items()}
-    if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
-        return [_plain(inner) for inner in value]
-    return str(value)
 
 
 def _cell(value: Any) -> Any:

@@ -15,6 +15,7 @@ This module does not judge the content; verify.py does.
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable, Iterator
 from typing import Any, Final
@@ -77,6 +78,39 @@ def shown(data: bytes | memoryview | None) -> str | dict[str, str] | None:
 
 
 _WHITESPACE: Final = {ord(sign): None for sign in "\t\r\n"}
+
+
+def shown_value(value: Any) -> Any:
+    """Return a value of a query or of a decoded record in its JSON form."""
+    from datetime import UTC, date, datetime, time
+    from decimal import Decimal
+
+    if isinstance(value, float) and not math.isfinite(
+        value
+    ):  # JSON has no number for NaN and infinities
+        return {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}[str(value)]
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
+    if isinstance(value, bytes):
+        return shown(value)
+    if isinstance(value, Decimal):
+        if value == value.to_integral_value() and value.as_tuple().exponent == 0:
+            return int(value)
+        return float(value)
+    if isinstance(value, datetime) and value.tzinfo is not None:
+        precision = "milliseconds"
+        if value.microsecond % 1000:
+            precision = "microseconds"
+        return (
+            value.astimezone(UTC).isoformat(timespec=precision).replace("+00:00", "Z")
+        )
+    if isinstance(value, date | datetime | time):
+        return value.isoformat()
+    if isinstance(value, dict):
+        return {str(name): shown_value(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
+        return [shown_value(inner) for inner in value]
+    return str(value)
 
 
 def shown_record(record: Record) -> Row:

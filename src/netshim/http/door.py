@@ -31,6 +31,7 @@ from logcore.errors import InvalidConfigError, InvalidNameError, LogcoreError
 from netshim.faults.control import ActiveRule, DiskRule, FaultControl
 from netshim.faults.plan import MOST_RULES
 from netshim.faults.requests import ANY_API, SeenRequest
+from netshim.http.host import why_refused
 from netshim.rollback import DirectorySnapshot
 from netshim.server_thread import ServerHandle
 from netshim.testing import BrokerClock, Kafka, VirtualFiles
@@ -47,7 +48,6 @@ _MOST_WAIT_S: Final = 60.0
 _LOOK_S: Final = 0.05
 #: Records in one response.
 _MOST_RECORDS: Final = 1_000
-_LOCAL_NAMES: Final = frozenset(("127.0.0.1", "localhost", "::1"))
 #: The actions of rules, with the keys that each one needs.
 _ACTIONS: Final = {
     "answer": ("api", "error"),
@@ -133,13 +133,9 @@ class Door:
 
     def _check(self, request: Request) -> None:
         """Refuse a request of a web page, or one without the token."""
-        served = (request.scope.get("server") or ("",))[0]
-        # A web page cannot give another name to a host with a certificate.
-        is_named = request.url.hostname in _LOCAL_NAMES | {served}
-        if not is_named and request.url.scheme != "https":
-            raise _Refusal(403, f"unknown host {request.url.hostname!r}")
-        if "origin" in request.headers:
-            raise _Refusal(403, "requests of web pages are refused")
+        refused = why_refused(request)
+        if refused is not None:
+            raise _Refusal(403, refused)
         kind, _, token = request.headers.get("authorization", "").partition(" ")
         is_right = secrets.compare_digest(token.encode(), self.token.encode())
         if kind.lower() != "bearer" or not is_right:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from netshim.listeners import TlsSettings
 
 _T = TypeVar("_T")
+_LOCAL_NAMES: Final = frozenset(("127.0.0.1", "localhost", "::1"))
 #: How long a page waits for the broker's loop.
 _ANSWER_S: Final = 10.0
 #: Connections of one port; further ones get 503.
@@ -83,6 +84,22 @@ def application(routes: list[Route]) -> Starlette:
         return JSONResponse(facts, error.status_code)
 
     return Starlette(routes=routes, exception_handlers={HTTPException: refuse})
+
+
+def why_refused(request: Request, *, checks_hosts: bool = True) -> str | None:
+    """Return why a request may come from a web page, or None.
+
+    With `checks_hosts`, other hosts than this machine are refused, because the name of a
+    web page may be bound to its address.
+    """
+    served = (request.scope.get("server") or ("",))[0]
+    # A web page cannot give another name to a host with a certificate.
+    is_named = request.url.hostname in _LOCAL_NAMES | {served}
+    if checks_hosts and not is_named and request.url.scheme != "https":
+        return f"unknown host {request.url.hostname!r}"
+    if "origin" in request.headers:
+        return "requests of web pages are refused"
+    return None
 
 
 class HttpHost:

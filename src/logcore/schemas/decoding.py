@@ -1,0 +1,238 @@
+"""Decode keys and values by the schemas of a registry.
+
+A value names its schema in one of two ways:
+- it begins with a zero byte and the id of the schema in four bytes, or
+- a header `__value_schema_id` or `__key_schema_id` has byte 1 and the GUID in 16 bytes.
+
+Rules:
+- Decoding never raises. What cannot be decoded is shown as bytes, with the reason.
+- Schemas come from the topic `_schemas`, or from a registry over HTTP.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import urllib.error
+import urllib.parse
+import urllib.request
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
+
+import attrs
+
+from logcore.errors import (
+    InvalidConfigError,
+    InvalidRecordError,
+    LogcoreError,
+    RemoteUnavailableError,
+)
+from logcore.format.schema_records import SchemaVersion, guid_of, read_references
+from logcore.inspect.dump import shown, shown_value
+from logcore.kernels import Record
+from logcore.schemas.parsing import message_indexes, value_decoder
+from logcore.schemas.state import SchemaState
+
+VALUE_HEADER: Final = "__value_schema_id"
+KEY_HEADER: Final = "__key_schema_id"
+_FRAME: Final = struct.Struct(">bI")
+_GUID_BYTES: Final = 16
+_ANSWER_S: Final = 10
+_MOST_ANSWER_BYTES: Final = 16 << 20
+Headers = Sequence[tuple[str, bytes | None]]
+
+
+def load_schemas(records: Iterable[Record]) -> SchemaState:
+    """Return the schemas in the records of `_schemas`, in the order of their offsets."""
+    state = SchemaState()
+    for offset, _, key, value, _ in records:
+        state.apply(offset, key, value)
+    return state
+
+
+class RemoteSchemas(SchemaState):
+    """The schemas of a registry over HTTP. Each is fetched once."""
+
+    def __init__(self, url: str) -> None:
+        """Connect to a registry, such as http://127.0.0.1:8081.
+
+        Raises:
+            InvalidConfigError: the URL is not http or https.
+            RemoteUnavailableError: the registry does not answer.
+        """
+        super().__init__()
+        if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
+            raise InvalidConfigError(
+                "schema registry", expected="http://HOST:PORT", found=repr(url)
+            )
+        self._url = url.rstrip("/")
+        self._found: dict[str, SchemaVersion | None] = {}
+        self._get("/schemas/types")
+
+    def find(self, number: int) -> SchemaVersion | None:
+        """Return the schema of an id."""
+        return self._fetched(f"/schemas/ids/{number}", number)
+
+    def find_guid(self, guid: str) -> SchemaVersion | None:
+        """Return the schema of a GUID."""
+        return self._fetched(f"/schemas/guids/{guid}", 0)
+
+    def version(self, subject: str, version: int) -> SchemaVersion | None:
+        """Return a version of a subject."""
+        name = urllib.parse.quote(subject, safe="")
+        return self._fetched(f"/subjects/{name}/versions/{version}?deleted=true", 0)
+
+    def _fetched(self, path: str, number: int) -> SchemaVersion | None:
+        if path not in self._found:
+            fields = self._get(path)
+            self._found[path] = None
+            if isinstance(fields, dict):
+                self._found[path] = _version_of(fields, number)
+        return self._found[path]
+
+    def _get(self, path: str) -> Any:
+        """Return the answer to a request, or None if there is no such schema."""
+        try:
+            with urllib.request.urlopen(self._url + path, timeout=_ANSWER_S) as answer:
+                return json.loads(answer.read(_MOST_ANSWER_BYTES))
+        except urllib.error.HTTPError as error:
+            with error:
+                if error.code == 404:
+                    return None
+                raise RemoteUnavailableError(
+                    f"the schema registry {self._url} answers {path} with {error.code}"
+                ) from error
+        except (OSError, ValueError) as error:
+            raise RemoteUnavailableError(
+                f"the schema registry {self._url} does not answer: {error}"
+            ) from error
+
+
+def _version_of(fields: dict[str, Any], number: int) -> SchemaVersion | None:
+    text = fields.get("schema")
+    kind = fields.get("schemaType") or "AVRO"
+    if not isinstance(text, str):
+        return None
+    references = read_references(fields.get("references"))
+    found = fields.get("id")
+    return SchemaVersion(
+        subject="",
+        version=0,
+        id=found if isinstance(found, int) else number,
+        guid=str(fields.get("guid") or guid_of(kind, text, references)),
+        text=text,
+        type=kind,
+        references=references,
+    )
+
+
+@attrs.frozen
+class DecodedPiece:
+    """A key or value for people and programs.
+
+    value: the object that it contains, which json.dumps() accepts. schema: the id, GUID
+    and type of its schema as a dict, or None if it names none. error: why it is not
+    decoded although it names a schema; then `value` shows its bytes.
+    """
+
+    value: Any
+    schema: dict[str, Any] | None = None
+    error: str | None = None
+
+    @property
+    def text(self) -> str:
+        """The value in one line: JSON, or the text that is stored."""
+        if isinstance(self.value, str) and (self.schema is None or self.error):
+            return self.value
+        return json.dumps(self.value, ensure_ascii=False, separators=(",", ":"))
+
+
+class ValueDecoder:
+    """Decodes keys and values of records."""
+
+    def __init__(self, schemas: SchemaState) -> None:
+        self._schemas = schemas
+        #: Functions that decode values of a schema, or the reason why there is none.
+        self._decoders: dict[
+            str, Callable[[bytes, tuple[int, ...]], Any] | LogcoreError
+        ] = {}
+
+    def decode(
+        self, data: bytes | None, headers: Headers = (), *, is_key: bool = False
+    ) -> DecodedPiece:
+        """Decode a value, or a key if `is_key`. This never raises."""
+        if data is None:
+            return DecodedPiece(None)
+        named: dict[str, Any] | None = None
+        try:
+            place = _schema_of(data, headers, KEY_HEADER if is_key else VALUE_HEADER)
+            if place is None:
+                return DecodedPiece(shown(data))
+            number, guid, frame, at = place
+            named = {"id": number} if guid is None else {"guid": guid}
+            schema = self._find(number, guid)
+            if schema is None:
+                name = f"id {number}" if guid is None else f"GUID {guid}"
+                return DecodedPiece(shown(data), named, f"unknown schema {name}")
+            named = {"id": schema.id, "guid": schema.guid, "type": schema.type}
+            return DecodedPiece(self._decoded(schema, frame, data, at), named)
+        except Exception as error:  # of a library, about bytes from outside
+            reason = f"the value does not have its schema: {error}"
+            if isinstance(error, LogcoreError):
+                reason = str(error)
+            return DecodedPiece(shown(data), named or {}, reason[:300])
+
+    def _find(self, number: int, guid: str | None) -> SchemaVersion | None:
+        if guid is None:
+            return self._schemas.find(number)
+        return self._schemas.find_guid(guid)
+
+    def _decoded(
+        self, schema: SchemaVersion, frame: bytes, data: bytes, at: int
+    ) -> Any:
+        """Return the object in `data` from `at` on; `frame` is what names the schema.
+
+        The message indexes of Protobuf end the frame, or follow it in the value.
+        """
+        indexes: tuple[int, ...] = (0,)
+        if schema.type == "PROTOBUF":
+            if at:
+                indexes, at = message_indexes(data, at)
+            elif len(frame) > 1 + _GUID_BYTES:
+                indexes, _ = message_indexes(frame, 1 + _GUID_BYTES)
+        decoder = self._decoders.get(schema.guid)
+        if decoder is None:
+            try:
+                decoder = value_decoder(
+                    schema.type, schema.text, self._schemas.resolve(schema.references)
+                )
+            except LogcoreError as error:
+                decoder = error
+            self._decoders[schema.guid] = decoder
+        if isinstance(decoder, LogcoreError):
+            raise decoder
+        return shown_value(decoder(data[at:], indexes))
+
+
+def _schema_of(
+    data: bytes, headers: Headers, name: str
+) -> tuple[int, str | None, bytes, int] | None:
+    """Return the id or the GUID of a schema, its frame, and where the payload begins.
+
+    Raises:
+        InvalidRecordError: the header is damaged.
+    """
+    for header, content in headers:
+        if header == name:
+            if content is None or len(content) <= _GUID_BYTES or content[0] != 1:
+                raise InvalidRecordError(
+                    f"header {name}",
+                    expected="byte 1 and the 16 bytes of a GUID",
+                    found=repr(content)[:80],
+                )
+            guid = uuid.UUID(bytes=bytes(content[1 : 1 + _GUID_BYTES]))
+            return 0, str(guid), content, 0
+    if len(data) < _FRAME.size or data[0]:
+        return None
+    return _FRAME.unpack_from(data)[1], None, data[: _FRAME.size], _FRAME.size

@@ -1,0 +1,117 @@
+"""Whether readers with one schema understand values of another one.
+
+Rules:
+- Avro schemas are compared by the library avro, with the schemas to which they refer.
+- JSON Schemas and Protobuf schemas are not compared. The messages say so.
+- A new schema of another type than the former ones is incompatible.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, Final
+
+import attrs
+
+from logcore.errors import InvalidSchemaError
+from logcore.schemas.parsing import Resolved, parse_json
+
+#: Levels by whether new schemas read old values, and old schemas read new values.
+_READS_OLD: Final = ("BACKWARD", "FULL")
+_READS_NEW: Final = ("FORWARD", "FULL")
+_PARSED: Final = 256
+
+
+@attrs.frozen
+class ComparedSchema:
+    """A schema with the schemas to which it refers, and its name in messages."""
+
+    name: str
+    type: str
+    text: str
+    references: Resolved
+
+
+@attrs.frozen
+class Comparison:
+    """The result of a comparison."""
+
+    is_compatible: bool
+    messages: tuple[str, ...] = ()
+
+
+def compare(
+    level: str, new: ComparedSchema, former: Sequence[ComparedSchema]
+) -> Comparison:
+    """Return whether a schema may follow the former ones, the oldest first.
+
+    Raises:
+        InvalidSchemaError: an Avro schema is invalid.
+    """
+    if level == "NONE" or not former:
+        return Comparison(True)
+    base, _, transitive = level.partition("_")
+    others = former if transitive else former[-1:]
+    if any(one.type != new.type for one in others):
+        return Comparison(
+            False,
+            (f"the schema is {new.type}, and earlier ones of the subject are not",),
+        )
+    if new.type != "AVRO":
+        return Comparison(True, (not_checked(new.type),))
+    messages: list[str] = []
+    for one in reversed(others):
+        if base in _READS_OLD:
+            messages += _problems(new, one)
+        if base in _READS_NEW:
+            messages += _problems(one, new)
+    return Comparison(not messages, tuple(messages))
+
+
+def not_checked(kind: str) -> str:
+    """Return the message about a type of schemas that is not compared."""
+    return f"not checked: {kind} schemas are parsed, but are not compared"
+
+
+def _problems(reader: ComparedSchema, writer: ComparedSchema) -> list[str]:
+    """Return why the reader does not understand values of the writer."""
+    from avro.compatibility import (
+        ReaderWriterCompatibilityChecker,
+        SchemaCompatibilityType,
+    )
+
+    checker: Any = ReaderWriterCompatibilityChecker
+    result = checker().get_compatibility(
+        parsed_avro(reader.text, reader.references),
+        parsed_avro(writer.text, writer.references),
+    )
+    if result.compatibility is SchemaCompatibilityType.compatible:
+        return []
+    kinds = ", ".join(str(one.value) for one in result.incompatibilities or [])
+    details = "; ".join(sorted(result.messages or ()))
+    places = ", ".join(sorted(result.locations or ()))
+    return [f"{reader.name} cannot read {writer.name}: {kinds}: {details} at {places}"]
+
+
+@functools.lru_cache(maxsize=_PARSED)
+def parsed_avro(text: str, references: Resolved) -> Any:
+    """Return a schema as the library avro needs it.
+
+    Raises:
+        InvalidSchemaError: the schema is invalid.
+    """
+    from avro.name import Names
+    from avro.schema import make_avsc_object
+
+    names = Names()
+    try:
+        for _, one in references:
+            make_avsc_object(parse_json(one), names)
+        return make_avsc_object(parse_json(text), names)
+    except InvalidSchemaError:
+        raise
+    except Exception as error:  # of many classes
+        raise InvalidSchemaError(
+            f"the Avro schema is invalid: {error}", found=repr(text[:80])
+        ) from error

@@ -1,0 +1,693 @@
+"""The calls of a schema registry over HTTP.
+
+Rules:
+- Paths, JSON and error codes are those of Confluent's registry. docs/schemas.md lists
+  the others, which are not served.
+- A path is divided before it is decoded, because subjects may contain a slash.
+- Each call runs in a thread, because it may read or append. A registration is answered
+  when its record is stored.
+- Requests of web pages are refused; see netshim.http.host.
+
+store.py decides; this module parses requests and shows answers.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+from collections.abc import Sequence
+from typing import Any, Final, TypeVar
+from urllib.parse import unquote
+
+import attrs
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from logcore import RecordTooLargeError
+from logcore.errors import (
+    InvalidRecordError,
+    InvalidSchemaError,
+    MissingDependencyError,
+)
+from logcore.format.schema_records import (
+    LARGEST_NUMBER,
+    SCHEMA_TYPES,
+    SchemaVersion,
+    read_references,
+)
+from logcore.schemas.parsing import canonical_text, serialized_protobuf
+from logcore.schemas.state import SchemaState
+from netshim.http.host import why_refused
+from netshim.schemas.compatibility import compare, not_checked
+from netshim.schemas.store import (
+    DEFAULT_LEVEL,
+    DEFAULT_MODE,
+    Decision,
+    RegistryRefusal,
+    SchemaStore,
+    WantedSchema,
+    check_subject,
+    compared,
+    delete_subject,
+    delete_version,
+    judged,
+    level_of,
+    mode_of,
+    no_level,
+    no_mode,
+    no_subject,
+    refusal_of,
+    register,
+    registered,
+    remove_level,
+    remove_mode,
+    set_level,
+    set_mode,
+    version_number,
+    version_of,
+)
+
+_log = logging.getLogger("netshim")
+_T = TypeVar("_T")
+MEDIA_TYPE: Final = "application/vnd.schemaregistry.v1+json"
+#: Largest body of a request.
+MOST_BYTES: Final = 1 << 20
+_LEVEL_DOCS: Final = (
+    "Avro schemas are compared. JSON and PROTOBUF schemas are parsed, but are not "
+    "compared with earlier ones."
+)
+#: First parts of paths of Confluent's registry that are not served.
+_NOT_SERVED: Final = ("associations", "exporters", "dek-registry", "catalog", "tags")
+
+
+@attrs.frozen
+class RegistryCall:
+    """A request: the parameters in its path and query, and its JSON."""
+
+    path: dict[str, str]
+    query: dict[str, str]
+    body: Any
+
+    @property
+    def subject(self) -> str:
+        return self.path["subject"]
+
+    def flag(self, *names: str) -> bool:
+        """Whether one of these parameters is true."""
+        return any(self.query.get(name, "").lower() == "true" for name in names)
+
+    def page(self, items: Sequence[_T]) -> list[_T]:
+        """Return the items that `offset` and `limit` select."""
+        first = max(0, self._int("offset", 0))
+        limit = self._int("limit", -1)
+        return list(items[first:] if limit < 0 else items[first : first + limit])
+
+    def _int(self, name: str, default: int) -> int:
+        try:
+            return int(self.query.get(name, default))
+        except ValueError:
+            raise RegistryRefusal(
+                400, f"{name}: expected a number, found {self.query[name]!r:.40}"
+            ) from None
+
+    def field(self, name: str) -> Any:
+        """Return a field of the JSON object in the body."""
+        if not isinstance(self.body, dict):
+            raise RegistryRefusal(
+                422, f"expected a JSON object, found {self.body!r:.40}"
+            )
+        return self.body.get(name)
+
+    def schema(self) -> WantedSchema:
+        """Return the schema in the body."""
+        kind = self.field("schemaType") or "AVRO"
+        text = self.field("schema")
+        if kind not in SCHEMA_TYPES:
+            raise RegistryRefusal(
+                42201,
+                f"Invalid schema type {kind!r:.40}: expected {', '.join(SCHEMA_TYPES)}",
+            )
+        if not isinstance(text, str) or not text.strip():
+            raise RegistryRefusal(42201, "Empty schema: expected a text as schema")
+        if self.field("ruleSet"):
+            raise RegistryRefusal(42210, "Rules of data contracts are not served")
+        metadata = self.field("metadata") or None
+        if metadata is not None and not isinstance(metadata, dict):
+            raise RegistryRefusal(42201, "Invalid metadata: expected an object")
+        try:
+            text.encode()
+            json.dumps(metadata, ensure_ascii=False).encode()
+            references = read_references(self.field("references"))
+        except (InvalidRecordError, UnicodeEncodeError) as error:
+            raise RegistryRefusal(42201, f"Invalid schema: {error}") from error
+        if self.flag("normalize"):
+            text = canonical_text(kind, text)
+            references = tuple(sorted(references, key=attrs.astuple))
+        return WantedSchema(
+            type=kind,
+            text=text,
+            references=references,
+            metadata=metadata,
+            id=self._number("id"),
+            version=self._number("version"),
+        )
+
+    def _number(self, name: str) -> int | None:
+        found = self.field(name)
+        if found in (None, 0, -1):
+            return None
+        if type(found) is not int or not 0 < found <= LARGEST_NUMBER:
+            raise RegistryRefusal(
+                42201, f"{name}: expected 1 to {LARGEST_NUMBER}, found {found!r:.40}"
+            )
+        return found
+
+
+class RawText(str):
+    """An answer that is a schema itself."""
+
+
+class SchemaRegistry:
+    """An ASGI application with the calls. Each method runs in a thread.
+
+    checks_hosts: refuse requests to other hosts than this machine.
+    """
+
+    def __init__(self, store: SchemaStore, *, checks_hosts: bool) -> None:
+        self._store = store
+        self._checks_hosts = checks_hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request of uvicorn."""
+        request = Request(scope, receive)
+        response = await self._answer(request)
+        await response(scope, receive, send)
+
+    async def _answer(self, request: Request) -> Response:
+        try:
+            refused = why_refused(request, checks_hosts=self._checks_hosts)
+            if refused is not None:
+                raise RegistryRefusal(403, refused)
+            method, name, path = _route(request)
+            body = await _body(request) if method in ("POST", "PUT") else b""
+            return await run_in_threadpool(self._run, name, request, path, body)
+        except Exception as error:
+            return _failure(error)
+
+    def _run(
+        self, name: str, request: Request, path: dict[str, str], body: bytes
+    ) -> Response:
+        call = RegistryCall(path, dict(request.query_params), _parsed(body))
+        found = getattr(self, name)(call)
+        if isinstance(found, RawText):
+            return Response(str(found), media_type=MEDIA_TYPE)
+        return _response(200, found)
+
+    # -- the registry ------------------------------------------------------------------
+
+    def about(self, _: RegistryCall) -> Any:
+        """Return how many records of `_schemas` were skipped, and why."""
+
+        def facts(state: SchemaState) -> Any:
+            return {"skipped_records": state.skipped, "skipped": state.reasons}
+
+        return self._store.read(facts)
+
+    def types(self, _: RegistryCall) -> Any:
+        """List the types of schemas."""
+        return ["JSON", "PROTOBUF", "AVRO"]
+
+    def contexts(self, _: RegistryCall) -> Any:
+        """List the contexts: the default one."""
+        return ["."]
+
+    # -- schemas -----------------------------------------------------------------------
+
+    def list_schemas(self, call: RegistryCall) -> Any:
+        """List all versions."""
+        prefix = call.query.get("subjectPrefix", "")
+
+        def found(state: SchemaState) -> list[SchemaVersion]:
+            versions: list[SchemaVersion] = []
+            for subject in sorted(state.versions):
+                if not subject.startswith(prefix):
+                    continue
+                own = state.active(subject)
+                if call.flag("deleted"):
+                    own = [
+                        state.versions[subject][one]
+                        for one in sorted(state.versions[subject])
+                    ]
+                versions += own[-1:] if call.flag("latestOnly") else own
+            return versions
+
+        return [_shown(one) for one in call.page(self._store.read(found))]
+
+    def by_id(self, call: RegistryCall) -> Any:
+        """Return the schema of an id."""
+        found = self._store.read(lambda state: _by_id(state, call))
+        return self._formatted(call, _content(found), found)
+
+    def text_by_id(self, call: RegistryCall) -> Any:
+        """Return the text of the schema of an id."""
+        return RawText(self.by_id(call)["schema"])
+
+    def by_guid(self, call: RegistryCall) -> Any:
+        """Return the schema of a GUID."""
+        guid = call.path["guid"]
+        found = self._store.read(lambda state: state.find_guid(guid.lower()))
+        if found is None:
+            raise RegistryRefusal(40403, f"Schema {guid[:40]} not found")
+        return self._formatted(call, _content(found), found)
+
+    def ids_of_guid(self, call: RegistryCall) -> Any:
+        """Return the ids of a GUID, by context."""
+        return [{"context": ".", "id": self.by_guid(call)["id"]}]
+
+    def subjects_of_id(self, call: RegistryCall) -> Any:
+        """Return the subjects of an id."""
+        return call.page(sorted({one["subject"] for one in self._uses(call)}))
+
+    def versions_of_id(self, call: RegistryCall) -> Any:
+        """Return the subjects and versions of an id."""
+        return call.page(self._uses(call))
+
+    def _uses(self, call: RegistryCall) -> list[dict[str, Any]]:
+        def found(state: SchemaState) -> list[SchemaVersion]:
+            return state.uses(_by_id(state, call).id)
+
+        wanted = call.query.get("subject")
+        return [
+            {"subject": one.subject, "version": one.version}
+            for one in self._store.read(found)
+            if (call.flag("deleted") or not one.is_deleted)
+            and wanted in (None, "", one.subject)
+        ]
+
+    def _formatted(
+        self, call: RegistryCall, fields: dict[str, Any], schema: SchemaVersion
+    ) -> dict[str, Any]:
+        """Return the fields of a schema, with its text in the format of the request."""
+        wanted = call.query.get("format", "")
+        if wanted == "serialized" and schema.type == "PROTOBUF":
+            references = self._store.read(
+                lambda state: state.resolve(schema.references)
+            )
+            data = serialized_protobuf(schema.text, references)
+            return {**fields, "schema": base64.b64encode(data).decode()}
+        if wanted not in ("", "default", "serialized"):
+            raise RegistryRefusal(404, f"format {wanted!r:.40} is not served")
+        return fields
+
+    # -- subjects ----------------------------------------------------------------------
+
+    def list_subjects(self, call: RegistryCall) -> Any:
+        """List the subjects."""
+        prefix = call.query.get("subjectPrefix", "")
+        only_deleted = call.flag("deletedOnly", "deleted_only")
+
+        def found(state: SchemaState) -> list[str]:
+            names = (one for one in state.versions if one.startswith(prefix))
+            if only_deleted:
+                return [one for one in names if not state.active(one)]
+            return [one for one in names if call.flag("deleted") or state.active(one)]
+
+        return call.page(sorted(self._store.read(found)))
+
+    def look_up(self, call: RegistryCall) -> Any:
+        """Return the version of a subject that has a schema."""
+        wanted = call.schema()
+        with_deleted = call.flag("deleted")
+
+        def found(state: SchemaState) -> SchemaVersion:
+            known = registered(state, call.subject, wanted, with_deleted=with_deleted)
+            if known is not None:
+                return known
+            if not (state.active(call.subject) or with_deleted) or (
+                call.subject not in state.versions
+            ):
+                raise no_subject(call.subject)
+            raise RegistryRefusal(40403, "Schema not found")
+
+        schema = self._store.read(found)
+        return self._formatted(call, _shown(schema), schema)
+
+    def remove_subject(self, call: RegistryCall) -> Any:
+        """Delete a subject."""
+        is_permanent = call.flag("permanent")
+        return self._store.change(
+            lambda state: delete_subject(state, call.subject, is_permanent=is_permanent)
+        )
+
+    def list_versions(self, call: RegistryCall) -> Any:
+        """List the versions of a subject."""
+        only_deleted = call.flag("deletedOnly", "deleted_only")
+
+        def found(state: SchemaState) -> list[int]:
+            versions = state.versions.get(call.subject, {})
+            numbers = [
+                number
+                for number in sorted(versions)
+                if (
+                    versions[number].is_deleted
+                    and (only_deleted or call.flag("deleted"))
+                )
+                or not (versions[number].is_deleted or only_deleted)
+            ]
+            if not numbers:
+                raise no_subject(call.subject)
+            return numbers
+
+        return call.page(self._store.read(found))
+
+    def add_version(self, call: RegistryCall) -> Any:
+        """Register a schema."""
+        check_subject(call.subject)
+        wanted = call.schema()
+        is_parsed = self._store.check(wanted)
+
+        def decide(state: SchemaState) -> Decision:
+            return register(state, call.subject, wanted)
+
+        schema, messages = self._store.change(decide)
+        if not is_parsed:
+            messages = ("not parsed: install grpcio-tools to parse PROTOBUF texts",)
+        answer = {**_content(schema), "version": schema.version}
+        if messages:
+            answer["messages"] = list(messages)
+        return answer
+
+    def show_version(self, call: RegistryCall) -> Any:
+        """Return a version of a subject."""
+        found = self._store.read(lambda state: _version(state, call))
+        return self._formatted(call, _shown(found), found)
+
+    def text_of_version(self, call: RegistryCall) -> Any:
+        """Return the text of a version."""
+        return RawText(self.show_version(call)["schema"])
+
+    def users_of_version(self, call: RegistryCall) -> Any:
+        """Return the ids of the schemas that refer to a version."""
+
+        def found(state: SchemaState) -> list[int]:
+            version = _version(state, call)
+            users = state.users(version.subject, version.version)
+            return sorted({one.id for one in users})
+
+        return call.page(self._store.read(found))
+
+    def remove_version(self, call: RegistryCall) -> Any:
+        """Delete a version."""
+        is_permanent = call.flag("permanent")
+        return self._store.change(
+            lambda state: delete_version(
+                state, call.subject, call.path["version"], is_permanent=is_permanent
+            )
+        )
+
+    def with_metadata(self, call: RegistryCall) -> Any:
+        """Return the latest version of a subject with some properties."""
+        wanted = {}
+        if "key" in call.query:
+            wanted = {call.query["key"]: call.query.get("value")}
+
+        def found(state: SchemaState) -> SchemaVersion:
+            versions = state.active(call.subject)
+            if not versions:
+                raise no_subject(call.subject)
+            for one in reversed(versions):
+                properties = (one.metadata or {}).get("properties") or {}
+                if wanted.items() <= properties.items():
+                    return one
+            raise RegistryRefusal(40403, "Schema not found")
+
+        schema = self._store.read(found)
+        return self._formatted(call, _shown(schema), schema)
+
+    # -- compatibility and settings ----------------------------------------------------
+
+    def compare_with_version(self, call: RegistryCall) -> Any:
+        """Compare a schema with one version of a subject."""
+        wanted = call.schema()
+        self._store.check(wanted)
+
+        def found(state: SchemaState) -> Any:
+            other = version_of(state, call.subject, call.path["version"])
+            level = level_of(state, call.subject)
+            return compare(
+                level,
+                compared(state, "the new schema", wanted),
+                [compared(state, f"version {other.version}", other)],
+            )
+
+        return _judgement(call, wanted, self._store.read(found))
+
+    def compare_with_all(self, call: RegistryCall) -> Any:
+        """Compare a schema with the versions that its level names."""
+        wanted = call.schema()
+        self._store.check(wanted)
+        verdict = self._store.read(
+            lambda state: judged(
+                state, call.subject, wanted, state.active(call.subject)
+            )
+        )
+        return _judgement(call, wanted, verdict)
+
+    def show_level(self, call: RegistryCall) -> Any:
+        """Return a compatibility level."""
+        subject = call.path.get("subject")
+
+        def found(state: SchemaState) -> str:
+            if subject is None:
+                return state.levels.get(None, DEFAULT_LEVEL)
+            if subject not in state.levels and not call.flag("defaultToGlobal"):
+                raise no_level(subject)
+            return level_of(state, subject)
+
+        level = self._store.read(found)
+        return {"compatibilityLevel": level, "docs": _LEVEL_DOCS}
+
+    def change_level(self, call: RegistryCall) -> Any:
+        """Set a compatibility level."""
+        subject = _named(call)
+        level = call.field("compatibility")
+        return {
+            "compatibility": self._store.change(lambda _: set_level(subject, level))
+        }
+
+    def reset_level(self, call: RegistryCall) -> Any:
+        """Remove a compatibility level."""
+        subject = call.path.get("subject")
+        level = self._store.change(lambda state: remove_level(state, subject))
+        return {"compatibilityLevel": level}
+
+    def show_mode(self, call: RegistryCall) -> Any:
+        """Return a mode."""
+        subject = call.path.get("subject")
+
+        def found(state: SchemaState) -> str:
+            if subject is None:
+                return state.modes.get(None, DEFAULT_MODE)
+            if subject not in state.modes and not call.flag("defaultToGlobal"):
+                raise no_mode(subject)
+            return mode_of(state, subject)
+
+        return {"mode": self._store.read(found)}
+
+    def change_mode(self, call: RegistryCall) -> Any:
+        """Set a mode."""
+        subject = _named(call)
+        mode = call.field("mode")
+        is_forced = call.flag("force")
+        return {
+            "mode": self._store.change(
+                lambda state: set_mode(state, subject, mode, is_forced=is_forced)
+            )
+        }
+
+    def reset_mode(self, call: RegistryCall) -> Any:
+        """Remove a mode."""
+        subject = call.path.get("subject")
+        mode = self._store.change(lambda state: remove_mode(state, subject))
+        return {"mode": mode}
+
+
+_SUBJECT: Final = "subjects/{subject}"
+_VERSION: Final = "subjects/{subject}/versions/{version}"
+#: Method, path, and the call of SchemaRegistry.
+ROUTES: Final = (
+    ("GET", "", "about"),
+    ("GET", "contexts", "contexts"),
+    ("GET", "schemas", "list_schemas"),
+    ("GET", "schemas/types", "types"),
+    ("GET", "schemas/ids/{id}", "by_id"),
+    ("GET", "schemas/ids/{id}/schema", "text_by_id"),
+    ("GET", "schemas/ids/{id}/subjects", "subjects_of_id"),
+    ("GET", "schemas/ids/{id}/versions", "versions_of_id"),
+    ("GET", "schemas/guids/{guid}", "by_guid"),
+    ("GET", "schemas/guids/{guid}/ids", "ids_of_guid"),
+    ("GET", "subjects", "list_subjects"),
+    ("POST", _SUBJECT, "look_up"),
+    ("DELETE", _SUBJECT, "remove_subject"),
+    ("GET", f"{_SUBJECT}/metadata", "with_metadata"),
+    ("GET", f"{_SUBJECT}/versions", "list_versions"),
+    ("POST", f"{_SUBJECT}/versions", "add_version"),
+    ("GET", _VERSION, "show_version"),
+    ("DELETE", _VERSION, "remove_version"),
+    ("GET", f"{_VERSION}/schema", "text_of_version"),
+    ("GET", f"{_VERSION}/referencedby", "users_of_version"),
+    ("POST", f"compatibility/{_SUBJECT}/versions", "compare_with_all"),
+    ("POST", f"compatibility/{_VERSION}", "compare_with_version"),
+    ("GET", "config", "show_level"),
+    ("PUT", "config", "change_level"),
+    ("DELETE", "config", "reset_level"),
+    ("GET", "config/{subject}", "show_level"),
+    ("PUT", "config/{subject}", "change_level"),
+    ("DELETE", "config/{subject}", "reset_level"),
+    ("GET", "mode", "show_mode"),
+    ("PUT", "mode", "change_mode"),
+    ("DELETE", "mode", "reset_mode"),
+    ("GET", "mode/{subject}", "show_mode"),
+    ("PUT", "mode/{subject}", "change_mode"),
+    ("DELETE", "mode/{subject}", "reset_mode"),
+)
+_DIVIDED: Final = tuple(
+    (method, path.split("/"), name) for method, path, name in ROUTES
+)
+
+
+def _route(request: Request) -> tuple[str, str, dict[str, str]]:
+    """Return the method, the call and the parameters in the path of a request."""
+    raw = request.scope.get("raw_path") or request.url.path.encode()
+    path = raw.decode("ascii", "replace").partition("?")[0].strip("/")
+    parts = path.split("/")
+    methods = []
+    for method, pattern, name in _DIVIDED:
+        found = _match(pattern, parts)
+        if found is not None:
+            if method == request.method:
+                return method, name, found
+            methods.append(method)
+    if methods:
+        raise RegistryRefusal(405, f"expected {', '.join(methods)} {path[:80]}")
+    if parts[0] in _NOT_SERVED:
+        raise RegistryRefusal(404, f"/{parts[0]} is not served by this registry")
+    raise RegistryRefusal(404, f"not served: {path[:80]}")
+
+
+def _match(pattern: Sequence[str], parts: Sequence[str]) -> dict[str, str] | None:
+    if len(pattern) != len(parts):
+        return None
+    found = {}
+    for one, part in zip(pattern, parts, strict=True):
+        if one.startswith("{"):
+            if not part:
+                return None
+            found[one[1:-1]] = unquote(part)
+        elif one != part:
+            return None
+    return found
+
+
+async def _body(request: Request) -> bytes:
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > MOST_BYTES:
+            raise RegistryRefusal(413, f"a body has at most {MOST_BYTES} bytes")
+    return bytes(body)
+
+
+def _parsed(body: bytes) -> Any:
+    if not body:
+        return None
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise RegistryRefusal(400, f"the body is not JSON: {error}") from error
+
+
+def _response(status: int, content: Any) -> Response:
+    text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
+    return Response(text.encode("utf-8", "replace"), status, media_type=MEDIA_TYPE)
+
+
+def _failure(error: Exception) -> Response:
+    """Return the response that reports an error."""
+    match error:
+        case RecordTooLargeError():
+            error = RegistryRefusal(413, f"the schema is too large: {error}")
+        case InvalidSchemaError():
+            error = RegistryRefusal(42201, f"Invalid schema: {error}")
+        case MissingDependencyError():
+            error = RegistryRefusal(501, str(error))
+        case RegistryRefusal():
+            pass
+        case _:
+            _log.error("schema registry: %r", error)
+    refusal = refusal_of(error)
+    return _response(
+        int(str(refusal.code)[:3]),
+        {"error_code": refusal.code, "message": str(refusal)},
+    )
+
+
+def _named(call: RegistryCall) -> str | None:
+    """Return the subject of a setting, or None for all."""
+    if "subject" in call.path:
+        check_subject(call.subject)
+    return call.path.get("subject")
+
+
+def _by_id(state: SchemaState, call: RegistryCall) -> SchemaVersion:
+    text = call.path["id"]
+    found = None
+    if text.isascii() and text.isdecimal() and len(text) < 12:
+        found = state.find(int(text))
+    subject = call.query.get("subject")
+    if found is not None and subject:
+        own = [one for one in state.uses(found.id) if one.subject == subject]
+        found = own[-1] if own else found
+    if found is None:
+        raise RegistryRefusal(40403, f"Schema {text[:40]} not found")
+    return found
+
+
+def _version(state: SchemaState, call: RegistryCall) -> SchemaVersion:
+    version_number(call.path["version"])
+    return version_of(
+        state,
+        call.subject,
+        call.path["version"],
+        with_deleted=call.flag("deleted"),
+    )
+
+
+def _content(schema: SchemaVersion) -> dict[str, Any]:
+    """Return the fields of a schema that all its subjects share."""
+    fields: dict[str, Any] = {"id": schema.id, "guid": schema.guid}
+    if schema.type != "AVRO":
+        fields["schemaType"] = schema.type
+    if schema.references:
+        fields["references"] = [attrs.asdict(one) for one in schema.references]
+    if schema.metadata is not None:
+        fields["metadata"] = schema.metadata
+    fields["schema"] = schema.text
+    return fields
+
+
+def _shown(schema: SchemaVersion) -> dict[str, Any]:
+    """Return the fields of a version."""
+    return {"subject": schema.subject, "version": schema.version, **_content(schema)}
+
+
+def _judgement(call: RegistryCall, wanted: WantedSchema, verdict: Any) -> Any:
+    """Return the answer to a comparison."""
+    answer: dict[str, Any] = {"is_compatible": verdict.is_compatible}
+    unchecked = [not_checked(wanted.type)] if wanted.type != "AVRO" else []
+    if call.flag("verbose") or unchecked:
+        answer["messages"] = list(verdict.messages) or unchecked
+    return answer

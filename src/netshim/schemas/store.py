@@ -1,0 +1,534 @@
+"""The topic `_schemas` of a broker, and the decisions of its schema registry.
+
+Rules:
+- A decision is a pure function of the state. It returns the records to append and the
+  answer, or raises RegistryRefusal.
+- The records of one decision are one batch, which must follow the state that was decided
+  on. If another record came first, the decision is made again.
+- An answer is given when the records are stored as acks=all.
+
+The state itself is logcore.schemas.state.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypeVar
+
+import attrs
+
+from logcore import Log, LogClosedError, LogcoreError, OffsetConflictError
+from logcore.format.schema_records import (
+    COMPATIBILITY_LEVELS,
+    LARGEST_NUMBER,
+    MODES,
+    SCHEMAS_TOPIC,
+    SchemaRecord,
+    SchemaReference,
+    SchemaVersion,
+    deletion_record,
+    guid_of,
+    level_record,
+    mode_record,
+    removed_version_record,
+    version_record,
+)
+from logcore.schemas.parsing import check_schema
+from logcore.schemas.state import CONTEXT_PREFIX, SchemaState, identity_of
+from netshim.schemas.compatibility import (
+    ComparedSchema,
+    Comparison,
+    compare,
+    parsed_avro,
+)
+from netshim.server import Server
+
+_log = logging.getLogger("netshim")
+_T = TypeVar("_T")
+
+DEFAULT_LEVEL: Final = "BACKWARD"
+DEFAULT_MODE: Final = "READWRITE"
+#: Attempts to read a log that is closed for others, or replaced by a rollback.
+_ATTEMPTS: Final = 20
+_PAUSE_S: Final = 0.05
+_LONGEST_SUBJECT: Final = 1_000
+_RESERVED_SUBJECTS: Final = ("__GLOBAL", "__EMPTY")
+
+
+class RegistryRefusal(Exception):
+    """A request that is refused, with the code of Confluent's registry.
+
+    The status is the first three digits of the code.
+    """
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+@attrs.frozen
+class Decision:
+    """Records to append together, and the answer once they are stored."""
+
+    answer: Any
+    records: Sequence[SchemaRecord] = ()
+
+
+@attrs.frozen(kw_only=True)
+class WantedSchema:
+    """A schema in a request. `id` and `version` are only for the mode IMPORT."""
+
+    type: str
+    text: str
+    references: tuple[SchemaReference, ...] = ()
+    metadata: Mapping[str, Any] | None = None
+    id: int | None = None
+    version: int | None = None
+
+
+# -- lookups ---------------------------------------------------------------------------
+
+
+def no_subject(subject: str) -> RegistryRefusal:
+    return RegistryRefusal(40401, f"Subject '{subject}' not found.")
+
+
+def version_number(text: str) -> int | None:
+    """Return the number of a version, or None for the latest one."""
+    if text in ("latest", "-1"):
+        return None
+    if text.isascii() and text.isdecimal() and 0 < int(text[:11]) <= LARGEST_NUMBER:
+        return int(text)
+    raise RegistryRefusal(
+        42202,
+        f"The specified version '{text[:40]}' is not a valid version id: "
+        f"expected 1 to {LARGEST_NUMBER}, or latest",
+    )
+
+
+def version_of(
+    state: SchemaState, subject: str, text: str, *, with_deleted: bool = False
+) -> SchemaVersion:
+    """Return a version of a subject. Refuses one that is deleted or missing."""
+    number = version_number(text)
+    versions = state.versions.get(subject, {})
+    found = [
+        versions[one]
+        for one in sorted(versions)
+        if with_deleted or not versions[one].is_deleted
+    ]
+    if not found:
+        raise no_subject(subject)
+    if number is None:
+        return found[-1]
+    for one in found:
+        if one.version == number:
+            return one
+    raise RegistryRefusal(40402, f"Version {number} not found.")
+
+
+def level_of(state: SchemaState, subject: str) -> str:
+    """Return the compatibility level of a subject."""
+    return state.levels.get(subject, state.levels.get(None, DEFAULT_LEVEL))
+
+
+def mode_of(state: SchemaState, subject: str) -> str:
+    """Return the mode of a subject."""
+    everywhere = state.modes.get(None, DEFAULT_MODE)
+    if everywhere == "READONLY_OVERRIDE":
+        return everywhere
+    return state.modes.get(subject, everywhere)
+
+
+def check_subject(subject: str) -> None:
+    """Refuse names that no subject may have."""
+    if subject.startswith(CONTEXT_PREFIX):
+        raise RegistryRefusal(
+            42208, f"Subject '{subject[:80]}': contexts are not served"
+        )
+    if (
+        not subject.strip()
+        or not subject.isprintable()
+        or len(subject) > _LONGEST_SUBJECT
+        or subject in _RESERVED_SUBJECTS
+    ):
+        raise RegistryRefusal(
+            42208,
+            f"The specified subject {subject[:80]!r} is not a valid subject: expected "
+            f"1 to {_LONGEST_SUBJECT} printable characters",
+        )
+
+
+def check_writable(state: SchemaState, subject: str) -> None:
+    """Refuse changes of a subject that may only be read."""
+    mode = mode_of(state, subject)
+    if mode.startswith("READONLY"):
+        raise RegistryRefusal(42205, f"Subject {subject} is in the mode {mode}")
+
+
+def compared(state: SchemaState, name: str, schema: Any) -> ComparedSchema:
+    """Return a schema with its references, for comparisons."""
+    references = state.resolve(schema.references)
+    return ComparedSchema(name, schema.type, schema.text, references)
+
+
+def judged(
+    state: SchemaState,
+    subject: str,
+    wanted: WantedSchema,
+    others: Sequence[SchemaVersion],
+) -> Comparison:
+    """Compare a schema with versions of a subject, by the level of the subject."""
+    return compare(
+        level_of(state, subject),
+        compared(state, "the new schema", wanted),
+        [compared(state, f"version {one.version}", one) for one in others],
+    )
+
+
+def registered(
+    state: SchemaState, subject: str, wanted: WantedSchema, *, with_deleted: bool
+) -> SchemaVersion | None:
+    """Return the latest version of a subject with this schema."""
+    identity = identity_of(wanted.type, wanted.text, wanted.references, wanted.metadata)
+    number = state.id_of(identity)
+    if number is None:
+        return None
+    found = [
+        one
+        for one in state.uses(number)
+        if one.subject == subject and (with_deleted or not one.is_deleted)
+    ]
+    return found[-1] if found else None
+
+
+# -- decisions -------------------------------------------------------------------------
+
+
+def register(state: SchemaState, subject: str, wanted: WantedSchema) -> Decision:
+    """Add a schema to a subject. The answer is a SchemaVersion and messages."""
+    known = registered(state, subject, wanted, with_deleted=False)
+    if known is not None and wanted.version in (None, known.version):
+        return Decision((known, ()))
+    check_writable(state, subject)
+    imports = mode_of(state, subject) == "IMPORT"
+    if imports != (wanted.id is not None):
+        negation = " not" if not imports else ""
+        raise RegistryRefusal(
+            42205,
+            f"Subject {subject} is{negation} in import mode: expected "
+            f"{'an' if imports else 'no'} id in the request",
+        )
+    messages: tuple[str, ...] = ()
+    if not imports:
+        verdict = judged(state, subject, wanted, state.active(subject))
+        messages = verdict.messages
+        if not verdict.is_compatible:
+            raise RegistryRefusal(
+                409,
+                "Schema being registered is incompatible with an earlier schema for "
+                f'subject "{subject}", level {level_of(state, subject)}, '
+                f"details: {'; '.join(messages)}",
+            )
+    identity = identity_of(wanted.type, wanted.text, wanted.references, wanted.metadata)
+    number = wanted.id or state.id_of(identity) or state.max_id + 1
+    twin = state.find(number)
+    if twin is not None and identity != identity_of(
+        twin.type, twin.text, twin.references, twin.metadata
+    ):
+        raise RegistryRefusal(42205, f"id {number} has another schema")
+    versions = state.versions.get(subject, {})
+    version = wanted.version or max(versions, default=0) + 1
+    if version in versions:
+        raise RegistryRefusal(42205, f"Subject {subject} has a version {version}")
+    # Schemas that share an id have the same text. Confluent's registry skips others.
+    text = wanted.text if twin is None else twin.text
+    schema = SchemaVersion(
+        subject=subject,
+        version=version,
+        id=number,
+        guid=guid_of(wanted.type, text, wanted.references)
+        if twin is None
+        else twin.guid,
+        text=text,
+        type=wanted.type,
+        references=wanted.references,
+        metadata=wanted.metadata,
+    )
+    return Decision((schema, messages), [version_record(schema)])
+
+
+def _check_unused(state: SchemaState, versions: Sequence[SchemaVersion]) -> None:
+    for one in versions:
+        for user in state.users(one.subject, one.version):
+            raise RegistryRefusal(
+                42206,
+                f"Version {one.version} of {one.subject} is referenced by "
+                f"{user.subject} version {user.version}",
+            )
+
+
+def delete_version(
+    state: SchemaState, subject: str, text: str, *, is_permanent: bool
+) -> Decision:
+    """Delete a version. The answer is its number."""
+    check_writable(state, subject)
+    found = version_of(state, subject, text, with_deleted=True)
+    if version_number(text) is None and not is_permanent:
+        found = version_of(state, subject, text)
+    name = f"Subject '{subject}' Version {found.version}"
+    if not is_permanent:
+        if found.is_deleted:
+            raise RegistryRefusal(
+                40406,
+                f"{name} was soft deleted. Set permanent=true to delete permanently",
+            )
+        _check_unused(state, [found])
+        deleted = attrs.evolve(found, is_deleted=True)
+        return Decision(found.version, [version_record(deleted)])
+    if not found.is_deleted:
+        raise RegistryRefusal(
+            40407, f"{name} was not deleted first before being permanently deleted"
+        )
+    _check_unused(state, [found])
+    return Decision(found.version, [removed_version_record(subject, found.version)])
+
+
+def delete_subject(state: SchemaState, subject: str, *, is_permanent: bool) -> Decision:
+    """Delete all versions of a subject. The answer is their numbers."""
+    check_writable(state, subject)
+    versions = state.versions.get(subject, {})
+    active = state.active(subject)
+    if not versions:
+        raise no_subject(subject)
+    if is_permanent:
+        if active:
+            raise RegistryRefusal(
+                40405,
+                f"Subject '{subject}' was not deleted first before being permanently deleted",
+            )
+        _check_unused(state, list(versions.values()))
+        numbers = sorted(versions)
+        records = [removed_version_record(subject, one) for one in numbers]
+        return Decision(numbers, records)
+    if not active:
+        raise RegistryRefusal(
+            40404,
+            f"Subject '{subject}' was soft deleted. Set permanent=true to delete permanently",
+        )
+    _check_unused(state, active)
+    records = [deletion_record(subject, max(versions))]
+    if subject in state.levels:
+        records.append(level_record(subject, None))
+    if subject in state.modes:
+        records.append(mode_record(subject, None))
+    return Decision([one.version for one in active], records)
+
+
+def set_level(subject: str | None, level: Any) -> Decision:
+    """Set the compatibility level of a subject, or of all others. The answer is it."""
+    level = level.upper() if isinstance(level, str) else level
+    if level not in COMPATIBILITY_LEVELS:
+        raise RegistryRefusal(
+            42203,
+            "Invalid compatibility level. Valid values are "
+            f"{', '.join(COMPATIBILITY_LEVELS).lower()}; found {level!r:.40}",
+        )
+    return Decision(level, [level_record(subject, level)])
+
+
+def remove_level(state: SchemaState, subject: str | None) -> Decision:
+    """Remove a compatibility level. The answer is the former one."""
+    if subject is not None and subject not in state.levels:
+        raise no_level(subject)
+    former = state.levels.get(subject, DEFAULT_LEVEL)
+    return Decision(former, [level_record(subject, None)])
+
+
+def no_level(subject: str) -> RegistryRefusal:
+    return RegistryRefusal(
+        40408,
+        f"Subject '{subject}' does not have subject-level compatibility configured",
+    )
+
+
+def set_mode(
+    state: SchemaState, subject: str | None, mode: Any, *, is_forced: bool
+) -> Decision:
+    """Set the mode of a subject, or of all others. The answer is it."""
+    mode = mode.upper() if isinstance(mode, str) else mode
+    if mode not in MODES:
+        raise RegistryRefusal(
+            42204,
+            f"Invalid mode. Valid values are {', '.join(MODES)}; found {mode!r:.40}",
+        )
+    names = state.versions if subject is None else [subject]
+    if mode == "IMPORT" and not is_forced and any(map(state.active, names)):
+        raise RegistryRefusal(
+            42205, "Cannot import since found existing schemas; force=true imports them"
+        )
+    return Decision(mode, [mode_record(subject, mode)])
+
+
+def remove_mode(state: SchemaState, subject: str | None) -> Decision:
+    """Remove a mode. The answer is the former one."""
+    if subject is not None and subject not in state.modes:
+        raise no_mode(subject)
+    former = state.modes.get(subject, DEFAULT_MODE)
+    return Decision(former, [mode_record(subject, None)])
+
+
+def no_mode(subject: str) -> RegistryRefusal:
+    return RegistryRefusal(
+        40409, f"Subject '{subject}' does not have subject-level mode configured"
+    )
+
+
+# -- the log ---------------------------------------------------------------------------
+
+
+class SchemaStore:
+    """The state of a broker's `_schemas`. All methods may block on the disk."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._lock = threading.Lock()
+        self._state = SchemaState()
+        self._log: Log | None = None
+        #: Offset of the first record that the state does not include.
+        self._end = 0
+
+    def read(self, function: Callable[[SchemaState], _T]) -> _T:
+        """Return the result of a function of the current state.
+
+        Raises:
+            RegistryRefusal: the function has refused, or the broker does not serve.
+            LogcoreError: the log cannot be read.
+        """
+        return self._repeated(lambda: self._read(function))
+
+    def _read(self, function: Callable[[SchemaState], _T]) -> _T:
+        with self._lock:
+            self._refresh()
+            return function(self._state)
+
+    def check(self, wanted: WantedSchema) -> bool:
+        """Parse a schema, and return whether it could be parsed.
+
+        Raises:
+            InvalidSchemaError: the schema is invalid.
+            MissingDependencyError: a package is missing.
+        """
+        references = self.read(lambda state: state.resolve(wanted.references))
+        if wanted.type == "AVRO":
+            parsed_avro(wanted.text, references)
+        return check_schema(wanted.type, wanted.text, references)
+
+    def change(self, decide: Callable[[SchemaState], Decision]) -> Any:
+        """Append the records of a decision, and return its answer.
+
+        Raises what read() raises, and the errors of Log.append().
+        """
+        while True:
+            decision, end = self.read(lambda state: (decide(state), self._end))
+            if not decision.records:
+                return decision.answer
+            log = self._repeated(self._created)
+            try:
+                log.append_many(decision.records, expected_offset=end)
+                return decision.answer
+            except OffsetConflictError:
+                # The other record becomes visible when it is durable.
+                log.flush()
+            except LogClosedError:
+                time.sleep(_PAUSE_S)
+
+    def _repeated(self, function: Callable[[], _T]) -> _T:
+        """Call a function again while logs are closed, or replaced by a rollback."""
+        for attempt in range(_ATTEMPTS):
+            if self._server.silent_s is None:
+                raise RegistryRefusal(50301, "the broker starts or stops")
+            try:
+                return function()
+            except LogClosedError:
+                if attempt == _ATTEMPTS - 1:
+                    raise
+            time.sleep(_PAUSE_S)
+        raise AssertionError("unreachable")
+
+    def _created(self) -> Log:
+        """Return the log of `_schemas`, which is created if it does not exist."""
+        logdir = self._server.logdir
+        logdir.create_topic(
+            SCHEMAS_TOPIC, 1, {"cleanup.policy": "compact"}, exist_ok=True
+        )
+        topic = logdir.describe_topic(SCHEMAS_TOPIC)
+        policy = topic.config.cleanup_policy
+        if len(topic.partitions) != 1 or policy != "compact":
+            raise RegistryRefusal(
+                50001,
+                f"topic {SCHEMAS_TOPIC}: expected one partition and "
+                f"cleanup.policy=compact, found {len(topic.partitions)} and {policy}",
+            )
+        return self._opened()
+
+    def _opened(self) -> Log:
+        return self._server.broker.state.logs.open(SCHEMAS_TOPIC, 0)
+
+    def _refresh(self) -> None:
+        """Read the records that are new, or all if the log was replaced."""
+        if SCHEMAS_TOPIC not in self._server.logdir:
+            if self._log is not None:
+                self._begin_again(None)
+            return
+        log = self._opened()
+        end = log.high_watermark
+        if log is not self._log or end < self._end:
+            self._begin_again(log)
+        if end == self._end:
+            return
+        skipped = self._state.skipped
+        start = max(self._end, log.log_start_offset)
+        for offset, _, key, value, _ in log.read(start, end):
+            self._state.apply(offset, key, value)
+        self._end = end
+        if self._state.skipped > skipped:
+            _log.warning(
+                "%d records of %s are not understood and skipped: %s",
+                self._state.skipped,
+                SCHEMAS_TOPIC,
+                "; ".join(
+                    f"offset {at}: {why}" for at, why in self._state.reasons.items()
+                ),
+            )
+
+    def _begin_again(self, log: Log | None) -> None:
+        self._state = SchemaState()
+        self._log = log
+        self._end = 0
+
+
+def missing_packages() -> list[str]:
+    """Return the packages that the registry needs and that are not installed."""
+    names = ("avro", "fastavro", "google.protobuf", "jsonschema")
+    return [one for one in names if not _is_installed(one)]
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:  # the package around it
+        return False
+
+
+def refusal_of(error: Exception) -> RegistryRefusal:
+    """Return the refusal that reports an error of a log."""
+    if isinstance(error, RegistryRefusal):
+        return error
+    if isinstance(error, LogcoreError):
+        return RegistryRefusal(50001, f"Error in the backend data store: {error}")
+    return RegistryRefusal(50001, f"Error in the backend data store: {error!r}")

@@ -1,0 +1,70 @@
+"""A client of a schema registry that shows status, code and answer as they are."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote
+
+#: An Avro record, and a name for it.
+RECORD = {
+    "type": "record",
+    "name": "Order",
+    "fields": [{"name": "amount", "type": "int"}],
+}
+
+
+def record(*fields: Mapping[str, Any], name: str = "Order") -> str:
+    """Return the text of an Avro record with these fields."""
+    return json.dumps({"type": "record", "name": name, "fields": list(fields)})
+
+
+class RegistryClient:
+    """Sends one request for each call."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.address = url.removeprefix("http://")
+
+    def raw(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> tuple[int, Any]:
+        """Return the status and the JSON of an answer."""
+        connection = http.client.HTTPConnection(self.address, timeout=60)
+        try:
+            connection.request(method, path, body, dict(headers or {}))
+            answer = connection.getresponse()
+            return answer.status, json.loads(answer.read())
+        finally:
+            connection.close()
+
+    def call(self, method: str, path: str, content: Any = None) -> Any:
+        """Return the JSON of an answer, or the code of a refusal."""
+        body = None if content is None else json.dumps(content).encode()
+        status, answer = self.raw(method, path, body)
+        if status == 200:
+            return answer
+        assert isinstance(answer["message"], str), answer
+        assert answer["error_code"] // 10 ** (len(str(answer["error_code"])) - 3) == (
+            status
+        )
+        return answer["error_code"]
+
+    def get(self, path: str) -> Any:
+        return self.call("GET", path)
+
+    def delete(self, path: str) -> Any:
+        return self.call("DELETE", path)
+
+    def register(self, subject: str, schema: Any, **fields: Any) -> Any:
+        """Register a schema, and return its id, or the code of a refusal."""
+        text = schema if isinstance(schema, str) else json.dumps(schema)
+        path = f"/subjects/{quote(subject, safe='')}/versions"
+        answer = self.call("POST", path, {"schema": text, **fields})
+        return answer if isinstance(answer, int) else answer["id"]
