@@ -37,6 +37,7 @@ EXEMPT = {
     "logcore.cli.groups": "a program, as above",
     "logcore.cli.read": "a program, as above",
     "logcore.cli.lake": "a program's part: options of a command, and its result",
+    "logcore.cli.schemas": "a program's part: options of commands",
     "logcore.cli.shipping": "a program, as above",
     "logcore.cli.sql": "a program, as above",
     "logcore.cli.arguments": "a program, as above",

@@ -33,13 +33,16 @@ from logcore.cli.arguments import (
 from logcore.cli.filters import Where, where_option
 from logcore.cli.lake import KINDS, TableArguments, export_to_table, table_options
 from logcore.cli.options import directory_argument, fail, json_option
+from logcore.cli.read import shown_by
+from logcore.cli.schemas import open_decoder, report_failures, schema_options
 from logcore.cli.terminal import Lines, progress, size_text, to_json, wants_json
 from logcore.format.columns import TOPIC_COLUMNS
-from logcore.inspect.dump import shown_record
 from logcore.query.arrow_batches import batches_of, grouped, schema_of
 
 if TYPE_CHECKING:
     import pyarrow
+
+    from logcore.schemas import ValueDecoder
 
 #: Limits of one row group of a Parquet file, and therefore of the memory that is used.
 _GROUP_ROWS: Final = 1 << 20
@@ -74,6 +77,7 @@ _GROUP_BYTES: Final = 64 << 20
     help="Keys and values as text in .parquet and .arrow, as in .csv.",
 )
 @click.option("--force", is_flag=True, help="Replace FILE if it exists.")
+@schema_options
 @table_options
 @json_option
 def export(
@@ -86,6 +90,8 @@ def export(
     isolation: Any,
     is_text: bool,
     force: bool,
+    uses_schemas: bool,
+    registry_url: str | None,
     as_json: bool,
     **table: Any,
 ) -> None:
@@ -98,6 +104,8 @@ def export(
     .ndjson, .jsonl  one record per line, as `logcore read` prints it and `append --format ndjson` reads it
 
     DIR, TOPIC, --from and --where work as in `logcore read`, and --until works as --to.
+    With --schemas or --schema-registry, keys and values with a schema are JSON in files.
+    In tables, use --value avro for Avro values, and --value registry for others.
 
     \b
     --to delta --table PATH|URL                           a Delta table; --option NAME=VALUE is for its storage
@@ -125,6 +133,8 @@ def export(
             directory,
             topic,
             arguments,
+            uses_schemas=uses_schemas,
+            registry_url=registry_url,
             start=span[0],
             end=span[1],
             where=Where.parse(conditions),
@@ -157,6 +167,10 @@ def export(
     where = Where.parse(conditions)
     with contextlib.ExitStack() as stack:
         source = open_source(stack, directory, topic)
+        decoder = open_decoder(
+            directory, source.logdir, is_wanted=uses_schemas, url=registry_url
+        )
+        stack.callback(report_failures, decoder)
         now_ms = time.time_ns() // 1_000_000
         starts = source.places(start, now_ms)
         ends = source.places(end, now_ms)
@@ -168,7 +182,16 @@ def export(
         )
         try:
             count = write(
-                _ExportJob(source, starts, ends, where, isolation, is_text, tick),
+                _ExportJob(
+                    source,
+                    starts,
+                    ends,
+                    where,
+                    isolation,
+                    is_text or decoder is not None,
+                    tick,
+                    decoder,
+                ),
                 beside,
             )
             _sync(beside)
@@ -212,6 +235,7 @@ class _ExportJob:
     isolation: Any
     is_text: bool
     tick: Callable[[int], None]
+    decoder: ValueDecoder | None
 
     def batches(self, *, is_text: bool) -> Iterator[pyarrow.RecordBatch]:
         return batches_of(
@@ -223,6 +247,7 @@ class _ExportJob:
             select=None if self.where is None else self.where.select,
             isolation=self.isolation,
             tick=self.tick,
+            decoder=self.decoder,
         )
 
 
@@ -300,6 +325,7 @@ def _write_csv(job: _ExportJob, path: str) -> int:
 
 def _write_ndjson(job: _ExportJob, path: str) -> int:
     count = 0
+    show = shown_by(job.decoder)
     with open(path, "wb") as file:
         for number, log in job.source.logs.items():
             for part in log.scan(
@@ -314,7 +340,7 @@ def _write_ndjson(job: _ExportJob, path: str) -> int:
                         {
                             "topic": job.source.topic,
                             "partition": number,
-                            **shown_record(record),
+                            **show(record),
                         }
                     )
                     for record in passing.records()

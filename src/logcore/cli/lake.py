@@ -17,6 +17,7 @@ import click
 from logcore.cli.arguments import open_source
 from logcore.cli.filters import Where
 from logcore.cli.options import fail, setting
+from logcore.cli.schemas import avro_schemas, open_decoder
 from logcore.cli.terminal import Lines, progress, to_json, wants_json
 
 #: What --to accepts beside a file.
@@ -54,8 +55,8 @@ _OPTIONS: Final = (
     ),
     click.option(
         "--value",
-        type=click.Choice(["json", "avro"]),
-        help="The fields of values as columns: values are JSON objects or Avro records.",
+        type=click.Choice(["json", "avro", "registry"]),
+        help="The fields of values as columns: values are JSON objects, Avro records, or have a schema of a registry.",
     ),
     click.option(
         "--schema",
@@ -112,6 +113,8 @@ def export_to_table(
     where: Where | None,
     is_text: bool,
     as_json: bool,
+    uses_schemas: bool,
+    registry_url: str | None,
 ) -> None:
     """Export a topic and print the result.
 
@@ -135,13 +138,21 @@ def export_to_table(
     with contextlib.ExitStack() as stack:
         source = open_source(stack, directory, topic)
         assert source.logdir is not None, "a topic was named"
+        schemas = dict(map(_schema, arguments.schemas))
+        decoder = open_decoder(
+            directory, source.logdir, is_wanted=uses_schemas, url=registry_url
+        )
+        if decoder is not None and arguments.value == "avro":
+            schemas |= avro_schemas(decoder.schemas, f"{topic}-value")
+            decoder = None
         now_ms = time.time_ns() // 1_000_000
         options = lake.ExportOptions(
             layout=layout,
             start={} if start is None else source.places(start, now_ms),
             end={} if end is None else source.places(end, now_ms),
             on_gap=arguments.on_gap,
-            schemas=dict(map(_schema, arguments.schemas)),
+            schemas=schemas,
+            decode=None if decoder is None else decoder.decode,
             select=None if where is None else where.rows,
             on_progress=_Bar(stack).show,
         )

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import attrgetter
 from types import MappingProxyType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -34,6 +34,7 @@ from logcore.cli.arguments import (
 )
 from logcore.cli.filters import Where, where_option
 from logcore.cli.options import directory_argument, full_option, json_option
+from logcore.cli.schemas import open_decoder, schema_options
 from logcore.cli.terminal import (
     Lines,
     cells,
@@ -44,6 +45,9 @@ from logcore.cli.terminal import (
     to_json,
     wants_json,
 )
+
+if TYPE_CHECKING:
+    from logcore.schemas import ValueDecoder
 
 #: Minimum number of columns of a shortened record, however narrow the terminal is.
 _LEAST_COLUMNS: Final = 24
@@ -78,6 +82,7 @@ format_option = click.option(
 )
 @isolation_option
 @format_option
+@schema_options
 @full_option
 @json_option
 def read(
@@ -90,6 +95,8 @@ def read(
     order: str,
     isolation: Any,
     form: str | None,
+    uses_schemas: bool,
+    registry_url: str | None,
     full: bool,
     as_json: bool,
 ) -> None:
@@ -108,6 +115,11 @@ def read(
     where = Where.parse(conditions)
     with contextlib.ExitStack() as stack:
         source = open_source(stack, directory, topic)
+        show = shown_by(
+            open_decoder(
+                directory, source.logdir, is_wanted=uses_schemas, url=registry_url
+            )
+        )
         now_ms = time.time_ns() // 1_000_000
         starts = source.places(start, now_ms)
         ends = source.places(end, now_ms)
@@ -123,6 +135,7 @@ def read(
                 form,
                 full,
                 as_json,
+                show,
             )
 
 
@@ -146,6 +159,7 @@ def read(
     help="With -f: end after this many seconds without a new record.",
 )
 @where_option
+@schema_options
 @full_option
 @json_option
 def tail(
@@ -155,6 +169,8 @@ def tail(
     follow: bool,
     timeout: float | None,
     conditions: tuple[str, ...],
+    uses_schemas: bool,
+    registry_url: str | None,
     full: bool,
     as_json: bool,
 ) -> None:
@@ -166,6 +182,11 @@ def tail(
     where = Where.parse(conditions)
     with contextlib.ExitStack() as stack:
         source = open_source(stack, directory, topic)
+        show = shown_by(
+            open_decoder(
+                directory, source.logdir, is_wanted=uses_schemas, url=registry_url
+            )
+        )
         ends = {number: log.high_watermark for number, log in source.logs.items()}
         streams = {
             number: iter(last_records(log, count, where))
@@ -176,12 +197,12 @@ def tail(
         else:
             last = []
         with Lines() as out:
-            _print_records(out, source, last, None, full, as_json)
+            _print_records(out, source, last, None, full, as_json, show)
             if follow:
                 out.flush()
                 for record in _following(source, ends, timeout):
                     if where is None or where.passes(record):
-                        _print_records(out, source, [record], None, full, as_json)
+                        _print_records(out, source, [record], None, full, as_json, show)
                     if _is_last(
                         source, record
                     ):  # nothing more to wait for: show it now
@@ -263,15 +284,25 @@ def _print_records(
     form: str | None,
     full: bool,
     as_json: bool,
+    show: Shower,
 ) -> None:
     if form is not None:
         own: dict[str, Part] = {"t": lambda _: source.topic.encode()}
+        if show is not _shown:
+            own["k"] = lambda record: _piece(show(record)["key"])
+            own["s"] = lambda record: _piece(show(record)["value"])
         if source.logdir is None:
             ((number, _),) = source.logs.items()
             own["p"] = lambda _: b"%d" % number
         print_formatted(out, format_parts(form, own), records)
     else:
-        print_lines(out, records, full, as_json)
+        print_lines(out, records, full, as_json, show)
+
+
+def _piece(value: Any) -> bytes:
+    """Return a key or value of a row as the bytes that -f prints."""
+    text = value if isinstance(value, str) else to_json(value)
+    return b"" if value is None else text.encode("utf-8", "replace")
 
 
 def print_formatted(
@@ -286,25 +317,8 @@ def print_formatted(
         )
 
 
-def print_lines(
-    out: Lines, records: Iterable[_Found], full: bool, as_json: bool
-) -> None:
-    """Print one line per record: JSON in a pipe, otherwise text for people.
-
-    With `full`, lines are not shortened to the width of the terminal.
-    """
-    if wants_json(as_json):
-        for record in records:
-            out.write(to_json(_shown(record)))
-        return
-    columns = None
-    if not full:
-        columns = terminal_columns()
-    for record in records:
-        out.write(_line(record, columns))
-
-
 def _shown(record: _Found) -> dict[str, Any]:
+    """Return a record as a dict for JSON."""
     from logcore.inspect.dump import shown_record
 
     if isinstance(record, logcore.TopicRecord):
@@ -316,19 +330,67 @@ def _shown(record: _Found) -> dict[str, Any]:
     return shown_record(record)
 
 
-def _line(record: _Found, columns: int | None) -> str:
+#: Function that returns a record as a dict for JSON.
+Shower = Callable[[_Found], dict[str, Any]]
+
+
+def shown_by(decoder: ValueDecoder | None) -> Shower:
+    """Return a function like _shown(), with decoded keys and values."""
+    if decoder is None:
+        return _shown
+
+    def show(record: _Found) -> dict[str, Any]:
+        row = _shown(record)
+        for name, data, is_key in (
+            ("key", record.key, True),
+            ("value", record.value, False),
+        ):
+            piece = decoder.decode(data, record.headers, is_key=is_key)
+            row[name] = piece.value
+            if piece.schema is not None:
+                row[f"{name}_schema"] = piece.schema
+            if piece.error is not None:
+                row[f"{name}_error"] = piece.error
+        return row
+
+    return show
+
+
+def print_lines(
+    out: Lines,
+    records: Iterable[_Found],
+    full: bool,
+    as_json: bool,
+    show: Shower = _shown,
+) -> None:
+    """Print one line per record: JSON in a pipe, otherwise text for people.
+
+    With `full`, lines are not shortened to the width of the terminal.
+    """
+    if wants_json(as_json):
+        for record in records:
+            out.write(to_json(show(record)))
+        return
+    columns = None
+    if not full:
+        columns = terminal_columns()
+    for record in records:
+        out.write(_line(record, columns, show))
+
+
+def _line(record: _Found, columns: int | None, show: Shower) -> str:
     """Return a record as a line of at most this many columns.
 
     Key, value and headers are shortened to fit.
     """
-    row = _shown(record)
+    row = show(record)
     if "partition" in row:
         place = f"{row['partition']}:{record.offset}"
     else:
         place = f"{record.offset}"
     head = f"{place}  {time_text(record.timestamp_ms)}  "
-    key = plain_text(row["key"])
-    value = plain_text(row["value"])
+    key = plain_text(row["key"]) + _reason(row, "key_error")
+    value = plain_text(row["value"]) + _reason(row, "value_error")
     headers = " ".join(
         f"{plain_text(one['key'])}={plain_text(one['value'])}" for one in row["headers"]
     )
@@ -340,6 +402,11 @@ def _line(record: _Found, columns: int | None) -> str:
         # remaining columns.
         value = fitted(value, left - cells(key) - cells(headers) - 4)
     return head + f"{key}  {value}  {headers}".rstrip()
+
+
+def _reason(row: Mapping[str, Any], name: str) -> str:
+    """Return why a key or value is not decoded, in brackets."""
+    return f" [{plain_text(row[name])}]" if name in row else ""
 
 
 _FORMATS: Final[dict[str, Callable[[_Found], bytes]]] = {

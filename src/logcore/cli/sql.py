@@ -14,6 +14,7 @@ import click
 
 import logcore
 from logcore.cli.options import full_option, json_option
+from logcore.cli.schemas import open_decoder, report_failures, schema_options
 from logcore.cli.terminal import Lines, print_table, to_json, wants_json
 from logcore.query.sql import connect, query_error
 
@@ -36,23 +37,42 @@ _MOST_SHOWN: Final = 1_000
     is_flag=True,
     help="Print CSV with a row of names, also at a terminal.",
 )
+@schema_options
 @full_option
 @json_option
 def sql(
-    directory: str, query: str, is_bytes: bool, as_csv: bool, full: bool, as_json: bool
+    directory: str,
+    query: str,
+    is_bytes: bool,
+    as_csv: bool,
+    uses_schemas: bool,
+    registry_url: str | None,
+    full: bool,
+    as_json: bool,
 ) -> None:
     """Run SQL over the topics of a directory, each a table: logcore sql data 'select
     count(*) from orders'.
 
     Columns: partition, offset, timestamp, key, value, headers. Keys and values are
     text; bytes that are not UTF-8 are shown as \\xFF. header(headers, 'trace') is a
-    header, value->>'$.price' is a field of JSON. Write a name such as "my-topic" in
+    header, value->>'$.price' is a field of JSON. With --schemas or --schema-registry, keys
+    and values with a schema are JSON. Write a name such as "my-topic" in
     double quotes. The command needs the extra sql; the language is DuckDB's.
     """
+    if is_bytes and (uses_schemas or registry_url is not None):
+        raise click.BadParameter(
+            "is not for values with a schema", param_hint="'--bytes'"
+        )
     with contextlib.ExitStack() as stack:
         logdir = stack.enter_context(logcore.open_dir(directory, read_only=True))
+        decoder = open_decoder(
+            directory, logdir, is_wanted=uses_schemas, url=registry_url
+        )
+        stack.callback(report_failures, decoder)
         connection = stack.enter_context(
-            contextlib.closing(connect(logdir, query, is_text=not is_bytes))
+            contextlib.closing(
+                connect(logdir, query, is_text=not is_bytes, decoder=decoder)
+            )
         )
         import duckdb
 

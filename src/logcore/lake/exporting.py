@@ -43,6 +43,7 @@ from logcore.lake.values import (
     ValueFormat,
     column_of,
     fields_of,
+    inferred,
     reserved_names,
 )
 from logcore.log import Log
@@ -52,6 +53,8 @@ from logcore.shipping.forward_rules import witness_of, witnessed_offset
 
 if TYPE_CHECKING:
     import pyarrow
+
+    from logcore.schemas import DecodedPiece
 
 #: Size of the rows of one commit in Arrow's format, by default. A file is smaller.
 COMMIT_BYTES: Final = 128 << 20
@@ -91,6 +94,8 @@ class ExportOptions:
         schemas: Avro schemas as parsed JSON. For values in JSON, None: SCHEMA defines
             columns. For values in Avro, None: SCHEMA decodes plain values, and ID: SCHEMA
             decodes values with that id of a schema registry.
+        decode: decodes values by the schemas of a registry, for value="registry": see
+            logcore.schemas.ValueDecoder.decode().
         select: returns the records to export. The others count as exported.
         commit_bytes: size of the rows of one commit in Arrow's format.
         on_progress: called with the number of offsets that were read, and the total. The
@@ -102,6 +107,7 @@ class ExportOptions:
     end: Mapping[int, int] = attrs.Factory(dict)
     on_gap: OnGap = "fail"
     schemas: Mapping[int | None, Any] = attrs.Factory(dict)
+    decode: Callable[[bytes], DecodedPiece] | None = None
     select: Callable[[RecordColumns], npt.NDArray[np.bool_]] | None = None
     commit_bytes: int = COMMIT_BYTES
     on_progress: Callable[[int, int], None] | None = None
@@ -391,11 +397,38 @@ def _value_format(options: ExportOptions) -> ValueFormat | None:
         return avro_format(options.schemas)
     if layout.value == "json":
         return JSON
+    if layout.value == "registry":
+        return _registry_format(options.decode)
     if options.schemas:
         raise InvalidConfigError(
             "a schema is for values as columns: value='json' or 'avro' (--value)"
         )
     return None
+
+
+def _registry_format(decode: Callable[[bytes], DecodedPiece] | None) -> ValueFormat:
+    if decode is None:
+        raise InvalidConfigError(
+            "value='registry' (--value registry)",
+            expected="decode= (--schemas or --schema-registry)",
+            found="none",
+        )
+
+    def decoded(value: bytes) -> Mapping[str, Any]:
+        piece = decode(value)
+        if piece.error is not None:
+            raise Misfit(piece.error)
+        if piece.schema is None:
+            raise Misfit(
+                "the value does not begin with the id of a schema",
+                expected="a zero byte and four bytes",
+                found=repr(value[:5]),
+            )
+        if not isinstance(piece.value, dict):
+            raise Misfit("the value is not an object", found=repr(piece.value)[:40])
+        return piece.value
+
+    return ValueFormat(decoded, inferred)
 
 
 def export(

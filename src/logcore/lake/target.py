@@ -27,13 +27,15 @@ _TOPIC: Final = "logcore.topic"
 _TOPIC_ID: Final = "logcore.topic.id"
 _LAYOUT: Final = "logcore.layout"
 _HEADER: Final = "header."
+#: Formats of values whose fields are columns.
+VALUES_AS_COLUMNS: Final = ("json", "avro", "registry")
 
 
 @attrs.frozen
 class TableLayout:
     """What decides the columns of a table.
 
-    value: "bytes", "text", "json" or "avro". key: "bytes" or "text". partition_by: "day",
+    value: "bytes", "text", "json", "avro" or "registry". key: "bytes" or "text". partition_by: "day",
     "header.NAME" or "". on_error: what happens to values that do not fit the columns, "fail"
     or "text".
     """
@@ -46,7 +48,7 @@ class TableLayout:
     def check(self) -> None:
         """Raise InvalidConfigError if a field has an unknown value."""
         for name, found, known in (
-            ("value", self.value, ("bytes", "text", "json", "avro")),
+            ("value", self.value, ("bytes", "text", *VALUES_AS_COLUMNS)),
             ("key", self.key, ("bytes", "text")),
             ("on_error", self.on_error, ("fail", "text")),
         ):
@@ -54,7 +56,7 @@ class TableLayout:
                 raise InvalidConfigError(
                     name, expected=f"one of {', '.join(known)}", found=repr(found)
                 )
-        if self.on_error == "text" and self.value not in ("json", "avro"):
+        if self.on_error == "text" and self.value not in VALUES_AS_COLUMNS:
             raise InvalidConfigError(
                 "on_error='text' (--on-error text) is for values as columns: value='json' or 'avro' (--value)"
             )

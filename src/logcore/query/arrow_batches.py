@@ -20,6 +20,8 @@ from logcore.log import Log
 if TYPE_CHECKING:
     import pyarrow
 
+    from logcore.schemas import ValueDecoder
+
 
 def schema_of(columns: Sequence[str], *, is_text: bool) -> pyarrow.Schema:
     """Return the schema of the batches of batches_of().
@@ -52,11 +54,13 @@ def batches_of(
     select: Callable[[RecordColumns], RecordColumns] | None = None,
     isolation: Any = "read_uncommitted",
     tick: Callable[[int], None] | None = None,
+    decoder: ValueDecoder | None = None,
 ) -> Iterator[pyarrow.RecordBatch]:
     """Yield the records of some partitions, one partition after the other.
 
     `select` returns the records of a chunk that pass a filter. `tick` is called with the
-    number of records of each chunk that was read.
+    number of records of each chunk that was read. With a `decoder`, which needs
+    `is_text`, keys and values with a schema are JSON.
     """
     schema = schema_of(columns, is_text=is_text)
     for number, log in logs.items():
@@ -66,7 +70,11 @@ def batches_of(
                 passing = select(part)
             if len(passing):
                 batch = passing.to_arrow(columns)
-                yield _as_text(batch, schema) if is_text else batch
+                if is_text:
+                    batch = _as_text(batch, schema)
+                if decoder is not None:
+                    batch = _decoded(batch, passing, decoder)
+                yield batch
             if tick is not None:
                 tick(len(part))
 
@@ -106,6 +114,24 @@ def _as_text(batch: pyarrow.RecordBatch, schema: pyarrow.Schema) -> pyarrow.Reco
             )
         arrays.append(array)
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _decoded(
+    batch: pyarrow.RecordBatch, records: RecordColumns, decoder: ValueDecoder
+) -> pyarrow.RecordBatch:
+    """Return a batch with the decoded keys and values of its records."""
+    import pyarrow as pa
+
+    for name in {"key", "value"}.intersection(batch.schema.names):
+        is_key = name == "key"
+        texts = []
+        for record in records.records():
+            data = record.key if is_key else record.value
+            piece = decoder.decode(data, record.headers, is_key=is_key)
+            texts.append(None if data is None else piece.text)
+        slot = batch.schema.get_field_index(name)
+        batch = batch.set_column(slot, name, pa.array(texts, pa.string()))
+    return batch
 
 
 def _text_array(array: Any) -> Any:

@@ -23,6 +23,8 @@ from logcore.errors import MissingDependencyError, QueryError
 if TYPE_CHECKING:
     import duckdb
 
+    from logcore.schemas import ValueDecoder
+
 #: Columns of a table, the cheapest first: DuckDB reads the first to count rows.
 _COLUMNS: Final = ("partition", "offset", "timestamp", "key", "value", "headers")
 #: Maximum number of topics that are all registered as tables. With more topics, only
@@ -32,10 +34,17 @@ _MOST_TABLES: Final = 100
 _MACRO: Final = "create macro header(headers, name) as [one.value for one in headers if one.key = name][1]"
 
 
-def connect(directory: PartitionDirectory, query: str, *, is_text: bool) -> Any:
+def connect(
+    directory: PartitionDirectory,
+    query: str,
+    *,
+    is_text: bool,
+    decoder: ValueDecoder | None = None,
+) -> Any:
     """Return a DuckDB connection with the topics that a query may name as tables.
 
     is_text: keys and values are VARCHAR, not BLOB.
+    decoder: makes JSON of keys and values with a schema, if `is_text`.
 
     Raises:
         MissingDependencyError: duckdb or pyarrow is not installed.
@@ -62,7 +71,9 @@ def connect(directory: PartitionDirectory, query: str, *, is_text: bool) -> Any:
                 path=directory.path,
             )
         if len(topics) <= _MOST_TABLES or topic.lower() in lowered:
-            dataset = TopicDataset(directory, topic, _COLUMNS, is_text=is_text)
+            dataset = TopicDataset(
+                directory, topic, _COLUMNS, is_text=is_text, decoder=decoder
+            )
             connection.register(topic, dataset)
     connection.execute(_MACRO)
     # By default DuckDB would search unknown tables among the variables of this program.

@@ -10,7 +10,7 @@ This module needs pyarrow.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.dataset
@@ -18,6 +18,9 @@ import pyarrow.dataset
 from logcore.directory.interface import PartitionDirectory
 from logcore.log import Log
 from logcore.query.arrow_batches import batches_of, schema_of
+
+if TYPE_CHECKING:
+    from logcore.schemas import ValueDecoder
 
 
 class TopicDataset(pyarrow.dataset.Dataset):  # type: ignore[misc]  # pyarrow has no types
@@ -30,12 +33,14 @@ class TopicDataset(pyarrow.dataset.Dataset):  # type: ignore[misc]  # pyarrow ha
         columns: Sequence[str],
         *,
         is_text: bool,
+        decoder: ValueDecoder | None = None,
     ) -> None:
         # super().__init__() cannot be called: pyarrow constructs its own datasets in C++.
         self._directory = directory
         self._topic = topic
         self._names = tuple(columns)
         self._is_text = is_text
+        self._decoder = decoder
         self._ends: dict[int, int] | None = None
 
     @property
@@ -58,7 +63,14 @@ class TopicDataset(pyarrow.dataset.Dataset):  # type: ignore[misc]  # pyarrow ha
         if self._ends is None:
             self._ends = {number: log.high_watermark for number, log in logs.items()}
         starts = {number: log.log_start_offset for number, log in logs.items()}
-        batches = batches_of(logs, starts, self._ends, made, is_text=self._is_text)
+        batches = batches_of(
+            logs,
+            starts,
+            self._ends,
+            made,
+            is_text=self._is_text,
+            decoder=self._decoder,
+        )
         return _Scanner(batches, schema_of(wanted, is_text=self._is_text), filter)
 
     def _logs(self) -> dict[int, Log]:

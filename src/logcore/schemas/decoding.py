@@ -17,6 +17,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
@@ -40,6 +41,9 @@ _FRAME: Final = struct.Struct(">bI")
 _GUID_BYTES: Final = 16
 _ANSWER_S: Final = 10
 _MOST_ANSWER_BYTES: Final = 16 << 20
+#: Reasons that are counted one by one.
+_MOST_REASONS: Final = 100
+_OTHER: Final = "other reasons"
 Headers = Sequence[tuple[str, bytes | None]]
 
 
@@ -82,6 +86,13 @@ class RemoteSchemas(SchemaState):
         """Return a version of a subject."""
         name = urllib.parse.quote(subject, safe="")
         return self._fetched(f"/subjects/{name}/versions/{version}?deleted=true", 0)
+
+    def all_versions(self, subject: str) -> list[SchemaVersion]:
+        """Return the versions of a subject."""
+        name = urllib.parse.quote(subject, safe="")
+        numbers = self._get(f"/subjects/{name}/versions?deleted=true") or []
+        found = (self.version(subject, one) for one in numbers)
+        return [one for one in found if one is not None]
 
     def _fetched(self, path: str, number: int) -> SchemaVersion | None:
         if path not in self._found:
@@ -143,7 +154,8 @@ class DecodedPiece:
     @property
     def text(self) -> str:
         """The value in one line: JSON, or the text that is stored."""
-        if isinstance(self.value, str) and (self.schema is None or self.error):
+        is_stored = self.schema is None or self.error is not None
+        if isinstance(self.value, str) and is_stored:
             return self.value
         return json.dumps(self.value, ensure_ascii=False, separators=(",", ":"))
 
@@ -152,7 +164,9 @@ class ValueDecoder:
     """Decodes keys and values of records."""
 
     def __init__(self, schemas: SchemaState) -> None:
-        self._schemas = schemas
+        #: Number of keys and values that name a schema and were not decoded, by reason.
+        self.failures: Counter[str] = Counter()
+        self.schemas = schemas
         #: Functions that decode values of a schema, or the reason why there is none.
         self._decoders: dict[
             str, Callable[[bytes, tuple[int, ...]], Any] | LogcoreError
@@ -174,19 +188,24 @@ class ValueDecoder:
             schema = self._find(number, guid)
             if schema is None:
                 name = f"id {number}" if guid is None else f"GUID {guid}"
-                return DecodedPiece(shown(data), named, f"unknown schema {name}")
+                return self._failed(data, named, f"unknown schema {name}")
             named = {"id": schema.id, "guid": schema.guid, "type": schema.type}
             return DecodedPiece(self._decoded(schema, frame, data, at), named)
         except Exception as error:  # of a library, about bytes from outside
             reason = f"the value does not have its schema: {error}"
             if isinstance(error, LogcoreError):
                 reason = str(error)
-            return DecodedPiece(shown(data), named or {}, reason[:300])
+            return self._failed(data, named or {}, reason[:300])
+
+    def _failed(self, data: bytes, named: dict[str, Any], reason: str) -> DecodedPiece:
+        is_counted = reason in self.failures or len(self.failures) < _MOST_REASONS
+        self.failures[reason if is_counted else _OTHER] += 1
+        return DecodedPiece(shown(data), named, reason)
 
     def _find(self, number: int, guid: str | None) -> SchemaVersion | None:
         if guid is None:
-            return self._schemas.find(number)
-        return self._schemas.find_guid(guid)
+            return self.schemas.find(number)
+        return self.schemas.find_guid(guid)
 
     def _decoded(
         self, schema: SchemaVersion, frame: bytes, data: bytes, at: int
@@ -205,7 +224,7 @@ class ValueDecoder:
         if decoder is None:
             try:
                 decoder = value_decoder(
-                    schema.type, schema.text, self._schemas.resolve(schema.references)
+                    schema.type, schema.text, self.schemas.resolve(schema.references)
                 )
             except LogcoreError as error:
                 decoder = error

@@ -152,6 +152,57 @@ def parse_avro(text: str, references: Resolved = ()) -> Any:
         ) from error
 
 
+def inlined_avro(text: str, references: Resolved) -> Any:
+    """Return the JSON of a schema in which each type of a reference is defined.
+
+    Raises:
+        InvalidSchemaError: a text is not JSON.
+    """
+    missing: dict[str, Any] = {}
+    for _, one in references:
+        schema = parse_json(one)
+        if isinstance(schema, dict):
+            missing[_full_name(schema, "")] = schema
+
+    def inlined(schema: Any, namespace: str) -> Any:
+        if isinstance(schema, str):
+            name = schema if "." in schema or not namespace else f"{namespace}.{schema}"
+            found = missing.pop(name, None) or missing.pop(schema, None)
+            if found is None:
+                return schema
+            own = {"namespace": "", **found}
+            return inlined(own, _namespace(own, ""))
+        if isinstance(schema, list):
+            return [inlined(one, namespace) for one in schema]
+        if not isinstance(schema, dict):
+            return schema
+        namespace = _namespace(schema, namespace)
+        return {
+            name: inlined(one, namespace)
+            if name in ("type", "items", "values", "fields")
+            else one
+            for name, one in schema.items()
+        }
+
+    return inlined(parse_json(text), "")
+
+
+def _namespace(schema: dict[str, Any], outer: str) -> str:
+    """Return the namespace of the types in a schema."""
+    name = str(schema.get("name", ""))
+    if schema.get("type") not in ("record", "enum", "fixed"):
+        return outer
+    if "." in name:
+        return name.rpartition(".")[0]
+    return str(schema.get("namespace", outer) or "")
+
+
+def _full_name(schema: dict[str, Any], outer: str) -> str:
+    name = str(schema.get("name", ""))
+    namespace = _namespace(schema, outer)
+    return name if "." in name or not namespace else f"{namespace}.{name}"
+
+
 def _avro_decoder(text: str, references: Resolved) -> Decoder:
     import fastavro
 

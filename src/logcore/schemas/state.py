@@ -171,10 +171,14 @@ class SchemaState:
         """Return a version of a subject, also if it is deleted."""
         return self.versions.get(subject, {}).get(version)
 
+    def all_versions(self, subject: str) -> list[SchemaVersion]:
+        """Return the versions of a subject, with deleted ones, in order."""
+        found = self.versions.get(subject, {})
+        return [found[one] for one in sorted(found)]
+
     def active(self, subject: str) -> list[SchemaVersion]:
         """Return the versions of a subject that are not deleted, in order."""
-        found = self.versions.get(subject, {})
-        return [found[one] for one in sorted(found) if not found[one].is_deleted]
+        return [one for one in self.all_versions(subject) if not one.is_deleted]
 
     def resolve(self, references: Iterable[SchemaReference]) -> Resolved:
         """Return the names and texts of references at any depth.

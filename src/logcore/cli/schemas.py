@@ -1,0 +1,128 @@
+"""Options that decode keys and values by the schemas of a registry."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+import logcore
+from logcore.errors import InvalidConfigError, LogNotFoundError
+from logcore.format.schema_records import SCHEMAS_TOPIC
+
+if TYPE_CHECKING:  # imported only if an option asks for it
+    from logcore.schemas import SchemaState, ValueDecoder
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+def schema_options(command: _Command) -> _Command:
+    """Add --schemas and --schema-registry to a command."""
+    command = click.option(
+        "--schema-registry",
+        "registry_url",
+        metavar="URL",
+        help="Decode keys and values by the schemas of this registry.",
+    )(command)
+    return click.option(
+        "--schemas",
+        "uses_schemas",
+        is_flag=True,
+        help="Decode keys and values by the schemas in the topic _schemas of the directory.",
+    )(command)
+
+
+def open_schemas(
+    directory: str, logdir: logcore.LogDir | None, url: str | None
+) -> SchemaState:
+    """Return the schemas of a registry, or those beside the topics of a directory.
+
+    `logdir` is None if `directory` is one partition.
+
+    Raises:
+        LogNotFoundError: the directory has no topic `_schemas`.
+        RemoteUnavailableError: the registry does not answer.
+    """
+    if url is not None:
+        from logcore.schemas import RemoteSchemas
+
+        return RemoteSchemas(url)
+    if logdir is not None:
+        if SCHEMAS_TOPIC not in logdir:
+            raise _no_schemas(logdir.path)
+        return _loaded(logdir.partition(SCHEMAS_TOPIC, 0))
+    parent = os.path.dirname(os.path.abspath(directory))
+    path = os.path.join(parent, f"{SCHEMAS_TOPIC}-0")
+    if not os.path.isdir(path):
+        raise _no_schemas(parent)
+    with logcore.open(path, read_only=True) as log:
+        return _loaded(log)
+
+
+def _no_schemas(path: str) -> LogNotFoundError:
+    return LogNotFoundError(
+        f"there is no topic {SCHEMAS_TOPIC}: name a registry with --schema-registry URL",
+        path=path,
+    )
+
+
+def _loaded(log: logcore.Log) -> SchemaState:
+    from logcore.schemas import load_schemas
+
+    state = load_schemas(log.read(log.log_start_offset, log.high_watermark))
+    if state.skipped:
+        reasons = "; ".join(f"offset {at}: {why}" for at, why in state.reasons.items())
+        click.echo(
+            f"{state.skipped} records of {SCHEMAS_TOPIC} are skipped: {reasons}",
+            err=True,
+        )
+    return state
+
+
+def open_decoder(
+    directory: str, logdir: logcore.LogDir | None, *, is_wanted: bool, url: str | None
+) -> ValueDecoder | None:
+    """Return the decoder that schema_options() ask for, or None.
+
+    Raises:
+        InvalidConfigError: both options were given. Others are those of open_schemas().
+    """
+    if is_wanted and url is not None:
+        raise InvalidConfigError(
+            "--schemas and --schema-registry", expected="one of them", found="both"
+        )
+    if not is_wanted and url is None:
+        return None
+    from logcore.schemas import ValueDecoder
+
+    return ValueDecoder(open_schemas(directory, logdir, url))
+
+
+def report_failures(decoder: ValueDecoder | None) -> None:
+    """Print how many keys and values were not decoded, and why."""
+    for reason, count in [] if decoder is None else decoder.failures.most_common(10):
+        click.echo(f"{count:,} keys or values are not decoded: {reason}", err=True)
+
+
+def avro_schemas(schemas: SchemaState, subject: str) -> dict[int | None, Any]:
+    """Return the Avro schemas of a subject by id, with the types of their references.
+
+    Raises:
+        InvalidConfigError: the subject has no Avro schemas.
+    """
+    from logcore.schemas.parsing import inlined_avro
+
+    found: dict[int | None, Any] = {
+        one.id: inlined_avro(one.text, schemas.resolve(one.references))
+        for one in schemas.all_versions(subject)
+        if one.type == "AVRO"
+    }
+    if not found:
+        raise InvalidConfigError(
+            "--value avro with a registry",
+            expected=f"Avro schemas of the subject {subject!r}; --value registry decodes others",
+            found="none",
+        )
+    return found
