@@ -73,6 +73,9 @@ def dump(files: tuple[str, ...], records: bool, as_json: bool) -> None:
     """Show the content of log files: .log, .index, .timeindex, .txnindex, .snapshot,
     checkpoints and small metadata files.
 
+    With --records, it also decodes the records of __consumer_offsets,
+    __transaction_state and __cluster_metadata, and of .checkpoint files.
+
     A damaged batch is marked as damaged. `logcore verify` checks a whole directory.
     """
     from logcore.inspect.dump import dump as rows_of

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import enum
 import struct
-from typing import Final
+from typing import Any, Final
 
 import attrs
 
@@ -177,6 +177,42 @@ def read_transaction(value: bytes) -> StoredTransaction:
             expected="a value of version 0 or 1",
             found=bytes(value[:40]).hex(),
         ) from error
+
+
+def described_transaction(
+    key: bytes | None, value: bytes | None
+) -> dict[str, Any] | None:
+    """Return a record as a dict for JSON, or None if the record is not understood.
+
+    {"transactional_id", "transaction": {"producer_id", "producer_epoch", "timeout_ms",
+    "state", "partitions": [[topic, number], ...], "update_timestamp_ms",
+    "start_timestamp_ms", "previous_producer_id", "next_producer_id", "client_version"} or
+    None}.
+    """
+    name = None if key is None else read_transaction_key(key)
+    if name is None:
+        return None
+    if value is None:
+        return {"transactional_id": name, "transaction": None}
+    try:
+        found = read_transaction(value)
+    except CorruptLogError:
+        return None
+    return {
+        "transactional_id": name,
+        "transaction": {
+            "producer_id": found.producer_id,
+            "producer_epoch": found.producer_epoch,
+            "timeout_ms": found.timeout_ms,
+            "state": found.status.label,
+            "partitions": [list(one) for one in sorted(found.partitions)],
+            "update_timestamp_ms": found.update_ms,
+            "start_timestamp_ms": found.start_ms,
+            "previous_producer_id": found.previous_producer_id,
+            "next_producer_id": found.next_producer_id,
+            "client_version": found.client_version,
+        },
+    }
 
 
 def _read(value: bytes) -> StoredTransaction:

@@ -17,6 +17,8 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
+import struct
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -33,8 +35,13 @@ from logcore.errors import (
     StorageReadError,
 )
 from logcore.format import group_settings
+from logcore.format.cluster_metadata_records import (
+    described_control,
+    described_metadata,
+)
 from logcore.format.consumer_group_records import described_consumers
 from logcore.format.group_records import described
+from logcore.format.transaction_records import described_transaction
 from logcore.fs import FS, OS, opened
 from logcore.index import OFFSET_ENTRY, TIME_ENTRY, TXN_ENTRY, size_without_zeros
 from logcore.inspect.catalog import OFFSET_CHECKPOINTS, kind_of, living_name
@@ -43,8 +50,10 @@ from logcore.metadata import checkpoint
 from logcore.metadata.checkpoint import DIRECTORY_FILES, PARTITION_FILES
 from logcore.metadata.filenames import (
     LOG,
+    METADATA_LOG,
     OFFSETS_TOPIC,
     SUFFIXES,
+    TRANSACTIONS_TOPIC,
     base_offset_of,
     partition_of,
 )
@@ -56,6 +65,11 @@ from logcore.segment import GrowingSegment
 #: Files up to this size are read whole, except .log files. A million index entries are
 #: 8 MB.
 _MAX_SIZE: Final = 256 << 20
+
+#: Snapshot of the log of a quorum, by its end offset and epoch, and its first records.
+_QUORUM_SNAPSHOT: Final = re.compile(r"(\d{20}-\d{10}|bootstrap)\.checkpoint")
+#: Key of a control record: version and type.
+_CONTROL_KEY: Final = struct.Struct(">hh")
 
 Row = dict[str, Any]
 
@@ -156,12 +170,15 @@ def dump(
     """
     where = os.fspath(path)
     kind = kind_of(os.path.basename(where))
+    if kind is None and _QUORUM_SNAPSHOT.fullmatch(os.path.basename(where)):
+        kind = "log"
     if kind is None:
         known = ", ".join(DIRECTORY_FILES + PARTITION_FILES)
         raise InvalidNameError(
             "not a file of a log",
             path=where,
-            expected=f"an offset of 20 digits (at most {INT64_MAX}) and {' or '.join(SUFFIXES)}, or {known}",
+            expected=f"an offset of 20 digits (at most {INT64_MAX}) and {' or '.join(SUFFIXES)}, "
+            f"a .checkpoint file of a quorum, or {known}",
             found=repr(os.path.basename(where)),
         )
     if not fs.exists(where):
@@ -179,7 +196,11 @@ class LogFile(GrowingSegment):
 
     def __init__(self, fs: FS, path: str) -> None:
         self._file = path
-        base_offset = base_offset_of(living_name(os.path.basename(path)))
+        name = living_name(os.path.basename(path))
+        if _QUORUM_SNAPSHOT.fullmatch(name):
+            # The number in its name is the end of the log. Its own offsets begin with 0.
+            name = f"{0:020}{LOG}"
+        base_offset = base_offset_of(name)
         assert base_offset is not None, "kind_of was asked first"
         super().__init__(fs, os.path.dirname(path), base_offset)
 
@@ -192,7 +213,9 @@ class LogFile(GrowingSegment):
 def _dump_log(fs: FS, path: str, records: bool) -> Iterator[Row]:
     segment = LogFile(fs, path)
     key = partition_of(os.path.basename(os.path.dirname(fs.real_path(path))))
-    is_group_log = key is not None and key[0] == OFFSETS_TOPIC
+    topic = "" if key is None else key[0]
+    if _QUORUM_SNAPSHOT.fullmatch(os.path.basename(path)):
+        topic = METADATA_LOG
     position = 0
     while position < segment.size_bytes:
         try:
@@ -207,7 +230,7 @@ def _dump_log(fs: FS, path: str, records: bool) -> Iterator[Row]:
                 position, segment.size_bytes, layout.WALK_REASONS[layout.WALK_SHORT]
             )
             return
-        yield from _batch_rows(batch, records, is_group_log)
+        yield from _batch_rows(batch, records, topic)
         position += batch.size_bytes
 
 
@@ -220,7 +243,23 @@ def _damage(position: int, end: int, reason: str) -> Row:
     }
 
 
-def _batch_rows(batch: RecordBatch, records: bool, is_group_log: bool) -> Iterator[Row]:
+def _described(topic: str, record: Record, is_control: bool) -> Row | None:
+    """Return the content of a record of one of Kafka's own topics, or None."""
+    key, value = record.key, record.value
+    if is_control:
+        if topic != METADATA_LOG or key is None or len(key) < _CONTROL_KEY.size:
+            return None
+        return described_control(_CONTROL_KEY.unpack_from(key)[1], value)
+    if topic == OFFSETS_TOPIC:
+        return described(key, value) or described_consumers(key, value)
+    if topic == TRANSACTIONS_TOPIC:
+        return described_transaction(key, value)
+    if topic == METADATA_LOG:
+        return described_metadata(value)
+    return None
+
+
+def _batch_rows(batch: RecordBatch, records: bool, topic: str) -> Iterator[Row]:
     row: Row = {
         "type": "batch",
         "position": batch.position,
@@ -263,12 +302,9 @@ def _batch_rows(batch: RecordBatch, records: bool, is_group_log: bool) -> Iterat
     yield row
     for record in found:
         one = {"type": "record", **shown_record(record)}
-        if is_group_log and not batch.is_control:
-            said = described(record.key, record.value) or described_consumers(
-                record.key, record.value
-            )
-            if said is not None:
-                one["says"] = said
+        said = _described(topic, record, batch.is_control)
+        if said is not None:
+            one["says"] = said
         if marker is not None:
             one["control_type"] = marker.kind
             if marker.coordinator_epoch >= 0:

@@ -1,0 +1,237 @@
+"""`logcore dump` and kafka-dump-log show the same content of Kafka's own topics."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from logcore.inspect.dump import dump
+from support import confluent, kafka_jvm
+from support.confluent import until
+from support.kafka_jvm import Storage
+
+pytestmark = [pytest.mark.interop, pytest.mark.timeout(900)]
+admin = pytest.importorskip("confluent_kafka.admin")
+
+FIRST = f"{0:020}.log"
+#: Settings with which the quorum writes snapshots, and stores access control lists.
+MORE = {
+    "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+    "super.users": "User:ANONYMOUS",
+    "metadata.log.max.record.bytes.between.snapshots": 2_000,
+    "group.coordinator.rebalance.protocols": "classic,consumer",
+}
+#: A record in the output of Kafka's tool, and the JSON in it.
+RECORD = re.compile(r"^\| offset: (\d+) .*? headerKeys: \[.*?\] (.*)$", re.M)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Files of a stopped broker with topics, users, rules, groups and transactions."""
+    path = tmp_path_factory.mktemp("kafka")
+    with kafka_jvm.Broker(path, more=MORE) as broker:
+        change_settings(broker.address)
+        produce_and_consume(SimpleNamespace(bootstrap_servers=broker.address))
+        until(lambda: snapshots(path), "the quorum writes a snapshot")
+        broker.stop()
+    return path
+
+
+def change_settings(address: str) -> None:
+    client = admin.AdminClient({"bootstrap.servers": address})
+    topic = admin.ConfigResource(
+        admin.ConfigResource.Type.TOPIC,
+        "orders",
+        incremental_configs=[
+            admin.ConfigEntry(
+                "retention.ms",
+                "5000",
+                incremental_operation=admin.AlterConfigOpType.SET,
+            )
+        ],
+    )
+    user = admin.UserScramCredentialUpsertion(
+        "anna",
+        admin.ScramCredentialInfo(admin.ScramMechanism.SCRAM_SHA_256, 4_096),
+        b"secret",
+    )
+    rule = admin.AclBinding(
+        admin.ResourceType.TOPIC,
+        "orders",
+        admin.ResourcePatternType.LITERAL,
+        "User:anna",
+        "*",
+        admin.AclOperation.READ,
+        admin.AclPermissionType.ALLOW,
+    )
+    for futures in (
+        client.create_topics(
+            [
+                admin.NewTopic("orders", 2, 1, config={"cleanup.policy": "compact"}),
+                admin.NewTopic("gone", 1, 1),
+            ]
+        ),
+    ):
+        for one in futures.values():
+            one.result()
+    for futures in (
+        client.delete_topics(["gone"]),
+        client.incremental_alter_configs([topic]),
+        client.alter_user_scram_credentials([user]),
+        client.create_acls([rule]),
+    ):
+        for one in futures.values():
+            one.result()
+
+
+def produce_and_consume(broker: Any) -> None:
+    producer = confluent.producer(broker, **{"transactional.id": "tx"})
+    producer.init_transactions()
+    for end in (producer.commit_transaction, producer.abort_transaction):
+        producer.begin_transaction()
+        producer.produce("orders", b"v", b"k")
+        assert producer.flush(60) == 0  # otherwise, nothing is left to abort
+        end()
+    for protocol in ("classic", "consumer"):
+        consumer = confluent.consumer(
+            broker, f"of-{protocol}", **{"group.protocol": protocol}
+        )
+        consumer.subscribe(["orders"])
+        message = until(lambda: consumer.poll(1), "a record arrives")  # noqa: B023
+        consumer.commit(message, asynchronous=False)
+        consumer.close()
+
+
+def snapshots(path: Path) -> list[Path]:
+    return sorted((path / "meta" / "__cluster_metadata-0").glob("*.checkpoint"))
+
+
+@pytest.fixture(scope="module")
+def kafka() -> Iterator[Storage]:
+    with Storage() as storage:
+        yield storage
+
+
+def theirs(kafka: Storage, path: Path, option: str) -> dict[int, dict[str, Any]]:
+    """Return the JSON texts of each record that Kafka's tool prints, by their names."""
+    decoder = json.JSONDecoder()
+    found: dict[int, dict[str, Any]] = {}
+    for offset, rest in RECORD.findall(kafka.dump(path, option)):
+        content: dict[str, Any] = {}
+        while rest.strip():
+            name, _, rest = rest.strip().partition(" ")
+            try:
+                content[name.rstrip(":")], end = decoder.raw_decode(rest)
+            except ValueError:
+                end = len(rest)
+            rest = rest[end:]
+        found[int(offset)] = content
+    assert found
+    return found
+
+
+def ours(path: Path) -> dict[int, Any]:
+    """Return the content of each record in the rows of dump()."""
+    return {
+        row["offset"]: row.get("says")
+        for row in dump(path, records=True)
+        if row["type"] == "record"
+    }
+
+
+def test_metadata_of_a_cluster(folder: Path, kafka: Storage) -> None:
+    log = folder / "meta" / "__cluster_metadata-0" / FIRST
+    kinds = set()
+    for path in (log, *snapshots(folder)):
+        expected = theirs(kafka, path, "--cluster-metadata-decoder")
+        found = ours(path)
+        assert found.keys() == expected.keys()
+        for offset, content in expected.items():
+            says = found[offset]
+            kinds.add(says["type"])
+            if "payload" in content:
+                assert says == content["payload"]
+            else:
+                assert {says["type"]: says["data"]} == content
+    assert kinds >= {
+        "LeaderChange",
+        "SnapshotHeader",
+        "SnapshotFooter",
+        "REGISTER_BROKER_RECORD",
+        "TOPIC_RECORD",
+        "PARTITION_RECORD",
+        "PARTITION_CHANGE_RECORD",
+        "REMOVE_TOPIC_RECORD",
+        "CONFIG_RECORD",
+        "USER_SCRAM_CREDENTIAL_RECORD",
+        "ACCESS_CONTROL_ENTRY_RECORD",
+        "PRODUCER_IDS_RECORD",
+    }
+
+
+def test_first_records_of_a_quorum(folder: Path) -> None:
+    """Kafka's tool refuses the name of this file."""
+    found = ours(folder / "meta" / "bootstrap.checkpoint")
+    assert "FEATURE_LEVEL_RECORD" in {says["type"] for says in found.values()}
+
+
+def test_transactions(folder: Path, kafka: Storage) -> None:
+    path = folder / "data" / "__transaction_state-0" / FIRST
+    expected = theirs(kafka, path, "--transaction-log-decoder")
+    found = ours(path)
+    assert found.keys() == expected.keys()
+    for offset, content in expected.items():
+        assert content["key"]["data"] == {
+            "transactionalId": found[offset]["transactional_id"]
+        }
+        data = content["payload"]["data"]
+        says = found[offset]["transaction"]
+        assert says["producer_id"] == data["producerId"]
+        assert says["producer_epoch"] == data["producerEpoch"]
+        assert says["timeout_ms"] == data["transactionTimeoutMs"]
+        assert says["update_timestamp_ms"] == data["transactionLastUpdateTimestampMs"]
+        assert says["start_timestamp_ms"] == data["transactionStartTimestampMs"]
+        partitions = [
+            [one["topic"], number]
+            for one in data["transactionPartitions"] or []
+            for number in one["partitionIds"]
+        ]
+        assert says["partitions"] == sorted(partitions)
+    states = [found[offset]["transaction"]["state"] for offset in sorted(found)]
+    assert {"Empty", "Ongoing", "CompleteCommit", "CompleteAbort"} <= {*states}
+
+
+def test_groups(folder: Path, kafka: Storage) -> None:
+    path = folder / "data" / "__consumer_offsets-0" / FIRST
+    expected = theirs(kafka, path, "--offsets-decoder")
+    found = ours(path)
+    assert found.keys() == expected.keys()
+    kinds = set()
+    for offset, content in expected.items():
+        says = found[offset]
+        key = content["key"]
+        kinds.add(int(key["type"]))
+        name = key["data"].get("group", key["data"].get("groupId"))
+        assert says["group"] == name
+        payload = content.get("payload")
+        if key["type"] in ("0", "1"):
+            assert says["partition"] == key["data"]["partition"]
+            assert says["committed"]["offset"] == payload["data"]["offset"]
+            assert (
+                says["committed"]["commit_timestamp_ms"]
+                == payload["data"]["commitTimestamp"]
+            )
+        elif key["type"] == "2" and payload is not None:
+            assert says["metadata"]["generation"] == payload["data"]["generation"]
+            assert [one["member_id"] for one in says["metadata"]["members"]] == [
+                one["memberId"] for one in payload["data"]["members"]
+            ]
+        elif "kind" in says:
+            assert (says["value"] is None) == (payload is None)
+    assert kinds >= {1, 2, 3, 5}
