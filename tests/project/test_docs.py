@@ -181,6 +181,7 @@ def test_the_map_names_what_is_there() -> None:
         "logcore.durable",
         "__consumer_offsets",
         "__transaction_state",
+        "__cluster_metadata",
         "_schemas",
     }
     parts = {

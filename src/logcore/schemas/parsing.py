@@ -40,7 +40,8 @@ _PRIMITIVES: Final = frozenset(
 _AVRO_KEYS: Final = ("type", "name", "namespace", "doc", "aliases", "fields")
 #: Tokens of Protobuf texts: comments, strings and the rest.
 _PROTOBUF_TOKENS: Final = re.compile(
-    r"//[^\n]*|/\*.*?\*/|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'|[\w.]+|\s+|.",
+    # A comment or string without an end takes the rest, so that no text is read twice.
+    r"//[^\n]*|/\*(?:.*?\*/|.*)|\"(?:\\.|[^\"\\\n])*\"?|'(?:\\.|[^'\\\n])*'?|[\w.]+|\s+|.",
     re.DOTALL,
 )
 _METASCHEMAS: Final = ("http://json-schema.org/", "https://json-schema.org/")
