@@ -5,12 +5,15 @@ Logs are opened read-only, and no lock is acquired.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import time
 from collections.abc import Callable
 from typing import Any, Final
 
 import click
 
+import logcore
 from logcore.cli.arguments import named_directories, topic_argument
 from logcore.cli.options import json_option
 from logcore.cli.terminal import (
@@ -21,7 +24,9 @@ from logcore.cli.terminal import (
     to_json,
     wants_json,
 )
+from logcore.config import LogConfig
 from logcore.fs.lock_holders import lock_holders
+from logcore.inspect.segmentmap import segment_map
 from logcore.metadata.filenames import partition_of
 from logcore.summary import PartitionSummary, describe
 
@@ -45,15 +50,32 @@ _ORDERS: Final[dict[str, Callable[[PartitionSummary], Any]]] = {
     show_default=True,
     help="Order of the partitions; the largest or newest first.",
 )
+@click.option(
+    "--segments",
+    "shows_segments",
+    is_flag=True,
+    help="Show each segment: offsets, times, codecs, damage, and what retention deletes next.",
+)
 @json_option
-def info(directory: str | None, topic: str | None, sort: str, as_json: bool) -> None:
+def info(
+    directory: str | None,
+    topic: str | None,
+    sort: str,
+    shows_segments: bool,
+    as_json: bool,
+) -> None:
     """Show versions and installed parts; with DIR, show partitions with their sizes and
     the processes that write them.
     """
     if directory is None:
+        if shows_segments:
+            raise click.UsageError("--segments needs DIR")
         from logcore.cli.packages import installation, installation_text
 
         click.echo(to_json(installation()) if as_json else installation_text())
+        return
+    if shows_segments:
+        _print_segments(directory, topic, as_json)
         return
     found = sorted(
         map(describe, named_directories(directory, topic)), key=_ORDERS[sort]
@@ -101,3 +123,66 @@ def info(directory: str | None, topic: str | None, sort: str, as_json: bool) -> 
     for writer in writers:
         sharing = ", which shares the directory" if writer.is_shared else ""
         click.echo(f"written by {writer}{sharing}")
+
+
+def _print_segments(directory: str, topic: str | None, as_json: bool) -> None:
+    """Print a row for each segment of a partition or of all partitions."""
+    now_ms = time.time_ns() // 1_000_000
+    paths = named_directories(directory, topic)
+    settings = _settings(directory, paths)
+    rows = []
+    with Lines() as out:
+        for path in paths:
+            name = os.path.basename(os.path.realpath(path))
+            found = segment_map(path, config=settings.get(name), now_ms=now_ms)
+            for one in found.segments:
+                if wants_json(as_json):
+                    out.write(to_json({"partition": name, **one.as_dict()}))
+                    continue
+                marks = {
+                    "active": one.is_active,
+                    "dirty": one.is_dirty,
+                    "expired": one.is_expired,
+                    "damaged": one.is_damaged,
+                }
+                rows.append(
+                    (
+                        name,
+                        one.base_offset,
+                        one.end_offset,
+                        size_text(one.size_bytes),
+                        one.batches,
+                        one.records,
+                        time_text(one.first_timestamp_ms, "seconds"),
+                        time_text(one.max_timestamp_ms, "seconds"),
+                        ", ".join(one.codec_bytes),
+                        " ".join(mark for mark, is_set in marks.items() if is_set),
+                    )
+                )
+            for problem in found.problems:
+                click.echo(f"{name}: {problem}", err=True)
+    if not wants_json(as_json):
+        headers = ("partition", "start", "end", "size", "batches", "records")
+        more = ("first time", "newest", "codecs", "marks")
+        print_table((*headers, *more), rows, right=range(1, 6))
+
+
+def _settings(directory: str, paths: list[str]) -> dict[str, LogConfig]:
+    """Return the settings of partitions by the names of their directories.
+
+    Partitions whose log directory cannot be opened have none.
+    """
+    parent = os.path.realpath(directory)
+    if paths == [directory]:
+        parent = os.path.dirname(parent)
+    found = {}
+    with (
+        contextlib.suppress(logcore.LogcoreError),
+        logcore.open_dir(parent, read_only=True) as logdir,
+    ):
+        for path in paths:
+            name = os.path.basename(os.path.realpath(path))
+            key = partition_of(name)
+            if key is not None and key[0] in logdir:
+                found[name] = logdir.settings(key[0])
+    return found
