@@ -36,6 +36,7 @@ from netshim.config_file import (
     OptionShape,
     read_config_file,
 )
+from netshim.console_command import console as console_command
 from netshim.follow_command import follow, promote_command
 from netshim.http_command import HttpPages, files_for, health, http_options
 from netshim.listeners import CLIENT_CERTIFICATES, Listener, TlsSettings
@@ -72,7 +73,9 @@ def main() -> None:
     """A Kafka broker over a directory of logs."""
 
 
-for _command in (user, acl, quota, follow, promote_command, cluster, health, replay):
+for _command in (
+    user, acl, quota, follow, promote_command, cluster, health, replay, console_command,
+):  # fmt: skip
     main.add_command(_command)
 
 
@@ -466,6 +469,7 @@ def serve(
     ready_fd: int | None,
     record: str | None,
     metrics: str | None,
+    console: str | None,
     door: str | None,
     door_token_file: str | None,
     schema_registry: str | None,
@@ -500,11 +504,13 @@ def serve(
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             pages = HttpPages(
                 metrics,
+                console,
                 door,
                 door_token_file,
                 schema_registry,
                 options["insecure"],
                 server.tls_settings,
+                _topic_config(file, options["configs"]),
             )
             reloader = _Reloader(ctx, server)
             runner.run(

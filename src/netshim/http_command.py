@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 import click
 
+from logcore.distribution import install_command
 from logcore.errors import InvalidConfigError
 from logcore.fs import FS, OS
 from netshim.request_counts import RequestCounts
@@ -21,6 +22,7 @@ from netshim.server import Server
 if TYPE_CHECKING:
     from netshim.http.host import HttpHost
     from netshim.listeners import TlsSettings
+    from netshim.server_thread import ServerHandle
 
 #: Longest time of a health check. Container runtimes wait 30 s by default.
 _HEALTH_S: Final = 5.0
@@ -35,6 +37,11 @@ _OPTIONS: Final = (
         "--metrics",
         metavar="[HOST:]PORT",
         help="Publish metrics for Prometheus, /health and /ready over HTTP. The host is 127.0.0.1 by default.",
+    ),
+    click.option(
+        "--console",
+        metavar="[HOST:]PORT",
+        help="Show the directory and the broker in a browser, on this machine only; see `netshim console`.",
     ),
     click.option(
         "--door",
@@ -75,11 +82,14 @@ class HttpPages:
     """The pages of one `netshim serve`."""
 
     metrics: str | None = None
+    console: str | None = None
     door: str | None = None
     door_token_file: str | None = None
     schema_registry: str | None = None
     insecure: bool = False
     tls: TlsSettings | None = None
+    #: Settings of topics that do not set them.
+    config: Mapping[str, str] = attrs.Factory(dict)
     _host: HttpHost | None = None
     #: URLs of the pages by the name of their option, printed after the start line.
     urls: dict[str, str] = attrs.Factory(dict)
@@ -95,7 +105,8 @@ class HttpPages:
             raise InvalidConfigError(
                 "--door-token-file", expected="--door", found="none"
             )
-        if self.metrics is None and self.door is None and self.schema_registry is None:
+        pages = (self.metrics, self.console, self.door, self.schema_registry)
+        if all(one is None for one in pages):
             return
         try:
             from netshim.http.door import Door
@@ -103,7 +114,7 @@ class HttpPages:
             from netshim.http.pages import operation_routes
         except ImportError as error:
             raise InvalidConfigError(
-                "--metrics, --door and --schema-registry need packages that are not installed",
+                "--metrics, --console, --door and --schema-registry need packages that are not installed",
                 expected="pip install 'logcore-db[http]'",
                 found=str(error),
             ) from error
@@ -134,7 +145,29 @@ class HttpPages:
                 self.schema_registry,
                 is_open=self.insecure,
             )
+        if self.console is not None:
+            self._add_console(handle, self._host, self.console)
         self._host.start()
+
+    def _add_console(self, handle: ServerHandle, host: HttpHost, text: str) -> None:
+        """Bind the port of the console."""
+        try:
+            from netshim.console.broker import facts_reader
+            from netshim.console.directory import DirectoryView
+            from netshim.console.pages import console_app
+        except ImportError as error:
+            raise missing_packages(error) from error
+        from netshim.http.host import bind
+
+        server = handle.server
+        if server.counts is None:
+            server.counts = RequestCounts()
+        view = DirectoryView(
+            server.path, config=self.config, broker=facts_reader(handle)
+        )
+        with bind("--console", text) as address:
+            check_loopback("--console", address[0])
+            self.urls["console"] = host.add(address, console_app(view))
 
     def _token(self, host: str) -> str:
         """Return the token of the door, or "" for a new one.
@@ -168,6 +201,29 @@ class HttpPages:
         """Close the ports, while the broker's event loop answers the last pages."""
         if self._host is not None:
             await asyncio.get_running_loop().run_in_executor(None, self._host.stop)
+
+
+def check_loopback(option: str, host: str) -> None:
+    """Raise InvalidConfigError unless the address is one of this machine.
+
+    The pages have no login.
+    """
+    if host.strip("[]") not in LOOPBACK:
+        raise InvalidConfigError(
+            f"{option}: the console has no login",
+            expected="127.0.0.1, localhost or ::1; from elsewhere, use an SSH tunnel "
+            "such as `ssh -L 8080:localhost:8080 HOST`",
+            found=host,
+        )
+
+
+def missing_packages(error: ImportError) -> InvalidConfigError:
+    """Return the error for a console whose packages are not installed."""
+    return InvalidConfigError(
+        "the console needs packages that are not installed",
+        expected=install_command("console"),
+        found=str(error),
+    )
 
 
 @click.command()

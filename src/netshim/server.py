@@ -1143,6 +1143,13 @@ class Server:
         """Return the number of connections by the name of their listener."""
         return Counter(peer.listener.name for peer in self._peers)
 
+    def clients(self) -> Counter[tuple[str, str, str]]:
+        """Return the number of connections by client library, address and user."""
+        sessions = [peer.session for peer in self._peers if peer.session is not None]
+        return Counter(
+            (one.client_software, one.peer, one.principal) for one in sessions
+        )
+
     def _forget_topic(self, name: str) -> None:
         """Remove a topic from the groups.
 

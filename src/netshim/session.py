@@ -58,6 +58,8 @@ class ClientSession:
     peer: str
     #: Topics that were created because this connection requested them.
     topics_made: int = 0
+    #: Name and version of the client library; "" until the client sends them.
+    client_software: str = ""
     #: Name of the listener that accepted the connection.
     listener: str = "PLAINTEXT"
     #: The user, such as "User:alice".

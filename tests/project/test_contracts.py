@@ -57,6 +57,7 @@ EXEMPT = {
     "netshim.follow_command": "a program, as above",
     "netshim.cluster_command": "a program, as above",
     "netshim.http_command": "a program, as above",
+    "netshim.console_command": "a program, as above",
     "netshim.replay_command": "a program, as above",
 }
 

@@ -121,28 +121,43 @@ def describe_groups(
     """Return the groups of a directory by id, sorted."""
     stored = read_groups(directory)
     found: dict[str, GroupDescription] = {}
-    with contextlib.ExitStack() as stack:
-        registry = None
-        with contextlib.suppress(LogNotFoundError):
-            registry = stack.enter_context(
-                open_registry(directory.path, read_only=True, fs=cast(SharedFS, fs))
-            )
+    with registry_of(fs, directory.path) as registry:
         names = {*stored.offsets, *stored.groups, *stored.consumers}
         if registry is not None:
             children = _children(registry, f"/{CONSUMERS}")
             names |= set(map(paths.element_name, children))
         for name in sorted(names):
-            members: tuple[GroupMemberDescription, ...] = ()
-            owners: Mapping[Key, str] = {}
-            if registry is not None:
-                members = _shared_members(registry, name)
-                owners = _owners(registry, name)
-            if not members:
-                members = tuple(_stored_members(directory, stored, name))
+            members = members_of(directory, stored, registry, name)
+            owners = owners_of(registry, name)
             offsets = tuple(_offsets(directory, stored, name, owners))
             if members or offsets:
                 found[name] = GroupDescription(name, members, offsets)
     return found
+
+
+@contextlib.contextmanager
+def registry_of(fs: FS, path: str) -> Iterator[FileRegistry | None]:
+    """Open the registry of a directory read-only; None if it has none."""
+    with contextlib.ExitStack() as stack:
+        registry = None
+        with contextlib.suppress(LogNotFoundError):
+            registry = stack.enter_context(
+                open_registry(path, read_only=True, fs=cast(SharedFS, fs))
+            )
+        yield registry
+
+
+def members_of(
+    directory: PartitionDirectory,
+    stored: StoredGroups,
+    registry: FileRegistry | None,
+    name: str,
+) -> tuple[GroupMemberDescription, ...]:
+    """Return the members of a group; see GroupDescription."""
+    members: tuple[GroupMemberDescription, ...] = ()
+    if registry is not None:
+        members = _shared_members(registry, name)
+    return members or tuple(_stored_members(directory, stored, name))
 
 
 def _children(registry: Registry, path: str) -> list[str]:
@@ -230,9 +245,11 @@ def _stored_members(
         )
 
 
-def _owners(registry: Registry, name: str) -> dict[Key, str]:
+def owners_of(registry: Registry | None, name: str) -> dict[Key, str]:
     """Return the present owner of each partition, from the registry."""
     found: dict[Key, str] = {}
+    if registry is None:
+        return found
     above = f"{paths.group(name)}/owners"
     for topic in _children(registry, above):
         for number in _children(registry, f"{above}/{topic}"):

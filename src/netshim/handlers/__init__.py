@@ -65,6 +65,10 @@ def api_versions(
         and _is_software(request.client_software_version)
     ):
         return wire.API_VERSIONS.Response(error_code=codes.INVALID_REQUEST)
+    if call.version >= 3:
+        call.session.client_software = (
+            f"{request.client_software_name} {request.client_software_version}"
+        )
     served = frozenset(HANDLERS)
     features = _FEATURES
     if state.is_shared:

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from netshim.listeners import TlsSettings
 
 _T = TypeVar("_T")
-_LOCAL_NAMES: Final = frozenset(("127.0.0.1", "localhost", "::1"))
+#: Hosts of this machine.
+LOOPBACK: Final = frozenset(("127.0.0.1", "localhost", "::1"))
 #: How long a page waits for the broker's loop.
 _ANSWER_S: Final = 10.0
 #: Connections of one port; further ones get 503.
@@ -73,6 +74,19 @@ def bind(option: str, text: str) -> Generator[tuple[str, int], None, None]:
         ) from error
 
 
+def names_this_host(request: Request) -> bool:
+    """Return whether a request names the host at which it arrived.
+
+    A web page whose name was bound to this address names another one. Over TLS, the
+    certificate prevents that.
+    """
+    served = (request.scope.get("server") or ("",))[0]
+    return request.url.scheme == "https" or request.url.hostname in (
+        *LOOPBACK,
+        served,
+    )
+
+
 def application(routes: list[Route]) -> Starlette:
     """Return an application with some routes, whose errors are JSON."""
 
@@ -92,10 +106,7 @@ def why_refused(request: Request, *, checks_hosts: bool = True) -> str | None:
     With `checks_hosts`, other hosts than this machine are refused, because the name of a
     web page may be bound to its address.
     """
-    served = (request.scope.get("server") or ("",))[0]
-    # A web page cannot give another name to a host with a certificate.
-    is_named = request.url.hostname in _LOCAL_NAMES | {served}
-    if checks_hosts and not is_named and request.url.scheme != "https":
+    if checks_hosts and not names_this_host(request):
         return f"unknown host {request.url.hostname!r}"
     if "origin" in request.headers:
         return "requests of web pages are refused"

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from logcore.distribution import install_command
 from logcore.errors import InvalidConfigError
-from netshim.http.host import HttpHost, bind
+from netshim.http.host import LOOPBACK, HttpHost, bind
 from netshim.schemas.routes import SchemaRegistry
 from netshim.schemas.store import SchemaStore, missing_packages
 from netshim.server import Server
-
-#: Hosts of this machine.
-_LOOPBACK = frozenset(("127.0.0.1", "localhost", "::1"))
 
 
 def add_registry(
@@ -38,7 +35,7 @@ def add_registry(
             expected="a broker without --registry",
         )
     with bind(option, text) as address:
-        is_local = address[0] in _LOOPBACK
+        is_local = address[0] in LOOPBACK
         if not is_local and not is_open:
             raise InvalidConfigError(
                 f"{option} outside of this machine, without authentication",

@@ -1,0 +1,1 @@
+"""The console: web pages that show a log directory as it is."""

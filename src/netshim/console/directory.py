@@ -1,0 +1,189 @@
+"""A log directory as the console reads it: opened for each page, read-only.
+
+Rules:
+- No lock is acquired and nothing is written, also while a broker writes the directory.
+- A name in a request is a key into the list of topics and never a part of a path.
+- If the directory as a whole cannot be opened, its partitions are listed by their names,
+  and `problem` names the damage.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Generator, Mapping
+from typing import Final
+
+import attrs
+
+import logcore
+from logcore.config import KEEPS_ALL, LogConfig
+from logcore.errors import LogcoreError, TopicNotFoundError
+from logcore.fs import FS, OS
+from logcore.inspect.catalog import partitions
+from logcore.inspect.segmentmap import PartitionSize, PartitionSizes
+from logcore.metadata import checkpoint
+from logcore.metadata.checkpoint import Key
+from logcore.metadata.filenames import INTERNAL_TOPICS, partition_of
+from logcore.partition.persisted import or_else
+from netshim.console.broker import BrokerPageFacts
+
+#: Time for one page. What cannot be read in it is left out, and the page names it.
+PAGE_S: Final = 0.8
+#: Time for a search, which can be continued.
+SEARCH_S: Final = 2.0
+
+
+@attrs.frozen
+class TimeBudget:
+    """The time that a page may still use."""
+
+    fs: FS
+    deadline_ms: int
+
+    @classmethod
+    def of(cls, fs: FS, seconds: float) -> TimeBudget:
+        return cls(fs, fs.monotonic_ms() + int(seconds * 1000))
+
+    def is_over(self) -> bool:
+        return self.fs.monotonic_ms() >= self.deadline_ms
+
+
+@attrs.define
+class DirectoryView:
+    """The directory of a console."""
+
+    path: str
+    page_s: float = PAGE_S
+    #: Time for a search, and for a check of all bytes.
+    search_s: float = SEARCH_S
+    #: Settings of topics that do not set them.
+    config: Mapping[str, str] = attrs.Factory(dict)
+    fs: FS = OS
+    sizes: PartitionSizes = attrs.Factory(PartitionSizes)
+    #: Reads the facts of the broker that serves the directory; None for no broker.
+    broker: Callable[[], BrokerPageFacts] | None = None
+
+    @contextlib.contextmanager
+    def opened(self) -> Generator[OpenDirectory, None, None]:
+        """Open the directory for one page.
+
+        Raises:
+            LogcoreError: it is no log directory at all.
+        """
+        with contextlib.ExitStack() as stack:
+            logdir: logcore.LogDir | None = None
+            problem = ""
+            try:
+                logdir = stack.enter_context(
+                    logcore.open_dir(
+                        self.path, read_only=True, config=self.config, fs=self.fs
+                    )
+                )
+                topics = {name: logdir.partitions(name) for name in logdir.topics()}
+                paths = None
+            except LogcoreError as error:
+                problem = str(error)
+                paths = _listed(self.fs, self.path)
+                topics = _numbers(paths)
+            if logdir is not None and not topics:
+                # A directory of one partition opens as a directory without topics.
+                paths = or_else({}, _listed, self.fs, self.path)
+                topics = _numbers(paths)
+            yield OpenDirectory(self, logdir, topics, paths, problem)
+
+
+def _listed(fs: FS, path: str) -> dict[Key, str]:
+    """Return the partition directories at a path by topic and number."""
+    found = {}
+    for one in partitions(path, fs=fs):
+        key = partition_of(os.path.basename(fs.real_path(one)))
+        if key is not None:
+            found[key] = one
+    return found
+
+
+def _numbers(paths: Mapping[Key, str]) -> dict[str, tuple[int, ...]]:
+    found: dict[str, tuple[int, ...]] = {}
+    for topic, number in sorted(paths):
+        found[topic] = (*found.get(topic, ()), number)
+    return found
+
+
+class OpenDirectory:
+    """The directory, opened for one page.
+
+    view: The directory of the console.
+    logdir: None if the directory as a whole cannot be opened.
+    topics: Topic -> numbers of its partitions.
+    problem: Why the directory cannot be opened, or "".
+    """
+
+    def __init__(
+        self,
+        view: DirectoryView,
+        logdir: logcore.LogDir | None,
+        topics: Mapping[str, tuple[int, ...]],
+        paths: Mapping[Key, str] | None,
+        problem: str,
+    ) -> None:
+        self.view = view
+        self.logdir = logdir
+        self.topics = topics
+        self.problem = problem
+        self._paths = paths
+        self._starts: Mapping[Key, int] | None = None
+
+    def check(self, topic: str, number: int | None = None) -> None:
+        """Raise TopicNotFoundError unless a topic, or its partition, exists."""
+        if topic not in self.topics:
+            raise TopicNotFoundError("there is no such topic", found=repr(topic))
+        if number is not None and number not in self.topics[topic]:
+            raise TopicNotFoundError(f"{topic} has no such partition", found=number)
+
+    def path_of(self, topic: str, number: int) -> str:
+        """Return the directory of a partition that exists."""
+        self.check(topic, number)
+        if self._paths is not None:
+            return self._paths[topic, number]
+        return os.path.join(self.view.path, f"{topic}-{number}")
+
+    def config(self, topic: str) -> LogConfig:
+        """Return the settings of a topic; if they are unknown, nothing expires."""
+        if self.logdir is not None and self._paths is None:
+            return self.logdir.settings(topic)
+        return LogConfig.parse(KEEPS_ALL)
+
+    def overrides(self, topic: str) -> Mapping[str, str]:
+        """Return the settings that were set for a topic."""
+        if self.logdir is not None and self._paths is None:
+            return self.logdir.describe_topic(topic).overrides
+        return {}
+
+    def opened_log(self, topic: str, number: int) -> logcore.Log:
+        """Open a partition read-only. The caller closes it. Raises LogcoreError."""
+        return logcore.open(
+            self.path_of(topic, number), read_only=True, fs=self.view.fs
+        )
+
+    def size(self, topic: str, number: int) -> PartitionSize:
+        """Return the size of a partition and its offsets.
+
+        Raises:
+            LogcoreError, OSError: the files cannot be read.
+        """
+        if self._starts is None:
+            self._starts = or_else(
+                {},
+                checkpoint.read_offsets,
+                self.view.fs,
+                self.view.path,
+                checkpoint.LOG_START,
+            )
+        start = self._starts.get((topic, number), 0)
+        return self.view.sizes.read(self.path_of(topic, number), start)
+
+
+def is_internal(topic: str) -> bool:
+    """Return whether a broker manages the topic itself."""
+    return topic in INTERNAL_TOPICS

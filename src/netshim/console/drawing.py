@@ -1,0 +1,131 @@
+"""Shapes of a segment map: where bars and marks of a partition are drawn.
+
+A row is WIDTH units wide. All rows have one scale, in bytes, or each row fills the width.
+The template draws the shapes as SVG; this module knows no HTML.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import attrs
+
+from logcore.inspect.segmentmap import PartitionMap, SegmentSummary
+
+WIDTH: Final = 1000.0
+#: Space between two segments, and the least width of a bar.
+_GAP: Final = 1.5
+_LEAST: Final = 2.0
+#: Segments of a row; older ones are left out, and their number is on the page.
+MOST_SEGMENTS: Final = 400
+
+
+@attrs.frozen
+class Bar:
+    """A rectangle between two horizontal places. `kind` is its class in the style sheet."""
+
+    x: float
+    width: float
+    kind: str
+
+
+@attrs.frozen(kw_only=True)
+class DrawnSegment:
+    """A segment with its shapes."""
+
+    segment: SegmentSummary
+    #: The whole segment.
+    x: float
+    width: float
+    #: One bar for each codec, in proportion to its bytes.
+    codecs: tuple[Bar, ...]
+    #: Bytes that cannot be read.
+    damage: Bar | None
+    #: The part with records of open transactions.
+    open_part: Bar | None
+
+
+@attrs.frozen
+class DrawnPartition:
+    """A row of the map."""
+
+    partition: PartitionMap
+    segments: tuple[DrawnSegment, ...]
+    #: Number of older segments that are not drawn.
+    hidden: int
+
+
+def draw(maps: Sequence[PartitionMap], *, own_scale: bool) -> list[DrawnPartition]:
+    """Return a row for each partition. With `own_scale`, each row fills the width."""
+    largest = max((_drawn_bytes(one) for one in maps), default=0)
+    return [_row(one, _drawn_bytes(one) if own_scale else largest) for one in maps]
+
+
+def _drawn(one: PartitionMap) -> tuple[SegmentSummary, ...]:
+    return one.segments[-MOST_SEGMENTS:]
+
+
+def _drawn_bytes(one: PartitionMap) -> int:
+    return sum(segment.size_bytes for segment in _drawn(one))
+
+
+def _row(one: PartitionMap, whole_bytes: int) -> DrawnPartition:
+    drawn = _drawn(one)
+    # The gaps and the least widths need room, too.
+    room = WIDTH - len(drawn) * (_GAP + _LEAST)
+    unit = max(0.0, room) / max(1, whole_bytes)
+    stable = min(one.open_transactions.values(), default=one.end_offset)
+    x = 0.0
+    segments = []
+    for segment in drawn:
+        width = _LEAST + segment.size_bytes * unit
+        segments.append(_segment(segment, x, width, stable))
+        x += width + _GAP
+    return DrawnPartition(one, tuple(segments), len(one.segments) - len(drawn))
+
+
+def _segment(
+    segment: SegmentSummary, x: float, width: float, stable: int
+) -> DrawnSegment:
+    codecs = []
+    total = sum(segment.codec_bytes.values())
+    at = x
+    for codec, size_bytes in segment.codec_bytes.items():
+        part = width * size_bytes / total
+        codecs.append(Bar(_rounded(at), _rounded(part), _kind(codec)))
+        at += part
+    if not codecs:
+        codecs.append(Bar(_rounded(x), _rounded(width), "codec-empty"))
+    damage = None
+    if segment.loss:
+        damage = Bar(_rounded(x + width - _LEAST), _LEAST + _GAP, "damage")
+    if segment.damage is not None:
+        share = segment.damage.size_bytes / max(1, segment.size_bytes)
+        part = max(2 * _LEAST, width * share)
+        kind = "unfinished" if segment.damage.is_unfinished else "damage"
+        damage = Bar(_rounded(x + width - part), _rounded(part), kind)
+    open_part = None
+    if stable < segment.end_offset:
+        offsets = segment.end_offset - segment.base_offset
+        share = min(1.0, (segment.end_offset - stable) / max(1, offsets))
+        part = max(_LEAST, width * share)
+        open_part = Bar(_rounded(x + width - part), _rounded(part), "open")
+    return DrawnSegment(
+        segment=segment,
+        x=_rounded(x),
+        width=_rounded(width),
+        codecs=tuple(codecs),
+        damage=damage,
+        open_part=open_part,
+    )
+
+
+def _kind(codec: str) -> str:
+    """Return the class of a codec; unknown codecs have one class."""
+    known = ("none", "gzip", "snappy", "lz4", "zstd")
+    return f"codec-{codec if codec in known else 'unknown'}"
+
+
+def _rounded(value: float) -> float:
+    return round(value, 2)

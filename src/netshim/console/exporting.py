@@ -1,0 +1,113 @@
+"""Messages of a page as files, and commands that read one message elsewhere."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import shlex
+from collections.abc import Iterable
+from typing import Final
+
+import attrs
+
+from logcore.format.html import shown_time
+from logcore.inspect.dump import shown_record
+from netshim.console.messages import FoundMessage
+
+#: Names of the forms, with their media types.
+FORMS: Final = {"ndjson": "application/x-ndjson", "csv": "text/csv"}
+_COLUMNS: Final = (
+    "partition",
+    "offset",
+    "timestamp_ms",
+    "time_utc",
+    "key",
+    "value",
+    "headers",
+)
+
+
+def exported(messages: Iterable[FoundMessage], topic: str, form: str) -> bytes:
+    """Return messages as NDJSON, as `logcore read --json` prints them, or as CSV."""
+    if form == "csv":
+        out = io.StringIO()
+        table = csv.writer(out)
+        table.writerow(_COLUMNS)
+        table.writerows(_cells(one) for one in messages)
+        return out.getvalue().encode("utf-8", "replace")
+    lines = [
+        json.dumps(
+            {
+                "topic": topic,
+                "partition": one.partition,
+                **shown_record(one.record),
+            },
+            ensure_ascii=False,
+        )
+        for one in messages
+    ]
+    return "".join(f"{line}\n" for line in lines).encode("utf-8", "replace")
+
+
+def _cells(message: FoundMessage) -> list[object]:
+    row = shown_record(message.record)
+    return [
+        message.partition,
+        row["offset"],
+        row["timestamp_ms"],
+        shown_time(row["timestamp_ms"]),
+        _text(row["key"]),
+        _text(row["value"]),
+        json.dumps(row["headers"], ensure_ascii=False) if row["headers"] else "",
+    ]
+
+
+def _text(value: object) -> str:
+    """Return text as it is, null as nothing, and other bytes as hex:..."""
+    if value is None:
+        return ""
+    if isinstance(value, dict):
+        return f"hex:{value['hex']}"
+    return str(value)
+
+
+@attrs.frozen
+class ReadCommand:
+    """A command that reads one message."""
+
+    name: str
+    text: str
+
+
+def commands_for(
+    *, path: str, directory: str, topic: str, partition: int, offset: int,
+    url: str, bootstrap: str,
+) -> list[ReadCommand]:  # fmt: skip
+    """Return commands that read a message: from a broker, from this console, and from
+    the files.
+    """
+    quoted = shlex.quote(topic)
+    python = (
+        "import logcore\n"
+        f"with logcore.open({path!r}, read_only=True) as log:\n"
+        f"    print(log.get({offset}))"
+    )
+    found = [
+        ReadCommand(
+            "logcore",
+            f"logcore read {shlex.quote(directory)} {quoted}:{partition} "
+            f"--from {offset} -n 1",
+        ),
+        ReadCommand("Python", python),
+        ReadCommand("curl", f"curl -s {shlex.quote(url)}"),
+    ]
+    if bootstrap:
+        found.insert(
+            0,
+            ReadCommand(
+                "kcat",
+                f"kcat -C -b {bootstrap} -t {quoted} -p {partition} -o {offset} -c 1",
+            ),
+        )
+    return found

@@ -1,0 +1,223 @@
+"""Facts about groups and transactions, from the records that brokers store.
+
+Rules:
+- The last stored records count. A broker that runs may know more.
+- The lag counts offsets up to the log end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import attrs
+
+from logcore.coordinators import group_descriptions
+from logcore.coordinators.group_descriptions import GroupMemberDescription
+from logcore.coordinators.stored_offsets import StoredGroups
+from logcore.errors import LogcoreError
+from logcore.format.group_records import Committed
+from logcore.format.transaction_records import StoredTransaction
+from logcore.inspect.segmentmap import segment_map
+from logcore.metadata.checkpoint import Key
+from netshim.console.directory import OpenDirectory, TimeBudget
+
+
+@attrs.frozen(kw_only=True)
+class OffsetRow:
+    """The committed offset of a group in a partition."""
+
+    topic: str
+    partition: int
+    committed: Committed
+    #: The log end, and the offsets up to it; None if they are unknown.
+    end: int | None
+    lag: int | None
+    owner: str = ""
+
+
+@attrs.frozen(kw_only=True)
+class GroupSummary:
+    """A group, as its last records describe it."""
+
+    name: str
+    #: classic or consumer; "" for a group that only has offsets.
+    protocol: str
+    state: str
+    members: int
+    #: Number of partitions with a committed offset.
+    partitions: int
+    topics: tuple[str, ...]
+    #: Sum of the lags that are known.
+    lag: int
+    #: Whether a lag is unknown.
+    is_lag_partial: bool
+    #: Time of the last commit in ms; -1 for none.
+    commit_ms: int
+
+
+def group_names(found: StoredGroups) -> list[str]:
+    """Return the names of all stored groups."""
+    return sorted({*found.offsets, *found.groups, *found.consumers})
+
+
+def offsets_of(
+    directory: OpenDirectory,
+    found: StoredGroups,
+    name: str,
+    budget: TimeBudget,
+    owners: Mapping[Key, str] | None = None,
+) -> list[OffsetRow]:
+    """Return the committed offsets of a group. Lags are unknown if the time is over."""
+    rows = []
+    for topic, partitions in sorted(found.offsets.get(name, {}).items()):
+        known = directory.topics.get(topic, ())
+        for number, committed in sorted(partitions.items()):
+            end = None
+            if number in known and not budget.is_over():
+                end = _end(directory, topic, number)
+            rows.append(
+                OffsetRow(
+                    topic=topic,
+                    partition=number,
+                    committed=committed,
+                    end=end,
+                    lag=None if end is None else max(0, end - committed.offset),
+                    owner=(owners or {}).get((topic, number), ""),
+                )
+            )
+    return rows
+
+
+def _end(directory: OpenDirectory, topic: str, number: int) -> int | None:
+    try:
+        return directory.size(topic, number).end_offset
+    except (LogcoreError, OSError):
+        return None
+
+
+def summary_of(
+    directory: OpenDirectory, found: StoredGroups, name: str, budget: TimeBudget
+) -> GroupSummary:
+    """Return a group for a list of groups."""
+    rows = offsets_of(directory, found, name, budget)
+    members = found.member_count(name)
+    protocol = ""
+    if name in found.consumers:
+        protocol = "consumer"
+    elif name in found.groups:
+        protocol = "classic"
+    return GroupSummary(
+        name=name,
+        protocol=protocol,
+        state="Stable" if members else "Empty",
+        members=members,
+        partitions=len(rows),
+        topics=tuple(sorted({row.topic for row in rows})),
+        lag=sum(row.lag or 0 for row in rows),
+        is_lag_partial=any(row.lag is None for row in rows),
+        commit_ms=max((row.committed.commit_ms for row in rows), default=-1),
+    )
+
+
+def stored(directory: OpenDirectory) -> StoredGroups:
+    """Return the stored groups. Raises LogcoreError if their topic is damaged."""
+    if directory.logdir is None:
+        return StoredGroups()
+    return group_descriptions.read_groups(directory.logdir)
+
+
+def members_of(
+    directory: OpenDirectory, found: StoredGroups, name: str
+) -> tuple[GroupMemberDescription, ...]:
+    """Return the members of a group. Raises LogcoreError."""
+    if directory.logdir is None:
+        return ()
+    with group_descriptions.registry_of(
+        directory.view.fs, directory.view.path
+    ) as registry:
+        return group_descriptions.members_of(directory.logdir, found, registry, name)
+
+
+def owners_of(directory: OpenDirectory, name: str) -> dict[Key, str]:
+    """Return the present owner of each partition, if processes share the directory."""
+    with group_descriptions.registry_of(
+        directory.view.fs, directory.view.path
+    ) as registry:
+        return group_descriptions.owners_of(registry, name)
+
+
+# -- transactions ----------------------------------------------------------------------
+
+
+@attrs.frozen(kw_only=True)
+class OpenPart:
+    """An open transaction in one partition."""
+
+    topic: str
+    partition: int
+    producer_id: int
+    first_offset: int
+    #: Records above the last stable offset that read_committed readers wait for.
+    held: int
+    #: The id of its producer, "" if no coordinator knows the transaction.
+    transactional_id: str
+
+
+@attrs.define
+class TransactionFacts:
+    """The transactions of a directory."""
+
+    #: Transactional ids with their last state, open ones first.
+    ids: list[tuple[str, StoredTransaction]] = attrs.Factory(list)
+    parts: list[OpenPart] = attrs.Factory(list)
+    #: Partitions that were not read in time.
+    unread: int = 0
+    problems: list[str] = attrs.Factory(list)
+
+
+def read_transactions(directory: OpenDirectory, budget: TimeBudget) -> TransactionFacts:
+    """Read the open transactions of the coordinator and of all partitions."""
+    facts = TransactionFacts()
+    names: dict[int, str] = {}
+    if directory.logdir is not None:
+        try:
+            found = directory.logdir.transactions()
+        except LogcoreError as error:
+            facts.problems.append(str(error))
+            found = {}
+        facts.ids = sorted(
+            found.items(), key=lambda one: (not one[1].partitions, one[0])
+        )
+        names = {one.producer_id: name for name, one in found.items() if one.partitions}
+    first = {key for _, one in facts.ids for key in one.partitions}
+    every = [(topic, n) for topic, numbers in directory.topics.items() for n in numbers]
+    known = set(every)
+    for topic, number in [
+        *sorted(first & known),
+        *(key for key in every if key not in first),
+    ]:
+        if budget.is_over():
+            facts.unread += 1
+            continue
+        try:
+            one = segment_map(
+                directory.path_of(topic, number),
+                is_over=lambda: True,  # only the open transactions are needed
+                fs=directory.view.fs,
+            )
+        except LogcoreError as error:
+            facts.problems.append(str(error))
+            continue
+        stable = min(one.open_transactions.values(), default=one.end_offset)
+        facts.parts += [
+            OpenPart(
+                topic=topic,
+                partition=number,
+                producer_id=producer_id,
+                first_offset=offset,
+                held=one.end_offset - stable,
+                transactional_id=names.get(producer_id, ""),
+            )
+            for producer_id, offset in one.open_transactions.items()
+        ]
+    return facts

@@ -1,0 +1,115 @@
+"""The live tail: new records of a topic as server-sent events.
+
+Rules:
+- A page follows at most MOST_PARTITIONS partitions, and a console at most MOST_TAILS
+  pages at once.
+- If more records arrive than a page shows, the oldest are left out, and the event names
+  their number.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable
+from typing import Final
+
+import attrs
+from starlette.concurrency import run_in_threadpool
+
+import logcore
+from logcore.errors import LogcoreError
+from logcore.kernels import Record
+from netshim.console.directory import DirectoryView
+from netshim.console.messages import FoundMessage
+
+MOST_PARTITIONS: Final = 100
+MOST_TAILS: Final = 16
+#: Records of one event, and rows that a page keeps.
+MOST_ROWS: Final = 500
+#: Interval at which the files are checked for new records.
+_INTERVAL_S: Final = 0.5
+#: Interval of comments that keep the connection open.
+_QUIET_S: Final = 15.0
+
+
+@attrs.define
+class LiveTail:
+    """The partitions that one page follows."""
+
+    logs: dict[int, logcore.Log] = attrs.Factory(dict)
+    offsets: dict[int, int] = attrs.Factory(dict)
+
+    @classmethod
+    def open(
+        cls, view: DirectoryView, topic: str, numbers: tuple[int, ...]
+    ) -> LiveTail:
+        """Open partitions at their ends. Raises LogcoreError."""
+        tail = cls()
+        try:
+            with view.opened() as directory:
+                for number in numbers[:MOST_PARTITIONS]:
+                    log = directory.opened_log(topic, number)
+                    tail.logs[number] = log
+                    tail.offsets[number] = log.high_watermark
+        except BaseException:
+            tail.close()
+            raise
+        return tail
+
+    def poll(self) -> tuple[list[FoundMessage], int]:
+        """Return the newest of the new records, and the number of others.
+
+        Raises:
+            LogcoreError: a partition cannot be read any more.
+        """
+        found: list[FoundMessage] = []
+        skipped = 0
+        for number, log in self.logs.items():
+            log.refresh()
+            end = log.high_watermark
+            start = min(self.offsets[number], end)
+            first = max(start, end - MOST_ROWS, log.log_start_offset)
+            skipped += first - start
+            records: list[Record] = list(log.read(first, end)) if first < end else []
+            found += [FoundMessage(number, record) for record in records]
+            self.offsets[number] = end
+        found.sort(key=lambda one: one.timestamp_ms)
+        return found[-MOST_ROWS:], skipped + max(0, len(found) - MOST_ROWS)
+
+    def close(self) -> None:
+        """Close the partitions."""
+        for log in self.logs.values():
+            log.close()
+        self.logs.clear()
+
+
+async def events(
+    tail: LiveTail, render: Callable[[list[FoundMessage]], str]
+) -> AsyncIterator[str]:
+    """Yield server-sent events with rows of HTML, until the client closes."""
+    quiet_s = 0.0
+    try:
+        yield ": connected\n\n"
+        while True:
+            try:
+                found, skipped = await run_in_threadpool(tail.poll)
+            except LogcoreError as error:
+                yield _event("problem", {"text": str(error)})
+                return
+            if found:
+                quiet_s = 0.0
+                yield _event("rows", {"html": render(found), "skipped": skipped})
+            elif quiet_s >= _QUIET_S:
+                quiet_s = 0.0
+                yield ": alive\n\n"
+            await asyncio.sleep(_INTERVAL_S)
+            quiet_s += _INTERVAL_S
+    finally:
+        with contextlib.suppress(LogcoreError):
+            tail.close()
+
+
+def _event(name: str, value: dict[str, object]) -> str:
+    return f"event: {name}\ndata: {json.dumps(value)}\n\n"

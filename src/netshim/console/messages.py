@@ -1,0 +1,418 @@
+"""Pages of messages: the newest, those from an offset or a time, and those that contain
+a text.
+
+Rules:
+- A page reads only the batches that it shows. A search ends after SEARCH_BYTES, or when
+  its time is over. It reports how far it came, and can be continued.
+- A damaged batch is left out, and the page names it. Batches after it are still read.
+- Of several partitions, records are merged by timestamp. The records of one partition
+  keep their order.
+
+values.py turns the records into text.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Iterator, Mapping
+from operator import attrgetter
+from typing import Final
+
+import attrs
+
+import logcore
+from logcore.config import INT64_MAX
+from logcore.errors import LogcoreError
+from logcore.kernels import Record
+from logcore.kernels.layout import HEADER_NAME_ERRORS
+from logcore.reader import segment_times, segments_between
+from logcore.recordbatch import RecordBatch
+from netshim.console.directory import OpenDirectory, TimeBudget
+
+#: Records of a page, and most records of a page or an export.
+COUNT: Final = 50
+MOST_COUNT: Final = 1_000
+#: Most bytes of batches that one step of a search reads.
+SEARCH_BYTES: Final = 1 << 30
+#: Bytes that a search reads between two checks of its limits.
+_BLOCK_BYTES: Final = 8 << 20
+#: Problems that one page lists.
+_MOST_PROBLEMS: Final = 20
+
+
+@attrs.frozen
+class FoundMessage:
+    """A record with its partition."""
+
+    partition: int
+    record: Record
+
+    @property
+    def timestamp_ms(self) -> int:
+        return self.record.timestamp_ms
+
+
+@attrs.define
+class MessagePage:
+    """The records of a page, and how to continue."""
+
+    messages: list[FoundMessage] = attrs.Factory(list)
+    #: Offset in each partition where the next page begins, in reading direction; without
+    #: the partitions that have nothing left.
+    following: dict[int, int] = attrs.Factory(dict)
+    #: Bytes of batches that a search has read.
+    searched_bytes: int = 0
+    #: Damage, and partitions that were not read.
+    problems: list[str] = attrs.Factory(list)
+    #: Whether the limits ended the page before it was full.
+    is_partial: bool = False
+
+    def add_problem(self, text: str) -> None:
+        if text not in self.problems and len(self.problems) < _MOST_PROBLEMS:
+            self.problems.append(text)
+
+
+@attrs.frozen(kw_only=True)
+class MessageQuery:
+    """The records that a page shows."""
+
+    partitions: tuple[int, ...]
+    #: Whether the page begins with the newest record and continues with older ones.
+    is_backward: bool = True
+    #: Partition -> offset at which the page begins: exclusive if it is read backward.
+    #: Without one, the end, or the start of the partition.
+    places: Mapping[int, int] = attrs.Factory(dict)
+    #: The page begins at the first record with this or a later timestamp.
+    time_ms: int | None = None
+    text: str = ""
+    count: int = COUNT
+
+
+@attrs.define
+class _QueriedPartition:
+    """One partition of a query, and how far it was read."""
+
+    number: int
+    log: logcore.Log
+    #: The next block begins here, or ends here if the page is read backward.
+    place: int
+    #: Offsets of the next block, if there is no text to search.
+    span: int
+    #: Records in the order of the page.
+    found: list[FoundMessage] = attrs.Factory(list)
+
+    def is_at_end(self, query: MessageQuery) -> bool:
+        if query.is_backward:
+            return self.place <= self.log.log_start_offset
+        return self.place >= self.log.high_watermark
+
+
+def read_page(
+    directory: OpenDirectory, topic: str, query: MessageQuery, budget: TimeBudget
+) -> MessagePage:
+    """Read the records of a query.
+
+    An error of a single partition becomes a problem of the page.
+    """
+    page = MessagePage()
+    needle = query.text.encode("utf-8", "surrogateescape")
+    sources: list[_QueriedPartition] = []
+    try:
+        for number in query.partitions:
+            if budget.is_over() and sources:
+                page.is_partial = True
+                page.add_problem(
+                    f"partitions from {number} on were not read in time: "
+                    "choose one partition"
+                )
+                break
+            try:
+                log = directory.opened_log(topic, number)
+            except LogcoreError as error:
+                page.add_problem(f"partition {number}: {error}")
+                continue
+            source = _QueriedPartition(number, log, 0, query.count)
+            sources.append(source)
+            try:
+                source.place = _first_place(log, number, query)
+            except LogcoreError as error:
+                page.add_problem(f"partition {number}: {error}")
+                source.place = log.high_watermark
+        _fill(sources, query, needle, budget, page)
+        _merge(sources, query, page)
+    finally:
+        for source in sources:
+            source.log.close()
+    return page
+
+
+def _first_place(log: logcore.Log, number: int, query: MessageQuery) -> int:
+    """Return the offset at which a page begins in a partition."""
+    start, end = log.log_start_offset, log.high_watermark
+    place = query.places.get(number)
+    if place is None and query.time_ms is not None:
+        place = log.offset_for_timestamp(query.time_ms)
+        if place is None:
+            place = end
+    if place is None:
+        place = end if query.is_backward else start
+    return min(max(place, start), end)
+
+
+def _fill(
+    sources: list[_QueriedPartition],
+    query: MessageQuery,
+    needle: bytes,
+    budget: TimeBudget,
+    page: MessagePage,
+) -> None:
+    """Read blocks of all partitions in turn, until the page is full or a limit is met."""
+    left = [source for source in sources if not source.is_at_end(query)]
+    while left:
+        for source in left:
+            _read_block(source, query, needle, page)
+            if page.searched_bytes >= SEARCH_BYTES or budget.is_over():
+                page.is_partial = True
+                return
+        # A partition without enough records may have the next one of the page.
+        left = [
+            source
+            for source in left
+            if len(source.found) < query.count and not source.is_at_end(query)
+        ]
+        # A search is over once the page is full, in the order in which it was found.
+        if needle and sum(len(one.found) for one in sources) >= query.count:
+            return
+
+
+def _read_block(
+    source: _QueriedPartition, query: MessageQuery, needle: bytes, page: MessagePage
+) -> None:
+    """Read one block of a partition, and move its place past the block."""
+    start, end = _block(source, query, is_search=bool(needle))
+    before = len(source.found)
+    found: list[FoundMessage] = []
+    for batch in batches_between(source.log, start, end, page):
+        page.searched_bytes += batch.size_bytes
+        try:
+            if needle and not _may_contain(batch, needle):
+                continue
+            records = batch.records()
+        except LogcoreError as error:
+            page.add_problem(
+                f"partition {source.number}, offsets {batch.base_offset} to "
+                f"{batch.last_offset} cannot be read: {error}"
+            )
+            continue
+        found += [
+            FoundMessage(source.number, record)
+            for record in records
+            if start <= record.offset < end
+            and (not needle or _contains(record, needle))
+        ]
+        if not query.is_backward and before + len(found) >= query.count:
+            break
+    if query.is_backward:
+        found.reverse()
+    kept = found[: query.count - before]
+    source.found += kept
+    if len(kept) < len(found) or (
+        not query.is_backward and len(source.found) >= query.count
+    ):
+        last = kept[-1].record.offset
+        source.place = last if query.is_backward else last + 1
+    else:
+        source.place = start if query.is_backward else end
+    source.span *= 4
+
+
+def _block(
+    source: _QueriedPartition, query: MessageQuery, *, is_search: bool
+) -> tuple[int, int]:
+    """Return the offsets of the next block."""
+    log, span = source.log, source.span
+    if is_search:
+        span = _offsets_of_bytes(log, source.place, query.is_backward)
+    if query.is_backward:
+        return max(log.log_start_offset, source.place - span), source.place
+    return source.place, min(log.high_watermark, source.place + span)
+
+
+def _offsets_of_bytes(log: logcore.Log, place: int, is_backward: bool) -> int:
+    """Return about how many offsets next to a place fill _BLOCK_BYTES."""
+    times = segment_times(log)
+    ends = [base for base, _, _ in times[1:]] + [log.log_end_offset]
+    for (base, _, size_bytes), end in zip(times, ends, strict=True):
+        if base <= place - is_backward < end:
+            return max(1, _BLOCK_BYTES * (end - base) // max(1, size_bytes))
+    return COUNT
+
+
+def batches_between(
+    log: logcore.Log, start: int, end: int, page: MessagePage
+) -> Iterator[RecordBatch]:
+    """Yield the batches that overlap [start, end), without markers of transactions.
+
+    Damage ends the segment: it becomes a problem of the page, and the next segment is
+    read. The CRC of a batch is checked when its records are requested.
+    """
+    if start >= end:
+        return
+    for segment in segments_between(log, start, end):
+        position = 0
+        try:
+            if segment.base_offset < start:
+                position = segment.find(start)
+            while position < segment.size_bytes:
+                batch = segment.batch(position)
+                if batch is None or batch.base_offset >= end:
+                    break
+                if not batch.is_control:
+                    yield batch
+                position += batch.size_bytes
+        except LogcoreError as error:
+            page.add_problem(str(error))
+
+
+def _may_contain(batch: RecordBatch, needle: bytes) -> bool:
+    """Return whether the decompressed batch contains the bytes.
+
+    Keys, values and headers are stored as they are, so that most batches need no
+    decoding. Raises LogcoreError for damage.
+    """
+    if batch.magic < 2:
+        return True
+    batch.verify()
+    return needle in bytes(batch.body())
+
+
+def _contains(record: Record, needle: bytes) -> bool:
+    """Return whether the key, the value or a header contains the bytes."""
+    if needle in (record.key or b"") or needle in (record.value or b""):
+        return True
+    return any(
+        needle in name.encode("utf-8", HEADER_NAME_ERRORS) or needle in (value or b"")
+        for name, value in record.headers
+    )
+
+
+def _merge(
+    sources: list[_QueriedPartition], query: MessageQuery, page: MessagePage
+) -> None:
+    """Take the first records of all partitions, and store where the next page begins."""
+    merged = heapq.merge(
+        *(source.found for source in sources),
+        key=attrgetter("timestamp_ms"),
+        reverse=query.is_backward,
+    )
+    page.messages = list(itertools.islice(merged, query.count))
+    taken = dict.fromkeys((source.number for source in sources), 0)
+    for message in page.messages:
+        taken[message.partition] += 1
+    for source in sources:
+        count = taken[source.number]
+        if count < len(source.found):
+            offset = source.found[count].record.offset
+            page.following[source.number] = offset + 1 if query.is_backward else offset
+        elif not source.is_at_end(query):
+            page.following[source.number] = source.place
+    if page.following:
+        # A page that continues names the place of each partition, also of those that
+        # have nothing left.
+        for source in sources:
+            page.following.setdefault(source.number, source.place)
+
+
+# -- one message -----------------------------------------------------------------------
+
+
+@attrs.frozen(kw_only=True)
+class MessageDetail:
+    """One record, and the batch that contains it."""
+
+    record: Record
+    batch: RecordBatch
+    #: committed, aborted, open, or unknown if its end was not found in time; "" for a
+    #: record outside of a transaction.
+    transaction: str = ""
+    #: Offsets of the records before and after it, None if there are none.
+    previous: int | None = None
+    following: int | None = None
+
+
+def read_message(
+    log: logcore.Log, offset: int, budget: TimeBudget
+) -> MessageDetail | int | None:
+    """Return the record at an offset.
+
+    If compaction, deletion or a marker left no record there, the offset of the next one
+    is returned; None if there is none.
+
+    Raises:
+        LogcoreError: the batch is damaged.
+    """
+    end = log.high_watermark
+    page = MessagePage()
+    start = max(offset, log.log_start_offset)
+    found: Record | None = None
+    around: RecordBatch | None = None
+    following: int | None = None
+    for batch in batches_between(log, start, end, page):
+        for record in batch.records():
+            if record.offset == offset:
+                found, around = record, batch
+            elif record.offset >= start and record.offset < end:
+                following = record.offset
+                break
+        if following is not None:
+            break
+    if found is None or around is None:
+        if page.problems:
+            raise logcore.CorruptBatchError(page.problems[0])
+        return following
+    transaction = ""
+    if around.is_transactional:
+        transaction = _transaction_end(log, around, budget)
+    return MessageDetail(
+        record=found,
+        batch=around,
+        transaction=transaction,
+        previous=_previous(log, offset),
+        following=following,
+    )
+
+
+def _previous(log: logcore.Log, offset: int) -> int | None:
+    """Return the offset of the record before an offset, if it is found quickly."""
+    span = COUNT
+    end = offset
+    for _ in range(3):
+        start = max(log.log_start_offset, end - span)
+        for batch in reversed(list(batches_between(log, start, end, MessagePage()))):
+            below = [one.offset for one in batch.records() if one.offset < offset]
+            if below:
+                return below[-1]
+        end = start
+        span *= 4
+    return None
+
+
+def _transaction_end(log: logcore.Log, batch: RecordBatch, budget: TimeBudget) -> str:
+    """Return how the transaction of a batch ended: its marker is the next one of its
+    producer.
+    """
+    for segment in segments_between(log, batch.base_offset, log.high_watermark):
+        position = 0
+        if segment.base_offset < batch.next_offset:
+            position = segment.find(batch.next_offset)
+        while position < segment.size_bytes:
+            if budget.is_over():
+                return "unknown"
+            other = segment.batch(position)
+            if other is None or other.base_offset >= min(log.high_watermark, INT64_MAX):
+                break
+            if other.is_control and other.producer_id == batch.producer_id:
+                return "committed" if other.control_type() == "COMMIT" else "aborted"
+            position += other.size_bytes
+    return "open"

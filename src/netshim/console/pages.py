@@ -1,0 +1,739 @@
+"""The pages of the console, and the checks of their requests.
+
+Rules:
+- A request must name this host, which rebinding of DNS cannot, and come from no other
+  origin. Only GET and HEAD are answered, and change nothing.
+- Pages load nothing from other hosts and have no inline scripts or styles.
+- Templates escape every value. A page is shown without JavaScript, except live parts.
+
+The other modules of this package collect the facts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from pathlib import PurePosixPath
+from typing import Any, Final
+from urllib.parse import quote, urlencode
+
+import jinja2
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+import logcore
+from logcore.config import INT64_MAX
+from logcore.errors import LogcoreError, TopicNotFoundError
+from logcore.format.html import shown_size, shown_time
+from logcore.inspect.segmentmap import PartitionMap, segment_map
+from logcore.kernels.layout import HEADER_NAME_ERRORS
+from logcore.metadata.filenames import partition_name
+from netshim.console import groups
+from netshim.console.directory import (
+    DirectoryView,
+    OpenDirectory,
+    TimeBudget,
+    is_internal,
+)
+from netshim.console.drawing import draw
+from netshim.console.exporting import FORMS, commands_for, exported
+from netshim.console.live import (
+    MOST_PARTITIONS,
+    MOST_ROWS,
+    MOST_TAILS,
+    LiveTail,
+    events,
+)
+from netshim.console.messages import (
+    SEARCH_BYTES,
+    FoundMessage,
+    MessageDetail,
+    MessagePage,
+    MessageQuery,
+    read_message,
+    read_page,
+)
+from netshim.console.requests import (
+    number_of,
+    partition_of_request,
+    query_of,
+    refuse,
+    topic_of,
+)
+from netshim.console.values import hex_lines, show, show_whole, visible
+from netshim.http.host import names_this_host
+
+_log = logging.getLogger("netshim")
+
+#: Headers of each response.
+_HEADERS: Final = {
+    "content-security-policy": "default-src 'self'; base-uri 'none'; "
+    "form-action 'self'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-store",
+}
+#: Rows of a list of topics or groups.
+_PAGE_ROWS: Final = 500
+_TEXT_TYPE: Final = "text/html; charset=utf-8"
+
+
+def console_app(view: DirectoryView) -> ASGIApp:
+    """Return the application of a console."""
+    pages = ConsolePages(view)
+    routes = [
+        Route(path, pages.page(function)) for path, function in pages.functions.items()
+    ]
+    app = Starlette(
+        routes=[
+            *routes,
+            Route("/topics/{topic}/events", pages.live_events),
+            Mount("/static", StaticFiles(packages=[("netshim.console", "static")])),
+        ],
+        exception_handlers={
+            HTTPException: pages.refused,
+            LogcoreError: pages.failed,
+            OSError: pages.failed,
+        },
+    )
+    app.router.redirect_slashes = False
+    return _Guard(app)
+
+
+class _Guard:
+    """Refuses requests of other origins, and adds the headers of each response."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in _HEADERS.items():
+                    headers[name] = value
+            await send(message)
+
+        request = Request(scope)
+        why_not = _why_not(request)
+        if why_not:
+            refusal = Response(why_not + "\n", 403, media_type="text/plain")
+            await refusal(scope, receive, send_with_headers)
+            return
+        await self._app(scope, receive, send_with_headers)
+
+
+def _why_not(request: Request) -> str:
+    """Return why a request is refused, or ""."""
+    if not names_this_host(request):
+        return f"unknown host {request.headers.get('host', '')!r}"
+    origin = request.headers.get("origin")
+    own = f"{request.url.scheme}://{request.headers.get('host', '')}"
+    if origin is not None and origin != own:
+        return "requests of other origins are refused"
+    if request.method not in ("GET", "HEAD"):
+        return "the console changes nothing: only GET and HEAD are answered"
+    return ""
+
+
+class ConsolePages:
+    """The pages of one directory. Each page opens the directory."""
+
+    def __init__(self, view: DirectoryView) -> None:
+        self._view = view
+        self._tails = 0
+        self._templates = _environment()
+        self.functions: dict[str, Callable[[Request, OpenDirectory], Response]] = {
+            "/": self.topics,
+            "/topics/{topic}": self.topic,
+            "/topics/{topic}/messages": self.messages,
+            "/topics/{topic}/messages.{form}": self.export,
+            "/topics/{topic}/messages/{number}/{offset}": self.message,
+            "/topics/{topic}/messages/{number}/{offset}/{part}": self.raw,
+            "/topics/{topic}/live": self.live,
+            "/segments": self.segments,
+            "/topics/{topic}/segments/{number}": self.partition_segments,
+            "/groups": self.groups,
+            "/group": self.group,
+            "/transactions": self.transactions,
+        }
+        if view.broker is not None:
+            self.functions["/broker"] = self.broker
+
+    def page(
+        self, function: Callable[[Request, OpenDirectory], Response]
+    ) -> Callable[[Request], Awaitable[Response]]:
+        """Return a page that runs in a thread, because it reads files."""
+
+        def run(request: Request) -> Response:
+            with self._view.opened() as directory:
+                return function(request, directory)
+
+        async def answer(request: Request) -> Response:
+            try:
+                return await run_in_threadpool(run, request)
+            except (HTTPException, LogcoreError, OSError):
+                raise
+            except Exception as error:
+                return self.broken(request, error)
+
+        return answer
+
+    def _budget(self, seconds: float | None = None) -> TimeBudget:
+        return TimeBudget.of(self._view.fs, seconds or self._view.page_s)
+
+    def _render(
+        self, file: str, request: Request, status: int = 200, /, **facts: Any
+    ) -> Response:
+        template = self._templates.get_template(file)
+        text = template.render(
+            request=request,
+            path=self._view.path,
+            section=file.removesuffix(".html"),
+            has_broker=self._view.broker is not None,
+            version=logcore.__version__,
+            now_ms=self._view.fs.now_ms(),
+            **facts,
+        )
+        # Names may contain bytes that are not UTF-8.
+        return Response(text.encode("utf-8", "replace"), status, media_type=_TEXT_TYPE)
+
+    # -- errors ------------------------------------------------------------------------
+
+    async def refused(self, request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        return self._error(request, error.status_code, error.detail)
+
+    async def failed(self, request: Request, error: Exception) -> Response:
+        status = 404 if isinstance(error, TopicNotFoundError) else 503
+        return self._error(request, status, str(error))
+
+    def broken(self, request: Request, error: Exception) -> Response:
+        """Return the page for an error that is not expected."""
+        _log.error("console: %s failed", request.url.path, exc_info=error)
+        return self._error(request, 500, "The console has a bug. Its log has details.")
+
+    def _error(self, request: Request, status: int, text: str) -> Response:
+        titles = {400: "Not a valid request", 404: "Not found", 500: "Error"}
+        title = titles.get(status, "The directory cannot be read")
+        return self._render(
+            "error.html", request, status, title=title, text=visible(text), problem=""
+        )
+
+    # -- topics ------------------------------------------------------------------------
+
+    def topics(self, request: Request, directory: OpenDirectory) -> Response:
+        """List the topics whose names contain the filter."""
+        wanted = request.query_params.get("filter", "")
+        shows_internal = request.query_params.get("internal") == "1"
+        names = [
+            name
+            for name in directory.topics
+            if wanted.lower() in name.lower()
+            and (shows_internal or not is_internal(name))
+        ]
+        start = number_of(request.query_params.get("start", "0"), "start", 10**9)
+        budget = self._budget()
+        shown = names[start : start + _PAGE_ROWS]
+        rows = [_topic_row(directory, name, budget) for name in shown]
+        return self._render(
+            "topics.html",
+            request,
+            problem=directory.problem,
+            rows=rows,
+            found=len(names),
+            start=start,
+            page_rows=_PAGE_ROWS,
+            all_topics=len(directory.topics),
+            partitions=sum(len(one) for one in directory.topics.values()),
+            wanted=wanted,
+            shows_internal=shows_internal,
+            is_partial=any(row["is_partial"] for row in rows),
+        )
+
+    def topic(self, request: Request, directory: OpenDirectory) -> Response:
+        """Show the partitions of a topic, its settings and its groups."""
+        topic = topic_of(request, directory)
+        budget = self._budget()
+        rows = [
+            _partition_row(directory, topic, number, budget)
+            for number in directory.topics[topic]
+        ]
+        problems = []
+        readers = []
+        try:
+            found = groups.stored(directory)
+        except LogcoreError as error:
+            problems.append(f"the groups cannot be read: {error}")
+        else:
+            for name in groups.group_names(found):
+                if topic in found.offsets.get(name, {}):
+                    offsets = groups.offsets_of(directory, found, name, budget)
+                    mine = [one for one in offsets if one.topic == topic]
+                    lag = sum(one.lag or 0 for one in mine)
+                    readers.append((name, found.member_count(name), len(mine), lag))
+        return self._render(
+            "topic.html",
+            request,
+            problem=directory.problem,
+            problems=problems,
+            topic=topic,
+            rows=rows,
+            overrides=sorted(directory.overrides(topic).items()),
+            config=directory.config(topic),
+            readers=readers,
+            is_partial=any(row["size"] is None and not row["error"] for row in rows),
+        )
+
+    # -- messages ----------------------------------------------------------------------
+
+    def _read(
+        self, request: Request, directory: OpenDirectory
+    ) -> tuple[str, MessageQuery, MessagePage]:
+        topic = topic_of(request, directory)
+        query = query_of(request, directory, topic, self._view.fs.now_ms())
+        budget = self._budget(self._view.search_s if query.text else None)
+        return topic, query, read_page(directory, topic, query, budget)
+
+    def messages(self, request: Request, directory: OpenDirectory) -> Response:
+        """Show messages of a topic."""
+        topic, query, page = self._read(request, directory)
+        same = {
+            name: value
+            for name, value in request.query_params.items()
+            if name in ("partition", "q", "count") and value
+        }
+        return self._render(
+            "messages.html",
+            request,
+            problem=directory.problem,
+            topic=topic,
+            numbers=directory.topics[topic],
+            chosen=request.query_params.get("partition", ""),
+            place=request.query_params.get("from", ""),
+            query=query,
+            page=page,
+            same=same,
+            following=_places_text(page.following),
+            before=_before_first(query, page),
+            search_bytes=SEARCH_BYTES,
+            search_s=self._view.search_s,
+        )
+
+    def export(self, request: Request, directory: OpenDirectory) -> Response:
+        """Return the messages of a page as a file."""
+        form = request.path_params["form"]
+        if form not in FORMS:
+            raise refuse(f"expected {' or '.join(FORMS)}; found {form[:20]!r}")
+        topic, _, page = self._read(request, directory)
+        content = exported(page.messages, topic, form)
+        headers = {"content-disposition": f'attachment; filename="{topic}.{form}"'}
+        if page.problems:
+            headers["x-logcore-problems"] = str(len(page.problems))
+        return Response(content, media_type=FORMS[form], headers=headers)
+
+    def _message(
+        self, request: Request, directory: OpenDirectory
+    ) -> tuple[str, int, int, MessageDetail]:
+        topic = topic_of(request, directory)
+        number = number_of(request.path_params["number"], "partition", 2**31 - 1)
+        offset = number_of(request.path_params["offset"], "offset", INT64_MAX)
+        directory.check(topic, number)
+        with directory.opened_log(topic, number) as log:
+            found = read_message(log, offset, self._budget())
+        if isinstance(found, MessageDetail):
+            return topic, number, offset, found
+        hint = "and none after it"
+        if found is not None:
+            hint = f"the next one is at offset {found}"
+        raise HTTPException(404, f"There is no message at offset {offset}; {hint}.")
+
+    def message(self, request: Request, directory: OpenDirectory) -> Response:
+        """Show one message in full."""
+        topic, number, offset, found = self._message(request, directory)
+        record = found.record
+        headers = [
+            (show(name.encode("utf-8", HEADER_NAME_ERRORS)), show_whole(value))
+            for name, value in record.headers
+        ]
+        base = str(request.base_url).rstrip("/")
+        query = urlencode({"partition": number, "from": offset, "count": 1})
+        path = directory.path_of(topic, number)
+        commands = commands_for(
+            path=path,
+            directory=self._view.path,
+            topic=topic,
+            partition=number,
+            offset=offset,
+            url=f"{base}/topics/{quote(topic)}/messages.ndjson?{query}",
+            bootstrap=self._bootstrap(),
+        )
+        return self._render(
+            "message.html",
+            request,
+            problem=directory.problem,
+            topic=topic,
+            number=number,
+            found=found,
+            file=PurePosixPath(str(found.batch.path)).name,
+            key=show_whole(record.key),
+            value=show_whole(record.value),
+            key_hex=hex_lines(record.key or b""),
+            value_hex=hex_lines(record.value or b""),
+            headers=headers,
+            commands=commands,
+        )
+
+    def _bootstrap(self) -> str:
+        """Return the address of the broker for clients, or ""."""
+        with contextlib.suppress(RuntimeError, TimeoutError):
+            if self._view.broker is not None:
+                return self._view.broker().bootstrap_servers
+        return ""
+
+    def raw(self, request: Request, directory: OpenDirectory) -> Response:
+        """Return the bytes of a key or a value as a file."""
+        part = request.path_params["part"]
+        if part not in ("key", "value"):
+            raise refuse(f"expected key or value; found {part[:20]!r}")
+        topic, number, offset, found = self._message(request, directory)
+        data = found.record.key if part == "key" else found.record.value
+        name = f"{partition_name(topic, number)}-{offset}.{part}"
+        return Response(
+            data or b"",
+            media_type="application/octet-stream",
+            headers={"content-disposition": f'attachment; filename="{name}"'},
+        )
+
+    def live(self, request: Request, directory: OpenDirectory) -> Response:
+        """Show new messages as they arrive."""
+        topic = topic_of(request, directory)
+        number = partition_of_request(request, directory, topic)
+        return self._render(
+            "live.html",
+            request,
+            problem=directory.problem,
+            topic=topic,
+            numbers=directory.topics[topic],
+            chosen=number,
+            most_rows=MOST_ROWS,
+            most_partitions=MOST_PARTITIONS,
+        )
+
+    async def live_events(self, request: Request) -> Response:
+        """Stream new messages as server-sent events."""
+
+        def opened() -> tuple[str, LiveTail]:
+            with self._view.opened() as directory:
+                topic = topic_of(request, directory)
+                number = partition_of_request(request, directory, topic)
+                numbers = directory.topics[topic] if number is None else (number,)
+            return topic, LiveTail.open(self._view, topic, numbers)
+
+        if self._tails >= MOST_TAILS:
+            raise HTTPException(503, f"{MOST_TAILS} live pages are open already")
+        self._tails += 1
+        try:
+            topic, tail = await run_in_threadpool(opened)
+        except BaseException:
+            self._tails -= 1
+            raise
+        rows = self._templates.get_template("rows.html")
+
+        def render(found: list[FoundMessage]) -> str:
+            text = rows.render(topic=topic, messages=found, needle="")
+            return text.encode("utf-8", "replace").decode()
+
+        async def stream() -> AsyncIterator[str]:
+            try:
+                async for event in events(tail, render):
+                    yield event
+            finally:
+                self._tails -= 1
+
+        return StreamingResponse(stream(), media_type="text/event-stream")
+
+    # -- segments ----------------------------------------------------------------------
+
+    def segments(self, request: Request, directory: OpenDirectory) -> Response:
+        """Show the segments of all partitions, or of one topic."""
+        topic = request.query_params.get("topic", "")
+        if topic:
+            directory.check(topic)
+        names = (
+            [topic]
+            if topic
+            else [name for name in directory.topics if not is_internal(name)]
+        )
+        budget = self._budget()
+        maps: list[PartitionMap] = []
+        problems = []
+        unread = 0
+        for name in names:
+            for number in directory.topics[name]:
+                if budget.is_over() and maps:
+                    unread += 1
+                    continue
+                try:
+                    maps.append(self._map(directory, name, number, budget))
+                except LogcoreError as error:
+                    problems.append(f"{partition_name(name, number)}: {error}")
+        own_scale = request.query_params.get("scale") == "own"
+        return self._render(
+            "segments.html",
+            request,
+            problem=directory.problem,
+            problems=problems,
+            topic=topic,
+            topics=[name for name in directory.topics if not is_internal(name)],
+            rows=draw(maps, own_scale=own_scale),
+            own_scale=own_scale,
+            unread=unread,
+            is_partial=any(not one.is_complete for one in maps),
+        )
+
+    def partition_segments(
+        self, request: Request, directory: OpenDirectory
+    ) -> Response:
+        """Show the segments of one partition, and check their bytes on request."""
+        topic = topic_of(request, directory)
+        number = number_of(request.path_params["number"], "partition", 2**31 - 1)
+        directory.check(topic, number)
+        checks = request.query_params.get("check") == "1"
+        budget = self._budget(self._view.search_s if checks else None)
+        one = self._map(directory, topic, number, budget, checks_crc=checks)
+        return self._render(
+            "partition.html",
+            request,
+            problem=directory.problem,
+            topic=topic,
+            number=number,
+            row=draw([one], own_scale=True)[0],
+            config=directory.config(topic),
+            checks=checks,
+            is_partial=not one.is_complete,
+        )
+
+    def _map(
+        self,
+        directory: OpenDirectory,
+        topic: str,
+        number: int,
+        budget: TimeBudget,
+        *,
+        checks_crc: bool = False,
+    ) -> PartitionMap:
+        return segment_map(
+            directory.path_of(topic, number),
+            config=directory.config(topic),
+            now_ms=self._view.fs.now_ms(),
+            checks_crc=checks_crc,
+            is_over=budget.is_over,
+            fs=self._view.fs,
+        )
+
+    # -- groups and transactions -------------------------------------------------------
+
+    def groups(self, request: Request, directory: OpenDirectory) -> Response:
+        """List the groups."""
+        wanted = request.query_params.get("filter", "")
+        problems = []
+        rows = []
+        budget = self._budget()
+        try:
+            found = groups.stored(directory)
+            names = [
+                name
+                for name in groups.group_names(found)
+                if wanted.lower() in name.lower()
+            ]
+            rows = [
+                groups.summary_of(directory, found, name, budget)
+                for name in names[:_PAGE_ROWS]
+            ]
+            if len(names) > _PAGE_ROWS:
+                problems.append(
+                    f"the first {_PAGE_ROWS} of {len(names)} groups: use the filter"
+                )
+        except LogcoreError as error:
+            problems.append(f"the groups cannot be read: {error}")
+        return self._render(
+            "groups.html",
+            request,
+            problem=directory.problem,
+            problems=problems,
+            rows=rows,
+            wanted=wanted,
+            is_partial=any(row.is_lag_partial for row in rows) and budget.is_over(),
+        )
+
+    def group(self, request: Request, directory: OpenDirectory) -> Response:
+        """Show the members and the offsets of a group."""
+        name = request.query_params.get("name", "")
+        found = groups.stored(directory)
+        if name not in groups.group_names(found):
+            raise HTTPException(404, f"There is no group {visible(name[:80])!r}.")
+        budget = self._budget()
+        owners = groups.owners_of(directory, name)
+        return self._render(
+            "group.html",
+            request,
+            problem=directory.problem,
+            name=name,
+            summary=groups.summary_of(directory, found, name, budget),
+            members=groups.members_of(directory, found, name),
+            offsets=groups.offsets_of(directory, found, name, budget, owners),
+        )
+
+    def transactions(self, request: Request, directory: OpenDirectory) -> Response:
+        """Show open transactions, and the ids that the coordinator has stored."""
+        return self._render(
+            "transactions.html",
+            request,
+            problem=directory.problem,
+            facts=groups.read_transactions(directory, self._budget()),
+        )
+
+    def broker(self, request: Request, directory: OpenDirectory) -> Response:
+        """Show the clients and the requests of the broker."""
+        assert self._view.broker is not None
+        try:
+            facts = self._view.broker()
+        except (RuntimeError, TimeoutError) as error:
+            raise HTTPException(503, f"The broker does not answer: {error}") from None
+        return self._render(
+            "broker.html", request, problem=directory.problem, facts=facts
+        )
+
+
+# -- rows ------------------------------------------------------------------------------
+
+
+def _topic_row(
+    directory: OpenDirectory, topic: str, budget: TimeBudget
+) -> dict[str, Any]:
+    """Return a row of the list of topics. It is partial if the time is over."""
+    numbers = directory.topics[topic]
+    sizes = []
+    errors = []
+    for number in numbers:
+        if budget.is_over():
+            break
+        try:
+            sizes.append(directory.size(topic, number))
+        except (LogcoreError, OSError) as error:
+            errors.append(f"partition {number}: {error}")
+    policy = directory.config(topic).cleanup_policy
+    return {
+        "topic": topic,
+        "partitions": len(numbers),
+        "records": sum(one.end_offset - one.log_start_offset for one in sizes),
+        "size_bytes": sum(one.size_bytes for one in sizes),
+        "segments": sum(one.segments for one in sizes),
+        "modified_ms": max((one.modified_ms for one in sizes), default=-1),
+        "policy": policy,
+        "errors": errors,
+        "is_partial": len(sizes) + len(errors) < len(numbers),
+    }
+
+
+def _partition_row(
+    directory: OpenDirectory, topic: str, number: int, budget: TimeBudget
+) -> dict[str, Any]:
+    """Return a row of the list of partitions; `size` is None if it is unknown."""
+    row: dict[str, Any] = {"number": number, "size": None, "error": ""}
+    if not budget.is_over():
+        try:
+            row["size"] = directory.size(topic, number)
+        except (LogcoreError, OSError) as error:
+            row["error"] = str(error)
+    return row
+
+
+def _places_text(places: Mapping[int, int]) -> str:
+    """Return the offsets of a page for a link."""
+    return ",".join(f"{number}:{offset}" for number, offset in sorted(places.items()))
+
+
+def _before_first(query: MessageQuery, page: MessagePage) -> str:
+    """Return the places for a link to the messages on the other side of the page."""
+    places: dict[int, int] = {}
+    for message in page.messages:
+        offset = message.record.offset
+        if query.is_backward:
+            places.setdefault(message.partition, offset + 1)
+        else:
+            places.setdefault(message.partition, offset)
+    for number, offset in query.places.items():
+        if number in query.partitions:
+            places.setdefault(number, offset)
+    return _places_text(places)
+
+
+# -- templates -------------------------------------------------------------------------
+
+
+def _environment() -> jinja2.Environment:
+    """Return the templates with the functions that they use."""
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("netshim.console"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.filters.update(
+        number=_number, size=shown_size, utc=shown_time, iso=_iso, visible=visible,
+        age=_age,
+    )  # fmt: skip
+    functions: dict[str, Any] = {
+        "url": _url,
+        "show": show,
+        "header_bytes": _header_bytes,
+    }
+    environment.globals.update(functions)
+    return environment
+
+
+def _number(value: int) -> str:
+    return f"{value:,}"
+
+
+def _iso(timestamp_ms: int) -> str:
+    return shown_time(timestamp_ms).replace(" ", "T") + "Z"
+
+
+def _age(duration_ms: int) -> str:
+    """Return a duration in its largest unit, such as 3 h."""
+    for unit, size_ms in (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000)):
+        if abs(duration_ms) >= 2 * size_ms:
+            return f"{duration_ms // size_ms} {unit}"
+    return f"{duration_ms // 1000} s"
+
+
+def _url(*parts: object, **parameters: object) -> str:
+    """Return the address of a page; parameters that are None or "" are left out."""
+    path = "/" + "/".join(quote(str(part), safe="") for part in parts)
+    given = {
+        name.rstrip("_"): one
+        for name, one in parameters.items()
+        if one not in (None, "")
+    }
+    return f"{path}?{urlencode(given)}" if given else path
+
+
+def _header_bytes(name: str) -> bytes:
+    return name.encode("utf-8", HEADER_NAME_ERRORS)

@@ -1,0 +1,144 @@
+"""Parameters of pages, checked. An invalid one is answered by a page with status 400,
+and nothing is read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+
+from logcore.cli.arguments import timestamp_of
+from logcore.config import INT64_MAX
+from logcore.metadata.filenames import is_topic_name
+from netshim.console.directory import OpenDirectory
+from netshim.console.messages import COUNT, MOST_COUNT, MessageQuery
+from netshim.console.values import visible
+
+_PLACES: Final = re.compile(r"\d{1,10}:\d{1,19}(,\d{1,10}:\d{1,19})*")
+#: Longest text of a search, in characters.
+_MOST_TEXT: Final = 1_000
+#: The last millisecond of the year 9999.
+_LAST_MS: Final = 253_402_300_799_999
+
+
+def refuse(text: str) -> HTTPException:
+    """Return the error for an invalid parameter."""
+    return HTTPException(400, text)
+
+
+def _found(text: str) -> str:
+    """Return a parameter in a form that is safe in an error."""
+    return repr(visible(text[:80]))
+
+
+def topic_of(request: Request, directory: OpenDirectory) -> str:
+    """Return the topic in the path.
+
+    Raises:
+        HTTPException: it is no name of a topic.
+        TopicNotFoundError: it does not exist.
+    """
+    name = request.path_params["topic"]
+    if not is_topic_name(name):
+        raise refuse(
+            "expected the name of a topic: 1 to 249 of letters, digits, '.', '_' "
+            f"and '-'; found {_found(name)}"
+        )
+    directory.check(name)
+    return str(name)
+
+
+def number_of(text: str, name: str, most: int) -> int:
+    """Return a number from 0 to `most`. Raises HTTPException."""
+    if text.isascii() and text.isdigit() and len(text) < 20 and int(text) <= most:
+        return int(text)
+    raise refuse(f"{name}: expected a number from 0 to {most}; found {_found(text)}")
+
+
+def partition_of_request(
+    request: Request, directory: OpenDirectory, topic: str
+) -> int | None:
+    """Return the chosen partition, None for all.
+
+    Raises:
+        HTTPException: it is no number.
+        TopicNotFoundError: it does not exist.
+    """
+    text = request.query_params.get("partition", "")
+    if not text:
+        return None
+    number = number_of(text, "partition", 2**31 - 1)
+    directory.check(topic, number)
+    return number
+
+
+def query_of(
+    request: Request, directory: OpenDirectory, topic: str, now_ms: int
+) -> MessageQuery:
+    """Return the records that the parameters of a page name.
+
+    Raises:
+        HTTPException: a parameter is invalid.
+        TopicNotFoundError: the partition does not exist.
+    """
+    parameters = request.query_params
+    numbers = directory.topics[topic]
+    number = partition_of_request(request, directory, topic)
+    if number is not None:
+        numbers = (number,)
+    text = parameters.get("q", "")
+    if len(text) > _MOST_TEXT:
+        raise refuse(f"q: expected at most {_MOST_TEXT} characters; found {len(text)}")
+    count = number_of(parameters.get("count", str(COUNT)), "count", MOST_COUNT)
+    places = _places(parameters, "until")
+    is_backward = places is not None
+    if places is None:
+        places = _places(parameters, "since")
+    time_ms = None
+    if places is None:
+        is_backward, places, time_ms = _place(
+            parameters.get("from", "").strip(), numbers, now_ms
+        )
+    return MessageQuery(
+        partitions=numbers,
+        is_backward=is_backward,
+        places=places,
+        time_ms=time_ms,
+        text=text,
+        count=max(1, count),
+    )
+
+
+def _places(parameters: Mapping[str, str], name: str) -> dict[int, int] | None:
+    """Return the offsets in the link to another page, such as 0:17,1:4."""
+    text = parameters.get(name, "")
+    if not text:
+        return None
+    if len(text) > 100_000 or not _PLACES.fullmatch(text):
+        raise refuse(f"{name}: expected PARTITION:OFFSET,...; found {_found(text)}")
+    pairs = (one.split(":") for one in text.split(","))
+    return {int(number): min(int(offset), INT64_MAX) for number, offset in pairs}
+
+
+def _place(
+    text: str, numbers: tuple[int, ...], now_ms: int
+) -> tuple[bool, dict[int, int], int | None]:
+    """Return the direction, the offsets and the time for the parameter `from`."""
+    if text in ("", "newest", "latest"):
+        return True, {}, None
+    if text in ("oldest", "earliest"):
+        return False, {}, None
+    if text.isascii() and text.isdigit():
+        offset = number_of(text, "from", INT64_MAX)
+        return False, dict.fromkeys(numbers, offset), None
+    time_ms = timestamp_of(text, now_ms)
+    if time_ms is None or not 0 <= time_ms <= _LAST_MS:
+        raise refuse(
+            "from: expected an offset, newest, oldest, a time from 1970 to 9999 such as "
+            f"2026-01-31T12:00:00Z, or an age such as -10m; found {_found(text)}"
+        )
+    return False, {}, time_ms

@@ -1,0 +1,196 @@
+"""Keys, values and headers as text for people.
+
+Rules:
+- show() is the only function that turns the bytes of a record into text.
+- Characters that are invisible, or that change the direction of text, are shown as
+  escapes: a value cannot hide or reorder other text of a page.
+- JSON keeps its numbers as they are written, and keys that occur twice.
+
+The templates escape the result for HTML.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Final, Literal
+
+import attrs
+
+#: Characters of a value in a table.
+PREVIEW_CHARACTERS: Final = 240
+#: Bytes of a value that the page of one message shows as text or as a tree.
+MOST_TEXT_BYTES: Final = 256 << 10
+#: Bytes of a value that are shown as a hex dump.
+MOST_HEX_BYTES: Final = 4 << 10
+#: Nodes and levels of a tree of JSON.
+_MOST_NODES: Final = 5_000
+_MOST_LEVELS: Final = 40
+#: Bytes before the text of a search.
+_BEFORE: Final = 20
+_ROW_BYTES: Final = 16
+
+_INVISIBLE: Final = re.compile(
+    "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b\u200e\u200f"
+    "\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb\ufffe\uffff\ud800-\udfff]"
+)
+
+Form = Literal["null", "json", "text", "hex"]
+
+
+@attrs.frozen
+class JsonNode:
+    """A value of JSON: a scalar with its text, or a container with its items."""
+
+    #: object, array, string, number or word (true, false, null).
+    kind: str
+    text: str = ""
+    #: Key or index of each item, and the item.
+    items: tuple[tuple[str, JsonNode], ...] = ()
+
+
+@attrs.frozen
+class ShownValue:
+    """Bytes of a record as text."""
+
+    form: Form
+    text: str
+    size_bytes: int
+    #: Whether the text is only the start.
+    is_cut: bool = False
+    #: Whether the text begins later than the value.
+    is_later: bool = False
+    #: The tree of a value that is an object or an array in JSON.
+    tree: JsonNode | None = None
+
+
+def show(
+    data: bytes | None,
+    *,
+    most_characters: int = PREVIEW_CHARACTERS,
+    around: str = "",
+) -> ShownValue:
+    """Return bytes as text: JSON, other text, or hex digits if they are no text.
+
+    If `around` occurs in the bytes, the text is cut so that it contains `around`.
+    """
+    if data is None:
+        return ShownValue("null", "null", 0)
+    begin = _begin(data, around)
+    # A character has at most 4 bytes, and the last one may be incomplete.
+    start = data[begin : begin + 4 * most_characters + 4]
+    is_whole = begin + len(start) == len(data)
+    text = _decoded(start, is_whole=is_whole)
+    if text is None:
+        digits = data[: most_characters // 2].hex(" ")
+        is_cut = 2 * len(data) > most_characters
+        return ShownValue("hex", digits, len(data), is_cut)
+    shown = visible(text[:most_characters])
+    is_cut = not is_whole or len(text) > most_characters
+    is_json = not begin and text.lstrip()[:1] in ("{", "[")
+    form: Form = "json" if is_json else "text"
+    return ShownValue(form, shown, len(data), is_cut, is_later=begin > 0)
+
+
+def _begin(data: bytes, around: str) -> int:
+    """Return where a text begins that contains `around` near its start."""
+    found = data.find(around.encode("utf-8", "surrogateescape"))
+    if not around or found < 2 * _BEFORE:
+        return 0
+    begin = found - _BEFORE
+    # Do not begin inside a character, whose further bytes are 0x80 to 0xBF.
+    while begin < len(data) and data[begin] & 0xC0 == 0x80:
+        begin += 1
+    return begin
+
+
+def show_whole(data: bytes | None) -> ShownValue:
+    """Return bytes as text for a page of their own, with a tree if they are JSON."""
+    found = show(data, most_characters=MOST_TEXT_BYTES)
+    if data is None or found.form != "json":
+        return found
+    tree = None
+    if len(data) <= MOST_TEXT_BYTES:
+        tree = _tree(data.decode())
+    form: Form = "text" if tree is None else "json"
+    return attrs.evolve(found, form=form, tree=tree)
+
+
+def visible(text: str) -> str:
+    """Return a text in which invisible characters are escapes such as \\u202e."""
+    return _INVISIBLE.sub(lambda found: _escape(found[0]), text)
+
+
+def _escape(sign: str) -> str:
+    code = ord(sign)
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+
+
+def _decoded(start: bytes, *, is_whole: bool) -> str | None:
+    """Return UTF-8 text, or None for other bytes."""
+    cuts = (0,) if is_whole else (0, 1, 2, 3)
+    for cut in cuts:
+        try:
+            text = start[: len(start) - cut].decode()
+        except UnicodeDecodeError:
+            continue
+        # Text may contain a few control characters; binary data has many.
+        if 4 * len(_INVISIBLE.findall(text[:1_000])) > min(len(text), 1_000):
+            return None
+        return text
+    return None
+
+
+def hex_lines(data: bytes) -> list[str]:
+    """Return the start of the bytes as lines of position, hex digits and characters."""
+    lines = []
+    for at in range(0, min(len(data), MOST_HEX_BYTES), _ROW_BYTES):
+        row = data[at : at + _ROW_BYTES]
+        signs = "".join(chr(one) if 32 <= one < 127 else "." for one in row)
+        lines.append(f"{at:08x}  {row.hex(' '):<47}  {signs}")
+    return lines
+
+
+def _tree(text: str) -> JsonNode | None:
+    """Return the tree of JSON, or None if it is no JSON or too large for a page."""
+    try:
+        parsed = json.loads(
+            text,
+            parse_int=lambda digits: JsonNode("number", digits),
+            parse_float=lambda digits: JsonNode("number", digits),
+            parse_constant=_refuse_constant,
+            object_pairs_hook=_Pairs,
+        )
+        left = [_MOST_NODES]
+        return _node(parsed, _MOST_LEVELS, left)
+    except (ValueError, RecursionError):
+        return None
+
+
+class _Pairs(list[tuple[str, object]]):
+    """Keys and values of an object, in order."""
+
+
+def _refuse_constant(word: str) -> None:
+    raise ValueError(f"{word} is no JSON")
+
+
+def _node(value: object, levels: int, left: list[int]) -> JsonNode:
+    """Convert a parsed value. Raises ValueError if there are too many nodes or levels."""
+    left[0] -= 1
+    if not levels or left[0] < 0:
+        raise ValueError("too large")
+    if isinstance(value, JsonNode):
+        return value
+    if isinstance(value, _Pairs):
+        items = tuple(
+            (visible(key), _node(one, levels - 1, left)) for key, one in value
+        )
+        return JsonNode("object", items=items)
+    if isinstance(value, list):
+        numbered = enumerate(value)
+        items = tuple((str(at), _node(one, levels - 1, left)) for at, one in numbered)
+        return JsonNode("array", items=items)
+    if isinstance(value, str):
+        return JsonNode("string", visible(value))
+    return JsonNode("word", json.dumps(value))
