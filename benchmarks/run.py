@@ -3,8 +3,8 @@
     python benchmarks/run.py [--quick] [--dir DIRECTORY] [NAME ...]
 
 Names: codec append scan topic open growth life shim clients sharing members
-transactions groups security fixtures recording lake backup apache spark connector; all
-of them by default. Only a whole run that is not --quick replaces RESULTS.md; --output
+transactions groups security fixtures recording lake backup console apache spark
+connector; all of them by default. Only a whole run that is not --quick replaces RESULTS.md; --output
 writes any run's results elsewhere.
 """
 
@@ -41,6 +41,7 @@ NAMES: Final = (
     "recording",
     "lake",
     "backup",
+    "console",
     "apache",
     "spark",
     "connector",

@@ -14,6 +14,7 @@ verify.py judges every file of a partition, and this module only its .log files.
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 from collections import Counter
 from collections.abc import Callable
@@ -184,7 +185,7 @@ def segment_map(
     problems: list[str] = []
     found: list[tuple[Segment, SegmentSummary]] = []
     bases = bases_in(names)
-    for base, following in zip(bases, [*bases[1:], None], strict=True):
+    for base, following in itertools.zip_longest(bases, bases[1:]):
         try:
             segment = _open_segment(fs, directory, base, is_active=following is None)
             summary = _summary(segment, following, checks_crc, is_over)

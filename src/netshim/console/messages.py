@@ -20,6 +20,7 @@ from operator import attrgetter
 from typing import Final
 
 import attrs
+import numpy as np
 
 import logcore
 from logcore.config import INT64_MAX
@@ -28,6 +29,7 @@ from logcore.kernels import Record
 from logcore.kernels.layout import HEADER_NAME_ERRORS
 from logcore.reader import segment_times, segments_between
 from logcore.recordbatch import RecordBatch
+from logcore.segment import GrowingSegment
 from netshim.console.directory import OpenDirectory, TimeBudget
 
 #: Records of a page, and most records of a page or an export.
@@ -61,12 +63,19 @@ class MessagePage:
     #: Offset in each partition where the next page begins, in reading direction; without
     #: the partitions that have nothing left.
     following: dict[int, int] = attrs.Factory(dict)
+    #: Number of partitions for which no time was left.
+    unread: int = 0
     #: Bytes of batches that a search has read.
     searched_bytes: int = 0
-    #: Damage, and partitions that were not read.
+    #: Damage.
     problems: list[str] = attrs.Factory(list)
     #: Whether the limits ended the page before it was full.
     is_partial: bool = False
+
+    @property
+    def has_more(self) -> bool:
+        """Whether there is a next page."""
+        return bool(self.following) or self.unread > 0
 
     def add_problem(self, text: str) -> None:
         if text not in self.problems and len(self.problems) < _MOST_PROBLEMS:
@@ -120,13 +129,12 @@ def read_page(
     sources: list[_QueriedPartition] = []
     try:
         for number in query.partitions:
-            if budget.is_over() and sources:
+            has_work = any(not source.is_at_end(query) for source in sources)
+            if budget.is_over() and has_work:
+                # The link to the next page does not name it, so it begins there.
                 page.is_partial = True
-                page.add_problem(
-                    f"partitions from {number} on were not read in time: "
-                    "choose one partition"
-                )
-                break
+                page.unread += 1
+                continue
             try:
                 log = directory.opened_log(topic, number)
             except LogcoreError as error:
@@ -152,12 +160,40 @@ def _first_place(log: logcore.Log, number: int, query: MessageQuery) -> int:
     start, end = log.log_start_offset, log.high_watermark
     place = query.places.get(number)
     if place is None and query.time_ms is not None:
-        place = log.offset_for_timestamp(query.time_ms)
-        if place is None:
-            place = end
+        place = _place_of_time(log, query.time_ms)
     if place is None:
         place = end if query.is_backward else start
     return min(max(place, start), end)
+
+
+def _place_of_time(log: logcore.Log, time_ms: int) -> int:
+    """Return the offset of the first record with this or a later timestamp, or the end.
+
+    Log.offset_for_timestamp() also checks the CRC of all earlier batches of the segment,
+    which takes a second for a large one. This search trusts the time index: a damaged
+    index can only make a page begin at another place.
+    """
+    end = log.high_watermark
+    for segment in segments_between(log, log.log_start_offset, end):
+        is_sealed = not isinstance(segment, GrowingSegment)
+        if is_sealed and segment.max_timestamp() < time_ms:
+            continue
+        # All records up to the offset of an entry have at most its timestamp.
+        entries = segment.time_index.array()
+        before = int(entries["timestamp"].searchsorted(time_ms))
+        position = 0
+        if before:
+            reached = int(entries["relative_offset"][before - 1])
+            position = segment.find(segment.base_offset + reached)
+        for facts, _, _ in segment.walk(position, crc=False):
+            for row in np.flatnonzero(facts["max_timestamp"] >= time_ms).tolist():
+                batch = segment.batch(int(facts["position"][row]))
+                if batch is None or batch.is_control:
+                    continue
+                for record in batch.records():
+                    if record.timestamp_ms >= time_ms:
+                        return record.offset
+    return end
 
 
 def _fill(
@@ -173,7 +209,8 @@ def _fill(
         for source in left:
             _read_block(source, query, needle, page)
             if page.searched_bytes >= SEARCH_BYTES or budget.is_over():
-                page.is_partial = True
+                if any(not one.is_at_end(query) for one in left):
+                    page.is_partial = True
                 return
         # A partition without enough records may have the next one of the page.
         left = [
@@ -243,7 +280,7 @@ def _offsets_of_bytes(log: logcore.Log, place: int, is_backward: bool) -> int:
     """Return about how many offsets next to a place fill _BLOCK_BYTES."""
     times = segment_times(log)
     ends = [base for base, _, _ in times[1:]] + [log.log_end_offset]
-    for (base, _, size_bytes), end in zip(times, ends, strict=True):
+    for (base, _, size_bytes), end in zip(times, ends):  # an end more, without segments
         if base <= place - is_backward < end:
             return max(1, _BLOCK_BYTES * (end - base) // max(1, size_bytes))
     return COUNT
@@ -317,7 +354,7 @@ def _merge(
             page.following[source.number] = offset + 1 if query.is_backward else offset
         elif not source.is_at_end(query):
             page.following[source.number] = source.place
-    if page.following:
+    if page.has_more:
         # A page that continues names the place of each partition, also of those that
         # have nothing left.
         for source in sources:
@@ -360,7 +397,7 @@ def read_message(
     following: int | None = None
     for batch in batches_between(log, start, end, page):
         for record in batch.records():
-            if record.offset == offset:
+            if record.offset == offset >= start:
                 found, around = record, batch
             elif record.offset >= start and record.offset < end:
                 following = record.offset

@@ -53,7 +53,6 @@ from netshim.console.live import (
     events,
 )
 from netshim.console.messages import (
-    SEARCH_BYTES,
     FoundMessage,
     MessageDetail,
     MessagePage,
@@ -193,7 +192,9 @@ class ConsolePages:
         return answer
 
     def _budget(self, seconds: float | None = None) -> TimeBudget:
-        return TimeBudget.of(self._view.fs, seconds or self._view.page_s)
+        if seconds is None:
+            seconds = self._view.page_s
+        return TimeBudget.of(self._view.fs, seconds)
 
     def _render(
         self, file: str, request: Request, status: int = 200, /, **facts: Any
@@ -329,8 +330,6 @@ class ConsolePages:
             same=same,
             following=_places_text(page.following),
             before=_before_first(query, page),
-            search_bytes=SEARCH_BYTES,
-            search_s=self._view.search_s,
         )
 
     def export(self, request: Request, directory: OpenDirectory) -> Response:

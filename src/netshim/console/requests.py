@@ -93,16 +93,20 @@ def query_of(
     text = parameters.get("q", "")
     if len(text) > _MOST_TEXT:
         raise refuse(f"q: expected at most {_MOST_TEXT} characters; found {len(text)}")
+    if visible(text) != text:
+        raise refuse(f"q: expected visible characters; found {_found(text)}")
     count = number_of(parameters.get("count", str(COUNT)), "count", MOST_COUNT)
     places = _places(parameters, "until")
     is_backward = places is not None
-    if places is None:
-        places = _places(parameters, "since")
     time_ms = None
     if places is None:
-        is_backward, places, time_ms = _place(
-            parameters.get("from", "").strip(), numbers, now_ms
-        )
+        since = _places(parameters, "since")
+        place = parameters.get("from", "").strip()
+        is_backward, places, time_ms = _place(place, numbers, now_ms)
+        if since is not None:
+            # Partitions that the link does not name begin at the place.
+            is_backward = False
+            places = {**places, **since}
     return MessageQuery(
         partitions=numbers,
         is_backward=is_backward,

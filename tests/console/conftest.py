@@ -1,0 +1,43 @@
+"""Fixtures: a directory, and a console of it on a port of its own."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Generator
+from pathlib import Path
+
+import pytest
+
+import logcore
+
+pytest.importorskip("jinja2")
+pytest.importorskip("uvicorn")
+
+from support.consoles import ConsoleClient, opened_console
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """The path of a directory for logs."""
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def console(data: Path) -> Generator[ConsoleClient, None, None]:
+    """A console of the directory. No page is partial because the machine is slow."""
+    with opened_console(data) as client:
+        yield client
+
+
+@pytest.fixture
+def written(data: Path) -> Generator[logcore.LogDir, None, None]:
+    """The directory, open for writing."""
+    with logcore.open_dir(data, create=True, durability="os") as logdir:
+        yield logdir
+
+
+@pytest.fixture
+def consoles(tmp_path: Path) -> Generator[Callable[[Path], ConsoleClient], None, None]:
+    """A function that opens consoles of any directories."""
+    with contextlib.ExitStack() as stack:
+        yield lambda path: stack.enter_context(opened_console(path))

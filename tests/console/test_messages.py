@@ -1,0 +1,321 @@
+"""Pages of messages: places, search, one message, exports."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+import logcore
+from netshim.console.directory import DirectoryView, TimeBudget
+from netshim.console.messages import MessagePage, MessageQuery, read_page
+from support.consoles import ConsoleClient
+
+START_MS = 1_700_000_000_000
+
+
+def offsets(client: ConsoleClient, path: str) -> list[int]:
+    return [int(row[1]) for row in client.page(path).rows()]
+
+
+@pytest.fixture
+def orders(written: logcore.LogDir) -> logcore.LogDir:
+    """100,000 records in three partitions, one each 10 ms, in small segments."""
+    written.create_topic("orders", 3, {"segment.bytes": 500_000})
+    for number in range(3):
+        rows = [
+            (b"k%d" % at, b'{"n": %d}' % at, (), START_MS + at * 10)
+            for at in range(number, 99_999, 3)
+        ]
+        written.partition("orders", number).append_many(rows)
+    written.append("orders", b"last", partition=0, timestamp_ms=START_MS + 10**7)
+    return written
+
+
+def test_newest_messages_of_all_partitions_are_merged_by_time(
+    orders: logcore.LogDir, console: ConsoleClient
+) -> None:
+    page = console.page("/topics/orders/messages")
+    rows = page.rows()
+    assert len(rows) == 50
+    assert rows[0][4] == "last"
+    assert [row[4] for row in rows[1:4]] == [
+        '{"n": 99998}',
+        '{"n": 99997}',
+        '{"n": 99996}',
+    ]
+    older = console.page(page.link("older →")).rows()
+    assert older[0][4] == '{"n": 99949}'
+
+
+def test_links_walk_through_all_messages_in_both_directions(
+    written: logcore.LogDir, console: ConsoleClient
+) -> None:
+    written.create_topic("orders", 2)
+    for number in range(130):
+        time_ms = START_MS + number
+        value = b"%d" % number
+        written.append("orders", value, partition=number % 2, timestamp_ms=time_ms)
+    seen: list[str] = []
+    path = "/topics/orders/messages"
+    while True:
+        page = console.page(path)
+        seen += [row[4] for row in page.rows()]
+        if "older →" not in page.text:
+            break
+        path = page.link("older →")
+    assert seen == [str(number) for number in reversed(range(130))]
+    back: list[str] = []
+    path = "/topics/orders/messages?from=oldest"
+    while True:
+        page = console.page(path)
+        back += [row[4] for row in page.rows()]
+        if "later →" not in page.text:
+            break
+        path = page.link("later →")
+    assert back == [str(number) for number in range(130)]
+    assert console.page(page.link("← older")).rows()[0][4] == "99"
+
+
+@pytest.mark.parametrize(
+    ("place", "first"),
+    [
+        ("33333", 33_333),
+        ("0", 0),
+        ("oldest", 0),
+        ("2023-11-14T22:13:40.300", 10),
+        ("2023-11-14T22:13:40.301Z", 11),
+        ("1970-01-01", 0),
+        ("9223372036854775807", None),
+        ("2100-01-01", None),
+    ],
+)
+def test_page_begins_at_an_offset_or_a_time(
+    orders: logcore.LogDir, console: ConsoleClient, place: str, first: int | None
+) -> None:
+    found = (
+        offsets(console, f"/topics/orders/messages?partition=0&from={place}")[:1]
+        if (first is not None)
+        else []
+    )
+    assert found == [] if first is None else [first]
+    if first is None:
+        text = console.page(f"/topics/orders/messages?partition=0&from={place}").text
+        assert "There are no messages here" in text
+
+
+def test_time_is_found_as_by_the_log_itself(orders: logcore.LogDir, data: Path) -> None:
+    """The search by the time index skips the CRCs, and must find the same place."""
+    log = orders.partition("orders", 1)
+    view = DirectoryView(str(data))
+    choice = random.Random(4)
+    with view.opened() as directory:
+        for _ in range(50):
+            time_ms = START_MS + choice.randrange(-10, 1_000_100)
+            query = MessageQuery(
+                partitions=(1,), is_backward=False, time_ms=time_ms, count=1
+            )
+            page = read_page(directory, "orders", query, budget_of(view))
+            found = [one.record.offset for one in page.messages]
+            expected = log.offset_for_timestamp(time_ms)
+            assert found == ([] if expected is None else [expected])
+
+
+def budget_of(view: DirectoryView, seconds: float = 60.0) -> TimeBudget:
+    return TimeBudget.of(view.fs, seconds)
+
+
+@pytest.mark.parametrize("codec", ["uncompressed", "gzip", "snappy", "lz4", "zstd"])
+def test_search_finds_text_in_keys_values_and_headers(
+    written: logcore.LogDir, console: ConsoleClient, codec: str
+) -> None:
+    written.create_topic("orders", 1, {"compression.type": codec})
+    log = written.partition("orders", 0)
+    for number in range(300):
+        log.append(b"nothing %d" % number, key=b"k")
+    log.append(b"v", key="a Kraków key".encode())
+    log.append("value of Kraków".encode(), key=b"k")
+    log.append(b"v", headers=[("Kraków", b"1")])
+    log.append(b"v", headers=[("h", "Kraków".encode())])
+    log.append(b"krakow")
+    path = "/topics/orders/messages?q=Krak%C3%B3w"
+    page = console.page(path)
+    assert [int(row[1]) for row in page.rows()] == [303, 302, 301, 300]
+    assert "Searched to the end. 4 found" in page.text
+    assert "<mark>Kraków</mark>" in page.source
+    assert offsets(console, f"{path}&from=301") == [301, 302, 303]
+
+
+def test_search_reports_how_far_it_came_and_continues(
+    orders: logcore.LogDir, console: ConsoleClient
+) -> None:
+    console.view.search_s = 0.0
+    path = "/topics/orders/messages?q=%7B%22n%22%3A+7%7D"
+    pages = 0
+    found: list[str] = []
+    while True:
+        page = console.page(path)
+        pages += 1
+        found += [row[4] for row in page.rows()]
+        if "The search is not finished" not in page.text:
+            break
+        path = page.link("Continue with older messages")
+    assert pages > 1
+    assert found == ['{"n": 7}']
+
+
+def test_full_page_of_a_search_continues_without_loss(
+    written: logcore.LogDir, console: ConsoleClient
+) -> None:
+    written.create_topic("orders", 3)
+    for number in range(400):
+        text = b"yes" if number % 3 else b"no"
+        written.append("orders", b"%s %d" % (text, number), partition=number % 2)
+    for start in ("newest", "oldest"):
+        seen: list[str] = []
+        path = f"/topics/orders/messages?q=yes&from={start}"
+        while True:
+            page = console.page(path)
+            seen += [row[4] for row in page.rows()] if "Offset" in page.text else []
+            if "Continue" not in page.text:
+                break
+            older = start == "newest"
+            path = page.link(f"Continue with {'older' if older else 'later'} messages")
+        numbers = [int(one.split()[1]) for one in seen]
+        assert sorted(numbers) == [one for one in range(400) if one % 3]
+        assert len(set(numbers)) == len(numbers)
+
+
+def test_search_shows_the_text_of_a_long_value(
+    written: logcore.LogDir, console: ConsoleClient
+) -> None:
+    written.create_topic("orders", 1)
+    written.append("orders", "ü".encode() * 400_001 + b"needle" + b"x" * 100_000)
+    page = console.page("/topics/orders/messages?q=needle")
+    assert "needlexxx" in "".join(page.rows()[0][4].split())
+    assert len(page.body) < 20_000
+
+
+def test_message_shows_its_batch_and_the_way_to_it(
+    written: logcore.LogDir, console: ConsoleClient, data: Path
+) -> None:
+    written.create_topic("orders", 1, {"compression.type": "zstd"})
+    with written.producer(enable_idempotence=True) as producer:
+        for _number in range(3):
+            producer.send("orders", b'{"a": [1.50, {"b": null}], "a": 1e400}', key=b"k")
+    log = written.partition("orders", 0)
+    (batch,) = log.batches(0)
+    page = console.page("/topics/orders/messages/0/1")
+    for fact in (
+        "Offsets 0 to 2",
+        "Codec zstd",
+        f"CRC-32C {batch.crc:#010x}",
+        f"id {batch.producer_id}, epoch 0",
+        "Sequence 0 to 2",
+        "Segment 00000000000000000000.log",
+        "Position byte 0",
+        "Transaction none",
+    ):
+        assert fact in page.text, fact
+    # Numbers are shown as they are written, and no key is lost.
+    assert "a : [2] 0 1.50" in page.text.replace("a [2]", "a : [2]")
+    assert "a 1e400" in page.text
+    assert page.link("← 0") == "/topics/orders/messages/0/0"
+    assert page.link("2 →") == "/topics/orders/messages/0/2"
+    assert f"logcore.open({str(data / 'orders-0')!r}, read_only=True)" in page.text
+    assert "kcat" not in page.text  # there is no broker
+    assert console.get("/topics/orders/messages/0/1/key").body == b"k"
+
+
+def test_missing_message_names_the_next_one(
+    written: logcore.LogDir, console: ConsoleClient
+) -> None:
+    written.create_topic("orders", 1)
+    with written.producer(transactional_id="t") as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.send("orders", b"v")
+        producer.commit_transaction()
+    written.append("orders", b"w")
+    page = console.get("/topics/orders/messages/0/1")  # the marker
+    assert page.status == 404
+    assert "There is no message at offset 1; the next one is at offset 2." in page.text
+    page = console.get("/topics/orders/messages/0/3")
+    assert page.status == 404
+    assert "and none after it" in page.text
+
+
+def test_export_contains_the_messages_of_the_page(
+    written: logcore.LogDir, console: ConsoleClient
+) -> None:
+    written.create_topic("orders", 1)
+    values = ["plain", 'quote " comma , line\n', "=1+1", "\u202e", "ü"]
+    for value in values:
+        written.append("orders", value.encode(), key=b"\xff", headers=[("h", None)])
+    found = console.get("/topics/orders/messages.ndjson?from=1&count=3")
+    assert found.headers["content-type"] == "application/x-ndjson"
+    assert found.headers["content-disposition"].startswith("attachment")
+    rows = [json.loads(line) for line in found.source.splitlines()]
+    assert [row["value"] for row in rows] == [*values[1:3], {"hex": "e280ae"}]
+    assert rows[0]["key"] == {"hex": "ff"}
+    assert rows[0]["topic"] == "orders"
+    table = list(
+        csv.DictReader(
+            io.StringIO(console.get("/topics/orders/messages.csv?from=0").source)
+        )
+    )
+    assert [row["value"] for row in table][:3] == values[:3]
+    assert table[0]["key"] == "hex:ff"
+
+
+def test_page_of_compacted_records_crosses_gaps(
+    written: logcore.LogDir, console: ConsoleClient
+) -> None:
+    from logcore.cleaner import clean
+
+    written.create_topic("t", 1, {"cleanup.policy": "compact", "segment.bytes": 10_000})
+    log = written.partition("t", 0)
+    log.append(b"first", key=b"a")
+    for _ in range(40):
+        log.append_many([(b"b", b"x" * 100)] * 50)
+    clean(log, force=True)
+    rows = console.page("/topics/t/messages?count=1000").rows()
+    assert rows[-1][4] == "first"
+    assert [int(row[1]) for row in rows] == sorted(
+        (record.offset for record in log), reverse=True
+    )
+
+
+def test_deleted_records_are_not_shown(
+    written: logcore.LogDir, console: ConsoleClient
+) -> None:
+    written.create_topic("t", 1)
+    log = written.partition("t", 0)
+    log.append_many([(None, b"%d" % number) for number in range(10)])
+    log.delete_records(7)
+    assert [row[4] for row in console.page("/topics/t/messages").rows()] == [
+        "9",
+        "8",
+        "7",
+    ]
+    assert offsets(console, "/topics/t/messages?from=2") == [7, 8, 9]
+    assert console.get("/topics/t/messages/0/3").status == 404
+
+
+def test_page_reads_few_batches_of_a_large_partition(
+    orders: logcore.LogDir, data: Path
+) -> None:
+    view = DirectoryView(str(data))
+    with view.opened() as directory:
+        for query in (
+            MessageQuery(partitions=(1,)),
+            MessageQuery(partitions=(1,), is_backward=False, places={1: 20_000}),
+            MessageQuery(partitions=(1,), is_backward=False, time_ms=START_MS + 10**5),
+        ):
+            page: MessagePage = read_page(directory, "orders", query, budget_of(view))
+            assert len(page.messages) == 50
+            assert page.searched_bytes < 100_000

@@ -1,0 +1,120 @@
+"""Bytes of records as text: nothing is hidden, reordered or lost."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from netshim.console.values import (
+    MOST_TEXT_BYTES,
+    JsonNode,
+    hex_lines,
+    show,
+    show_whole,
+    visible,
+)
+
+
+@pytest.mark.parametrize(
+    ("data", "form", "text"),
+    [
+        (None, "null", "null"),
+        (b"", "text", ""),
+        (b"plain", "text", "plain"),
+        (b"null", "text", "null"),
+        ("ключ 東京".encode(), "text", "ключ 東京"),
+        (b"line\nnext\ttab", "text", "line\nnext\ttab"),
+        (b"a\x00bcdefghijk", "text", "a\\x00bcdefghijk"),
+        ("abc\u202egnp.exe".encode(), "text", "abc\\u202egnp.exe"),
+        (b"\xff\xfe", "hex", "ff fe"),
+        (b"\x00\x01\x02\x03", "hex", "00 01 02 03"),
+        (b'{"a": 1}', "json", '{"a": 1}'),
+    ],
+)
+def test_bytes_have_a_form(data: bytes | None, form: str, text: str) -> None:
+    shown = show(data)
+    assert (shown.form, shown.text) == (form, text)
+
+
+def test_long_text_is_cut_between_characters() -> None:
+    shown = show("€".encode() * 1_000, most_characters=10)
+    assert shown.text == "€" * 10
+    assert shown.is_cut
+    assert shown.size_bytes == 3_000
+
+
+@given(st.binary(max_size=200), st.integers(1, 50))
+def test_any_bytes_are_shown_without_invisible_characters(
+    data: bytes, most: int
+) -> None:
+    shown = show(data, most_characters=most)
+    assert visible(shown.text) == shown.text
+    assert shown.size_bytes == len(data)
+    show_whole(data)
+    assert (
+        b"".join(
+            bytes.fromhex(line[10:57].replace(" ", "")) for line in hex_lines(data)
+        )
+        == data
+    )
+
+
+def plain(node: JsonNode) -> Any:
+    if node.kind == "object":
+        return {name: plain(one) for name, one in node.items}
+    if node.kind == "array":
+        return [plain(one) for _, one in node.items]
+    return node.text if node.kind == "string" else json.loads(node.text)
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False)
+    | st.text("abc é東", max_size=5),
+    lambda one: st.lists(one, max_size=4)
+    | st.dictionaries(st.text("abc é", max_size=3), one, max_size=4),
+    max_leaves=20,
+)  # fmt: skip
+
+
+@given(VALUES.filter(lambda one: isinstance(one, dict | list)))
+def test_tree_holds_the_whole_value(value: Any) -> None:
+    if "Infinity" in json.dumps(value):
+        return
+    tree = show_whole(json.dumps(value).encode()).tree
+    assert tree is not None
+    assert plain(tree) == value
+
+
+def test_tree_keeps_keys_that_occur_twice_and_exact_numbers() -> None:
+    tree = show_whole(b'{"a": 1.50, "a": 123456789012345678901234567890}').tree
+    assert tree is not None
+    assert [(name, one.text) for name, one in tree.items] == [
+        ("a", "1.50"),
+        ("a", "123456789012345678901234567890"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"{",
+        b"[" * 100_000,
+        b'{"a":' * 50 + b"1" + b"}" * 50,
+        b"[" + b"1," * 10_000 + b"1]",
+        b"[NaN]",
+        b"[" + b"9" * 10_000 + b"x",
+        b'["' + b"x" * MOST_TEXT_BYTES + b'"]',
+    ],
+)
+def test_text_that_is_no_json_or_too_large_has_no_tree(data: bytes) -> None:
+    assert show_whole(data).tree is None
+
+
+def test_string_in_json_cannot_reorder_the_page() -> None:
+    tree = show_whole('{"\u202ea": "\u2066b"}'.encode()).tree
+    assert tree is not None
+    assert [(name, one.text) for name, one in tree.items] == [("\\u202ea", "\\u2066b")]
