@@ -1,0 +1,121 @@
+"""The live tail: new records arrive as events."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+from collections.abc import Generator, Iterator
+from typing import Any
+
+import pytest
+
+import logcore
+from netshim.console.live import MOST_ROWS, LiveTail
+from support.consoles import DEADLINE_S, ConsoleClient, PageParser
+
+
+@contextlib.contextmanager
+def followed(
+    client: ConsoleClient, path: str
+) -> Generator[Iterator[tuple[str, Any]], None, None]:
+    """Open a stream of events, and return them as names and values."""
+    address = client.url.removeprefix("http://")
+    connection = http.client.HTTPConnection(address, timeout=DEADLINE_S)
+    with contextlib.closing(connection):
+        connection.request("GET", path)
+        response = connection.getresponse()
+        assert response.getheader("content-type") == "text/event-stream; charset=utf-8"
+        assert response.readline() == b": connected\n"
+        yield events(response)
+        response.close()
+
+
+def events(response: http.client.HTTPResponse) -> Iterator[tuple[str, Any]]:
+    name = ""
+    while line := response.readline().decode():
+        if line.startswith("event: "):
+            name = line.removeprefix("event: ").strip()
+        elif line.startswith("data: "):
+            yield name, json.loads(line.removeprefix("data: "))
+
+
+def test_new_records_arrive_as_escaped_rows(
+    written: logcore.LogDir, console: ConsoleClient
+) -> None:
+    written.create_topic("orders", 2)
+    written.append("orders", b"old", partition=0)
+    with followed(console, "/topics/orders/events") as arriving:
+        for number in range(3):
+            written.append("orders", b"<b>%d</b>" % number, partition=1)
+            name, value = next(arriving)
+            assert name == "rows"
+            assert value["skipped"] == 0
+            assert f"&lt;b&gt;{number}&lt;/b&gt;" in value["html"]
+            tags = [tag for tag, _ in PageParser(value["html"]).elements]
+            assert tags.count("tr") == 1
+            assert "b" not in tags
+            assert "old" not in value["html"]
+
+
+def test_one_partition_is_followed(
+    written: logcore.LogDir, console: ConsoleClient
+) -> None:
+    written.create_topic("orders", 2)
+    with followed(console, "/topics/orders/events?partition=1") as arriving:
+        written.append("orders", b"other", partition=0)
+        written.append("orders", b"mine", partition=1)
+        html = next(arriving)[1]["html"]
+        assert "mine" in html
+        assert "other" not in html
+
+
+def test_too_many_records_are_counted_and_left_out(
+    written: logcore.LogDir, console: ConsoleClient
+) -> None:
+    written.create_topic("orders", 1)
+    tail = LiveTail.open(console.view, "orders", (0,))
+    written.partition("orders", 0).append_many([(None, b"v")] * (MOST_ROWS + 7))
+    found, skipped = tail.poll()
+    assert len(found) == MOST_ROWS
+    assert skipped == 7
+    assert found[-1].record.offset == MOST_ROWS + 6
+    assert tail.poll() == ([], 0)
+    tail.close()
+
+
+def test_truncated_partition_is_followed_from_its_end(
+    written: logcore.LogDir, console: ConsoleClient
+) -> None:
+    written.create_topic("orders", 1)
+    log = written.partition("orders", 0)
+    log.append_many([(None, b"v")] * 10)
+    tail = LiveTail.open(console.view, "orders", (0,))
+    log.truncate(3)
+    assert tail.poll() == ([], 0)
+    log.append(b"new")
+    assert [one.record.value for one in tail.poll()[0]] == [b"new"]
+    tail.close()
+
+
+def test_deleted_topic_ends_the_events_with_the_reason(
+    written: logcore.LogDir, console: ConsoleClient
+) -> None:
+    written.create_topic("orders", 1)
+    with followed(console, "/topics/orders/events") as arriving:
+        written.delete_topic("orders")
+        name, value = next(arriving)
+        assert name == "problem"
+        assert value["text"]
+        assert list(arriving) == []
+
+
+def test_number_of_followers_is_limited(
+    written: logcore.LogDir, console: ConsoleClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("netshim.console.pages.MOST_TAILS", 1)
+    written.create_topic("orders", 1)
+    with followed(console, "/topics/orders/events"):
+        page = console.get("/topics/orders/events")
+        assert page.status == 503
+        assert "are open already" in page.text

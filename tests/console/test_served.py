@@ -1,0 +1,109 @@
+"""The commands `netshim console` and `netshim serve --console`."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Generator
+from pathlib import Path
+
+import pytest
+
+import logcore
+from support.consoles import DEADLINE_S, ConsoleClient
+
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def start() -> Generator[Start, None, None]:
+    """A function that starts `netshim` with arguments."""
+    processes = []
+
+    def started(*arguments: object) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "netshim", *map(str, arguments)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        processes.append(process)
+        return process
+
+    yield started
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def address(process: subprocess.Popen[str], lines: int) -> str:
+    """Return the last word of a line that a process prints."""
+    assert process.stdout is not None
+    for _ in range(lines):
+        line = process.stdout.readline()
+    return line.split()[-1]
+
+
+def test_console_runs_until_it_is_terminated(data: Path, start: Start) -> None:
+    with logcore.open_dir(data, create=True) as logdir:
+        logdir.create_topic("orders", 1)
+        process = start("console", data, "--port", 0)
+        client = ConsoleClient(address(process, 1), None)
+        assert client.page("/").rows()[0][0] == "orders"
+        logdir.append("orders", b"v")  # the console holds no lock
+        assert client.page("/").rows()[0][2] == "1"
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(DEADLINE_S) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["missing"], "there is no such directory"),
+        ([".", "--listen", "0.0.0.0"], "the console has no login"),
+        ([".", "--listen", "example.com"], "an SSH tunnel"),
+        ([".", "--port", "70000"], "0<=x<=65535"),
+        ([".", "--config", "retention"], "NAME=VALUE"),
+    ],
+)
+def test_console_refuses_to_start(
+    start: Start, arguments: list[str], reason: str
+) -> None:
+    process = start("console", *arguments)
+    _, errors = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 2
+    assert reason in " ".join(errors.split())
+    assert "Traceback" not in errors
+
+
+def test_broker_shows_its_clients_and_requests(data: Path, start: Start) -> None:
+    from confluent_kafka import Producer
+
+    process = start("serve", data, "--port", 0, "--console", 0)
+    bootstrap = address(process, 1)
+    client = ConsoleClient(address(process, 1), None)
+    assert "No client is connected" in client.page("/broker").text
+    producer = Producer({"bootstrap.servers": bootstrap})
+    producer.produce("orders", b"hello")
+    assert producer.flush(DEADLINE_S) == 0
+    page = client.page("/broker")
+    assert page.rows(0)[0][0].startswith("confluent-kafka-python")
+    assert page.rows(0)[0][1:3] == ["127.0.0.1", "User:ANONYMOUS"]
+    assert "Produce" in [row[0] for row in page.rows(1)]
+    assert client.page("/topics/orders/messages").rows()[0][4] == "hello"
+    message = client.page("/topics/orders/messages/0/0")
+    assert f"kcat -C -b {bootstrap} -t orders -p 0 -o 0 -c 1" in message.text
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(DEADLINE_S) == 0
+    with pytest.raises(urllib.error.URLError):
+        urllib.request.urlopen(client.url)
+
+
+def test_broker_refuses_a_console_for_other_machines(data: Path, start: Start) -> None:
+    process = start("serve", data, "--port", 0, "--console", "0.0.0.0:0")
+    _, errors = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 2
+    assert "the console has no login" in errors
