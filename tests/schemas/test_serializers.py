@@ -113,7 +113,7 @@ def test_read_decodes_values(data: Path) -> None:
         found = lines("read", data, topic, "--schemas", "--json")
         assert [row["value"] for row in found] == VALUES[topic]
         assert "value_schema" in found[0] and "key_schema" not in found[0]
-    text = run("read", data, "customers", "--schemas", "-f", "%k %s\\n").stdout
+    text = run("read", data, "customers", "--schemas", "--format", "%k %s\\n").stdout
     assert text.splitlines()[1] == '1 {"id":1,"name":"c1"}'
     tail = lines("tail", data, "customers", "--schemas", "--json", "-n", 1)
     assert tail[0]["value"] in VALUES["customers"]

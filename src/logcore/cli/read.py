@@ -300,7 +300,7 @@ def _print_records(
 
 
 def _piece(value: Any) -> bytes:
-    """Return a key or value of a row as the bytes that -f prints."""
+    """Return a key or value of a row as the bytes that --format prints."""
     text = value if isinstance(value, str) else to_json(value)
     return b"" if value is None else text.encode("utf-8", "replace")
 

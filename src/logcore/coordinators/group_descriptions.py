@@ -13,7 +13,7 @@ Rules:
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from typing import cast
 
 import attrs
@@ -136,7 +136,7 @@ def describe_groups(
 
 
 @contextlib.contextmanager
-def registry_of(fs: FS, path: str) -> Iterator[FileRegistry | None]:
+def registry_of(fs: FS, path: str) -> Generator[FileRegistry | None]:
     """Open the registry of a directory read-only; None if it has none."""
     with contextlib.ExitStack() as stack:
         registry = None
