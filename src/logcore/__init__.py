@@ -116,14 +116,19 @@ _OTHER_NAMES = {"open": "open_log"}
 
 if not TYPE_CHECKING:
     import importlib
-    import importlib.util
+
+    def _is_module(name):
+        # Imported late: `logcore --version` would wait for it.
+        from importlib.util import find_spec
+
+        return find_spec(f"logcore.{name}") is not None
 
     # To a type checker, a module with __getattr__() has every name.
     def __getattr__(name):
         if name in _MODULES:
             module = importlib.import_module(f"logcore.{_MODULES[name]}")
             value = getattr(module, _OTHER_NAMES.get(name, name))
-        elif not name.startswith("_") and importlib.util.find_spec(f"logcore.{name}"):
+        elif not name.startswith("_") and _is_module(name):
             value = importlib.import_module(f"logcore.{name}")
         else:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -7,7 +7,7 @@ own.
 
 from __future__ import annotations
 
-import importlib.util
+import os
 import sys
 
 from logcore import __version__
@@ -20,6 +20,11 @@ def main() -> None:
         # Without click, which takes twice the time of an empty Python process.
         print(f"logcore, version {__version__}")
         return
+    if arguments in (["--help"], ["-h"], []):
+        text = _without_click(arguments)
+        if text is not None:
+            print(text)
+            return
     if arguments in (["info"], ["info", "--json"]):
         import json
 
@@ -29,7 +34,9 @@ def main() -> None:
             json.dumps(installation()) if "--json" in arguments else installation_text()
         )
         return
-    if importlib.util.find_spec("click") is None:
+    from importlib.util import find_spec
+
+    if find_spec("click") is None:
         from logcore.distribution import install_command
 
         print(
@@ -44,6 +51,20 @@ def main() -> None:
     from logcore.cli.commands import main as cli
 
     cli(prog_name="logcore")
+
+
+def _without_click(arguments: list[str]) -> str | None:
+    """Return the help of the program, or the completion of a command's name.
+
+    Returns None if click prints something else.
+    """
+    from logcore.cli.command_list import completion, help_text
+
+    if "_LOGCORE_COMPLETE" in os.environ:
+        return completion(os.environ)
+    if arguments:
+        return help_text()
+    return None
 
 
 if __name__ == "__main__":

@@ -2,19 +2,21 @@
 
 The import names are logcore, netshim and pyspark_logcore. The name `logcore` on PyPI
 belongs to an unrelated logging library, so the distribution has another name.
+
+Each command of a shell waits for this module. It imports neither typing nor
+importlib.util, which take as long as an empty Python process.
 """
 
 from __future__ import annotations
 
-import importlib.util
-import warnings
-from typing import Final
+import os
+from importlib.machinery import PathFinder
 
 #: What pip installs. setup.py and pyproject.toml use the same name; a test compares
 #: them.
-NAME: Final = "logcore-db"
+NAME = "logcore-db"
 #: A module that only the unrelated distribution `logcore` has.
-_FOREIGN_MODULE: Final = "logcore.logger"
+_FOREIGN_MODULE = "logcore.logger"
 
 
 def install_command(extra: str) -> str:
@@ -38,7 +40,9 @@ def check_package() -> None:
     """Warn if the unrelated distribution `logcore` has been installed into the same
     directory as this library.
     """
-    if importlib.util.find_spec(_FOREIGN_MODULE) is not None:
+    if PathFinder.find_spec(_FOREIGN_MODULE, [os.path.dirname(__file__)]) is not None:
+        import warnings
+
         warnings.warn(
             f"the distribution 'logcore', an unrelated logging library, is installed in the same place as {NAME}, and "
             f"both are imported as 'logcore'. Run: pip uninstall -y logcore {NAME}; pip install {NAME}",

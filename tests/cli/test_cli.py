@@ -797,6 +797,7 @@ def test_a_command_imports_no_other(path):
     assert {name for name in needed if name.startswith("logcore.cli.")} == {
         "logcore.cli.maintenance",
         "logcore.cli.arguments",
+        "logcore.cli.command_list",
         "logcore.cli.commands",
         "logcore.cli.options",
         "logcore.cli.terminal",

@@ -10,7 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 import logcore
-from logcore.cli.commands import MODULES, main
+from logcore.cli.command_list import MODULES, completion, help_text
+from logcore.cli.commands import main
 
 
 def modules_of(*arguments: str, **environment: str) -> set[str]:
@@ -66,3 +67,33 @@ def test_each_public_name_is_found() -> None:
     with pytest.raises(AttributeError, match="no attribute 'opne'"):
         _ = logcore.opne  # type: ignore[attr-defined]
     assert set(logcore.__all__) <= set(dir(logcore))
+
+
+def test_help_and_completion_are_those_of_click(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    done = CliRunner().invoke(main, ["--help"], prog_name="logcore", terminal_width=78)
+    assert done.output == f"{help_text()}\n"
+    monkeypatch.setenv("COLUMNS", "60")
+    assert help_text() is None
+    for shell in ("bash", "zsh"):
+        for words in ("logcore re", "logcore ", "logcore nothing"):
+            asked = {
+                "_LOGCORE_COMPLETE": f"{shell}_complete",
+                "COMP_WORDS": words,
+                "COMP_CWORD": "1",
+            }
+            done = CliRunner().invoke(main, [], prog_name="logcore", env=asked)
+            assert done.output == f"{completion(asked)}\n"
+    asked["COMP_CWORD"] = "2"
+    assert completion(asked) is None
+    assert completion({**asked, "COMP_WORDS": "logcore --v"}) is None
+
+
+def test_help_and_completion_need_no_click() -> None:
+    asked = {"_LOGCORE_COMPLETE": "bash_complete", "COMP_WORDS": "logcore r"}
+    imported = modules_of(COMP_CWORD="1", **asked)
+    assert not imported & {"click", "numpy", "typing"}
+    imported = modules_of("--help", COLUMNS="80")
+    assert not imported & {"click", "numpy", "typing"}

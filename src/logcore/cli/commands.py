@@ -23,53 +23,15 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, MutableMapping
-from typing import Final, cast
+from typing import cast
 
 import click
 import click.shell_completion
 
 import logcore
+from logcore.cli.command_list import INTRODUCTION, MODULES
 from logcore.cli.options import DAMAGED, CommandGroup, json_option
 from logcore.cli.terminal import Lines, print_table, to_json, wants_json
-
-#: Command -> the module in logcore.cli that has a function of that name, and one line of
-#: help, in the order of `logcore --help`. The list of commands and the completion of a
-#: shell are shown without an import of these modules.
-MODULES: Final = {
-    "append": ("append", "Append lines as records, to a partition or a topic."),
-    "produce": ("append", "Send lines to a topic that other processes may write too."),
-    "read": ("read", "Print records, between two offsets or times."),
-    "tail": ("read", "Print the last records, and follow new ones."),
-    "consume": (
-        "consume",
-        "Print new records of topics, optionally as a group member.",
-    ),
-    "sql": ("sql", "Query topics as tables."),
-    "export": ("export", "Write records to a Parquet, Arrow, CSV or NDJSON file."),
-    "dump": ("maintenance", "Show the content of log files."),
-    "verify": ("maintenance", "Check every file of a directory, read-only."),
-    "recover": ("maintenance", "Copy the intact records of a damaged directory."),
-    "info": ("info", "Show versions, or the partitions of a directory."),
-    "topic": ("topics", "Create, list, describe, alter and delete topics."),
-    "group": ("groups", "List, describe, reset, move and delete consumer groups."),
-    "transactions": ("transactions", "List transactions, and end open ones."),
-    "registry": ("registry", "Show members, owners and settings that processes share."),
-    "forward": ("shipping", "Ship topics to a Kafka cluster."),
-    "mirror": ("shipping", "Copy topics of a Kafka cluster."),
-    "snapshot": ("backup", "Store a snapshot of a directory in a backup."),
-    "snapshots": ("backup", "List the snapshots in a backup."),
-    "restore": ("backup", "Write a snapshot to a new directory."),
-    "compact": ("maintenance", "Keep the last record of each key."),
-    "scrub": ("maintenance", "Read every byte, and report bit rot and losses."),
-    "retention": (
-        "maintenance",
-        "List or delete segments that the settings do not keep.",
-    ),
-    "delete-records": ("maintenance", "Delete records before an offset or a time."),
-    "roll": ("maintenance", "Begin a new segment."),
-    "bench": ("commands", "Measure appends and reads on this disk."),
-    "demo": ("commands", "Append, kill, recover and read 336,776 flights."),
-}
 
 
 class Commands(Mapping[str, click.Command]):
@@ -112,16 +74,12 @@ class MainGroup(CommandGroup):
     cls=MainGroup,
     commands=cast(MutableMapping[str, click.Command], Commands()),
     context_settings={"help_option_names": ["-h", "--help"]},
+    help=INTRODUCTION,
 )
 @click.version_option(logcore.__version__, prog_name="logcore")
 @click.pass_context
 def main(ctx: click.Context) -> None:
-    """Apache Kafka's log format as files you own: append, read and inspect records.
-
-    DIR is a partition directory such as data/orders-0. In a pipe or with --json, output
-    is one JSON object per line. Exit codes: 0 done, 1 damage found or a check failed, 2
-    wrong usage or an error.
-    """
+    """The program; see INTRODUCTION."""
     if os.environ.get("NO_COLOR"):
         ctx.color = False
 
