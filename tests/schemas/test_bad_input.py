@@ -266,22 +266,18 @@ def test_deep_or_foreign_protobuf_is_refused(registry: RegistryClient) -> None:
 
 
 def test_registry_outside_of_this_machine_needs_an_option(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "netshim", "serve", str(tmp_path / "data")]
-    command += ["--port", "0", "--schema-registry"]
+    click_testing = pytest.importorskip("click.testing")
+    from netshim.command import main
+
+    command = ["serve", str(tmp_path / "data"), "--port", "0", "--schema-registry"]
     for options, words in (
         (["0.0.0.0:0"], "--insecure"),
         (["nowhere"], "expected [HOST:]PORT"),
         (["0", "--registry", str(tmp_path / "r"), "--node-id", "1"], "in a cluster"),
     ):
-        done = subprocess.run(
-            [*command, *options],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=60,
-        )
-        assert done.returncode == 2, done.stderr
-        assert words in done.stderr
+        done = click_testing.CliRunner().invoke(main, [*command, *options])
+        assert done.exit_code == 2, done.output
+        assert words in done.output
 
 
 def test_command_serves_a_registry(tmp_path: Path) -> None:

@@ -1,0 +1,96 @@
+"""Clients of other languages with the schema registry."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import subprocess
+from typing import Any
+
+import pytest
+
+from logcore.schemas import ValueDecoder, load_schemas
+from netshim.testing import Kafka
+from support import golang, npm
+from support.serialized import VALUES, SerializedTopics
+from support.vectors import DATA
+
+pytestmark = [pytest.mark.interop, pytest.mark.timeout(900)]
+KAFKAJS = "@kafkajs/confluent-schema-registry@4.1.0"
+
+
+def answers(command: list[str], **variables: str) -> Any:
+    """Return the JSON that a program prints."""
+    done = subprocess.run(
+        command,
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, (done.stdout + done.stderr)[-3_000:]
+    return json.loads(done.stdout)
+
+
+def decoder(kafka: Kafka) -> ValueDecoder:
+    return ValueDecoder(load_schemas(kafka.logdir.partition("_schemas", 0).read(0)))
+
+
+def test_franz_go(kafka: Kafka) -> None:
+    found = answers([str(golang.program("franz_sr")), kafka.schema_registry_url])
+    assert json.loads(found.pop("text"))["name"] == "Order"
+    encoded = base64.b64decode(found.pop("encoded"))
+    assert found == {
+        "types": found["types"],
+        "ids": [1, 2],
+        "version": 1,
+        "same": 2,
+        "users": 1,
+        "compatible": False,
+        "refused": 409,
+        "level": "FORWARD",
+        "stored level": "FORWARD",
+        "second": 2,
+        "subjects": ["franz-value", "franz/money"],
+        "unknown": 40403,
+        "json": "JSON",
+        "deleted": [1, 2],
+        "deleted for good": [1, 2],
+    }
+    assert encoded == b"\0\0\0\0\2\x2a"
+
+
+def test_kafkajs(kafka: Kafka) -> None:
+    """kafkajs and the serializers of confluent-kafka read values of each other."""
+    modules = npm.modules("kafkajs-registry", KAFKAJS)
+    with SerializedTopics(kafka) as topics:
+        topics.produce("orders")
+        topics.produce("customers")
+    values = [
+        base64.b64encode(kafka.records(topic)[1].value or b"").decode()
+        for topic in ("orders", "customers")
+    ]
+    program = str(DATA / "kafkajs_registry" / "client.js")
+    url = kafka.schema_registry_url
+    found = answers(["node", program, url, *values], NODE_PATH=str(modules))
+    expected = {
+        "avro": {"amount": 7},
+        "json": {"name": "anna"},
+        "protobuf": {"order": 7, "box": {"label": "x"}},
+    }
+    assert found["decoded"] == expected
+    order, customer = found["others"]
+    assert order["price"] == VALUES["orders"][1]["price"]
+    assert customer == VALUES["customers"][1]
+    assert "9999 not found" in found["unknown"]
+    decode = decoder(kafka).decode
+    for name in ("avro", "json"):
+        piece = decode(base64.b64decode(found["encoded"][name]))
+        assert (piece.value, piece.error) == (expected[name], None)
+    # This client writes no message indexes, so nobody else reads its Protobuf values.
+    data = base64.b64decode(found["encoded"]["protobuf"])
+    assert data[5:] == b"\x08\x07\x12\x03\x0a\x01x"
+    piece = decode(data)
+    assert piece.error is not None and "message" in piece.error
