@@ -3,9 +3,9 @@
     python benchmarks/run.py [--quick] [--dir DIRECTORY] [NAME ...]
 
 Names: codec append scan topic open growth life shim clients sharing members
-transactions groups security fixtures recording lake backup console apache spark
-connector; all of them by default. Only a whole run that is not --quick replaces RESULTS.md; --output
-writes any run's results elsewhere.
+transactions groups security fixtures recording schemas lake backup console apache
+spark connector; all of them by default. Only a whole run that is not --quick replaces
+RESULTS.md; --output writes any run's results elsewhere.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ NAMES: Final = (
     "security",
     "fixtures",
     "recording",
+    "schemas",
     "lake",
     "backup",
     "console",

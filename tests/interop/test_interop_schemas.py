@@ -89,7 +89,7 @@ def test_kafkajs(kafka: Kafka) -> None:
     for name in ("avro", "json"):
         piece = decode(base64.b64decode(found["encoded"][name]))
         assert (piece.value, piece.error) == (expected[name], None)
-    # This client writes no message indexes, so nobody else reads its Protobuf values.
+    # This client writes no message indexes, which the format of Confluent requires.
     data = base64.b64decode(found["encoded"]["protobuf"])
     assert data[5:] == b"\x08\x07\x12\x03\x0a\x01x"
     piece = decode(data)

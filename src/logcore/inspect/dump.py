@@ -94,17 +94,29 @@ def shown(data: bytes | memoryview | None) -> str | dict[str, str] | None:
 _WHITESPACE: Final = {ord(sign): None for sign in "\t\r\n"}
 
 
+#: Classes of values that are their own JSON form.
+_PLAIN: Final = frozenset((str, int, bool, type(None)))
+
+
 def shown_value(value: Any) -> Any:
     """Return a value of a query or of a decoded record in its JSON form."""
+    kind = value.__class__
+    if kind in _PLAIN:
+        return value
+    if kind is dict:
+        return {str(name): shown_value(inner) for name, inner in value.items()}
+    if kind is float:
+        if math.isfinite(value):
+            return value
+        # JSON has no number for NaN and infinities.
+        return {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}[str(value)]
+    return _shown_other(value)
+
+
+def _shown_other(value: Any) -> Any:
     from datetime import UTC, date, datetime, time
     from decimal import Decimal
 
-    if isinstance(value, float) and not math.isfinite(
-        value
-    ):  # JSON has no number for NaN and infinities
-        return {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}[str(value)]
-    if value is None or isinstance(value, str | bool | int | float):
-        return value
     if isinstance(value, bytes):
         return shown(value)
     if isinstance(value, Decimal):

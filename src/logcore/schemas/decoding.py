@@ -160,17 +160,28 @@ class DecodedPiece:
         return json.dumps(self.value, ensure_ascii=False, separators=(",", ":"))
 
 
+@attrs.frozen
+class _KnownSchema:
+    """A schema that was found. `decode` is the reason if it cannot decode values."""
+
+    named: dict[str, Any]
+    is_protobuf: bool
+    decode: Callable[[bytes, tuple[int, ...]], Any] | LogcoreError
+
+
 class ValueDecoder:
-    """Decodes keys and values of records."""
+    """Decodes keys and values of records.
+
+    Attributes:
+        schemas: The schemas. One that was found is not looked up again.
+        failures: Number of keys and values that name a schema and were not decoded, by
+            reason.
+    """
 
     def __init__(self, schemas: SchemaState) -> None:
-        #: Number of keys and values that name a schema and were not decoded, by reason.
-        self.failures: Counter[str] = Counter()
         self.schemas = schemas
-        #: Functions that decode values of a schema, or the reason why there is none.
-        self._decoders: dict[
-            str, Callable[[bytes, tuple[int, ...]], Any] | LogcoreError
-        ] = {}
+        self.failures: Counter[str] = Counter()
+        self._known: dict[int | str, _KnownSchema] = {}
 
     def decode(
         self, data: bytes | None, headers: Headers = (), *, is_key: bool = False
@@ -178,65 +189,72 @@ class ValueDecoder:
         """Decode a value, or a key if `is_key`. This never raises."""
         if data is None:
             return DecodedPiece(None)
-        named: dict[str, Any] | None = None
+        named: dict[str, Any] = {}
         try:
             place = _schema_of(data, headers, KEY_HEADER if is_key else VALUE_HEADER)
             if place is None:
                 return DecodedPiece(shown(data))
-            number, guid, frame, at = place
-            named = {"id": number} if guid is None else {"guid": guid}
-            schema = self._find(number, guid)
-            if schema is None:
-                name = f"id {number}" if guid is None else f"GUID {guid}"
-                return self._failed(data, named, f"unknown schema {name}")
-            named = {"id": schema.id, "guid": schema.guid, "type": schema.type}
-            return DecodedPiece(self._decoded(schema, frame, data, at), named)
+            name, frame, at = place
+            kind = "id" if isinstance(name, int) else "guid"
+            named = {kind: name}
+            known = self._known.get(name) or self._find(name)
+            if known is None:
+                return self._failed(data, named, f"unknown schema {kind} {name}")
+            named = known.named
+            return DecodedPiece(_decoded(known, frame, data, at), named)
         except Exception as error:  # of a library, about bytes from outside
             reason = f"the value does not have its schema: {error}"
             if isinstance(error, LogcoreError):
                 reason = str(error)
-            return self._failed(data, named or {}, reason[:300])
+            return self._failed(data, named, reason[:300])
 
     def _failed(self, data: bytes, named: dict[str, Any], reason: str) -> DecodedPiece:
         is_counted = reason in self.failures or len(self.failures) < _MOST_REASONS
         self.failures[reason if is_counted else _OTHER] += 1
         return DecodedPiece(shown(data), named, reason)
 
-    def _find(self, number: int, guid: str | None) -> SchemaVersion | None:
-        if guid is None:
-            return self.schemas.find(number)
-        return self.schemas.find_guid(guid)
+    def _find(self, name: int | str) -> _KnownSchema | None:
+        """Return the schema of an id or a GUID."""
+        if isinstance(name, int):
+            schema = self.schemas.find(name)
+        else:
+            schema = self.schemas.find_guid(name)
+        if schema is None:
+            return None
+        decode: Callable[[bytes, tuple[int, ...]], Any] | LogcoreError
+        try:
+            references = self.schemas.resolve(schema.references)
+            decode = value_decoder(schema.type, schema.text, references)
+        except LogcoreError as error:
+            decode = error
+        known = _KnownSchema(
+            {"id": schema.id, "guid": schema.guid, "type": schema.type},
+            schema.type == "PROTOBUF",
+            decode,
+        )
+        self._known[name] = known
+        return known
 
-    def _decoded(
-        self, schema: SchemaVersion, frame: bytes, data: bytes, at: int
-    ) -> Any:
-        """Return the object in `data` from `at` on; `frame` is what names the schema.
 
-        The message indexes of Protobuf end the frame, or follow it in the value.
-        """
-        indexes: tuple[int, ...] = (0,)
-        if schema.type == "PROTOBUF":
-            if at:
-                indexes, at = message_indexes(data, at)
-            elif len(frame) > 1 + _GUID_BYTES:
-                indexes, _ = message_indexes(frame, 1 + _GUID_BYTES)
-        decoder = self._decoders.get(schema.guid)
-        if decoder is None:
-            try:
-                decoder = value_decoder(
-                    schema.type, schema.text, self.schemas.resolve(schema.references)
-                )
-            except LogcoreError as error:
-                decoder = error
-            self._decoders[schema.guid] = decoder
-        if isinstance(decoder, LogcoreError):
-            raise decoder
-        return shown_value(decoder(data[at:], indexes))
+def _decoded(known: _KnownSchema, frame: bytes, data: bytes, at: int) -> Any:
+    """Return the object in `data` from `at` on; `frame` is what names the schema.
+
+    The message indexes of Protobuf end the frame, or follow it in the value.
+    """
+    indexes: tuple[int, ...] = (0,)
+    if known.is_protobuf:
+        if at:
+            indexes, at = message_indexes(data, at)
+        elif len(frame) > 1 + _GUID_BYTES:
+            indexes, _ = message_indexes(frame, 1 + _GUID_BYTES)
+    if isinstance(known.decode, LogcoreError):
+        raise known.decode
+    return shown_value(known.decode(data[at:], indexes))
 
 
 def _schema_of(
     data: bytes, headers: Headers, name: str
-) -> tuple[int, str | None, bytes, int] | None:
+) -> tuple[int | str, bytes, int] | None:
     """Return the id or the GUID of a schema, its frame, and where the payload begins.
 
     Raises:
@@ -251,7 +269,7 @@ def _schema_of(
                     found=repr(content)[:80],
                 )
             guid = uuid.UUID(bytes=bytes(content[1 : 1 + _GUID_BYTES]))
-            return 0, str(guid), content, 0
+            return str(guid), content, 0
     if len(data) < _FRAME.size or data[0]:
         return None
-    return _FRAME.unpack_from(data)[1], None, data[: _FRAME.size], _FRAME.size
+    return _FRAME.unpack_from(data)[1], data[: _FRAME.size], _FRAME.size

@@ -33,6 +33,8 @@ Resolved = tuple[tuple[str, str], ...]
 Decoder = Callable[[bytes], Any]
 
 _PARSED: Final = 256
+#: One registration needs the same text four times.
+_CANONICAL: Final = 16
 _PRIMITIVES: Final = frozenset(
     ("null", "boolean", "int", "long", "float", "double", "bytes", "string")
 )
@@ -72,6 +74,7 @@ def parse_json(text: str) -> Any:
 # -- canonical texts -------------------------------------------------------------------
 
 
+@functools.lru_cache(maxsize=_CANONICAL)
 def canonical_text(kind: str, text: str) -> str:
     """Return the text that all schemas with the same content have.
 

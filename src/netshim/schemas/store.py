@@ -402,6 +402,19 @@ class SchemaStore:
         #: Offset of the first record that the state does not include.
         self._end = 0
 
+    @property
+    def is_current(self) -> bool:
+        """Whether read() needs neither the disk nor another thread."""
+        log = self._log
+        return (
+            log is not None
+            and not self._lock.locked()
+            and not log.is_closed
+            and not log.has_failed
+            and not self._server.logdir.is_shared
+            and log.high_watermark == self._end
+        )
+
     def read(self, function: Callable[[SchemaState], _T]) -> _T:
         """Return the result of a function of the current state.
 
