@@ -38,6 +38,7 @@ NEEDED = (
     "confluent_kafka",
     "deltalake",
     "duckdb",
+    "fastavro",
     "kafka",
     "polars",
     "pyarrow",
