@@ -125,7 +125,7 @@ def test_page_of_the_package_has_absolute_links(source: Path) -> None:
         found = root.match(link)
         assert found is not None, link
         assert (ROOT / found[2]).exists()
-        assert (found[1] == "raw") == found[2].endswith(".svg")
+        assert (found[1] == "raw") == found[2].endswith((".svg", ".png"))
     urls = dict(url.split(", ", 1) for url in metadata.get_all("Project-URL", []))
     assert {"Documentation", "Repository", "Issues", "Changelog"} <= urls.keys()
     assert urls["Repository"] == repository
