@@ -57,7 +57,7 @@ def test_reads_writes_and_streams(tmp_path: Path) -> None:
         directory.create_topic("orders", 2)
         for value in values:
             directory.append("orders", value, key=value)
-    # The server runs the Python of this variable, and not that of the client.
+    # The server runs the Python of this variable, not the client.
     environment = {**os.environ, "PYSPARK_PYTHON": sys.executable}
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(data)],
