@@ -12,6 +12,7 @@ The other modules of this package collect the facts.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import PurePosixPath
@@ -685,8 +686,9 @@ def _before_first(query: MessageQuery, page: MessagePage) -> str:
 # -- templates -------------------------------------------------------------------------
 
 
+@functools.cache
 def _environment() -> jinja2.Environment:
-    """Return the templates with the functions that they use."""
+    """Return the templates, which are compiled once, with the functions that they use."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("netshim.console"),
         autoescape=True,
