@@ -576,6 +576,7 @@ class ConsolePages:
             problem=directory.problem,
             problems=problems,
             rows=rows,
+            known=directory.topics,
             wanted=wanted,
             is_partial=any(row.is_lag_partial for row in rows) and budget.is_over(),
         )
