@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-pytest.importorskip("fastavro")
-pytest.importorskip("uvicorn")
-
 from netshim.testing import Kafka
 from support.registry_calls import RegistryClient
 

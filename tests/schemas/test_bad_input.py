@@ -12,6 +12,11 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("avro")
+pytest.importorskip("fastavro")
+pytest.importorskip("jsonschema")
+pytest.importorskip("uvicorn")
+
 from logcore import InvalidConfigError
 from logcore.format.schema_records import (
     SchemaReference,

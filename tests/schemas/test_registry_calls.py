@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
+pytest.importorskip("avro")
+pytest.importorskip("fastavro")
+pytest.importorskip("jsonschema")
+pytest.importorskip("uvicorn")
+
+import logcore
+from logcore.cleaner import clean
 from netshim.testing import Kafka
 from support.registry_calls import RECORD, RegistryClient, record
 
@@ -245,6 +254,20 @@ def test_other_types_are_parsed_and_not_compared(registry: RegistryClient) -> No
         assert registry.register(kind, RECORD) == 409  # of another type
 
 
+def test_metadata_makes_another_schema(registry: RegistryClient) -> None:
+    owners = [{"properties": {"owner": name}} for name in ("anna", "ben")]
+    for number, metadata in enumerate(owners, 1):
+        assert registry.register("a", RECORD, metadata=metadata) == number
+        assert registry.register("a", RECORD, metadata=metadata) == number
+    guids = {registry.get(f"/schemas/ids/{number}")["guid"] for number in (1, 2)}
+    assert len(guids) == 2
+    for number, metadata in enumerate(owners, 1):
+        name = metadata["properties"]["owner"]
+        found = registry.get(f"/subjects/a/metadata?key=owner&value={name}")
+        assert (found["id"], found["metadata"]) == (number, metadata)
+    assert registry.get("/subjects/a/metadata?key=owner&value=eve") == 40403
+
+
 def test_normalized_text_is_stored(registry: RegistryClient) -> None:
     text = json.dumps(dict(reversed(RECORD.items())), indent=4)
     path = "/subjects/a/versions?normalize=true"
@@ -306,6 +329,48 @@ def test_restart_keeps_schemas(kafka_factory: Any) -> None:
         for path in ("/subjects?deleted=true", "/schemas?deleted=true", "/config/a")
     ]
     assert registry.register("c", record(NOTE)) == 2
+
+
+def test_compaction_keeps_schemas(kafka_factory: Any) -> None:
+    kafka = kafka_factory()
+    registry = RegistryClient(kafka.schema_registry_url)
+    for number in range(5):
+        registry.register(
+            "a", record({"name": f"x{number}", "type": "int"}, NOTE_DEFAULT)
+        )
+        registry.call("PUT", "/config", {"compatibility": "NONE"})
+    registry.delete("/subjects/a/versions/2")
+    registry.delete("/subjects/a/versions/2?permanent=true")
+    registry.delete("/subjects/a/versions/3")
+    before = [registry.get("/schemas?deleted=true"), registry.get("/config")]
+    path = kafka.logdir.path
+    kafka.stop()
+    with logcore.open_dir(path) as logdir:
+        log = logdir.partition("_schemas", 0)
+        log.roll()
+        end = log.log_end_offset
+        clean(log, force=True)
+        assert len(list(log.read(0))) < end
+    again = RegistryClient(kafka_factory(path).schema_registry_url)
+    assert [again.get("/schemas?deleted=true"), again.get("/config")] == before
+    assert again.register("a", record(NOTE)) == 6
+
+
+def test_records_of_another_process_are_seen(kafka_factory: Any) -> None:
+    kafka = kafka_factory(shared=True)
+    registry = RegistryClient(kafka.schema_registry_url)
+    registry.register("a", RECORD)
+    code = """
+import sys, logcore
+from logcore.format.schema_records import level_record
+key, value = level_record("a", "FULL")
+with logcore.open_dir(sys.argv[1], shared=True) as logdir:
+    logdir.partition("_schemas", 0).append(value, key=key)
+"""
+    command = [sys.executable, "-c", code, kafka.logdir.path]
+    subprocess.run(command, check=True, timeout=60)
+    assert registry.get("/config/a")["compatibilityLevel"] == "FULL"
+    assert registry.register("b", record(NOTE)) == 2
 
 
 def test_topic_is_compacted_with_one_partition(

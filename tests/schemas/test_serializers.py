@@ -9,6 +9,11 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("avro")
+pytest.importorskip("fastavro")
+pytest.importorskip("jsonschema")
+pytest.importorskip("uvicorn")
+
 import logcore
 from logcore.schemas import RemoteSchemas, ValueDecoder, load_schemas
 from netshim.testing import Kafka

@@ -245,7 +245,7 @@ def _version(subject: str, version: int, fields: dict[str, Any]) -> SchemaVersio
         raise InvalidRecordError("metadata is no object", found=repr(metadata)[:80])
     guid = fields.get("guid")
     if guid is None:
-        guid = guid_of(kind, text, references)
+        guid = guid_of(kind, text, references, metadata)
     try:
         guid = str(uuid.UUID(guid))
     except (AttributeError, TypeError, ValueError):
@@ -286,7 +286,12 @@ def read_references(rows: Any) -> tuple[SchemaReference, ...]:
     )
 
 
-def guid_of(kind: str, text: str, references: tuple[SchemaReference, ...]) -> str:
+def guid_of(
+    kind: str,
+    text: str,
+    references: tuple[SchemaReference, ...],
+    metadata: Mapping[str, Any] | None = None,
+) -> str:
     """Return the GUID of a schema that has none: the MD5 of its content."""
     import hashlib
 
@@ -296,6 +301,8 @@ def guid_of(kind: str, text: str, references: tuple[SchemaReference, ...]) -> st
         content.update(one.version.to_bytes(4, "big"))
     if kind != "AVRO":
         content.update(kind.encode())
+    if metadata:
+        content.update(json.dumps(metadata, sort_keys=True).encode())
     return str(uuid.UUID(bytes=content.digest()))
 
 

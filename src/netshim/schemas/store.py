@@ -251,7 +251,7 @@ def register(state: SchemaState, subject: str, wanted: WantedSchema) -> Decision
         subject=subject,
         version=version,
         id=number,
-        guid=guid_of(wanted.type, text, wanted.references)
+        guid=guid_of(wanted.type, text, wanted.references, wanted.metadata)
         if twin is None
         else twin.guid,
         text=text,
