@@ -19,6 +19,7 @@ from pathlib import PurePosixPath
 from typing import Any, Final
 from urllib.parse import quote, urlencode
 
+import attrs
 import jinja2
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -37,7 +38,9 @@ from logcore.format.html import shown_size, shown_time
 from logcore.inspect.segmentmap import PartitionMap, segment_map
 from logcore.kernels.layout import HEADER_NAME_ERRORS
 from logcore.metadata.filenames import partition_name
+from logcore.schemas import ValueDecoder
 from netshim.console import groups
+from netshim.console.decoding import SchemaCache, content_of
 from netshim.console.directory import (
     DirectoryView,
     OpenDirectory,
@@ -68,7 +71,7 @@ from netshim.console.requests import (
     refuse,
     topic_of,
 )
-from netshim.console.values import hex_lines, show, show_whole, visible
+from netshim.console.values import ShownValue, hex_lines, show, show_whole, visible
 from netshim.http.host import names_this_host
 
 _log = logging.getLogger("netshim")
@@ -155,6 +158,7 @@ class ConsolePages:
     def __init__(self, view: DirectoryView) -> None:
         self._view = view
         self._tails = 0
+        self._schemas = SchemaCache()
         self._templates = _environment()
         self.functions: dict[str, Callable[[Request, OpenDirectory], Response]] = {
             "/": self.topics,
@@ -328,6 +332,7 @@ class ConsolePages:
             place=request.query_params.get("from", ""),
             query=query,
             page=page,
+            content=functools.partial(content_of, self._schemas.decoder(directory)),
             same=same,
             following=_places_text(page.following),
             before=_before_first(query, page),
@@ -369,6 +374,9 @@ class ConsolePages:
             (show(name.encode("utf-8", HEADER_NAME_ERRORS)), show_whole(value))
             for name, value in record.headers
         ]
+        decoder = self._schemas.decoder(directory)
+        key = content_of(decoder, record, is_key=True)
+        value = content_of(decoder, record, is_key=False)
         base = str(request.base_url).rstrip("/")
         query = urlencode({"partition": number, "from": offset, "count": 1})
         path = directory.path_of(topic, number)
@@ -389,8 +397,10 @@ class ConsolePages:
             number=number,
             found=found,
             file=PurePosixPath(str(found.batch.path)).name,
-            key=show_whole(record.key),
-            value=show_whole(record.value),
+            key=_whole(key.data, record.key),
+            value=_whole(value.data, record.value),
+            key_note=key.note,
+            value_note=value.note,
             key_hex=hex_lines(record.key or b""),
             value_hex=hex_lines(record.value or b""),
             headers=headers,
@@ -436,25 +446,27 @@ class ConsolePages:
     async def live_events(self, request: Request) -> Response:
         """Stream new messages as server-sent events."""
 
-        def opened() -> tuple[str, LiveTail]:
+        def opened() -> tuple[str, LiveTail, ValueDecoder | None]:
             with self._view.opened() as directory:
+                decoder = self._schemas.decoder(directory)
                 topic = topic_of(request, directory)
                 number = partition_of_request(request, directory, topic)
                 numbers = directory.topics[topic] if number is None else (number,)
-            return topic, LiveTail.open(self._view, topic, numbers)
+            return topic, LiveTail.open(self._view, topic, numbers), decoder
 
         if self._tails >= MOST_TAILS:
             raise HTTPException(503, f"{MOST_TAILS} live pages are open already")
         self._tails += 1
         try:
-            topic, tail = await run_in_threadpool(opened)
+            topic, tail, decoder = await run_in_threadpool(opened)
         except BaseException:
             self._tails -= 1
             raise
         rows = self._templates.get_template("rows.html")
+        content = functools.partial(content_of, decoder)
 
         def render(found: list[FoundMessage]) -> str:
-            text = rows.render(topic=topic, messages=found, needle="")
+            text = rows.render(topic=topic, messages=found, content=content, needle="")
             return text.encode("utf-8", "replace").decode()
 
         async def stream() -> AsyncIterator[str]:
@@ -708,6 +720,11 @@ def _environment() -> jinja2.Environment:
     }
     environment.globals.update(functions)
     return environment
+
+
+def _whole(content: bytes | None, stored: bytes | None) -> ShownValue:
+    """Return a key or value in full, with the size of the stored bytes."""
+    return attrs.evolve(show_whole(content), size_bytes=len(stored or b""))
 
 
 def _number(value: int) -> str:

@@ -1,0 +1,69 @@
+"""Keys and values of records by the schemas of the directory, in its topic `_schemas`.
+
+Rules:
+- Without `_schemas`, without the extra `schemas`, or with a value that does not have its
+  schema, the stored bytes are shown, and the reason on the page of the message.
+- The schemas are read again when `_schemas` has grown.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+from logcore.errors import LogcoreError
+from logcore.format.schema_records import SCHEMAS_TOPIC
+from logcore.kernels import Record
+from logcore.schemas import ValueDecoder, load_schemas
+from netshim.console.directory import OpenDirectory
+
+
+@attrs.frozen
+class PieceContent:
+    """A key or value for a page.
+
+    data: JSON of the decoded value, or the stored bytes.
+    note: the type and id of its schema, or why it is not decoded; "" if it names none.
+    """
+
+    data: bytes | None
+    note: str = ""
+
+
+@attrs.define
+class SchemaCache:
+    """The decoder of one directory. Several pages may use it at the same time."""
+
+    _end: int = -1
+    _decoder: ValueDecoder | None = None
+
+    def decoder(self, directory: OpenDirectory) -> ValueDecoder | None:
+        """Return the decoder of the directory, or None if it has no schemas."""
+        if SCHEMAS_TOPIC not in directory.topics:
+            return None
+        try:
+            with directory.opened_log(SCHEMAS_TOPIC, 0) as log:
+                end = log.high_watermark
+                if end != self._end:
+                    records = log.read(log.log_start_offset, end)
+                    self._decoder = ValueDecoder(load_schemas(records))
+                    self._end = end
+        except LogcoreError:
+            # The pages of _schemas show the damage.
+            return None
+        return self._decoder
+
+
+def content_of(
+    decoder: ValueDecoder | None, record: Record, *, is_key: bool
+) -> PieceContent:
+    """Return the key or the value of a record for a page."""
+    data = record.key if is_key else record.value
+    if decoder is None or data is None:
+        return PieceContent(data)
+    piece = decoder.decode(data, record.headers, is_key=is_key)
+    if piece.schema is None:
+        return PieceContent(data)
+    if piece.error is not None:
+        return PieceContent(data, f"not decoded: {piece.error}")
+    kind = str(piece.schema.get("type", "")).capitalize()
+    return PieceContent(piece.text.encode(), f"{kind} schema {piece.schema['id']}")

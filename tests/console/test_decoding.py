@@ -1,0 +1,67 @@
+"""The console shows values by the schemas of the directory."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import logcore
+from support.consoles import ConsoleClient
+
+pytest.importorskip("fastavro")
+
+SCHEMA = {
+    "type": "record",
+    "name": "Order",
+    "fields": [{"name": "item", "type": "string"}, {"name": "amount", "type": "int"}],
+}
+#: An Order of 4 apples: 6 bytes of text, and the number, both as zigzag varints.
+SHOWN = '{"item":"apples","amount":4}'
+APPLES = b"\x0capples\x08"
+
+
+def add_schema(directory: logcore.LogDir, number: int, version: int) -> None:
+    key = {
+        "keytype": "SCHEMA",
+        "subject": "orders-value",
+        "version": version,
+        "magic": 1,
+    }
+    value = {
+        "subject": "orders-value",
+        "version": version,
+        "id": number,
+        "schema": json.dumps(SCHEMA),
+        "deleted": False,
+    }
+    directory.append(
+        "_schemas", json.dumps(value).encode(), key=json.dumps(key).encode()
+    )
+
+
+def test_values_are_shown_by_their_schemas(
+    written: logcore.LogDir, console: ConsoleClient
+) -> None:
+    written.create_topic("orders")
+    framed = b"\0" + (1).to_bytes(4, "big") + APPLES
+    written.append("orders", framed)
+    written.append("orders", b"\0" + (7).to_bytes(4, "big") + APPLES)
+    written.append("orders", b"\0" + (1).to_bytes(4, "big") + b"\xff")
+    page = console.get("/topics/orders/messages")
+    assert SHOWN not in page.text
+    written.create_topic("_schemas")
+    add_schema(written, 1, 1)
+    page = console.get("/topics/orders/messages")
+    assert SHOWN in page.text
+    page = console.get("/topics/orders/messages/0/0")
+    assert "Avro schema 1" in page.text
+    assert "apples" in page.text and f"{len(framed)} bytes" in page.text
+    page = console.get("/topics/orders/messages/0/1")
+    assert "not decoded: unknown schema id 7" in page.text
+    page = console.get("/topics/orders/messages/0/2")
+    assert "not decoded: the value does not have its schema" in page.text
+    # The schemas are read again when there are new ones.
+    add_schema(written, 7, 2)
+    page = console.get("/topics/orders/messages/0/1")
+    assert "Avro schema 7" in page.text
