@@ -80,7 +80,7 @@ class Load:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Write nothing meanwhile. A check takes longer than a snapshot, and the log
+        """Stop writing for a check. A check takes longer than a snapshot, and the log
         would grow during all checks.
         """
         self._is_writing.clear()
