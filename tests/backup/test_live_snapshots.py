@@ -32,6 +32,8 @@ from support.confluent import LIMIT_S, confluent_kafka, until
 
 FEW = int(os.environ.get("LOGCORE_SNAPSHOTS", "3"))
 MANY = int(os.environ.get("LOGCORE_SNAPSHOTS", "100"))
+#: Snapshots of one directory.
+SHARE = 10
 #: The partitions that each transaction writes.
 PLACES = (("a", 0), ("a", 1), ("b", 0))
 #: Segments that roll often.
@@ -207,7 +209,18 @@ def snapshot(path: Path, backup: Path) -> str:
 def test_snapshots_beside_a_loaded_broker_are_complete(
     tmp_path: Path, count: int
 ) -> None:
-    data, backup, copy = (tmp_path / name for name in ("data", "backup", "copy"))
+    """Each ten snapshots are of a new directory, because a check reads all of it."""
+    for first in range(0, count, SHARE):
+        place = tmp_path / f"{first}"
+        place.mkdir()
+        restore_each(place, min(SHARE, count - first))
+        shutil.rmtree(place)
+        print(f"{min(first + SHARE, count)} snapshots were restored", flush=True)
+
+
+def restore_each(place: Path, count: int) -> None:
+    """Take snapshots of a directory beside a broker, and check each of them."""
+    data, backup, copy = (place / name for name in ("data", "backup", "copy"))
     with loaded_broker(data) as load:
         until(lambda: min(load.known.now()) > 20, "no record is acknowledged")
         for _ in range(count):
@@ -217,7 +230,7 @@ def test_snapshots_beside_a_loaded_broker_are_complete(
                 logcore.restore(backup, copy, at=taken)
                 check(copy, load.known, before)
                 shutil.rmtree(copy)
-                shutil.rmtree(tmp_path / "copy.registry", ignore_errors=True)
+                shutil.rmtree(place / "copy.registry", ignore_errors=True)
             # More records and transactions before the next one.
             time.sleep(0.05)
     assert len(logcore.snapshots(backup)) == min(count, 3)
