@@ -1173,8 +1173,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "parked_requests_count_as_work", "netshim/broker.py",
-        "is_parked=api.key in _PARKED, is_in_pieces=is_large",
-        "is_in_pieces=is_large",
+        "is_parked=api.key in _PARKED, runs_in_steps=is_large",
+        "runs_in_steps=is_large",
         "netshim/test_hostile.py",
     ),
     Mistake(
@@ -1185,14 +1185,14 @@ MISTAKES: Final = (
     ),
     Mistake(
         "requests_that_wait_first_are_overtaken_in_pieces", "netshim/broker.py",
-        "response.is_in_pieces or entries > scheduling.PIECE",
-        "response.is_in_pieces",
+        "response.runs_in_steps or entries > scheduling.PIECE",
+        "response.runs_in_steps",
         "netshim/test_pieces.py",
     ),
     Mistake(
         "pieces_outside_of_a_turn_of_shared_groups", "netshim/sharing.py",
         "return whole(steps)",
-        "return self._state.in_pieces(steps)",
+        "return self._state.run_in_steps(steps)",
         "netshim/test_pieces.py",
     ),
     Mistake(

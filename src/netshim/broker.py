@@ -34,7 +34,7 @@ from netshim.security.service import Security
 from netshim.served_directory import ServedDirectory
 from netshim.session import ClientSession
 from netshim.settings import Settings
-from netshim.sharing import GroupsBesideOthers, TransactionsBesideOthers
+from netshim.sharing import SharedDirectoryGroups, TransactionsBesideOthers
 from netshim.state import BrokerState, Call
 from netshim.throttling import Throttle
 from netshim.topology import SoleTopology
@@ -140,7 +140,7 @@ class Broker:
     """One broker over a LogDir that is open for writing.
 
     `submit(work, done)` runs work that may block on the disk. Then, in the broker's
-    thread, it passes the time to state.hear() and calls done(result or exception).
+    thread, it passes the time to state.advance_clock() and calls done(result or exception).
     `new_id` returns the unique part of a new member id. `later(action)` calls an action
     in another iteration of the event loop; the default uses `submit`. `services` sets the
     coordinators of the state, in a cluster.
@@ -170,7 +170,7 @@ class Broker:
         if services is not None:
             services(self.state)
         elif logdir.is_shared:
-            self.state.groups = GroupsBesideOthers(self.state)
+            self.state.groups = SharedDirectoryGroups(self.state)
             self.state.transactions = TransactionsBesideOthers(self.state)
         else:
             if new_id is None:
@@ -267,9 +267,9 @@ class Broker:
         if isinstance(response, PendingResponse):
             # Step 3: encode the response, when it is available. A request that waits is
             # not processed in chunks yet; a later request would overtake its chunks.
-            is_large = response.is_in_pieces or entries > scheduling.PIECE
+            is_large = response.runs_in_steps or entries > scheduling.PIECE
             encoded = PendingResponse(
-                is_parked=api.key in _PARKED, is_in_pieces=is_large
+                is_parked=api.key in _PARKED, runs_in_steps=is_large
             )
             encoded.held_bytes = len(frame) + entries * _ENTRY_BYTES
             waited = response
@@ -280,7 +280,9 @@ class Broker:
                     value = complete(value)
                 if counts is not None:
                     counts.count(api, value, began_s, is_parked=encoded.is_parked)
-                tell = partial(self._told, call, api, header.correlation_id, value)
+                tell = partial(
+                    self._finished_response, call, api, header.correlation_id, value
+                )
                 # 10,000 new topics with their configs would block the event loop for
                 # 0.5 s
                 if is_large:
@@ -296,7 +298,7 @@ class Broker:
             response = complete(response)
         if counts is not None:
             counts.count(api, response, began_s, is_parked=False)
-        told: list[Piece] | None = self._told(
+        told: list[Piece] | None = self._finished_response(
             call, api, header.correlation_id, response
         )
         return told
@@ -401,7 +403,7 @@ class Broker:
             for code, message in errors_in(response):
                 self.state.journal.refused(call, api.name, code, message)
 
-    def _told(
+    def _finished_response(
         self, call: Call, api: wire.Api[Any, Any], correlation_id: int, response: object
     ) -> Any:
         """Return the encoded frames of a response or of an exception, and log refusals.
@@ -412,7 +414,7 @@ class Broker:
             return response
         if isinstance(response, CutResponse):
             return response.cut(
-                self._told(call, api, correlation_id, response.response)
+                self._finished_response(call, api, correlation_id, response.response)
             )
         self._note(call, api, response)
         return self._encode(api, call.version, correlation_id, response)
@@ -451,7 +453,7 @@ class Broker:
         This answers requests whose wait is over, expires sessions, and wakes fetches
         after appends by other processes.
         """
-        self.state.hear(now_ms)
+        self.state.advance_clock(now_ms)
         self.state.transactions.begin(now_ms)
         self.state.timers.run(now_ms)
         self.state.journal.tick(now_ms)

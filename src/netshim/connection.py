@@ -47,7 +47,7 @@ Reply = list[Piece] | PendingResponse | None
 Handle = Callable[[memoryview, int], Reply]
 
 _SMALL_BYTES: Final = 64 << 10
-#: Pieces smaller than this are joined, which costs less than a system call for each.
+#: StepRunner smaller than this are joined, which costs less than a system call for each.
 _SMALL_PIECE_BYTES: Final = 16 << 10
 #: Maximum number of bytes for one send.
 _SEND_BYTES: Final = 1 << 20
@@ -505,7 +505,7 @@ class Connection:
             return False
         last = self._slots[-1]
         return (
-            isinstance(last, PendingResponse) and last.is_in_pieces and not last.is_set
+            isinstance(last, PendingResponse) and last.runs_in_steps and not last.is_set
         )
 
     def _is_changing(self) -> bool:

@@ -69,7 +69,7 @@ class GroupService(GroupHost[Done]):
         """
 
     @abstractmethod
-    def in_pieces(self, steps: Steps[_T]) -> _T | PendingResponse:
+    def run_in_steps(self, steps: Steps[_T]) -> _T | PendingResponse:
         """Return the response of a request that runs in steps inside of when_known()."""
 
     @abstractmethod

@@ -233,7 +233,7 @@ class BrokerGroups(LoopHost[Effect], GroupService):
         self._act(self._coordinator.stored(effect, error, self._state.now_ms))
 
     def _time_out(self, group_id: str, timeout: Timeout, now_ms: int) -> None:
-        self._state.hear(now_ms)
+        self._state.advance_clock(now_ms)
         self._act(self._coordinator.timed_out(group_id, timeout, now_ms))
 
     # -- loading
@@ -245,7 +245,7 @@ class BrokerGroups(LoopHost[Effect], GroupService):
         now_ms: int,
         group_ids: Iterable[str] = (),
     ) -> T | PendingResponse:
-        self._state.hear(now_ms)
+        self._state.advance_clock(now_ms)
         if self._is_loaded:
             return handle()
         answer = PendingResponse()
@@ -259,8 +259,8 @@ class BrokerGroups(LoopHost[Effect], GroupService):
         self.load(now_ms, go_on)
         return answer
 
-    def in_pieces(self, steps: Steps[T]) -> T | PendingResponse:
-        return self._state.in_pieces(steps)
+    def run_in_steps(self, steps: Steps[T]) -> T | PendingResponse:
+        return self._state.run_in_steps(steps)
 
     def _read(self) -> list[Effect]:
         found = self._offsets.read()
@@ -329,7 +329,7 @@ class BrokerGroups(LoopHost[Effect], GroupService):
     def topics_deleted(
         self, names: set[str], now_ms: int, done: GroupOutcome = _unheard
     ) -> None:
-        self._state.hear(now_ms)
+        self._state.advance_clock(now_ms)
         if OFFSETS_TOPIC in names:
             self.unload()
             done(None)
@@ -362,5 +362,5 @@ class BrokerGroups(LoopHost[Effect], GroupService):
 
         Requests that wait for the disk are answered when their sync completes.
         """
-        self._state.hear(now_ms)
+        self._state.advance_clock(now_ms)
         self._act(self._coordinator.stop())

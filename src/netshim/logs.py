@@ -33,10 +33,10 @@ from netshim.fetch_wakeups import WaitingFetches
 from netshim.request_log import Journal
 from netshim.request_order import QueuedRequest, RequestQueues, WorkQueues
 from netshim.scheduling import (
+    ChunkCounter,
     Lifecycle,
-    Pace,
     PendingResponse,
-    Pieces,
+    StepRunner,
     Steps,
     Syncs,
     answer_with,
@@ -76,7 +76,7 @@ class BrokerLogs:
         work: WorkQueues,
         fetches: WaitingFetches,
         syncs: Syncs,
-        pieces: Pieces,
+        pieces: StepRunner,
     ) -> None:
         self._logdir = logdir
         self._lifecycle = lifecycle
@@ -192,7 +192,7 @@ class BrokerLogs:
         """
         those = list(dict.fromkeys(keys))
         if len(those) > scheduling.PIECE:
-            return self.in_pieces(
+            return self.run_in_steps(
                 self._look_and_open(those, handle, needs_all=needs_all)
             )
         missing = [key for key in those if self._is_to_open(key)]
@@ -203,7 +203,7 @@ class BrokerLogs:
     ) -> Steps[_T | PendingResponse]:
         """Run when_open() for many keys: check in chunks which logs are not open."""
         missing = []
-        pace = Pace()
+        pace = ChunkCounter()
         for key in keys:
             if pace.is_over():
                 yield
@@ -356,7 +356,7 @@ class BrokerLogs:
                 lambda _: self._closing.difference_update(keys),
             )
 
-    def in_pieces(self, steps: Steps[_T]) -> _T | PendingResponse:
+    def run_in_steps(self, steps: Steps[_T]) -> _T | PendingResponse:
         """Return the response of a request that runs in steps, or its Answer."""
         if self._failures:
             steps = self._with_failures(steps, self._failures)
@@ -385,7 +385,7 @@ class BrokerLogs:
         if not any(
             self._requests.is_busy(key) or self._is_to_open(key) for key in those
         ):
-            return self.in_pieces(begin())
+            return self.run_in_steps(begin())
         answer = PendingResponse()
 
         def start(own: QueuedRequest) -> None:
@@ -398,7 +398,7 @@ class BrokerLogs:
             def begin_when_open() -> _T | PendingResponse:
                 try:
                     return self.when_open(
-                        those, lambda: self.in_pieces(until_over()), needs_all=True
+                        those, lambda: self.run_in_steps(until_over()), needs_all=True
                     )
                 except BaseException:
                     # Otherwise, later requests in the queues would never start.

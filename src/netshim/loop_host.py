@@ -75,7 +75,7 @@ class LoopHost(ABC, Generic[EffectT]):
 
     def load(self, now_ms: int, done: Callable[[bool], None]) -> None:
         """Read the stored records once. Call done(True), or done(False) if that failed."""
-        self._state.hear(now_ms)
+        self._state.advance_clock(now_ms)
         if self._is_loaded:
             done(True)
         elif self._loading is not None:
@@ -137,7 +137,7 @@ class LoopHost(ABC, Generic[EffectT]):
         self._state.timers.cancel(self)
 
     def _check_expiry(self, now_ms: int) -> None:
-        self._state.hear(now_ms)
+        self._state.advance_clock(now_ms)
         self._check_later()
         self._act(self._expire(self._state.logdir.trusted_ms(now_ms)))
 

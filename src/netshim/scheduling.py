@@ -40,7 +40,7 @@ Steps = Generator[None, None, _T]
 PIECE: Final = 1_000
 #: Maximum number of requests that are processed in chunks at the same time. Each of
 #: them holds its partial result in memory.
-MOST_IN_PIECES: Final = 16
+MOST_IN_STEPS: Final = 16
 
 #: Runs work that may block on the disk, then calls done(result or exception) in the
 #: broker's thread.
@@ -56,7 +56,7 @@ class Lifecycle:
         self.now_ms = 0
         self.is_stopping = False
 
-    def hear(self, now_ms: int) -> None:
+    def advance_clock(self, now_ms: int) -> None:
         """Set the latest time. An earlier time has no effect."""
         self.now_ms = max(self.now_ms, now_ms)
 
@@ -93,19 +93,19 @@ class PendingResponse:
         "_then",
         "held_bytes",
         "is_cancelled",
-        "is_in_pieces",
         "is_parked",
         "is_set",
+        "runs_in_steps",
         "value",
     )
 
-    def __init__(self, *, is_parked: bool = False, is_in_pieces: bool = False) -> None:
+    def __init__(self, *, is_parked: bool = False, runs_in_steps: bool = False) -> None:
         #: True while the request waits for records or for other members, for at most
         #: the time in the request. A parked request does not count as in progress.
         self.is_parked = is_parked
         #: True if the connection must start no other request until this one is set. A
         #: later request might overtake the remaining chunks.
-        self.is_in_pieces = is_in_pieces
+        self.runs_in_steps = runs_in_steps
         #: Approximate number of bytes that the request occupies until it is answered.
         self.held_bytes = 0
         self.is_set = False
@@ -205,7 +205,7 @@ def changed(response: Any, change: Callable[[Any], Any]) -> Any:
     if not isinstance(response, PendingResponse):
         return change(response)
     answer = PendingResponse(
-        is_parked=response.is_parked, is_in_pieces=response.is_in_pieces
+        is_parked=response.is_parked, runs_in_steps=response.runs_in_steps
     )
     answer.held_bytes = response.held_bytes
     answer.when_cancelled(response.cancel)
@@ -213,7 +213,7 @@ def changed(response: Any, change: Callable[[Any], Any]) -> Any:
     return answer
 
 
-class Pace:
+class ChunkCounter:
     """Counts the entries of one request and reports the end of each chunk."""
 
     __slots__ = ("_left",)
@@ -243,7 +243,7 @@ def whole(steps: Steps[_T]) -> _T:
             return response
 
 
-class Pieces:
+class StepRunner:
     """Runs requests in chunks.
 
     Each iteration of the event loop runs one chunk of one request.
@@ -256,12 +256,12 @@ class Pieces:
 
     @property
     def is_full(self) -> bool:
-        return len(self._line) >= MOST_IN_PIECES
+        return len(self._line) >= MOST_IN_STEPS
 
     def run(self, steps: Steps[_T]) -> _T | PendingResponse:
         """Run the first chunk and return the response if that completed the request.
 
-        Otherwise, return the Answer that will hold the response. If MOST_IN_PIECES
+        Otherwise, return the Answer that will hold the response. If MOST_IN_STEPS
         requests are already in progress, run all chunks at once. Exceptions of the
         chunks that run here are raised.
         """
@@ -272,7 +272,7 @@ class Pieces:
         except StopIteration as end:
             response: _T = end.value
             return response
-        answer = PendingResponse(is_in_pieces=True)
+        answer = PendingResponse(runs_in_steps=True)
         self._line.append((steps, answer))
         self._call()
         return answer

@@ -1078,7 +1078,7 @@ class Server:
     ) -> None:
         def tell(outcome: Any) -> None:
             self._outstanding -= 1
-            self.broker.state.hear(self.now_ms())
+            self.broker.state.advance_clock(self.now_ms())
             done(outcome)
 
         def finished(future: Any) -> None:

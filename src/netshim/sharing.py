@@ -81,7 +81,7 @@ class _Wait:
     deliver: Callable[[Any], None]
 
 
-class GroupsBesideOthers(GroupService):
+class SharedDirectoryGroups(GroupService):
     """The groups of a directory that other processes write too.
 
     A handler calls the methods that take a request, in the thread that when_known()
@@ -131,7 +131,7 @@ class GroupsBesideOthers(GroupService):
         self._state.work.submit(_GROUPS, turn, done)
         return answer
 
-    def in_pieces(self, steps: Steps[_T]) -> _T:
+    def run_in_steps(self, steps: Steps[_T]) -> _T:
         """Return the response of all steps.
 
         The steps run without pauses, because they have a thread of their own.

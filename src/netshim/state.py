@@ -37,7 +37,7 @@ from netshim.scheduling import (
     Lifecycle,
     LoopTimers,
     PendingResponse,
-    Pieces,
+    StepRunner,
     Steps,
     Submit,
     Syncs,
@@ -131,7 +131,7 @@ class BrokerState:
         # The server of a cluster's broker replaces the next two.
         self.leadership: Leadership = SoleLeadership(self.fetches, self.syncs)
         self.topology: Topology = SoleTopology(logdir, settings.max_replication_factor)
-        self.pieces = Pieces(later or partial(_behind_work, submit))
+        self.pieces = StepRunner(later or partial(_behind_work, submit))
         self.logs = BrokerLogs(
             logdir,
             self.lifecycle,
@@ -142,9 +142,9 @@ class BrokerState:
             pieces=self.pieces,
         )
 
-    def hear(self, now_ms: int) -> None:
+    def advance_clock(self, now_ms: int) -> None:
         """Set the latest time. The host calls this before it delivers a result."""
-        self.lifecycle.hear(now_ms)
+        self.lifecycle.advance_clock(now_ms)
 
     @property
     def now_ms(self) -> int:
@@ -168,9 +168,9 @@ class BrokerState:
             count = self.settings.offsets_partitions
         return partition_of(name, count or self.settings.transactions_partitions)
 
-    def in_pieces(self, steps: Steps[_T]) -> _T | PendingResponse:
+    def run_in_steps(self, steps: Steps[_T]) -> _T | PendingResponse:
         """Return the response of a request that runs in steps, or its Answer."""
-        return self.logs.in_pieces(steps)
+        return self.logs.run_in_steps(steps)
 
     def in_background(self, work: Callable[[], Any]) -> PendingResponse:
         """Return the answer that will hold the result of work(), or its exception."""

@@ -483,7 +483,7 @@ class Kafka:
         def forget() -> None:
             server = self.server.server
             state = server.broker.state
-            state.hear(server.now_ms())
+            state.advance_clock(server.now_ms())
             if not state.groups.is_loaded:  # no group was ever used
                 return
             for group in list(state.groups.all()):

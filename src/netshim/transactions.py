@@ -78,7 +78,7 @@ from netshim.coordinators import (
 from netshim.internal_topics import InternalTopic
 from netshim.loop_host import LoopHost
 from netshim.request_log import shown
-from netshim.scheduling import Pace, Steps, as_value, guarded
+from netshim.scheduling import ChunkCounter, Steps, as_value, guarded
 from netshim.state import BrokerState
 
 _log = logging.getLogger("netshim")
@@ -221,7 +221,7 @@ class TransactionHost(LoopHost[Effect], TransactionService):
         self._act(coordinator.taken(effect, producer_id, self._state.now_ms))
 
     def _time_out(self, name: str, now_ms: int) -> None:
-        self._state.hear(now_ms)
+        self._state.advance_clock(now_ms)
         self._act(self._coordinator.timed_out(name, now_ms))
 
     def _begin_again(self) -> None:
@@ -264,7 +264,7 @@ class TransactionHost(LoopHost[Effect], TransactionService):
     # -- requests
 
     def ask(self, request: Request, now_ms: int, done: Done) -> None:
-        self._state.hear(now_ms)
+        self._state.advance_clock(now_ms)
         if self._is_loaded:
             self._act(self._coordinator.ask(request, done, now_ms))
         else:  # the previous coordinator has ended, and its successor is not loaded yet
@@ -296,7 +296,7 @@ class TransactionHost(LoopHost[Effect], TransactionService):
 
     def stop(self, now_ms: int) -> None:
         # The next broker reads the records that are being written.
-        self._state.hear(now_ms)
+        self._state.advance_clock(now_ms)
         self._act(self._coordinator.end())
 
     def close(self) -> None:
@@ -380,12 +380,12 @@ class Markers:
 
     def write(self) -> None:
         """Start to append the markers, in chunks if there are very many partitions."""
-        begun = self._state.in_pieces(self._begin_each())
+        begun = self._state.run_in_steps(self._begin_each())
         if begun is not None:
             begun.then(_say_failure)
 
     def _begin_each(self) -> Steps[None]:
-        pace = Pace()
+        pace = ChunkCounter()
         for partition in sorted(self._effect.partitions):
             if pace.is_over():
                 yield

@@ -376,7 +376,7 @@ def test_names_of_apis() -> None:
 def test_delayed_request_is_served_later(bench: Bench, faults: FaultControl) -> None:
     faults.delay("Produce", 500, times=1)
     waits = bench.send(wire.PRODUCE, 9, bench.produces(RECORDS))
-    assert isinstance(waits, PendingResponse) and waits.is_in_pieces
+    assert isinstance(waits, PendingResponse) and waits.runs_in_steps
     bench.now_ms += 499
     bench.broker.tick(bench.now_ms)
     assert not waits.is_set and ends(bench) == [0, 0, 0]

@@ -19,7 +19,12 @@ from logcore.format.group_records import Subscription, subscription_value
 from logcore.recordbatch import encode
 from netshim import scheduling, wire
 from netshim.connection import Budget, Connection, Workload
-from netshim.scheduling import CloseConnection, Pace, PendingResponse, Pieces
+from netshim.scheduling import (
+    ChunkCounter,
+    CloseConnection,
+    PendingResponse,
+    StepRunner,
+)
 from netshim.settings import Settings
 from netshim.testing import Kafka
 from netshim.wire import codes
@@ -99,7 +104,7 @@ def waiting_fetch(min_bytes: int) -> Any:
 
 
 def counted(entries: int, found: list[int]) -> Any:
-    pace = Pace()
+    pace = ChunkCounter()
     for number in range(entries):
         if pace.is_over():
             yield
@@ -110,7 +115,7 @@ def counted(entries: int, found: list[int]) -> Any:
 @given(st.lists(st.integers(0, 9_000), min_size=1, max_size=12))
 def test_each_turn_processes_one_chunk_of_one_request(sizes: list[int]) -> None:
     later: deque[Callable[[], None]] = deque()
-    pieces = Pieces(later.append)
+    pieces = StepRunner(later.append)
     found: list[list[int]] = [[] for _ in sizes]
     answers = [
         pieces.run(counted(size, into)) for size, into in zip(sizes, found, strict=True)
@@ -129,8 +134,8 @@ def test_each_turn_processes_one_chunk_of_one_request(sizes: list[int]) -> None:
 
 def test_request_beyond_the_limit_of_chunked_requests_is_processed_whole() -> None:
     later: deque[Callable[[], None]] = deque()
-    pieces = Pieces(later.append)
-    for _ in range(scheduling.MOST_IN_PIECES):
+    pieces = StepRunner(later.append)
+    for _ in range(scheduling.MOST_IN_STEPS):
         assert isinstance(pieces.run(counted(1_500, [])), PendingResponse)
     assert pieces.is_full
     assert pieces.run(counted(9_000, [])) == 9_000
@@ -145,7 +150,7 @@ def test_error_in_a_later_chunk_is_returned_and_others_continue() -> None:
         raise CloseConnection("no answer would be right")
 
     later: deque[Callable[[], None]] = deque()
-    pieces = Pieces(later.append)
+    pieces = StepRunner(later.append)
     failed = pieces.run(failing())
     other = pieces.run(counted(1_500, []))
     while later:
@@ -163,7 +168,7 @@ def test_error_in_a_callback_does_not_block_other_requests(
         raise ValueError("the host cannot take it")
 
     later: deque[Callable[[], None]] = deque()
-    pieces = Pieces(later.append)
+    pieces = StepRunner(later.append)
     first = pieces.run(counted(1_500, []))
     other = pieces.run(counted(1_500, []))
     assert isinstance(first, PendingResponse) and isinstance(other, PendingResponse)
@@ -213,9 +218,9 @@ def test_scripts_of_all_apis_get_the_same_answers_in_chunks_of_one() -> None:
     whole = answers_of_scripts()
     with pytest.MonkeyPatch.context() as patch:
         use_chunks_of_one(patch)
-        in_pieces = answers_of_scripts()
+        run_in_steps = answers_of_scripts()
     assert len(whole) > 1_000
-    for before, after in zip(whole, in_pieces, strict=True):
+    for before, after in zip(whole, run_in_steps, strict=True):
         assert before == after
 
 
@@ -692,7 +697,7 @@ def test_chunked_answer_that_cannot_be_encoded_closes_the_connection(
     def refuse(*_: object) -> None:
         raise MemoryError("no room for the answer")
 
-    monkeypatch.setattr(bench.broker, "_told", refuse)
+    monkeypatch.setattr(bench.broker, "_finished_response", refuse)
     answer = bench.send(wire.OFFSET_FETCH, 5, offsets_of(MANY))
     turns.run()
     assert isinstance(answer, PendingResponse) and isinstance(
@@ -834,7 +839,7 @@ def test_large_requests_are_refused_while_the_chunk_limit_is_reached(
 ) -> None:
     answers = [
         bench.send(wire.OFFSET_FETCH, 5, offsets_of(MANY))
-        for _ in range(scheduling.MOST_IN_PIECES)
+        for _ in range(scheduling.MOST_IN_STEPS)
     ]
     with pytest.raises(CloseConnection, match="OffsetFetch of 10001 entries"):
         bench.send(wire.OFFSET_FETCH, 5, offsets_of(10_000))

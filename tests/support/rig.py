@@ -23,7 +23,7 @@ from netshim.handlers import HANDLERS
 from netshim.scheduling import PendingResponse
 from netshim.session import ClientSession
 from netshim.settings import Settings
-from netshim.sharing import GroupsBesideOthers, TransactionsBesideOthers
+from netshim.sharing import SharedDirectoryGroups, TransactionsBesideOthers
 from netshim.state import BrokerState, Call
 from netshim.transactions import TransactionHost
 
@@ -82,7 +82,7 @@ class Rig:
         )
         self.state = BrokerState(self.logdir, Settings(**self.settings), self._submit)
         self.groups: Any = (
-            GroupsBesideOthers(self.state)
+            SharedDirectoryGroups(self.state)
             if self.is_shared
             else BrokerGroups(self.state, self._new_id)
         )
@@ -123,7 +123,7 @@ class Rig:
             result = work()
         except Exception as error:
             result = error
-        self.state.hear(self.now_ms)
+        self.state.advance_clock(self.now_ms)
         done(result)
 
     def finish_disk(self) -> None:

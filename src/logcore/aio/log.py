@@ -322,9 +322,9 @@ class Log:
         try:
             await closing
         finally:
-            self.let_go()
+            self.release()
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Release the resources of a log that its directory has closed."""
         self._following.wake()
         self._following.close()

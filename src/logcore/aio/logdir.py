@@ -124,7 +124,7 @@ class LogDir:
             await closing
         finally:
             for log in self._logs.values():
-                log.let_go()
+                log.release()
 
     # -- topics ------------------------------------------------------------------------
 

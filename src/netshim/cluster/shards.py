@@ -169,15 +169,15 @@ class GroupShards(GroupService):
         now_ms: int,
         group_ids: Iterable[str] = (),
     ) -> _T | PendingResponse:
-        self._state.hear(now_ms)
+        self._state.advance_clock(now_ms)
         for group_id in group_ids:
             shard = self._find(group_id)
             if isinstance(shard, GroupError):
                 return refuse(shard)
         return handle()
 
-    def in_pieces(self, steps: Steps[_T]) -> _T | PendingResponse:
-        return self._state.in_pieces(steps)
+    def run_in_steps(self, steps: Steps[_T]) -> _T | PendingResponse:
+        return self._state.run_in_steps(steps)
 
     def ask(self, group_id: str, request: GroupRequest, done: Done) -> None:
         shard = self._find(group_id)

@@ -206,7 +206,7 @@ def _delay(
     state: BrokerState,
 ) -> PendingResponse:
     """Serve a request later. The connection starts no other request until then."""
-    pending = PendingResponse(is_in_pieces=True, is_parked=True)
+    pending = PendingResponse(runs_in_steps=True, is_parked=True)
 
     def release() -> None:
         answer_with(serve, pending)

@@ -205,7 +205,7 @@ class SaslGate:
         if isinstance(step, Accepted):
             return self._accept(step, now_ms, answer)
         # No other frame of this connection is handled in the meantime.
-        pending = PendingResponse(is_in_pieces=True)
+        pending = PendingResponse(runs_in_steps=True)
         if isinstance(step, Rejected):
             self._reject(step, now_ms, answer, pending)
             return pending

@@ -30,7 +30,7 @@ from netshim.handlers.group import (
     in_steps,
     when_loaded,
 )
-from netshim.scheduling import Pace, PendingResponse, Steps
+from netshim.scheduling import ChunkCounter, PendingResponse, Steps
 from netshim.state import BrokerState, Call
 from netshim.wire import codes
 
@@ -155,7 +155,7 @@ def consumer_group_describe(
         GROUP_OPERATIONS if request.include_authorized_operations else NOT_ASKED
     )
     described = []
-    pace = Pace()
+    pace = ChunkCounter()
     for group_id in request.group_ids:
         if pace.is_over():
             yield

@@ -25,7 +25,7 @@ from netshim.handlers.partitions import (
     check_epoch,
     when_transactions_are_known,
 )
-from netshim.scheduling import Pace, PendingResponse, Steps
+from netshim.scheduling import ChunkCounter, PendingResponse, Steps
 from netshim.state import BrokerState, Call
 from netshim.wire import codes
 
@@ -68,7 +68,7 @@ def fetch(
     ]
 
     def begin() -> FetchResponse | PendingResponse:
-        return state.in_pieces(_fetch(request, names, call, state))
+        return state.run_in_steps(_fetch(request, names, call, state))
 
     def begin_committed() -> FetchResponse | PendingResponse:
         return when_transactions_are_known(asked, begin, state) or begin()
@@ -94,7 +94,7 @@ def _fetch(
     # waited for.
     missing: set[int] = set()
     seen: set[tuple[str | None, int]] = set()
-    pace = Pace()
+    pace = ChunkCounter()
     for name, topic in zip(names, request.topics, strict=True):
         for partition in topic.partitions:
             if pace.is_over():
@@ -293,7 +293,7 @@ class _ParkedFetch:
                 return
         self._is_looking = True
         try:
-            found = state.in_pieces(
+            found = state.run_in_steps(
                 _collect(self._request, self._wanted, self._missing, self._call, state)
             )
         except Exception as error:
@@ -378,7 +378,7 @@ def _collect(
     committed = request.isolation_level == 1
     follower = _follower_of(request, state)
     current = None
-    pace = Pace()
+    pace = ChunkCounter()
     for at, (asked, name, partition) in enumerate(wanted):
         if pace.is_over():
             yield

@@ -29,7 +29,7 @@ from logcore.format.group_records import Committed
 from logcore.metadata.filenames import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from netshim import wire
 from netshim.coordinators import GroupService
-from netshim.scheduling import Pace, PendingResponse, Steps, answer_with, whole
+from netshim.scheduling import ChunkCounter, PendingResponse, Steps, answer_with, whole
 from netshim.state import BrokerState, Call
 from netshim.wire import codes
 
@@ -191,7 +191,7 @@ def in_steps(
     def handle(
         request: RequestT, call: Call, groups: GroupService, state: BrokerState
     ) -> ResponseT | PendingResponse:
-        return groups.in_pieces(handler(request, call, groups, state))
+        return groups.run_in_steps(handler(request, call, groups, state))
 
     return handle
 
@@ -201,7 +201,7 @@ def find_coordinator(
 ) -> FindCoordinatorResponse | PendingResponse:
 
     def find() -> FindCoordinatorResponse | PendingResponse:
-        return state.in_pieces(_find_coordinator(request, call, state))
+        return state.run_in_steps(_find_coordinator(request, call, state))
 
     topic = _COORDINATOR_TOPICS.get(request.key_type)
     if topic is None or topic in state.logdir or not state.leadership.is_clustered:
@@ -241,7 +241,7 @@ def _find_coordinator(
     if call.version < 4:
         return response_type(**place(request.key))
     coordinators = []
-    pace = Pace()
+    pace = ChunkCounter()
     for key in request.coordinator_keys:
         if pace.is_over():
             yield
@@ -469,7 +469,7 @@ def _offsets_in(
 ) -> Steps[tuple[dict[tuple[str, int], Committed], list[Any]]]:
     offsets: dict[tuple[str, int], Committed] = {}
     results = []
-    pace = Pace()
+    pace = ChunkCounter()
     for topic, answered in zip(topics, answered_topics, strict=True):
         numbers = state.logs.numbers_of(topic.name)
         for partition, result in zip(
@@ -542,7 +542,7 @@ def offset_fetch(
     """
     response_type = wire.OFFSET_FETCH.Response
     is_strict = request.require_stable
-    pace = Pace()
+    pace = ChunkCounter()
     if call.version < 8:
         group = groups.get(request.group_id)
         topics = yield from _fetched(
@@ -568,7 +568,7 @@ def _fetched_group(
     call: Call,
     group: Group | None,
     is_strict: bool,
-    pace: Pace,
+    pace: ChunkCounter,
 ) -> Steps[OffsetFetchResponse.Group]:
     """A member of the consumer protocol that names its id has to be one, with its
     present epoch.
@@ -584,7 +584,11 @@ def _fetched_group(
 
 
 def _fetched(
-    topic_type: Any, topics: Any, group: Group | None, is_strict: bool, pace: Pace
+    topic_type: Any,
+    topics: Any,
+    group: Group | None,
+    is_strict: bool,
+    pace: ChunkCounter,
 ) -> Steps[list[Any]]:
     if group is None:
         offsets = {}
@@ -637,7 +641,7 @@ def offset_delete(
         return response_type(error_code=codes.INVALID_GROUP_ID)
     topics = []
     known = []
-    pace = Pace()
+    pace = ChunkCounter()
     for topic in request.topics:
         numbers = state.logs.numbers_of(topic.name)
         results = []
@@ -707,7 +711,7 @@ def describe_groups(
     if request.include_authorized_operations:
         operations = GROUP_OPERATIONS
     results = []
-    pace = Pace()
+    pace = ChunkCounter()
     for group_id in request.groups:
         if pace.is_over():
             yield
@@ -760,7 +764,7 @@ def list_groups(
     states = {name.lower() for name in request.states_filter}
     types = {name.lower() for name in request.types_filter}
     listed = []
-    pace = Pace()
+    pace = ChunkCounter()
     for group in list(groups.all()):
         if pace.is_over():
             yield
@@ -814,7 +818,7 @@ def delete_groups(
         if not left:
             answer.set(response)
 
-    pace = Pace()
+    pace = ChunkCounter()
     for result in response.results:
         if pace.is_over():
             yield

@@ -21,7 +21,7 @@ from logcore.metadata.filenames import (
 )
 from netshim import wire
 from netshim.handlers.failures import code_of
-from netshim.scheduling import Pace, PendingResponse, Steps, answer_with
+from netshim.scheduling import ChunkCounter, PendingResponse, Steps, answer_with
 from netshim.state import BrokerState, Call
 from netshim.topic_ids import NO_ID
 from netshim.topology import NO_NODE
@@ -131,7 +131,7 @@ def _metadata_when_known(
         ]
     return _when_epochs_are_known(
         names,
-        lambda: state.in_pieces(_metadata(request, call, state, every, failures)),
+        lambda: state.run_in_steps(_metadata(request, call, state, every, failures)),
         state,
     )
 
@@ -200,7 +200,7 @@ def _metadata(
 ) -> Steps[MetadataResponse]:
     response_type = wire.METADATA.Response
     results = []
-    pace = Pace()
+    pace = ChunkCounter()
     if every:
         for name in state.logdir.topics():
             results.append((yield from _topic_metadata(name, request, state, pace)))
@@ -257,7 +257,10 @@ def _asked(wanted: bool, operations: int) -> int:
 
 
 def _topic_metadata(
-    name: str, request: MetadataRequest | _NothingAsked, state: BrokerState, pace: Pace
+    name: str,
+    request: MetadataRequest | _NothingAsked,
+    state: BrokerState,
+    pace: ChunkCounter,
 ) -> Steps[MetadataResponse.Topic]:
     topic_type = wire.METADATA.Response.Topic
     partition_type = topic_type.Partition
@@ -343,7 +346,7 @@ def describe_topic_partitions(
         return wire.DESCRIBE_TOPIC_PARTITIONS.Response(topics=refused)
     return _when_epochs_are_known(
         names,
-        lambda: state.in_pieces(_describe_topic_partitions(names, request, state)),
+        lambda: state.run_in_steps(_describe_topic_partitions(names, request, state)),
         state,
     )
 
@@ -357,7 +360,7 @@ def _describe_topic_partitions(
     left = max(1, min(request.response_partition_limit, 2_000))
     topics: list[DescribeTopicPartitionsResponse.Topic] = []
     next_cursor = None
-    pace = Pace()
+    pace = ChunkCounter()
     for name in names:
         if pace.is_over():
             yield

@@ -21,7 +21,7 @@ from netshim.handlers.partitions import (
     log_of,
     when_transactions_are_known,
 )
-from netshim.scheduling import Pace, PendingResponse, Steps, answer_with
+from netshim.scheduling import ChunkCounter, PendingResponse, Steps, answer_with
 from netshim.state import BrokerState, Call
 from netshim.wire import codes
 
@@ -61,7 +61,7 @@ def list_offsets(
         for each in topic.partitions
     ]
     return state.logs.when_open(
-        asked, lambda: state.in_pieces(_list_offsets(request, call, state, asked))
+        asked, lambda: state.run_in_steps(_list_offsets(request, call, state, asked))
     )
 
 
@@ -73,7 +73,7 @@ def _when_shown(
     be missing for up to 100 ms.
     """
     unsynced = []
-    pace = Pace()
+    pace = ChunkCounter()
     for name, number in dict.fromkeys(asked):
         if pace.is_over():
             yield
@@ -107,7 +107,7 @@ def _list_offsets(
     looked: bool = False,
 ) -> Steps[ListOffsetsResponse | PendingResponse]:
     def again(looked: bool) -> ListOffsetsResponse | PendingResponse:
-        return state.in_pieces(
+        return state.run_in_steps(
             _list_offsets(request, call, state, asked, shown=True, looked=looked)
         )
 
@@ -166,7 +166,7 @@ def _list_offsets(
     response = wire.LIST_OFFSETS.Response(topics=[])
     work: list[Callable[[], None]] = []
     reads = False
-    pace = Pace()
+    pace = ChunkCounter()
     for topic in request.topics:
         results = []
         for partition in {
@@ -229,7 +229,7 @@ def offset_for_leader_epoch(
         for each in topic.partitions
     ]
     return state.logs.when_open(
-        asked, lambda: state.in_pieces(_offset_for_leader_epoch(request, state))
+        asked, lambda: state.run_in_steps(_offset_for_leader_epoch(request, state))
     )
 
 
@@ -245,7 +245,7 @@ def _offset_for_leader_epoch(
 
     topic_type = wire.OFFSET_FOR_LEADER_EPOCH.Response.Topic
     topics = []
-    pace = Pace()
+    pace = ChunkCounter()
     for topic in request.topics:
         results = []
         for partition in topic.partitions:

@@ -40,8 +40,8 @@ from netshim.handlers.partitions import (
 )
 from netshim.handlers.transactions import COORDINATOR_ERRORS, code_for_writer
 from netshim.scheduling import (
+    ChunkCounter,
     CloseConnection,
-    Pace,
     PendingResponse,
     Steps,
     answer_with,
@@ -350,7 +350,7 @@ class _ProduceRound:
     def run(self) -> Steps[ProduceResponse | PendingResponse | None]:
         """Start each partition, in chunks, and return the response or its promise."""
         topic_type = wire.PRODUCE.Response.Topic
-        pace = Pace()
+        pace = ChunkCounter()
         is_kept = False
         for topic in self.request.topic_data:
             # The last duplicate counts.

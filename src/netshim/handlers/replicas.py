@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from netshim import wire
-from netshim.scheduling import Pace, PendingResponse, Steps, whole
+from netshim.scheduling import ChunkCounter, PendingResponse, Steps, whole
 from netshim.state import BrokerState, Call
 from netshim.wire import codes
 
@@ -35,7 +35,7 @@ def elect_leaders(
     request: ElectLeadersRequest, call: Call, state: BrokerState
 ) -> ElectLeadersResponse | PendingResponse:
     if not state.leadership.is_clustered:
-        return state.in_pieces(_elect_leaders(request, state))
+        return state.run_in_steps(_elect_leaders(request, state))
     # Each election writes to the registry.
     return state.in_background(lambda: whole(_elect_leaders(request, state)))
 
@@ -52,7 +52,7 @@ def _elect_leaders(
     is_known = request.election_type in _ELECTIONS
     is_unclean = request.election_type == _UNCLEAN
     topics = []
-    pace = Pace()
+    pace = ChunkCounter()
     if request.topic_partitions is None and is_known and state.leadership.is_clustered:
         for name in state.logdir.topics():
             codes_by_number = {
@@ -101,7 +101,7 @@ def alter_partition_reassignments(
     request: AlterPartitionReassignmentsRequest, call: Call, state: BrokerState
 ) -> AlterPartitionReassignmentsResponse | PendingResponse:
     if not state.leadership.is_clustered:
-        return state.in_pieces(_reassign(request, state))
+        return state.run_in_steps(_reassign(request, state))
     # Each change writes to the registry.
     return state.in_background(lambda: whole(_reassign(request, state)))
 
@@ -113,7 +113,7 @@ def _reassign(
     response_type = wire.ALTER_PARTITION_REASSIGNMENTS.Response
     topic_type = response_type.Topic
     topics = []
-    pace = Pace()
+    pace = ChunkCounter()
     for topic in request.topics:
         numbers = state.logs.numbers_of(topic.name)
         results = []

@@ -42,7 +42,7 @@ from netshim import wire
 from netshim.coordinators import TransactionErrors
 from netshim.handlers.failures import code_of, message_of
 from netshim.handlers.group import code_of_group, offsets_in
-from netshim.scheduling import Pace, PendingResponse, Steps, answer_with
+from netshim.scheduling import ChunkCounter, PendingResponse, Steps, answer_with
 from netshim.state import BrokerState, Call
 from netshim.topic_patterns import compile_pattern
 from netshim.transactions import Markers, add_or_verify
@@ -156,7 +156,7 @@ def _when_looked_up(
             elif isinstance(found, Exception):
                 answer.set(refuse(codes.COORDINATOR_NOT_AVAILABLE))
             else:
-                answer_with(lambda: state.in_pieces(respond(found)), answer)
+                answer_with(lambda: state.run_in_steps(respond(found)), answer)
 
         state.transactions.look(names, looked)
         return answer
@@ -477,7 +477,7 @@ def txn_offset_commit(
 
     def commit() -> TxnOffsetCommitResponse | PendingResponse:
         steps = _commit_offsets(request, call, state, response(codes.NONE))
-        return state.groups.in_pieces(steps)
+        return state.groups.run_in_steps(steps)
 
     def when_groups_are_known() -> PendingResponse | TxnOffsetCommitResponse:
         return state.groups.when_known(
@@ -650,7 +650,7 @@ def describe_transactions(
         found: Mapping[str, StoredTransaction],
     ) -> Steps[DescribeTransactionsResponse]:
         states = []
-        pace = Pace()
+        pace = ChunkCounter()
         for name in request.transactional_ids:
             if pace.is_over():
                 yield
@@ -699,7 +699,7 @@ def list_transactions(
         found: Mapping[str, StoredTransaction],
     ) -> Steps[ListTransactionsResponse]:
         listed = []
-        pace = Pace()
+        pace = ChunkCounter()
         for name, stored in list(found.items()):
             if pace.is_over():
                 yield

@@ -24,7 +24,7 @@ from logcore.coordination.classic_group import Group
 from logcore.metadata.checkpoint import Key
 from logcore.reporting import Incident
 from netshim.request_counts import BUCKETS_S, Histogram, RequestCounts, name_of
-from netshim.scheduling import Pace, Steps
+from netshim.scheduling import ChunkCounter, Steps
 from netshim.state import BrokerState
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def _groups(state: BrokerState) -> list[Group]:
 def group_keys(state: BrokerState) -> Steps[list[Key]]:
     """Return the partitions with committed offsets, at most MOST_SERIES."""
     found: dict[Key, None] = {}
-    pace = Pace()
+    pace = ChunkCounter()
     for group in _groups(state):
         for name, partitions in group.offsets.items():
             for number in partitions:
@@ -93,7 +93,7 @@ def group_keys(state: BrokerState) -> Steps[list[Key]]:
 def collect_facts(server: Server) -> Steps[BrokerFacts]:
     """Collect the facts, in chunks, once the groups are loaded."""
     state = server.broker.state
-    pace = Pace()
+    pace = ChunkCounter()
     groups: Counter[_Labels] = Counter()
     members: Counter[_Labels] = Counter()
     lags: Counter[_Labels] = Counter()

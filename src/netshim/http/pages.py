@@ -69,13 +69,13 @@ def _request_facts(
 
         def open_logs(keys: list[Key]) -> object:
             return state.logs.when_open(
-                keys, lambda: state.in_pieces(collect_facts(server))
+                keys, lambda: state.run_in_steps(collect_facts(server))
             )
 
         def loaded(_: bool) -> None:
             keys = PendingResponse()
             keys.then(lambda found: pass_on(open_logs(found), answer))
-            pass_on(state.in_pieces(group_keys(state)), keys)
+            pass_on(state.run_in_steps(group_keys(state)), keys)
 
         answer = PendingResponse()
         answer.then(done)

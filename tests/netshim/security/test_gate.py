@@ -62,7 +62,7 @@ class Client:
             result = work()
         except Exception as error:
             result = error
-        self.broker.state.hear(self.now_ms)
+        self.broker.state.advance_clock(self.now_ms)
         done(result)
 
     def raw(self, frame: bytes) -> Any:
