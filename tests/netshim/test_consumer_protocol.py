@@ -534,7 +534,7 @@ def test_next_process_continues_with_the_offsets_of_a_consumer_group(
         directory.consumer(group_id="g") as member,
     ):
         member.subscribe(["orders"])
-        found = member.poll(timeout_ms=1_000).values()
+        found = member.poll(1).values()
         assert [record.value for records in found for record in records] == [b"second"]
     rig.start()
     assert (

@@ -38,6 +38,8 @@ LOOPBACK: Final = frozenset(("127.0.0.1", "localhost", "::1"))
 _ANSWER_S: Final = 10.0
 #: Connections of one port; further ones get 503.
 _MOST_CONNECTIONS: Final = 100
+#: Turns of the loop until connections that are left are closed.
+_CLOSING_TURNS: Final = 10
 #: How long stop() waits for pages that are being answered.
 _GRACE_S: Final = 1
 
@@ -168,6 +170,15 @@ class HttpHost:
         await asyncio.gather(
             *(server.serve(sockets=[sock]) for server, sock in self._servers)
         )
+        # uvicorn leaves connections that were accepted as it stopped, and responses that
+        # did not end in its time. Each turn of the loop makes one step of their end.
+        for _ in range(_CLOSING_TURNS):
+            await asyncio.sleep(0)
+            for server, _ in self._servers:
+                for connection in list(server.server_state.connections):
+                    transport = connection.transport
+                    if transport is not None:
+                        transport.abort()
 
     def stop(self) -> None:
         """Close the ports, and end the thread. A second call has no effect."""
