@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +68,14 @@ def wait(member: ClusterMember, condition: Callable[[ClusterView], bool]) -> Non
     assert member.wait_for(condition, LIMIT_S), member.view
 
 
+def wait_for_brokers(members: Iterable[ClusterMember], numbers: set[int]) -> None:
+    """Wait until each member sees these brokers. A new topic has only replicas in sync
+    whose brokers the controller sees.
+    """
+    for member in members:
+        wait(member, lambda view: set(view.brokers) == numbers)
+
+
 def test_each_member_sees_the_others_and_one_controls(join: Join) -> None:
     members = [join(number) for number in (1, 2, 3)]
     for member in members:
@@ -82,6 +90,7 @@ def test_each_member_sees_the_others_and_one_controls(join: Join) -> None:
 
 def test_a_member_that_ends_is_replaced(join: Join) -> None:
     first, second, third = (join(number) for number in (1, 2, 3))
+    wait_for_brokers((first, second, third), {1, 2, 3})
     create(first, "t", (1, 2, 3))
     wait(second, lambda view: view.leader_of(("t", 0)) == 1)
     first.close()
@@ -145,6 +154,7 @@ def test_a_change_whose_note_was_lost_is_found(
 
 def test_a_leaving_controller_gives_up_its_post(join: Join) -> None:
     members = {number: join(number) for number in (1, 2)}
+    wait_for_brokers(members.values(), {1, 2})
     wait(members[1], lambda view: view.controller in members)
     old = members[1].view.controller
     other = 3 - old
