@@ -25,9 +25,10 @@ def milliseconds(timeout: float) -> int:
     Raises:
         InvalidConfigError: the timeout is negative or not a number.
     """
-    if not timeout >= 0:
+    # NaN is not at least 0 either.
+    if not isinstance(timeout, int | float) or not timeout >= 0:
         raise InvalidConfigError(
-            "a timeout is in seconds", expected="a number from 0", found=timeout
+            "a timeout is in seconds", expected="a number from 0", found=repr(timeout)
         )
     return round(1000 * min(timeout, _MOST_SECONDS))
 

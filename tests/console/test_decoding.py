@@ -65,3 +65,27 @@ def test_values_are_shown_by_their_schemas(
     add_schema(written, 7, 2)
     page = console.get("/topics/orders/messages/0/1")
     assert "Avro schema 7" in page.text
+
+
+def test_half_of_a_surrogate_pair_is_shown_as_an_escape(
+    written: logcore.LogDir, console: ConsoleClient
+) -> None:
+    """UTF-8 cannot encode it, and the page of the message failed."""
+    written.create_topic("orders")
+    written.create_topic("_schemas")
+    key = {"keytype": "SCHEMA", "subject": "orders-value", "version": 1, "magic": 1}
+    value = {
+        "subject": "orders-value",
+        "version": 1,
+        "id": 1,
+        "schemaType": "JSON",
+        "schema": '{"type": "object"}',
+        "deleted": False,
+    }
+    text = json.dumps(value).encode()
+    written.append("_schemas", text, key=json.dumps(key).encode())
+    written.append("orders", b"\0\0\0\0\1" + rb'{"item": "\ud800"}')
+    page = console.page("/topics/orders/messages/0/0")
+    assert "JSON schema 1" in page.text
+    assert "ud800" in page.text
+    assert "ud800" in console.page("/topics/orders/messages").text

@@ -833,8 +833,9 @@ def test_invalid_settings_and_calls_are_refused(data: LogDir) -> None:
             consumer.seek(("t", 1), 0)
         with pytest.raises(InvalidConfigError):
             consumer.seek(ONE, -1)
-        with pytest.raises(InvalidConfigError):
-            consumer.poll(-1)
+        for wrong in (-1, float("nan"), "1"):
+            with pytest.raises(InvalidConfigError, match="in seconds"):
+                consumer.poll(wrong)  # type: ignore[arg-type]
     with pytest.raises(ConsumerStateError, match="closed"):
         consumer.poll()
 

@@ -168,7 +168,7 @@ def intercepted(
 
 class ConsumerOptions(TypedDict, total=False):
     """The settings of LogDir.consumer(), with the names and defaults of Kafka's Java
-    client where it has them.
+    client if it has such a setting.
 
     Attributes:
         group_id: The group, whose members divide the partitions. It stores committed
@@ -176,7 +176,7 @@ class ConsumerOptions(TypedDict, total=False):
         group_instance_id: The id of a static member, whose partitions wait for it while
             it is away.
         client_id: A name for the metrics.
-        auto_offset_reset: Where reading begins without a committed offset: "latest"
+        auto_offset_reset: The first offset without a committed offset: "latest"
             (default), "earliest", "by_duration:PT1H" for the first record of the last
             hour, or "none", which raises.
         enable_auto_commit: poll() commits the finished offsets. Default: True.

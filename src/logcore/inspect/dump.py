@@ -314,9 +314,9 @@ def _batch_rows(batch: RecordBatch, records: bool, topic: str) -> Iterator[Row]:
     yield row
     for record in found:
         one = {"type": "record", **shown_record(record)}
-        said = _described(topic, record, batch.is_control)
-        if said is not None:
-            one["says"] = said
+        description = _described(topic, record, batch.is_control)
+        if description is not None:
+            one["says"] = description
         if marker is not None:
             one["control_type"] = marker.kind
             if marker.coordinator_epoch >= 0:

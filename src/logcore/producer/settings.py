@@ -117,7 +117,7 @@ class ProducerOptions(TypedDict, total=False):
     Attributes:
         acks: 0 or 1: a result waits for the write. "all" (default): for a sync that
             began after it.
-        durability: "os" stands for acks 1, and "disk" for "all".
+        durability: "os" means acks 1, and "disk" means "all".
         linger_ms: How long a batch waits for more records. Default: 5.
         batch_size: Bytes of a batch. Default: 16,384.
         batch_records: Records of a batch. Default: no limit.
@@ -380,7 +380,7 @@ def chosen_settings(
     """Settings of a config by Kafka's names, and of keywords, which win. Raises
     InvalidConfigError.
 
-    durability="os" or "disk" stands for acks 1 or all.
+    durability="os" or "disk" means acks 1 or all.
     """
     chosen = _VOCABULARY.of_config(config)
     for name, value in given.items():

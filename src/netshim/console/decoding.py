@@ -8,6 +8,8 @@ Rules:
 
 from __future__ import annotations
 
+from typing import Final
+
 import attrs
 
 from logcore.errors import LogcoreError
@@ -15,6 +17,8 @@ from logcore.format.schema_records import SCHEMAS_TOPIC
 from logcore.kernels import Record
 from logcore.schemas import ValueDecoder, load_schemas
 from netshim.console.directory import OpenDirectory
+
+_TYPES: Final = {"AVRO": "Avro", "JSON": "JSON", "PROTOBUF": "Protobuf"}
 
 
 @attrs.frozen
@@ -33,8 +37,9 @@ class PieceContent:
 class SchemaCache:
     """The decoder of one directory. Several pages may use it at the same time."""
 
-    _end: int = -1
-    _decoder: ValueDecoder | None = None
+    #: The end of `_schemas` and the decoder for it, published as one value: another
+    #: thread must not see the decoder of one end with the other end.
+    _known: tuple[int, ValueDecoder] | None = None
 
     def decoder(self, directory: OpenDirectory) -> ValueDecoder | None:
         """Return the decoder of the directory, or None if it has no schemas."""
@@ -43,14 +48,15 @@ class SchemaCache:
         try:
             with directory.opened_log(SCHEMAS_TOPIC, 0) as log:
                 end = log.high_watermark
-                if end != self._end:
+                known = self._known
+                if known is None or known[0] != end:
                     records = log.read(log.log_start_offset, end)
-                    self._decoder = ValueDecoder(load_schemas(records))
-                    self._end = end
+                    known = end, ValueDecoder(load_schemas(records))
+                    self._known = known
         except LogcoreError:
             # The pages of _schemas show the damage.
             return None
-        return self._decoder
+        return known[1]
 
 
 def content_of(
@@ -65,5 +71,7 @@ def content_of(
         return PieceContent(data)
     if piece.error is not None:
         return PieceContent(data, f"not decoded: {piece.error}")
-    kind = str(piece.schema.get("type", "")).capitalize()
-    return PieceContent(piece.text.encode(), f"{kind} schema {piece.schema['id']}")
+    kind = _TYPES.get(piece.schema["type"], "")
+    # JSON may hold half of a surrogate pair, which UTF-8 cannot.
+    text = piece.text.encode("utf-8", "backslashreplace")
+    return PieceContent(text, f"{kind} schema {piece.schema['id']}")
