@@ -215,3 +215,28 @@ def test_directory_without_schemas_names_the_option(tmp_path: Path) -> None:
     url = "http://127.0.0.1:1"
     done = run("read", tmp_path / "data", "orders", "--schema-registry", url)
     assert done.exit_code == 2 and "does not answer" in done.stderr
+
+
+def test_half_of_a_surrogate_pair_ends_no_query(tmp_path: Path) -> None:
+    """UTF-8 cannot encode it, and one such value failed the whole query."""
+    key = {"keytype": "SCHEMA", "subject": "t-value", "version": 1, "magic": 1}
+    schema = {
+        "subject": "t-value",
+        "version": 1,
+        "id": 1,
+        "schemaType": "JSON",
+        "schema": '{"type": "object"}',
+        "deleted": False,
+    }
+    with logcore.open_dir(tmp_path, create=True, durability="os") as directory:
+        directory.create_topic("_schemas")
+        text = json.dumps(schema).encode()
+        directory.append("_schemas", text, key=json.dumps(key).encode())
+        directory.create_topic("t")
+        for item in (rb'"\ud800"', b'"plain"'):
+            directory.append("t", b"\0\0\0\0\1" + b'{"item":' + item + b"}")
+    query = "select value->>'$.item' as item from t where \"offset\" = 1"
+    assert lines("sql", tmp_path, query, "--schemas", "--json") == [{"item": "plain"}]
+    found = lines("sql", tmp_path, "select value from t", "--schemas", "--json")
+    assert found[0] == {"value": '{"item":"\\ud800"}'}
+    assert len(lines("read", tmp_path, "t", "--schemas", "--json")) == 2

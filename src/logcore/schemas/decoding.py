@@ -153,11 +153,15 @@ class DecodedPiece:
 
     @property
     def text(self) -> str:
-        """The value in one line: JSON, or the text that is stored."""
+        """The value in one line: JSON, or the text that is stored.
+
+        UTF-8 can encode it: half of a surrogate pair is an escape, as JSON allows.
+        """
         is_stored = self.schema is None or self.error is not None
         if isinstance(self.value, str) and is_stored:
             return self.value
-        return json.dumps(self.value, ensure_ascii=False, separators=(",", ":"))
+        text = json.dumps(self.value, ensure_ascii=False, separators=(",", ":"))
+        return text.encode("utf-8", "backslashreplace").decode()
 
 
 @attrs.frozen

@@ -72,6 +72,4 @@ def content_of(
     if piece.error is not None:
         return PieceContent(data, f"not decoded: {piece.error}")
     kind = _TYPES.get(piece.schema["type"], "")
-    # JSON may hold half of a surrogate pair, which UTF-8 cannot.
-    text = piece.text.encode("utf-8", "backslashreplace")
-    return PieceContent(text, f"{kind} schema {piece.schema['id']}")
+    return PieceContent(piece.text.encode(), f"{kind} schema {piece.schema['id']}")
