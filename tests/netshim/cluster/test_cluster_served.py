@@ -56,7 +56,11 @@ def test_a_topic_is_created_used_changed_and_deleted(calm: Cluster) -> None:
             "the setting reaches each broker",
         )
     admin.delete_topics(["orders"])["orders"].result()
-    assert calm.metadata("orders").error_code == codes.UNKNOWN_TOPIC_OR_PARTITION
+    # Another broker may have answered, before this one has read the change.
+    until(
+        lambda: calm.metadata("orders").error_code == codes.UNKNOWN_TOPIC_OR_PARTITION,
+        "the broker that is asked has removed the topic",
+    )
     until(
         lambda: not list(calm.path.glob("*/orders-*")),
         "the replicas are removed everywhere",
