@@ -1222,7 +1222,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "offsets_of_a_topic_deleted_between_pieces", "netshim/handlers/group.py",
-        "    if state.logdir.topics_version != version:",
+        "    if state.logdir.host.topics_version != version:",
         "    if False:",
         "netshim/test_pieces.py",
     ),

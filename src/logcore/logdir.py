@@ -17,43 +17,35 @@ from __future__ import annotations
 import contextlib
 import operator
 import os
-import threading
 import uuid
 import warnings
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, Unpack, overload
 
 from logcore.acquire import claim_directory
 from logcore.claim import Claim
 from logcore.config import Durability, LogConfig
-from logcore.coordinators.lookup import Coordinators
-from logcore.coordinators.orphans import first_free_producer_id
-from logcore.coordinators.topic_deletion import Deletions
 from logcore.directory.forking import fork_topic
-from logcore.directory.identity import DirectoryIdentity, ProducerIds, check_kind
+from logcore.directory.identity import DirectoryIdentity, check_kind
 from logcore.directory.incidents import Incidents
 from logcore.directory.maintenance import Upkeep, Upkeeper, high_watermarks
 from logcore.directory.open_logs import OpenLogs
 from logcore.directory.shared_topics import Sharing
 from logcore.directory.topic_file import (
-    PartitionNumbers,
     TopicEntry,
-    check_count,
     new_id,
 )
 from logcore.directory.topics import TopicDescription as TopicDescription  # noqa: PLC0414 -- others import it from here
 from logcore.directory.topics import TopicRegistry
+from logcore.directory_host import DirectoryHost
 from logcore.errors import (
     ConsumerStateError,
     CorruptBatchError,
     CorruptLogError,
-    ForkedWriterError,
     InvalidConfigError,
-    LogClosedError,
     LogcoreError,
     LogNotFoundError,
-    ReadOnlyLogError,
     StorageReadError,
     TopicExistsError,
     TopicNotFoundError,
@@ -68,13 +60,12 @@ from logcore.log import (
     check_on_corruption,
     check_path,
 )
-from logcore.metadata.checkpoint import Key, ensure_directory, expecting_directory
+from logcore.metadata.checkpoint import ensure_directory, expecting_directory
 from logcore.metadata.filenames import (
     LOG,
     OFFSETS_TOPIC,
     TRANSACTIONS_TOPIC,
     file_name,
-    partition_name,
 )
 from logcore.partition.checksum_file import ScrubProgress, ScrubReport, finish, unopened
 from logcore.partition.scan import Scan
@@ -211,10 +202,7 @@ class LogDir:
     path: The path of the directory.
     config: Settings of topics that do not set them.
     cluster_id, node_id: The values in meta.properties.
-    has_coordinator: Set by a broker of this process, which then runs the groups.
-    forget_topic: Set by such a broker. It deletes the offsets that groups committed for
-        a deleted topic, and returns when the deletion is durable; or raises
-        LogcoreError.
+    host: What brokers and coordinators call; see logcore.directory_host.
     """
 
     def __init__(
@@ -241,14 +229,8 @@ class LogDir:
         #: Whether other processes may have the directory open for writing too.
         self.is_shared = claim is not None and claim.is_shared
         self.given_config = given
-        self._make_locks()
-        self._partitioners: dict[
-            str, Partitioner
-        ] = {}  # by topic, from its first append; see append()
-        self._closed = (
-            True  # until _begin() has opened it, close() and __del__ have nothing to do
-        )
-        self._producer_ids = ProducerIds(fs, path)
+        # By topic, from its first append; see append().
+        self._partitioners: dict[str, Partitioner] = {}
         self._incidents = Incidents(fs, on_incident)
         self._registry = TopicRegistry(fs, path, self, claim, self._incidents, given)
         self._upkeeper = Upkeeper(fs, self, claim, self._incidents, upkeep)
@@ -261,16 +243,16 @@ class LogDir:
             on_corruption,
             is_replicated=is_replicated,
         )
-        self._coordinators = Coordinators(fs, claim)
-        self.has_coordinator = False
-        self.forget_topic: Callable[[str], None] | None = None
-        self._forks = fs.forks
-        fs.after_fork(
-            self._make_locks
-        )  # a thread of the parent may hold one, and does not exist in the child
         self._sharing = Sharing(fs, self, claim, self._registry, self._incidents)
-        self._deletions = Deletions(
-            fs, self._registry, self._sharing, self._incidents, self._coordinators
+        self.host = DirectoryHost(
+            fs,
+            self,
+            claim,
+            self._registry,
+            self._logs,
+            self._sharing,
+            self._incidents,
+            is_replicated=is_replicated,
         )
         try:
             if claim is None:
@@ -279,7 +261,7 @@ class LogDir:
                 with claim.alone() as is_alone:
                     self._begin(finishes=is_alone)
         except BaseException:
-            self._closed = True
+            self.host.is_closed = True
             for log in self._logs.known.values():
                 # The first error is the one to report.
                 with contextlib.suppress(LogcoreError):
@@ -303,8 +285,8 @@ class LogDir:
             self._check_cluster()
             if finishes:
                 self._registry.complete()
-        self._closed = False
-        self._deletions.forget_again(self, self._lock)
+        self.host.is_closed = False
+        self.host.deletions.forget_again(self, self.host.lock)
         if finishes and not self.is_replicated:
             self._apply_staged()
 
@@ -346,9 +328,6 @@ class LogDir:
 
     # -- opening and closing -----------------------------------------------------------
 
-    def _make_locks(self) -> None:
-        self._lock = threading.RLock()
-
     @property
     def cluster_id(self) -> str:
         return self._identity.cluster_id
@@ -369,12 +348,11 @@ class LogDir:
         self.close()
 
     def __del__(self) -> None:
-        held = getattr(self, "_claim", None)
-        if (
-            held is not None
-            and not getattr(self, "_closed", True)
-            and self._fs.forks == self._forks
-        ):
+        # Missing if __init__() failed early.
+        host = getattr(self, "host", None)
+        if host is None or self._claim is None:
+            return
+        if not host.is_closed and not host.is_forked:
             warnings.warn(
                 f"log directory {self.path} was not closed",
                 ResourceWarning,
@@ -384,7 +362,7 @@ class LogDir:
 
     def __repr__(self) -> str:
         state = "writing"
-        if self._closed:
+        if self.host.is_closed:
             state = "closed"
         elif self._claim is None:
             state = "read-only"
@@ -398,7 +376,7 @@ class LogDir:
         """A topic, with the number of its offsets if that is known without reading the
         disk.
         """
-        logs = [self.opened(topic.name, number) for number in topic.numbers]
+        logs = [self.host.opened(topic.name, number) for number in topic.numbers]
         if None in logs:
             return topic.name
         count = sum(
@@ -410,7 +388,7 @@ class LogDir:
         """A table of the topics. None once the directory is closed: a notebook then
         shows the text form.
         """
-        if self._closed:
+        if self.host.is_closed:
             return None
         from logcore.summary import directory_html
 
@@ -437,10 +415,10 @@ class LogDir:
 
         If closing a log fails, closes the others too, then raises the first error.
         """
-        with self._lock:
+        with self.host.lock:
             if self._logs.is_released:
                 return
-            self._closed = True
+            self.host.is_closed = True
             everything = {
                 (topic.name, n)
                 for topic in self._registry.known.values()
@@ -448,75 +426,37 @@ class LogDir:
             }
             self._logs.close_all(
                 everything,
-                self._coordinators.close,
-                is_forked=self._fs.forks != self._forks,
+                self.host.coordinators.close,
+                is_forked=self.host.is_forked,
             )
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise LogClosedError("the log directory is closed", path=self.path)
-
     def _check_alone(self, what: str) -> None:
-        self._check_writable()
+        self.host.check_writable()
         if self.is_shared:
             raise InvalidConfigError(
                 f"{what} needs the directory for itself; open it without shared=True"
             )
 
-    def _check_standalone(self) -> None:
-        self._check_writable()
-        if self.is_replicated:
-            raise InvalidConfigError(
-                "the topics of a cluster are changed through its brokers",
-                path=self.path,
-            )
-
-    def _check_writable(self) -> Claim:
-        self._check_open()
-        if self._fs.forks != self._forks:
-            raise ForkedWriterError(
-                "the log directory was opened by a parent process; open it again in the child",
-                path=self.path,
-            )
-        if self._claim is None:
-            raise ReadOnlyLogError(
-                "the log directory was opened with read_only=True", path=self.path
-            )
-        return self._claim
-
     # -- topics ------------------------------------------------------------------------
 
     def topics(self) -> list[str]:
         """Names of the topics, sorted."""
-        self._check_open()
+        self.host.check_open()
         if self.is_shared:
             self.refresh()
         return sorted(self._registry.known)
-
-    @property
-    def coordinators(self) -> Coordinators:
-        """The coordinators of groups and transactions, for brokers. Users have
-        consumer() and producer().
-        """
-        return self._coordinators
-
-    @property
-    def topics_version(self) -> int:
-        """A number that changes whenever a topic is created, grown or deleted."""
-        return self._registry.version
 
     @property
     def is_read_only(self) -> bool:
         """Whether it was opened with read_only=True."""
         return self._claim is None
 
-    @property
-    def fs(self) -> FS:
-        """The file system of the directory."""
-        return self._fs
-
     def __contains__(self, topic: object) -> bool:
-        if self.is_shared and topic not in self._registry.known and not self._closed:
+        if (
+            self.is_shared
+            and topic not in self._registry.known
+            and not self.host.is_closed
+        ):
             self.refresh()
         return topic in self._registry.known
 
@@ -524,15 +464,15 @@ class LogDir:
         """Reads the topics again; for a directory that was opened read-only beside a
         writer, or is shared.
         """
-        with self._lock:
-            self._check_open()
+        with self.host.lock:
+            self.host.check_open()
             if self._claim is None:
                 self._registry.look()
             else:
                 self._sharing.follow()
 
     def _topic(self, name: str) -> TopicEntry:
-        self._check_open()
+        self.host.check_open()
         if self.is_shared and name not in self._registry.known:
             self.refresh()
         return self._registry.topic(name)
@@ -544,13 +484,13 @@ class LogDir:
         known = self._topic(name).topic_id
         if known is not None:
             return known
-        with self._lock:
-            self._check_open()
+        with self.host.lock:
+            self.host.check_open()
             return self._registry.topic_id(name)
 
     def describe_topic(self, name: str) -> TopicDescription:
         """Describes a topic and its partitions. Raises TopicNotFoundError."""
-        with self._lock:
+        with self.host.lock:
             return self._registry.describe(self._topic(name))
 
     def settings(self, name: str) -> LogConfig:
@@ -603,91 +543,21 @@ class LogDir:
         check_only: here and in the methods below, only raise the errors, and change
         nothing.
         """
-        with self._lock:
-            self._check_standalone()
+        with self.host.lock:
+            self.host.check_standalone()
             self.refresh()
             left = self._registry.deleting_elsewhere.intersection(wanted)
             is_half_deleted = not self._registry.deleting.keys().isdisjoint(wanted)
         if is_half_deleted:  # an earlier creation or deletion failed half way, for example on a full disk
-            self._deletions.finish(self._lock)
+            self.host.deletions.finish(self.host.lock)
         if left:
-            self._deletions.forget_left(self, left)
-        with self._lock:
-            self._check_writable()
+            self.host.deletions.forget_left(self, left)
+        with self.host.lock:
+            self.host.check_writable()
             if left:
                 self._sharing.finish_elsewhere(left)
             with self._sharing.changing():
                 self._registry.create(wanted, check_only=check_only)
-
-    def place_topic(
-        self,
-        name: str,
-        topic_id: uuid.UUID,
-        count: int,
-        numbers: Iterable[int],
-        config: Mapping[str, str],
-    ) -> None:
-        """Create the replicas of a topic of a cluster that are missing here, for brokers.
-
-        `count` is the number of all partitions of the topic, and `numbers` are those
-        with a replica in this directory. `config` replaces the settings of the topic.
-        Other replicas are kept; remove_replicas() removes them. A call that was
-        interrupted can be repeated.
-
-        Raises:
-            TopicExistsError: there is a topic of that name with another id.
-            InvalidConfigError: a setting is invalid, or the directory was not opened
-                with replicated=True.
-            CorruptLogError: the directory of a new replica contains records.
-        """
-        with self._lock:
-            self._check_replicated()
-            placed = TopicEntry(
-                name,
-                topic_id,
-                check_count(count, 1),
-                dict(config),
-                PartitionNumbers(sorted(numbers)),
-            )
-            before = self._registry.known.get(name)
-            self._registry.place(placed)
-            if before is not None and before.overrides != config:
-                self._reconfigure(name)
-
-    def remove_replicas(self, name: str, numbers: Iterable[int]) -> None:
-        """Remove replicas of a topic with their records, for brokers.
-
-        The last one removes the topic from this directory. Raises what place_topic()
-        raises, and TopicNotFoundError.
-        """
-        with self._lock:
-            claim = self._check_replicated()
-            doomed = list(numbers)
-            with claim.batched_recovery_points():
-                self._logs.close((name, number) for number in doomed)
-            self._registry.remove_replicas(name, doomed)
-
-    def set_topic_aside(self, name: str) -> None:
-        """Rename the replicas of a topic, for brokers, so that its name is free.
-
-        The directories `<topic>-<partition>.<id>-stray` keep the records, and are never
-        opened or removed. Raises what remove_replicas() raises.
-        """
-        with self._lock:
-            claim = self._check_replicated()
-            numbers = self.partitions(name)
-            with claim.batched_recovery_points():
-                self._logs.close((name, number) for number in numbers)
-            self._registry.set_aside(name)
-
-    def _check_replicated(self) -> Claim:
-        claim = self._check_writable()
-        if not self.is_replicated:
-            raise InvalidConfigError(
-                "replicas need a directory that was opened with replicated=True",
-                path=self.path,
-            )
-        return claim
 
     def fork(
         self, topic: str, at_offset: int | Mapping[int, int] | None, new_topic: str
@@ -701,7 +571,7 @@ class LogDir:
         exists whole or not at all. Raises what create_topic() raises, and
         OffsetOutOfRangeError outside [log start, high watermark] of a partition.
         """
-        with self._lock:
+        with self.host.lock:
             self._check_alone("fork()")
             source = self._topic(topic)
             overrides = self._registry.own_overrides(source)
@@ -765,7 +635,7 @@ class LogDir:
         """
         from logcore.backup import open_store, take_snapshot
 
-        self._check_open()
+        self.host.check_open()
         self.refresh()
         store = open_store(backup, self._fs, create=True)
         topics = list(self._registry.known.values())
@@ -777,8 +647,8 @@ class LogDir:
         """Increases a topic's number of partitions to count. Raises InvalidConfigError
         unless count is larger.
         """
-        with self._lock:
-            self._check_standalone()
+        with self.host.lock:
+            self.host.check_standalone()
             with self._sharing.changing():
                 self._registry.grow(name, count, check_only=check_only)
 
@@ -792,21 +662,12 @@ class LogDir:
         """Changes settings of a topic by Kafka's names, all or none; None restores the
         default of a setting.
         """
-        with self._lock:
-            self._check_writable()
+        with self.host.lock:
+            self.host.check_writable()
             with self._sharing.changing():
                 self._registry.alter(name, changes, check_only=check_only)
             if not check_only:
-                self._reconfigure(name)
-
-    def _reconfigure(self, name: str) -> None:
-        """Let the open logs of a topic use its settings, under the lock."""
-        settings = self.settings(name)
-        for (of, number), log in self._logs.known.items():
-            if of == name and not log.is_closed:
-                # A poisoned log gets the settings when it is opened again.
-                with self._incidents.going_on("settings", partition_name(of, number)):
-                    log.reconfigure(settings)
+                self.host.reconfigure(name)
 
     def delete_topic(self, name: str) -> None:
         """Removes a topic with all its records, and with what groups have committed for
@@ -815,27 +676,9 @@ class LogDir:
         A running reader reaches the end of its segment and then raises
         OffsetOutOfRangeError.
         """
-        self.start_deletion(name)
-        self._deletions.forget_and_end(self, self._lock, name)
-
-    def start_deletion(self, name: str) -> None:
-        """Delete a topic like delete_topic(), for brokers, which have their own groups.
-
-        The name remains unavailable. Once the groups have deleted its offsets, or could
-        not, the broker must call end_deletion().
-        """
-        self._check_standalone()
-        self._topic(name)
+        self.host.start_deletion(name)
         self._partitioners.pop(name, None)
-        self._deletions.start(self, self._lock, name)
-
-    def end_deletion(self, names: Collection[str], *, is_forgotten: bool) -> None:
-        """Complete a deletion, for brokers, after start_deletion().
-
-        `is_forgotten` means that the committed offsets of these topics are durably
-        deleted. Otherwise tick() deletes them.
-        """
-        self._deletions.end(self._lock, names, is_forgotten=is_forgotten)
+        self.host.deletions.forget_and_end(self, self.host.lock, name)
 
     def delete_group(self, group_id: str) -> None:
         """Deletes a consumer group with its committed offsets.
@@ -845,10 +688,10 @@ class LogDir:
         """
         from logcore.consumer.offset_stores import delete
 
-        self._check_writable()
+        self.host.check_writable()
         refused = delete(
-            self._coordinators.groups(self),
-            self._coordinators.present_registry(self),
+            self.host.coordinators.groups(self),
+            self.host.coordinators.present_registry(self),
             group_id,
         )
         if refused is not None:
@@ -876,12 +719,12 @@ class LogDir:
         """
         from logcore.consumer.offset_stores import alter, committed_rows
 
-        self._check_writable()
-        groups = self._coordinators.groups(self)
+        self.host.check_writable()
+        groups = self.host.coordinators.groups(self)
         rows = committed_rows(offsets, self._fs.now_ms())
         refused = alter(
             groups,
-            self._coordinators.present_registry(self),
+            self.host.coordinators.present_registry(self),
             group_id,
             rows,
             is_forced=force,
@@ -918,24 +761,8 @@ class LogDir:
         Raises InvalidTransactionStateError if none is open, and what
         TransactionalProducer.commit_transaction() raises.
         """
-        self._check_writable()
-        self._coordinators.transactions(self).end(transactional_id, commit=commit)
-
-    def next_producer_id(self) -> int:
-        """Return a producer id that this directory never gave out.
-
-        Each block of 1,000 ids is reserved on disk before its use. In a directory
-        without a reserved block, the first id is above all ids in its logs, so all logs
-        are opened.
-        """
-        claim = self._check_writable()
-        least = 0
-        if not self._producer_ids.are_noted:
-            least = first_free_producer_id(
-                self
-            )  # without the lock: others need it, and this may take long
-        with self._lock, claim.changing():
-            return self._producer_ids.next(least)
+        self.host.check_writable()
+        self.host.coordinators.transactions(self).end(transactional_id, commit=commit)
 
     # -- partitions --------------------------------------------------------------------
 
@@ -948,7 +775,7 @@ class LogDir:
         log = self._logs.known.get((topic, number))
         if log is not None and not log.is_closed and not self._sharing.is_behind:
             return log
-        with self._lock:
+        with self.host.lock:
             if self.is_shared:  # also another process may have deleted the topic, and created another of its name
                 self.refresh()
             known = self._topic(topic)
@@ -970,17 +797,6 @@ class LogDir:
             return self._logs.open(known, number, self.durability, committed)
 
     # -- records -----------------------------------------------------------------------
-
-    def open_again(self, topic: str, number: int) -> Log:
-        """Like partition(), for a log that a failed write or sync has poisoned: closes
-        it, then opens and recovers it.
-
-        Raises what partition() raises. A record that was not acknowledged may be
-        missing afterwards.
-        """
-        with contextlib.suppress(LogcoreError):
-            self.partition(topic, number).close()
-        return self.partition(topic, number)
 
     def topic(self, name: str) -> Topic:
         """A topic to append to and to read from. Raises TopicNotFoundError."""
@@ -1106,7 +922,7 @@ class LogDir:
         """
         from logcore.query.sql import relation
 
-        self._check_open()
+        self.host.check_open()
         return relation(self, query, is_text=text)
 
     def tail(
@@ -1181,15 +997,15 @@ class LogDir:
         from logcore.consumer.consumer import Consumer
         from logcore.consumer.settings import consumer_settings
 
-        self._check_open()
+        self.host.check_open()
         chosen = consumer_settings(config, settings)
         groups = None
         registry = None
         if chosen.group_id is not None:
-            self._check_writable()
-            groups = self._coordinators.groups(self)
+            self.host.check_writable()
+            groups = self.host.coordinators.groups(self)
         if chosen.uses_registry:
-            registry = self._coordinators.registry(self)
+            registry = self.host.coordinators.registry(self)
         return Consumer(self._fs, self, groups, chosen, registry)
 
     def connector(
@@ -1203,7 +1019,7 @@ class LogDir:
         """
         from logcore.legacy.connector import Connector
 
-        self._check_open()
+        self.host.check_open()
         return Connector(self, group_id, settings)
 
     def simple_consumer(
@@ -1214,7 +1030,7 @@ class LogDir:
         """
         from logcore.legacy.simple_consumer import SimpleConsumer
 
-        self._check_open()
+        self.host.check_open()
         return SimpleConsumer(self._fs, self, isolation_level)
 
     @overload
@@ -1249,42 +1065,11 @@ class LogDir:
         from logcore.producer.settings import chosen_settings
         from logcore.producer.transactional_producer import TransactionalProducer
 
-        self._check_writable()
+        self.host.check_writable()
         chosen = chosen_settings(config, settings)
         if chosen.transactional_id is None:
             return Producer(self._fs, self, chosen)
-        return TransactionalProducer(self._fs, self, chosen, self._coordinators)
-
-    def close_logs(self, topics: Collection[str]) -> None:
-        """Closes and forgets the logs of topics that are being deleted. A failure is an
-        incident.
-        """
-        with (
-            self._check_writable().batched_recovery_points()
-        ):  # gathers recovery points without writing them: the logs are deleted
-            self._logs.close_topics(topics)
-
-    def stale_topics(self) -> Collection[str]:
-        """Topics with an open log of a deleted topic of the same name."""
-        return self._logs.stale_topics()
-
-    def known_logs(self) -> Mapping[Key, Log]:
-        """The opened logs; a user may have closed some of them."""
-        return self._logs.known
-
-    def opened(self, topic: str, number: int) -> Log | None:
-        """The log of a partition if it is open now."""
-        return self._logs.opened((topic, number))
-
-    def leader_epoch(self, topic: str, number: int) -> int:
-        """The leader epoch of records appended to a partition; read from its file if
-        the partition is not open.
-        """
-        return self._logs.leader_epoch((topic, number))
-
-    def knows_leader_epoch(self, topic: str, number: int) -> bool:
-        """Whether leader_epoch() reads no file."""
-        return self._logs.knows_leader_epoch((topic, number))
+        return TransactionalProducer(self._fs, self, chosen, self.host.coordinators)
 
     def size_bytes(self, topic: str, number: int) -> int:
         """The size of all .log files of a partition, without opening it. Raises
@@ -1302,27 +1087,10 @@ class LogDir:
                 total += self._fs.file_size(os.path.join(path, file_name(base, LOG)))
         return total
 
-    def trusted_ms(self, wall_ms: int) -> int:
-        """The time by which old things may be deleted; at most wall_ms. See
-        logcore.metadata.trusted_clock.
-        """
-        return self._check_writable().clock.now_ms(wall_ms)
-
     def space(self) -> tuple[int, int]:
         """(total, free) bytes of the file system with the directory."""
         with expecting_directory(self._fs, self.path):
             return self._fs.total_bytes(self.path), self._fs.free_bytes(self.path)
-
-    @property
-    def was_clean(self) -> bool:
-        """Whether the last writer closed the directory cleanly; if not, opening its
-        logs checks their ends.
-        """
-        return self._claim is None or self._claim.is_clean
-
-    def open_logs(self) -> dict[tuple[str, int], Log]:
-        """The logs that are open now, by (topic, partition)."""
-        return self._logs.all_open()
 
     def incidents(self) -> tuple[Incident, ...]:
         """Errors since the directory was opened in work that no caller waits for, such
@@ -1344,19 +1112,19 @@ class LogDir:
         now_ms: the wall clock, taken from the system when None. A log that an earlier
         error has poisoned is skipped; its next append raises the error.
         """
-        claim = self._check_writable()
+        claim = self.host.check_writable()
         self.refresh()
         wall_ms = time_ms(now_ms)
         if wall_ms is None:
             wall_ms = self._fs.now_ms()
         if self._registry.deleting:
-            self._deletions.finish(self._lock)
-            self._deletions.forget_again(self, self._lock)
+            self.host.deletions.finish(self.host.lock)
+            self.host.deletions.forget_again(self, self.host.lock)
         # In this order, until one of them has taken the time of a tick.
         if not self._upkeeper.visit_open(wall_ms):
             return
         with self._incidents.going_on("transactions", self.path):
-            self._coordinators.look(self)
+            self.host.coordinators.look(self)
         if not self.is_shared and not self.is_replicated:
             from logcore.staging import applying
 
@@ -1367,15 +1135,15 @@ class LogDir:
                     return
         if self.is_shared and claim.runs_maintenance():
             with self._incidents.going_on("registry", self.path):
-                self._coordinators.control(self)
+                self.host.coordinators.control(self)
         clock_ms = self._fs.monotonic_ms()
-        with self._lock:
-            if self._closed or (
+        with self.host.lock:
+            if self.host.is_closed or (
                 claim.runs_maintenance() and self._upkeeper.keep(clock_ms, wall_ms)
             ):
                 return
         if self._upkeeper.owes_high_watermarks:
-            with self._lock, self._incidents.going_on("checkpoints", self.path):
+            with self.host.lock, self._incidents.going_on("checkpoints", self.path):
                 self._upkeeper.save_high_watermarks(high_watermarks(self._logs.known))
 
     # -- rot ---------------------------------------------------------------------------
@@ -1408,21 +1176,3 @@ class LogDir:
                         unopened(self._registry.partition_path(name, number), error)
                     )
         return reports
-
-
-# -- for hosts -------------------------------------------------------------------------
-
-
-def fs_of(directory: LogDir) -> FS:
-    """The disk that a directory is on."""
-    return directory._fs
-
-
-def check_open(directory: LogDir) -> None:
-    """Raises LogClosedError."""
-    directory._check_open()
-
-
-def check_writable(directory: LogDir) -> None:
-    """Raises LogClosedError, ReadOnlyLogError, ForkedWriterError."""
-    directory._check_writable()

@@ -72,7 +72,7 @@ class WaitingFetches(Waiting):
             return
         keys = self.waited_for()
         for key in keys:
-            log = self._logdir.opened(*key)
+            log = self._logdir.host.opened(*key)
             if (
                 log is None
                 or log.has_failed
@@ -108,7 +108,7 @@ class WaitingFetches(Waiting):
         now = {}
         for key in self.waited_for():
             now[key] = -1
-            log = self._logdir.opened(*key)
+            log = self._logdir.host.opened(*key)
             if log is not None:
                 now[key] = log.high_watermark
         self._visible = now

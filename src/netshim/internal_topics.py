@@ -127,7 +127,7 @@ class InternalTopic:
 
         def may_wait() -> bool:
             log = (
-                state.logdir.opened(self.name, self.partition_of(name))
+                state.logdir.host.opened(self.name, self.partition_of(name))
                 if self.exists
                 else None
             )

@@ -120,7 +120,7 @@ class BrokerLogs:
     def replica(self, topic: str, partition: int) -> Log:
         """Return a log like log(), also if another broker leads the partition."""
         key = topic, partition
-        log = self._logdir.opened(topic, partition)
+        log = self._logdir.host.opened(topic, partition)
         if log is not None and not log.has_failed:
             self._used_ms[key] = self._lifecycle.now_ms
             return log
@@ -143,7 +143,7 @@ class BrokerLogs:
         is_busy = self._requests.is_busy(key) or self._work.is_busy(key)
         if is_busy or key in self._closing:
             return None
-        log = self._logdir.opened(topic, partition)
+        log = self._logdir.host.opened(topic, partition)
         if log is None or log.has_failed:
             return None
         if self.check_leads is not None:
@@ -165,7 +165,7 @@ class BrokerLogs:
         if key in self._closing:
             return True  # it is opened after it was closed
         try:
-            log = self._logdir.opened(topic, partition)
+            log = self._logdir.host.opened(topic, partition)
             if log is not None:
                 return log.has_failed or (
                     self._logdir.is_shared and log.writer.state.is_behind()
@@ -244,7 +244,7 @@ class BrokerLogs:
         elif not needs_all:
             # The logs of the request that are open must not be closed for the others.
             for key in keys:
-                if self._logdir.opened(*key) is not None:
+                if self._logdir.host.opened(*key) is not None:
                     self._used_ms[key] = self._lifecycle.now_ms
         answer = PendingResponse()
         self._open_next(missing, failures, handle, answer)
@@ -314,9 +314,9 @@ class BrokerLogs:
         """Close the least recently used logs if the limit of open logs is reached."""
         most = self.most_logs()
         # This count includes closed logs, but is cheap.
-        if len(self._logdir.known_logs()) < most:
+        if len(self._logdir.host.known_logs()) < most:
             return
-        open_logs = self._logdir.open_logs()
+        open_logs = self._logdir.host.open_logs()
         open_count = len(open_logs)
         if open_count < most:
             return
@@ -425,7 +425,7 @@ class BrokerLogs:
             log.refresh()
         if log.has_failed:
             _log.error("%s: a write or sync failed; the log is opened again", log.path)
-            log = self._logdir.open_again(topic, partition)
+            log = self._logdir.host.open_again(topic, partition)
             _log.error("%s: opened again, %s", log.path, log.recovery_report)
         return log
 

@@ -139,7 +139,7 @@ class LoopHost(ABC, Generic[EffectT]):
     def _check_expiry(self, now_ms: int) -> None:
         self._state.advance_clock(now_ms)
         self._check_later()
-        self._act(self._expire(self._state.logdir.trusted_ms(now_ms)))
+        self._act(self._expire(self._state.logdir.host.trusted_ms(now_ms)))
 
     @abstractmethod
     def _expire(self, trusted_ms: int) -> Iterable[EffectT]:

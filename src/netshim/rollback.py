@@ -75,7 +75,10 @@ class ReplacedBroker:
 
         state.transactions.look(None, looked)
         return cls(
-            {key: log.leader_epoch for key, log in state.logdir.known_logs().items()},
+            {
+                key: log.leader_epoch
+                for key, log in state.logdir.host.known_logs().items()
+            },
             {name: one for name, one in found.items() if one.status in _OPEN},
         )
 

@@ -345,7 +345,7 @@ class Server:
                 self.security.publish(facts)
             self._warn_of_security()
             await self.loop.run_in_executor(self._pool, self._read_ids)
-            if not self.logdir.was_clean:
+            if not self.logdir.host.was_clean:
                 await self.loop.run_in_executor(self._pool, self._recover)
             # Step 2: start the broker and listen.
             self._thread_id = threading.get_ident()
@@ -421,7 +421,7 @@ class Server:
         broker = Broker(self.logdir, *given)
         broker.state.logs.most_logs = self._most_logs
         if not self._shared:
-            self.logdir.forget_topic = self._forget_topic
+            self.logdir.host.forget_topic = self._forget_topic
         return broker
 
     def check(self) -> None:
@@ -668,7 +668,7 @@ class Server:
         Raises:
             NodeExistsError: another broker serves the directory.
         """
-        registry = self.logdir.coordinators.registry(self.logdir)
+        registry = self.logdir.host.coordinators.registry(self.logdir)
         host, port = self.listeners[0].address
         register_broker(
             registry, self.logdir.node_id, host, port, timestamp_ms=self._clock.now_ms()

@@ -141,7 +141,7 @@ class SharedDirectoryGroups(GroupService):
     def _open(self) -> SharedGroups:
         if self._groups is None:
             logdir = self._state.logdir
-            groups = logdir.coordinators.groups(logdir)
+            groups = logdir.host.coordinators.groups(logdir)
             assert isinstance(groups, SharedGroups), "the directory is shared"
             groups.rules = group_rules(self._state.settings)
             groups.on_news = self._news.append
@@ -269,7 +269,7 @@ class TransactionsBesideOthers(TransactionService):
     def _open(self) -> TransactionCoordinator:
         if self._coordinator is None:
             logdir = self._state.logdir
-            self._coordinator = logdir.coordinators.transactions(logdir)
+            self._coordinator = logdir.host.coordinators.transactions(logdir)
         return self._coordinator
 
     @property

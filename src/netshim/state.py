@@ -102,15 +102,15 @@ class BrokerState:
     ) -> None:
         self.security = security or Security(
             SecuritySettings(),
-            open_store=partial(SecurityStore, logdir.path, logdir.fs),
-            random=logdir.fs.random_bytes,
-            wall_ms=logdir.fs.now_ms,
+            open_store=partial(SecurityStore, logdir.path, logdir.host.fs),
+            random=logdir.host.fs.random_bytes,
+            wall_ms=logdir.host.fs.now_ms,
         )
         # Runs work of authentication. The host sets it, so that guessed passwords do
         # not delay the threads that sync.
         self.submit_login = submit
         self.is_shared = logdir.is_shared
-        logdir.has_coordinator = not self.is_shared
+        logdir.host.has_coordinator = not self.is_shared
         self.logdir = logdir
         self.settings = settings
         self.submit = submit
@@ -119,7 +119,7 @@ class BrokerState:
         # Set if groups of the consumer protocol are served.
         self.group_settings: GroupSettings | None = None
         if not self.is_shared:
-            self.group_settings = logdir.coordinators.group_settings(logdir)
+            self.group_settings = logdir.host.coordinators.group_settings(logdir)
         self.remembered = Remembered(settings.max_remembered_bytes)
         self.timers = LoopTimers()
         self.journal = Journal()
@@ -183,7 +183,7 @@ class BrokerState:
 
         Allocations run one at a time, because the first one may read all logs.
         """
-        self.work.submit(_PRODUCER_IDS, self.logdir.next_producer_id, done)
+        self.work.submit(_PRODUCER_IDS, self.logdir.host.next_producer_id, done)
 
     def change_security(
         self, change: Callable[[], Any], respond: Callable[[Any], Any]

@@ -35,7 +35,7 @@ class TopicIds:
         """Return the name of a topic by its id, or None if there is no such topic."""
         if self._logdir.is_shared and topic_id not in self._names:
             self._logdir.refresh()  # another process may have created it
-        version = self._logdir.topics_version
+        version = self._logdir.host.topics_version
         if version != self._version:
             names: dict[bytes, str] = {}
             for name in self._logdir.topics():

@@ -34,7 +34,7 @@ class ServedTopics:
     @property
     def version(self) -> int:
         # A rule may hide or show a topic. Both numbers only rise.
-        return self._logdir.topics_version + self._rules_version()
+        return self._logdir.host.topics_version + self._rules_version()
 
     def names(self) -> Iterable[str]:
         return [name for name in self._logdir.topics() if name not in INTERNAL_TOPICS]

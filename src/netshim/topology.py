@@ -159,7 +159,7 @@ class SoleTopology(Topology):
         return [BrokerAddress(self._logdir.node_id, session.host, session.port)]
 
     def partition(self, topic: str, number: int) -> ReplicaFacts:
-        epoch = self._logdir.leader_epoch(topic, number)
+        epoch = self._logdir.host.leader_epoch(topic, number)
         return ReplicaFacts(self._logdir.node_id, epoch, self._node, self._node)
 
     def coordinator(

@@ -119,7 +119,7 @@ class TransactionHost(LoopHost[Effect], TransactionService):
         self._is_closed = False
         # A power loss may have left transactions open. In a cluster, another replica has
         # their records.
-        self._expects_orphans = only is None and not state.logdir.was_clean
+        self._expects_orphans = only is None and not state.logdir.host.was_clean
 
     def _new(self) -> TransactionMachine:
         remembered = self._state.remembered
@@ -463,7 +463,7 @@ class Markers:
         if not name or TRANSACTIONS_TOPIC not in logdir:
             return 0
         number = partition_of(name, logdir.partitions(TRANSACTIONS_TOPIC)[-1] + 1)
-        home = logdir.opened(TRANSACTIONS_TOPIC, number)
+        home = logdir.host.opened(TRANSACTIONS_TOPIC, number)
         if home is None:
             return 0
         return home.leader_epoch

@@ -130,7 +130,7 @@ def test_snapshot_of_a_reader_leaves_no_log_open(tmp_path: Path) -> None:
     with logcore.open_dir(tmp_path / "data", read_only=True) as reader:
         used = reader.partition("t", 3)
         reader.snapshot(tmp_path / "backup")
-        assert list(reader.open_logs()) == [("t", 3)]
+        assert list(reader.host.open_logs()) == [("t", 3)]
         assert used.log_end_offset == 0
 
 
@@ -345,7 +345,7 @@ def test_parts_of_an_unfinished_snapshot_are_kept_for_a_day(tmp_path: Path) -> N
         logdir.append("t", b"1")
         logdir.snapshot(tmp_path / "backup")
         parts = tmp_path / "backup" / "parts" / "t-0"
-        now_ms = logdir.fs.now_ms()
+        now_ms = logdir.host.fs.now_ms()
         for age_ms in (0, 100_000_000):
             part = f"{0:020}.{new_id(now_ms - age_ms, bytes(4))}.0"
             (parts / part).write_bytes(b"x")

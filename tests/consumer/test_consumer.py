@@ -734,7 +734,7 @@ def test_metrics_are_countable_while_partitions_are_revoked(
 def test_read_committed_ends_at_the_last_stable_offset(data: LogDir) -> None:
     log = data.partition("t", 0)
     fill(data, 0, 2)
-    producer = data.next_producer_id()
+    producer = data.host.next_producer_id()
     open_one = encode(
         [(None, b"open")],
         producer_id=producer,
@@ -762,7 +762,7 @@ def test_position_above_the_last_stable_offset_waits(data: LogDir, reset: str) -
     """
     log = data.partition("t", 0)
     fill(data, 0, 2)
-    producer = data.next_producer_id()
+    producer = data.host.next_producer_id()
     open_one = encode(
         [(None, b"open")],
         producer_id=producer,

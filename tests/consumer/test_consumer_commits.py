@@ -398,7 +398,7 @@ def test_concurrent_commits_of_threads_share_batches(tmp_path: Path) -> None:
         data.create_topic("t")
         data.create_topic(OFFSETS_TOPIC, 2, OFFSETS_CONFIG)
         data.consumer(group_id="g").close()
-        groups: Any = data._coordinators._groups
+        groups: Any = data.host.coordinators._groups
         commits: list[tuple[str, int, str, tuple[int, int] | None]] = [
             *((f"g{2 * number}", 0, "", None) for number in range(5)),
             *((f"g{2 * number + 1}", 0, "", None) for number in range(5)),
@@ -445,7 +445,7 @@ def test_shared_batch_respects_the_size_limits_of_the_topic(
         data.create_topic("t")
         data.create_topic(OFFSETS_TOPIC, 1, {**OFFSETS_CONFIG, name: 600})
         data.consumer(group_id="g").close()
-        groups: Any = data._coordinators._groups
+        groups: Any = data.host.coordinators._groups
         results = commit_concurrently(
             groups, [(f"g{number}", number) for number in range(20)]
         )
@@ -465,7 +465,7 @@ def test_commits_with_unknown_result_raise_an_error(
     with logcore.open_dir(tmp_path / "data", create=True, durability="os") as data:
         data.create_topic("t")
         data.consumer(group_id="g").close()
-        groups: Any = data._coordinators._groups
+        groups: Any = data.host.coordinators._groups
         stored = groups._coordinator.stored
         calls = []
 

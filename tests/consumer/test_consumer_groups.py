@@ -640,7 +640,7 @@ def test_waiting_members_do_not_wake_one_another() -> None:
         members = consumers(data, 2)
         poll_all(members)
         woken: list[int] = []
-        groups = data._coordinators._groups
+        groups = data.host.coordinators._groups
         assert groups is not None
         groups.listen(lambda: woken.append(1))
         poll_all(members, 20)

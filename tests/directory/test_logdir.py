@@ -543,7 +543,7 @@ def test_producer_ids_start_above_ids_found_in_logs(data: str) -> None:
         )  # the library never assigns this id, but any client may write it
     with logcore.open_dir(data) as logdir:
         assert not os.path.exists(name), "opening does not ask for ids"
-        assert logdir.next_producer_id() == 8
+        assert logdir.host.next_producer_id() == 8
         stored = logdir.partition("t", 1).log_end_offset
         assert logdir.partition("t", 1).append_batch(batch(8)).offset == stored
         with logdir.producer(transactional_id="x", threaded=False) as producer:
@@ -552,12 +552,12 @@ def test_producer_ids_start_above_ids_found_in_logs(data: str) -> None:
         given = transaction.producer_id
     os.remove(name)
     with logcore.open_dir(data) as logdir:
-        assert logdir.next_producer_id() == given + 1, (
+        assert logdir.host.next_producer_id() == given + 1, (
             "it has written nothing but the record of its transactional id"
         )
     with logcore.open_dir(data) as logdir:
         logdir.partition("t", 0).append_batch(batch(5_000))
-        assert logdir.next_producer_id() == given + 1 + 1_000, (
+        assert logdir.host.next_producer_id() == given + 1 + 1_000, (
             "the file of producer ids decides if it exists"
         )
 
@@ -571,7 +571,7 @@ def test_log_with_unknown_producers_is_reported(
     monkeypatch.setattr("logcore.coordinators.orphans.producers_of", fail)
     with logcore.open_dir(data, create=True) as logdir:
         logdir.create_topic("t")
-        assert logdir.next_producer_id() == 0
+        assert logdir.host.next_producer_id() == 0
     assert (
         "t-0 cannot be read: a new producer may get the id of one that wrote there"
         in caplog.text
@@ -587,7 +587,7 @@ def test_a_forked_child_changes_nothing(data: str) -> None:
             for act in (
                 lambda: logdir.create_topic("u"),
                 lambda: logdir.delete_topic("t"),
-                logdir.next_producer_id,
+                logdir.host.next_producer_id,
             ):
                 try:
                     act()
@@ -1119,7 +1119,7 @@ def test_removed_directory_raises_errors_of_the_library_only(tmp_path: Path) -> 
         data.tick,
         data.refresh,
         data.space,
-        data.next_producer_id,
+        data.host.next_producer_id,
         log.roll,
         log.flush,
         log.scrub,

@@ -32,11 +32,11 @@ def opened(path: Any, **options: Any) -> LogDir:
 
 def test_a_topic_has_the_placed_partitions(tmp_path: Path) -> None:
     with opened(tmp_path) as logdir:
-        logdir.place_topic("t", ID, 5, [1, 3], {"retention.ms": "1000"})
+        logdir.host.place_topic("t", ID, 5, [1, 3], {"retention.ms": "1000"})
         assert logdir.partitions("t") == (1, 3)
         assert logdir.topic_id("t") == ID
         assert logdir.settings("t").retention_ms == 1000
-        logdir.place_topic("t", ID, 5, [1, 4], {"retention.ms": "2000"})
+        logdir.host.place_topic("t", ID, 5, [1, 4], {"retention.ms": "2000"})
         assert logdir.partitions("t") == (1, 3, 4)
         log = logdir.partition("t", 1)
         assert log.is_replicated
@@ -50,31 +50,31 @@ def test_a_topic_has_the_placed_partitions(tmp_path: Path) -> None:
 
 def test_open_logs_get_changed_settings(tmp_path: Path) -> None:
     with opened(tmp_path) as logdir:
-        logdir.place_topic("t", ID, 1, [0], {})
+        logdir.host.place_topic("t", ID, 1, [0], {})
         log = logdir.partition("t", 0)
-        logdir.place_topic("t", ID, 1, [0], {"retention.ms": "7"})
+        logdir.host.place_topic("t", ID, 1, [0], {"retention.ms": "7"})
         assert log.config.retention_ms == 7
 
 
 def test_removed_replicas_are_gone(tmp_path: Path) -> None:
     with opened(tmp_path) as logdir:
-        logdir.place_topic("t", ID, 3, [0, 2], {})
+        logdir.host.place_topic("t", ID, 3, [0, 2], {})
         logdir.partition("t", 0).append(b"v")
-        logdir.remove_replicas("t", [0])
+        logdir.host.remove_replicas("t", [0])
         assert logdir.partitions("t") == (2,)
         assert not (tmp_path / "t-0").exists()
-        logdir.place_topic("t", ID, 3, [0], {})
+        logdir.host.place_topic("t", ID, 3, [0], {})
         assert logdir.partition("t", 0).log_end_offset == 0
-        logdir.remove_replicas("t", [0, 2])
+        logdir.host.remove_replicas("t", [0, 2])
         assert logdir.topics() == []
-        logdir.place_topic("t", OTHER_ID, 1, [0], {})
+        logdir.host.place_topic("t", OTHER_ID, 1, [0], {})
         assert logdir.topic_id("t") == OTHER_ID
 
 
 def test_a_follower_takes_only_the_batches_of_its_leader(tmp_path: Path) -> None:
     with opened(tmp_path / "leader") as leader, opened(tmp_path / "d") as logdir:
         for one in (leader, logdir):
-            one.place_topic("t", ID, 1, [0], {})
+            one.host.place_topic("t", ID, 1, [0], {})
         source = leader.partition("t", 0)
         source.append_many([(None, b"a"), (None, b"b")])
         log = logdir.partition("t", 0)
@@ -91,7 +91,7 @@ def test_a_follower_takes_only_the_batches_of_its_leader(tmp_path: Path) -> None
             with pytest.raises(NotLeaderError):
                 append()
         log.append_as_follower(piece)
-        logdir.place_topic("t", ID, 1, [0], {"retention.ms": "5"})
+        logdir.host.place_topic("t", ID, 1, [0], {"retention.ms": "5"})
         with pytest.raises(NotLeaderError):
             log.append(b"x")
         log.begin_epoch(3)
@@ -104,10 +104,10 @@ def test_a_follower_takes_only_the_batches_of_its_leader(tmp_path: Path) -> None
 
 def test_replicas_that_are_set_aside_keep_their_records(tmp_path: Path) -> None:
     with opened(tmp_path) as logdir:
-        logdir.place_topic("t", ID, 2, [0, 1], {})
+        logdir.host.place_topic("t", ID, 2, [0, 1], {})
         logdir.partition("t", 0).append(b"v")
-        logdir.set_topic_aside("t")
-        logdir.place_topic("t", OTHER_ID, 1, [0], {})
+        logdir.host.set_topic_aside("t")
+        logdir.host.place_topic("t", OTHER_ID, 1, [0], {})
         assert logdir.partition("t", 0).log_end_offset == 0
     (kept,) = tmp_path.glob("t-0.*-stray")
     with opened(tmp_path) as logdir:
@@ -119,15 +119,15 @@ def test_replicas_that_are_set_aside_keep_their_records(tmp_path: Path) -> None:
 
 def test_a_topic_is_not_placed_into_another_one(tmp_path: Path) -> None:
     with opened(tmp_path) as logdir:
-        logdir.place_topic("t", ID, 1, [0], {})
+        logdir.host.place_topic("t", ID, 1, [0], {})
         with pytest.raises(TopicExistsError):
-            logdir.place_topic("t", OTHER_ID, 1, [0], {})
+            logdir.host.place_topic("t", OTHER_ID, 1, [0], {})
 
 
 def test_a_lost_replica_is_an_error(tmp_path: Path) -> None:
     """An empty log in its place would be reported to the leader as one in sync."""
     with opened(tmp_path) as logdir:
-        logdir.place_topic("t", ID, 2, [0, 1], {})
+        logdir.host.place_topic("t", ID, 2, [0, 1], {})
     for file in (tmp_path / "t-0").iterdir():
         file.unlink()
     (tmp_path / "t-0").rmdir()
@@ -139,7 +139,7 @@ def test_a_lost_replica_is_an_error(tmp_path: Path) -> None:
 
 def test_the_directory_of_a_broker_is_written_by_brokers_only(tmp_path: Path) -> None:
     with opened(tmp_path) as logdir:
-        logdir.place_topic("t", ID, 1, [0], {})
+        logdir.host.place_topic("t", ID, 1, [0], {})
         for change in (
             lambda: logdir.create_topic("u"),
             lambda: logdir.add_partitions("t", 2),
@@ -157,7 +157,7 @@ def test_an_ordinary_directory_joins_no_cluster(tmp_path: Path) -> None:
     with logcore.open_dir(tmp_path, create=True) as logdir:
         logdir.create_topic("t")
         with pytest.raises(InvalidConfigError, match="replicated=True"):
-            logdir.place_topic("u", ID, 1, [0], {})
+            logdir.host.place_topic("u", ID, 1, [0], {})
     with pytest.raises(InvalidConfigError, match="an ordinary directory"):
         opened(tmp_path)
 
@@ -187,15 +187,15 @@ def life(disk: SimulatedDisk, promise: Promiser) -> None:
     """Replicas are placed, written, removed, and placed again with another topic id."""
     with opened("/data", fs=disk, durability="always") as logdir:
         promise(0)
-        logdir.place_topic("t", ID, 3, [0, 1], {})
+        logdir.host.place_topic("t", ID, 3, [0, 1], {})
         promise(1)
         logdir.partition("t", 0).append(b"v")
         promise(2)
-        logdir.remove_replicas("t", [0])
+        logdir.host.remove_replicas("t", [0])
         promise(3)
-        logdir.remove_replicas("t", [1])
+        logdir.host.remove_replicas("t", [1])
         promise(4)
-        logdir.place_topic("t", OTHER_ID, 3, [0], {})
+        logdir.host.place_topic("t", OTHER_ID, 3, [0], {})
         promise(5)
 
 
@@ -206,11 +206,11 @@ def reopened(disk: SimulatedDisk) -> tuple[list[bytes], int]:
         topic_id = ID
         if "t" in logdir:
             topic_id = logdir.topic_id("t")
-        logdir.place_topic("t", topic_id, 3, [0], {})
+        logdir.host.place_topic("t", topic_id, 3, [0], {})
         log = logdir.partition("t", 0)
         values = [log.log_end_offset.to_bytes(1, "big")]
         log.append(b"w")
-        logdir.remove_replicas("t", logdir.partitions("t"))
+        logdir.host.remove_replicas("t", logdir.partitions("t"))
         assert logdir.topics() == []
         return values, topic_id.int
 

@@ -206,7 +206,7 @@ def test_deletion_finished_elsewhere_keeps_recreated_topic(
     """
     topic = data._registry.topic("t")
     data._registry.start_deleting(topic)
-    data.close_logs({"t"})
+    data.host.close_logs({"t"})
     other.call(create, "t")
     assert other.call(append, "t", b"new") == 0
     data._registry.remembered.discard("t")

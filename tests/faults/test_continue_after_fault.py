@@ -60,7 +60,7 @@ class StagedWrite:
             directories.append(logcore.open_dir(PATH, fs=fs))
 
         def close_logs() -> None:
-            for log in list(directories[0].open_logs().values()):
+            for log in list(directories[0].host.open_logs().values()):
                 if log.has_failed:
                     log.close()
 
@@ -95,7 +95,9 @@ class StagedWrite:
 
     @staticmethod
     def _append(directory: logcore.LogDir) -> Callable[[], object]:
-        return lambda: directory.open_again("t", 0).append(b"after", durability="disk")
+        return lambda: directory.host.open_again("t", 0).append(
+            b"after", durability="disk"
+        )
 
     def judge(self, fs: FS, *, is_crash: bool) -> None:
         assert self.is_done

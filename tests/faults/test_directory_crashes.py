@@ -137,7 +137,7 @@ def recover(
                 assert receipt.offset == log.end, (
                     f"{name}-{number} ends at {log.end}, and continues at {receipt.offset}"
                 )
-        producer_id = logdir.next_producer_id()
+        producer_id = logdir.host.next_producer_id()
     partitions = {
         f"/d/{name}-{number}"
         for name, topic in found.items()
@@ -152,7 +152,7 @@ def recover(
     assert not disk.open_handles, f"still open: {disk.open_handles}"
     with open_directory(disk, durability) as logdir:
         again = outline(look(logdir))
-        assert logdir.next_producer_id() > producer_id
+        assert logdir.host.next_producer_id() > producer_id
     assert again == outline(found, probed=True), "opening again finds something else"
     if thorough:
         damaged = [
@@ -260,7 +260,7 @@ class Program:
         self.disk.kill()
         self.logdir = None
         logdir = self.opened()
-        found = FoundDirectory(look(logdir), logdir.next_producer_id())
+        found = FoundDirectory(look(logdir), logdir.host.next_producer_id())
         self.judge(found, "kill")
         self.producer_id = found.producer_id
         for name, topic in found.topics.items():
@@ -347,7 +347,7 @@ class Program:
         topic.may_lack = False
 
     def producer(self) -> None:
-        self.producer_id = self.opened().next_producer_id()
+        self.producer_id = self.opened().host.next_producer_id()
 
     def append(self) -> None:
         name = self.some()

@@ -129,7 +129,7 @@ def test_second_close_completes_an_interrupted_close(
             lambda log=log: log.close(), nth, fs.__file__, claim.__file__
         )  # type: ignore[misc]
         log.close()
-        data.open_again("t", 0)
+        data.host.open_again("t", 0)
         left = (
             interrupted(data.close, nth, fs.__file__, claim.__file__).left or trace.left
         )

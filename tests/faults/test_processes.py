@@ -423,7 +423,11 @@ def test_a_child_waits_for_no_thread_of_its_parent(tmp_path: Path, name: str) ->
             log.writer.commit._mutex,
             kept._lock,
         ]
-        locks += [logdir._lock, logdir._upkeeper._visits_lock, logdir._incidents._lock]
+        locks += [
+            logdir.host.lock,
+            logdir._upkeeper._visits_lock,
+            logdir._incidents._lock,
+        ]
         locks += [log.writer.claim._mutex, log.writer.claim.checkpoints._lock]
         is_held = threading.Barrier(len(locks) + 1)
         may_go = threading.Event()

@@ -536,7 +536,7 @@ def test_rot_of_kafkas_logs_changes_no_value(
 def of_topics(files: Files) -> Any:
     with logcore.open_dir("/data", fs=SimulatedDisk(files, now_ms=T0)) as directory:
         log = directory.partition("t", 0)
-        return directory.topics(), log.config, directory.next_producer_id() >= 1000
+        return directory.topics(), log.config, directory.host.next_producer_id() >= 1000
 
 
 def of_snapshot(files: Files) -> Any:

@@ -142,7 +142,7 @@ def test_a_log_directory_keeps_its_topics_ids_and_producers(tmp_path: Path) -> N
                 [(None, b"%d" % at) for at in range(9)]
             )
         directory.partition("t", 1).delete_records(4)
-        given = directory.next_producer_id()
+        given = directory.host.next_producer_id()
         raw = encode(
             [(None, b"x")],
             producer_id=given,
@@ -165,7 +165,7 @@ def test_a_log_directory_keeps_its_topics_ids_and_producers(tmp_path: Path) -> N
         assert directory.partition("t", 0).append_batch(raw).offset == stored, (
             "a batch sent twice is stored once"
         )
-        assert directory.next_producer_id() > given
+        assert directory.host.next_producer_id() > given
     assert salvage(tmp_path / "data", tmp_path / "one" / "t-0").is_whole is True
 
 
@@ -525,7 +525,7 @@ def test_a_log_directory_with_damaged_files_of_its_own() -> None:
     with logcore.open_dir("/out", fs=disk) as directory:
         assert directory.partition("t", 0).log_end_offset == 1
         assert directory.partition("t", 1).log_end_offset == 0
-        assert directory.next_producer_id() > 41, "no id is given out twice"
+        assert directory.host.next_producer_id() > 41, "no id is given out twice"
 
 
 def test_random_damage_never_invents(tmp_path: Path) -> None:

@@ -294,7 +294,7 @@ def test_a_broker_s_directory_and_back(tmp_path: Path, ending: str) -> None:
             broker.kill()
 
     with logcore.open_dir(broker.data, durability="os") as directory:
-        assert directory.was_clean == (ending == "stop")
+        assert directory.host.was_clean == (ending == "stop")
         check_ours(sent, directory, start)
         for topic, config in TOPICS.items():  # the broker keeps them elsewhere
             directory.alter_topic(
@@ -331,5 +331,5 @@ def test_a_broker_s_directory_and_back(tmp_path: Path, ending: str) -> None:
             assert consumed(broker, "plain") == sent.since("plain", start)
         assert "ERROR" not in broker.output()
         with logcore.open_dir(broker.data) as directory:
-            assert directory.was_clean
+            assert directory.host.was_clean
             check_ours(sent, directory, start)

@@ -344,7 +344,7 @@ def test_broker_in_a_thread_ends_with_the_interpreter(tmp_path: Path) -> None:
         and "the interpreter is shutting down" in done.stderr
     )
     with logcore.open_dir(tmp_path / "data") as directory:
-        assert directory.was_clean
+        assert directory.host.was_clean
 
 
 def test_stops_under_load_lose_no_acknowledged_record(tmp_path: Path) -> None:

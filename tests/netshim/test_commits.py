@@ -774,8 +774,8 @@ def test_offsets_are_deleted_after_a_topic_deletion_that_failed_first() -> None:
     broker = StillBroker(disk, disk.now_ms())
     broker.logdir.create_topic("t", 2)
     assert _commit_and_fetch(broker, commits=True) == 5
-    broker.logdir.forget_topic = lambda name: broker.broker.state.groups.topics_deleted(
-        {name}, broker.now_ms
+    broker.logdir.host.forget_topic = lambda name: (
+        broker.broker.state.groups.topics_deleted({name}, broker.now_ms)
     )
     disk.faults = FaultPlan(Fault("rename", errno.ENOSPC, "*t-0*", times=None))
     answer = broker.ask(wire.DELETE_TOPICS, 4, topic_names=["t"], timeout_ms=1_000)

@@ -204,7 +204,7 @@ def test_fetch_whose_client_left_during_the_open_does_not_wait(
     assert isinstance(answer, PendingResponse) and bench.submitted
     answer.cancel()
     bench.run()
-    assert bench.logdir.opened("t", 0) is not None
+    assert bench.logdir.host.opened("t", 0) is not None
     assert not bench.broker.state.fetches.waited_for() and bench.broker.next_ms is None
 
 

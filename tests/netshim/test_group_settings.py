@@ -331,7 +331,7 @@ def test_invalid_settings_file_is_an_error(tmp_path: Path, content: bytes) -> No
 def test_settings_file_is_copied_and_dumped(tmp_path: Path) -> None:
     with logcore.open_dir(tmp_path / "data", create=True) as logdir:
         logdir.create_topic("t")
-        settings = logdir.coordinators.group_settings(logdir)
+        settings = logdir.host.coordinators.group_settings(logdir)
         put(settings, "g\n", {SESSION_TIMEOUT: 50_000})
         logdir.snapshot(tmp_path / "backup")
     logcore.restore(tmp_path / "backup", tmp_path / "copy")
@@ -341,7 +341,7 @@ def test_settings_file_is_copied_and_dumped(tmp_path: Path) -> None:
     salvage(tmp_path / "data", tmp_path / "saved")
     for name in ("copy", "saved"):
         with logcore.open_dir(tmp_path / name) as logdir:
-            assert logdir.coordinators.group_settings(logdir).of("g\n") == {
+            assert logdir.host.coordinators.group_settings(logdir).of("g\n") == {
                 SESSION_TIMEOUT: 50_000
             }
 

@@ -313,7 +313,7 @@ def test_only_logs_without_waiting_requests_are_closed(tmp_path: Path) -> None:
     bench.ask(wire.OFFSET_FETCH, 5, wire.OFFSET_FETCH.Request(group_id="g", topics=[]))
     later = bench.send(wire.FETCH, 12, bench.fetches(range(3, 4)))
     bench.run()
-    assert {number for _, number in bench.logdir.open_logs()} == {0, 1, 3}
+    assert {number for _, number in bench.logdir.host.open_logs()} == {0, 1, 3}
     assert (
         bench.read(wire.PRODUCE, 9, produce)
         .responses[0]
@@ -336,8 +336,12 @@ def test_recently_used_logs_remain_open(tmp_path: Path) -> None:
         bench.now_ms += 1
         bench.broker.tick(bench.now_ms)
         bench.ask(wire.FETCH, 12, bench.fetches(range(number, number + 1)))
-    assert {number for _, number in bench.logdir.open_logs()} >= {*range(10), 19, 20}
-    assert len(bench.logdir.open_logs()) == 13
+    assert {number for _, number in bench.logdir.host.open_logs()} >= {
+        *range(10),
+        19,
+        20,
+    }
+    assert len(bench.logdir.host.open_logs()) == 13
     bench.close()
 
 
@@ -368,6 +372,8 @@ def test_new_client_closes_logs_to_get_a_file_descriptor(tmp_path: Path) -> None
         )
         client = Client(server.port)
         client.ask(wire.API_VERSIONS, 0, wire.API_VERSIONS.Request())
-        while len(server.logdir.open_logs()) > 20:  # the test's time limit bounds this
+        while (
+            len(server.logdir.host.open_logs()) > 20
+        ):  # the test's time limit bounds this
             time.sleep(0.01)
         client.sock.close()

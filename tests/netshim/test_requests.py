@@ -51,7 +51,7 @@ def test_one_fetch_over_many_new_partitions_does_not_keep_others_waiting(
     bench.logdir.create_topic("small")
     bench.at_once = False
     large = bench.send(wire.FETCH, 11, bench.fetches(range(100)))
-    assert isinstance(large, PendingResponse) and not bench.logdir.open_logs(), (
+    assert isinstance(large, PendingResponse) and not bench.logdir.host.open_logs(), (
         "nothing is opened in the broker's thread"
     )
     bench.run(most=3)
@@ -337,13 +337,17 @@ def test_every_api_tells_the_leader_epoch_that_clients_were_told_before(
         assert known >= 4
     for _ in range(2):
         bench = Bench(path)
-        assert bench.logdir.leader_epoch("t", 0) == known, "before the log is opened"
+        assert bench.logdir.host.leader_epoch("t", 0) == known, (
+            "before the log is opened"
+        )
         assert bench.epochs() == {known}
         bench.logdir.partition("t", 0).begin_epoch(known + 1)
         known += 1
         assert bench.epochs() == {known}
         bench.logdir.partition("t", 0).close()
-        assert bench.logdir.leader_epoch("t", 0) == known, "when it is closed again"
+        assert bench.logdir.host.leader_epoch("t", 0) == known, (
+            "when it is closed again"
+        )
         assert bench.epochs() == {known}
         bench.logdir.partition("t", 0).append(b"v")
         bench.close()

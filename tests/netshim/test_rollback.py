@@ -244,11 +244,11 @@ def test_leader_epoch_rises_where_records_are_gone(kafka: Kafka) -> None:
     before = kafka.snapshot()
     kafka.logdir.append("t", b"2", partition=0)
     kafka.rollback(before)
-    assert kafka.logdir.leader_epoch("t", 0) == 1
-    assert kafka.logdir.leader_epoch("t", 1) == 0
+    assert kafka.logdir.host.leader_epoch("t", 0) == 1
+    assert kafka.logdir.host.leader_epoch("t", 1) == 0
     kafka.logdir.append("t", b"3", partition=0)
     kafka.rollback(before)
-    assert kafka.logdir.leader_epoch("t", 0) == 2
+    assert kafka.logdir.host.leader_epoch("t", 0) == 2
 
 
 def test_producer_ids_are_not_given_out_again(kafka: Kafka) -> None:

@@ -71,4 +71,4 @@ def test_ten_thousand_partitions_are_listed(tmp_path: Path) -> None:
         request = wire.METADATA.Request(topics=None)
         answer = client.ask(wire.METADATA, 9, request)
         assert sum(len(one.partitions) for one in answer.topics) == 10_000
-        assert len(server.logdir.open_logs()) == 0
+        assert len(server.logdir.host.open_logs()) == 0

@@ -462,7 +462,7 @@ def test_transaction_queries_during_another_turn_block_no_client(
         contextlib.closing(Client(kafka.server.port)) as other,
     ):
         assert len(first.ask(lists, 0, lists.Request()).transaction_states) == 1
-        claim = data.coordinators._claim
+        claim = data.host.coordinators._claim
         assert claim is not None
         with claim.deciding():
             first.send(lists, 0, lists.Request())

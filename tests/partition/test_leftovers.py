@@ -41,7 +41,7 @@ def test_time_index_is_synced_before_the_directory_is_marked_clean() -> None:
     disk = killed([1000] * 20)
     before = len(disk.operations)
     with logcore.open_dir("/", fs=disk) as logdir:
-        assert not logdir.was_clean
+        assert not logdir.host.was_clean
         for _ in range(20):
             logdir.partition("t", 0).append(b"x" * 500)
     name = f"/t-0/{20:020d}.timeindex"

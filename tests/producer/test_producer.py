@@ -643,7 +643,7 @@ def test_batch_lost_by_a_failed_sync_is_written_again(
     future = producer.send("t", b"second", partition=0)
     producer.poll()
     disk.faults = None
-    log = data.open_again("t", 0)
+    log = data.host.open_again("t", 0)
     log.truncate(1)  # simulates a disk that lost the batch
     log.append(b"other")
     settle(disk, producer)
@@ -675,7 +675,7 @@ def test_refusal_leaves_the_outcome_of_an_earlier_attempt_unknown(
 ) -> None:
     producer = unthreaded(data, linger_ms=0, delivery_timeout_ms=1_000)
     disk.faults = FaultPlan(Fault("fdatasync", errno.EIO, path="*.log"))
-    data.open_logs()
+    data.host.open_logs()
     future = producer.send("t", b"v" * 200, partition=0)
     batch = next(iter(producer._accumulator.active)).batches[0]
     disk.faults = FaultPlan(Fault("pwrite", errno.EIO, path="*.log"))
@@ -703,7 +703,7 @@ def test_producer_without_idempotence_writes_nothing_twice(
     with pytest.raises(DurabilityUnknownError, match="without idempotence"):
         future.result()
     settle(disk, producer)
-    data.open_again("t", 0)
+    data.host.open_again("t", 0)
     assert values(data).count(b"v") <= 1
     producer.close()
 

@@ -91,11 +91,11 @@ def committed(data: LogDir, partition: int = 0) -> list[bytes | None]:
 
 
 def status(data: LogDir, name: str = "id") -> Status:
-    return data._coordinators.transactions(data).all()[name].status
+    return data.host.coordinators.transactions(data).all()[name].status
 
 
 def offsets(data: LogDir, group: str = "g") -> dict[Any, int]:
-    found = data._coordinators.groups(data).committed(group)
+    found = data.host.coordinators.groups(data).committed(group)
     return {tuple(key): each.offset for key, each in found.items()}
 
 
@@ -274,7 +274,7 @@ def test_transaction_that_ends_during_a_query_of_offsets_counts(
         data.append("t", b"%d" % number, partition=0)
     with begin(data) as producer:
         producer.send_offsets_to_transaction({("t", 0): 3}, "g")
-        groups = data._coordinators.groups(data)
+        groups = data.host.coordinators.groups(data)
         known = groups.committed
 
         def committed_before(group_id: str) -> Any:
@@ -434,10 +434,10 @@ def test_directory_served_by_a_broker_refuses_its_own_producers(
     data: LogDir,
 ) -> None:
     producer = unthreaded(data)
-    data.has_coordinator = True
+    data.host.has_coordinator = True
     with pytest.raises(ProducerStateError, match="Kafka client"):
         producer.init_transactions()
-    data.has_coordinator = False
+    data.host.has_coordinator = False
     producer.close()
 
 
@@ -482,7 +482,7 @@ def test_offsets_left_open_by_a_power_cut_are_released(
         )
         crashed = next(iter(disk.crash_states(limit=1))).disk()
     with logcore.open_dir("/data", fs=crashed) as data:
-        groups = data.coordinators.groups(data)
+        groups = data.host.coordinators.groups(data)
         assert groups.unstable("g") == {("t", 0)}
         data.tick()
         assert groups.unstable("g") == set()

@@ -100,10 +100,10 @@ def test_open_transactions_use_one_clock_for_all_processes() -> None:
     def expire_all(fs: SharedFS) -> None:
         with logcore.open_dir(PATH, shared=True, fs=fs) as data:
             data.tick()
-            transactions = data.coordinators.transactions(data)
+            transactions = data.host.coordinators.transactions(data)
             transactions._expired_ms = 0  # check expiration now
             transactions.look()
-            data.coordinators.groups(data).expire_offsets()
+            data.host.coordinators.groups(data).expire_offsets()
             data.tick()
             assert set(transactions.all()) == {"id", "idle"}
             with data.consumer(group_id="g") as consumer:

@@ -534,7 +534,7 @@ def failed_logs_closed(held: list[LogDir]) -> None:
     again when they are used.
     """
     for directory in held:
-        for log in list(directory.open_logs().values()):
+        for log in list(directory.host.open_logs().values()):
             if log.has_failed:
                 with contextlib.suppress(LogcoreError):
                     log.close()

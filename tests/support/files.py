@@ -27,7 +27,7 @@ def own() -> Files:
             "t", config={name: str(value) for name, value in config.items()}
         )
         log = directory.partition("t", 0)
-        producer = directory.next_producer_id()
+        producer = directory.host.next_producer_id()
         for at, codec in enumerate(CODECS * 4):
             who = (
                 {

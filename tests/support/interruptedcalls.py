@@ -390,8 +390,8 @@ class Directing(Case):
         data.fork("t", None, "v")
         data.snapshot("backup", keep=1)
         data.describe_topic("t")
-        data.next_producer_id()
-        data.open_again("t", 0)
+        data.host.next_producer_id()
+        data.host.open_again("t", 0)
         data.delete_topic("u")
         data.close()
 

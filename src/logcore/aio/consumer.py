@@ -54,7 +54,7 @@ from logcore.format.columns import RecordColumns
 from logcore.fs import FS
 from logcore.kernels import TopicRecord
 from logcore.log import Log
-from logcore.logdir import LogDir, check_writable, fs_of
+from logcore.logdir import LogDir
 from logcore.metadata.checkpoint import PartitionKey
 
 if TYPE_CHECKING:
@@ -741,11 +741,11 @@ def opening(directory: LogDir, settings: ConsumerSettings) -> Opening[Consumer]:
         groups: Any = None
         registry = None
         if settings.group_id is not None:
-            check_writable(directory)
-            groups = directory.coordinators.groups(directory)
+            directory.host.check_writable()
+            groups = directory.host.coordinators.groups(directory)
         if settings.uses_registry:
-            registry = directory.coordinators.registry(directory)
-        return _Stepped(fs_of(directory), directory, groups, settings, registry)
+            registry = directory.host.coordinators.registry(directory)
+        return _Stepped(directory.host.fs, directory, groups, settings, registry)
 
     async def begin() -> Consumer:
         home = Home("the consumer")

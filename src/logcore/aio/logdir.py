@@ -263,7 +263,7 @@ class LogDir:
         def placed(at: int, records: list[Record]) -> list[TopicRecord]:
             return kernel.place_records(topic, numbers[at], records)
 
-        following = Following(self._home, synchronous.fs_of(self.sync), logs)
+        following = Following(self._home, self.sync.host.fs, logs)
         return Tail(self._home, following, followed(logs, offsets), timeout, placed)
 
     @overload
@@ -289,7 +289,7 @@ class LogDir:
         For `async with`, or with `await`.
         """
         self._home.check()
-        synchronous.check_writable(self.sync)
+        self.sync.host.check_writable()
         return producers.opening(self.sync, chosen_settings(config, settings))
 
     def consumer(
@@ -303,5 +303,5 @@ class LogDir:
         For `async with`, or with `await`.
         """
         self._home.check()
-        synchronous.check_open(self.sync)
+        self.sync.host.check_open()
         return consumers.opening(self.sync, consumer_settings(config, settings))

@@ -42,7 +42,7 @@ from logcore.errors import (
 from logcore.format.columns import ColumnInput, TimesInput
 from logcore.kernels import Receipt
 from logcore.kernels.layout import HeadersInput, RecordInput, Time, header_pairs
-from logcore.logdir import LogDir, fs_of
+from logcore.logdir import LogDir
 from logcore.metadata.checkpoint import PartitionKey
 from logcore.producer import producer as synchronous
 from logcore.producer import transactional_producer
@@ -612,9 +612,9 @@ def opening(directory: LogDir, settings: ProducerSettings) -> Opening[Any]:
 
     def make() -> _Plain | _Transactional:
         if quiet.transactional_id is None:
-            return _Plain(fs_of(directory), directory, quiet)
+            return _Plain(directory.host.fs, directory, quiet)
         return _Transactional(
-            fs_of(directory), directory, quiet, directory.coordinators
+            directory.host.fs, directory, quiet, directory.host.coordinators
         )
 
     async def begin() -> Producer:

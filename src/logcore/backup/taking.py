@@ -82,7 +82,6 @@ class SnapshotSource(PartitionDirectory, Protocol):
     @property
     def is_read_only(self) -> bool: ...
     def refresh(self) -> None: ...
-    def opened(self, topic: str, number: int) -> Log | None: ...
 
 
 @attrs.frozen
@@ -219,7 +218,7 @@ class _Snapshot:
 
     def _partition(self, topic: str, number: int) -> StoredPartition:
         directory = self._directory
-        was_open = directory.opened(topic, number) is not None
+        was_open = directory.host.opened(topic, number) is not None
         log = directory.partition(topic, number)
         try:
             for attempt in range(_ATTEMPTS):

@@ -237,7 +237,7 @@ class LocalGroups(ProcessGroups):
     def expire_offsets(self) -> None:
         self._do(
             lambda now_ms: self._coordinator.expire_offsets(
-                self._directory.trusted_ms(now_ms)
+                self._directory.host.trusted_ms(now_ms)
             )
         )
 
@@ -364,4 +364,4 @@ class LocalGroups(ProcessGroups):
 
     def _log(self, place: tuple[str, int]) -> Log:
         log = self._directory.partition(*place)
-        return self._directory.open_again(*place) if log.has_failed else log
+        return self._directory.host.open_again(*place) if log.has_failed else log

@@ -70,7 +70,7 @@ class Coordinators:
         from logcore.coordinators.shared_groups import SharedGroups
 
         with self._lock:
-            if directory.has_coordinator:
+            if directory.host.has_coordinator:
                 raise ConsumerStateError(
                     "a broker of this process serves the directory, and the groups are its: use a Kafka client",
                     path=directory.path,
@@ -211,7 +211,7 @@ class Coordinators:
         Raises the errors of the coordinators.
         """
         now_ms = self._fs.monotonic_ms()
-        if directory.has_coordinator or now_ms - self._looked_ms < _LOOK_MS:
+        if directory.host.has_coordinator or now_ms - self._looked_ms < _LOOK_MS:
             return
         self._looked_ms = now_ms
         if TRANSACTIONS_TOPIC in directory:

@@ -361,7 +361,7 @@ class SharedGroups(ProcessGroups):
 
     def expire_offsets(self) -> None:
         def expire(coordinator: Coordinator, now_ms: int) -> list[Effect]:
-            return coordinator.expire_offsets(self._directory.trusted_ms(now_ms))
+            return coordinator.expire_offsets(self._directory.host.trusted_ms(now_ms))
 
         for group in self.all():
             self.step(group.group_id, expire)
@@ -880,7 +880,9 @@ class _Offsets:
     def _opened(self, number: int) -> Log:
         log = self._directory.partition(OFFSETS_TOPIC, number)
         return (
-            self._directory.open_again(OFFSETS_TOPIC, number) if log.has_failed else log
+            self._directory.host.open_again(OFFSETS_TOPIC, number)
+            if log.has_failed
+            else log
         )
 
     def know(self, group_id: str) -> None:

@@ -78,7 +78,7 @@ class Deletions:
                 # If this process opened a partition with logcore.open(), this claim
                 # fails, and the partition is not deleted under its user.
                 for number in topic.numbers:
-                    if directory.opened(name, number) is None:
+                    if directory.host.opened(name, number) is None:
                         member = partition_name(name, number)
                         held = self._fs.lock(
                             self._registry.path, member, shared=self._sharing.is_shared
@@ -93,7 +93,7 @@ class Deletions:
                             raise
                 self._registry.start_deleting(topic)
             tell("topics", INFO, "%s: topic %s deleted", self._registry.path, name)
-            directory.close_logs({name})
+            directory.host.close_logs({name})
             self._sharing.say_deleted(name, topic.numbers)
             claims.close()
             self._forgetting.add(name)
@@ -159,13 +159,13 @@ class Deletions:
         Raises:
             LogcoreError: offsets could not be deleted.
         """
-        if directory.forget_topic is not None:
-            directory.forget_topic(name)
+        if directory.host.forget_topic is not None:
+            directory.host.forget_topic(name)
         if self._coordinators.has_groups or (
-            OFFSETS_TOPIC in directory and not directory.has_coordinator
+            OFFSETS_TOPIC in directory and not directory.host.has_coordinator
         ):
             self._coordinators.groups(directory).forget_topics({name})
-        if not directory.has_coordinator:
+        if not directory.host.has_coordinator:
             self._coordinators.forget_registered(directory, {name})
 
     def forget_left(self, directory: HostDirectory, names: set[str]) -> None:
@@ -192,7 +192,7 @@ class Deletions:
         self._forget_from_ms = clock_ms + _FORGET_AGAIN_MS
         with self._incidents.going_on("deletion", ", ".join(sorted(names))):
             # Offsets in memory.
-            if directory.forget_topic is not None or self._coordinators.has_groups:
+            if directory.host.forget_topic is not None or self._coordinators.has_groups:
                 for name in names:
                     self.forget(directory, name)
             # Offsets on disk.

@@ -124,7 +124,7 @@ class TransactionCoordinator:
         # After a power loss, transactions may be open without a record, see
         # TransactionMachine.adopt(). A shared directory has none: its processes sync the
         # record before they write. It also never counts as clean.
-        self._expects_orphans = not directory.was_clean and not directory.is_shared
+        self._expects_orphans = not directory.host.was_clean and not directory.is_shared
 
     def now_ms(self) -> int:
         """Return the monotonic clock plus the offset of the constructor."""
@@ -160,7 +160,7 @@ class TransactionCoordinator:
         if now_ms - self._expired_ms < EXPIRY_CHECK_MS:
             return []
         self._expired_ms = now_ms
-        return self._machine.expire(self._directory.trusted_ms(now_ms))
+        return self._machine.expire(self._directory.host.trusted_ms(now_ms))
 
     def end(self, transactional_id: str, *, commit: bool) -> None:
         """End the open transaction of an id on behalf of its producer.
@@ -231,7 +231,7 @@ class TransactionCoordinator:
             return self._machine.all()
 
     def _do(self, step: Callable[[int], Iterable[Effect]]) -> None:
-        if self._directory.has_coordinator:
+        if self._directory.host.has_coordinator:
             raise ProducerStateError(
                 "a broker of this process serves the directory, and the transactions are its: use a Kafka client",
                 path=self._directory.path,
@@ -303,7 +303,7 @@ class TransactionCoordinator:
     def _opened(self, number: int) -> Log:
         log = self._directory.partition(TRANSACTIONS_TOPIC, number)
         if log.has_failed:
-            return self._directory.open_again(TRANSACTIONS_TOPIC, number)
+            return self._directory.host.open_again(TRANSACTIONS_TOPIC, number)
         return log
 
     def _home(self, transactional_id: str) -> Log:
@@ -448,7 +448,7 @@ class TransactionCoordinator:
         """Return the log that gets a marker. A failed log is opened again."""
         log = self._directory.partition(*partition)
         if log.has_failed:
-            return self._directory.open_again(*partition)
+            return self._directory.host.open_again(*partition)
         return log
 
     def _miss(
@@ -481,7 +481,7 @@ class TransactionCoordinator:
     def _take_producer_id(self, effect: TakeProducerId) -> None:
         producer_id = None
         try:
-            producer_id = self._directory.next_producer_id()
+            producer_id = self._directory.host.next_producer_id()
         except (LogcoreError, OSError) as error:
             tell("transactions", ERROR, "no producer id could be had: %s", error)
         self._act(self._machine.taken(effect, producer_id, self.now_ms()))

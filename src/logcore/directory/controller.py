@@ -89,7 +89,7 @@ class Controller:
 
     def _publish(self, registry: FileRegistry) -> None:
         directory = self._directory
-        version = directory.topics_version
+        version = directory.host.topics_version
         if version != self._version:
             self._publishing = views.publishing(
                 registry, directory.topics(), self._view, self.epoch
@@ -113,7 +113,7 @@ class Controller:
             topic_id=id_text(directory.topic_id(name)),
             replicas=dict.fromkeys(numbers, (directory.node_id,)),
             leader_epochs={
-                number: directory.leader_epoch(name, number) for number in numbers
+                number: directory.host.leader_epoch(name, number) for number in numbers
             },
             config=directory.describe_topic(name).overrides,
         )

@@ -184,7 +184,7 @@ class Upkeeper:
             # Check every log again.
             gap_ms = now_ms - began_ms
             if abs(gap_ms - self._clock_gap_ms) > JUMP_MS:
-                for item in self._directory.open_logs().items():
+                for item in self._directory.host.open_logs().items():
                     self._visits.make_due(item)
             self._clock_gap_ms = gap_ms
             due = self._visits.due(began_ms)
@@ -234,7 +234,7 @@ class Upkeeper:
             self._incidents.met("tick", "{}-{}".format(*key), error)
         finally:
             if (
-                self._directory.known_logs().get(key) is log
+                self._directory.host.known_logs().get(key) is log
                 and not log.is_closed
                 and not log.has_failed
             ):
@@ -277,7 +277,7 @@ class Upkeeper:
             self.is_low = (
                 self._fs.free_bytes(self._directory.path) < upkeep.min_free_bytes
             )
-            for log in self._directory.open_logs().values():
+            for log in self._directory.host.open_logs().values():
                 log.writer.hold_appends(self.is_low)
         # With 10,000 partitions a check takes 0.2 s. The interval keeps checks below 1
         # % of the time.
@@ -332,7 +332,7 @@ class Upkeeper:
         name, number = self._to_visit.pop()
         if name not in self._directory:
             return
-        if self._directory.opened(name, number) is not None:
+        if self._directory.host.opened(name, number) is not None:
             return
         config = self._directory.settings(name)
         if "delete" not in config.cleanup_policy:
@@ -399,7 +399,7 @@ class Upkeeper:
             key = next(
                 (
                     key
-                    for key, one in self._directory.known_logs().items()
+                    for key, one in self._directory.host.known_logs().items()
                     if one is log
                 ),
                 None,
@@ -429,7 +429,7 @@ class Upkeeper:
         from logcore import cleaner
 
         best: tuple[float, Log] | None = None
-        for key, log in self._directory.open_logs().items():
+        for key, log in self._directory.host.open_logs().items():
             if not log.config.is_compacted or log.has_failed:
                 continue
             failed, retry_ms, _ = self._uncleanable.get(key, (None, 0, 0))
@@ -497,7 +497,7 @@ class Upkeeper:
         def holds(key: Key, point: int | None) -> bool:
             log = logs[key]
             return (
-                self._directory.known_logs().get(key) is log
+                self._directory.host.known_logs().get(key) is log
                 and log.recovery_point == point
             )
 

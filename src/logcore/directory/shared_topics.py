@@ -101,11 +101,11 @@ class Sharing:
         self.look()
         if not self.is_behind:
             return
-        stale = self._directory.stale_topics()
+        stale = self._directory.host.stale_topics()
         if stale:
-            self._directory.close_logs(stale)
+            self._directory.host.close_logs(stale)
         is_in_line = True
-        for (topic, number), log in list(self._directory.known_logs().items()):
+        for (topic, number), log in list(self._directory.host.known_logs().items()):
             settings = self._directory.settings(topic)
             if not log.is_closed and not log.has_failed and log.config != settings:
                 with self._incidents.going_on(

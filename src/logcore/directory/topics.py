@@ -591,7 +591,7 @@ class TopicRegistry:
             if name not in self.emptied
         }
         if doomed:
-            self._directory.close_logs(doomed)
+            self._directory.host.close_logs(doomed)
             applying.drop_topics(self._fs, self.path, doomed)
             self._remove_partitions(
                 {name: topic.numbers for name, topic in doomed.items()}

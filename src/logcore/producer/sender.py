@@ -314,7 +314,7 @@ class Sender:
             "%s: a write or sync failed; the log is opened again",
             log.path,
         )
-        return self._directory.open_again(queue.topic, queue.partition)
+        return self._directory.host.open_again(queue.topic, queue.partition)
 
     def _settle_attempt(self, queue: Queue, batch: ProducerBatch, log: Log) -> None:
         """Check after a failed sync whether the log contains the written batch.
@@ -439,7 +439,7 @@ class Sender:
             queue.identity = QueueIdentity(known.producer_id, known.producer_epoch)
         elif queue.identity is None:
             if self._producer_id is None:
-                self._producer_id = self._directory.next_producer_id()
+                self._producer_id = self._directory.host.next_producer_id()
             queue.identity = QueueIdentity(self._producer_id)
         return queue.identity
 

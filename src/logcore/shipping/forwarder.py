@@ -162,7 +162,7 @@ class Forwarder:
             self._keeper = "directory"
         can_write = not logdir.is_read_only
         if self._settings.hold is None:
-            self._holds = can_write and not logdir.has_coordinator
+            self._holds = can_write and not logdir.host.has_coordinator
         else:
             self._holds = self._settings.hold
         if not can_write and (self._holds or self._settings.on_error == "quarantine"):

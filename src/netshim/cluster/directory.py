@@ -61,11 +61,7 @@ class ClusterDirectory:
         self.local = local
         self._member = member
         self._default_factor = default_factor
-        self._on_failure = on_failure
-        self.has_coordinator = True
-        self.forget_topic: Callable[[str], None] | None = None
-        self._ids = threading.Lock()
-        self._next_id = self._ids_end = 0
+        self.host = ClusterHost(self, member, on_failure)
 
     @property
     def _view(self) -> ClusterView:
@@ -76,10 +72,6 @@ class ClusterDirectory:
     @property
     def path(self) -> str:
         return self.local.path
-
-    @property
-    def fs(self) -> FS:
-        return self.local.fs
 
     @property
     def config(self) -> LogConfig:
@@ -102,10 +94,6 @@ class ClusterDirectory:
         return self.local.node_id
 
     @property
-    def was_clean(self) -> bool:
-        return self.local.was_clean
-
-    @property
     def is_read_only(self) -> bool:
         return False
 
@@ -113,33 +101,11 @@ class ClusterDirectory:
     def is_shared(self) -> bool:
         return False
 
-    @property
-    def coordinators(self) -> Coordinators:
-        return self.local.coordinators
-
-    def trusted_ms(self, wall_ms: int) -> int:
-        return self.local.trusted_ms(wall_ms)
-
     def space(self) -> tuple[int, int]:
         return self.local.space()
 
     def size_bytes(self, topic: str, number: int) -> int:
         return self.local.size_bytes(topic, number)
-
-    def opened(self, topic: str, number: int) -> Log | None:
-        return self.local.opened(topic, number)
-
-    def open_logs(self) -> dict[Key, Log]:
-        return self.local.open_logs()
-
-    def known_logs(self) -> Mapping[Key, Log]:
-        return self.local.known_logs()
-
-    def stale_topics(self) -> Collection[str]:
-        return self.local.stale_topics()
-
-    def close_logs(self, topics: Collection[str]) -> None:
-        self.local.close_logs(topics)
 
     def refresh(self) -> None:
         """Do nothing: the member publishes each view."""
@@ -163,18 +129,6 @@ class ClusterDirectory:
                 f"broker {self.node_id} has no replica of {topic}-{number}"
             ) from error
 
-    def open_again(self, topic: str, number: int) -> Log:
-        """Report that a log has failed, which ends this broker.
-
-        Opened again, the log may lack records that a follower has. So the broker must
-        not lead in the same epoch, and registers again after a restart.
-        """
-        error = NotLeaderError(
-            "a write or sync failed; the broker ends", path=f"{topic}-{number}"
-        )
-        self._on_failure(error)
-        raise error
-
     # -- topics ------------------------------------------------------------------------
 
     def __contains__(self, topic: object) -> bool:
@@ -194,10 +148,6 @@ class ClusterDirectory:
     def topics(self) -> list[str]:
         return sorted(self._view.topics)
 
-    @property
-    def topics_version(self) -> int:
-        return self._view.topics_version
-
     def topic_id(self, name: str) -> uuid.UUID:
         return self._topic(name).node.topic_id
 
@@ -216,13 +166,6 @@ class ClusterDirectory:
             config=topic.config,
             overrides=topic.overrides,
         )
-
-    def leader_epoch(self, topic: str, number: int) -> int:
-        stored = self._view.states.get((topic, number))
-        return -1 if stored is None else stored.state.leader_epoch
-
-    def knows_leader_epoch(self, topic: str, number: int) -> bool:
-        return True
 
     # -- changes -----------------------------------------------------------------------
 
@@ -261,7 +204,7 @@ class ClusterDirectory:
             replicas = self._place(
                 check_count(count, 1), placements.get(name, Placement()), name
             )
-            made[name] = TopicNode(new_id(self.fs), replicas), overrides
+            made[name] = TopicNode(new_id(self.local.host.fs), replicas), overrides
         if check_only:
             return
         registry = self._member.registry
@@ -336,8 +279,8 @@ class ClusterDirectory:
             return {n: tuple(each) for n, each in placement.assignments.items()}
         racks = self._member.read_racks()
         # Topics begin at different brokers.
-        start = int.from_bytes(self.fs.random_bytes(4), "big")
-        shift = int.from_bytes(self.fs.random_bytes(4), "big")
+        start = int.from_bytes(self.local.host.fs.random_bytes(4), "big")
+        shift = int.from_bytes(self.local.host.fs.random_bytes(4), "big")
         placed = place_partitions(
             racks,
             count,
@@ -420,9 +363,6 @@ class ClusterDirectory:
         )
 
     def delete_topic(self, name: str) -> None:
-        self.start_deletion(name)
-
-    def start_deletion(self, name: str) -> None:
         """Delete a topic, and wait until the controller has removed it."""
         topic_id = self.topic_id(name)
         try:
@@ -437,6 +377,96 @@ class ClusterDirectory:
             ),
         )
 
+    def _wait(self, late: str, condition: Callable[[ClusterView], bool]) -> None:
+        if not self._member.wait_for(condition, _CHANGE_S):
+            raise CommitTimeoutError(
+                late, expected=f"within {_CHANGE_S:.0f} s", found="no such view"
+            )
+
+
+def _next_block(value: bytes | None) -> bytes:
+    end = 0 if value is None else paths.unpack_number(value, nodes.PRODUCER_IDS)
+    return paths.pack_number(end + _PRODUCER_ID_BLOCK)
+
+
+class ClusterHost:
+    """The methods of a ClusterDirectory for the parts of a broker, like DirectoryHost.
+
+    on_failure: called if a log of this broker fails.
+    """
+
+    def __init__(
+        self,
+        directory: ClusterDirectory,
+        member: ClusterMember,
+        on_failure: Callable[[LogcoreError], None],
+    ) -> None:
+        self._directory = directory
+        self._member = member
+        self._on_failure = on_failure
+        self._local = directory.local.host
+        self.has_coordinator = True
+        self.forget_topic: Callable[[str], None] | None = None
+        self._ids = threading.Lock()
+        self._next_id = self._ids_end = 0
+
+    @property
+    def fs(self) -> FS:
+        return self._local.fs
+
+    @property
+    def was_clean(self) -> bool:
+        return self._local.was_clean
+
+    @property
+    def coordinators(self) -> Coordinators:
+        return self._local.coordinators
+
+    @property
+    def topics_version(self) -> int:
+        return self._member.view.topics_version
+
+    def trusted_ms(self, wall_ms: int) -> int:
+        return self._local.trusted_ms(wall_ms)
+
+    def opened(self, topic: str, number: int) -> Log | None:
+        return self._local.opened(topic, number)
+
+    def open_logs(self) -> dict[Key, Log]:
+        return self._local.open_logs()
+
+    def known_logs(self) -> Mapping[Key, Log]:
+        return self._local.known_logs()
+
+    def stale_topics(self) -> Collection[str]:
+        return self._local.stale_topics()
+
+    def close_logs(self, topics: Collection[str]) -> None:
+        self._local.close_logs(topics)
+
+    def open_again(self, topic: str, number: int) -> Log:
+        """Report that a log has failed, which ends this broker.
+
+        Opened again, the log may lack records that a follower has. So the broker must
+        not lead in the same epoch, and registers again after a restart.
+        """
+        error = NotLeaderError(
+            "a write or sync failed; the broker ends", path=f"{topic}-{number}"
+        )
+        self._on_failure(error)
+        raise error
+
+    def leader_epoch(self, topic: str, number: int) -> int:
+        stored = self._member.view.states.get((topic, number))
+        return -1 if stored is None else stored.state.leader_epoch
+
+    def knows_leader_epoch(self, topic: str, number: int) -> bool:
+        return True
+
+    def start_deletion(self, name: str) -> None:
+        """Delete a topic, and wait until the controller has removed it."""
+        self._directory.delete_topic(name)
+
     def end_deletion(self, names: Collection[str], *, is_forgotten: bool) -> None:
         """Do nothing: each coordinator deletes the offsets of deleted topics."""
 
@@ -450,14 +480,3 @@ class ClusterDirectory:
                 self._next_id = self._ids_end - _PRODUCER_ID_BLOCK
             self._next_id += 1
             return self._next_id - 1
-
-    def _wait(self, late: str, condition: Callable[[ClusterView], bool]) -> None:
-        if not self._member.wait_for(condition, _CHANGE_S):
-            raise CommitTimeoutError(
-                late, expected=f"within {_CHANGE_S:.0f} s", found="no such view"
-            )
-
-
-def _next_block(value: bytes | None) -> bytes:
-    end = 0 if value is None else paths.unpack_number(value, nodes.PRODUCER_IDS)
-    return paths.pack_number(end + _PRODUCER_ID_BLOCK)

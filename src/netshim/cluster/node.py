@@ -181,7 +181,7 @@ class ClusterNode:
     def join(self, host: str, port: int) -> None:
         """Register the broker under an address. Blocks. See ClusterMember.join()."""
         self.member.join(
-            host, port, self._disk, was_clean=self.directory.local.was_clean
+            host, port, self._disk, was_clean=self.directory.local.host.was_clean
         )
         self._call_in_loop(self._replicas.report_strays)
 

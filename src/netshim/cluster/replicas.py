@@ -208,7 +208,7 @@ class ClusterReplicas(Leadership):
         """End the former role of a log, and prepare the next one. Blocks."""
         self._drop(key[0], [key[1]])
         if token is _NO_ROLE:
-            log = self._local.opened(*key)
+            log = self._local.host.opened(*key)
             if log is not None:
                 begin_to_follow(log.writer)
             return None
@@ -369,7 +369,7 @@ class ClusterReplicas(Leadership):
         if fetcher is None:
             fetcher = self._fetchers[leader] = LeaderFetcher(
                 leader,
-                self._local.fs,
+                self._local.host.fs,
                 self._fetcher_settings,
                 self._member.address_of,
                 lambda key, error: self._on_failure(error),
@@ -422,7 +422,7 @@ class ClusterReplicas(Leadership):
                     if extra:
                         self._remove(name, extra)
             if wanted:
-                local.place_topic(
+                local.host.place_topic(
                     name, node.topic_id, len(node.replicas), wanted, topic.overrides
                 )
 
@@ -430,7 +430,7 @@ class ClusterReplicas(Leadership):
         numbers = list(numbers)
         _log.info("replicas of %s are removed: %s", name, numbers)
         self._drop(name, numbers)
-        self._local.remove_replicas(name, numbers)
+        self._local.host.remove_replicas(name, numbers)
 
     def _replace(self, name: str) -> None:
         """Remove the replicas of another topic of that name, or set them aside."""
@@ -444,7 +444,7 @@ class ClusterReplicas(Leadership):
             self._local.path,
         )
         self._drop(name, numbers)
-        self._local.set_topic_aside(name)
+        self._local.host.set_topic_aside(name)
 
     def _drop(self, name: str, numbers: Iterable[int]) -> None:
         for fetcher in list(self._fetchers.values()):

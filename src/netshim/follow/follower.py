@@ -424,7 +424,7 @@ class Follower:
         }
         if note != self._note:
             content = checkpoint.pack_checked(note)
-            checkpoint.write(self._logdir.fs, self._logdir.path, _NOTE, content)
+            checkpoint.write(self._logdir.host.fs, self._logdir.path, _NOTE, content)
             self._note = note
 
     def metrics(self) -> FollowMetrics:
@@ -466,7 +466,7 @@ def _known_settings(settings: Mapping[str, str]) -> dict[str, str]:
 
 def _read_note(logdir: LogDir) -> dict[str, Any]:
     """Return the progress note; empty if there is none or it is damaged."""
-    content = checkpoint.read(logdir.fs, logdir.path, _NOTE)
+    content = checkpoint.read(logdir.host.fs, logdir.path, _NOTE)
     return checkpoint.unpack_checked(content or b"") or {}
 
 
@@ -503,7 +503,7 @@ def promote(
             log.flush()
         logdir.alter_topic(name, {"mirror.source": None})
     with contextlib.suppress(FileNotFoundError):
-        logdir.fs.unlink(os.path.join(logdir.path, _NOTE))
+        logdir.host.fs.unlink(os.path.join(logdir.path, _NOTE))
     return names
 
 

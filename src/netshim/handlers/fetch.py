@@ -337,7 +337,7 @@ def _extent(
     readable = []
     ends = []
     for topic, partition in keys:
-        log = state.logdir.opened(topic, partition)
+        log = state.logdir.host.opened(topic, partition)
         if log is None:
             return None
         # The order matters because others append concurrently: bytes that were readable

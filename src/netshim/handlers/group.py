@@ -451,9 +451,9 @@ def offsets_in(
     """What a request commits, and the results of partitions that exist. Others have
     their code afterwards, and so have those whose metadata is too large.
     """
-    version = state.logdir.topics_version
+    version = state.logdir.host.topics_version
     found = yield from _offsets_in(topics, answered_topics, call, state, expire_ms)
-    if state.logdir.topics_version != version:
+    if state.logdir.host.topics_version != version:
         # Topics were deleted or created between two pieces. A new topic must not find
         # offsets of an old one.
         found = whole(_offsets_in(topics, answered_topics, call, state, expire_ms))

@@ -149,7 +149,7 @@ def _when_epochs_are_known(
         (name, number)
         for name in names
         for number in state.logs.numbers_of(name)
-        if not logdir.knows_leader_epoch(name, number)
+        if not logdir.host.knows_leader_epoch(name, number)
     ]
     if not unread:
         return handle()
@@ -159,7 +159,7 @@ def _when_epochs_are_known(
             with contextlib.suppress(
                 LogcoreError, OSError
             ):  # the request itself will say so
-                logdir.leader_epoch(name, number)
+                logdir.host.leader_epoch(name, number)
 
     answer = PendingResponse()
     state.submit(read, lambda _: answer_with(handle, answer))

@@ -341,7 +341,7 @@ def delete_topics(
                 if state.is_shared:
                     state.logdir.delete_topic(name)
                 else:
-                    state.logdir.start_deletion(name)
+                    state.logdir.host.start_deletion(name)
                 state.journal.changed(call, name, "deleted")
             except LogcoreError as error:
                 result.error_code = code_of(error)
@@ -364,7 +364,7 @@ def delete_topics(
 
         def forgotten(failure: object) -> None:
             def end() -> None:
-                state.logdir.end_deletion(gone, is_forgotten=failure is None)
+                state.logdir.host.end_deletion(gone, is_forgotten=failure is None)
 
             state.submit(end, lambda _: answer.set(response))
 

@@ -51,7 +51,7 @@ def _reasons(server: Server) -> list[str]:
     state = server.broker.state
     reasons = [
         f"{topic}-{number}: an earlier write or sync failed"
-        for (topic, number), log in state.logdir.known_logs().items()
+        for (topic, number), log in state.logdir.host.known_logs().items()
         if log.has_failed
     ]
     if not state.topology.is_member:

@@ -106,7 +106,7 @@ def collect_facts(server: Server) -> Steps[BrokerFacts]:
             for number, committed in partitions.items():
                 if pace.is_over():
                     yield
-                log = state.logdir.opened(name, number)
+                log = state.logdir.host.opened(name, number)
                 if log is not None:
                     labels = bounded((group.group_id, name, str(number)), lags)
                     lags[labels] += max(0, log.high_watermark - committed.offset)
@@ -120,7 +120,7 @@ def collect_facts(server: Server) -> Steps[BrokerFacts]:
                 facts = state.topology.partition(name, number)
                 without_leader += facts.leader < 0
                 under_replicated += len(facts.isr) < len(facts.replicas)
-    logs = state.logdir.known_logs()
+    logs = state.logdir.host.known_logs()
     return BrokerFacts(
         connections=_labeled(server.connections()),
         partitions=partitions_count,

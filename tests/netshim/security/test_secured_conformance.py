@@ -17,7 +17,7 @@ from support.conformance import Asker, report
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredKafka]:
     path = tmp_path_factory.mktemp("secured") / "data"
     found = start_secured(path, **report.SETTINGS)
-    found.logdir.next_producer_id()  # 0 could not be distinguished from none
+    found.logdir.host.next_producer_id()  # 0 could not be distinguished from none
     state = found.server.server.broker.state
     bounds = {
         (ADMIN, None, None): {

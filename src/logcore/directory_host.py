@@ -1,0 +1,313 @@
+"""What brokers and coordinators call on an open log directory, as `LogDir.host`; users
+need none of it.
+
+Rules:
+- One lock orders what changes topics or opens logs. A fork replaces it.
+- A method that changes the directory first checks that it is open for writing in this
+  process.
+
+logdir.py has the methods for users.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import uuid
+import weakref
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from logcore.claim import Claim
+from logcore.coordinators.lookup import Coordinators
+from logcore.coordinators.orphans import first_free_producer_id
+from logcore.coordinators.topic_deletion import Deletions
+from logcore.directory.identity import ProducerIds
+from logcore.directory.incidents import Incidents
+from logcore.directory.open_logs import OpenLogs
+from logcore.directory.shared_topics import Sharing
+from logcore.directory.topic_file import PartitionNumbers, TopicEntry, check_count
+from logcore.directory.topics import TopicRegistry
+from logcore.errors import (
+    ForkedWriterError,
+    InvalidConfigError,
+    LogClosedError,
+    LogcoreError,
+    ReadOnlyLogError,
+)
+from logcore.fs import FS
+from logcore.log import Log
+from logcore.metadata.checkpoint import Key
+from logcore.metadata.filenames import partition_name
+
+if TYPE_CHECKING:
+    from logcore.directory.interface import HostDirectory
+
+
+class DirectoryHost:
+    """The methods of a log directory for hosts. Any thread may call them.
+
+    fs: The files, the clock and the locks of the directory.
+    coordinators: The coordinators of groups and transactions.
+    has_coordinator: Set by a broker of this process, which then runs the groups.
+    forget_topic: Set by such a broker. It deletes the offsets that groups committed for
+        a deleted topic, and returns when the deletion is durable; or raises
+        LogcoreError.
+    """
+
+    def __init__(
+        self,
+        fs: FS,
+        directory: HostDirectory,
+        claim: Claim | None,
+        registry: TopicRegistry,
+        logs: OpenLogs,
+        sharing: Sharing,
+        incidents: Incidents,
+        *,
+        is_replicated: bool,
+    ) -> None:
+        self.fs = fs
+        self.coordinators = Coordinators(fs, claim)
+        self.has_coordinator = False
+        self.forget_topic: Callable[[str], None] | None = None
+        self.is_replicated = is_replicated
+        #: Until it has been opened, closing it has nothing to do.
+        self.is_closed = True
+        self.deletions = Deletions(fs, registry, sharing, incidents, self.coordinators)
+        self._path = directory.path
+        # Weak, so that a directory that was not closed warns as soon as it is dropped.
+        self._directory: HostDirectory = weakref.proxy(directory)
+        self._claim = claim
+        self._registry = registry
+        self._logs = logs
+        self._incidents = incidents
+        self._producer_ids = ProducerIds(fs, self._path)
+        self._forks = fs.forks
+        self._make_lock()
+        # A thread of the parent may hold the lock, and does not exist in the child.
+        fs.after_fork(self._make_lock)
+
+    def _make_lock(self) -> None:
+        self.lock = threading.RLock()
+
+    # -- checks ------------------------------------------------------------------------
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether a parent of this process opened the directory."""
+        return self.fs.forks != self._forks
+
+    @property
+    def was_clean(self) -> bool:
+        """Whether the last writer closed the directory cleanly; if not, opening its
+        logs checks their ends.
+        """
+        return self._claim is None or self._claim.is_clean
+
+    def check_open(self) -> None:
+        """Raise LogClosedError if the directory is closed."""
+        if self.is_closed:
+            raise LogClosedError("the log directory is closed", path=self._path)
+
+    def check_writable(self) -> Claim:
+        """Return the claim of the directory.
+
+        Raises:
+            LogClosedError: the directory is closed.
+            ForkedWriterError: a parent of this process opened it.
+            ReadOnlyLogError: it was opened with read_only=True.
+        """
+        self.check_open()
+        if self.is_forked:
+            raise ForkedWriterError(
+                "the log directory was opened by a parent process; open it again in the child",
+                path=self._path,
+            )
+        if self._claim is None:
+            raise ReadOnlyLogError(
+                "the log directory was opened with read_only=True", path=self._path
+            )
+        return self._claim
+
+    def check_standalone(self) -> None:
+        """Raise the errors of check_writable(), and InvalidConfigError in a cluster."""
+        self.check_writable()
+        if self.is_replicated:
+            raise InvalidConfigError(
+                "the topics of a cluster are changed through its brokers",
+                path=self._path,
+            )
+
+    def _check_replicated(self) -> Claim:
+        claim = self.check_writable()
+        if not self.is_replicated:
+            raise InvalidConfigError(
+                "replicas need a directory that was opened with replicated=True",
+                path=self._path,
+            )
+        return claim
+
+    # -- topics ------------------------------------------------------------------------
+
+    @property
+    def topics_version(self) -> int:
+        """A number that changes whenever a topic is created, grown or deleted."""
+        return self._registry.version
+
+    def reconfigure(self, name: str) -> None:
+        """Let the open logs of a topic use its settings. The caller holds the lock."""
+        settings = self._directory.settings(name)
+        for (of, number), log in self._logs.known.items():
+            if of == name and not log.is_closed:
+                # A poisoned log gets the settings when it is opened again.
+                with self._incidents.going_on("settings", partition_name(of, number)):
+                    log.reconfigure(settings)
+
+    def place_topic(
+        self,
+        name: str,
+        topic_id: uuid.UUID,
+        count: int,
+        numbers: Iterable[int],
+        config: Mapping[str, str],
+    ) -> None:
+        """Create the replicas of a topic of a cluster that are missing here.
+
+        `count` is the number of all partitions of the topic, and `numbers` are those
+        with a replica in this directory. `config` replaces the settings of the topic.
+        Other replicas are kept; remove_replicas() removes them. A call that was
+        interrupted can be repeated.
+
+        Raises:
+            TopicExistsError: there is a topic of that name with another id.
+            InvalidConfigError: a setting is invalid, or the directory was not opened
+                with replicated=True.
+            CorruptLogError: the directory of a new replica contains records.
+        """
+        with self.lock:
+            self._check_replicated()
+            placed = TopicEntry(
+                name,
+                topic_id,
+                check_count(count, 1),
+                dict(config),
+                PartitionNumbers(sorted(numbers)),
+            )
+            before = self._registry.known.get(name)
+            self._registry.place(placed)
+            if before is not None and before.overrides != config:
+                self.reconfigure(name)
+
+    def remove_replicas(self, name: str, numbers: Iterable[int]) -> None:
+        """Remove replicas of a topic with their records.
+
+        The last one removes the topic from this directory. Raises what place_topic()
+        raises, and TopicNotFoundError.
+        """
+        with self.lock:
+            claim = self._check_replicated()
+            doomed = list(numbers)
+            with claim.batched_recovery_points():
+                self._logs.close((name, number) for number in doomed)
+            self._registry.remove_replicas(name, doomed)
+
+    def set_topic_aside(self, name: str) -> None:
+        """Rename the replicas of a topic, so that its name is free.
+
+        The directories `<topic>-<partition>.<id>-stray` keep the records, and are never
+        opened or removed. Raises what remove_replicas() raises.
+        """
+        with self.lock:
+            claim = self._check_replicated()
+            numbers = self._directory.partitions(name)
+            with claim.batched_recovery_points():
+                self._logs.close((name, number) for number in numbers)
+            self._registry.set_aside(name)
+
+    def start_deletion(self, name: str) -> None:
+        """Delete a topic like LogDir.delete_topic(), for brokers, which have their own
+        groups.
+
+        The name remains unavailable. Once the groups have deleted its offsets, or could
+        not, the broker must call end_deletion().
+        """
+        self.check_standalone()
+        self._directory.partitions(name)
+        self.deletions.start(self._directory, self.lock, name)
+
+    def end_deletion(self, names: Collection[str], *, is_forgotten: bool) -> None:
+        """Complete a deletion after start_deletion().
+
+        `is_forgotten` means that the committed offsets of these topics are durably
+        deleted. Otherwise tick() deletes them.
+        """
+        self.deletions.end(self.lock, names, is_forgotten=is_forgotten)
+
+    def next_producer_id(self) -> int:
+        """Return a producer id that this directory never gave out.
+
+        Each block of 1,000 ids is reserved on disk before its use. In a directory
+        without a reserved block, the first id is above all ids in its logs, so all logs
+        are opened.
+        """
+        claim = self.check_writable()
+        least = 0
+        if not self._producer_ids.are_noted:
+            # Without the lock: others need it, and this may take long.
+            least = first_free_producer_id(self._directory)
+        with self.lock, claim.changing():
+            return self._producer_ids.next(least)
+
+    def trusted_ms(self, wall_ms: int) -> int:
+        """The time by which old things may be deleted; at most wall_ms. See
+        logcore.metadata.trusted_clock.
+        """
+        return self.check_writable().clock.now_ms(wall_ms)
+
+    # -- logs --------------------------------------------------------------------------
+
+    def open_again(self, topic: str, number: int) -> Log:
+        """Like LogDir.partition(), for a log that a failed write or sync has poisoned:
+        closes it, then opens and recovers it.
+
+        Raises what partition() raises. A record that was not acknowledged may be
+        missing afterwards.
+        """
+        with contextlib.suppress(LogcoreError):
+            self._directory.partition(topic, number).close()
+        return self._directory.partition(topic, number)
+
+    def close_logs(self, topics: Collection[str]) -> None:
+        """Closes and forgets the logs of topics that are being deleted. A failure is an
+        incident.
+        """
+        # Gathers recovery points without writing them: the logs are deleted.
+        with self.check_writable().batched_recovery_points():
+            self._logs.close_topics(topics)
+
+    def stale_topics(self) -> Collection[str]:
+        """Topics with an open log of a deleted topic of the same name."""
+        return self._logs.stale_topics()
+
+    def known_logs(self) -> Mapping[Key, Log]:
+        """The opened logs; a user may have closed some of them."""
+        return self._logs.known
+
+    def open_logs(self) -> dict[Key, Log]:
+        """The logs that are open now, by (topic, partition)."""
+        return self._logs.all_open()
+
+    def opened(self, topic: str, number: int) -> Log | None:
+        """The log of a partition if it is open now."""
+        return self._logs.opened((topic, number))
+
+    def leader_epoch(self, topic: str, number: int) -> int:
+        """The leader epoch of records appended to a partition; read from its file if
+        the partition is not open.
+        """
+        return self._logs.leader_epoch((topic, number))
+
+    def knows_leader_epoch(self, topic: str, number: int) -> bool:
+        """Whether leader_epoch() reads no file."""
+        return self._logs.knows_leader_epoch((topic, number))
