@@ -905,7 +905,9 @@ class LogDir:
             start, end, partitions=partitions, isolation=isolation, columns=columns
         )
 
-    def sql(self, query: str, *, text: bool = True) -> duckdb.DuckDBPyRelation:
+    def sql(
+        self, query: str, *, text: bool = True, schemas: bool | str = False
+    ) -> duckdb.DuckDBPyRelation:
         """Return the result of a query in DuckDB's SQL over the topics, each a table.
 
         The columns are partition, offset, timestamp, key, value and headers;
@@ -915,15 +917,18 @@ class LogDir:
 
         text: keys, values and headers are VARCHAR, in which a byte that is not UTF-8 is
         shown as \\xFF. Otherwise they are BLOB.
+        schemas: keys and values that name a schema are decoded to JSON, by the topic
+        `_schemas` of the directory or by the schema registry with this URL.
 
         Raises:
+            LogNotFoundError: there is no topic `_schemas`.
             QueryError: the query is wrong, or returns no rows.
             MissingDependencyError: duckdb or pyarrow is not installed (extra sql).
         """
         from logcore.query.sql import relation
 
         self.host.check_open()
-        return relation(self, query, is_text=text)
+        return relation(self, query, is_text=text, schemas=schemas)
 
     def tail(
         self,

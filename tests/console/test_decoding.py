@@ -7,37 +7,10 @@ import json
 import pytest
 
 import logcore
+from support.avro_schemas import APPLES, SHOWN, add_schema
 from support.consoles import ConsoleClient
 
 pytest.importorskip("fastavro")
-
-SCHEMA = {
-    "type": "record",
-    "name": "Order",
-    "fields": [{"name": "item", "type": "string"}, {"name": "amount", "type": "int"}],
-}
-#: An Order of 4 apples: 6 bytes of text, and the number, both as zigzag varints.
-SHOWN = '{"item":"apples","amount":4}'
-APPLES = b"\x0capples\x08"
-
-
-def add_schema(directory: logcore.LogDir, number: int, version: int) -> None:
-    key = {
-        "keytype": "SCHEMA",
-        "subject": "orders-value",
-        "version": version,
-        "magic": 1,
-    }
-    value = {
-        "subject": "orders-value",
-        "version": version,
-        "id": number,
-        "schema": json.dumps(SCHEMA),
-        "deleted": False,
-    }
-    directory.append(
-        "_schemas", json.dumps(value).encode(), key=json.dumps(key).encode()
-    )
 
 
 def test_values_are_shown_by_their_schemas(

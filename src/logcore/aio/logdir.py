@@ -10,7 +10,7 @@ import functools
 import os
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
-from typing import Any, Self, Unpack, overload
+from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 
 from logcore import logdir as synchronous
 from logcore.aio import consumer as consumers
@@ -33,6 +33,13 @@ from logcore.producer.settings import (
 )
 from logcore.reporting import Incident
 from logcore.topic import Position
+
+if TYPE_CHECKING:
+    import pyarrow
+
+    from logcore.backup import SnapshotResult
+    from logcore.consumer.settings import OffsetAndMetadata
+    from logcore.coordinators.group_descriptions import GroupDescription
 
 
 def open_dir(
@@ -165,6 +172,43 @@ class LogDir:
     async def delete_group(self, group_id: str) -> None:
         """See logcore.LogDir.delete_group()."""
         await self._home.call(self.sync.delete_group, group_id)
+
+    async def groups(self) -> dict[str, GroupDescription]:
+        """See logcore.LogDir.groups()."""
+        return await self._home.call(self.sync.groups)
+
+    async def alter_group_offsets(
+        self,
+        group_id: str,
+        offsets: Mapping[tuple[str, int], int | OffsetAndMetadata],
+        *,
+        force: bool = False,
+    ) -> None:
+        """See logcore.LogDir.alter_group_offsets()."""
+        alter = functools.partial(self.sync.alter_group_offsets, force=force)
+        await self._home.call(alter, group_id, offsets)
+
+    async def sql(
+        self, query: str, *, text: bool = True, schemas: bool | str = False
+    ) -> pyarrow.Table:
+        """Return the whole result of a query; see logcore.LogDir.sql().
+
+        Raises also:
+            QueryError: a value of a record cannot be converted as the query asks.
+        """
+        from logcore.query.sql import read_table
+
+        return await self._home.call(
+            lambda: read_table(self.sync, query, is_text=text, schemas=schemas)
+        )
+
+    async def snapshot(
+        self, backup: str | os.PathLike[str], *, keep: int | None = None
+    ) -> SnapshotResult:
+        """See logcore.LogDir.snapshot()."""
+        return await self._home.call(
+            functools.partial(self.sync.snapshot, backup, keep=keep)
+        )
 
     async def refresh(self) -> None:
         """See logcore.LogDir.refresh()."""

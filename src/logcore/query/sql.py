@@ -18,10 +18,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from logcore.directory.interface import PartitionDirectory
 from logcore.distribution import install_command
-from logcore.errors import MissingDependencyError, QueryError
+from logcore.errors import LogNotFoundError, MissingDependencyError, QueryError
+from logcore.format.schema_records import SCHEMAS_TOPIC
 
 if TYPE_CHECKING:
     import duckdb
+    import pyarrow
 
     from logcore.schemas import ValueDecoder
 
@@ -85,15 +87,23 @@ def connect(
 
 
 def relation(
-    directory: PartitionDirectory, query: str, *, is_text: bool
+    directory: PartitionDirectory,
+    query: str,
+    *,
+    is_text: bool,
+    schemas: bool | str = False,
 ) -> duckdb.DuckDBPyRelation:
     """Return the result of a query as a DuckDB relation, which reads when it is read.
 
+    schemas: decode by the topic `_schemas`, or by the registry with this URL.
+
     Raises:
+        LogNotFoundError: there is no topic `_schemas`.
         QueryError: the query is wrong, or returns no rows, such as CREATE TABLE.
         MissingDependencyError: duckdb or pyarrow is not installed.
     """
-    connection = connect(directory, query, is_text=is_text)
+    decoder = _decoder(directory, schemas)
+    connection = connect(directory, query, is_text=is_text, decoder=decoder)
     import duckdb
 
     result: duckdb.DuckDBPyRelation | None
@@ -104,6 +114,38 @@ def relation(
     if result is None:
         raise QueryError("the query returns no rows", expected="SELECT", found=query)
     return result
+
+
+def read_table(
+    directory: PartitionDirectory, query: str, *, is_text: bool, schemas: bool | str
+) -> pyarrow.Table:
+    """Return the whole result of a query.
+
+    Raises what relation() raises, and QueryError for a value that cannot be converted.
+    """
+    result = relation(directory, query, is_text=is_text, schemas=schemas)
+    import duckdb
+
+    try:
+        return result.to_arrow_table()
+    except duckdb.Error as error:
+        raise query_error(error, directory) from error
+
+
+def _decoder(directory: PartitionDirectory, schemas: bool | str) -> ValueDecoder | None:
+    if schemas is False:
+        return None
+    from logcore.schemas import RemoteSchemas, ValueDecoder, load_schemas
+
+    if schemas is not True:
+        return ValueDecoder(RemoteSchemas(schemas))
+    if SCHEMAS_TOPIC not in directory:
+        raise LogNotFoundError(
+            f"there is no topic {SCHEMAS_TOPIC}; schemas=URL names a registry",
+            path=directory.path,
+        )
+    log = directory.partition(SCHEMAS_TOPIC, 0)
+    return ValueDecoder(load_schemas(log.read(log.log_start_offset)))
 
 
 def query_error(error: Exception, directory: PartitionDirectory) -> QueryError:

@@ -1,0 +1,35 @@
+"""An Avro schema and a value of it, as a schema registry stores and frames them."""
+
+from __future__ import annotations
+
+import json
+
+import logcore
+
+SCHEMA = {
+    "type": "record",
+    "name": "Order",
+    "fields": [{"name": "item", "type": "string"}, {"name": "amount", "type": "int"}],
+}
+#: An Order of 4 apples: 6 bytes of text, and the number, both as zigzag varints.
+SHOWN = '{"item":"apples","amount":4}'
+APPLES = b"\x0capples\x08"
+
+
+def add_schema(directory: logcore.LogDir, number: int, version: int) -> None:
+    key = {
+        "keytype": "SCHEMA",
+        "subject": "orders-value",
+        "version": version,
+        "magic": 1,
+    }
+    value = {
+        "subject": "orders-value",
+        "version": version,
+        "id": number,
+        "schema": json.dumps(SCHEMA),
+        "deleted": False,
+    }
+    directory.append(
+        "_schemas", json.dumps(value).encode(), key=json.dumps(key).encode()
+    )
