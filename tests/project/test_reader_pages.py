@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -247,3 +248,11 @@ def test_terms_are_sorted_and_unique() -> None:
     terms = [row[0].strip("`*").lower() for row in rows("glossary.md")]
     assert terms[0] == "term" and len(terms) > 50
     assert terms[1:] == sorted(set(terms[1:]), key=lambda term: term.replace("-", ""))
+
+
+def test_guide_names_each_extra() -> None:
+    project = tomllib.loads((DOCS.parent / "pyproject.toml").read_text("utf-8"))
+    # snappy is empty, and java is in the row of spark.
+    extras = set(project["project"]["optional-dependencies"]) - {"snappy", "java"}
+    named = {row[0].strip("`") for row in rows("guide.md")}
+    assert not extras - named
