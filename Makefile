@@ -17,7 +17,7 @@ help:
 	@echo 'make pipeline a stream from events to a topic, files and a picture, killed twice on its way'
 	@echo 'make spark-example  a Spark pipeline on the same input; installs a Java if none is found'
 	@echo 'make test     the fast tests'
-	@echo 'make lint     format, lint, types (also of the examples in docs), import contracts, prose'
+	@echo 'make lint     format, lint, types (also of the examples in docs), import contracts, shape, prose'
 	@echo 'make check    the same, other types, and the fast tests: before a commit'
 	@echo 'make coverage every line and branch of the core is run by tests, or it says which is not'
 	@echo 'make mutants  a hundred small changes of the core, and how many of them the tests notice'
@@ -55,7 +55,7 @@ lint: .venv/.check
 	.venv/bin/mypy --strict src
 	.venv/bin/lint-imports
 	$(RUN) tools/prose.py
-	$(RUN) -m pytest -q tests/project/test_docs_types.py
+	$(RUN) -m pytest -q -m static tests/project
 
 check: lint
 	@$(show-kernels)

@@ -76,7 +76,8 @@ def run_world(
     return world
 
 
-@pytest.mark.parametrize("seed", [pytest.param(11, marks=pytest.mark.slow), 12])
+@pytest.mark.slow  # the world with access control has the same strangers
+@pytest.mark.parametrize("seed", [11, 12])
 def test_mutated_frames_harm_neither_the_broker_nor_other_clients(
     seed: int, errors: Errors
 ) -> None:

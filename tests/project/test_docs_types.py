@@ -18,6 +18,8 @@ import pytest
 
 from support.pages import blocks
 
+pytestmark = pytest.mark.static
+
 ROOT = Path(__file__).resolve().parents[2]
 #: An error that pyright finds in a foreign package: its class has a decorator that hides
 #: the parameters.

@@ -217,6 +217,7 @@ def _found_by_pyright(path: Path) -> set[int]:
     }
 
 
+@pytest.mark.static
 @pytest.mark.parametrize("checker", ["mypy", "pyright"])
 def test_the_checkers_find_what_types_can_tell(checker: str, tmp_path: Path) -> None:
     if importlib.util.find_spec(checker) is None:

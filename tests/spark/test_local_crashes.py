@@ -134,7 +134,7 @@ def explored(*, names: Names, remove: bool, limit: int) -> Report:
 @pytest.mark.parametrize(
     ("names", "limit", "remove"),
     [
-        ("posix", 2, True),
+        ("posix", 1, True),
         *(
             pytest.param(
                 names, 200, remove, marks=[pytest.mark.slow, pytest.mark.timeout(3600)]

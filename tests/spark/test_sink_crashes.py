@@ -132,7 +132,7 @@ def test_each_disk_a_power_cut_may_leave_of_a_stream(
     assert report.states > 150
 
 
-@pytest.mark.parametrize("limit", [3, pytest.param(2000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("limit", [1, pytest.param(2000, marks=pytest.mark.slow)])
 def test_each_disk_a_power_cut_may_leave_of_a_write_without_a_name(
     stream: Stream, limit: int
 ) -> None:
