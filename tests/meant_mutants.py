@@ -849,7 +849,7 @@ MISTAKES: Final = (
     Mistake(
         "old_logs_are_served", "netshim/logs.py",
         "                return log.has_failed or (\n"
-        "                    self._logdir.is_shared and log.writer.state.is_behind()\n"
+        "                    self._logdir.is_shared and log.host.writer.state.is_behind()\n"
         "                )",
         "                return log.has_failed",
         "netshim/test_shared_broker.py::test_waiting_fetch_gets_records_of_another_process",
@@ -1832,7 +1832,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "request_in_several_batches", "netshim/stored_offsets.py",
-        "return append_whole(log.writer, rows, durability=\"os\")",
+        "return append_whole(log.host.writer, rows, durability=\"os\")",
         "return log.append_many(rows, durability=\"os\")",
         "netshim/test_consumer_protocol.py::test_records_of_a_heartbeat_are_one_batch",
     ),

@@ -133,8 +133,7 @@ NEEDED = {
 }
 #: Public methods that only netshim and other packages of this repository call.
 FOR_HOSTS = (
-    "writer",
-    "upkeep",
+    "host",
     "look_after",
     "has_moved",
     "has_records",

@@ -327,10 +327,23 @@ def rewriting_of(log: Log) -> AbstractContextManager[Rewriting]:
     See Rewriting.
     """
     return rewriting(
-        log.writer,
+        log.host.writer,
         last_stable_offset=lambda: log.last_stable_offset,
         transactions=lambda: transactions_of(log),
     )
+
+
+@attrs.frozen
+class LogHost:
+    """The parts of a log that is open for writing, for hosts; users need none of them.
+
+    Attributes:
+        writer: appends, syncs, rolls and truncates.
+        maintenance: the steps of Log.tick() and Log.retain().
+    """
+
+    writer: Writer
+    maintenance: LogMaintenance
 
 
 class Log(LogReader):
@@ -356,29 +369,25 @@ class Log(LogReader):
         `writer` is None if the log is open read-only. For `left_below` see Upkeep.
         """
         super().__init__(fs, path, state, policy, is_writing=writer is not None)
-        self._upkeep: LogMaintenance | None = None
+        self._host: LogHost | None = None
         if writer is not None:
-            self._upkeep = LogMaintenance(writer, left_below)
+            self._host = LogHost(writer, LogMaintenance(writer, left_below))
         # Set last: if an interrupt stops __init__, __del__ must not warn.
         self._writer = writer
         #: Created at the first use.
         self._keys: KeyIndex | None = None
 
     @property
-    def writer(self) -> Writer:
-        """The writer, for hosts such as a LogDir. Raises ReadOnlyLogError,
-        LogClosedError.
-        """
-        if self._writer is None:
-            self._refuse_reader()
-        return self._writer
+    def host(self) -> LogHost:
+        """What directories, brokers and copies call on the log.
 
-    @property
-    def upkeep(self) -> LogMaintenance:
-        """The parts of tick(), for hosts. Raises ReadOnlyLogError, LogClosedError."""
-        if self._upkeep is None:
+        Raises:
+            ReadOnlyLogError: the log was opened with read_only=True.
+            LogClosedError: the log is closed.
+        """
+        if self._host is None:
             self._refuse_reader()
-        return self._upkeep
+        return self._host
 
     def _refuse_reader(self) -> NoReturn:
         self._check_open()
@@ -443,7 +452,7 @@ class Log(LogReader):
             settings = config
         else:
             settings = LogConfig.parse(config)
-        self.writer.reconfigure(settings)
+        self.host.writer.reconfigure(settings)
 
     @property
     def recovery_report(self) -> recovery.RecoveryReport | None:
@@ -516,7 +525,7 @@ class Log(LogReader):
         Raises:
             OffsetOutOfRangeError: the epoch is below the present one.
         """
-        writer = self.writer
+        writer = self.host.writer
         with self._state.lock:
             writer.check_writable_locked()
             leader_epoch = operator.index(leader_epoch)
@@ -542,7 +551,7 @@ class Log(LogReader):
         in the leader. Epochs that began above that offset are dropped: the next records
         carry the leader's epochs. Raises the same errors as truncate().
         """
-        writer = self.writer
+        writer = self.host.writer
         with self._state.lock:
             writer.check_writable_locked()
             own_epoch, own_end = self.end_of_epoch(leader_epoch)
@@ -646,7 +655,7 @@ class Log(LogReader):
     def _expect_locked(
         self, expected_offset: int | None, expected: Mapping[Piece, int] | None
     ) -> None:
-        self.writer.expect_end_locked(expected_offset)
+        self.host.writer.expect_end_locked(expected_offset)
         if expected is not None:
             self._key_index().check(expected, self._state.end)
 
@@ -706,7 +715,7 @@ class Log(LogReader):
             records = list(
                 records
             )  # before taking the lock: a generator may be slow, or append to this log
-        writer = self.writer
+        writer = self.host.writer
         with self._state.lock:
             writer.check_appendable_locked()
             self._expect_locked(expected_offset, expected)
@@ -771,7 +780,7 @@ class Log(LogReader):
         times = None
         if timestamps_ms is not None:
             times = input_timestamps(timestamps_ms, count)
-        writer = self.writer
+        writer = self.host.writer
         with self._state.lock:
             writer.check_appendable_locked()
             self._expect_locked(expected_offset, expected)
@@ -821,7 +830,7 @@ class Log(LogReader):
             DiskFullError, DurabilityUnknownError, LogFailedError, ReadOnlyLogError:
                 as for append().
         """
-        writer = self.writer
+        writer = self.host.writer
         state = self._state
         with state.lock:
             writer.check_appendable_locked()
@@ -913,7 +922,7 @@ class Log(LogReader):
             )
         from logcore.partition import replication
 
-        writer = self.writer
+        writer = self.host.writer
         with self._state.lock:
             writer.check_writable_locked()
             now_ms = self._fs.now_ms()
@@ -955,7 +964,7 @@ class Log(LogReader):
                 expected=f"numbers from 0 to 2^63-1, {_INT16_MAX} and 2^31-1",
                 found=given,
             )
-        writer = self.writer
+        writer = self.host.writer
         with self._state.lock:
             writer.check_appendable_locked()
             writer.expect_producers_locked()
@@ -1013,7 +1022,7 @@ class Log(LogReader):
             DurabilityUnknownError: the sync failed, or another process that shares the
                 log truncated or recovered it concurrently.
         """
-        self.writer.flush()
+        self.host.writer.flush()
 
     def advance_high_watermark(self, offset: int) -> int:
         """Increase the high watermark of a replicated log to `offset`; return the high
@@ -1026,7 +1035,7 @@ class Log(LogReader):
             InvalidConfigError: the log was not opened with replicated=True.
             OffsetOutOfRangeError: the offset is outside [0, log end].
         """
-        return self.writer.advance_high_watermark(operator.index(offset))
+        return self.host.writer.advance_high_watermark(operator.index(offset))
 
     def tick(self, now_ms: Time | None = None) -> bool:
         """Do the due work: the sync of an interval policy or of flush.ms, the roll of
@@ -1036,7 +1045,7 @@ class Log(LogReader):
         datetime with a time zone; the system's clock by default. Call this from a
         timer; one call does a limited amount of work. Returns whether any work was due.
         """
-        return self.upkeep.tick(time_ms(now_ms))
+        return self.host.maintenance.tick(time_ms(now_ms))
 
     # -- segments ----------------------------------------------------------------------
 
@@ -1044,7 +1053,7 @@ class Log(LogReader):
         """Seal the active segment and start a new one, unless the active segment is
         empty.
         """
-        writer = self.writer
+        writer = self.host.writer
         with self._state.lock:
             writer.check_writable_locked()
             if writer.active.size_bytes:
@@ -1060,7 +1069,7 @@ class Log(LogReader):
         Raises:
             OffsetOutOfRangeError: the offset is above the high watermark or below 0.
         """
-        writer = self.writer
+        writer = self.host.writer
         with self._state.lock:
             writer.check_writable_locked()
             before_offset = operator.index(before_offset)
@@ -1095,7 +1104,7 @@ class Log(LogReader):
         Raises:
             StorageReadError, StorageWriteError, DiskFullError: the system failed.
         """
-        return self.upkeep.retain(
+        return self.host.maintenance.retain(
             time_ms(now_ms), policy=policy, committed=committed, segments=segments
         )
 
@@ -1110,7 +1119,7 @@ class Log(LogReader):
         Raises:
             OffsetOutOfRangeError: the offset is outside [log start, log end].
         """
-        writer = self.writer
+        writer = self.host.writer
         with self._state.lock:
             writer.check_writable_locked()
             with checkpoint.expecting_directory(writer.fs, writer.path):

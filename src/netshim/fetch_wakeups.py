@@ -77,7 +77,7 @@ class WaitingFetches(Waiting):
                 log is None
                 or log.has_failed
                 or self._queues.is_busy(key)
-                or not log.writer.state.is_behind()
+                or not log.host.writer.state.is_behind()
             ):
                 continue
             self._queues.submit(key, log.refresh, partial(self._followed, key, now_ms))

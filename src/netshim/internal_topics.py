@@ -134,7 +134,9 @@ class InternalTopic:
             return (
                 log is None
                 or log.has_failed
-                or log.writer.may_wait(size_bytes, now_ms, has_producer=has_producer)
+                or log.host.writer.may_wait(
+                    size_bytes, now_ms, has_producer=has_producer
+                )
             )
 
         def written(result: Any) -> None:

@@ -168,7 +168,7 @@ class BrokerLogs:
             log = self._logdir.host.opened(topic, partition)
             if log is not None:
                 return log.has_failed or (
-                    self._logdir.is_shared and log.writer.state.is_behind()
+                    self._logdir.is_shared and log.host.writer.state.is_behind()
                 )
             return partition in self.numbers_of(topic)
         except (LogcoreError, OSError):

@@ -97,7 +97,7 @@ class ReplacedBroker:
             log.begin_epoch(
                 max(log.leader_epoch, self.epochs.get((topic, number), 0)) + 1
             )
-            forget_idle_producers(log.writer)
+            forget_idle_producers(log.host.writer)
 
         def fence(found: dict[str, StoredTransaction] | Exception) -> None:
             if isinstance(found, Exception):

@@ -80,8 +80,10 @@ class OffsetsTopic:
 
         def write(log: Log) -> Receipt:
             if producer is None:
-                return append_whole(log.writer, rows, durability="os")
-            return append_to_transaction(log.writer, rows, *producer, durability="os")
+                return append_whole(log.host.writer, rows, durability="os")
+            return append_to_transaction(
+                log.host.writer, rows, *producer, durability="os"
+            )
 
         def told(error: Exception | None) -> None:
             done(None if error is None else _error_of(group_id, error))

@@ -432,7 +432,7 @@ class Markers:
             key = topic  # commits to all its partitions share one queue
         work = partial(self._append, log)
         then = partial(self._written, partition, log)
-        if state.work.is_busy(key) or log.writer.may_wait(
+        if state.work.is_busy(key) or log.host.writer.may_wait(
             _MARKER_BYTES, self._now_ms, has_producer=True
         ):
             state.work.submit(key, work, then)
@@ -447,7 +447,9 @@ class Markers:
         effect = self._effect
         epoch = self._coordinator_epoch
         if epoch is None:
-            epoch = marker_epoch(log.writer, effect.producer_id, self._home_epoch())
+            epoch = marker_epoch(
+                log.host.writer, effect.producer_id, self._home_epoch()
+            )
         return log.end_transaction(
             effect.producer_id,
             effect.producer_epoch,

@@ -641,8 +641,8 @@ def test_stale_recovery_point_is_not_saved_above_the_end(
         logdir.create_topic("t")
         log = logdir.partition("t", 0)
         log.append_many([(None, b"v")] * 10)
-        log.writer.progress.recovered_ms -= 60_000
-        _, point = log.upkeep.tick_gathered()
+        log.host.writer.progress.recovered_ms -= 60_000
+        _, point = log.host.maintenance.tick_gathered()
         assert point == 10
         if what == "truncate":
             log.truncate(3)

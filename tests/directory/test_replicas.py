@@ -78,7 +78,7 @@ def test_a_follower_takes_only_the_batches_of_its_leader(tmp_path: Path) -> None
         source = leader.partition("t", 0)
         source.append_many([(None, b"a"), (None, b"b")])
         log = logdir.partition("t", 0)
-        begin_to_follow(log.writer)
+        begin_to_follow(log.host.writer)
         (piece,) = source.stored(0, max_bytes=1_000, up_to="log_end")
         batch = bytes(piece)
         for append in (
@@ -86,7 +86,7 @@ def test_a_follower_takes_only_the_batches_of_its_leader(tmp_path: Path) -> None
             lambda: log.append_many([(None, b"x")]),
             lambda: log.append_batch(batch),
             lambda: log.end_transaction(1, 0, commit=True),
-            lambda: append_whole(log.writer, [(b"k", b"v", (), 1)]),
+            lambda: append_whole(log.host.writer, [(b"k", b"v", (), 1)]),
         ):
             with pytest.raises(NotLeaderError):
                 append()
@@ -99,7 +99,7 @@ def test_a_follower_takes_only_the_batches_of_its_leader(tmp_path: Path) -> None
     with logcore.open_dir(tmp_path / "ordinary", create=True) as ordinary:
         ordinary.create_topic("t")
         with pytest.raises(InvalidConfigError, match="replica"):
-            begin_to_follow(ordinary.partition("t", 0).writer)
+            begin_to_follow(ordinary.partition("t", 0).host.writer)
 
 
 def test_replicas_that_are_set_aside_keep_their_records(tmp_path: Path) -> None:

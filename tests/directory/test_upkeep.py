@@ -212,7 +212,7 @@ def test_tick_makes_unsynced_append_visible(data: str) -> None:
         log = logdir.partition("t", 0)
         log.append(b"v", durability="os")
         assert log.high_watermark == 0
-        log.writer.progress.synced_ms -= 1_000
+        log.host.writer.progress.synced_ms -= 1_000
         logdir.tick()
         assert log.high_watermark == 1
 
@@ -225,7 +225,7 @@ def test_recovery_points_are_written_once_for_all_logs(
         for n in range(30):
             log = logdir.partition("t", n)
             log.append(b"v")
-            log.writer.progress.recovered_ms -= 60_000
+            log.host.writer.progress.recovered_ms -= 60_000
         written: list[str] = []
         real = checkpoint.write
         monkeypatch.setattr(
@@ -406,7 +406,7 @@ def test_background_work_is_logged(
         log = logdir.partition("t", 0)
         _tick_for(logdir, disk, 1)
         log.delete_records(30)
-        log.writer.commit.poison(OSError("as after a failed sync"))
+        log.host.writer.commit.poison(OSError("as after a failed sync"))
         logdir.create_topic("u")
         logdir.partition("u", 0).append(b"x" * 99, key=b"k")
         logdir.delete_topic("t")

@@ -469,7 +469,7 @@ class Program:
                 elif topic.config is COMPACTED:
                     active = logdir.partition(
                         name, number
-                    ).writer.active  # which is not compacted, and may not last
+                    ).host.writer.active  # which is not compacted, and may not last
                     history.compact(active.base_offset, self.disk.now_ms(), 0)
         self.explorer.promised()
         logdir.tick()

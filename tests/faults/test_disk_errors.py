@@ -135,7 +135,9 @@ def test_interrupted_append_is_undone_or_log_refuses_writes(
     log.append(b"first")
     if not is_sound:
         disk.faults = failing_always("truncate", path="*.log")
-    monkeypatch.setattr(log.writer.active, "note", interrupt)  # the batch is written
+    monkeypatch.setattr(
+        log.host.writer.active, "note", interrupt
+    )  # the batch is written
     with pytest.raises(KeyboardInterrupt if is_sound else logcore.StorageWriteError):
         log.append(b"second")
     disk.faults = None
@@ -176,7 +178,7 @@ def test_undo_without_memory_poisons_the_log() -> None:
         log.end_transaction(7, 0, commit=False)
     before = disk.content(f"t-0/{0:020d}.txnindex")
     with pytest.MonkeyPatch.context() as patch, pytest.raises(MemoryError):
-        patch.setattr(log.writer.active, "note", no_memory)
+        patch.setattr(log.host.writer.active, "note", no_memory)
         log.append(b"x")
     with pytest.raises(logcore.LogFailedError):
         log.append(b"x")
@@ -599,7 +601,11 @@ class LaterProgram(Program):
     def open(self) -> None:
         super().open()
         log = self.log
-        if self.is_unsure and log is not None and log.writer.commit.failure is None:
+        if (
+            self.is_unsure
+            and log is not None
+            and log.host.writer.commit.failure is None
+        ):
             for producer_id in self.history.open_transactions(log.log_end_offset):
                 self.history.issue_marker(producer_id, commit=False)
                 self.history.acknowledge(
@@ -616,7 +622,7 @@ class LaterProgram(Program):
         """
         self.is_unsure = True
         log = self.log
-        if log is None or log.is_closed or log.writer.commit.failure is not None:
+        if log is None or log.is_closed or log.host.writer.commit.failure is not None:
             return
         faults, self.disk.faults = self.disk.faults, None
         self.history.take_end(log.log_end_offset)
@@ -826,7 +832,7 @@ def test_roll_with_unknown_outcome_fails_the_log(
 
     with monkeypatch.context() as patch:
         if which == "poison":
-            patch.setattr(log.writer.commit, "poison", not_called)
+            patch.setattr(log.host.writer.commit, "poison", not_called)
         patch.setattr(writer_module.ActiveSegment, "seal", lambda self: self)
         patch.setattr(disk, "open", no_room)
         patch.setattr(disk, "exists", no_memory)

@@ -248,7 +248,7 @@ class RealLife(Life):
         if self.log is not None and not self.log.is_closed:
             # One that refuses writes may have the last record in the file, or not.
             with contextlib.suppress(logcore.LogFailedError, logcore.LogClosedError):
-                writer = self.log.writer
+                writer = self.log.host.writer
                 with writer.state.lock:
                     writer.check_writable_locked()
                 self.history.take_end(

@@ -420,7 +420,7 @@ def test_a_child_waits_for_no_thread_of_its_parent(tmp_path: Path, name: str) ->
             log._state.lock,
             log._state.listening,
             log._state.scanning,
-            log.writer.commit._mutex,
+            log.host.writer.commit._mutex,
             kept._lock,
         ]
         locks += [
@@ -428,7 +428,7 @@ def test_a_child_waits_for_no_thread_of_its_parent(tmp_path: Path, name: str) ->
             logdir._upkeeper._visits_lock,
             logdir._incidents._lock,
         ]
-        locks += [log.writer.claim._mutex, log.writer.claim.checkpoints._lock]
+        locks += [log.host.writer.claim._mutex, log.host.writer.claim.checkpoints._lock]
         is_held = threading.Barrier(len(locks) + 1)
         may_go = threading.Event()
 

@@ -536,7 +536,7 @@ def test_B18_a_cut_that_is_not_synced_is_found(
         "t-0", create=True, fs=(disk := SimulatedDisk()), durability="os"
     ) as log:
         sizes = [
-            (log.append(value), log.writer.active.size_bytes)[1]
+            (log.append(value), log.host.writer.active.size_bytes)[1]
             for value in (b"first", b"torn.", b"third")
         ]
     name = f"/t-0/{0:020d}.log"
@@ -718,7 +718,7 @@ def test_B35_a_waiter_of_the_next_sync_that_is_woken_is_found(
             if not began.is_set():
                 began.set()
                 other.start()
-                while not log.writer.commit._blocked:
+                while not log.host.writer.commit._blocked:
                     time.sleep(0)
 
         other = threading.Thread(target=second)

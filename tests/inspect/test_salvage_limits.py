@@ -465,10 +465,10 @@ def test_an_offset_that_damage_reached_is_not_believed() -> None:
     disk = SimulatedDisk()
     with logcore.open("/d/t-0", create=True, fs=disk) as log:
         log.append_many([(None, b"first")] * 4)
-        at = log.writer.active.size_bytes
+        at = log.host.writer.active.size_bytes
         log.append(b"four")
         log.append_many([(None, b"last")] * 3)
-        path = log.writer.active.path
+        path = log.host.writer.active.path
     broken = bytearray(disk.files()[path])
     broken[at - 56 : at + 8] = bytes(64)
     disk = SimulatedDisk({**disk.files(), path: bytes(broken)})

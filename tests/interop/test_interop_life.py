@@ -75,16 +75,16 @@ def kafka() -> Iterator[Storage]:
 def state_of(log: Log) -> dict[str, Any]:
     """What Storage.java calls the state, of a log of ours."""
     with log._state.lock:
-        producers = log.writer.producers.known()._known
+        producers = log.host.writer.producers.known()._known
     segments = []
-    for facts in log.upkeep.facts().segments:
+    for facts in log.host.maintenance.facts().segments:
         segments.append([facts.base_offset, facts.size_bytes, facts.largest_timestamp])
     return {
         "log_start": log.log_start_offset,
         "log_end": log.log_end_offset,
         "high_watermark": log.high_watermark,
         "last_stable": log.last_stable_offset,
-        "epochs": [list(entry) for entry in log.writer.metadata.epochs],
+        "epochs": [list(entry) for entry in log.host.writer.metadata.epochs],
         "producers": {
             str(producer_id): {
                 "epoch": one.epoch,
@@ -238,7 +238,7 @@ class Twins:
         """Kafka rolls before it looks at sequences (storage format section 14, 17); we
         leave the log as it was.
         """
-        if what in ("append", "marker") and self.log.writer.active.size_bytes:
+        if what in ("append", "marker") and self.log.host.writer.active.size_bytes:
             base_offset, size, _ = self.kafka.ask("state", path=self.theirs)[
                 "segments"
             ][-1]
@@ -342,7 +342,7 @@ class Twins:
         )  # fmt: skip
 
     def roll(self) -> None:
-        if self.log.statistics().size_bytes and self.log.writer.active.size_bytes:
+        if self.log.statistics().size_bytes and self.log.host.writer.active.size_bytes:
             self.both(self.log.roll, "roll")
 
     def epoch(self) -> None:
@@ -371,7 +371,7 @@ class Twins:
         unsynced = [
             end
             for end in self.ends
-            if end > max(self.opened_end, self.log.writer.active.base_offset)
+            if end > max(self.opened_end, self.log.host.writer.active.base_offset)
         ]
         lost = (
             self.rng.choice([0, 1, 30, 100])
@@ -441,7 +441,9 @@ class Twins:
         snapshots there were.
         """
         self.sent.clear()
-        for producer_id in [*self.log.writer.producers.known().open_transactions()]:
+        for producer_id in [
+            *self.log.host.writer.producers.known().open_transactions()
+        ]:
             self.end(producer_id, self.epochs[producer_id], False, 4)
         self.first_producer += 8
 

@@ -64,7 +64,7 @@ class Shown(OsFS):
 
 
 def facts(log: logcore.Log) -> dict[str, Any]:
-    writer = log.writer
+    writer = log.host.writer
     found = {name: getattr(writer.active, name) for name in FIELDS}
     found |= {name: getattr(writer.state, name) for name in STATE_FIELDS}
     found |= {name: getattr(writer, name) for name in WRITER_FIELDS}
@@ -99,7 +99,9 @@ def quickly(
     """The result of an append by the fast path alone."""
     names = ("headers", "timestamp_ms", "durability", "expected_offset")
     found = {"headers": (), **given}
-    return log.writer.append_quickly(value, key, *(found.get(name) for name in names))
+    return log.host.writer.append_quickly(
+        value, key, *(found.get(name) for name in names)
+    )
 
 
 # -- accepted --------------------------------------------------------------------------
@@ -135,7 +137,7 @@ def test_of_plain_appends_only_those_with_an_index_entry_go_the_slow_way(
     with logcore.open(tmp_path / "t-0", create=True, durability="os", fs=OsFS()) as log:
         for _ in range(100):
             log.append(bytes(100), key=bytes(16))
-        assert len(log.writer.active.offset_index) == 4
+        assert len(log.host.writer.active.offset_index) == 4
     assert len(taken) == 100
     assert taken.count(False) == 1 + 4
 
@@ -199,7 +201,7 @@ def refused(log: logcore.Log, append: Callable[[], object]) -> None:
 def test_what_is_unusual_about_the_log_goes_the_slow_way(
     log: logcore.Log, owner: str, field: str, value: object
 ) -> None:
-    writer = log.writer
+    writer = log.host.writer
     holder: Any = {
         "writer": writer,
         "state": writer.state,
@@ -220,7 +222,7 @@ def test_what_is_unusual_about_the_log_goes_the_slow_way(
 def test_a_batch_that_just_fits_the_segment_goes_the_quick_way(
     log: logcore.Log,
 ) -> None:
-    active = log.writer.active
+    active = log.host.writer.active
     log.append(b"v", key=b"k")
     size = active.size_bytes - len(b"first") - 68
     active.limit_bytes = active.size_bytes + size
@@ -230,7 +232,7 @@ def test_a_batch_that_just_fits_the_segment_goes_the_quick_way(
 
 
 def test_an_append_waits_for_who_has_the_lock(log: logcore.Log) -> None:
-    with log.writer.state.lock:
+    with log.host.writer.state.lock:
         refused(log, lambda: quickly(log))
     assert quickly(log) is not None
 
@@ -296,7 +298,7 @@ def test_logs_that_others_write_copy_or_watch_go_the_slow_way(
 def test_a_simulated_disk_sees_each_append() -> None:
     with logcore.open("t-0", create=True, durability="os", fs=SimulatedDisk()) as log:
         log.append(b"first")
-        assert log.writer.fast_path_bytes == 0
+        assert log.host.writer.fast_path_bytes == 0
         assert quickly(log) is None
 
 
@@ -529,13 +531,13 @@ def test_a_write_that_is_short_leaves_no_byte(
 ) -> None:
     quickly(log)
     before = facts(log), files(log)
-    file_limit(log.writer.active.size_bytes + room)
+    file_limit(log.host.writer.active.size_bytes + room)
     assert quickly(log) is None
     assert (facts(log), files(log)) == before
     with pytest.raises(logcore.DiskFullError):
         log.append(b"v", key=b"k")
     assert (facts(log), files(log)) == before
-    assert log.writer.active.was_cut_back
+    assert log.host.writer.active.was_cut_back
     file_limit(resource.getrlimit(resource.RLIMIT_FSIZE)[1])
     assert log.append(b"v").offset == 2
     assert [record.offset for record in log.read(0)] == [0, 1, 2]
@@ -545,7 +547,7 @@ def test_a_write_that_cannot_be_cut_back_poisons_the_log(
     log: logcore.Log, tmp_path: Path
 ) -> None:
     quickly(log)
-    handle = log.writer.active.handle
+    handle = log.host.writer.active.handle
     kept = os.dup(handle)
     read_only = os.open(tmp_path / "t-0" / f"{0:020d}.log", os.O_RDONLY)
     try:
@@ -557,7 +559,7 @@ def test_a_write_that_cannot_be_cut_back_poisons_the_log(
         os.close(kept)
         os.close(read_only)
     assert log.has_failed
-    assert not log.writer.state.lock.locked()
+    assert not log.host.writer.state.lock.locked()
     with pytest.raises(logcore.LogFailedError):
         log.append(b"v")
     assert log.log_end_offset == 2

@@ -178,7 +178,7 @@ def results_at_each_access(
         with make_log(disk) as log:
             before = read(log)
             meeting = AccessHook(field, at, lambda log=log: action(log))
-            state = log.writer.state
+            state = log.host.writer.state
             meeting.values[id(state)] = getattr(state, field)
             # The compiled kernels store some fields elsewhere.
             state.__dict__.pop(field, None)
@@ -396,11 +396,11 @@ def test_reader_forgets_transactions_that_the_writer_truncated() -> None:
         write(log, 1, commit=True)
         with logcore.open("/data/t-0", read_only=True, fs=disk) as reader:
             assert reader.last_stable_offset == 4
-            log.writer.active.cut(size)
+            log.host.writer.active.cut(size)
             reader.refresh()
             assert reader.last_stable_offset == 2
             log._state.end = log._state.visible = 2
-            log.writer.producers.forget()
+            log.host.writer.producers.forget()
             write(log, 2, commit=False)
             reader.refresh()
             assert [

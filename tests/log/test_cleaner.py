@@ -420,7 +420,7 @@ def test_P41_marker_outlives_the_data_of_its_transaction() -> None:
         disk.advance(DAY_MS)  # the producer expires
         rounds = []
         for number in range(4):
-            log.writer.producers.forget()
+            log.host.writer.producers.forget()
             log.append(b"%d" % number, key=b"n")
             compact(log)
             disk.advance(1000)

@@ -249,7 +249,7 @@ def test_P14_lookup_reads_one_index_interval_and_one_batch(writes: bool) -> None
     with open_log(disk, config=config) as log:
         for at in range(600):
             log.append(b"%03d" % at * 100, timestamp_ms=1_000 + at)
-        log.writer.active.offer_indexes()
+        log.host.writer.active.offer_indexes()
         with logcore.open("t-0", read_only=True, fs=disk) as reader:
             reading = log if writes else reader
             assert reading.get(0).offset == 0
@@ -356,7 +356,7 @@ def test_P17_resumed_index_equals_a_rebuilt_one(
             found.append(None)
             continue
         with log:
-            assert log.writer.active.is_resumed == (not suffixes and has_use)
+            assert log.host.writer.active.is_resumed == (not suffixes and has_use)
             assert log.log_end_offset >= point
             found.append(
                 [
@@ -629,7 +629,7 @@ def test_P29_open_reads_unsynced_bytes_and_an_index_interval(
                 log.flush()
                 disk.advance(6_000)
                 log.tick()
-        size_bytes = log.writer.active.size_bytes
+        size_bytes = log.host.writer.active.size_bytes
         batch_bytes = len(batch)
         if is_clean:
             log.close()

@@ -200,7 +200,7 @@ def test_statistics_count_the_operations_of_a_log(policy: str, syncs: int) -> No
             log.statistics().segments,
             log.statistics().size_bytes,
         ) == (1, 1, 0)
-        assert (log.writer.written_bytes, log.durable_end_offset) == (size, 5)
+        assert (log.host.writer.written_bytes, log.durable_end_offset) == (size, 5)
     with logcore.open("t-0", read_only=True, fs=disk) as reader:
         found = reader.statistics()
         assert (found.segments, found.log_start_offset, found.log_end_offset) == (
@@ -321,7 +321,7 @@ def test_close_without_room_for_indexes_is_not_marked_clean() -> None:
     log = logcore.open("t-0", create=True, config={"index.interval.bytes": 60}, fs=disk)
     for at in range(20):
         log.append(b"%d" % at * 20)
-    written = log.writer.written_bytes
+    written = log.host.writer.written_bytes
     disk.faults = FaultPlan(Fault("pwrite", errno.ENOSPC, path="*.index", times=None))
     log.close()
     disk.faults = None
@@ -391,7 +391,7 @@ def test_indexes_are_written_with_the_recovery_point(
     disk.kill()
     assert len(disk.content(f"t-0/{0:020d}.index")) >= 10 * 8
     with logcore.open("t-0", config=config, fs=disk) as log:
-        assert log.writer.active.is_resumed
+        assert log.host.writer.active.is_resumed
         assert log.append(b"next").offset == 20 + truncates
 
 
@@ -454,7 +454,7 @@ def test_append_synced_before_a_concurrent_close_succeeds(
     disk = SimulatedDisk()
     log = logcore.open("t-0", create=True, fs=disk)
     lock = log._state.lock
-    wait = log.writer.commit.wait
+    wait = log.host.writer.commit.wait
 
     class Late:
         """The lock of the log. Another thread acquires it first and closes the log."""
@@ -474,7 +474,7 @@ def test_append_synced_before_a_concurrent_close_succeeds(
         wait(target)
         log._state.lock = Late()  # type: ignore[assignment]
 
-    monkeypatch.setattr(log.writer.commit, "wait", synced)
+    monkeypatch.setattr(log.host.writer.commit, "wait", synced)
     assert log.append(b"x") == (0, 0, disk.now_ms(), "disk", "t", 0)
     assert log.is_closed
     with logcore.open("t-0", fs=disk) as log:
@@ -486,7 +486,10 @@ def test_failed_segment_seal_refuses_writes_except_on_a_full_disk() -> None:
         disk = SimulatedDisk()
         with logcore.open("t-0", create=True, fs=disk) as log:
             log.append(b"x")
-            with adopting(log.writer) as adoption, pytest.raises(logcore.LogcoreError):
+            with (
+                adopting(log.host.writer) as adoption,
+                pytest.raises(logcore.LogcoreError),
+            ):
                 disk.faults = FaultPlan(
                     Fault("pwrite", code, path="*index", times=None)
                 )
@@ -532,12 +535,12 @@ CHANGES: dict[str, Callable[[logcore.Log], object]] = {
     "truncate_to_epoch": lambda log: log.truncate_to_epoch(0, 0),
     "delete_records": lambda log: log.delete_records(1),
     "retain": lambda log: log.retain(segments=1),
-    "retention_facts": lambda log: log.upkeep.facts(),
+    "retention_facts": lambda log: log.host.maintenance.facts(),
     "reconfigure": lambda log: log.reconfigure({}),
     "roll": lambda log: log.roll(),
     "flush": lambda log: log.flush(),
     "tick": lambda log: log.tick(),
-    "adopting": lambda log: adopting(log.writer).__enter__(),
+    "adopting": lambda log: adopting(log.host.writer).__enter__(),
     "rewriting": lambda log: rewriting_of(log).__enter__(),
 }
 

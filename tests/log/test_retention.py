@@ -711,7 +711,7 @@ def test_truncated_time_index_deletes_no_young_records(lost: str) -> None:
     }
     with logcore.open_dir("/d", fs=SimulatedDisk(files)) as logdir:
         log = logdir.partition("t", 0)
-        assert log.writer.active.is_resumed
+        assert log.host.writer.active.is_resumed
         assert log.retain() == 0
         assert log.offset_for_timestamp(now_ms - 2 * hour_ms) == 4
         assert log.newest() == (4, now_ms - hour_ms)
@@ -729,7 +729,7 @@ def test_log_without_its_log_start_checkpoint_is_not_damaged(
         for number in range(20):
             log.append(b"x" * 50, timestamp_ms=number)
         log.delete_records(10)
-        first = log.upkeep.facts().segments[0].base_offset
+        first = log.host.maintenance.facts().segments[0].base_offset
         assert first > 0
     files = {
         path: content

@@ -103,7 +103,7 @@ def test_log_of_records_without_timestamps_opens_from_its_index() -> None:
         for _ in range(20):
             log.append_batch(encode([(None, b"x" * 50, (), -1)]))
     with logcore.open("t-0", config=config, fs=disk) as log:
-        assert log.writer.active.is_resumed
+        assert log.host.writer.active.is_resumed
         assert (log.log_end_offset, log.newest()) == (20, None)
         log.reconfigure({**config, "segment.ms": 1000})
         log.append(b"of 1970", timestamp_ms=1000)
@@ -175,7 +175,11 @@ def test_partial_append_on_a_full_disk_can_be_continued(
             log.append_many(rows)
         stored = log.log_end_offset - 2
         if log.statistics().segments == 1:
-            assert (stored, log.statistics().size_bytes, log.writer.written_bytes) == (
+            assert (
+                stored,
+                log.statistics().size_bytes,
+                log.host.writer.written_bytes,
+            ) == (
                 0,
                 size,
                 size,

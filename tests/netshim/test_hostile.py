@@ -755,7 +755,7 @@ def test_failed_log_is_reopened(connect: Any, server: Any, caplog: Any) -> None:
     client = connect()
     client.create()
     client.produce([b"before"])
-    server.logdir.partition("t", 0).writer.commit.poison(
+    server.logdir.partition("t", 0).host.writer.commit.poison(
         OSError("the disk failed once")
     )
     assert client.produce([b"after"]).error_code == 0

@@ -150,7 +150,7 @@ def test_failed_log_and_full_disk_are_reasons(
 ) -> None:
     broker.logdir.create_topic("t", 1)
     log = broker.logdir.partition("t", 0)
-    log.writer.commit.poison(OSError("broken"))
+    log.host.writer.commit.poison(OSError("broken"))
     monkeypatch.setattr(type(broker.logdir), "space", lambda _: (1 << 30, 5 << 20))
     status, text = broker.get("/ready")
     assert status == 503

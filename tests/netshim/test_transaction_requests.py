@@ -507,7 +507,7 @@ def test_markers_have_the_epoch_of_the_partition_that_keeps_their_id(
     assert produce(broker, who) == 0
     assert end(broker, who).error_code == 0
     assert log.last_stable_offset == log.log_end_offset == 3
-    (known,) = producers_of(log.writer)
+    (known,) = producers_of(log.host.writer)
     assert known.coordinator_epoch == written
 
 

@@ -161,7 +161,7 @@ def restarted(disk: SimulatedDisk, offset: int = 40) -> Log:
     for number in range(5):
         log.append(b"%d" % number * 100)
     log.advance_high_watermark(2)
-    restart_at(log.writer, offset)
+    restart_at(log.host.writer, offset)
     return log
 
 
@@ -194,7 +194,7 @@ def test_restarted_follower_copies_its_leader(disk: SimulatedDisk) -> None:
 def test_log_cannot_restart_below_its_end(disk: SimulatedDisk) -> None:
     with restarted(disk) as log:
         with pytest.raises(logcore.OffsetOutOfRangeError, match="restart"):
-            restart_at(log.writer, 39)
+            restart_at(log.host.writer, 39)
         assert log.log_end_offset == 40
 
 
@@ -212,7 +212,7 @@ def test_restarted_follower_forgets_producers(disk: SimulatedDisk) -> None:
 
     with open_replicated(disk, "/b/t-0") as log:
         log.append_batch(batch_of_producer(0))
-        restart_at(log.writer, 40)
+        restart_at(log.host.writer, 40)
         log.begin_epoch(3)
         assert log.append_batch(batch_of_producer(30)).offset == 40
 
@@ -359,7 +359,7 @@ def test_follower_and_leader_files_are_identical_after_leader_changes(
         log.advance_high_watermark(leader.log_end_offset)
         log.roll()
     assert leader.log_end_offset == follower.log_end_offset
-    assert leader.writer.metadata.epochs == follower.writer.metadata.epochs
+    assert leader.host.writer.metadata.epochs == follower.host.writer.metadata.epochs
     whole = [b"".join(log_files(disk, path).values()) for path in paths]
     assert whole[0] == whole[1]
     assert leader.last_stable_offset == follower.last_stable_offset
@@ -464,8 +464,8 @@ def test_follower_accepts_lower_epoch_after_leading_without_records(
         leader.append(b"three")
         copy(leader, follower)
         assert (
-            follower.writer.metadata.epochs
-            == leader.writer.metadata.epochs
+            follower.host.writer.metadata.epochs
+            == leader.host.writer.metadata.epochs
             == [(4, 0), (6, 2)]
         )
         assert log_files(disk, "/b/t-0") == log_files(disk, "/a/t-0")
@@ -490,7 +490,7 @@ def test_failed_append_as_follower_can_be_repeated(
             follower.append_as_follower(data)
         follower.append_as_follower(batch(base_offset=first + 1, leader_epoch=4))
         assert follower.log_end_offset == first + 2
-        assert follower.writer.metadata.epochs[-1] == (4, first)
+        assert follower.host.writer.metadata.epochs[-1] == (4, first)
 
 
 def test_high_watermark_survives_a_kill(disk: SimulatedDisk) -> None:
@@ -670,8 +670,8 @@ def test_truncation_inside_a_gap_keeps_the_epochs_in_order(disk: SimulatedDisk) 
         leader.append_as_follower(batch(base_offset=8, leader_epoch=3))
         copy(leader, follower)
         assert (
-            follower.writer.metadata.epochs
-            == leader.writer.metadata.epochs
+            follower.host.writer.metadata.epochs
+            == leader.host.writer.metadata.epochs
             == [(0, 0), (3, 8)]
         )
         assert log_files(disk, "/a/t-0") == log_files(disk, "/b/t-0")

@@ -24,7 +24,7 @@ def test_lost_time_index_is_rebuilt() -> None:
     disk.put(f"/t-0/{0:020d}.timeindex", b"")
     with logcore.open("t-0", fs=disk, config={"index.interval.bytes": 100}) as log:
         assert log.offset_for_timestamp(1010) == 10
-        assert log.writer.active.largest_timestamp == 1049
+        assert log.host.writer.active.largest_timestamp == 1049
 
 
 def test_log_whose_segment_is_rewritten_has_one_file_open() -> None:
@@ -100,7 +100,7 @@ def test_markers_left_by_a_crash_override_the_stored_metadata() -> None:
     with logcore.open(
         "t-0", fs=disk
     ) as log:  # after a crash the file would be checked again
-        assert log.writer.metadata.sidecar.producers
+        assert log.host.writer.metadata.sidecar.producers
 
 
 @pytest.mark.parametrize("is_full", [False, True])
@@ -182,9 +182,9 @@ def test_indexes_that_lead_past_old_damage_are_kept(position: int) -> None:
                 transactional=True,
             )
         )
-        at = log.writer.active.size_bytes
+        at = log.host.writer.active.size_bytes
         log.end_transaction(7, 0, commit=False)
-        size = log.writer.active.size_bytes - at
+        size = log.host.writer.active.size_bytes - at
         while len(log._state.segments) < 3:
             log.append(b"y" * 50)
         log.append_batch(
@@ -270,7 +270,7 @@ def test_recovery_deletes_leftover_files_to_make_room(left: str) -> None:
     log = logcore.open("t-0", create=True, fs=disk, durability="os")
     for _ in range(20):
         log.append(b"v" * 300)
-    path = log.writer.active.path
+    path = log.host.writer.active.path
     disk.kill()
     files = {
         **disk.files(),
@@ -312,8 +312,8 @@ def test_reader_opens_while_the_log_is_truncated() -> None:
             for number in range(20):
                 writer.append(b"new%d" % number)
             writer.flush()
-            with writer.writer.state.lock:
-                writer.writer.save_recovery_point_locked()
+            with writer.host.writer.state.lock:
+                writer.host.writer.save_recovery_point_locked()
         return handle
 
     disk.open = opened  # type: ignore[method-assign]
@@ -352,7 +352,7 @@ def test_flipped_length_does_not_turn_the_last_batch_into_a_torn_tail(
         for number in range(count):
             log.append(b"%d" % number * 40)
         at = next(batch.position for batch in log.batches(count - 1))
-        path = log.writer.active.path
+        path = log.host.writer.active.path
     files = {
         name: data
         for name, data in disk.files().items()

@@ -195,7 +195,7 @@ def test_marker_fences_after_a_crash_and_after_its_deletion() -> None:
     log.tick()
     disk.kill()
     with logcore.open("t-0", config=config, fs=disk) as log:
-        assert not log.writer.active.is_resumed, (
+        assert not log.host.writer.active.is_resumed, (
             "all headers are read, because there are producers"
         )
         log.roll()
@@ -321,7 +321,7 @@ def test_failed_append_is_not_a_duplicate(
     with logcore.open(tmp_path / "t-0", create=True) as log:
         log.append_batch(batch(0))
         with monkeypatch.context() as patch:
-            patch.setattr(log.writer, "store_locked", _full)
+            patch.setattr(log.host.writer, "store_locked", _full)
             with pytest.raises(logcore.DiskFullError):
                 log.append_batch(batch(1))
         assert log.append_batch(batch(1)).offset == 1
@@ -888,4 +888,4 @@ def test_empty_snapshot_means_no_producers() -> None:
     (path,) = (path for path in disk.files() if path.endswith(".snapshot"))
     disk.put(path, Producers().pack())
     with logcore.open("t-0", fs=disk) as log:
-        assert len(log.writer.producers.known()) == 0
+        assert len(log.host.writer.producers.known()) == 0

@@ -534,9 +534,9 @@ def test_hole_in_an_index_is_rebuilt(suffix: str, start: int, stop: int) -> None
     with logcore.open("t-0", create=True, config=config, fs=disk) as log:
         for at in range(12):
             log.append(b"%d" % at * 30, timestamp_ms=1_000 + at)
-        with log.writer.state.lock:
-            log.writer.save_recovery_point_locked()
-        log.writer.active.write_indexes()
+        with log.host.writer.state.lock:
+            log.host.writer.save_recovery_point_locked()
+        log.host.writer.active.write_indexes()
         disk.kill()
     path = f"/t-0/{Path(LOG).stem}{suffix}"
     written = bytearray(disk.files()[path] or b"")
@@ -571,14 +571,14 @@ def test_batch_larger_than_one_read_is_recovered(
             log.append(b"%d" % at * 500)
         log.append(b"3" * 9_000)
         # The writer does this every few seconds, and writes the indexes too.
-        with log.writer.state.lock:
-            log.writer.save_recovery_point_locked()
+        with log.host.writer.state.lock:
+            log.host.writer.save_recovery_point_locked()
         for at in range(4, 7):
             log.append(b"%d" % at * 9_000)
         log.flush()
         disk.kill()
     with logcore.open("t-0", config={"index.interval.bytes": 1_000}, fs=disk) as log:
-        assert log.writer.active.is_resumed
+        assert log.host.writer.active.is_resumed
         assert log.recovery_report is not None
         assert log.recovery_report.cut_position is None
         assert 27_000 < log.recovery_report.checked_bytes < 28_500, (

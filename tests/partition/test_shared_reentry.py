@@ -90,7 +90,7 @@ def test_append_of_signal_handler_inside_append_raises(
 
 
 def test_append_while_generator_holds_lock_raises(log: logcore.Log) -> None:
-    with adopting(log.writer):
+    with adopting(log.host.writer):
         assert "signal handler" in refusal(lambda: log.append(b"inside"))
     assert log.append(b"second").offset == 1
     assert values(log) == [b"first", b"second"]
@@ -103,7 +103,7 @@ def test_append_after_interrupted_exit_of_generator_succeeds(
         raise KeyboardInterrupt
 
     def adopt() -> None:
-        with adopting(log.writer):
+        with adopting(log.host.writer):
             monkeypatch.setattr(SharedLock, "release", interrupt)
 
     with pytest.raises(KeyboardInterrupt):

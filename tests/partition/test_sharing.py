@@ -151,7 +151,7 @@ def test_transaction_index_contains_aborts_of_both_writers(
         assert values == [b"%d" % number for number in range(0, 24, 4)]
     indexes = [
         Path(segment.file(".txnindex"))
-        for segment in both[0].writer.state.segments[:-1]
+        for segment in both[0].host.writer.state.segments[:-1]
     ]
     entries = [
         np.frombuffer(index.read_bytes(), TXN_ENTRY)["last_offset"]
@@ -185,7 +185,7 @@ def test_no_txnindex_when_other_writer_only_committed(
                 other.append_batch(batch(b"%d" % number, 7, number, transactional=True))
                 other.end_transaction(7, 0, commit=True)
                 one.append(b"plain")
-            assert one.writer.transactions.lacks_entries
+            assert one.host.writer.transactions.lacks_entries
             index.write_bytes(np.array([(0, 7, 0, 1, 1)], TXN_ENTRY).tobytes())
         assert not index.exists()
     with open_shared(path) as log:
@@ -263,7 +263,7 @@ def test_lock_timeout_names_the_process_that_holds_the_lock(
     monkeypatch.setattr(shared_lock, "TURN_SECONDS", 0.01)
     one.append(b"1")
     with (
-        one.writer.state.lock,
+        one.host.writer.state.lock,
         pytest.raises(logcore.LogLockedError, match=f"process {os.getpid()}") as met,
     ):
         other.append(b"2")
@@ -302,7 +302,7 @@ def tear_next(log: logcore.Log, left: int) -> None:
     """Write the first `left` bytes of the next durable end, as a kill during that write
     would leave them.
     """
-    turn: Any = log.writer.sharing._turn  # type: ignore[union-attr]
+    turn: Any = log.host.writer.sharing._turn  # type: ignore[union-attr]
     with open(Path(log.path) / TURN, "r+b") as file:
         file.seek(shared_lock._SYNCED_AT)
         newest = turn._newest(file.read(shared_lock._SYNCED_BYTES))
@@ -339,7 +339,7 @@ def test_kill_while_writing_the_durable_end_does_not_affect_others(
 
 def test_durable_end_with_the_newer_number_is_used(path: Path) -> None:
     with open_shared(path) as one:
-        turn: Any = one.writer.sharing._turn  # type: ignore[union-attr]
+        turn: Any = one.host.writer.sharing._turn  # type: ignore[union-attr]
         with turn.publishing.held():
             for end in range(5):
                 turn.note_synced(shared_lock.DurableEnd(end, 7))
@@ -361,7 +361,7 @@ def test_many_recoveries_are_not_a_truncation(path: Path) -> None:
             b"4",
         ]
         for _ in range(2 * shared_lock._CUTS):
-            turn: Any = other.writer.sharing._turn  # type: ignore[union-attr]
+            turn: Any = other.host.writer.sharing._turn  # type: ignore[union-attr]
             turn.take()
             turn.begin()  # and dies
             turn.give()
@@ -396,14 +396,14 @@ def test_record_truncated_before_its_thread_waits_is_not_acknowledged(
     with open_shared(path) as one, open_shared(path) as other:
         for number in range(5):
             one.append(b"%d" % number)
-        acknowledge = one.writer.acknowledge
+        acknowledge = one.host.writer.acknowledge
 
         def cut_first(*given: Any) -> Any:
             other.truncate(3)
             one.refresh()
             return acknowledge(*given)
 
-        monkeypatch.setattr(one.writer, "acknowledge", cut_first)
+        monkeypatch.setattr(one.host.writer, "acknowledge", cut_first)
         with pytest.raises(logcore.DurabilityUnknownError):
             one.append(b"mine")
 
@@ -419,7 +419,7 @@ def test_lock_timeout_after_the_write_leaves_durability_unknown(
         open_shared(path, durability=policy) as other,
     ):
         one.append(b"0")
-        turn: Any = other.writer.sharing._turn  # type: ignore[union-attr]
+        turn: Any = other.host.writer.sharing._turn  # type: ignore[union-attr]
         with (
             turn.publishing.held(),
             pytest.raises(logcore.DurabilityUnknownError) as met,
@@ -600,7 +600,7 @@ def test_producer_state_is_correct_after_a_failed_read_of_a_marker(
         flaky.left = nth
         with pytest.raises(logcore.StorageReadError):
             one.append(b"not stored")
-        assert nth == 1 or not one.writer.producers.is_known
+        assert nth == 1 or not one.host.writer.producers.is_known
         assert one.append_batch(batch(b"3", 8, 0)).offset == 3
         assert one.append_batch(batch(b"1", 7, 1, transactional=True)).offset == 1
         assert one.append_batch(batch(b"4", 7, 2, transactional=True)).offset == 4
@@ -618,7 +618,7 @@ def test_batches_of_another_writer_are_indexed_for_any_read_size(
     assert one.append_batch(batch(b"7" * 20, 7, 7)).offset == 8
     assert one.append(b"last").offset == 9
     assert [one.get(offset).offset for offset in range(10)] == list(range(10))
-    indexes = [log.writer.active.offset_index for log in both]
+    indexes = [log.host.writer.active.offset_index for log in both]
     other.refresh()
     assert bytes(indexes[0].data) == bytes(indexes[1].data)
 

@@ -478,7 +478,11 @@ def test_offsets_left_open_by_a_power_cut_are_released(
             commit_value(Committed(5, -1, "", disk.now_ms())),
         )
         append_to_transaction(
-            data.partition(OFFSETS_TOPIC, 0).writer, [record], 77, 3, durability="disk"
+            data.partition(OFFSETS_TOPIC, 0).host.writer,
+            [record],
+            77,
+            3,
+            durability="disk",
         )
         crashed = next(iter(disk.crash_states(limit=1))).disk()
     with logcore.open_dir("/data", fs=crashed) as data:

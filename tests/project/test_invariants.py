@@ -17,7 +17,7 @@ from logcore.testing import SimulatedDisk
 def test_a_step_without_the_lock_of_its_log_is_noticed() -> None:
     with logcore.open("t-0", create=True, fs=SimulatedDisk()) as log:
         with pytest.raises(AssertionError, match="without the lock"):
-            log.writer.roll_locked()
+            log.host.writer.roll_locked()
         log.roll()
 
 
@@ -30,12 +30,12 @@ def test_fields_that_contradict_each_other_are_noticed(field: str, value: int) -
     with logcore.open("t-0", create=True, durability="os", fs=SimulatedDisk()) as log:
         log.append(b"a")
         log.append(b"b")
-        state = log.writer.state
-        state.check(log.writer.active)
+        state = log.host.writer.state
+        state.check(log.host.writer.active)
         before = getattr(state, field)
         setattr(state, field, value)
         with pytest.raises(AssertionError):
-            state.check(log.writer.active)
+            state.check(log.host.writer.active)
         setattr(state, field, before)
 
 
@@ -43,10 +43,10 @@ def test_segments_out_of_order_are_noticed() -> None:
     with logcore.open("t-0", create=True, durability="os", fs=SimulatedDisk()) as log:
         log.append(b"a")
         log.roll()
-        state = log.writer.state
+        state = log.host.writer.state
         sound = state.segments
         for wrong in (sound[:1], [*sound, sound[1]]):
             state.segments = wrong
             with pytest.raises(AssertionError):
-                state.check(log.writer.active)
+                state.check(log.host.writer.active)
         state.segments = sound

@@ -179,7 +179,7 @@ def test_only_writer_assigns_attributes_of_writer() -> None:
     [
         ("writer.active = one", 1),
         ("self._writer.state.end += 1", 1),
-        ("del log.writer.active", 1),
+        ("del log.host.writer.active", 1),
         ("a, writer.b = c", 1),
         ("self.writer = writer", 0),
         ("writer.publish(end=1)", 0),

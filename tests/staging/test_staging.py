@@ -286,7 +286,7 @@ def test_a_topic_that_was_made_anew_with_fewer_partitions_is_refused(
 def test_a_log_that_failed_makes_it_wait(data: Path) -> None:
     with logcore.open_dir(data) as directory:
         log = directory.partition("t", 1)
-        log.writer.commit.poison(OSError("as after a failed sync"))
+        log.host.writer.commit.poison(OSError("as after a failed sync"))
         one = publish(data, "first")
         with pytest.raises(LogFailedError):
             apply_ready(OS, directory)

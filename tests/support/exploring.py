@@ -73,7 +73,7 @@ def failing(fault: Fault, durability: str, recoveries: Recoveries) -> bool:
                 log = program.log
                 if (
                     log is not None
-                    and log.writer.commit.failure is None
+                    and log.host.writer.commit.failure is None
                     and not log.is_closed
                 ):
                     history.take_end(log.log_end_offset)

@@ -135,7 +135,7 @@ class Program:
         if self.log is not None:
             log = self.log
             self.log = None
-            failed = log.writer.commit.failure
+            failed = log.host.writer.commit.failure
             log.close()
             if failed is None:
                 self.history.acknowledge(len(self.history.records), "disk")
@@ -163,7 +163,7 @@ class Program:
         log = self.opened()
         rows = self.rows(sizes)
         end = log.log_end_offset
-        if log.writer.commit.failure is None:
+        if log.host.writer.commit.failure is None:
             self.history.issue(
                 Record(end + at, row[3], row[0], row[1]) for at, row in enumerate(rows)
             )
@@ -239,7 +239,7 @@ class Program:
 
     def retain(self) -> None:
         log = self.opened()
-        facts = log.upkeep.facts()
+        facts = log.host.maintenance.facts()
         start = log.log_start_offset
         if facts.deletable:
             start = max(start, facts.segments[0].end_offset)
@@ -284,7 +284,7 @@ class Program:
             base_sequence=sequence,
             transactional=is_transactional,
         )
-        if log.writer.commit.failure is None:
+        if log.host.writer.commit.failure is None:
             records = [Record(end, row[3], row[0], row[1]) for row in rows]
             self.history.issue(
                 records, transaction_of=producer_id if is_transactional else None
@@ -317,7 +317,7 @@ class Program:
     def _end(self, *, commit: bool) -> None:
         log = self.opened()
         producer_id = self.producers[TRANSACTIONAL]
-        if log.writer.commit.failure is None:
+        if log.host.writer.commit.failure is None:
             self.history.issue_marker(producer_id, commit=commit)
         receipt = log.end_transaction(producer_id, 0, commit=commit)
         self.history.acknowledge(receipt.last_offset + 1, receipt.durability)

@@ -565,7 +565,7 @@ class _Appended:
         for number, log in self._logs.items():
             if (
                 not log.is_closed
-                and log.writer.sharing is None
+                and log.host.writer.sharing is None
                 and log.log_end_offset > self._ends[number]
             ):
                 self._note(number, self._ends[number], log.log_end_offset - 1)

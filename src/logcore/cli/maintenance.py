@@ -474,7 +474,7 @@ def retention(
             committed = {}
         for log in logs:
             known = committed.get(parse_partition_name(os.path.basename(log.path)), {})
-            facts = log.upkeep.facts(committed=known)
+            facts = log.host.maintenance.facts(committed=known)
             count = max(0, min(policy(facts), facts.deletable))
             gone = facts.segments[:count]
             if is_delete:

@@ -46,7 +46,7 @@ def left_open(directory: Partitions) -> dict[Partition, list[tuple[int, int]]]:
                 log = directory.partition(topic, number)
                 if log.last_stable_offset == log.log_end_offset:
                     continue
-                facts = producers_of(log.writer)
+                facts = producers_of(log.host.writer)
                 found[topic, number] = [
                     (each.producer_id, each.epoch)
                     for each in facts
@@ -67,7 +67,9 @@ def first_free_producer_id(directory: Partitions) -> int:
             try:
                 found.update(
                     each.producer_id
-                    for each in producers_of(directory.partition(topic, number).writer)
+                    for each in producers_of(
+                        directory.partition(topic, number).host.writer
+                    )
                 )
             except (LogcoreError, OSError) as error:
                 tell("producer", WARNING, _UNKNOWN_PRODUCERS, topic, number, error)

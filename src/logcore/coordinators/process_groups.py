@@ -255,8 +255,8 @@ def append(
         InvalidProducerEpochError: the producer was fenced.
     """
     if producer is None:
-        return append_whole(log.writer, rows, durability=level)
-    return append_to_transaction(log.writer, rows, *producer, durability=level)
+        return append_whole(log.host.writer, rows, durability=level)
+    return append_to_transaction(log.host.writer, rows, *producer, durability=level)
 
 
 def check_forgotten(

@@ -405,7 +405,7 @@ class TransactionCoordinator:
                     effect.producer_epoch,
                     commit=effect.commit,
                     coordinator_epoch=marker_epoch(
-                        log.writer, effect.producer_id, home_epoch
+                        log.host.writer, effect.producer_id, home_epoch
                     ),
                     durability="os",
                 )
@@ -428,7 +428,9 @@ class TransactionCoordinator:
                     orphan.producer_id,
                     orphan.producer_epoch,
                     commit=False,
-                    coordinator_epoch=marker_epoch(log.writer, orphan.producer_id, 0),
+                    coordinator_epoch=marker_epoch(
+                        log.host.writer, orphan.producer_id, 0
+                    ),
                 )
             except (LogcoreError, OSError) as error:
                 tell(

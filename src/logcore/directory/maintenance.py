@@ -160,8 +160,8 @@ class Upkeeper:
 
     def admit(self, key: Key, log: Log) -> None:
         """Register a log, so that it is visited after changes that may make a task due."""
-        log.writer.hold_appends(self.is_low)
-        log.writer.attach(functools.partial(self._visits.make_due, (key, log)))
+        log.host.writer.hold_appends(self.is_low)
+        log.host.writer.attach(functools.partial(self._visits.make_due, (key, log)))
 
     def visit(self, key: Key, log: Log) -> None:
         """Let the next tick() check what is due in a log."""
@@ -225,11 +225,11 @@ class Upkeeper:
             # A shared log writes its recovery point while it holds the write lock.
             # Another process may otherwise truncate the log below a gathered point
             # before that is written.
-            if log.writer.sharing is not None:
-                acted = log.upkeep.tick(now_ms)
+            if log.host.writer.sharing is not None:
+                acted = log.host.maintenance.tick(now_ms)
             else:
-                acted, recovery_point = log.upkeep.tick_gathered(now_ms)
-            next_ms = log.upkeep.next_due_ms()
+                acted, recovery_point = log.host.maintenance.tick_gathered(now_ms)
+            next_ms = log.host.maintenance.next_due_ms()
         except (LogcoreError, OSError) as error:
             self._incidents.met("tick", "{}-{}".format(*key), error)
         finally:
@@ -278,7 +278,7 @@ class Upkeeper:
                 self._fs.free_bytes(self._directory.path) < upkeep.min_free_bytes
             )
             for log in self._directory.host.open_logs().values():
-                log.writer.hold_appends(self.is_low)
+                log.host.writer.hold_appends(self.is_low)
         # With 10,000 partitions a check takes 0.2 s. The interval keeps checks below 1
         # % of the time.
         self._next_look_ms = clock_ms + max(
@@ -305,7 +305,7 @@ class Upkeeper:
                     ):
                         facts[name, number] = self._directory.partition(
                             name, number
-                        ).upkeep.facts(now_ms)
+                        ).host.maintenance.facts(now_ms)
         acted = False
         for (name, number), count in to_fit(facts, excess_bytes).items():
             with self._incidents.going_on("retention", partition_name(name, number)):

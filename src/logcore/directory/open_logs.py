@@ -103,7 +103,7 @@ class OpenLogs:
                 fs=self._fs,
             )
             try:
-                log.upkeep.retain_by(
+                log.host.maintenance.retain_by(
                     self._upkeeper.settings.retention, lambda: committed(*key)
                 )
                 self._upkeeper.admit(key, log)

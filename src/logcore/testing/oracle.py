@@ -624,7 +624,7 @@ def check_memory(log: Log) -> None:
     Raises:
         AssertionError: The states differ.
     """
-    state = log.writer.state
+    state = log.host.writer.state
     segments = state.segments
     if log.log_start_offset or state.gaps.dense_from:
         return
@@ -642,13 +642,17 @@ def check_memory(log: Log) -> None:
         index = TransactionIndex("", bytearray())
         for entry in replayed.entries_between(segment.base_offset, end):
             index.add(*entry)
-        stored = bytes(load(log.writer.fs, segment.file(TXN_INDEX), TransactionIndex))
+        stored = bytes(
+            load(log.host.writer.fs, segment.file(TXN_INDEX), TransactionIndex)
+        )
         assert stored == bytes(index.data), (
             f"the transaction index of {segment} does not match its batches"
         )
     with state.lock:
-        remembered = log.writer.producers.known()
-        replayed_producers.expire(log.writer.claim.clock.now_ms(log.writer.fs.now_ms()))
+        remembered = log.host.writer.producers.known()
+        replayed_producers.expire(
+            log.host.writer.claim.clock.now_ms(log.host.writer.fs.now_ms())
+        )
     assert remembered.open_transactions() == replayed_producers.open_transactions(), (
         "open transactions"
     )

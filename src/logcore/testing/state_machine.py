@@ -430,7 +430,7 @@ class LogStateMachine(RuleBasedStateMachine):
     def retain(self, segments: int | None, size: int, crash: CrashPoint | None) -> None:
         """Delete whole segments from the start, by number or by the retention rules."""
         self.log.reconfigure({**self.config, "retention.bytes": size})
-        facts = self.log.upkeep.facts()
+        facts = self.log.host.maintenance.facts()
         wanted = min(
             facts.deletable,
             retention.kafka_rules(facts) if segments is None else segments,
@@ -468,7 +468,7 @@ class LogStateMachine(RuleBasedStateMachine):
             self.log.roll()
         end = min(
             self.log.last_stable_offset,
-            self.log.upkeep.facts().segments[-1].base_offset,
+            self.log.host.maintenance.facts().segments[-1].base_offset,
         )
         self.history.compact(
             end, self.disk.now_ms(), self.log.config.delete_retention_ms

@@ -282,7 +282,7 @@ class LeaderFetcher:
                 _log.info("%s-%d: truncated from %d to %d", *one.key, before, after)
             case RestartLog(offset):
                 _log.warning("%s-%d: continues at %d", *one.key, offset)
-                restart_at(log.writer, offset)
+                restart_at(log.host.writer, offset)
             case DeleteRecordsBelow(offset):
                 if log.log_start_offset < offset <= log.high_watermark:
                     log.delete_records(offset)

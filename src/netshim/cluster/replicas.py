@@ -210,10 +210,10 @@ class ClusterReplicas(Leadership):
         if token is _NO_ROLE:
             log = self._local.host.opened(*key)
             if log is not None:
-                begin_to_follow(log.writer)
+                begin_to_follow(log.host.writer)
             return None
         log = self._local.partition(*key)
-        begin_to_follow(log.writer)
+        begin_to_follow(log.host.writer)
         role, _, leader_epoch, _ = token
         if role is Role.LEADER:
             log.flush()

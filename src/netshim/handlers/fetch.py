@@ -349,7 +349,7 @@ def _extent(
                 return None
         else:
             readable.append(log.high_watermark)
-        written += log.writer.written_bytes
+        written += log.host.writer.written_bytes
         ends.append(log.log_end_offset)
         taken += log.log_start_offset + log.times_truncated
     return _Extent(written, taken, readable, ends)

@@ -247,7 +247,7 @@ def _append_from_0(log: Log, records: Buffer) -> _Outcome:
     (sequence,) = _SEQUENCE.unpack_from(records, _SEQUENCE_POSITION)
     producer_id, _ = _PRODUCER.unpack_from(records, _PRODUCER_POSITION)
     try:
-        if sequence != 0 and not knows_producer(log.writer, producer_id):
+        if sequence != 0 and not knows_producer(log.host.writer, producer_id):
             return OutOfOrderSequenceError(
                 f"the first batch of producer {producer_id} in this log is missing",
                 expected="sequence 0",
@@ -274,7 +274,9 @@ def _append_verified(
 def _may_wait(log: Log, records: Buffer) -> bool:
     """Return whether the append may block, so that it must run outside the event loop."""
     newest = int.from_bytes(records[35:43], "big", signed=True)
-    return log.writer.may_wait(len(records), newest, has_producer=records[43] < 0x80)
+    return log.host.writer.may_wait(
+        len(records), newest, has_producer=records[43] < 0x80
+    )
 
 
 def _accept(result: ProduceResponse.Topic.Partition, log: Log, receipt: Receipt) -> int:

@@ -748,7 +748,7 @@ def _describe_producers(
             result = partition_type(partition_index=number)
             results.append(result)
             try:
-                found = producers_of(state.logs.log(topic.name, number).writer)
+                found = producers_of(state.logs.log(topic.name, number).host.writer)
             except LogcoreError as error:
                 result.error_code = code_of(error)
                 result.error_message = message_of(error)
