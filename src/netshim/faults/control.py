@@ -283,7 +283,7 @@ class FaultControl:
                 expected="the name of an errno, such as 'ENOSPC', or delay_ms",
                 found=repr(error),
             )
-        fs = getattr(self._logdir, "fs", None)
+        fs = None if self._logdir is None else self._logdir.host.fs
         if self._logdir is None or not isinstance(fs, FaultFS):
             raise InvalidConfigError(
                 "fs of the broker", expected="a FaultFS", found=type(fs).__name__
