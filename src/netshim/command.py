@@ -174,6 +174,11 @@ class _Reloader:
         }
         self._task: asyncio.Task[None] | None = None
 
+    @property
+    def has_files(self) -> bool:
+        """Whether reload() has a file to read."""
+        return bool(self._file.path) or self._server.tls_settings is not None
+
     def reload(self) -> None:
         """Begin to reload, unless it is in progress. For the event loop's thread.
 
@@ -639,7 +644,11 @@ async def _serve_clients(
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop)
-    loop.add_signal_handler(signal.SIGHUP, reloader.reload)
+    if reloader.has_files:
+        loop.add_signal_handler(signal.SIGHUP, reloader.reload)
+    elif signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        # The terminal was closed, and the broker was not started by nohup.
+        loop.add_signal_handler(signal.SIGHUP, stop)
     await server.start()
     try:
         if recording is not None:

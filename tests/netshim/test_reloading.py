@@ -151,3 +151,16 @@ def test_damaged_file_changes_nothing(tmp_path: Path, data: str) -> None:
         (tmp_path / "n.toml").write_text(data)
         reload(process, "is not TOML")
         assert partitions_of_new_topic(port, "a") == 1
+
+
+def test_broker_without_files_stops_when_its_terminal_is_closed(
+    tmp_path: Path,
+) -> None:
+    command = [sys.executable, "-m", "netshim", "serve", str(tmp_path), "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert "serving" in process.stdout.readline()
+        process.send_signal(signal.SIGHUP)
+        assert process.wait(60) == 0
+    with logcore.open_dir(tmp_path) as directory:
+        assert directory.host.was_clean
