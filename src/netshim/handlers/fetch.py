@@ -23,6 +23,7 @@ from netshim import scheduling, wire
 from netshim.handlers.failures import code_of, message_of
 from netshim.handlers.partitions import (
     check_epoch,
+    name_leader,
     when_transactions_are_known,
 )
 from netshim.scheduling import ChunkCounter, PendingResponse, Steps
@@ -46,6 +47,11 @@ _MAX_WAIT_MS: Final = 30_000
 #: Kafka, zstd batches of other topics are sent to every client, because many clients
 #: can read zstd although they use an older Fetch.
 _ZSTD_SINCE: Final = 10
+#: First version that names the leader in a refusal, and the codes of these refusals.
+_LEADERS_SINCE: Final = 16
+_NAMES_LEADER: Final = frozenset(
+    (codes.NOT_LEADER_OR_FOLLOWER, codes.FENCED_LEADER_EPOCH)
+)
 
 
 def fetch(
@@ -372,6 +378,7 @@ def _collect(
     topic_type = response_type.Topic
     partition_type = response_type.Topic.Partition
     topics: list[FetchResponse.Topic] = []
+    refused: list[tuple[str, FetchResponse.Topic.Partition]] = []
     total = 0
     settled = state.is_stopping
     left = min(request.max_bytes, state.settings.fetch_max_bytes)
@@ -417,6 +424,7 @@ def _collect(
             ):
                 part.error_code = codes.UNSUPPORTED_COMPRESSION_TYPE
             if part.error_code:
+                refused.append((name, part))
                 settled = True
                 continue
             if follower is not None:
@@ -488,8 +496,17 @@ def _collect(
         except LogcoreError as error:
             part.error_code = code_of(error)
             settled = settled or at not in missing
+            if name is not None:
+                refused.append((name, part))
             state.journal.refused(call, "Fetch", part.error_code, message_of(error))
-    return response_type(responses=topics), total, settled
+    response = response_type(responses=topics)
+    if call.version >= _LEADERS_SINCE:
+        for topic_name, part in refused:
+            if part.error_code in _NAMES_LEADER:
+                name_leader(
+                    part, topic_name, part.partition_index, response, call, state
+                )
+    return response, total, settled
 
 
 def _follower_of(request: FetchRequest, state: BrokerState) -> tuple[int, int] | None:

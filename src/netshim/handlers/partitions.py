@@ -1,5 +1,5 @@
 """Parts of several handlers about partitions: finding the log, checking the leader
-epoch, loading transactions.
+epoch, naming the leader, loading transactions.
 
 Each partition of a request succeeds or fails alone, so an error becomes the code of its
 result.
@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from logcore import Log, LogcoreError
 from logcore.reader import unwalked_offsets
 from netshim.handlers.failures import code_of
 from netshim.scheduling import PendingResponse, answer_with
-from netshim.state import BrokerState
+from netshim.state import BrokerState, Call
 from netshim.wire import codes
 
 MAGIC_POSITION: Final = 16
@@ -59,6 +59,31 @@ def check_epoch(leader_epoch: int, asked: int) -> int:
     if asked < leader_epoch:
         return codes.FENCED_LEADER_EPOCH
     return codes.UNKNOWN_LEADER_EPOCH
+
+
+def name_leader(
+    part: Any, topic: str, number: int, response: Any, call: Call, state: BrokerState
+) -> None:
+    """Add the leader of a partition, and its address, to a response (KIP-951).
+
+    A client that asked the wrong broker then needs no metadata.
+    """
+    try:
+        facts = state.topology.partition(topic, number)
+    except LogcoreError:  # the topic was deleted
+        return
+    part.current_leader = type(part).CurrentLeader(
+        leader_id=facts.leader, leader_epoch=facts.leader_epoch
+    )
+    if any(one.node_id == facts.leader for one in response.node_endpoints):
+        return
+    response.node_endpoints += [
+        type(response).NodeEndpoint(
+            node_id=one.node_id, host=one.host, port=one.port, rack=one.rack
+        )
+        for one in state.topology.brokers(call.session)
+        if one.node_id == facts.leader
+    ]
 
 
 def answer_into(result: Coded, step: Callable[[], None]) -> None:

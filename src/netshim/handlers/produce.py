@@ -37,6 +37,7 @@ from netshim.handlers.partitions import (
     ATTRIBUTES_POSITION,
     MAGIC_POSITION,
     ZSTD,
+    name_leader,
 )
 from netshim.handlers.transactions import COORDINATOR_ERRORS, code_for_writer
 from netshim.scheduling import (
@@ -70,6 +71,8 @@ _ADDS_SINCE: Final = 12
 _ABORTABLE_SINCE: Final = 11
 #: First version that identifies topics by their ids.
 _IDS_SINCE: Final = 13
+#: First version that names the leader in a refusal.
+_LEADERS_SINCE: Final = 10
 _NO_ERRORS: Final[TransactionErrors] = {}
 #: Refusals in which Kafka includes the log start offset, because its log has validated
 #: the batch.
@@ -499,12 +502,27 @@ class _ProduceRound:
         if self._left:
             return
         if self.request.acks:
+            if self._has_failed and self.call.version >= _LEADERS_SINCE:
+                self._name_leaders()
             self.answer.set(self.response)
         elif self._has_failed:
             # As in Kafka: a producer with acks=0 gets no responses.
             self.answer.set(CloseConnection("a produce request with acks=0 failed"))
         else:
             self.answer.set(None)
+
+    def _name_leaders(self) -> None:
+        for topic in self.response.responses:
+            for part in topic.partition_responses:
+                if part.error_code == codes.NOT_LEADER_OR_FOLLOWER:
+                    name_leader(
+                        part,
+                        topic.name,
+                        part.index,
+                        self.response,
+                        self.call,
+                        self.state,
+                    )
 
 
 def _is_still(topic: ProduceRequest.Topic, state: BrokerState) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import logcore
+from logcore import recordbatch
 from netshim import wire
 from netshim.wire import codes
 from support.cluster_load import Load, judge, judge_files
@@ -113,6 +114,55 @@ def test_only_the_leader_accepts_records(calm: Cluster) -> None:
     assert found.error_code == codes.NOT_LEADER_OR_FOLLOWER
     found = calm.ask(one.leader_id, wire.LIST_OFFSETS, asked).topics[0].partitions[0]
     assert (found.error_code, found.offset) == (codes.NONE, 0)
+
+
+def test_refusals_of_other_brokers_name_the_leader(calm: Cluster) -> None:
+    """Clients then continue with the leader, without a request for metadata."""
+    calm.create("elsewhere")
+    one = calm.until_in_sync("elsewhere", 3)
+    other = next(n for n in (1, 2, 3) if n != one.leader_id)
+    topic_id = calm.metadata("elsewhere").topic_id
+    records = recordbatch.encode([(None, b"v")], now_ms=1)
+    kind = wire.PRODUCE.Request.Topic
+    produce = wire.PRODUCE.Request(
+        acks=-1,
+        timeout_ms=1_000,
+        topic_data=[
+            kind(
+                name="elsewhere",
+                topic_id=topic_id,
+                partition_data=[kind.Partition(index=0, records=records)],
+            )
+        ],
+    )
+    place = wire.FETCH.Request.Topic
+    asked = place(
+        topic="elsewhere",
+        topic_id=topic_id,
+        partitions=[place.Partition(partition=0)],
+    )
+    fetch = wire.FETCH.Request(max_wait_ms=0, topics=[asked])
+
+    def leader(response: Any, part: Any) -> tuple[int, int, list[tuple[int, int]]]:
+        told = part.current_leader
+        ports = [(each.node_id, each.port) for each in response.node_endpoints]
+        return told.leader_id, told.leader_epoch, ports
+
+    named = (
+        one.leader_id,
+        one.leader_epoch,
+        [(one.leader_id, calm.ports[one.leader_id])],
+    )
+    for version in (9, 10, 13):
+        response = calm.ask(other, wire.PRODUCE, produce, most_version=version)
+        part = response.responses[0].partition_responses[0]
+        assert part.error_code == codes.NOT_LEADER_OR_FOLLOWER
+        assert leader(response, part) == (named if version >= 10 else (-1, -1, []))
+    for version in (15, 16, 18):
+        response = calm.ask(other, wire.FETCH, fetch, most_version=version)
+        part = response.responses[0].partitions[0]
+        assert part.error_code == codes.NOT_LEADER_OR_FOLLOWER
+        assert leader(response, part) == (named if version >= 16 else (-1, -1, []))
 
 
 def test_a_killed_leader_loses_nothing(cluster: Cluster) -> None:
