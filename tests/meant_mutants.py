@@ -1441,8 +1441,8 @@ MISTAKES: Final = (
     # -- requests
     Mistake(
         "fetch_waits_for_its_first_partition", "netshim/handlers/fetch.py",
-        "        for at, (_, name, partition) in enumerate(wanted)\n        if name",
-        "        for at, (_, name, partition) in enumerate(wanted[:1])\n        if name",
+        "                else:\n                    self.keys.append((name, number))\n",
+        "                elif not self.keys:\n                    self.keys.append((name, number))\n",
         "netshim/test_requests.py::test_a_fetch_waits_for_each_of_its_partitions",
     ),
     Mistake(
@@ -1474,7 +1474,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "unknown_partitions_answer_a_fetch_at_once", "netshim/handlers/fetch.py",
-        "            part.error_code = code_of(error)\n            settled = settled or at not in missing\n",
+        "            part.error_code = code_of(error)\n            settled = settled or id(partition) not in missing\n",
         "            part.error_code = code_of(error)\n            settled = True\n",
         "netshim/test_kafka_answers.py",
     ),

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 
 from netshim import scheduling, wire
+from netshim.fetch_sessions import SessionTurn
 from netshim.groups import BrokerGroups
 from netshim.handlers import HANDLERS, NOT_SHARED, Handler, refused_versions
 from netshim.handlers.authentication import Reply
@@ -123,6 +124,17 @@ _FEATURES: Final = {
 def tells(frame: memoryview) -> bool:
     """Return whether a request reports state that others change. Connection calls this."""
     return int.from_bytes(frame[:2], "big") in _TELLING
+
+
+def _complete_fetch(
+    turn: SessionTurn, complete: Callable[[Any], Any] | None, value: Any
+) -> Any:
+    """Return the response to a Fetch of a session."""
+    if complete is not None:
+        value = complete(value)
+    if isinstance(value, CutResponse):
+        return attrs.evolve(value, response=turn.complete(value.response))
+    return turn.complete(value)
 
 
 def _sendable(told: Any) -> Any:
@@ -252,14 +264,22 @@ class Broker:
         self.handled += 1
         call = Call(session, header.api_key, version, header.client_id, now_ms)
         complete = None
+        response: Any
         security = self.state.security
+        turn = None
+        if api is wire.FETCH and (request.session_id or request.session_epoch != -1):
+            turn = self._begin_fetch(request, call)
         try:
-            if security.acls is None and not security.quotas.keys:
+            if isinstance(turn, int):
+                response = wire.FETCH.Response(error_code=turn)
+            elif security.acls is None and not security.quotas.keys:
                 response = handler(request, call, self.state)
             else:
                 response, complete = self._handle_limited(
                     handler, request, call, len(frame)
                 )
+            if isinstance(turn, SessionTurn):
+                complete = partial(_complete_fetch, turn, complete)
         except CloseConnection:
             raise
         except Exception as error:
@@ -302,6 +322,22 @@ class Broker:
             call, api, header.correlation_id, response
         )
         return told
+
+    def _begin_fetch(self, request: Any, call: Call) -> SessionTurn | int | None:
+        """Apply a Fetch to its session. If guards check the request, it then lists all partitions."""
+        state = self.state
+        turn = state.fetch_sessions.begin(request, call.version, call.now_ms)
+        if isinstance(turn, SessionTurn) and not turn.is_full:
+            request.topics = []
+            # Otherwise, the handler reads only the partitions that may have news.
+            if (
+                state.security.acls is not None
+                or state.is_shared
+                or self.faults is not None
+                or self._nodes is not None
+            ):
+                request.topics = turn.session.listed()
+        return turn
 
     def _handle_limited(
         self, handler: Handler, request: Any, call: Call, size: int

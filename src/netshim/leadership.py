@@ -32,6 +32,9 @@ class Leadership(ABC):
     isr_changes = 0
     elections = 0
 
+    #: A number that changes with the role or the state of any partition.
+    version = 0
+
     @abstractmethod
     def leads(self, key: Key) -> bool:
         """Return whether this broker leads the partition."""
@@ -102,6 +105,10 @@ class Leadership(ABC):
         """Take the position of a follower. Return why it gets no records, or None."""
 
     @abstractmethod
+    def is_in_sync(self, key: Key, replica: int) -> bool:
+        """Return whether a follower belongs to the in-sync replicas."""
+
+    @abstractmethod
     def is_news(self, key: Key, replica: int, high_watermark: int) -> bool:
         """Return whether a follower waits for this high watermark."""
 
@@ -154,6 +161,9 @@ class SoleLeadership(Leadership):
         self, key: Key, log: Log, fetch: FollowerFetch
     ) -> FetchRefusal | None:
         raise AssertionError("a broker without a cluster has no followers")
+
+    def is_in_sync(self, key: Key, replica: int) -> bool:
+        return False
 
     def is_news(self, key: Key, replica: int, high_watermark: int) -> bool:
         return False

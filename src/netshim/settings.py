@@ -150,6 +150,11 @@ class Settings:
         1_024,
         doc="Most that one fetch returns, but never less than a batch.",
     )
+    max_incremental_fetch_session_cache_slots: int = _setting(
+        1_000,
+        0,
+        doc="Most fetch sessions; other clients name all their partitions in each fetch.",
+    )
     max_request_bytes: int = _setting(
         104_857_600, 1_024, doc="Largest request; a larger one ends its connection."
     )

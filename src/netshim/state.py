@@ -27,6 +27,7 @@ from logcore.directory.group_settings import GroupSettings
 from logcore.format.group_records import partition_of
 from logcore.metadata.filenames import OFFSETS_TOPIC
 from netshim.coordinators import GroupService, TransactionService
+from netshim.fetch_sessions import FetchSessions
 from netshim.fetch_wakeups import WaitingFetches
 from netshim.leadership import Leadership, SoleLeadership
 from netshim.logs import BrokerLogs
@@ -127,6 +128,9 @@ class BrokerState:
         self.topic_ids = TopicIds(logdir)
         self.work = WorkQueues(submit)
         self.syncs = Syncs(submit, policy_waits=logdir.durability.waits)
+        self.fetch_sessions = FetchSessions(
+            settings.max_incremental_fetch_session_cache_slots, logdir.fs.random_bytes
+        )
         self.fetches = WaitingFetches(logdir, self.timers, self.work, self.syncs)
         # The server of a cluster's broker replaces the next two.
         self.leadership: Leadership = SoleLeadership(self.fetches, self.syncs)

@@ -18,6 +18,7 @@ from netshim import wire
 from netshim.recording.traffic_file import TrafficFile, TrafficKind, TrafficRecord
 from netshim.replay.comparison import differences, is_early
 from netshim.replay.frame_list import rows_of
+from netshim.replay.full_fetches import with_full_fetches
 from netshim.replay.id_mapping import IdMapping
 from netshim.replay.replayer import (
     ReplayReport,
@@ -686,3 +687,67 @@ def test_values_of_a_machine_are_not_compared() -> None:
     assert paths(answer(-1, 9092)) == [
         "brokers[1].node_id", "topics[t].partitions[0].leader_id",
     ]  # fmt: skip
+
+
+def test_sessions_of_a_recording_become_full_fetches() -> None:
+    """A fetch of a session cannot be sent again while the other broker is slower."""
+    kind = wire.FETCH.Request.Topic
+    told = wire.FETCH.Response.Topic
+    one = recordbatch.encode([(None, b"1")], now_ms=1)
+    requests = [(0, 0, {0: 0, 1: 0}), (7, 1, {0: 1}), (7, 2, {}), (7, -1, {})]
+    responses = [{0: one, 1: b""}, {}, {1: one}, None]
+    records = []
+    for at, ((session_id, epoch, offsets), found) in enumerate(
+        zip(requests, responses, strict=True)
+    ):
+        parts = [
+            kind.Partition(partition=number, fetch_offset=offset)
+            for number, offset in offsets.items()
+        ]
+        request = wire.FETCH.Request(
+            session_id=session_id,
+            session_epoch=epoch,
+            topics=[kind(topic="t", partitions=parts)] if parts else [],
+        )
+        payload = wire.encode_request(wire.FETCH, 11, at, "me", request)
+        records.append(TrafficRecord(TrafficKind.REQUEST, False, 1, at, payload))
+        answered = [
+            told.Partition(partition_index=number, high_watermark=1, records=data)
+            for number, data in (found or {}).items()
+        ]
+        response = wire.FETCH.Response(
+            session_id=0 if found is None else 7,
+            responses=[told(topic="t", partitions=answered)] if answered else [],
+        )
+        pieces = wire.encode_response(wire.FETCH, 11, at, response)
+        payload = b"".join(bytes(piece) for piece in pieces)
+        records.append(TrafficRecord(TrafficKind.RESPONSE, False, 1, at, payload))
+    listed = []
+    results = []
+    for record in with_full_fetches(records):
+        if record.kind is TrafficKind.REQUEST:
+            request = wire.decode_request(
+                wire.decode_header(record.frame), record.frame
+            )
+            assert (request.session_id, request.session_epoch) == (0, -1)
+            listed.append([one.fetch_offset for one in partitions_of(request.topics)])
+        else:
+            _, response = wire.decode_response(wire.FETCH, 11, record.frame)
+            results.append(
+                [
+                    (one.high_watermark, len(one.records))
+                    for one in partitions_of(response.responses)
+                ]
+            )
+    size = len(one)
+    assert listed == [[0, 0], [1, 0], [1, 0], []]
+    assert results == [
+        [(1, size), (1, 0)],
+        [(1, 0), (1, 0)],
+        [(1, 0), (1, size)],
+        [],
+    ]
+
+
+def partitions_of(topics: list[Any]) -> list[Any]:
+    return [part for topic in topics for part in topic.partitions]

@@ -183,7 +183,7 @@ def test_high_watermark_is_the_lowest_end_of_both_isrs() -> None:
     assert book.proposal is not None
     assert set(book.proposal.state.isr) == {1, 2, 3}
     assert book.proposal.version == 7
-    book = leading.appended(book, 20, is_durable=False)
+    book = leading.appended(book, 20, is_durable=False, now_ms=0)
     book = fetched(book, fetch_of(2, 20), live, 30)
     assert book.high_watermark == 10  # durable end of the leader, and end of 3
     book = leading.synced(book, 20)
@@ -207,7 +207,7 @@ def test_slow_member_leaves_after_the_lag_time() -> None:
     live = live_of(1, 2, 3)
     book = book_of(state_of(1, 1, 2, 3))
     book = fetched(book, fetch_of(2, 10), live, 500)
-    book = leading.appended(book, 11, is_durable=False)
+    book = leading.appended(book, 11, is_durable=False, now_ms=0)
     assert leading.review_isr(book, live, 1_000) is book
     book = leading.review_isr(book, live, 1_001)
     assert book.proposal is not None
@@ -221,7 +221,7 @@ def test_follower_counts_as_caught_up_since_its_fetch_before() -> None:
     book = book_of(state_of(1, 1, 2))
     for now_ms in range(0, 10_000, 500):
         book = fetched(book, fetch_of(2, book.log_end), live, now_ms)
-        book = leading.appended(book, book.log_end + 1, is_durable=True)
+        book = leading.appended(book, book.log_end + 1, is_durable=True, now_ms=0)
         late = fetch_of(2, book.log_end - 1)
         book = fetched(book, late, live, now_ms + 400)
     assert leading.review_isr(book, live, 10_400) is book

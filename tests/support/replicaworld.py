@@ -297,6 +297,9 @@ class Process:
         self.is_proposing = False
         self.is_controlling = False
         self.is_leaving = False
+        #: The facts for the answer to the last fetch of each follower, if it had no
+        #: news. A fetch session does not handle such a fetch again.
+        self.quiet: dict[int, object] = {}
 
 
 @attrs.frozen
@@ -361,6 +364,8 @@ class World:
         steps: list[str] | None = None,
     ) -> None:
         self.chance = random.Random(seed)
+        #: Whether leaders skip fetches that repeat a position without news.
+        self.has_sessions = bool(seed % 2)
         self.options = options or random_options(self.chance)
         self.steps = steps
         self.now_ms = 0
@@ -807,6 +812,7 @@ class World:
             disk.end,
         )
         self.judge_leader(process, found.leader_epoch)
+        process.quiet = {}
         process.leader = leading.take_over(
             found,
             process.version,
@@ -893,7 +899,10 @@ class World:
         self.update(
             process,
             leading.appended(
-                book, disk.end, is_durable=not self.options.is_durable_first
+                book,
+                disk.end,
+                is_durable=not self.options.is_durable_first,
+                now_ms=self.now_ms,
             ),
         )
         if self.options.is_durable_first:
@@ -932,16 +941,22 @@ class World:
         if book is None:
             answer = FetchAnswer(ReplicationError.NOT_LEADER_OR_FOLLOWER)
         else:
-            book, refusal = leading.fetched(
-                book,
-                fetch,
-                disk.end_of_epoch(fetch.last_epoch),
-                process.live,
-                self.now_ms,
-            )
-            if refusal is None and process.session is not None:
-                book = leading.expand_isr(book, fetch, process.live)
-            self.update(process, book)
+            refusal = None
+            facts = fetch, book.state, disk.end, process.high_watermark, process.live
+            if not self.has_sessions or process.quiet.get(fetch.replica) != facts:
+                book, refusal = leading.fetched(
+                    book,
+                    fetch,
+                    disk.end_of_epoch(fetch.last_epoch),
+                    process.live,
+                    self.now_ms,
+                )
+                if refusal is None and process.session is not None:
+                    book = leading.expand_isr(book, fetch, process.live)
+                self.update(process, book)
+                is_quiet = fetch.offset >= disk.end and fetch.replica in book.state.isr
+                if refusal is None and is_quiet:
+                    process.quiet[fetch.replica] = facts
             if refusal is not None:
                 answer = FetchAnswer(
                     refusal.error, refusal.diverging, log_start=disk.start

@@ -169,10 +169,24 @@ def take_over(
     return advance_high_watermark(book)
 
 
-def appended(book: LeaderBook, log_end: int, *, is_durable: bool) -> LeaderBook:
-    """Take a new log end; `is_durable` if the policy does not wait for the disk."""
+def appended(
+    book: LeaderBook, log_end: int, *, is_durable: bool, now_ms: int
+) -> LeaderBook:
+    """Take a new log end; `is_durable` if the policy does not wait for the disk.
+
+    A follower that had every record until now was caught up until now. In a fetch
+    session, it does not repeat its position while there is nothing new.
+    """
     own_end = log_end if is_durable else book.own_end
-    return advance_high_watermark(book._replace(log_end=log_end, own_end=own_end))
+    followers = {
+        replica: attrs.evolve(one, caught_up_ms=max(one.caught_up_ms, now_ms))
+        if one.end == book.log_end
+        else one
+        for replica, one in book.followers.items()
+    }
+    return advance_high_watermark(
+        book._replace(log_end=log_end, own_end=own_end, followers=followers)
+    )
 
 
 def synced(book: LeaderBook, durable_end: int) -> LeaderBook:

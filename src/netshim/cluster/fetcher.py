@@ -4,6 +4,9 @@ Rules:
 - Decisions are those of logcore.replication.following: this module sends the fetches and
   changes the logs.
 - One request is outstanding. If the connection fails, the fetches are given up with it.
+- In a fetch session, the fetch of a partition is outstanding until the leader answers it,
+  also over several requests. A request lists only the partitions whose fetch is new,
+  so an idle partition costs neither side anything.
 - A partition that cannot be fetched now is tried again later, and the others continue.
 - After drop() has returned, this module changes the log no more.
 """
@@ -39,6 +42,7 @@ from logcore.replication.leading import NO_EPOCH, FollowerFetch
 from logcore.replication.state import LeaderAndIsr, ReplicationError
 from netshim import wire
 from netshim.cluster.peer_requests import AddressOf, PeerConnection
+from netshim.fetch_sessions import INITIAL_EPOCH, NO_SESSION, next_epoch
 
 _log = logging.getLogger("netshim")
 
@@ -51,6 +55,10 @@ _BACK_OFF_MS: Final = 100
 _MOST_BYTES: Final = 10 << 20
 
 _CODES: Final = {int(error): error for error in ReplicationError}
+
+
+#: A topic id and a partition.
+_Place = tuple[bytes, int]
 
 
 @attrs.frozen(kw_only=True)
@@ -74,6 +82,19 @@ class FollowedPartition:
     retry_at_ms: int = 0
     #: The last error, which is logged once.
     error: str = ""
+
+    @property
+    def place(self) -> _Place:
+        return self.topic_id, self.key[1]
+
+
+@attrs.frozen
+class _SentFetch:
+    """A fetch that the leader has."""
+
+    one: FollowedPartition
+    fetch: FollowerFetch
+    log_start: int
 
 
 def last_epoch(log: Log) -> int:
@@ -104,7 +125,13 @@ class LeaderFetcher:
         self._on_failure = on_failure
         self._changed = threading.Condition()
         self._partitions: dict[Key, FollowedPartition] = {}
+        #: Partitions whose next fetch may differ from the one that the leader has.
+        self._due: dict[FollowedPartition, None] = {}
         self._is_closing = False
+        #: The fetch session, and the fetches that it contains. Of the thread.
+        self._session_id = NO_SESSION
+        self._epoch = INITIAL_EPOCH
+        self._sent: dict[_Place, _SentFetch] = {}
         self._connection = PeerConnection(leader, address_of)
         self._thread = threading.Thread(
             target=self._run, name=f"netshim-fetch-{leader}", daemon=True
@@ -114,6 +141,7 @@ class LeaderFetcher:
     def follow(self, one: FollowedPartition) -> None:
         with self._changed:
             self._partitions[one.key] = one
+            self._due[one] = None
             self._changed.notify_all()
         # The present request may wait for records of other partitions.
         self._connection.interrupt()
@@ -122,6 +150,8 @@ class LeaderFetcher:
         """Stop to follow a partition. Returns when its log is no longer used."""
         with self._changed:
             one = self._partitions.pop(key, None)
+            if one is not None:
+                self._due[one] = None  # the session forgets it
         if one is not None:
             with one.mutex:
                 one.is_dropped = True
@@ -150,51 +180,114 @@ class LeaderFetcher:
                     self._changed.wait()
                 if self._is_closing:
                     break
-                partitions = list(self._partitions.values())
+                due, self._due = list(self._due), {}
             try:
-                self._round(partitions)
+                self._round(due)
             except Exception:
                 _log.exception("an internal error in the fetcher of %d", self.leader)
-                self._connection.close()
+                self._begin_again()
+                with self._changed:
+                    self._due = dict.fromkeys(self._partitions.values())
                 self._pause()
         self._connection.close()
 
-    def _round(self, partitions: list[FollowedPartition]) -> None:
-        """Fetch the partitions once."""
-        fetches: dict[tuple[bytes, int], tuple[FollowedPartition, FollowerFetch]] = {}
-        for one in partitions:
+    def _round(self, due: list[FollowedPartition]) -> None:
+        """Send one request, and handle its response."""
+        listed: list[_SentFetch] = []
+        forgotten: list[_Place] = []
+        for one in due:
             try:
                 fetch = self._next_fetch(one)
             except LogcoreError as error:
                 self._fail(one, error)
+                fetch = None
+            before = self._sent.get(one.place)
+            if fetch is None:
+                # The leader would answer its former fetch again and again.
+                if before is not None and before.one is one:
+                    del self._sent[one.place]
+                    forgotten.append(one.place)
+                if not one.is_dropped and one.book.stopped is None:
+                    self._look_again(one)
                 continue
-            if fetch is not None:
-                fetches[one.topic_id, one.key[1]] = one, fetch
-        if not fetches:
+            sent = self._sent[one.place] = _SentFetch(one, fetch, one.book.log_start)
+            if before is None:
+                listed.append(sent)
+            elif before.one is not one:
+                # The leader must send all facts again: this role has none of them.
+                self._epoch = INITIAL_EPOCH
+            elif before.fetch != fetch or before.log_start != sent.log_start:
+                listed.append(sent)
+        if not self._sent:
+            self._epoch = INITIAL_EPOCH
             self._pause()
             return
+        is_full = self._epoch == INITIAL_EPOCH
+        if is_full:
+            listed, forgotten = list(self._sent.values()), []
         try:
             response = self._connection.ask(
-                wire.FETCH, self._request(fetches), most_version=_FETCH_VERSION
+                wire.FETCH,
+                self._request(listed, forgotten),
+                most_version=_FETCH_VERSION,
             )
         except (RemoteUnavailableError, ShippingError) as error:
             _log.debug("fetches from broker %d: %s", self.leader, error)
-            self._connection.close()
-            for one, _ in fetches.values():
-                with one.mutex:
-                    one.book = following.gave_up(one.book)
+            self._begin_again()
             self._pause()
             return
+        if response.error_code:
+            # Such as an unknown session, after a restart of the leader.
+            _log.debug("fetches from broker %d: %d", self.leader, response.error_code)
+            is_broken = is_full
+            self._begin_again(keeps_connection=True)
+            if is_broken:
+                self._pause()
+            return
+        answered = self._take_all(response)
+        if response.session_id == NO_SESSION:
+            # Without a session, a partition that the response lacks is given up.
+            self._give_up(answered, _BACK_OFF_MS)
+            self._session_id, self._epoch = NO_SESSION, INITIAL_EPOCH
+        else:
+            self._session_id = response.session_id
+            self._epoch = next_epoch(self._epoch)
+
+    def _take_all(self, response: Any) -> set[_Place]:
+        """Handle the partitions of a response, and return which they are."""
+        answered: set[_Place] = set()
         for topic in response.responses:
             for part in topic.partitions:
-                found = fetches.pop((bytes(topic.topic_id), part.partition_index), None)
-                if found is not None:
-                    self._take(*found, part)
-        # Whatever the response lacks, such as after an error for the whole request.
-        for one, _ in fetches.values():
-            with one.mutex:
-                one.book = following.gave_up(one.book)
-                one.retry_at_ms = self._fs.monotonic_ms() + _BACK_OFF_MS
+                place = bytes(topic.topic_id), part.partition_index
+                sent = self._sent.get(place)
+                if sent is not None and place not in answered:
+                    answered.add(place)
+                    self._take(sent.one, sent.fetch, part)
+                    self._look_again(sent.one)
+        return answered
+
+    def _begin_again(self, *, keeps_connection: bool = False) -> None:
+        """Give up all fetches. The next request closes the session and begins another."""
+        if not keeps_connection:
+            self._connection.close()
+        self._give_up(set())
+        self._epoch = INITIAL_EPOCH
+
+    def _give_up(self, answered: set[_Place], delay_ms: int = 0) -> None:
+        """Give up the fetches that were not answered, and send them again later."""
+        sent, self._sent = self._sent, {}
+        for place, each in sent.items():
+            if place not in answered:
+                one = each.one
+                with one.mutex:
+                    one.book = following.gave_up(one.book)
+                    one.retry_at_ms = self._fs.monotonic_ms() + delay_ms
+                self._look_again(one)
+
+    def _look_again(self, one: FollowedPartition) -> None:
+        """Look for the next fetch of a partition in the next round."""
+        with self._changed:
+            self._due[one] = None
 
     def _pause(self) -> None:
         with self._changed:
@@ -217,35 +310,41 @@ class LeaderFetcher:
             one.book = following.sent(one.book, step.fetch)
             return step.fetch
 
-    def _request(
-        self, fetches: dict[tuple[bytes, int], tuple[FollowedPartition, FollowerFetch]]
-    ) -> Any:
+    def _request(self, listed: list[_SentFetch], forgotten: list[_Place]) -> Any:
         kind = wire.FETCH.Request.Topic
         topics: dict[bytes, Any] = {}
-        first = next(iter(fetches.values()))[1]
-        for (topic_id, number), (one, fetch) in fetches.items():
+        for each in listed:
+            topic_id, number = each.one.place
             topic = topics.get(topic_id)
             if topic is None:
                 topic = topics[topic_id] = kind(topic_id=topic_id, partitions=[])
             topic.partitions.append(
                 kind.Partition(
                     partition=number,
-                    current_leader_epoch=fetch.leader_epoch,
-                    fetch_offset=fetch.offset,
-                    last_fetched_epoch=fetch.last_epoch,
-                    log_start_offset=one.book.log_start,
+                    current_leader_epoch=each.fetch.leader_epoch,
+                    fetch_offset=each.fetch.offset,
+                    last_fetched_epoch=each.fetch.last_epoch,
+                    log_start_offset=each.log_start,
                     partition_max_bytes=self._settings.partition_bytes,
                 )
             )
+        left = wire.FETCH.Request.ForgottenTopic
+        any_fetch = next(iter(self._sent.values())).fetch
         return wire.FETCH.Request(
             replica_state=wire.FETCH.Request.ReplicaState(
-                replica_id=first.replica, replica_epoch=first.broker_epoch
+                replica_id=any_fetch.replica, replica_epoch=any_fetch.broker_epoch
             ),
             max_wait_ms=self._settings.wait_ms,
             min_bytes=1,
             max_bytes=_MOST_BYTES,
             isolation_level=0,
+            session_id=self._session_id,
+            session_epoch=self._epoch,
             topics=list(topics.values()),
+            forgotten_topics_data=[
+                left(topic_id=topic_id, partitions=[number])
+                for topic_id, number in forgotten
+            ],
         )
 
     # -- answers -----------------------------------------------------------------------
@@ -265,6 +364,7 @@ class LeaderFetcher:
                     self._carry_out(one, effect)
                 self._show(one)
             except LogcoreError as error:
+                one.book = following.gave_up(one.book)
                 self._fail(one, error)
 
     def _carry_out(

@@ -90,6 +90,7 @@ class ClusterMember:
         self._on_view = on_view
         self._loop_turns = loop_turns
         self._turns = -1
+        self._renewed_ms = 0
         #: The latest view. Other threads may read it.
         self.view = ClusterView()
         self._changed = threading.Condition()  # guards the view for wait_for()
@@ -351,6 +352,13 @@ class ClusterMember:
         if turns != self._turns:
             self._turns = turns
             self.registry.poll()
+            self._renewed_ms = self._fs.monotonic_ms()
+
+    def _renew_if_due(self) -> None:
+        """Renew the session during long work, such as the creation of many states."""
+        age_ms = self._fs.monotonic_ms() - self._renewed_ms
+        if age_ms >= self.settings.session_timeout_ms // 3:
+            self._renew()
 
     def _expire_stuck(self) -> None:
         for session in self.registry.stuck():
@@ -403,6 +411,7 @@ class ClusterMember:
                 waits=self.settings.waits,
             ):
                 changes.append(change)
+                self._renew_if_due()
         finally:
             if changes:
                 self.note(changes)
@@ -517,6 +526,7 @@ class ClusterMember:
                 damaged.discard((name, WHOLE_TOPIC))
                 keys |= {(name, number) for number in topic.node.replicas}
         for key in keys:
+            self._renew_if_due()
             states.pop(key, None)
             damaged.discard(key)
             try:

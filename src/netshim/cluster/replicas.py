@@ -139,6 +139,7 @@ class ClusterReplicas(Leadership):
 
     def take_view(self, view: ClusterView) -> None:
         """Compare all roles with a new view."""
+        self.version += 1
         before = self._view
         self._view = view
         deleted = before.topics.keys() - view.topics.keys()
@@ -269,6 +270,7 @@ class ClusterReplicas(Leadership):
             removing=partition.removing,
         )
         led = self._led[key] = _LedPartition(key, log, book)
+        self.version += 1
         self.elections += 1
         self._update(led, book)
         self._state.fetches.wake([key], self._state.now_ms)
@@ -278,6 +280,7 @@ class ClusterReplicas(Leadership):
         led = self._led.pop(key, None)
         if led is None:
             return
+        self.version += 1
         error = NotLeaderError("another broker leads this partition now")
         for wait in led.waits:
             if wait.timer is not None:
@@ -288,6 +291,8 @@ class ClusterReplicas(Leadership):
 
     def _update(self, led: _LedPartition, book: LeaderBook) -> None:
         """Take the next book of a partition, and carry out its effects."""
+        if book.state is not led.book.state:
+            self.version += 1
         led.book = book
         if book.high_watermark > led.log.high_watermark:
             led.log.advance_high_watermark(book.high_watermark)
@@ -525,7 +530,13 @@ class ClusterReplicas(Leadership):
         end = led.log.log_end_offset
         if end > led.book.log_end:
             self._update(
-                led, leading.appended(led.book, end, is_durable=not self._waits)
+                led,
+                leading.appended(
+                    led.book,
+                    end,
+                    is_durable=not self._waits,
+                    now_ms=self._state.now_ms,
+                ),
             )
 
     def _synced(self, led: _LedPartition, error: LogcoreError | None) -> None:
@@ -590,6 +601,10 @@ class ClusterReplicas(Leadership):
             book = leading.expand_isr(book, fetch, live)
         self._update(led, book)
         return refusal
+
+    def is_in_sync(self, key: Key, replica: int) -> bool:
+        led = self._led.get(key)
+        return led is not None and replica in led.book.state.isr
 
     def is_news(self, key: Key, replica: int, high_watermark: int) -> bool:
         led = self._led.get(key)

@@ -8,6 +8,8 @@ Rules (wire protocol section 5):
 - A request that waits for more than one byte is not evaluated again at each append, but
   as soon as it might have enough bytes. Records from before the wait that became
   readable since then, by a sync or a marker, count as well.
+- A request of a fetch session without topics is for all partitions of the session. The
+  handler reads only those whose log has changed since it was read without a result.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from logcore import Log, LogcoreError
 from logcore.reader import aborted_transactions
 from logcore.replication.leading import FollowerFetch
 from netshim import scheduling, wire
+from netshim.fetch_sessions import FetchSession, Offsets, SessionPartition, replica_of
 from netshim.handlers.failures import code_of, message_of
 from netshim.handlers.partitions import (
     check_epoch,
@@ -43,6 +46,8 @@ if TYPE_CHECKING:
 #: Maximum time that a fetch waits, even if its client allows more. Otherwise, a broken
 #: connection would not be detected.
 _MAX_WAIT_MS: Final = 30_000
+#: First version that identifies topics by their ids.
+_IDS_SINCE: Final = 13
 #: First version that may read a topic whose own `compression.type` is zstd. As in
 #: Kafka, zstd batches of other topics are sent to every client, because many clients
 #: can read zstd although they use an older Fetch.
@@ -59,22 +64,20 @@ def fetch(
 ) -> FetchResponse | PendingResponse:
     """Return stored batches of the requested partitions.
 
-    The answer waits up to max_wait_ms for min_bytes. The broker declines fetch sessions
-    (KIP-227) with session id 0, which every client supports.
+    The answer waits up to max_wait_ms for min_bytes.
     """
-    names: list[str | None]
-    if call.version < 13:
-        names = [topic.topic for topic in request.topics]
-    else:  # topics have ids; the name of an unknown id is None
-        names = [state.topic_ids.name_of(topic.topic_id) for topic in request.topics]
-    asked = [
-        (name or "", partition.partition)
-        for name, topic in zip(names, request.topics, strict=True)
-        for partition in topic.partitions
-    ]
+    session = None
+    if request.session_epoch > 0 and not request.topics:
+        session = state.fetch_sessions.get(request.session_id)
+    partitions: _ListedPartitions | _SessionPartitions
+    if session is not None:
+        partitions = _SessionPartitions(session, request, call, state)
+    else:
+        partitions = _ListedPartitions(request, call, state)
+    asked = partitions.asked()
 
     def begin() -> FetchResponse | PendingResponse:
-        return state.run_in_steps(_fetch(request, names, call, state))
+        return state.run_in_steps(_fetch(request, partitions, call, state))
 
     def begin_committed() -> FetchResponse | PendingResponse:
         return when_transactions_are_known(asked, begin, state) or begin()
@@ -84,40 +87,178 @@ def fetch(
     return state.logs.when_open(asked, begin)
 
 
-def _fetch(
-    request: FetchRequest, names: list[str | None], call: Call, state: BrokerState
-) -> Steps[FetchResponse | PendingResponse]:
-    """Run fetch() once the logs are open.
+class _ListedPartitions:
+    """The partitions that a request lists."""
 
-    `names` are the names of the requested topics.
-    """
-    response_type = wire.FETCH.Response
-    if request.session_id and request.session_epoch > 0:
-        return response_type(error_code=codes.FETCH_SESSION_ID_NOT_FOUND)
-    # Step 1: list the requested partitions, each of them once.
-    wanted: list[_Wanted] = []
-    # Positions in `wanted` of missing partitions; as in Kafka, the others are still
-    # waited for.
-    missing: set[int] = set()
-    seen: set[tuple[str | None, int]] = set()
-    pace = ChunkCounter()
-    for name, topic in zip(names, request.topics, strict=True):
-        for partition in topic.partitions:
-            if pace.is_over():
-                yield
-            # Duplicates are ignored.
-            if (name, partition.partition) not in seen or name is None:
-                seen.add((name, partition.partition))
-                if name is None or partition.partition not in state.logs.numbers_of(
-                    name
-                ):
-                    missing.add(len(wanted))
-                wanted.append((topic, name, partition))
-    keys = [
-        (name, partition.partition)
-        for at, (_, name, partition) in enumerate(wanted)
-        if name is not None and at not in missing
-    ]
+    def __init__(self, request: FetchRequest, call: Call, state: BrokerState) -> None:
+        self._request = request
+        self._state = state
+        self._names: list[str | None]
+        if call.version < _IDS_SINCE:
+            self._names = [topic.topic for topic in request.topics]
+        else:  # topics have ids; the name of an unknown id is None
+            self._names = [
+                state.topic_ids.name_of(topic.topic_id) for topic in request.topics
+            ]
+        self._wanted: list[_Wanted] = []
+        #: Partitions that did not exist when the request arrived, by the id() of their
+        #: part of the request. As in Kafka, the others are still waited for.
+        self.missing: set[int] = set()
+        #: The existing partitions.
+        self.keys: list[tuple[str, int]] = []
+
+    def asked(self) -> list[tuple[str, int]]:
+        return [
+            (name or "", partition.partition)
+            for name, topic in zip(self._names, self._request.topics, strict=True)
+            for partition in topic.partitions
+        ]
+
+    def find(self) -> Steps[None]:
+        """List the partitions, each of them once. Duplicates are ignored."""
+        seen: set[tuple[str | None, int]] = set()
+        pace = ChunkCounter()
+        for name, topic in zip(self._names, self._request.topics, strict=True):
+            for partition in topic.partitions:
+                if pace.is_over():
+                    yield
+                number = partition.partition
+                if (name, number) in seen and name is not None:
+                    continue
+                seen.add((name, number))
+                if name is None or number not in self._state.logs.numbers_of(name):
+                    self.missing.add(id(partition))
+                else:
+                    self.keys.append((name, number))
+                self._wanted.append((topic, name, partition))
+
+    @property
+    def are_all_missing(self) -> bool:
+        return len(self.missing) == len(self._wanted)
+
+    def to_read(self) -> list[_Wanted]:
+        return self._wanted
+
+    def were_read(self, parts: list[FetchResponse.Topic.Partition]) -> None:
+        """Take the results of the partitions that to_read() returned."""
+
+
+class _SessionPartitions:
+    """The partitions of a fetch session, of which only those with news are read."""
+
+    def __init__(
+        self,
+        session: FetchSession,
+        request: FetchRequest,
+        call: Call,
+        state: BrokerState,
+    ) -> None:
+        self._session = session
+        self._state = state
+        self._replica = replica_of(request)
+        self.missing: set[int] = set()
+        self.keys: list[tuple[str, int]] = []
+        self._reading: list[tuple[SessionPartition, Log | None, Offsets]] = []
+        self._version = call.version
+        self._of_request = (
+            call.version,
+            request.isolation_level,
+            self._replica,
+            request.replica_state.replica_epoch,
+        )
+        #: The partitions that are read first.
+        self._first: list[_Wanted] | None = None
+        self._first = self.to_read()
+
+    def _look_at_topics(self) -> None:
+        """Read every partition again if topics or leaders have changed."""
+        state = self._state
+        version = state.logdir.topics_version
+        context = (version, state.leadership.version, *self._of_request)
+        if context == self._session.context:
+            return
+        for one in self._session.partitions.values():
+            one.quiet = one.place = None
+        self._session.context = context
+
+    def _place_of(self, one: SessionPartition) -> tuple[str, int] | None:
+        name: str | None = one.topic.topic
+        if self._version >= _IDS_SINCE:
+            name = self._state.topic_ids.name_of(one.topic.topic_id)
+        return None if name is None else (name, one.asked.partition)
+
+    def asked(self) -> list[tuple[str, int]]:
+        return [(name or "", one.partition) for _, name, one in self._first or ()]
+
+    def find(self) -> Steps[None]:
+        for one in self._session.partitions.values():
+            place = one.place
+            if place is None or (
+                one.quiet is None
+                and place[1] not in self._state.logs.numbers_of(place[0])
+            ):
+                self.missing.add(id(one.asked))
+            else:
+                self.keys.append(place)
+        yield from ()
+
+    @property
+    def are_all_missing(self) -> bool:
+        return not self.keys
+
+    def to_read(self) -> list[_Wanted]:
+        if self._first is not None:
+            first, self._first = self._first, None
+            return first
+        self._look_at_topics()
+        self._reading = []
+        wanted: list[_Wanted] = []
+        opened = self._state.logdir.opened
+        for one in self._session.partitions.values():
+            quiet = one.quiet
+            if quiet is not None:
+                log = quiet[0]
+                if quiet[1] == _offsets_of(log) and not log.is_closed:
+                    continue
+            place = one.place
+            if place is None:
+                place = one.place = self._place_of(one)
+            found = None if place is None else opened(*place)
+            offsets = (-1, -1, -1) if found is None else _offsets_of(found)
+            self._reading.append((one, found, offsets))
+            wanted.append((one.topic, None if place is None else place[0], one.asked))
+        return wanted
+
+    def were_read(self, parts: list[FetchResponse.Topic.Partition]) -> None:
+        """Note which of the partitions that to_read() returned have no news."""
+        leadership = self._state.leadership
+        for (one, log, offsets), part in zip(self._reading, parts, strict=True):
+            one.quiet = None
+            if log is None or one.place is None or one.has_news(part):
+                continue
+            end = part.last_stable_offset
+            if self._replica >= 0:
+                if not leadership.is_in_sync(one.place, self._replica):
+                    continue
+                end = offsets[2]
+            if one.asked.fetch_offset >= end:
+                one.quiet = log, offsets
+
+
+def _offsets_of(log: Log) -> Offsets:
+    return log.log_start_offset, log.high_watermark, log.log_end_offset
+
+
+def _fetch(
+    request: FetchRequest,
+    partitions: _ListedPartitions | _SessionPartitions,
+    call: Call,
+    state: BrokerState,
+) -> Steps[FetchResponse | PendingResponse]:
+    """Run fetch() once the logs are open."""
+    # Step 1: list the requested partitions.
+    yield from partitions.find()
+    keys = partitions.keys
     growth = None
     # The extent is measured before the logs are read, because others append
     # concurrently.
@@ -131,11 +272,12 @@ def _fetch(
         was_called = True
 
     # Between two chunks, records may be appended to a partition that was already read.
+    wanted = partitions.to_read()
     noted = keys if request.max_wait_ms > 0 and len(wanted) >= scheduling.PIECE else []
     state.fetches.add(noted, note)
     try:
         response, size, settled = yield from _collect(
-            request, wanted, missing, call, state
+            request, wanted, partitions, call, state
         )
     finally:
         state.fetches.remove(noted, note)
@@ -144,13 +286,13 @@ def _fetch(
     if (
         settled
         or state.is_stopping
-        or len(missing) == len(wanted)
+        or partitions.are_all_missing
         or request.max_wait_ms <= 0
         or size >= min(request.min_bytes, request.max_bytes)
     ):
         return response
     parked = _ParkedFetch(
-        request, wanted, missing, keys, call, state, deadline_ms, size, growth
+        request, partitions, keys, call, state, deadline_ms, size, growth
     )
     return parked.park(looks_again=was_called)
 
@@ -225,20 +367,18 @@ class _ParkedFetch:
         "_growth",
         "_is_looking",
         "_keys",
-        "_missing",
+        "_partitions",
         "_request",
         "_size",
         "_state",
         "_timer",
-        "_wanted",
         "_was_called",
     )
 
     def __init__(
         self,
         request: FetchRequest,
-        wanted: list[_Wanted],
-        missing: set[int],
+        partitions: _ListedPartitions | _SessionPartitions,
         keys: list[tuple[str, int]],
         call: Call,
         state: BrokerState,
@@ -248,8 +388,7 @@ class _ParkedFetch:
     ) -> None:
         """Initialize the request. `size` is the number of bytes that it could get now."""
         self._request = request
-        self._wanted = wanted
-        self._missing = missing
+        self._partitions = partitions
         self._keys = keys
         self._call = call
         self._state = state
@@ -300,7 +439,13 @@ class _ParkedFetch:
         self._is_looking = True
         try:
             found = state.run_in_steps(
-                _collect(self._request, self._wanted, self._missing, self._call, state)
+                _collect(
+                    self._request,
+                    self._partitions.to_read(),
+                    self._partitions,
+                    self._call,
+                    state,
+                )
             )
         except Exception as error:
             # The exception belongs to this request, not to its waker.
@@ -364,20 +509,20 @@ def _extent(
 def _collect(
     request: FetchRequest,
     wanted: list[_Wanted],
-    missing: set[int],
+    partitions: _ListedPartitions | _SessionPartitions,
     call: Call,
     state: BrokerState,
 ) -> Steps[tuple[FetchResponse, int, bool]]:
     """Read the logs, and return the response, its bytes, and its urgency.
 
     The bytes are those of records. If the response is urgent, it is sent at once.
-    `missing` contains the positions in `wanted` of partitions that did not exist when
-    the request arrived.
     """
     response_type = wire.FETCH.Response
     topic_type = response_type.Topic
     partition_type = response_type.Topic.Partition
     topics: list[FetchResponse.Topic] = []
+    parts: list[FetchResponse.Topic.Partition] = []
+    missing = partitions.missing
     refused: list[tuple[str, FetchResponse.Topic.Partition]] = []
     total = 0
     settled = state.is_stopping
@@ -386,7 +531,7 @@ def _collect(
     follower = _follower_of(request, state)
     current = None
     pace = ChunkCounter()
-    for at, (asked, name, partition) in enumerate(wanted):
+    for asked, name, partition in wanted:
         if pace.is_over():
             yield
         if asked is not current:
@@ -398,18 +543,19 @@ def _collect(
             partition_index=partition.partition, high_watermark=-1, records=b""
         )
         topics[-1].partitions.append(part)
+        parts.append(part)
         try:
             # The topic may have been deleted while the request waited. A new topic of
             # the same name has another id.
             if name is None or (
-                call.version >= 13
+                call.version >= _IDS_SINCE
                 and (
                     name not in state.logdir
                     or state.topic_ids.id_of(name) != asked.topic_id
                 )
             ):
                 part.error_code = codes.UNKNOWN_TOPIC_ID
-                settled = settled or at not in missing
+                settled = settled or id(partition) not in missing
                 continue
             key = name, partition.partition
             log = state.logs.replica(*key)
@@ -495,10 +641,11 @@ def _collect(
                 ]
         except LogcoreError as error:
             part.error_code = code_of(error)
-            settled = settled or at not in missing
+            settled = settled or id(partition) not in missing
             if name is not None:
                 refused.append((name, part))
             state.journal.refused(call, "Fetch", part.error_code, message_of(error))
+    partitions.were_read(parts)
     response = response_type(responses=topics)
     if call.version >= _LEADERS_SINCE:
         for topic_name, part in refused:

@@ -30,6 +30,7 @@ from logcore.errors import RemoteUnavailableError
 from netshim import wire
 from netshim.recording.traffic_file import TrafficKind, TrafficRecord
 from netshim.replay.comparison import FieldDifference, differences, is_early
+from netshim.replay.full_fetches import with_full_fetches
 from netshim.replay.id_mapping import IdMapping
 from netshim.request_counts import first_error
 from netshim.wire import codes
@@ -250,7 +251,7 @@ class TrafficReplayer:
         """
         began_s = self._clock_s()
         try:
-            for record in records:
+            for record in with_full_fetches(records):
                 if record.kind is TrafficKind.REQUEST:
                     self._wait_until(began_s, record)
                     self._send(record)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import Any
 
 from logcore import recordbatch
@@ -199,7 +200,13 @@ def fetch_session(asker: Asker) -> None:
         {"topic_id": topic_id} if asker.version >= _TOPIC_IDS_SINCE else {"topic": name}
     )
 
-    def ask(step: str, session_id: int, epoch: int, offsets: dict[int, int]) -> Any:
+    def ask(
+        step: str,
+        session_id: int,
+        epoch: int,
+        offsets: dict[int, int],
+        forgotten: Sequence[int] = (),
+    ) -> Any:
         parts = [
             {
                 "partition": number,
@@ -209,20 +216,40 @@ def fetch_session(asker: Asker) -> None:
             for number, offset in offsets.items()
         ]
         topics = [{**where, "partitions": parts}] if parts else []
+        left = [{**where, "partitions": forgotten}] if forgotten else []
         return asker.ask(
             f"session: {step}",
             topics=topics, max_wait_ms=0, max_bytes=1 << 20, session_id=session_id, session_epoch=epoch,
+            **({"forgotten_topics_data": left} if left else {}),
         )  # fmt: skip
 
     made = ask("a new one", 0, 0, {0: 0, 1: 0})
     if not made.session_id:
         return
-    ask("the next epoch", made.session_id, 1, {0: 2})
-    ask("nothing new", made.session_id, 2, {})
+    first = made.session_id
+    ask("the next epoch", first, 1, {0: 2})
+    ask("nothing new", first, 2, {})
     asker.produce(name, batch(b"c"), partition=1)
-    ask("news of one partition", made.session_id, 3, {})
-    ask("an epoch again", made.session_id, 3, {})
-    ask("closed", made.session_id, -1, {0: 0})
+    ask("news of one partition", first, 3, {})
+    ask("an epoch again", first, 3, {})
+    ask("records that were not taken", first, 4, {})
+    asker.other(wire.DELETE_RECORDS, 2, timeout_ms=30_000, topics=[_cut(name, 1)])
+    ask("another log start", first, 5, {1: 1})
+    ask("an unknown partition", first, 6, {7: 0})
+    ask("an error again", first, 7, {})
+    ask("a forgotten partition", first, 8, {}, [7])
+    ask("nothing new after an error", first, 9, {})
+    ask("behind the end", first, 10, {0: 9})
+    ask("back from an error", first, 11, {0: 2})
+    ask("all are forgotten", first, 12, {}, [0, 1])
+    ask("after all were forgotten", first, 13, {})
+    second = ask("a second one", first, 0, {0: 0})
+    third = ask("instead of the second one", second.session_id, 0, {0: 0})
+    ask("the second one is closed", second.session_id, 1, {})
+    ask("closed", third.session_id, -1, {0: 0})
+    ask("after it was closed", third.session_id, 1, {})
+    ask("without partitions", 0, 0, {})
+    ask("another epoch than 0 without a session", 0, 1, {})
 
 
 def list_offsets(asker: Asker) -> None:

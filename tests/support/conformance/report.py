@@ -39,7 +39,6 @@ SETTINGS: dict[str, Any] = {
 #: By API and version, such as "Fetch-4": (step, answer), in order.
 Answers = dict[str, list[tuple[str, Any]]]
 
-_SESSIONS = "fetch sessions are not kept: each fetch names its partitions, which every client accepts"
 #: (API, step) -> the reason why our answer differs. A step that ends in * covers every
 #: step with that prefix.
 REASONS: Mapping[tuple[str, str], str] = {
@@ -63,7 +62,6 @@ REASONS: Mapping[tuple[str, str], str] = {
         "Fetch",
         "two batches by their size",
     ): "Kafka sends a part of the batch that does not fit; we send whole batches",
-    ("Fetch", "session: *"): _SESSIONS,
     (
         "CreateTopics",
         "only checked",

@@ -1,0 +1,322 @@
+"""Fetch sessions (KIP-227): a client lists a partition once, and later only its changes.
+
+    turn = sessions.begin(request, version, now_ms)   # applies the request to its session
+    ...                                               # the broker reads the partitions
+    response = turn.complete(response)                # leaves out partitions without news
+
+Rules, as in Kafka 4.1:
+- A request is (session id, epoch). Epoch 0 closes the session and asks for a new one,
+  -1 closes it, and others continue it: the first one is 1.
+- The expected epoch advances when a request is taken, not when it is answered. If
+  another request of the session was taken before the answer, the answer is
+  INVALID_FETCH_SESSION_EPOCH.
+- The answer to a continued session contains a partition only if it has records, an
+  error or a diverging epoch, or if its high watermark or log start differs from the one
+  that was sent last. A partition with an error is sent again in the next answer.
+- A partition whose records were sent moves to the end, so that a limit of bytes keeps no
+  partition from being read.
+- If all slots are taken, a session that was idle for EVICTION_MS is closed for a new
+  one, or else one that is older than EVICTION_MS and smaller. A follower may replace any
+  session of a consumer. If none can be closed, the client gets no session.
+
+This module has no clock and reads no log. handlers/fetch.py stores the offsets of a
+log in the partition, and reads the log again only after they have changed.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+
+from netshim import wire
+from netshim.wire import codes
+
+if TYPE_CHECKING:
+    from logcore import Log
+    from netshim.wire.messages import FetchRequest, FetchResponse
+
+#: A session that was idle for this time may be closed for another one; a session that is
+#: younger is closed only for a follower's.
+EVICTION_MS: Final = 120_000
+#: Epochs of requests that begin a session, and that want none.
+INITIAL_EPOCH: Final = 0
+FINAL_EPOCH: Final = -1
+NO_SESSION: Final = 0
+#: First version that identifies topics by their ids.
+_IDS_SINCE: Final = 13
+#: Most partitions of all sessions: 500 bytes each.
+_MOST_PARTITIONS: Final = 500_000
+_LAST_EPOCH: Final = 2**31 - 1
+
+#: The id of a topic, or its name before version 13, and the partition's number.
+PartitionKey = tuple[bytes | str, int]
+
+
+#: Log start, high watermark and log end.
+Offsets = tuple[int, int, int]
+
+
+def replica_of(request: FetchRequest) -> int:
+    """Return the node id of a follower, -1 for a consumer."""
+    return max(request.replica_id, request.replica_state.replica_id)
+
+
+def next_epoch(epoch: int) -> int:
+    """Return the epoch of the request after one with this epoch."""
+    return 1 if epoch == _LAST_EPOCH else epoch + 1
+
+
+@attrs.define(eq=False)
+class SessionPartition:
+    """A partition of a session."""
+
+    topic: FetchRequest.Topic
+    #: The latest position and limits that the client has sent.
+    asked: FetchRequest.Topic.Partition
+    #: The values that were sent last, -1 if the next ones must be sent.
+    high_watermark: int = -1
+    log_start: int = -1
+    #: The topic and the number, None while the topic is unknown.
+    place: tuple[str, int] | None = None
+    #: The log, and its offsets when it was last read without news. None if the next
+    #: request must read it.
+    quiet: tuple[Log, Offsets] | None = None
+
+    def has_news(self, part: FetchResponse.Topic.Partition) -> bool:
+        """Return whether the client has not got this result yet."""
+        return bool(
+            part.error_code
+            or part.records
+            or part.high_watermark != self.high_watermark
+            or part.log_start_offset != self.log_start
+            or _diverges(part)
+        )
+
+    def note_sent(self, part: FetchResponse.Topic.Partition) -> None:
+        self.high_watermark = -1 if part.error_code else part.high_watermark
+        self.log_start = part.log_start_offset
+
+
+def _diverges(part: FetchResponse.Topic.Partition) -> bool:
+    return part.diverging_epoch is not None and part.diverging_epoch.end_offset >= 0
+
+
+@attrs.define(eq=False)
+class FetchSession:
+    """The partitions that a client fetches."""
+
+    id: int
+    #: The node id of a follower, -1 for a consumer.
+    replica: int
+    uses_ids: bool
+    created_ms: int
+    used_ms: int
+    #: The epoch of the next request.
+    epoch: int = 1
+    partitions: OrderedDict[PartitionKey, SessionPartition] = attrs.field(
+        factory=OrderedDict
+    )
+    #: Versions of the topics and leaders when the partitions were read last.
+    context: object = None
+    _topics: dict[bytes | str, FetchRequest.Topic] = attrs.field(factory=dict)
+
+    @property
+    def is_follower(self) -> bool:
+        return self.replica >= 0
+
+    def update(self, request: FetchRequest) -> None:
+        """Add and change the partitions of a request, and remove the forgotten ones."""
+        for topic in request.topics:
+            name = self._name_of(topic)
+            kept = self._topics.get(name)
+            if kept is None:
+                kept = self._topics[name] = wire.FETCH.Request.Topic(
+                    topic=topic.topic, topic_id=bytes(topic.topic_id), partitions=[]
+                )
+            for asked in topic.partitions:
+                key = name, asked.partition
+                before = self.partitions.get(key)
+                if before is None:
+                    self.partitions[key] = SessionPartition(kept, asked)
+                else:
+                    before.asked = asked
+                    before.quiet = None
+        for forgotten in request.forgotten_topics_data:
+            name = self._name_of(forgotten)
+            for number in forgotten.partitions:
+                self.partitions.pop((name, number), None)
+
+    def _name_of(self, topic: Any) -> bytes | str:
+        return bytes(topic.topic_id) if self.uses_ids else topic.topic
+
+    def listed(self) -> list[FetchRequest.Topic]:
+        """Return the partitions, as a request without a session lists them."""
+        found: list[FetchRequest.Topic] = []
+        current = None
+        for one in self.partitions.values():
+            if one.topic is not current:
+                current = one.topic
+                found.append(
+                    wire.FETCH.Request.Topic(
+                        topic=current.topic, topic_id=current.topic_id, partitions=[]
+                    )
+                )
+            found[-1].partitions.append(one.asked)
+        return found
+
+    def select_news(self, response: FetchResponse, *, is_full: bool) -> None:
+        """Remove the partitions without news from a response, and note the others."""
+        left = []
+        for topic in response.responses:
+            name = self._name_of(topic)
+            kept = []
+            for part in topic.partitions:
+                key = name, part.partition_index
+                one = self.partitions.get(key)
+                if one is not None:
+                    if not is_full and not one.has_news(part):
+                        continue
+                    one.note_sent(part)
+                    if part.records:
+                        self.partitions.move_to_end(key)
+                kept.append(part)
+            if kept:
+                topic.partitions = kept
+                left.append(topic)
+        response.responses = left
+
+
+@attrs.frozen
+class SessionTurn:
+    """One request of a session."""
+
+    session: FetchSession
+    is_full: bool
+    #: The expected epoch after this request.
+    epoch: int
+
+    def complete(self, response: Any) -> Any:
+        """Return the response for the client."""
+        if not isinstance(response, wire.FETCH.Response):
+            return response
+        if self.session.epoch != self.epoch:
+            return wire.FETCH.Response(
+                error_code=codes.INVALID_FETCH_SESSION_EPOCH,
+                session_id=self.session.id,
+            )
+        self.session.select_news(response, is_full=self.is_full)
+        response.session_id = self.session.id
+        return response
+
+
+class FetchSessions:
+    """The sessions of a broker. `random` returns random bytes."""
+
+    def __init__(self, slots: int, random: Callable[[int], bytes]) -> None:
+        self._slots = slots
+        self._random = random
+        self._sessions: dict[int, FetchSession] = {}
+        self._count = 0
+        #: Sessions that were closed for others.
+        self.evictions = 0
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    @property
+    def partitions(self) -> int:
+        """The number of partitions of all sessions."""
+        return self._count
+
+    def get(self, session_id: int) -> FetchSession | None:
+        return self._sessions.get(session_id)
+
+    def begin(
+        self, request: FetchRequest, version: int, now_ms: int
+    ) -> SessionTurn | int | None:
+        """Apply a request to its session.
+
+        Returns None for a request without a session, or the error code of a refusal.
+        """
+        if request.session_epoch in (INITIAL_EPOCH, FINAL_EPOCH):
+            self._remove(request.session_id)
+            if request.session_epoch == FINAL_EPOCH:
+                return None
+            session = self._create(request, version, now_ms)
+            return None if session is None else SessionTurn(session, True, 1)
+        found = self._sessions.get(request.session_id)
+        if found is None:
+            return codes.FETCH_SESSION_ID_NOT_FOUND
+        if request.session_epoch != found.epoch:
+            return codes.INVALID_FETCH_SESSION_EPOCH
+        if found.uses_ids != (version >= _IDS_SINCE):
+            return codes.FETCH_SESSION_TOPIC_ID_ERROR
+        before = len(found.partitions)
+        found.update(request)
+        self._count += len(found.partitions) - before
+        found.epoch = next_epoch(found.epoch)
+        found.used_ms = now_ms
+        if not found.partitions:
+            self._remove(found.id)
+            return None
+        if self._count > _MOST_PARTITIONS:
+            self._remove(found.id)
+            return codes.FETCH_SESSION_ID_NOT_FOUND
+        return SessionTurn(found, False, found.epoch)
+
+    def _remove(self, session_id: int) -> None:
+        session = self._sessions.pop(session_id, None)
+        if session is not None:
+            self._count -= len(session.partitions)
+
+    def _create(
+        self, request: FetchRequest, version: int, now_ms: int
+    ) -> FetchSession | None:
+        """Return a new session, None if there is no room for one."""
+        session = FetchSession(
+            self._new_id(), replica_of(request), version >= _IDS_SINCE, now_ms, now_ms
+        )
+        session.update(request)
+        size = len(session.partitions)
+        if self._count + size > _MOST_PARTITIONS:
+            return None
+        if len(self._sessions) >= self._slots and not self._evict_for(session, now_ms):
+            return None
+        self._sessions[session.id] = session
+        self._count += size
+        return session
+
+    def _new_id(self) -> int:
+        while True:
+            number = int.from_bytes(self._random(4), "big") & _LAST_EPOCH
+            if number != NO_SESSION and number not in self._sessions:
+                return number
+
+    def _evict_for(self, new: FetchSession, now_ms: int) -> bool:
+        """Close a session for a new one. Return whether there is one to close."""
+        if not self._sessions:
+            return False
+        idle = min(self._sessions.values(), key=lambda one: one.used_ms)
+        if now_ms - idle.used_ms <= EVICTION_MS:
+            evictable = [
+                one
+                for one in self._sessions.values()
+                if now_ms - one.created_ms > EVICTION_MS
+                or (new.is_follower and not one.is_follower)
+            ]
+            if not evictable:
+                return False
+            idle = min(evictable, key=_value)
+            if _value(new) < _value(idle):
+                return False
+        self._remove(idle.id)
+        self.evictions += 1
+        return True
+
+
+def _value(session: FetchSession) -> tuple[bool, int]:
+    """Return the rank of a session: the one with the lowest rank is closed."""
+    return session.is_follower, len(session.partitions)
