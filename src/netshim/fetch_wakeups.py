@@ -46,6 +46,8 @@ class WaitingFetches(Waiting):
         self._queues = queues
         self._syncs = syncs
         self._follows = False  # whether a timer for the next follow() is set
+        #: Whether programs in this process may append, too. False in a cluster.
+        self.has_other_writers = True
         # High watermarks at the last wake_readers().
         self._visible: dict[tuple[str, int], int] = {}
 
@@ -104,6 +106,8 @@ class WaitingFetches(Waiting):
 
         These are appends that did not come from clients of this broker.
         """
+        if not self.has_other_writers:
+            return
         before = self._visible
         now = {}
         for key in self.waited_for():

@@ -370,6 +370,11 @@ class Waiting:
         for action in {action for key in keys for action in self._by_key.get(key, ())}:
             guarded(action, now_ms)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no action waits."""
+        return not self._by_key
+
     def waited_for(self) -> list[Key]:
         """Return the keys that actions wait for."""
         return list(self._by_key)

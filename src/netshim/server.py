@@ -995,9 +995,7 @@ class Server:
             return
         next_ms = self.broker.next_ms
         handled = self.broker.handled
-        is_idle = (
-            handled == self._handled and not self.broker.state.fetches.waited_for()
-        )
+        is_idle = handled == self._handled and self.broker.state.fetches.is_empty
         self._handled = handled
         delay_s = _IDLE_TICK_S if is_idle else _TICK_S
         if next_ms is not None:

@@ -211,9 +211,9 @@ class LeaderFetcher:
                     self._look_again(one)
                 continue
             sent = self._sent[one.place] = _SentFetch(one, fetch, one.book.log_start)
-            if before is None:
+            if before is None and one.place not in forgotten:
                 listed.append(sent)
-            elif before.one is not one:
+            elif before is None or before.one is not one:
                 # The leader must send all facts again: this role has none of them.
                 self._epoch = INITIAL_EPOCH
             elif before.fetch != fetch or before.log_start != sent.log_start:

@@ -127,6 +127,7 @@ class ClusterReplicas(Leadership):
         self._placed: dict[str, TopicOfCluster] = {}
         self._is_placing = False
         self._is_closed = False
+        state.fetches.has_other_writers = False
         self._review(state.now_ms)
 
     def close(self) -> None:

@@ -114,6 +114,34 @@ def test_an_expired_member_registers_again(join: Join) -> None:
     until(lambda: first.has_lease, "the lease")
 
 
+def test_the_session_is_renewed_during_long_work(
+    join: Join, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The creation of 1,000 states took longer than a session on a busy machine."""
+    member = join(1)
+    polls: list[int] = []
+    poll = member.registry.poll
+
+    def count_poll() -> None:
+        polls.append(1)
+        poll()
+
+    monkeypatch.setattr(member.registry, "poll", count_poll)
+    renewed: list[bool] = []
+
+    def work_for_long(*_: object, **options: object) -> Iterator[tuple[str, int]]:
+        for _ in range(3):
+            member._renewed_ms -= member.settings.session_timeout_ms
+            before = len(polls)
+            yield "t", WHOLE_TOPIC
+            renewed.append(len(polls) > before)
+
+    monkeypatch.setattr("netshim.cluster.member.review_cluster", work_for_long)
+    member.note([])
+    until(lambda: len(renewed) >= 3, "the work is done")
+    assert all(renewed[:3])
+
+
 def test_a_member_that_cannot_read_loses_its_lease(
     join: Join, monkeypatch: pytest.MonkeyPatch
 ) -> None:
