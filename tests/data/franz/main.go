@@ -1,6 +1,6 @@
 // Runs one exchange with franz-go: an admin client creates a topic, a producer writes records, and a
-// consumer of a group reads them. Argument: a JSON file with the settings below. With two arguments, an
-// address and a job, it runs the job of faults.go.
+// consumer of a group reads them. Argument: a JSON file with the settings below. With three arguments, an
+// address, a job and a timeout, it runs the job of faults.go; with four, the role of failover.go.
 package main
 
 import (
@@ -112,6 +112,13 @@ func run(ctx context.Context, s settings) error {
 }
 
 func main() {
+	if len(os.Args) == 5 {
+		if err := runFailover(os.Args[1], os.Args[2], os.Args[3], os.Args[4]); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
 	if len(os.Args) == 4 {
 		requestTimeout, err := time.ParseDuration(os.Args[3] + "ms")
 		if err != nil {
