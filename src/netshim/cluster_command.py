@@ -5,7 +5,8 @@
 
 The command starts the brokers, prints their addresses, and waits. Ctrl-C or TERM stops
 them. A broker that ends is reported, and is started again by the next `netshim cluster`
-or by hand: the line for that is printed.
+or by hand: the line for that is printed. A broker that was stopped inside a change of
+the registry is killed, because nothing else releases its lock.
 """
 
 from __future__ import annotations
@@ -17,11 +18,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Generator
+from pathlib import Path
 from typing import Final
 
 import click
 
 from logcore.errors import InvalidConfigError
+from logcore.registry import registry_path
+from netshim.settings import Settings
 
 #: Limit for the start of all brokers.
 _START_S: Final = 60.0
@@ -75,7 +79,8 @@ def cluster(ctx: click.Context, directory: str, nodes: int, port: int) -> None:
         addresses = [_address_of(number, one) for number, one in processes.items()]
         click.echo(f"netshim: serving {directory} at {','.join(addresses)}")
         sys.stdout.flush()
-        _watch(processes, commands)
+        lock = f"{registry_path(os.path.join(directory, 'cluster'))}/.lock"
+        _watch(processes, commands, LockHolders(lock, _session_timeout_s(options)))
 
 
 def _command(directory: str, number: int, port: int, options: list[str]) -> list[str]:
@@ -146,13 +151,74 @@ def _address_of(number: int, process: subprocess.Popen[str]) -> str:
     return line.rsplit(" ", 1)[-1].strip()
 
 
+def _session_timeout_s(options: list[str]) -> float:
+    """Return the session timeout of the brokers, by the options of `netshim serve`."""
+    name = "--broker-session-timeout-ms"
+    for at, option in enumerate(options):
+        if option == name and at + 1 < len(options):
+            return int(options[at + 1]) / 1_000
+        if option.startswith(f"{name}="):
+            return int(option.removeprefix(f"{name}=")) / 1_000
+    return Settings().broker_session_timeout_ms / 1_000
+
+
+class LockHolders:
+    """Finds processes that are stopped while they hold a lock of the registry.
+
+    `lock` is the file whose bytes are locked during changes. Works on Linux: elsewhere,
+    no process is found.
+    """
+
+    def __init__(self, lock: str, limit_s: float) -> None:
+        self._lock = os.path.realpath(lock)
+        self._limit_s = limit_s
+        #: Since when a process was seen so each time.
+        self._since_s: dict[int, float] = {}
+
+    def overdue(self, pid: int, now_s: float) -> bool:
+        """Return whether a process was found in each call for `limit_s`."""
+        if not (_is_stopped(pid) and self._holds_lock(pid)):
+            self._since_s.pop(pid, None)
+            return False
+        return now_s - self._since_s.setdefault(pid, now_s) >= self._limit_s
+
+    def _holds_lock(self, pid: int) -> bool:
+        folder = Path(f"/proc/{pid}")
+        try:
+            return any(
+                os.readlink(file) == self._lock
+                and "lock:" in (folder / "fdinfo" / file.name).read_text()
+                for file in (folder / "fd").iterdir()
+            )
+        except OSError:  # the process has ended
+            return False
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state in "Tt"
+
+
 def _watch(
-    processes: dict[int, subprocess.Popen[str]], commands: dict[int, list[str]]
+    processes: dict[int, subprocess.Popen[str]],
+    commands: dict[int, list[str]],
+    holders: LockHolders,
 ) -> None:
     """Report brokers that end, until none is left."""
     left = dict(processes)
     while left:
         time.sleep(0.2)
+        for number, one in left.items():
+            if holders.overdue(one.pid, time.monotonic()):
+                click.echo(
+                    f"netshim: broker {number} is stopped inside a change of the "
+                    "registry, so it is killed",
+                    err=True,
+                )
+                one.kill()
         for number, one in list(left.items()):
             if one.poll() is not None:
                 del left[number]
