@@ -126,6 +126,11 @@ def tells(frame: memoryview) -> bool:
     return int.from_bytes(frame[:2], "big") in _TELLING
 
 
+def _answer(response: Any, request: Any, call: Call, state: BrokerState) -> Any:
+    """A handler that returns a response which is known already."""
+    return response
+
+
 def _complete_fetch(
     turn: SessionTurn, complete: Callable[[Any], Any] | None, value: Any
 ) -> Any:
@@ -272,6 +277,9 @@ class Broker:
         try:
             if isinstance(turn, int):
                 response = wire.FETCH.Response(error_code=turn)
+                if self.faults is not None:
+                    refuse = partial(_answer, response)
+                    response = self.faults.handle(refuse, request, call, self.state)
             elif security.acls is None and not security.quotas.keys:
                 response = handler(request, call, self.state)
             else:

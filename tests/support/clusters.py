@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -50,9 +50,17 @@ class Cluster:
         *,
         config: tuple[str, ...] = ("min.insync.replicas=2",),
         durability: str = "group",
+        advertised: Mapping[int, int] | None = None,
+        ports: Mapping[int, int] | None = None,
         **settings: object,
     ) -> None:
+        """Start the brokers.
+
+        `ports` are the ports of brokers, and `advertised` the ports that clients and
+        other brokers use instead.
+        """
         self.path = path
+        self._advertised = dict(advertised or {})
         path.mkdir(exist_ok=True)
         self._options = ["--durability", durability]
         for name, value in {**FAST, **settings}.items():
@@ -60,7 +68,7 @@ class Cluster:
         for text in config:
             self._options += ["--config", text]
         self.processes: dict[int, subprocess.Popen[str]] = {}
-        self.ports: dict[int, int] = {}
+        self.ports: dict[int, int] = dict(ports or {})
         for number in range(1, count + 1):
             self.begin(number)
         for number in range(1, count + 1):
@@ -89,6 +97,9 @@ class Cluster:
 
     def begin(self, number: int) -> None:
         """Start a broker, with the port of its former life."""
+        advertise = []
+        if number in self._advertised:
+            advertise = ["--advertise", f"127.0.0.1:{self._advertised[number]}"]
         before = self.processes.get(number)
         if before is not None and before.stdout is not None:
             before.stdout.close()
@@ -108,6 +119,7 @@ class Cluster:
                     str(self.ports.get(number, 0)),
                     "--log-format",
                     "text",
+                    *advertise,
                     *self._options,
                 ],
                 stdout=subprocess.PIPE,
