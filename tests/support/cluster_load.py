@@ -25,8 +25,11 @@ QUICK = {
 class Load:
     """A producer with acks=all that never stops, and the acknowledged records."""
 
-    def __init__(self, cluster: Cluster, topic: str, **settings: Any) -> None:
+    def __init__(
+        self, cluster: Cluster, topic: str, *, padding: bytes = b"", **settings: Any
+    ) -> None:
         self._topic = topic
+        self._headers = [("padding", padding)] if padding else None
         self._producer = confluent_kafka.Producer(
             {
                 "bootstrap.servers": cluster.bootstrap_servers,
@@ -56,7 +59,10 @@ class Load:
         number = 0
         while not self._is_over.is_set():
             self._producer.produce(
-                self._topic, str(number).encode(), on_delivery=self._delivered
+                self._topic,
+                str(number).encode(),
+                headers=self._headers,
+                on_delivery=self._delivered,
             )
             number += 1
             self._producer.poll(0)
@@ -67,9 +73,13 @@ class Load:
         before = len(self.acknowledged)
         until(lambda: len(self.acknowledged) >= before + count, "more acknowledgements")
 
-    def end(self) -> dict[int, tuple[int, int]]:
+    def pause(self) -> None:
+        """Send no more records; end() is still needed."""
         self._is_over.set()
         self._thread.join()
+
+    def end(self) -> dict[int, tuple[int, int]]:
+        self.pause()
         assert self._producer.flush(120) == 0
         assert not self.errors, self.errors[:3]
         del self._producer  # its metadata requests would create a deleted topic again
