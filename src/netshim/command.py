@@ -475,6 +475,8 @@ def serve(
     record: str | None,
     metrics: str | None,
     console: str | None,
+    console_login: bool,
+    console_write: bool,
     door: str | None,
     door_token_file: str | None,
     schema_registry: str | None,
@@ -516,6 +518,10 @@ def serve(
                 options["insecure"],
                 server.tls_settings,
                 _topic_config(file, options["configs"]),
+                console_login,
+                console_write,
+                options["acls"],
+                options["super_users"],
             )
             reloader = _Reloader(ctx, server)
             runner.run(

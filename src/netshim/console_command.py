@@ -1,6 +1,7 @@
 """`netshim console DIR`: web pages that show a log directory as it is.
 
-The directory is only read, beside a running broker or writer too.
+The directory is only read, beside a running broker or writer too, unless --write is
+given.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import click
 
 from logcore.cli.options import config_option, directory_argument, setting
 from logcore.errors import LogNotFoundError
-from netshim.http_command import check_loopback, missing_packages
+from netshim.http_command import missing_packages
+from netshim.listeners import TlsSettings
 
 
 @click.command()
@@ -23,7 +25,7 @@ from netshim.http_command import check_loopback, missing_packages
     metavar="HOST",
     default="127.0.0.1",
     show_default=True,
-    help="Address of this machine to listen on: 127.0.0.1, localhost or ::1.",
+    help="Address to listen on. Outside of this machine, --tls-cert is required, and a login.",
 )
 @click.option(
     "--port",
@@ -32,33 +34,94 @@ from netshim.http_command import check_loopback, missing_packages
     show_default=True,
     help="Port of the pages; 0 takes a free one.",
 )
+@click.option("--tls-cert", help="PEM file of the certificate of the pages.")
+@click.option("--tls-key", help="PEM file of its key, if it is another file.")
+@click.option(
+    "--login",
+    is_flag=True,
+    help="Require a login on this machine too. The users are those of `netshim user`.",
+)
+@click.option(
+    "--acls",
+    is_flag=True,
+    help="Show only what access control lists allow; requires a login.",
+)
+@click.option(
+    "--super-user",
+    "super_users",
+    metavar="User:NAME",
+    multiple=True,
+    help="User that may do everything. May be repeated.",
+)
+@click.option(
+    "--write",
+    is_flag=True,
+    help="Allow changes: reset offsets, abort transactions, delete topics and records.",
+)
 @config_option
-def console(directory: str, listen: str, port: int, configs: tuple[str, ...]) -> None:
+def console(
+    directory: str,
+    listen: str,
+    port: int,
+    tls_cert: str | None,
+    tls_key: str | None,
+    login: bool,
+    acls: bool,
+    super_users: tuple[str, ...],
+    write: bool,
+    configs: tuple[str, ...],
+) -> None:
     """Show the log directory DIR in a browser: topics, messages, segments, groups and
     transactions.
 
     Prints the address of the pages. DIR is only read, without a lock, so that a broker or
-    another writer may run. Ctrl-C ends it. --config sets what topics that do
-    not set it themselves have.
+    another writer may run. With --write, each change opens DIR for writing. Ctrl-C ends
+    the console. --config sets what topics that do not set it themselves have.
     """
-    check_loopback("--listen", listen)
     if not os.path.isdir(directory):
         raise LogNotFoundError("there is no such directory", path=directory)
     try:
+        from netshim.console.access import StoredFacts
+        from netshim.console.changes import DirectoryChanges
         from netshim.console.directory import DirectoryView
+        from netshim.console.hosting import ConsoleSecurity
         from netshim.console.pages import console_app
         from netshim.http.host import HttpHost, bind
     except ImportError as error:
         raise missing_packages(error) from error
-    view = DirectoryView(directory, config=dict(map(setting, configs)))
+    if tls_cert is None and tls_key is not None:
+        raise click.UsageError("--tls-key needs --tls-cert")
+    tls = None if tls_cert is None else TlsSettings(cert=tls_cert, key=tls_key)
+    security = ConsoleSecurity(tls=tls, login=login, acls=acls, super_users=super_users)
+    read_facts = StoredFacts(directory)
+    view = DirectoryView(
+        directory,
+        config=dict(map(setting, configs)),
+        access=security.access("--listen", listen.strip("[]"), read_facts),
+    )
+    if write:
+        view.changes = DirectoryChanges(directory, view.config)
     shown = f"[{listen}]" if ":" in listen else listen
     host = HttpHost()
     with bind("--port", f"{shown}:{port}") as address:
-        url = host.add(address, console_app(view))
+        url = host.add(address, console_app(view), tls)
     stopping = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopping.set())
     host.start()
     print(f"netshim: console of {directory} at {url}", flush=True)
+    facts = read_facts()
+    if view.access.needs_login and not facts.users:
+        click.echo(
+            "netshim: no user exists, so no login succeeds; create a user: "
+            f"netshim user add {directory} NAME",
+            err=True,
+        )
+    if view.access.needs_login and facts.acls and not acls:
+        click.echo(
+            "netshim: every user who logs in sees everything; --acls enforces the "
+            "access control lists",
+            err=True,
+        )
     stopping.wait()
     host.stop()

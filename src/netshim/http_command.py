@@ -15,7 +15,7 @@ import attrs
 import click
 
 from logcore.distribution import install_command
-from logcore.errors import InvalidConfigError
+from logcore.errors import InvalidConfigError, ResourceError
 from logcore.fs import FS, OS
 from netshim.request_counts import RequestCounts
 from netshim.server import Server
@@ -23,6 +23,7 @@ from netshim.server import Server
 if TYPE_CHECKING:
     from netshim.http.host import HttpHost
     from netshim.listeners import TlsSettings
+    from netshim.security.stored import SecurityFacts
     from netshim.server_thread import ServerHandle
 
 #: Longest time of a health check. Container runtimes wait 30 s by default.
@@ -45,7 +46,17 @@ _OPTIONS: Final = (
     click.option(
         "--console",
         metavar="[HOST:]PORT",
-        help="Show the directory and the broker in a browser, on this machine only; see `netshim console`.",
+        help="Show the directory and the broker in a browser. Outside of this machine, it needs --tls-cert and users.",
+    ),
+    click.option(
+        "--console-login",
+        is_flag=True,
+        help="Require a login for the console on this machine too, as with --acls.",
+    ),
+    click.option(
+        "--console-write",
+        is_flag=True,
+        help="Allow changes in the console: reset offsets, abort transactions, delete topics and records.",
     ),
     click.option(
         "--door",
@@ -94,6 +105,10 @@ class HttpPages:
     tls: TlsSettings | None = None
     #: Settings of topics that do not set them.
     config: Mapping[str, str] = attrs.Factory(dict)
+    console_login: bool = False
+    console_write: bool = False
+    acls: bool = False
+    super_users: tuple[str, ...] = ()
     _host: HttpHost | None = None
     #: URLs of the pages by the name of their option, printed after the start line.
     urls: dict[str, str] = attrs.Factory(dict)
@@ -157,7 +172,9 @@ class HttpPages:
         """Bind the port of the console."""
         try:
             from netshim.console.broker import facts_reader
+            from netshim.console.broker_changes import BrokerChanges
             from netshim.console.directory import DirectoryView
+            from netshim.console.hosting import ConsoleSecurity
             from netshim.console.pages import console_app
         except ImportError as error:
             raise missing_packages(error) from error
@@ -167,12 +184,34 @@ class HttpPages:
         server = handle.server
         if server.counts is None:
             server.counts = RequestCounts()
-        view = DirectoryView(
-            server.path, config=self.config, broker=facts_reader(handle)
-        )
+
+        def read_facts() -> SecurityFacts:
+            if not handle.is_running:
+                raise ResourceError("the broker starts or stops")
+            return server.security.facts
+
         with bind("--console", text) as address:
-            check_loopback("--console", address[0])
-            self.urls["console"] = host.add(address, console_app(view))
+            is_local = address[0] in LOOPBACK
+            security = ConsoleSecurity(
+                tls=None if is_local else self.tls,
+                login=self.console_login,
+                acls=self.acls,
+                super_users=self.super_users,
+            )
+            view = DirectoryView(
+                server.path,
+                config=self.config,
+                broker=facts_reader(handle),
+                access=security.access("--console", address[0], read_facts),
+                changes=BrokerChanges(handle) if self.console_write else None,
+            )
+            if view.access.needs_login and server.is_clustered:
+                raise InvalidConfigError(
+                    "--console with a login is not supported in a cluster yet",
+                    expected="127.0.0.1 without --console-login",
+                    found=address[0],
+                )
+            self.urls["console"] = host.add(address, console_app(view), security.tls)
 
     def _token(self, host: str) -> str:
         """Return the token of the door, or "" for a new one.
@@ -206,20 +245,6 @@ class HttpPages:
         """Close the ports, while the broker's event loop answers the last pages."""
         if self._host is not None:
             await asyncio.get_running_loop().run_in_executor(None, self._host.stop)
-
-
-def check_loopback(option: str, host: str) -> None:
-    """Raise InvalidConfigError unless the address is one of this machine.
-
-    The pages have no login.
-    """
-    if host.strip("[]") not in LOOPBACK:
-        raise InvalidConfigError(
-            f"{option}: the console has no login",
-            expected="127.0.0.1, localhost or ::1; from elsewhere, use an SSH tunnel "
-            "such as `ssh -L 8080:localhost:8080 HOST`",
-            found=host,
-        )
 
 
 def missing_packages(error: ImportError) -> InvalidConfigError:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import logcore
+from netshim.console.access import ConsoleViewer
 from netshim.console.live import MOST_ROWS, LiveTail
 from support.consoles import DEADLINE_S, ConsoleClient, PageParser
 
@@ -74,7 +75,8 @@ def test_too_many_records_are_counted_and_left_out(
     written: logcore.LogDir, console: ConsoleClient
 ) -> None:
     written.create_topic("orders", 1)
-    tail = LiveTail.open(console.view, "orders", (0,))
+    with console.view.opened(ConsoleViewer()) as directory:
+        tail = LiveTail.open(directory, "orders", (0,))
     written.partition("orders", 0).append_many([(None, b"v")] * (MOST_ROWS + 7))
     found, skipped = tail.poll()
     assert len(found) == MOST_ROWS
@@ -90,7 +92,8 @@ def test_truncated_partition_is_followed_from_its_end(
     written.create_topic("orders", 1)
     log = written.partition("orders", 0)
     log.append_many([(None, b"v")] * 10)
-    tail = LiveTail.open(console.view, "orders", (0,))
+    with console.view.opened(ConsoleViewer()) as directory:
+        tail = LiveTail.open(directory, "orders", (0,))
     log.truncate(3)
     assert tail.poll() == ([], 0)
     log.append(b"new")

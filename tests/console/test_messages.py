@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import logcore
+from netshim.console.access import ConsoleViewer
 from netshim.console.directory import DirectoryView, TimeBudget
 from netshim.console.messages import MessagePage, MessageQuery, read_page
 from support.consoles import ConsoleClient
@@ -113,7 +114,7 @@ def test_time_is_found_as_by_the_log_itself(orders: logcore.LogDir, data: Path) 
     log = orders.partition("orders", 1)
     view = DirectoryView(str(data))
     choice = random.Random(4)
-    with view.opened() as directory:
+    with view.opened(ConsoleViewer()) as directory:
         for _ in range(50):
             time_ms = START_MS + choice.randrange(-10, 1_000_100)
             query = MessageQuery(
@@ -310,7 +311,7 @@ def test_page_reads_few_batches_of_a_large_partition(
     orders: logcore.LogDir, data: Path
 ) -> None:
     view = DirectoryView(str(data))
-    with view.opened() as directory:
+    with view.opened(ConsoleViewer()) as directory:
         for query in (
             MessageQuery(partitions=(1,)),
             MessageQuery(partitions=(1,), is_backward=False, places={1: 20_000}),

@@ -65,8 +65,12 @@ def test_console_runs_until_it_is_terminated(data: Path, start: Start) -> None:
     ("arguments", "reason"),
     [
         (["missing"], "there is no such directory"),
-        ([".", "--listen", "0.0.0.0"], "the console has no login"),
+        ([".", "--listen", "0.0.0.0"], "the console needs TLS and a login"),
         ([".", "--listen", "example.com"], "an SSH tunnel"),
+        ([".", "--listen", "0.0.0.0", "--login"], "the console needs TLS and a login"),
+        ([".", "--tls-cert", "missing.pem"], "PEM files that belong together"),
+        ([".", "--tls-key", "missing.pem"], "--tls-key needs --tls-cert"),
+        ([".", "--acls", "--super-user", "alice"], "User:name"),
         ([".", "--port", "70000"], "0<=x<=65535"),
         ([".", "--config", "retention"], "NAME=VALUE"),
     ],
@@ -104,4 +108,47 @@ def test_broker_refuses_a_console_for_other_machines(data: Path, start: Start) -
     process = start("serve", data, "--port", 0, "--console", "0.0.0.0:0")
     _, errors = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 2
-    assert "the console has no login" in errors
+    assert "the console needs TLS and a login" in errors
+
+
+def test_console_asks_for_a_login_and_says_how_to_create_a_user(
+    data: Path, start: Start, tmp_path: Path
+) -> None:
+    with logcore.open_dir(data, create=True) as logdir:
+        logdir.create_topic("orders", 1)
+    process = start("console", data, "--port", 0, "--login")
+    client = ConsoleClient(address(process, 1), None)
+    assert process.stderr is not None
+    assert "netshim user add" in process.stderr.readline()
+    assert client.get("/").status == 401
+    add_user(data, tmp_path)
+    assert client.log_in("alice", "secret").status == 303
+    assert client.page("/").rows()[0][0] == "orders"
+
+
+def add_user(data: Path, tmp_path: Path) -> None:
+    """Create the user alice with the password `secret`."""
+    password = tmp_path / "password"
+    password.write_text("secret\n")
+    arguments = ["user", "add", str(data), "alice", "--password-file", str(password)]
+    assert CliRunner().invoke(main, arguments).exit_code == 0
+
+
+def test_broker_with_rules_shows_what_they_allow(
+    data: Path, start: Start, tmp_path: Path
+) -> None:
+    with logcore.open_dir(data, create=True) as logdir:
+        logdir.create_topic("orders", 1)
+        logdir.create_topic("salaries", 1)
+    add_user(data, tmp_path)
+    rule = ["acl", "add", str(data), "User:alice", "--consumer", "--topic", "orders"]
+    assert CliRunner().invoke(main, rule).exit_code == 0
+    process = start("serve", data, "--port", 0, "--acls", "--console", 0)
+    client = ConsoleClient(address(process, 2), None)
+    assert client.get("/").status == 401
+    assert client.log_in("alice", "wrong").status == 403
+    assert client.log_in("alice", "secret").status == 303
+    page = client.page("/")
+    assert [row[0] for row in page.rows()] == ["orders"]
+    assert "Broker" not in page.text
+    assert client.get("/broker").status == 403

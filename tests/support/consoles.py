@@ -6,10 +6,12 @@ import contextlib
 import html
 import http.client
 import re
+import ssl
 from collections.abc import Generator
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode, urlsplit
 
 import attrs
 
@@ -76,21 +78,61 @@ class ConsolePage:
         ]
 
 
-@attrs.frozen
+@attrs.define
 class ConsoleClient:
-    """Requests to one console."""
+    """Requests to one console. Cookies are kept as in a browser."""
 
     url: str
     view: Any
+    #: PEM file of the authority of the certificate, for https.
+    ca_file: Path | None = None
+    cookies: dict[str, str] = attrs.Factory(dict)
 
-    def get(self, path: str, method: str = "GET", **headers: str) -> ConsolePage:
-        address = self.url.removeprefix("http://")
-        connection = http.client.HTTPConnection(address, timeout=DEADLINE_S)
+    def get(
+        self, path: str, method: str = "GET", body: str | None = None, **headers: str
+    ) -> ConsolePage:
+        address = urlsplit(self.url).netloc
+        if self.ca_file is None:
+            connection = http.client.HTTPConnection(address, timeout=DEADLINE_S)
+        else:
+            context = ssl.create_default_context(cafile=str(self.ca_file))
+            connection = http.client.HTTPSConnection(
+                address, timeout=DEADLINE_S, context=context
+            )
+        if self.cookies:
+            headers["Cookie"] = "; ".join(f"{k}={v}" for k, v in self.cookies.items())
         with contextlib.closing(connection):
-            connection.request(method, path, headers=headers)
+            connection.request(method, path, body=body, headers=headers)
             response = connection.getresponse()
             found = {name.lower(): value for name, value in response.getheaders()}
+            self._keep_cookie(found.get("set-cookie", ""))
             return ConsolePage(response.status, found, response.read())
+
+    def _keep_cookie(self, text: str) -> None:
+        if text:
+            name, _, value = text.partition(";")[0].partition("=")
+            self.cookies.pop(name, None)
+            if value.strip('"'):
+                self.cookies[name] = value
+
+    def post(self, path: str, fields: dict[str, str], **headers: str) -> ConsolePage:
+        """Send a form."""
+        headers.setdefault("Content-Type", "application/x-www-form-urlencoded")
+        return self.get(path, "POST", urlencode(fields), **headers)
+
+    def submit(self, page: ConsolePage, path: str, **typed: str) -> ConsolePage:
+        """Send the form of a page that changes something, with the typed fields."""
+        fields = {
+            str(one["name"]): one.get("value") or ""
+            for tag, one in PageParser(page.source.partition("<main")[2]).elements
+            if tag == "input" and one.get("type") == "hidden"
+        }
+        return self.post(path, {**fields, **typed})
+
+    def log_in(self, user: str, password: str, place: str = "/") -> ConsolePage:
+        """Send the form of the login."""
+        fields = {"user": user, "password": password, "next": place}
+        return self.post("/login", fields)
 
     def page(self, path: str) -> ConsolePage:
         """Return a page that must be found."""
@@ -101,8 +143,13 @@ class ConsoleClient:
 
 
 @contextlib.contextmanager
-def opened_console(path: Path, **options: Any) -> Generator[ConsoleClient, None, None]:
-    """Serve a console of a directory, with a minute for each page."""
+def opened_console(
+    path: Path, tls: Any = None, ca_file: Path | None = None, **options: Any
+) -> Generator[ConsoleClient, None, None]:
+    """Serve a console of a directory, with a minute for each page.
+
+    `options` are those of DirectoryView.
+    """
     from netshim.console.directory import DirectoryView
     from netshim.console.pages import console_app
     from netshim.http.host import HttpHost
@@ -110,9 +157,9 @@ def opened_console(path: Path, **options: Any) -> Generator[ConsoleClient, None,
     options = {"page_s": DEADLINE_S, "search_s": DEADLINE_S, **options}
     view = DirectoryView(str(path), **options)
     host = HttpHost()
-    url = host.add(("127.0.0.1", 0), console_app(view))
+    url = host.add(("127.0.0.1", 0), console_app(view), tls)
     host.start()
     try:
-        yield ConsoleClient(url, view)
+        yield ConsoleClient(url, view, ca_file)
     finally:
         host.stop()

@@ -5,6 +5,8 @@ Rules:
 - A name in a request is a key into the list of topics and never a part of a path.
 - If the directory as a whole cannot be opened, its partitions are listed by their names,
   and `problem` names the damage.
+- Topics that the user may not describe are left out. A page that shows records checks
+  that the user may read them.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from collections.abc import Callable, Generator, Mapping
 from typing import Final
 
 import attrs
+from starlette.exceptions import HTTPException
 
 import logcore
 from logcore.config import KEEPS_ALL, LogConfig
@@ -26,7 +29,10 @@ from logcore.metadata import checkpoint
 from logcore.metadata.checkpoint import Key
 from logcore.metadata.filenames import INTERNAL_TOPICS, partition_of
 from logcore.partition.persisted import or_else
+from netshim.console.access import ConsoleAccess, ConsoleViewer
 from netshim.console.broker import BrokerPageFacts
+from netshim.console.changes import ConsoleChanges
+from netshim.security.acls import AclOperation
 
 #: Time for one page. What cannot be read in it is left out, and the page names it.
 PAGE_S: Final = 0.8
@@ -63,10 +69,14 @@ class DirectoryView:
     sizes: PartitionSizes = attrs.Factory(PartitionSizes)
     #: Reads the facts of the broker that serves the directory; None for no broker.
     broker: Callable[[], BrokerPageFacts] | None = None
+    #: The users and their rules.
+    access: ConsoleAccess = attrs.Factory(ConsoleAccess)
+    #: Makes the changes of forms; None for a console that only reads.
+    changes: ConsoleChanges | None = None
 
     @contextlib.contextmanager
-    def opened(self) -> Generator[OpenDirectory, None, None]:
-        """Open the directory for one page.
+    def opened(self, viewer: ConsoleViewer) -> Generator[OpenDirectory, None, None]:
+        """Open the directory for one page of a user.
 
         Raises:
             LogcoreError: it is no log directory at all.
@@ -90,7 +100,15 @@ class DirectoryView:
                 # A directory of one partition opens as a directory without topics.
                 paths = or_else({}, _listed, self.fs, self.path)
                 topics = _numbers(paths)
-            yield OpenDirectory(self, logdir, topics, paths, problem)
+            if viewer.rules is not None:
+                topics = {
+                    name: numbers
+                    for name, numbers in topics.items()
+                    if viewer.may_see_topic(name)
+                }
+                if problem and not viewer.may_see_cluster():
+                    problem = "an administrator sees the reason"
+            yield OpenDirectory(self, viewer, logdir, topics, paths, problem)
 
 
 def _listed(fs: FS, path: str) -> dict[Key, str]:
@@ -114,6 +132,7 @@ class OpenDirectory:
     """The directory, opened for one page.
 
     view: The directory of the console.
+    viewer: The user of the page.
     logdir: None if the directory as a whole cannot be opened.
     topics: Topic -> numbers of its partitions.
     problem: Why the directory cannot be opened, or "".
@@ -122,12 +141,14 @@ class OpenDirectory:
     def __init__(
         self,
         view: DirectoryView,
+        viewer: ConsoleViewer,
         logdir: logcore.LogDir | None,
         topics: Mapping[str, tuple[int, ...]],
         paths: Mapping[Key, str] | None,
         problem: str,
     ) -> None:
         self.view = view
+        self.viewer = viewer
         self.logdir = logdir
         self.topics = topics
         self.problem = problem
@@ -140,6 +161,11 @@ class OpenDirectory:
             raise TopicNotFoundError("there is no such topic", found=repr(topic))
         if number is not None and number not in self.topics[topic]:
             raise TopicNotFoundError(f"{topic} has no such partition", found=number)
+
+    def check_readable(self, topic: str) -> None:
+        """Raise HTTPException unless the user may read the records of a topic."""
+        if not self.viewer.may_topic(AclOperation.READ, topic):
+            raise HTTPException(403, f"You may not read the messages of {topic}.")
 
     def path_of(self, topic: str, number: int) -> str:
         """Return the directory of a partition that exists."""

@@ -55,9 +55,10 @@ class GroupSummary:
     commit_ms: int
 
 
-def group_names(found: StoredGroups) -> list[str]:
-    """Return the names of all stored groups."""
-    return sorted({*found.offsets, *found.groups, *found.consumers})
+def group_names(directory: OpenDirectory, found: StoredGroups) -> list[str]:
+    """Return the names of the stored groups that the user may see."""
+    names = {*found.offsets, *found.groups, *found.consumers}
+    return sorted(filter(directory.viewer.may_see_group, names))
 
 
 def offsets_of(
@@ -70,6 +71,8 @@ def offsets_of(
     """Return the committed offsets of a group. Lags are unknown if the time is over."""
     rows = []
     for topic, partitions in sorted(found.offsets.get(name, {}).items()):
+        if not directory.viewer.may_see_topic(topic):
+            continue
         known = directory.topics.get(topic, ())
         for number, committed in sorted(partitions.items()):
             end = None
@@ -185,10 +188,16 @@ def read_transactions(directory: OpenDirectory, budget: TimeBudget) -> Transacti
         except LogcoreError as error:
             facts.problems.append(str(error))
             found = {}
+        viewer = directory.viewer
+        seen = {
+            name: one
+            for name, one in found.items()
+            if viewer.may_see_transactional_id(name)
+        }
         facts.ids = sorted(
-            found.items(), key=lambda one: (not one[1].partitions, one[0])
+            seen.items(), key=lambda one: (not one[1].partitions, one[0])
         )
-        names = {one.producer_id: name for name, one in found.items() if one.partitions}
+        names = {one.producer_id: name for name, one in seen.items() if one.partitions}
     first = {key for _, one in facts.ids for key in one.partitions}
     every = [(topic, n) for topic, numbers in directory.topics.items() for n in numbers]
     known = set(every)

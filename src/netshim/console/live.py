@@ -21,7 +21,7 @@ from starlette.concurrency import run_in_threadpool
 import logcore
 from logcore.errors import LogcoreError
 from logcore.kernels import Record
-from netshim.console.directory import DirectoryView
+from netshim.console.directory import OpenDirectory
 from netshim.console.messages import FoundMessage
 
 MOST_PARTITIONS: Final = 100
@@ -43,16 +43,15 @@ class LiveTail:
 
     @classmethod
     def open(
-        cls, view: DirectoryView, topic: str, numbers: tuple[int, ...]
+        cls, directory: OpenDirectory, topic: str, numbers: tuple[int, ...]
     ) -> LiveTail:
         """Open partitions at their ends. Raises LogcoreError."""
         tail = cls()
         try:
-            with view.opened() as directory:
-                for number in numbers[:MOST_PARTITIONS]:
-                    log = directory.opened_log(topic, number)
-                    tail.logs[number] = log
-                    tail.offsets[number] = log.high_watermark
+            for number in numbers[:MOST_PARTITIONS]:
+                log = directory.opened_log(topic, number)
+                tail.logs[number] = log
+                tail.offsets[number] = log.high_watermark
         except BaseException:
             tail.close()
             raise
@@ -86,18 +85,31 @@ class LiveTail:
 
 
 async def events(
-    tail: LiveTail, render: Callable[[list[FoundMessage]], str]
+    tail: LiveTail,
+    render: Callable[[list[FoundMessage]], str],
+    may_continue: Callable[[], bool],
 ) -> AsyncIterator[str]:
-    """Yield server-sent events with rows of HTML, until the client closes."""
+    """Yield server-sent events with rows of HTML, until the client closes.
+
+    `may_continue` returns whether the user may still read the records.
+    """
+
+    def poll() -> tuple[list[FoundMessage], int] | None:
+        return tail.poll() if may_continue() else None
+
     quiet_s = 0.0
     try:
         yield ": connected\n\n"
         while True:
             try:
-                found, skipped = await run_in_threadpool(tail.poll)
+                polled = await run_in_threadpool(poll)
             except LogcoreError as error:
                 yield _event("problem", {"text": str(error)})
                 return
+            if polled is None:
+                yield _event("problem", {"text": "Log in again to continue."})
+                return
+            found, skipped = polled
             if found:
                 quiet_s = 0.0
                 yield _event("rows", {"html": render(found), "skipped": skipped})

@@ -1,12 +1,11 @@
-"""The pages of the console, and the checks of their requests.
+"""The pages of the console that show something.
 
 Rules:
-- A request must name this host, which rebinding of DNS cannot, and come from no other
-  origin. Only GET and HEAD are answered, and change nothing.
 - Pages load nothing from other hosts and have no inline scripts or styles.
-- Templates escape every value. A page is shown without JavaScript, except live parts.
+- A page is shown without JavaScript, except live parts.
 
-The other modules of this package collect the facts.
+guard.py checks the requests, change_pages.py has the forms that change something, and
+the other modules of this package collect the facts.
 """
 
 from __future__ import annotations
@@ -20,26 +19,23 @@ from typing import Any, Final
 from urllib.parse import quote, urlencode
 
 import attrs
-import jinja2
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
-from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import RedirectResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp
 
-import logcore
 from logcore.config import INT64_MAX
 from logcore.errors import LogcoreError, TopicNotFoundError
-from logcore.format.html import shown_size, shown_time
 from logcore.inspect.segmentmap import PartitionMap, segment_map
 from logcore.kernels.layout import HEADER_NAME_ERRORS
 from logcore.metadata.filenames import partition_name
 from logcore.schemas import ValueDecoder
 from netshim.console import groups
+from netshim.console.change_pages import ChangePages
 from netshim.console.decoding import SchemaCache, content_of
 from netshim.console.directory import (
     DirectoryView,
@@ -49,6 +45,17 @@ from netshim.console.directory import (
 )
 from netshim.console.drawing import draw
 from netshim.console.exporting import FORMS, commands_for, exported
+from netshim.console.guard import (
+    LOGIN,
+    LOGOUT,
+    ConsoleGuard,
+    cookie_of,
+    local_place,
+    read_form,
+    set_cookie,
+    viewer_again,
+    viewer_of,
+)
 from netshim.console.live import (
     MOST_PARTITIONS,
     MOST_ROWS,
@@ -56,6 +63,7 @@ from netshim.console.live import (
     LiveTail,
     events,
 )
+from netshim.console.logins import ConsoleLogins, LoginRefusedError
 from netshim.console.messages import (
     FoundMessage,
     MessageDetail,
@@ -64,6 +72,7 @@ from netshim.console.messages import (
     read_message,
     read_page,
 )
+from netshim.console.rendering import PageRenderer
 from netshim.console.requests import (
     number_of,
     partition_of_request,
@@ -72,31 +81,36 @@ from netshim.console.requests import (
     topic_of,
 )
 from netshim.console.values import ShownValue, hex_lines, show, show_whole, visible
-from netshim.http.host import names_this_host
+from netshim.security.acls import AclOperation
 
 _log = logging.getLogger("netshim")
 
-#: Headers of each response.
-_HEADERS: Final = {
-    "content-security-policy": "default-src 'self'; base-uri 'none'; "
-    "form-action 'self'; frame-ancestors 'none'",
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "same-origin",
-    "cross-origin-opener-policy": "same-origin",
-    "cross-origin-resource-policy": "same-origin",
-    "cache-control": "no-store",
-}
 #: Rows of a list of topics or groups.
 _PAGE_ROWS: Final = 500
-_TEXT_TYPE: Final = "text/html; charset=utf-8"
 
 
 def console_app(view: DirectoryView) -> ASGIApp:
     """Return the application of a console."""
-    pages = ConsolePages(view)
+    logins = ConsoleLogins(view.access, view.fs)
+    renderer = PageRenderer(view, logins)
+    pages = ConsolePages(view, renderer)
     routes = [
         Route(path, pages.page(function)) for path, function in pages.functions.items()
     ]
+    if view.access.needs_login:
+        forms = LoginPages(renderer, logins)
+        routes += [
+            Route(LOGIN, forms.show),
+            Route(LOGIN, forms.log_in, methods=["POST"]),
+            Route(LOGOUT, forms.log_out, methods=["POST"]),
+        ]
+    if view.changes is not None:
+        changing = ChangePages(view, view.changes, renderer, logins)
+        for path, change in changing.changes.items():
+            routes += [
+                Route(path, pages.page(change.preview)),
+                Route(path, changing.form(change), methods=["POST"]),
+            ]
     app = Starlette(
         routes=[
             *routes,
@@ -107,59 +121,68 @@ def console_app(view: DirectoryView) -> ASGIApp:
             HTTPException: pages.refused,
             LogcoreError: pages.failed,
             OSError: pages.failed,
+            Exception: pages.crashed,
         },
     )
     app.router.redirect_slashes = False
-    return _Guard(app)
+    return ConsoleGuard(
+        app, view.access, logins, takes_changes=view.changes is not None
+    )
 
 
-class _Guard:
-    """Refuses requests of other origins, and adds the headers of each response."""
+class LoginPages:
+    """The forms of the login and of the logout."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    def __init__(self, renderer: PageRenderer, logins: ConsoleLogins) -> None:
+        self._renderer = renderer
+        self._logins = logins
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return
+    async def show(self, request: Request) -> Response:
+        """Show the form of the login."""
+        place = local_place(request.query_params.get("next", "/"))
+        return self._renderer.render("login.html", request, place=place, text="")
 
-        async def send_with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                for name, value in _HEADERS.items():
-                    headers[name] = value
-            await send(message)
+    async def log_in(self, request: Request) -> Response:
+        """Begin a session."""
+        form = await read_form(request)
+        place = local_place(form.get("next", "/"))
+        address = "" if request.client is None else request.client.host
+        user = form.get("user", "")
+        try:
+            cookie = await run_in_threadpool(
+                self._logins.log_in, user, form.get("password", ""), address
+            )
+        except LoginRefusedError as error:
+            _log.warning("console: a login as %r from %s failed", user[:80], address)
+            status = 429 if error.is_limited else 403
+            return self._renderer.render(
+                "login.html", request, status, place=place, text=str(error)
+            )
+        response = RedirectResponse(place, 303)
+        set_cookie(request, response, cookie)
+        return response
 
-        request = Request(scope)
-        why_not = _why_not(request)
-        if why_not:
-            refusal = Response(why_not + "\n", 403, media_type="text/plain")
-            await refusal(scope, receive, send_with_headers)
-            return
-        await self._app(scope, receive, send_with_headers)
-
-
-def _why_not(request: Request) -> str:
-    """Return why a request is refused, or ""."""
-    if not names_this_host(request):
-        return f"unknown host {request.headers.get('host', '')!r}"
-    origin = request.headers.get("origin")
-    own = f"{request.url.scheme}://{request.headers.get('host', '')}"
-    if origin is not None and origin != own:
-        return "requests of other origins are refused"
-    if request.method not in ("GET", "HEAD"):
-        return "the console changes nothing: only GET and HEAD are answered"
-    return ""
+    async def log_out(self, request: Request) -> Response:
+        """End the session."""
+        form = await read_form(request)
+        cookie = cookie_of(request)
+        if not self._logins.is_form_token(cookie, form.get("token", "")):
+            raise HTTPException(403, "The form is not one of this session.")
+        self._logins.log_out(cookie)
+        response = RedirectResponse(LOGIN, 303)
+        set_cookie(request, response, "")
+        return response
 
 
 class ConsolePages:
     """The pages of one directory. Each page opens the directory."""
 
-    def __init__(self, view: DirectoryView) -> None:
+    def __init__(self, view: DirectoryView, renderer: PageRenderer) -> None:
         self._view = view
         self._tails = 0
         self._schemas = SchemaCache()
-        self._templates = _environment()
+        self._renderer = renderer
+        self._render = renderer.render
         self.functions: dict[str, Callable[[Request, OpenDirectory], Response]] = {
             "/": self.topics,
             "/topics/{topic}": self.topic,
@@ -183,7 +206,7 @@ class ConsolePages:
         """Return a page that runs in a thread, because it reads files."""
 
         def run(request: Request) -> Response:
-            with self._view.opened() as directory:
+            with self._view.opened(viewer_of(request)) as directory:
                 return function(request, directory)
 
         async def answer(request: Request) -> Response:
@@ -201,42 +224,24 @@ class ConsolePages:
             seconds = self._view.page_s
         return TimeBudget.of(self._view.fs, seconds)
 
-    def _render(
-        self, file: str, request: Request, status: int = 200, /, **facts: Any
-    ) -> Response:
-        template = self._templates.get_template(file)
-        text = template.render(
-            request=request,
-            path=self._view.path,
-            section=file.removesuffix(".html"),
-            has_broker=self._view.broker is not None,
-            version=logcore.__version__,
-            now_ms=self._view.fs.now_ms(),
-            **facts,
-        )
-        # Names may contain bytes that are not UTF-8.
-        return Response(text.encode("utf-8", "replace"), status, media_type=_TEXT_TYPE)
-
     # -- errors ------------------------------------------------------------------------
 
     async def refused(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        return self._error(request, error.status_code, error.detail)
+        return self._renderer.error(request, error.status_code, error.detail)
 
     async def failed(self, request: Request, error: Exception) -> Response:
         status = 404 if isinstance(error, TopicNotFoundError) else 503
-        return self._error(request, status, str(error))
+        return self._renderer.error(request, status, str(error))
+
+    async def crashed(self, request: Request, error: Exception) -> Response:
+        return self.broken(request, error)
 
     def broken(self, request: Request, error: Exception) -> Response:
         """Return the page for an error that is not expected."""
         _log.error("console: %s failed", request.url.path, exc_info=error)
-        return self._error(request, 500, "The console has a bug. Its log has details.")
-
-    def _error(self, request: Request, status: int, text: str) -> Response:
-        titles = {400: "Not a valid request", 404: "Not found", 500: "Error"}
-        title = titles.get(status, "The directory cannot be read")
-        return self._render(
-            "error.html", request, status, title=title, text=visible(text), problem=""
+        return self._renderer.error(
+            request, 500, "The console has a bug. Its log has details."
         )
 
     # -- topics ------------------------------------------------------------------------
@@ -285,7 +290,7 @@ class ConsolePages:
         except LogcoreError as error:
             problems.append(f"the groups cannot be read: {error}")
         else:
-            for name in groups.group_names(found):
+            for name in groups.group_names(directory, found):
                 if topic in found.offsets.get(name, {}):
                     offsets = groups.offsets_of(directory, found, name, budget)
                     mine = [one for one in offsets if one.topic == topic]
@@ -310,6 +315,7 @@ class ConsolePages:
         self, request: Request, directory: OpenDirectory
     ) -> tuple[str, MessageQuery, MessagePage]:
         topic = topic_of(request, directory)
+        directory.check_readable(topic)
         query = query_of(request, directory, topic, self._view.fs.now_ms())
         budget = self._budget(self._view.search_s if query.text else None)
         return topic, query, read_page(directory, topic, query, budget)
@@ -357,6 +363,7 @@ class ConsolePages:
         number = number_of(request.path_params["number"], "partition", 2**31 - 1)
         offset = number_of(request.path_params["offset"], "offset", INT64_MAX)
         directory.check(topic, number)
+        directory.check_readable(topic)
         with directory.opened_log(topic, number) as log:
             found = read_message(log, offset, self._budget())
         if isinstance(found, MessageDetail):
@@ -431,6 +438,7 @@ class ConsolePages:
     def live(self, request: Request, directory: OpenDirectory) -> Response:
         """Show new messages as they arrive."""
         topic = topic_of(request, directory)
+        directory.check_readable(topic)
         number = partition_of_request(request, directory, topic)
         return self._render(
             "live.html",
@@ -447,13 +455,16 @@ class ConsolePages:
         """Stream new messages as server-sent events."""
 
         def opened() -> tuple[str, LiveTail, ValueDecoder | None]:
-            with self._view.opened() as directory:
+            with self._view.opened(viewer) as directory:
                 decoder = self._schemas.decoder(directory)
                 topic = topic_of(request, directory)
+                directory.check_readable(topic)
                 number = partition_of_request(request, directory, topic)
                 numbers = directory.topics[topic] if number is None else (number,)
-            return topic, LiveTail.open(self._view, topic, numbers), decoder
+                tail = LiveTail.open(directory, topic, numbers)
+            return topic, tail, decoder
 
+        viewer = viewer_of(request)
         if self._tails >= MOST_TAILS:
             raise HTTPException(503, f"{MOST_TAILS} live pages are open already")
         self._tails += 1
@@ -462,16 +473,20 @@ class ConsolePages:
         except BaseException:
             self._tails -= 1
             raise
-        rows = self._templates.get_template("rows.html")
+        rows = self._renderer.templates.get_template("rows.html")
         content = functools.partial(content_of, decoder)
 
         def render(found: list[FoundMessage]) -> str:
             text = rows.render(topic=topic, messages=found, content=content, needle="")
             return text.encode("utf-8", "replace").decode()
 
+        def may_continue() -> bool:
+            present = viewer_again(request)
+            return present is not None and present.may_topic(AclOperation.READ, topic)
+
         async def stream() -> AsyncIterator[str]:
             try:
-                async for event in events(tail, render):
+                async for event in events(tail, render, may_continue):
                     yield event
             finally:
                 self._tails -= 1
@@ -569,7 +584,7 @@ class ConsolePages:
             found = groups.stored(directory)
             names = [
                 name
-                for name in groups.group_names(found)
+                for name in groups.group_names(directory, found)
                 if wanted.lower() in name.lower()
             ]
             rows = [
@@ -597,7 +612,7 @@ class ConsolePages:
         """Show the members and the offsets of a group."""
         name = request.query_params.get("name", "")
         found = groups.stored(directory)
-        if name not in groups.group_names(found):
+        if name not in groups.group_names(directory, found):
             raise HTTPException(404, f"There is no group {visible(name[:80])!r}.")
         budget = self._budget()
         owners = groups.owners_of(directory, name)
@@ -618,11 +633,14 @@ class ConsolePages:
             request,
             problem=directory.problem,
             facts=groups.read_transactions(directory, self._budget()),
+            may_see=directory.viewer.may_see_topic,
         )
 
     def broker(self, request: Request, directory: OpenDirectory) -> Response:
         """Show the clients and the requests of the broker."""
         assert self._view.broker is not None
+        if not directory.viewer.may_see_cluster():
+            raise HTTPException(403, "You may not describe the cluster.")
         try:
             facts = self._view.broker()
         except (RuntimeError, TimeoutError) as error:
@@ -696,63 +714,6 @@ def _before_first(query: MessageQuery, page: MessagePage) -> str:
     return _places_text(places)
 
 
-# -- templates -------------------------------------------------------------------------
-
-
-@functools.cache
-def _environment() -> jinja2.Environment:
-    """Return the templates, which are compiled once, with the functions that they use."""
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("netshim.console"),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-    )
-    environment.filters.update(
-        number=_number, size=shown_size, utc=shown_time, iso=_iso, visible=visible,
-        age=_age,
-    )  # fmt: skip
-    functions: dict[str, Any] = {
-        "url": _url,
-        "show": show,
-        "header_bytes": _header_bytes,
-    }
-    environment.globals.update(functions)
-    return environment
-
-
 def _whole(content: bytes | None, stored: bytes | None) -> ShownValue:
     """Return a key or value in full, with the size of the stored bytes."""
     return attrs.evolve(show_whole(content), size_bytes=len(stored or b""))
-
-
-def _number(value: int) -> str:
-    return f"{value:,}"
-
-
-def _iso(timestamp_ms: int) -> str:
-    return shown_time(timestamp_ms).replace(" ", "T") + "Z"
-
-
-def _age(duration_ms: int) -> str:
-    """Return a duration in its largest unit, such as 3 h."""
-    for unit, size_ms in (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000)):
-        if abs(duration_ms) >= 2 * size_ms:
-            return f"{duration_ms // size_ms} {unit}"
-    return f"{duration_ms // 1000} s"
-
-
-def _url(*parts: object, **parameters: object) -> str:
-    """Return the address of a page; parameters that are None or "" are left out."""
-    path = "/" + "/".join(quote(str(part), safe="") for part in parts)
-    given = {
-        name.rstrip("_"): one
-        for name, one in parameters.items()
-        if one not in (None, "")
-    }
-    return f"{path}?{urlencode(given)}" if given else path
-
-
-def _header_bytes(name: str) -> bytes:
-    return name.encode("utf-8", HEADER_NAME_ERRORS)

@@ -125,14 +125,24 @@ class SecurityFacts:
 class SecurityStore:
     """The stored users, rules and quotas of one log directory. Used by one thread."""
 
-    def __init__(self, directory: str | os.PathLike[str], fs: FS = OS) -> None:
-        """Open the registry of a log directory. It is created if it does not exist.
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        fs: FS = OS,
+        *,
+        read_only: bool = False,
+    ) -> None:
+        """Open the registry of a log directory.
+
+        It is created if it does not exist, unless `read_only` is true.
 
         Raises:
-            CorruptRegistryError, UnsupportedRegistryError, InvalidConfigError: see
-                open_registry().
+            CorruptRegistryError, UnsupportedRegistryError, InvalidConfigError,
+                LogNotFoundError: see open_registry().
         """
-        self._registry = open_registry(directory, fs=cast("SharedFS", fs))
+        self._registry = open_registry(
+            directory, read_only=read_only, fs=cast("SharedFS", fs)
+        )
         self._watch: FileWatch | None = None
         #: The parents of the watched nodes.
         self._watched: list[str] = []

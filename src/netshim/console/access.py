@@ -1,0 +1,144 @@
+"""The user of a page, and the topics, groups and transactions that the user may see.
+
+Rules:
+- Without access control lists, every user who may open the console sees everything.
+- With them, the console enforces the lists of the broker. DESCRIBE of a topic, a group
+  or a transactional id shows it, and READ of a topic shows its messages. A topic that a
+  user may not describe has the error of a topic that does not exist.
+- If the users or the rules cannot be read, no page is shown.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Final
+
+import attrs
+
+from logcore.errors import LogNotFoundError
+from logcore.fs import FS, OS
+from netshim.security.acls import (
+    CLUSTER_NAME,
+    AclIndex,
+    AclOperation,
+    ResourceType,
+)
+from netshim.security.stored import SecurityFacts, SecurityStore
+from netshim.session import ANONYMOUS
+
+#: Time for which users and rules of a directory are not read again.
+_FRESH_MS: Final = 1_000
+
+
+@attrs.frozen
+class ConsoleViewer:
+    """The user of one request.
+
+    principal: such as "User:alice".
+    host: the address of the browser.
+    rules: None if every user may do everything.
+    """
+
+    principal: str = ANONYMOUS
+    host: str = ""
+    rules: AclIndex | None = None
+
+    def may(self, operation: AclOperation, kind: ResourceType, name: str) -> bool:
+        """Return whether the user may perform an operation on a resource."""
+        if self.rules is None:
+            return True
+        return self.rules.allows(self.principal, self.host, operation, kind, name)
+
+    def may_topic(self, operation: AclOperation, name: str) -> bool:
+        """Return whether the user may perform an operation on a topic."""
+        return self.may(operation, ResourceType.TOPIC, name)
+
+    def may_see_topic(self, name: str) -> bool:
+        """Return whether the user may learn of a topic."""
+        return self.may_topic(AclOperation.DESCRIBE, name)
+
+    def may_see_group(self, name: str) -> bool:
+        """Return whether the user may learn of a group."""
+        return self.may(AclOperation.DESCRIBE, ResourceType.GROUP, name)
+
+    def may_see_transactional_id(self, name: str) -> bool:
+        """Return whether the user may learn of a transactional id."""
+        return self.may(AclOperation.DESCRIBE, ResourceType.TRANSACTIONAL_ID, name)
+
+    def may_see_cluster(self) -> bool:
+        """Return whether the user may see the clients, users and errors of a broker."""
+        return self.may(AclOperation.DESCRIBE, ResourceType.CLUSTER, CLUSTER_NAME)
+
+
+@attrs.define
+class ConsoleAccess:
+    """The users and rules of a console.
+
+    read_facts: returns the stored users and rules. It may block, and raises LogcoreError
+        if they cannot be read.
+    needs_login: whether a page needs a login.
+    enforces_acls: whether a page leaves out everything that the rules do not allow.
+    super_users: principals that may do everything.
+    """
+
+    read_facts: Callable[[], SecurityFacts] = SecurityFacts
+    needs_login: bool = False
+    enforces_acls: bool = False
+    super_users: tuple[str, ...] = ()
+    #: The index of the latest rules.
+    _index: AclIndex | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether every request sees everything."""
+        return not (self.needs_login or self.enforces_acls)
+
+    def viewer(self, principal: str, host: str) -> ConsoleViewer:
+        """Return a user with the rules as they are now. May block."""
+        if not self.enforces_acls:
+            return ConsoleViewer(principal, host)
+        rules = tuple(sorted(set(self.read_facts().acls)))
+        index = self._index
+        if index is None or index.acls != rules:
+            index = self._index = AclIndex(rules, self.super_users)
+        return ConsoleViewer(principal, host, index)
+
+
+class StoredFacts:
+    """Reads the users and rules of a directory, at most once a second.
+
+    An instance is called by the threads of pages.
+    """
+
+    def __init__(self, path: str, fs: FS = OS) -> None:
+        self._path = path
+        self._fs = fs
+        self._lock = threading.Lock()
+        self._facts = SecurityFacts()
+        self._read_ms: int | None = None
+
+    def __call__(self) -> SecurityFacts:
+        """Return the users and rules; none if the directory has no registry.
+
+        Raises:
+            LogcoreError: they cannot be read.
+        """
+        with self._lock:
+            now_ms = self._fs.monotonic_ms()
+            is_old = self._read_ms is None or now_ms - self._read_ms >= _FRESH_MS
+            # The first user may log in at once.
+            if is_old or not self._facts.users:
+                self._facts = self._read()
+                self._read_ms = now_ms
+            return self._facts
+
+    def _read(self) -> SecurityFacts:
+        try:
+            store = SecurityStore(self._path, self._fs, read_only=True)
+        except LogNotFoundError:
+            return SecurityFacts()
+        try:
+            return store.load()
+        finally:
+            store.close()

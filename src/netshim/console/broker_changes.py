@@ -1,0 +1,203 @@
+"""Changes that the broker of this process makes, as requests of the user of the console.
+
+Rules:
+- A request reaches the broker's handlers in its event loop, as the request of a client
+  does. Access control lists, quotas and the members of groups therefore count.
+- The threads of pages wait for the response.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future, InvalidStateError
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+from starlette.exceptions import HTTPException
+
+from logcore.metadata.checkpoint import Key
+from netshim import wire
+from netshim.console.access import ConsoleViewer
+from netshim.request_counts import name_of
+from netshim.scheduling import CloseConnection, PendingResponse, pass_on
+from netshim.session import ClientSession
+from netshim.wire import codes
+from netshim.wire.codec import Api
+
+if TYPE_CHECKING:
+    from netshim.server_thread import ServerHandle
+
+_CLIENT: Final = "netshim-console"
+#: How long a page waits for the response, and the broker for a deletion.
+_WAIT_S: Final = 30.0
+#: Versions of the requests.
+_OFFSET_COMMIT: Final = 8
+_INIT_PRODUCER_ID: Final = 4
+_DELETE_TOPICS: Final = 5
+_DELETE_RECORDS: Final = 2
+#: Codes with a text of their own.
+_TEXTS: Final = {
+    codes.UNKNOWN_MEMBER_ID: "The group has members. Stop its consumers first.",
+    codes.NOT_COORDINATOR: "Another broker of the cluster coordinates this. Use the "
+    "console of that broker.",
+    codes.NOT_LEADER_OR_FOLLOWER: "Another broker of the cluster leads the partition. "
+    "Use the console of that broker.",
+}
+_FORBIDDEN: Final = (
+    codes.TOPIC_AUTHORIZATION_FAILED,
+    codes.GROUP_AUTHORIZATION_FAILED,
+    codes.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+    codes.CLUSTER_AUTHORIZATION_FAILED,
+)
+
+
+@attrs.frozen
+class BrokerChanges:
+    """Changes by requests to the broker."""
+
+    handle: ServerHandle
+
+    def ask(
+        self, viewer: ConsoleViewer, api: Api[Any, Any], version: int, request: Any
+    ) -> Any:
+        """Return the response to a request of a user. Blocks.
+
+        Raises:
+            HTTPException: the broker does not answer, or does not serve the request.
+        """
+        server = self.handle.server
+        session = ClientSession(
+            host="127.0.0.1",
+            port=0,
+            peer=viewer.host,
+            client_software=_CLIENT,
+            principal=viewer.principal,
+        )
+        frame = wire.encode_request(api, version, 1, _CLIENT, request)[4:]
+        result: Future[Any] = Future()
+
+        def done(value: Any) -> None:
+            # The page does not wait any more if its time is over.
+            with contextlib.suppress(InvalidStateError):
+                result.set_result(value)
+
+        def begin() -> None:
+            answer = PendingResponse()
+            answer.then(done)
+            try:
+                found = server.broker.handle(
+                    session, memoryview(frame), server.now_ms()
+                )
+            except Exception as error:  # raised in the page
+                done(error)
+            else:
+                pass_on(found, answer)
+
+        try:
+            self.handle.post(begin)
+            pieces = result.result(_WAIT_S)
+        except (RuntimeError, TimeoutError) as error:
+            raise HTTPException(503, f"The broker does not answer: {error}") from None
+        if isinstance(pieces, CloseConnection):
+            raise HTTPException(409, f"The broker refuses {api.name}: {pieces}")
+        if isinstance(pieces, Exception):
+            raise pieces
+        _, response = wire.decode_response(api, version, b"".join(pieces)[4:])
+        return response
+
+    def set_offsets(
+        self, viewer: ConsoleViewer, group: str, offsets: Mapping[Key, int]
+    ) -> None:
+        request_type = wire.OFFSET_COMMIT.Request
+        topics: dict[str, Any] = {}
+        for (name, number), offset in offsets.items():
+            topic = topics.setdefault(name, request_type.Topic(name=name))
+            topic.partitions.append(
+                request_type.Topic.Partition(
+                    partition_index=number,
+                    committed_offset=offset,
+                    committed_metadata="",
+                )
+            )
+        response = self.ask(
+            viewer,
+            wire.OFFSET_COMMIT,
+            _OFFSET_COMMIT,
+            request_type(group_id=group, topics=list(topics.values())),
+        )
+        _check(
+            (f"{topic.name}-{one.partition_index}", one.error_code, None)
+            for topic in response.topics
+            for one in topic.partitions
+        )
+
+    def abort_transaction(
+        self, viewer: ConsoleViewer, transactional_id: str, timeout_ms: int
+    ) -> None:
+        # As `kafka-transactions.sh forceTerminateTransaction`: the id gets a new epoch,
+        # which aborts the open transaction and fences its producer.
+        response = self.ask(
+            viewer,
+            wire.INIT_PRODUCER_ID,
+            _INIT_PRODUCER_ID,
+            wire.INIT_PRODUCER_ID.Request(
+                transactional_id=transactional_id, transaction_timeout_ms=timeout_ms
+            ),
+        )
+        if response.error_code != codes.CONCURRENT_TRANSACTIONS:
+            # The abort has begun in this case, and the broker completes it.
+            _check([(transactional_id, response.error_code, None)])
+
+    def delete_topic(self, viewer: ConsoleViewer, topic: str) -> None:
+        response = self.ask(
+            viewer,
+            wire.DELETE_TOPICS,
+            _DELETE_TOPICS,
+            wire.DELETE_TOPICS.Request(
+                topic_names=[topic], timeout_ms=int(_WAIT_S * 1000)
+            ),
+        )
+        _check(
+            (one.name, one.error_code, one.error_message) for one in response.responses
+        )
+
+    def delete_records(
+        self, viewer: ConsoleViewer, topic: str, before: Mapping[int, int]
+    ) -> None:
+        request_type = wire.DELETE_RECORDS.Request
+        named = request_type.Topic(
+            name=topic,
+            partitions=[
+                request_type.Topic.Partition(partition_index=number, offset=offset)
+                for number, offset in before.items()
+            ],
+        )
+        response = self.ask(
+            viewer,
+            wire.DELETE_RECORDS,
+            _DELETE_RECORDS,
+            request_type(topics=[named], timeout_ms=int(_WAIT_S * 1000)),
+        )
+        _check(
+            (f"{one.name}-{part.partition_index}", part.error_code, None)
+            for one in response.topics
+            for part in one.partitions
+        )
+
+
+def _check(results: Iterable[tuple[str, int, str | None]]) -> None:
+    """Raise HTTPException if a part of a response has an error code.
+
+    Each part is a name, a code, and the broker's own text if it has one.
+    """
+    failed = [one for one in results if one[1] != codes.NONE]
+    if not failed:
+        return
+    name, code, message = failed[0]
+    text = _TEXTS.get(code) or f"The broker answers {name_of(code)} for {name}"
+    if message:
+        text += f": {message}"
+    if len(failed) > 1:
+        text += f" ({len(failed) - 1} others have errors too)"
+    raise HTTPException(403 if code in _FORBIDDEN else 409, text)

@@ -1,0 +1,211 @@
+"""The checks of each request before its page: host, origin, login and method.
+
+Rules:
+- A request must name this host, which rebinding of DNS cannot, and come from no other
+  origin.
+- Without a login, a request for a page is sent to the page of the login.
+- Only GET and HEAD are answered, except for forms of a login and of changes. These need
+  a token that pages of other origins cannot read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+from urllib.parse import parse_qsl, quote
+
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from logcore.errors import LogcoreError
+from netshim.console.access import ConsoleAccess, ConsoleViewer
+from netshim.console.logins import ConsoleLogins
+from netshim.http.host import names_this_host
+from netshim.session import ANONYMOUS
+
+#: Headers of each response.
+_HEADERS: Final = {
+    "content-security-policy": "default-src 'self'; base-uri 'none'; "
+    "form-action 'self'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-store",
+}
+LOGIN: Final = "/login"
+LOGOUT: Final = "/logout"
+#: Files that need no login.
+_STATIC: Final = "/static/"
+#: Largest form, and most fields.
+_MOST_BYTES: Final = 1 << 20
+_MOST_FIELDS: Final = 100
+#: The prefix binds the cookie to this host and to TLS.
+_SECURE_COOKIE: Final = "__Host-netshim"
+_PLAIN_COOKIE: Final = "netshim"
+
+
+class ConsoleGuard:
+    """Refuses requests, finds their user, and adds the headers of each response."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        access: ConsoleAccess,
+        logins: ConsoleLogins,
+        *,
+        takes_changes: bool,
+    ) -> None:
+        self._app = app
+        self._access = access
+        self._logins = logins
+        self._takes_forms = takes_changes or access.needs_login
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in _HEADERS.items():
+                    headers[name] = value
+            await send(message)
+
+        refusal = await self._refusal(Request(scope))
+        app = self._app if refusal is None else refusal
+        await app(scope, receive, send_with_headers)
+
+    async def _refusal(self, request: Request) -> Response | None:
+        """Return the response to a request that reaches no page, or None."""
+        why_not = self._why_not(request)
+        if why_not:
+            return _text(why_not, 403)
+        path = request.url.path
+        if path == LOGIN or path.startswith(_STATIC):
+            viewer: ConsoleViewer | None = ConsoleViewer()
+        elif self._access.is_open:
+            viewer = ConsoleViewer(host=_address(request))
+        else:
+            try:
+                viewer = await run_in_threadpool(self._viewer, request)
+            except LogcoreError as error:
+                return _text(f"the users cannot be read: {error}", 503)
+        if viewer is not None:
+            request.state.viewer = viewer
+            request.state.viewer_again = partial(self._viewer, request)
+            return None
+        is_page = "text/html" in request.headers.get("accept", "")
+        if request.method == "GET" and is_page:
+            place = request.url.path
+            if request.url.query:
+                place += f"?{request.url.query}"
+            return RedirectResponse(f"{LOGIN}?next={quote(place, safe='')}", 303)
+        return _text("log in first", 401)
+
+    def _why_not(self, request: Request) -> str:
+        """Return why a request is refused, or ""."""
+        if not names_this_host(request):
+            return f"unknown host {request.headers.get('host', '')!r}"
+        origin = request.headers.get("origin")
+        own = f"{request.url.scheme}://{request.headers.get('host', '')}"
+        if origin is not None and origin != own:
+            return "requests of other origins are refused"
+        if request.method in ("GET", "HEAD"):
+            return ""
+        if request.method != "POST" or not self._takes_forms:
+            return "the console changes nothing: only GET and HEAD are answered"
+        return ""
+
+    def _viewer(self, request: Request) -> ConsoleViewer | None:
+        """Return the user of a request, or None without a login. May block."""
+        principal = ANONYMOUS
+        if self._access.needs_login:
+            session = self._logins.session(cookie_of(request))
+            if session is None:
+                return None
+            principal = session.principal
+        return self._access.viewer(principal, _address(request))
+
+
+def _text(text: str, status: int) -> Response:
+    return Response(text + "\n", status, media_type="text/plain")
+
+
+def _address(request: Request) -> str:
+    """Return the address of the browser."""
+    return "" if request.client is None else request.client.host
+
+
+def viewer_of(request: Request) -> ConsoleViewer:
+    """Return the user of a request that the guard has let through."""
+    viewer: ConsoleViewer = request.state.viewer
+    return viewer
+
+
+def viewer_again(request: Request) -> ConsoleViewer | None:
+    """Return the user of a request that lasts, as it is now; None after a logout.
+
+    Blocks. Raises LogcoreError if the users cannot be read.
+    """
+    again: Callable[[], ConsoleViewer | None] = request.state.viewer_again
+    return again()
+
+
+# -- cookies and forms -----------------------------------------------------------------
+
+
+def _cookie_name(request: Request) -> str:
+    return _SECURE_COOKIE if request.url.scheme == "https" else _PLAIN_COOKIE
+
+
+def cookie_of(request: Request) -> str:
+    """Return the cookie of the session, or "" without a login."""
+    return request.cookies.get(_cookie_name(request), "")
+
+
+def set_cookie(request: Request, response: Response, cookie: str) -> None:
+    """Set the cookie of a session; "" removes it."""
+    response.set_cookie(
+        _cookie_name(request),
+        cookie,
+        max_age=None if cookie else 0,
+        path="/",
+        secure=request.url.scheme == "https",
+        httponly=True,
+        samesite="strict",
+    )
+
+
+def local_place(text: str) -> str:
+    """Return the path of a page after a login; "/" for an address elsewhere."""
+    is_local = text.startswith("/") and not text.startswith(("//", "/\\", LOGIN))
+    return text if is_local and text.isascii() and text.isprintable() else "/"
+
+
+async def read_form(request: Request) -> dict[str, str]:
+    """Return the fields of a form.
+
+    Raises:
+        HTTPException: it has another media type, or is too large.
+    """
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/x-www-form-urlencoded":
+        raise HTTPException(415, "expected a form")
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > _MOST_BYTES:
+            raise HTTPException(413, f"a form has at most {_MOST_BYTES:,} bytes")
+    try:
+        fields = parse_qsl(
+            body.decode("ascii"), keep_blank_values=True, max_num_fields=_MOST_FIELDS
+        )
+    except ValueError as error:
+        raise HTTPException(400, f"expected a form: {error}") from None
+    return dict(fields)
