@@ -80,7 +80,7 @@ slow: .venv/.dev
 	@$(show-kernels)
 	$(RUN) -m pytest -q -m slow --timeout 3600
 
-interop: .venv/.dev
+interop: .venv/.interop
 	@java -version >/dev/null 2>&1 || { echo 'make interop needs Java 17+ (on Debian: sudo apt install default-jre-headless; on macOS: brew install openjdk)' >&2; exit 1; }
 	@$(show-kernels)
 	$(RUN) -m pytest -q -m interop --timeout 900
@@ -143,6 +143,10 @@ endef
 .venv/.dev: .venv/.made $(BUILD_INPUTS)
 	$(call install,$(TESTED),dev,what the tests need (a minute))
 	@touch .venv/.demo .venv/.spark .venv/.pipeline
+
+.venv/.interop: .venv/.made $(BUILD_INPUTS)
+	$(call install,$(TESTED),interop,what drives foreign programs (a minute))
+	@touch .venv/.demo .venv/.spark .venv/.pipeline .venv/.dev
 
 .venv/.check: .venv/.made $(BUILD_INPUTS)
 	$(call install,$(TESTED),check,the checkers (half a minute))

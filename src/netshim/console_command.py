@@ -85,7 +85,7 @@ def console(
         from netshim.console.changes import DirectoryChanges
         from netshim.console.directory import DirectoryView
         from netshim.console.hosting import ConsoleSecurity
-        from netshim.console.pages import console_app
+        from netshim.console.pages import add_console
         from netshim.http.host import HttpHost, bind
     except ImportError as error:
         raise missing_packages(error) from error
@@ -104,7 +104,7 @@ def console(
     shown = f"[{listen}]" if ":" in listen else listen
     host = HttpHost()
     with bind("--port", f"{shown}:{port}") as address:
-        url = host.add(address, console_app(view), tls)
+        url = add_console(host, address, view, tls)
     stopping = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopping.set())

@@ -171,11 +171,11 @@ class HttpPages:
     def _add_console(self, handle: ServerHandle, host: HttpHost, text: str) -> None:
         """Bind the port of the console."""
         try:
-            from netshim.console.broker import facts_reader
+            from netshim.console.broker import facts_reader, groups_reader
             from netshim.console.broker_changes import BrokerChanges
             from netshim.console.directory import DirectoryView
             from netshim.console.hosting import ConsoleSecurity
-            from netshim.console.pages import console_app
+            from netshim.console.pages import add_console
         except ImportError as error:
             raise missing_packages(error) from error
         from netshim.http.host import bind
@@ -202,6 +202,7 @@ class HttpPages:
                 server.path,
                 config=self.config,
                 broker=facts_reader(handle),
+                live_groups=groups_reader(handle),
                 access=security.access("--console", address[0], read_facts),
                 changes=BrokerChanges(handle) if self.console_write else None,
             )
@@ -211,7 +212,7 @@ class HttpPages:
                     expected="127.0.0.1 without --console-login",
                     found=address[0],
                 )
-            self.urls["console"] = host.add(address, console_app(view), security.tls)
+            self.urls["console"] = add_console(host, address, view, security.tls)
 
     def _token(self, host: str) -> str:
         """Return the token of the door, or "" for a new one.

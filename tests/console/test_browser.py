@@ -1,14 +1,17 @@
 """The console in headless Chromium: every page, keyboard, light and dark, axe-core.
 
-Skipped without the Python package playwright, without a Chromium that it has installed or
-that the system has, or without npm, from which axe-core comes.
+Skipped without the Python package playwright, which `make interop` installs, without a
+Chromium of playwright or of the system, or without npm, from which axe-core comes.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import subprocess
+import sys
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -16,32 +19,58 @@ from typing import Any
 import pytest
 
 import logcore
-from support.consoles import ConsoleClient, opened_console
+from netshim.console.access import ConsoleAccess, StoredFacts
+from netshim.console.changes import DirectoryChanges
+from netshim.console.groups import sample_lags
+from netshim.security import scram
+from netshim.security.stored import SecurityStore
+from support.consoles import DEADLINE_S, ConsoleClient, opened_console
 
 playwright = pytest.importorskip("playwright.sync_api")
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.interop
 
-PAGES = (
+#: Pages of a topic with any number of records.
+TOPIC_PAGES = (
     "/",
-    "/?filter=nothing",
     "/topics/orders",
     "/topics/orders/messages",
     "/topics/orders/messages?q=value",
     "/topics/orders/messages?from=0",
+    "/topics/orders/live",
+    "/topics/orders/segments/0",
+    "/topics/orders/segments/0?check=1",
+    "/segments",
+    "/groups",
+    "/transactions",
+    "/schemas",
+)
+PAGES = (
+    *TOPIC_PAGES,
+    "/?filter=nothing",
     "/topics/orders/messages?from=-5",
     "/topics/orders/messages/0/3",
+    "/topics/hostile",
     "/topics/hostile/messages",
-    "/topics/hostile/messages/0/0",
-    "/topics/orders/live",
-    "/segments",
+    *(f"/topics/hostile/messages/0/{offset}" for offset in range(6)),
     "/segments?scale=own&topic=orders",
-    "/topics/orders/segments/0",
     "/topics/damaged/segments/0?check=1",
-    "/groups",
     "/group?name=billing",
-    "/transactions",
+    "/group/reset?name=billing&to=earliest",
+    "/transactions/abort?id=refunds",
+    "/topics/orders/delete",
+    "/topics/orders/delete-records?before=latest",
+    "/schema?subject=orders-value",
     "/missing",
 )
+HOSTILE = (
+    b"<script>document.title='x'</script>",
+    b"\x00\xff",
+    b"</textarea>",
+    "\u202egnp.exe \u2066 \u0645\u0631\u062d\u0628\u0627".encode(),
+    b"x" * (1 << 20),
+    b"\"onmouseover='alert(1)",
+)
+NAME = "<img src=x onerror=alert(1)>\u202e" + 60 * "long-"
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +104,18 @@ def browser() -> Generator[Any, None, None]:
         opened.close()
 
 
+def store_schemas(logdir: logcore.LogDir) -> None:
+    """Store two versions of a subject, as a registry does."""
+    logdir.create_topic("_schemas", 1, {"cleanup.policy": "compact"})
+    for version in (1, 2):
+        fields = [{"name": f"f{n}", "type": "string"} for n in range(version)]
+        schema = json.dumps({"type": "record", "name": "Order", "fields": fields})
+        place = {"subject": "orders-value", "version": version}
+        key = json.dumps({"keytype": "SCHEMA", **place, "magic": 1})
+        value = json.dumps({**place, "id": version, "schema": schema, "deleted": False})
+        logdir.append("_schemas", value.encode(), key=key.encode())
+
+
 @pytest.fixture(scope="module")
 def shop(tmp_path_factory: pytest.TempPathFactory) -> Generator[Any, None, None]:
     """A directory with something on every page, and its console."""
@@ -90,26 +131,28 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Generator[Any, None, None]
         config = {"segment.bytes": 20_000, "retention.bytes": 30_000}
         logdir.create_topic("orders", 2, config)
         logdir.create_topic("compacted", 1, {"cleanup.policy": "compact"})
-        logdir.create_topic("hostile", 1)
+        logdir.create_topic("hostile", 1, {"max.message.bytes": 4 << 20})
+        logdir.create_topic("n" * 249, 1)
+        store_schemas(logdir)
         for number in range(2):
             rows = [
                 (b"k%d" % at, b'{"value": [%d, {"a": null}]}' % at, [("h", b"1")])
                 for at in range(1_000)
             ]
             logdir.partition("orders", number).append_many(rows)
-        for one in (
-            b"<script>document.title='x'</script>",
-            b"\x00\xff",
-            b"</textarea>",
-        ):
-            logdir.append("hostile", one, key=one, headers=[("<b>", one)])
-        logdir.alter_group_offsets("billing", {("orders", 0): 10, ("orders", 1): 20})
+        for one in HOSTILE:
+            logdir.append("hostile", one, key=one[:500], headers=[("<b>", one[:500])])
+        for name in ("billing", NAME):
+            logdir.alter_group_offsets(name, {("orders", 0): 10, ("orders", 1): 20})
         with logdir.producer(transactional_id="refunds") as producer:
             producer.init_transactions()
             producer.begin_transaction()
             producer.send("orders", b"refund")
             producer.flush()
-            with opened_console(data) as client:
+            changes = DirectoryChanges(str(data))
+            with opened_console(data, changes=changes) as client:
+                for _ in range(3):
+                    sample_lags(client.view)
                 yield client, logdir
             producer.abort_transaction()
 
@@ -150,17 +193,22 @@ def tab(
 @pytest.mark.parametrize("path", PAGES)
 def test_page_has_no_violations(tab: Any, axe: str, path: str) -> None:
     tab.goto(path)
+    violations = check(tab, axe)
+    assert violations == [], json.dumps(violations, indent=1)
+
+
+def check(tab: Any, axe: str) -> list[Any]:
+    """Return the violations that axe-core finds in a page."""
     # The policy of the page forbids inline scripts. This one runs outside of it.
     tab.evaluate(f"() => {{ {axe} }}" if "module" not in axe[:50] else axe)
     found = tab.evaluate(
         "() => axe.run({runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa',"
         " 'wcag22aa', 'best-practice']})"
     )
-    violations = [
+    return [
         (one["id"], [node["html"][:200] for node in one["nodes"][:3]])
         for one in found["violations"]
     ]
-    assert violations == [], json.dumps(violations, indent=1)
 
 
 @pytest.mark.parametrize("path", PAGES)
@@ -243,3 +291,173 @@ def test_pages_work_without_scripts(
     opened.goto("/topics/orders/live")
     assert "the newest messages" in opened.locator("noscript").inner_text()
     context.close()
+
+
+@pytest.fixture(scope="module", params=[0, 1, 100_000])
+def filled(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Generator[tuple[int, ConsoleClient], None, None]:
+    """A console of a topic with this number of records."""
+    data = tmp_path_factory.mktemp("filled") / "data"
+    with logcore.open_dir(data, create=True, durability="os") as logdir:
+        logdir.create_topic("orders", 1, {"segment.bytes": 1 << 20})
+        rows = [(b"k", b'{"value": %d}' % at) for at in range(request.param)]
+        if rows:
+            logdir.partition("orders", 0).append_many(rows)
+            logdir.alter_group_offsets("billing", {("orders", 0): 0})
+    with opened_console(data, changes=DirectoryChanges(str(data))) as client:
+        yield request.param, client
+
+
+@pytest.mark.parametrize("path", TOPIC_PAGES)
+def test_page_with_any_number_of_records_has_no_violations(
+    browser: Any, axe: str, filled: tuple[int, ConsoleClient], path: str
+) -> None:
+    count, client = filled
+    context = browser.new_context(base_url=client.url)
+    opened = context.new_page()
+    opened.goto(path)
+    violations = check(opened, axe)
+    if path == "/topics/orders/messages":
+        assert opened.locator("tbody tr").count() == min(count, 50)
+    context.close()
+    assert violations == [], json.dumps(violations, indent=1)
+
+
+def test_back_and_forward_show_the_pages_again(tab: Any) -> None:
+    tab.goto("/topics/orders/messages?from=0")
+    tab.get_by_role("link", name="later →").click()
+    tab.wait_for_url("**since=**")
+    first = tab.locator("tbody tr").first.inner_text()
+    tab.locator("tbody a").first.click()
+    tab.wait_for_url("**/messages/*/*")
+    tab.go_back()
+    assert tab.locator("tbody tr").first.inner_text() == first
+    tab.go_forward()
+    assert "offset" in tab.locator("h1").inner_text()
+
+
+def test_two_tabs_follow_the_same_topic(
+    browser: Any, shop: tuple[ConsoleClient, logcore.LogDir]
+) -> None:
+    client, logdir = shop
+    context = browser.new_context(base_url=client.url)
+    tabs = [context.new_page() for _ in range(2)]
+    for one in tabs:
+        one.goto("/topics/compacted/live")
+        playwright.expect(one.locator("#live-state")).to_contain_text("Following")
+    logdir.append("compacted", b"to both", key=b"k")
+    for one in tabs:
+        rows = one.locator("#live tbody tr")
+        playwright.expect(rows).to_have_count(1, timeout=20_000)
+    tabs[0].close()
+    logdir.append("compacted", b"to one", key=b"k")
+    rows = tabs[1].locator("#live tbody tr")
+    playwright.expect(rows).to_have_count(2, timeout=20_000)
+    context.close()
+
+
+def test_offsets_are_reset_by_keyboard(browser: Any, tmp_path: Path, axe: str) -> None:
+    data = tmp_path / "data"
+    with logcore.open_dir(data, create=True) as logdir:
+        logdir.create_topic("orders", 1)
+        logdir.append("orders", b"v")
+        logdir.alter_group_offsets("billing", {("orders", 0): 1})
+    with opened_console(data, changes=DirectoryChanges(str(data))) as client:
+        context = browser.new_context(base_url=client.url)
+        tab = context.new_page()
+        tab.goto("/group?name=billing")
+        tab.get_by_label("To", exact=True).focus()
+        tab.keyboard.press("Control+A")
+        tab.keyboard.type("earliest")
+        tab.keyboard.press("Enter")
+        tab.wait_for_url("**/group/reset?**")
+        cells = tab.locator("tbody tr").first.inner_text().split()
+        assert cells == ["orders-0", "1", "0", "-1", "1"]
+        tab.get_by_role("button", name="Set the offsets").focus()
+        tab.keyboard.press("Enter")
+        tab.wait_for_url("**/group?**done=reset")
+        assert "The offsets were set." in tab.locator("main").inner_text()
+        assert check(tab, axe) == []
+        tab.reload()  # repeats no change
+        tab.go_back()
+        assert "orders-0" in tab.locator("main").inner_text()
+        context.close()
+
+
+def test_login_by_keyboard_and_logout_in_another_tab(
+    browser: Any, tmp_path: Path, axe: str
+) -> None:
+    data = tmp_path / "data"
+    with logcore.open_dir(data, create=True) as logdir:
+        logdir.create_topic("orders", 1)
+    store = SecurityStore(data)
+    credentials = scram.credentials_of("secret", scram.LEAST_ITERATIONS, os.urandom)
+    store.set_credentials("alice", credentials)
+    store.close()
+    access = ConsoleAccess(read_facts=StoredFacts(str(data)), needs_login=True)
+    with opened_console(data, access=access) as client:
+        context = browser.new_context(base_url=client.url)
+        tab = context.new_page()
+        tab.goto("/topics/orders")
+        tab.wait_for_url("**/login?**")
+        assert check(tab, axe) == []
+        tab.keyboard.type("alice")  # the field has the focus
+        tab.keyboard.press("Tab")
+        tab.keyboard.type("wrong")
+        tab.keyboard.press("Enter")
+        alert = tab.get_by_role("alert")
+        assert "wrong" in alert.inner_text()
+        assert check(tab, axe) == []
+        tab.get_by_label("User").fill("alice")
+        tab.get_by_label("Password").fill("secret")
+        tab.keyboard.press("Enter")
+        tab.wait_for_url("**/topics/orders")
+        other = context.new_page()
+        other.goto("/groups")
+        assert check(other, axe) == []
+        other.get_by_role("button", name="Log out").click()
+        other.wait_for_url("**/login")
+        tab.reload()
+        tab.wait_for_url("**/login?**")
+        tab.go_back()
+        assert "orders" not in tab.locator("body").inner_text()
+        context.close()
+
+
+def serve(data: Path, port: int) -> tuple[subprocess.Popen[str], str]:
+    """Start a broker with a console on a port, and return the address of its pages."""
+    command = [sys.executable, "-m", "netshim", "serve", str(data), "--port", "0"]
+    process = subprocess.Popen(
+        [*command, "--console", str(port)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    return process, process.stdout.readline().split()[-1]
+
+
+def test_live_tail_continues_after_a_broker_was_killed(
+    browser: Any, tmp_path: Path, axe: str
+) -> None:
+    data = tmp_path / "data"
+    with logcore.open_dir(data, create=True) as logdir:
+        logdir.create_topic("orders", 1)
+    process, url = serve(data, 0)
+    try:
+        context = browser.new_context(base_url=url)
+        tab = context.new_page()
+        tab.goto("/topics/orders/live")
+        state = tab.locator("#live-state")
+        playwright.expect(state).to_contain_text("Following")
+        other = context.new_page()
+        other.goto("/broker")
+        assert check(other, axe) == []
+        process.send_signal(signal.SIGKILL)
+        process.wait(DEADLINE_S)
+        playwright.expect(state).to_contain_text("The connection is lost")
+        process, _ = serve(data, int(url.rpartition(":")[2]))
+        playwright.expect(state).to_contain_text("Following", timeout=60_000)
+        context.close()
+    finally:
+        process.kill()
+        process.communicate()

@@ -123,10 +123,7 @@ def describe_groups(
     found: dict[str, GroupDescription] = {}
     with registry_of(fs, directory.path) as registry:
         names = {*stored.offsets, *stored.groups, *stored.consumers}
-        if registry is not None:
-            children = _children(registry, f"/{CONSUMERS}")
-            names |= set(map(paths.element_name, children))
-        for name in sorted(names):
+        for name in sorted(names.union(shared_group_names(registry))):
             members = members_of(directory, stored, registry, name)
             owners = owners_of(registry, name)
             offsets = tuple(_offsets(directory, stored, name, owners))
@@ -147,6 +144,13 @@ def registry_of(fs: FS, path: str) -> Generator[FileRegistry | None]:
         yield registry
 
 
+def shared_group_names(registry: FileRegistry | None) -> list[str]:
+    """Return the names of the groups in the registry, which may have no members."""
+    if registry is None:
+        return []
+    return list(map(paths.element_name, _children(registry, f"/{CONSUMERS}")))
+
+
 def members_of(
     directory: PartitionDirectory,
     stored: StoredGroups,
@@ -156,7 +160,7 @@ def members_of(
     """Return the members of a group; see GroupDescription."""
     members: tuple[GroupMemberDescription, ...] = ()
     if registry is not None:
-        members = _shared_members(registry, name)
+        members = shared_members(registry, name)
     return members or tuple(_stored_members(directory, stored, name))
 
 
@@ -189,10 +193,12 @@ def _offsets(
             )
 
 
-def _shared_members(
-    registry: FileRegistry, name: str
+def shared_members(
+    registry: FileRegistry | None, name: str
 ) -> tuple[GroupMemberDescription, ...]:
     """Return the members in processes that share the directory."""
+    if registry is None:
+        return ()
     return tuple(
         GroupMemberDescription(
             one.member_id,

@@ -1,4 +1,4 @@
-"""Facts about a broker for its page: clients, requests, errors and incidents.
+"""Facts about a broker for its pages: clients, requests, errors, users and replicas.
 
 The broker's thread copies its connections. Counts of requests are copied by the thread
 of the page, as for metrics.
@@ -6,21 +6,128 @@ of the page, as for metrics.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, InvalidStateError
 from itertools import accumulate
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
+from logcore.metadata.checkpoint import Key
 from logcore.reporting import Incident
 from netshim.request_counts import BUCKETS_S, Histogram, RequestCounts, name_of
+from netshim.scheduling import ChunkCounter, PendingResponse, Steps, pass_on
+from netshim.security.acls import (
+    Acl,
+    AclOperation,
+    Pattern,
+    Permission,
+    ResourceType,
+)
+from netshim.topology import NO_NODE
 from netshim.wire import codes
 
 if TYPE_CHECKING:
     from netshim.server_thread import ServerHandle
+    from netshim.state import BrokerState
 
 #: Rows of a table.
 _MOST_ROWS: Final = 200
+#: How long a page waits for the broker.
+WAIT_S: Final = 30.0
+#: Most offsets of all groups that are copied for the history of lags.
+MOST_OFFSETS: Final = 1_000
+
+
+def wait_for(
+    handle: ServerHandle, begin: Callable[[Callable[[Any], None]], None]
+) -> Any:
+    """Return the value that begin() passes to its callback. For threads of pages.
+
+    begin() runs in the broker's event loop.
+
+    Raises:
+        RuntimeError: the broker has stopped.
+        TimeoutError: the broker does not answer.
+    """
+    if not handle.is_running:
+        raise RuntimeError("the broker starts or stops")
+    result: Future[Any] = Future()
+
+    def done(value: Any) -> None:
+        # The page does not wait any more if its time is over.
+        with contextlib.suppress(InvalidStateError):
+            result.set_result(value)
+
+    def run() -> None:
+        try:
+            begin(done)
+        except Exception as error:  # raised in the page
+            done(error)
+
+    handle.post(run)
+    found = result.result(WAIT_S)
+    if isinstance(found, Exception):
+        raise found
+    return found
+
+
+@attrs.frozen
+class LiveGroup:
+    """A group as the broker's coordinator has it now.
+
+    state: by Kafka's names, such as "PreparingRebalance".
+    offsets: committed offsets; none if all groups together have too many.
+    """
+
+    state: str
+    members: int
+    offsets: Mapping[Key, int]
+
+
+def groups_reader(handle: ServerHandle) -> Callable[[], dict[str, LiveGroup]]:
+    """Return a function that reads the groups of the broker by name.
+
+    In a shared directory there are none, because each process has its own members.
+    """
+
+    def begin(done: Callable[[Any], None]) -> None:
+        server = handle.server
+        state = server.broker.state
+        if state.is_shared:
+            done({})
+            return
+        answer = PendingResponse()
+        answer.then(done)
+        state.groups.load(
+            server.now_ms(),
+            lambda _: pass_on(state.run_in_steps(_live_groups(state)), answer),
+        )
+
+    return lambda: wait_for(handle, begin)
+
+
+def _live_groups(state: BrokerState) -> Steps[dict[str, LiveGroup]]:
+    found: dict[str, LiveGroup] = {}
+    left = MOST_OFFSETS
+    pace = ChunkCounter()
+    for group in list(state.groups.all()):
+        if pace.is_over():
+            yield
+        count = sum(map(len, group.offsets.values()))
+        offsets: dict[Key, int] = {}
+        if count <= left:
+            left -= count
+            offsets = {
+                (topic, number): committed.offset
+                for topic, partitions in group.offsets.items()
+                for number, committed in partitions.items()
+            }
+        members = group.members if group.consumers is None else group.consumers.members
+        found[group.group_id] = LiveGroup(group.state, len(members), offsets)
+    return found
 
 
 @attrs.frozen(kw_only=True)
@@ -36,6 +143,45 @@ class ApiCounts:
     p99_s: float | None
 
 
+@attrs.frozen
+class ShownRule:
+    """An access control list as text."""
+
+    permission: str
+    principal: str
+    operation: str
+    #: Kind and name; a name that ends with * is a prefix.
+    resource: str
+    host: str
+
+
+@attrs.frozen
+class LaggingPartition:
+    """A partition without a leader, or with replicas that are not in sync."""
+
+    topic: str
+    partition: int
+    leader: int
+    #: Node ids of the replicas that are in sync, and of the others.
+    isr: list[int]
+    lagging: list[int]
+
+
+@attrs.frozen
+class ClusterFacts:
+    """The cluster as this broker knows it.
+
+    controller: node id, -1 for none.
+    leaders: number of partitions that each broker leads, and replicas that it has.
+    lagging: at most _MOST_ROWS partitions.
+    """
+
+    controller: int
+    leaders: dict[int, tuple[int, int]]
+    lagging: list[LaggingPartition]
+    lagging_count: int
+
+
 @attrs.frozen(kw_only=True)
 class BrokerPageFacts:
     """The facts of one moment."""
@@ -48,6 +194,12 @@ class BrokerPageFacts:
     #: (API, name of the error code, responses), most responses first.
     errors: list[tuple[str, str, int]]
     incidents: tuple[Incident, ...]
+    #: Names of the users, and whether the rules are enforced.
+    users: list[str]
+    enforces_rules: bool
+    rules: list[ShownRule]
+    #: None for a broker without a cluster.
+    cluster: ClusterFacts | None
     received_bytes: int
     sent_bytes: int
 
@@ -57,10 +209,18 @@ def facts_reader(handle: ServerHandle) -> Callable[[], BrokerPageFacts]:
     stopped.
     """
 
+    def begin(done: Callable[[Any], None]) -> None:
+        state = handle.server.broker.state
+        answer = PendingResponse()
+        answer.then(done)
+        pass_on(state.run_in_steps(_cluster_facts(state)), answer)
+
     def read() -> BrokerPageFacts:
         server = handle.server
         counts = server.counts or RequestCounts()
         clients = handle.call(server.clients)
+        security = server.security
+        cluster = wait_for(handle, begin) if server.is_clustered else None
         rows = [(*key, count) for key, count in clients.most_common(_MOST_ROWS)]
         return BrokerPageFacts(
             bootstrap_servers=server.bootstrap_servers,
@@ -69,11 +229,54 @@ def facts_reader(handle: ServerHandle) -> Callable[[], BrokerPageFacts]:
             apis=_apis(counts),
             errors=_errors(counts),
             incidents=server.logdir.incidents(),
+            users=sorted(security.facts.users),
+            enforces_rules=security.acls is not None,
+            rules=[_shown_rule(one) for one in security.facts.acls[:_MOST_ROWS]],
+            cluster=cluster,
             received_bytes=counts.received_bytes,
             sent_bytes=counts.sent_bytes,
         )
 
     return read
+
+
+def _shown_rule(rule: Acl) -> ShownRule:
+    kind = ResourceType(rule.resource_type).name.lower().replace("_", " ")
+    star = "*" if rule.pattern == Pattern.PREFIXED else ""
+    return ShownRule(
+        Permission(rule.permission).name.lower(),
+        rule.principal,
+        AclOperation(rule.operation).name,
+        f"{kind} {rule.name}{star}",
+        rule.host,
+    )
+
+
+def _cluster_facts(state: BrokerState) -> Steps[ClusterFacts]:
+    leaders: Counter[int] = Counter()
+    replicas: Counter[int] = Counter()
+    lagging: list[LaggingPartition] = []
+    count = 0
+    pace = ChunkCounter()
+    for topic in state.logdir.topics():
+        for number in state.logs.numbers_of(topic):
+            if pace.is_over():
+                yield
+            one = state.topology.partition(topic, number)
+            leaders[one.leader] += 1
+            replicas.update(one.replicas)
+            others = [node for node in one.replicas if node not in one.isr]
+            if others or one.leader < 0:
+                count += 1
+                if len(lagging) < _MOST_ROWS:
+                    lagging.append(
+                        LaggingPartition(topic, number, one.leader, one.isr, others)
+                    )
+    nodes = {
+        node: (leaders[node], replicas[node])
+        for node in sorted({*leaders, *replicas} - {NO_NODE})
+    }
+    return ClusterFacts(state.topology.controller_id, nodes, lagging, count)
 
 
 def _apis(counts: RequestCounts) -> list[ApiCounts]:

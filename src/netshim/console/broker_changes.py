@@ -8,9 +8,7 @@ Rules:
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable, Mapping
-from concurrent.futures import Future, InvalidStateError
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
@@ -19,6 +17,7 @@ from starlette.exceptions import HTTPException
 from logcore.metadata.checkpoint import Key
 from netshim import wire
 from netshim.console.access import ConsoleViewer
+from netshim.console.broker import WAIT_S, wait_for
 from netshim.request_counts import name_of
 from netshim.scheduling import CloseConnection, PendingResponse, pass_on
 from netshim.session import ClientSession
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
     from netshim.server_thread import ServerHandle
 
 _CLIENT: Final = "netshim-console"
-#: How long a page waits for the response, and the broker for a deletion.
-_WAIT_S: Final = 30.0
 #: Versions of the requests.
 _OFFSET_COMMIT: Final = 8
 _INIT_PRODUCER_ID: Final = 4
@@ -75,34 +72,23 @@ class BrokerChanges:
             principal=viewer.principal,
         )
         frame = wire.encode_request(api, version, 1, _CLIENT, request)[4:]
-        result: Future[Any] = Future()
 
-        def done(value: Any) -> None:
-            # The page does not wait any more if its time is over.
-            with contextlib.suppress(InvalidStateError):
-                result.set_result(value)
-
-        def begin() -> None:
+        def begin(done: Callable[[Any], None]) -> None:
             answer = PendingResponse()
             answer.then(done)
-            try:
-                found = server.broker.handle(
-                    session, memoryview(frame), server.now_ms()
-                )
-            except Exception as error:  # raised in the page
-                done(error)
-            else:
-                pass_on(found, answer)
+            pass_on(
+                server.broker.handle(session, memoryview(frame), server.now_ms()),
+                answer,
+            )
 
         try:
-            self.handle.post(begin)
-            pieces = result.result(_WAIT_S)
+            pieces = wait_for(self.handle, begin)
+        except CloseConnection as error:
+            raise HTTPException(
+                409, f"The broker refuses {api.name}: {error}"
+            ) from None
         except (RuntimeError, TimeoutError) as error:
             raise HTTPException(503, f"The broker does not answer: {error}") from None
-        if isinstance(pieces, CloseConnection):
-            raise HTTPException(409, f"The broker refuses {api.name}: {pieces}")
-        if isinstance(pieces, Exception):
-            raise pieces
         _, response = wire.decode_response(api, version, b"".join(pieces)[4:])
         return response
 
@@ -155,7 +141,7 @@ class BrokerChanges:
             wire.DELETE_TOPICS,
             _DELETE_TOPICS,
             wire.DELETE_TOPICS.Request(
-                topic_names=[topic], timeout_ms=int(_WAIT_S * 1000)
+                topic_names=[topic], timeout_ms=int(WAIT_S * 1000)
             ),
         )
         _check(
@@ -177,7 +163,7 @@ class BrokerChanges:
             viewer,
             wire.DELETE_RECORDS,
             _DELETE_RECORDS,
-            request_type(topics=[named], timeout_ms=int(_WAIT_S * 1000)),
+            request_type(topics=[named], timeout_ms=int(WAIT_S * 1000)),
         )
         _check(
             (f"{one.name}-{part.partition_index}", part.error_code, None)

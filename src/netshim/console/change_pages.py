@@ -98,7 +98,7 @@ class ChangePages:
     def preview_reset(self, request: Request, directory: OpenDirectory) -> Response:
         """Show the offsets of a group before and after a reset."""
         name = request.query_params.get("name", "")
-        found = groups.stored(directory)
+        found = groups.read_groups(directory)
         if name not in groups.group_names(directory, found):
             raise HTTPException(404, f"There is no group {visible(name[:80])!r}.")
         text = _place_text(request, "to")

@@ -30,8 +30,9 @@ from logcore.metadata.checkpoint import Key
 from logcore.metadata.filenames import INTERNAL_TOPICS, partition_of
 from logcore.partition.persisted import or_else
 from netshim.console.access import ConsoleAccess, ConsoleViewer
-from netshim.console.broker import BrokerPageFacts
+from netshim.console.broker import BrokerPageFacts, LiveGroup
 from netshim.console.changes import ConsoleChanges
+from netshim.console.lags import LagHistory
 from netshim.security.acls import AclOperation
 
 #: Time for one page. What cannot be read in it is left out, and the page names it.
@@ -69,6 +70,9 @@ class DirectoryView:
     sizes: PartitionSizes = attrs.Factory(PartitionSizes)
     #: Reads the facts of the broker that serves the directory; None for no broker.
     broker: Callable[[], BrokerPageFacts] | None = None
+    #: Reads the groups of that broker by name.
+    live_groups: Callable[[], Mapping[str, LiveGroup]] | None = None
+    lags: LagHistory = attrs.Factory(LagHistory)
     #: The users and their rules.
     access: ConsoleAccess = attrs.Factory(ConsoleAccess)
     #: Makes the changes of forms; None for a console that only reads.

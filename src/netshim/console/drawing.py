@@ -1,6 +1,6 @@
-"""Shapes of a segment map: where bars and marks of a partition are drawn.
+"""Shapes of a segment map, and of a lag over time.
 
-A row is WIDTH units wide. All rows have one scale, in bytes, or each row fills the width.
+A row of the map is WIDTH units wide. All rows have one scale, in bytes, or each row fills the width.
 The template draws the shapes as SVG; this module knows no HTML.
 """
 
@@ -119,6 +119,40 @@ def _segment(
         damage=damage,
         open_part=open_part,
     )
+
+
+#: Width and height of a drawn lag.
+LAG_WIDTH: Final = 120
+LAG_HEIGHT: Final = 24
+_LAG_MS: Final = 600_000
+
+
+@attrs.frozen
+class DrawnLag:
+    """A lag over the last ten minutes.
+
+    line: the points of a polyline; "" for fewer than two samples.
+    """
+
+    line: str
+    first: int
+    last: int
+    most: int
+
+
+def draw_lag(samples: Sequence[tuple[int, int]], now_ms: int) -> DrawnLag:
+    """Return the line of samples of (time in ms, lag). The largest lag has the height."""
+    shown = [one for one in samples if now_ms - one[0] <= _LAG_MS]
+    lags = [lag for _, lag in shown] or [0]
+    most = max(lags)
+    # Room for the width of the line.
+    height = LAG_HEIGHT - 4
+    line = " ".join(
+        f"{_rounded(LAG_WIDTH * (1 - (now_ms - time_ms) / _LAG_MS))},"
+        f"{_rounded(LAG_HEIGHT - 2 - height * lag / max(1, most))}"
+        for time_ms, lag in shown
+    )
+    return DrawnLag(line if len(shown) > 1 else "", lags[0], lags[-1], most)
 
 
 def _kind(codec: str) -> str:

@@ -1,12 +1,16 @@
-"""Facts about groups and transactions, from the records that brokers store.
+"""Facts about groups and transactions.
 
-Rules:
-- The last stored records count. A broker that runs may know more.
-- The lag counts offsets up to the log end.
+Sources:
+- The records of `__consumer_offsets` and `__transaction_state`, as they were last stored.
+- The registry of a shared directory, for members in processes that share it.
+- The coordinator of the broker of this process, for the state of a group as it is now.
+
+The lag counts offsets up to the log end.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 
 import attrs
@@ -19,7 +23,10 @@ from logcore.format.group_records import Committed
 from logcore.format.transaction_records import StoredTransaction
 from logcore.inspect.segmentmap import segment_map
 from logcore.metadata.checkpoint import Key
-from netshim.console.directory import OpenDirectory, TimeBudget
+from netshim.console.access import ConsoleViewer
+from netshim.console.broker import LiveGroup
+from netshim.console.directory import DirectoryView, OpenDirectory, TimeBudget
+from netshim.console.lags import MOST_SERIES, LagKey
 
 
 @attrs.frozen(kw_only=True)
@@ -55,15 +62,56 @@ class GroupSummary:
     commit_ms: int
 
 
-def group_names(directory: OpenDirectory, found: StoredGroups) -> list[str]:
+@attrs.frozen
+class GroupFacts:
+    """The groups of a directory.
+
+    stored: the stored groups.
+    shared: number of members in processes that share the directory, by group.
+    live: the groups of the broker of this process.
+    """
+
+    stored: StoredGroups = attrs.Factory(StoredGroups)
+    shared: Mapping[str, int] = attrs.Factory(dict)
+    live: Mapping[str, LiveGroup] = attrs.Factory(dict)
+
+    @property
+    def offsets(self) -> Mapping[str, Mapping[str, Mapping[int, Committed]]]:
+        """The committed offsets by group, topic and partition."""
+        return self.stored.offsets
+
+    def names(self) -> set[str]:
+        """Return the names of all groups."""
+        stored = self.stored
+        return {*stored.offsets, *stored.groups, *stored.consumers, *self.shared}
+
+    def member_count(self, name: str) -> int:
+        """Return the number of members of a group, from the newest source."""
+        if name in self.live:
+            return self.live[name].members
+        return self.shared.get(name, 0) or self.stored.member_count(name)
+
+    def state(self, name: str) -> str:
+        """Return the state of a group by Kafka's names."""
+        if name in self.live:
+            return self.live[name].state
+        return "Stable" if self.member_count(name) else "Empty"
+
+    def protocol(self, name: str) -> str:
+        """Return classic, consumer, or "" for a group that only has offsets."""
+        if name in self.stored.consumers:
+            return "consumer"
+        return "classic" if name in self.stored.groups else ""
+
+
+def group_names(directory: OpenDirectory, found: GroupFacts) -> list[str]:
     """Return the names of the stored groups that the user may see."""
-    names = {*found.offsets, *found.groups, *found.consumers}
-    return sorted(filter(directory.viewer.may_see_group, names))
+    return sorted(filter(directory.viewer.may_see_group, found.names()))
 
 
 def offsets_of(
     directory: OpenDirectory,
-    found: StoredGroups,
+    found: GroupFacts,
     name: str,
     budget: TimeBudget,
     owners: Mapping[Key, str] | None = None,
@@ -99,21 +147,15 @@ def _end(directory: OpenDirectory, topic: str, number: int) -> int | None:
 
 
 def summary_of(
-    directory: OpenDirectory, found: StoredGroups, name: str, budget: TimeBudget
+    directory: OpenDirectory, found: GroupFacts, name: str, budget: TimeBudget
 ) -> GroupSummary:
     """Return a group for a list of groups."""
     rows = offsets_of(directory, found, name, budget)
-    members = found.member_count(name)
-    protocol = ""
-    if name in found.consumers:
-        protocol = "consumer"
-    elif name in found.groups:
-        protocol = "classic"
     return GroupSummary(
         name=name,
-        protocol=protocol,
-        state="Stable" if members else "Empty",
-        members=members,
+        protocol=found.protocol(name),
+        state=found.state(name),
+        members=found.member_count(name),
         partitions=len(rows),
         topics=tuple(sorted({row.topic for row in rows})),
         lag=sum(row.lag or 0 for row in rows),
@@ -122,15 +164,64 @@ def summary_of(
     )
 
 
-def stored(directory: OpenDirectory) -> StoredGroups:
-    """Return the stored groups. Raises LogcoreError if their topic is damaged."""
+def read_groups(directory: OpenDirectory) -> GroupFacts:
+    """Return the groups of a directory. Raises LogcoreError if they cannot be read."""
     if directory.logdir is None:
-        return StoredGroups()
-    return group_descriptions.read_groups(directory.logdir)
+        return GroupFacts()
+    shared: dict[str, int] = {}
+    view = directory.view
+    with group_descriptions.registry_of(view.fs, view.path) as registry:
+        for name in group_descriptions.shared_group_names(registry):
+            shared[name] = len(group_descriptions.shared_members(registry, name))
+    live: Mapping[str, LiveGroup] = {}
+    if view.live_groups is not None:
+        # A broker that stops has no members any more.
+        with contextlib.suppress(RuntimeError, TimeoutError):
+            live = view.live_groups()
+    return GroupFacts(group_descriptions.read_groups(directory.logdir), shared, live)
+
+
+def _stored_offsets(directory: OpenDirectory) -> dict[LagKey, int]:
+    return {
+        (name, topic, number): one.offset
+        for name, topics in read_groups(directory).offsets.items()
+        for topic, partitions in topics.items()
+        for number, one in partitions.items()
+    }
+
+
+def sample_lags(view: DirectoryView) -> None:
+    """Add the lags of this moment to the history of a console.
+
+    A partition that cannot be read in time has no sample.
+    """
+    everybody = ConsoleViewer()
+    committed: dict[LagKey, int] = {}
+    try:
+        with view.opened(everybody) as directory:
+            live = {} if view.live_groups is None else view.live_groups()
+            for name, group in live.items():
+                for (topic, number), offset in group.offsets.items():
+                    committed[name, topic, number] = offset
+            if not live:
+                committed = _stored_offsets(directory)
+            budget = TimeBudget.of(view.fs, view.page_s)
+            lags = {}
+            for key in list(committed)[:MOST_SERIES]:
+                _, topic, number = key
+                if budget.is_over():
+                    break
+                if number in directory.topics.get(topic, ()):
+                    end = _end(directory, topic, number)
+                    if end is not None:
+                        lags[key] = max(0, end - committed[key])
+    except (LogcoreError, OSError, RuntimeError, TimeoutError):
+        return
+    view.lags.add(view.fs.now_ms(), lags)
 
 
 def members_of(
-    directory: OpenDirectory, found: StoredGroups, name: str
+    directory: OpenDirectory, found: GroupFacts, name: str
 ) -> tuple[GroupMemberDescription, ...]:
     """Return the members of a group. Raises LogcoreError."""
     if directory.logdir is None:
@@ -138,7 +229,9 @@ def members_of(
     with group_descriptions.registry_of(
         directory.view.fs, directory.view.path
     ) as registry:
-        return group_descriptions.members_of(directory.logdir, found, registry, name)
+        return group_descriptions.members_of(
+            directory.logdir, found.stored, registry, name
+        )
 
 
 def owners_of(directory: OpenDirectory, name: str) -> dict[Key, str]:

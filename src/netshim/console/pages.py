@@ -43,7 +43,7 @@ from netshim.console.directory import (
     TimeBudget,
     is_internal,
 )
-from netshim.console.drawing import draw
+from netshim.console.drawing import DrawnLag, draw, draw_lag
 from netshim.console.exporting import FORMS, commands_for, exported
 from netshim.console.guard import (
     LOGIN,
@@ -56,6 +56,7 @@ from netshim.console.guard import (
     viewer_again,
     viewer_of,
 )
+from netshim.console.lags import INTERVAL_S, LagSample
 from netshim.console.live import (
     MOST_PARTITIONS,
     MOST_ROWS,
@@ -80,7 +81,10 @@ from netshim.console.requests import (
     refuse,
     topic_of,
 )
+from netshim.console.schema_pages import SchemaPages
 from netshim.console.values import ShownValue, hex_lines, show, show_whole, visible
+from netshim.http.host import HttpHost
+from netshim.listeners import TlsSettings
 from netshim.security.acls import AclOperation
 
 _log = logging.getLogger("netshim")
@@ -128,6 +132,22 @@ def console_app(view: DirectoryView) -> ASGIApp:
     return ConsoleGuard(
         app, view.access, logins, takes_changes=view.changes is not None
     )
+
+
+def add_console(
+    host: HttpHost,
+    address: tuple[str, int],
+    view: DirectoryView,
+    tls: TlsSettings | None = None,
+) -> str:
+    """Add a console to a host, and return its URL.
+
+    Raises:
+        OSError: the address is not available.
+    """
+    url = host.add(address, console_app(view), tls)
+    host.repeat(INTERVAL_S, functools.partial(groups.sample_lags, view))
+    return url
 
 
 class LoginPages:
@@ -197,6 +217,7 @@ class ConsolePages:
             "/group": self.group,
             "/transactions": self.transactions,
         }
+        self.functions.update(SchemaPages(renderer).functions)
         if view.broker is not None:
             self.functions["/broker"] = self.broker
 
@@ -286,7 +307,7 @@ class ConsolePages:
         problems = []
         readers = []
         try:
-            found = groups.stored(directory)
+            found = groups.read_groups(directory)
         except LogcoreError as error:
             problems.append(f"the groups cannot be read: {error}")
         else:
@@ -581,7 +602,7 @@ class ConsolePages:
         rows = []
         budget = self._budget()
         try:
-            found = groups.stored(directory)
+            found = groups.read_groups(directory)
             names = [
                 name
                 for name in groups.group_names(directory, found)
@@ -605,17 +626,22 @@ class ConsolePages:
             rows=rows,
             known=directory.topics,
             wanted=wanted,
+            lags={
+                row.name: self._lag(self._view.lags.of_group(row.name, row.topics))
+                for row in rows
+            },
             is_partial=any(row.is_lag_partial for row in rows) and budget.is_over(),
         )
 
     def group(self, request: Request, directory: OpenDirectory) -> Response:
         """Show the members and the offsets of a group."""
         name = request.query_params.get("name", "")
-        found = groups.stored(directory)
+        found = groups.read_groups(directory)
         if name not in groups.group_names(directory, found):
             raise HTTPException(404, f"There is no group {visible(name[:80])!r}.")
         budget = self._budget()
         owners = groups.owners_of(directory, name)
+        offsets = groups.offsets_of(directory, found, name, budget, owners)
         return self._render(
             "group.html",
             request,
@@ -623,8 +649,17 @@ class ConsolePages:
             name=name,
             summary=groups.summary_of(directory, found, name, budget),
             members=groups.members_of(directory, found, name),
-            offsets=groups.offsets_of(directory, found, name, budget, owners),
+            offsets=offsets,
+            lags={
+                (one.topic, one.partition): self._lag(
+                    self._view.lags.of_partition((name, one.topic, one.partition))
+                )
+                for one in offsets
+            },
         )
+
+    def _lag(self, samples: list[LagSample]) -> DrawnLag:
+        return draw_lag(samples, self._view.fs.now_ms())
 
     def transactions(self, request: Request, directory: OpenDirectory) -> Response:
         """Show open transactions, and the ids that the coordinator has stored."""

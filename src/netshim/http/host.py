@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
 import threading
+import time
 from collections.abc import Callable, Generator
 from concurrent.futures import Future, InvalidStateError
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -31,6 +33,7 @@ from logcore.errors import InvalidConfigError
 if TYPE_CHECKING:
     from netshim.listeners import TlsSettings
 
+_log = logging.getLogger("netshim")
 _T = TypeVar("_T")
 #: Hosts of this machine.
 LOOPBACK: Final = frozenset(("127.0.0.1", "localhost", "::1"))
@@ -121,6 +124,15 @@ class HttpHost:
     def __init__(self) -> None:
         self._servers: list[tuple[uvicorn.Server, socket.socket]] = []
         self._thread: threading.Thread | None = None
+        self._repeated: list[tuple[float, Callable[[], None]]] = []
+
+    def repeat(self, interval_s: float, function: Callable[[], None]) -> None:
+        """Call a function in a thread again and again while the ports are served.
+
+        A call that takes long delays the next, so that the function occupies at most a
+        tenth of the time.
+        """
+        self._repeated.append((interval_s, function))
 
     def add(
         self, address: tuple[str, int], app: Any, tls: TlsSettings | None = None
@@ -167,9 +179,12 @@ class HttpHost:
         asyncio.run(self._serve())
 
     async def _serve(self) -> None:
+        tasks = [asyncio.create_task(_repeat(*one)) for one in self._repeated]
         await asyncio.gather(
             *(server.serve(sockets=[sock]) for server, sock in self._servers)
         )
+        for task in tasks:
+            task.cancel()
         # uvicorn leaves connections that were accepted as it stopped, and responses that
         # did not end in its time. Each turn of the loop makes one step of their end.
         for _ in range(_CLOSING_TURNS):
@@ -189,6 +204,16 @@ class HttpHost:
         for _, sock in self._servers:
             sock.close()
         self._servers.clear()
+
+
+async def _repeat(interval_s: float, function: Callable[[], None]) -> None:
+    while True:
+        began_s = time.monotonic()
+        try:
+            await asyncio.to_thread(function)
+        except Exception as error:  # the next call may succeed
+            _log.error("%s failed", function, exc_info=error)
+        await asyncio.sleep(max(interval_s, 9 * (time.monotonic() - began_s)))
 
 
 class BrokerCalls:

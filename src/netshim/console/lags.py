@@ -1,0 +1,65 @@
+"""The lag of groups over the last ten minutes, from samples in memory.
+
+Rules:
+- A sample is taken each INTERVAL_S while the console runs, and MOST_SAMPLES are kept.
+- At most MOST_SERIES partitions of groups have samples. A partition whose group, or whose
+  offset, has been deleted loses its samples.
+- The lag counts offsets up to the log end.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import attrs
+
+#: Time between two samples.
+INTERVAL_S: Final = 10.0
+MOST_SAMPLES: Final = 61
+MOST_SERIES: Final = 1_000
+
+#: Group, topic and partition.
+LagKey = tuple[str, str, int]
+#: Time in milliseconds, and lag.
+LagSample = tuple[int, int]
+
+
+@attrs.define
+class LagHistory:
+    """The samples of one console. Threads of pages share it."""
+
+    _lock: threading.Lock = attrs.Factory(threading.Lock)
+    #: Lags by partition; each sample is the lag at one time.
+    _series: dict[LagKey, deque[LagSample]] = attrs.Factory(dict)
+
+    def add(self, time_ms: int, lags: Mapping[LagKey, int]) -> None:
+        """Add the lags of one moment."""
+        with self._lock:
+            for key in self._series.keys() - lags.keys():
+                del self._series[key]
+            for key, lag in lags.items():
+                series = self._series.get(key)
+                if series is None:
+                    if len(self._series) >= MOST_SERIES:
+                        continue
+                    series = self._series[key] = deque(maxlen=MOST_SAMPLES)
+                series.append((time_ms, lag))
+
+    def of_partition(self, key: LagKey) -> list[LagSample]:
+        """Return the samples of a partition, oldest first."""
+        with self._lock:
+            return list(self._series.get(key, ()))
+
+    def of_group(self, group: str, topics: Iterable[str]) -> list[LagSample]:
+        """Return the sum of the partitions of a group in some topics, oldest first."""
+        known = set(topics)
+        total: dict[int, int] = {}
+        with self._lock:
+            for (name, topic, _), series in self._series.items():
+                if name == group and topic in known:
+                    for time_ms, lag in series:
+                        total[time_ms] = total.get(time_ms, 0) + lag
+        return sorted(total.items())
