@@ -420,7 +420,6 @@ def test_login_by_keyboard_and_logout_in_another_tab(
         other.wait_for_url("**/login")
         tab.reload()
         tab.wait_for_url("**/login?**")
-        tab.go_back()
         assert "orders" not in tab.locator("body").inner_text()
         context.close()
 
@@ -453,7 +452,7 @@ def test_live_tail_continues_after_a_broker_was_killed(
         other.goto("/broker")
         assert check(other, axe) == []
         process.send_signal(signal.SIGKILL)
-        process.wait(DEADLINE_S)
+        process.communicate(timeout=DEADLINE_S)
         playwright.expect(state).to_contain_text("The connection is lost")
         process, _ = serve(data, int(url.rpartition(":")[2]))
         playwright.expect(state).to_contain_text("Following", timeout=60_000)
