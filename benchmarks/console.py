@@ -12,6 +12,8 @@ Method:
   later one.
 - Broker: small Produce requests to a broker that also serves the console in its process,
   with and without a page of messages each 0.2 s. The 99th percentile counts.
+- Idle: small Produce requests to a broker with a console and a registry without requests,
+  beside one without them. The processor time of the broker for each request counts.
 """
 
 from __future__ import annotations
@@ -52,6 +54,7 @@ def run(settings: Settings) -> Iterator[Result]:
         yield from _list(_many(path / "many", count), count)
     with common.scratch(settings, "console") as path:
         yield _broker(settings, path)
+        yield _idle(settings, path)
 
 
 def _filled(path: Path, size_bytes: int) -> Path:
@@ -280,6 +283,75 @@ def _broker(settings: Settings, path: Path) -> Result:
         method=f"Medians: {middle[1]:.2f} ms and {middle[0]:.2f} ms. The processes share "
         "the cores with the reader.",
     )
+
+
+def _idle(settings: Settings, path: Path) -> Result:
+    """Compare the processor time of brokers with and without console and registry."""
+    count = 2_000 if settings.quick else 10_000
+    with contextlib.ExitStack() as stack:
+        sides = [
+            stack.enter_context(_loaded_broker(path / "off", [])),
+            stack.enter_context(
+                _loaded_broker(
+                    path / "on", ["--console", "0", "--schema-registry", "0"]
+                )
+            ),
+        ]
+        took: list[list[float]] = [[], []]
+        for turn in range(2 * 5):
+            for side in (0, 1) if turn % 2 else (1, 0):
+                took[side].append(sides[side](count))
+    off, on = map(statistics.median, took)
+    return Result(
+        question="processor time of a Produce request beside an idle console",
+        unit="µs",
+        ours=on * 1e6,
+        peer_name="without console and registry",
+        peer=off * 1e6,
+        ratio=on / off,
+        turns=common.ratios(took[1], took[0]),
+        method=f"{count:,} requests of 100 bytes in each of 10 turns. Median.",
+    )
+
+
+@contextlib.contextmanager
+def _loaded_broker(
+    path: Path, options: list[str]
+) -> Generator[Callable[[int], float], None, None]:
+    """Give a function that sends requests, and returns the processor time of each."""
+    from confluent_kafka import Producer
+
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "netshim", "serve", str(path), "--port", "0"),
+            *("--durability", "os", *options),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert process.stdout is not None
+    address = process.stdout.readline().split()[-1]
+    producer = Producer({"bootstrap.servers": address, "linger.ms": 0})
+
+    def used_s() -> float:
+        fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2]
+        ticks = sum(map(int, fields.split()[11:13]))
+        return ticks / os.sysconf("SC_CLK_TCK")
+
+    def send(count: int) -> float:
+        before = used_s()
+        for _ in range(count):
+            producer.produce("small", b"x" * 100)
+            producer.flush()
+        return (used_s() - before) / count
+
+    send(500)
+    try:
+        yield send
+    finally:
+        process.terminate()
+        process.communicate()
 
 
 def _read_until(get: Callable[[str], str], ending: threading.Event) -> None:

@@ -167,14 +167,32 @@ def test_abort_of_a_transaction_whose_process_has_ended(
     assert client.get("/transactions/abort?id=%3Cscript%3E").status == 404
 
 
+#: A process that writes a directory until its input ends.
+WRITER = """
+import sys, logcore
+with logcore.open_dir(sys.argv[1]):
+    print("open", flush=True)
+    sys.stdin.read()
+"""
+
+
 def test_change_of_a_locked_directory_names_its_writer(
     data: Path, client: ConsoleClient
 ) -> None:
     page = client.page(RESET)
-    with logcore.open_dir(data):
+    with subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(data)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as writer:
+        assert writer.stdin is not None
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == b"open\n"
         refused = client.submit(page, "/group/reset")
-        assert refused.status == 503
-        assert "lock" in refused.text
+        assert refused.status == 409
+        assert "Nothing was changed" in refused.text
+        assert str(writer.pid) in refused.text
+        writer.stdin.close()
     assert committed(data) == [4, 10]
     assert client.submit(page, "/group/reset").status == 303
 

@@ -8,6 +8,7 @@ import json
 import random
 from pathlib import Path
 
+import pyarrow.parquet
 import pytest
 
 import logcore
@@ -271,6 +272,14 @@ def test_export_contains_the_messages_of_the_page(
     )
     assert [row["value"] for row in table][:3] == values[:3]
     assert table[0]["key"] == "hex:ff"
+    page = console.get("/topics/orders/messages.parquet?from=1&count=2")
+    assert page.headers["content-type"] == "application/vnd.apache.parquet"
+    columns = pyarrow.parquet.read_table(io.BytesIO(page.body)).to_pydict()
+    assert columns["value"] == [one.encode() for one in values[1:3]]
+    assert columns["key"] == [b"\xff", b"\xff"]
+    assert columns["offset"] == [1, 2]
+    assert columns["headers"] == [[{"key": "h", "value": None}]] * 2
+    assert columns["timestamp"][0].tzinfo is not None
 
 
 def test_page_of_compacted_records_crosses_gaps(

@@ -315,16 +315,19 @@ def test_missing_packages_are_named(
         kafka.schema_registry_url
 
 
-def test_nothing_is_imported_while_the_registry_is_off(tmp_path: Path) -> None:
+def test_nothing_is_imported_while_console_and_registry_are_off(
+    tmp_path: Path,
+) -> None:
     code = """
-import sys
+import sys, threading
 import netshim.command, netshim.pytest_plugin, logcore.cli.commands
 import netshim.testing
 with netshim.serve(sys.argv[1]):
-    pass
-print(sorted(one for one in sys.modules if one.split(".")[0] in
-    ("starlette", "uvicorn", "fastavro", "avro", "jsonschema", "google")
-    or one.startswith(("netshim.schemas", "netshim.http.", "logcore.schemas"))))
+    threads = [one.name for one in threading.enumerate()]
+print([one for one in threads if one.startswith("netshim-http")] +
+    sorted(one for one in sys.modules if one.split(".")[0] in
+    ("starlette", "uvicorn", "fastavro", "avro", "jsonschema", "google", "jinja2")
+    or one.startswith(("netshim.schemas", "netshim.console.", "netshim.http.", "logcore.schemas"))))
 """
     done = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path / "data")],

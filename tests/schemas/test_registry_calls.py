@@ -60,6 +60,33 @@ def test_schema_is_found_by_id_guid_and_text(registry: RegistryClient) -> None:
     assert registry.get("/schemas?subjectPrefix=a") == [version]
 
 
+def test_remembered_answer_ends_with_a_change(registry: RegistryClient) -> None:
+    registry.register("a", RECORD)
+    for path in ("/schemas/ids/1", "/subjects", "/config"):
+        assert registry.get(path) == registry.get(path)
+    registry.call("PUT", "/config", {"compatibility": "FULL"})
+    assert registry.get("/config")["compatibilityLevel"] == "FULL"
+    registry.register("b", RECORD)
+    assert registry.get("/subjects") == ["a", "b"]
+    for subject in ("a", "b"):
+        registry.delete(f"/subjects/{subject}")
+        registry.delete(f"/subjects/{subject}?permanent=true")
+    assert registry.get("/schemas/ids/1") == 40403
+    assert registry.get("/subjects") == []
+
+
+def test_remembered_answer_ends_with_a_rollback(
+    kafka: Kafka, registry: RegistryClient
+) -> None:
+    before = kafka.snapshot()
+    registry.register("a", RECORD)
+    first = registry.get("/schemas/ids/1")
+    kafka.rollback(before)
+    assert registry.get("/schemas/ids/1") == 40403
+    registry.register("a", record(NUMBER, name="Other"))
+    assert registry.get("/schemas/ids/1") != first
+
+
 def test_missing_names_have_the_codes_of_the_registry(
     registry: RegistryClient,
 ) -> None:

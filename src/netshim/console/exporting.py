@@ -1,4 +1,8 @@
-"""Messages of a page as files, and commands that read one message elsewhere."""
+"""Messages of a page as files, and commands that read one message elsewhere.
+
+NDJSON and CSV are text: other bytes are hex. Parquet has the stored bytes, and needs the
+extra `arrow`.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +15,17 @@ from typing import Final
 
 import attrs
 
+from logcore.format.columns import TOPIC_COLUMNS, arrow_schema
 from logcore.format.html import shown_time
 from logcore.inspect.dump import shown_record
 from netshim.console.messages import FoundMessage
 
 #: Names of the forms, with their media types.
-FORMS: Final = {"ndjson": "application/x-ndjson", "csv": "text/csv"}
+FORMS: Final = {
+    "ndjson": "application/x-ndjson",
+    "csv": "text/csv",
+    "parquet": "application/vnd.apache.parquet",
+}
 _COLUMNS: Final = (
     "partition",
     "offset",
@@ -29,7 +38,13 @@ _COLUMNS: Final = (
 
 
 def exported(messages: Iterable[FoundMessage], topic: str, form: str) -> bytes:
-    """Return messages as NDJSON, as `logcore read --json` prints them, or as CSV."""
+    """Return messages as NDJSON, as `logcore read --json` prints them, CSV or Parquet.
+
+    Raises:
+        MissingDependencyError: Parquet needs a package that is not installed.
+    """
+    if form == "parquet":
+        return _parquet(list(messages), topic)
     if form == "csv":
         out = io.StringIO()
         table = csv.writer(out)
@@ -48,6 +63,33 @@ def exported(messages: Iterable[FoundMessage], topic: str, form: str) -> bytes:
         for one in messages
     ]
     return "".join(f"{line}\n" for line in lines).encode("utf-8", "replace")
+
+
+def _parquet(messages: list[FoundMessage], topic: str) -> bytes:
+    """Return messages in the columns of `logcore export`."""
+    schema = arrow_schema(TOPIC_COLUMNS)
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    rows = [
+        {
+            "topic": topic,
+            "partition": one.partition,
+            "offset": one.record.offset,
+            "timestamp": one.timestamp_ms if one.timestamp_ms >= 0 else None,
+            "key": one.record.key,
+            "value": one.record.value,
+            "headers": [
+                {"key": name.encode("utf-8", "replace").decode(), "value": value}
+                for name, value in one.record.headers
+            ],
+        }
+        for one in messages
+    ]
+    out = io.BytesIO()
+    table = pa.Table.from_pylist(rows, schema=schema)
+    pyarrow.parquet.write_table(table, out, compression="zstd")
+    return out.getvalue()
 
 
 def _cells(message: FoundMessage) -> list[object]:

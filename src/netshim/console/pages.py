@@ -29,7 +29,14 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
 from logcore.config import INT64_MAX
-from logcore.errors import LogcoreError, TopicNotFoundError
+from logcore.errors import (
+    ConsumerStateError,
+    InvalidTransactionStateError,
+    LogcoreError,
+    LogLockedError,
+    MissingDependencyError,
+    TopicNotFoundError,
+)
 from logcore.inspect.segmentmap import PartitionMap, segment_map
 from logcore.kernels.layout import HEADER_NAME_ERRORS
 from logcore.metadata.filenames import partition_name
@@ -89,6 +96,14 @@ from netshim.security.acls import AclOperation
 
 _log = logging.getLogger("netshim")
 
+#: Statuses of errors. Others are 503.
+_STATUSES: Final[dict[type[Exception], int]] = {
+    TopicNotFoundError: 404,
+    MissingDependencyError: 501,
+    LogLockedError: 409,
+    ConsumerStateError: 409,
+    InvalidTransactionStateError: 409,
+}
 #: Rows of a list of topics or groups.
 _PAGE_ROWS: Final = 500
 
@@ -252,7 +267,10 @@ class ConsolePages:
         return self._renderer.error(request, error.status_code, error.detail)
 
     async def failed(self, request: Request, error: Exception) -> Response:
-        status = 404 if isinstance(error, TopicNotFoundError) else 503
+        status = 503
+        for kind, code in _STATUSES.items():
+            if isinstance(error, kind):
+                status = code
         return self._renderer.error(request, status, str(error))
 
     async def crashed(self, request: Request, error: Exception) -> Response:

@@ -31,7 +31,9 @@ _TITLES: Final = {
     409: "Nothing was changed",
     413: "Not a valid request",
     415: "Not a valid request",
+    429: "Too many logins",
     500: "Error",
+    501: "A package is missing",
 }
 
 
@@ -76,7 +78,10 @@ class PageRenderer:
 
     def error(self, request: Request, status: int, text: str) -> Response:
         """Return the page of an error."""
-        title = _TITLES.get(status, "The directory cannot be read")
+        title = "The directory cannot be read"
+        if request.method == "POST":
+            title = "The change failed"
+        title = _TITLES.get(status, title)
         return self.render(
             "error.html", request, status, title=title, text=visible(text)
         )

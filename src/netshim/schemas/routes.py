@@ -75,6 +75,9 @@ _T = TypeVar("_T")
 MEDIA_TYPE: Final = "application/vnd.schemaregistry.v1+json"
 #: Largest body of a request.
 MOST_BYTES: Final = 1 << 20
+#: Most answers that are remembered, and the largest body of one.
+_MOST_ANSWERS: Final = 256
+_MOST_REMEMBERED_BYTES: Final = 64 << 10
 _LEVEL_DOCS: Final = (
     "Avro schemas are compared. JSON and PROTOBUF schemas are parsed, but are not "
     "compared with earlier ones."
@@ -182,8 +185,18 @@ class SchemaRegistry:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request of uvicorn."""
-        request = Request(scope, receive)
-        response = await self._answer(request)
+        key = _repeatable(scope)
+        answers = self._store.answers
+        if key in answers and self._store.is_current:
+            response = answers[key]
+        else:
+            response = await self._answer(Request(scope, receive))
+            if key is not None and response.status_code == 200:
+                if len(answers) >= _MOST_ANSWERS:
+                    answers.clear()
+                if len(response.body) <= _MOST_REMEMBERED_BYTES:
+                    # If the state has changed since, this dict has no readers any more.
+                    answers[key] = response
         await response(scope, receive, send)
 
     async def _answer(self, request: Request) -> Response:
@@ -561,6 +574,22 @@ ROUTES: Final = (
 _DIVIDED: Final = tuple(
     (method, path.split("/"), name) for method, path, name in ROUTES
 )
+
+
+def _repeatable(scope: Scope) -> tuple[bytes, bytes] | None:
+    """Return the key of a request whose answer depends on the state alone, or None.
+
+    The key contains the host, because some hosts are refused.
+    """
+    if scope["method"] != "GET" or scope["query_string"]:
+        return None
+    host = b""
+    for name, value in scope["headers"]:
+        if name == b"origin":
+            return None
+        if name == b"host":
+            host = value
+    return scope["raw_path"], host
 
 
 def _route(request: Request) -> tuple[str, str, dict[str, str]]:

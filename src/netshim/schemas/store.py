@@ -401,6 +401,8 @@ class SchemaStore:
         self._log: Log | None = None
         #: Offset of the first record that the state does not include.
         self._end = 0
+        #: Answers that depend on the state alone. Another state has another dict.
+        self.answers: dict[Any, Any] = {}
 
     @property
     def is_current(self) -> bool:
@@ -509,6 +511,7 @@ class SchemaStore:
         for offset, _, key, value, _ in log.read(start, end):
             self._state.apply(offset, key, value)
         self._end = end
+        self.answers = {}
         if self._state.skipped > skipped:
             _log.warning(
                 "%d records of %s are not understood and skipped: %s",
@@ -523,6 +526,7 @@ class SchemaStore:
         self._state = SchemaState()
         self._log = log
         self._end = 0
+        self.answers = {}
 
 
 def missing_packages() -> list[str]:
