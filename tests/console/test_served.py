@@ -5,12 +5,14 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Generator
 from pathlib import Path
 
 import pytest
+import trustme
 from click.testing import CliRunner
 
 import logcore
@@ -152,3 +154,64 @@ def test_broker_with_rules_shows_what_they_allow(
     assert [row[0] for row in page.rows()] == ["orders"]
     assert "Broker" not in page.text
     assert client.get("/broker").status == 403
+
+
+def test_console_with_a_certificate_serves_https(
+    data: Path, start: Start, tmp_path: Path
+) -> None:
+    with logcore.open_dir(data, create=True) as logdir:
+        logdir.create_topic("orders", 1)
+    add_user(data, tmp_path)
+    authority = trustme.CA()
+    ca_file = tmp_path / "ca.pem"
+    authority.cert_pem.write_to_path(ca_file)
+    certificate = tmp_path / "console.pem"
+    certificate.touch(mode=0o600)
+    issued = authority.issue_cert("127.0.0.1")
+    issued.private_key_and_cert_chain_pem.write_to_path(certificate)
+    process = start(
+        *("console", data, "--port", 0, "--login"), *("--tls-cert", certificate)
+    )
+    client = ConsoleClient(address(process, 1), None, ca_file)
+    assert client.url.startswith("https://127.0.0.1:")
+    assert client.get("/").status == 401
+    assert client.log_in("alice", "secret").status == 303
+    assert client.page("/").rows()[0][0] == "orders"
+
+
+def test_change_through_a_broker_needs_the_permission_of_its_user(
+    data: Path, start: Start, tmp_path: Path
+) -> None:
+    with logcore.open_dir(data, create=True) as logdir:
+        logdir.create_topic("orders", 1)
+        logdir.append("orders", b"v")
+        logdir.alter_group_offsets("billing", {("orders", 0): 1})
+    add_user(data, tmp_path)
+
+    def allow(*options: str) -> None:
+        rule = ["acl", "add", str(data), "User:alice", *options]
+        assert CliRunner().invoke(main, rule).exit_code == 0
+
+    allow("--topic", "orders", "--operation", "describe")
+    allow("--group", "billing", "--operation", "describe")
+    process = start(
+        *("serve", data, "--port", 0, "--acls", "--console", 0, "--console-write")
+    )
+    client = ConsoleClient(address(process, 2), None)
+    assert client.log_in("alice", "secret").status == 303
+    reset = "/group/reset?name=billing&to=earliest"
+    page = client.page(reset)
+    refused = client.submit(page, "/group/reset")
+    assert refused.status == 403
+    assert "GROUP_AUTHORIZATION_FAILED" in refused.text
+    page = client.page("/topics/orders/delete")
+    refused = client.submit(page, "/topics/orders/delete", confirm="orders")
+    assert refused.status == 403
+    allow("--topic", "orders", "--operation", "read")
+    allow("--group", "billing", "--operation", "read")
+    until = time.monotonic() + DEADLINE_S
+    done = client.submit(client.page(reset), "/group/reset")
+    while done.status == 403 and time.monotonic() < until:
+        done = client.submit(client.page(reset), "/group/reset")
+    assert done.status == 303
+    assert client.page("/group?name=billing").rows()[0][2] == "0"

@@ -14,6 +14,7 @@ import contextlib
 import functools
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from http import HTTPStatus
 from pathlib import PurePosixPath
 from typing import Any, Final
 from urllib.parse import quote, urlencode
@@ -264,7 +265,10 @@ class ConsolePages:
 
     async def refused(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        return self._renderer.error(request, error.status_code, error.detail)
+        text = error.detail
+        if text == HTTPStatus.NOT_FOUND.phrase:  # of the router
+            text = "There is no page at this address."
+        return self._renderer.error(request, error.status_code, text)
 
     async def failed(self, request: Request, error: Exception) -> Response:
         status = 503
