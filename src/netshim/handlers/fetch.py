@@ -173,7 +173,7 @@ class _SessionPartitions:
     def _look_at_topics(self) -> None:
         """Read every partition again if topics or leaders have changed."""
         state = self._state
-        version = state.logdir.topics_version
+        version = state.logdir.host.topics_version
         context = (version, state.leadership.version, *self._of_request)
         if context == self._session.context:
             return
@@ -213,7 +213,7 @@ class _SessionPartitions:
         self._look_at_topics()
         self._reading = []
         wanted: list[_Wanted] = []
-        opened = self._state.logdir.opened
+        opened = self._state.logdir.host.opened
         for one in self._session.partitions.values():
             quiet = one.quiet
             if quiet is not None:

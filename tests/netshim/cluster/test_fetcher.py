@@ -90,7 +90,7 @@ def logs(tmp_path: Path) -> Iterator[list[Log]]:
     with logcore.open_dir(
         tmp_path / "d", create=True, replicated=True, durability="os"
     ) as directory:
-        directory.place_topic("t", uuid.UUID(bytes=TOPIC_ID), 3, (0, 1, 2), {})
+        directory.host.place_topic("t", uuid.UUID(bytes=TOPIC_ID), 3, (0, 1, 2), {})
         yield [directory.partition("t", number) for number in range(3)]
 
 
