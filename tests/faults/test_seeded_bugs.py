@@ -252,7 +252,7 @@ def b28_page_cache_trusted(patch: pytest.MonkeyPatch) -> None:
 
 def b29_removed_before_the_start_is_durable(patch: pytest.MonkeyPatch) -> None:
     def delete_records(self: Log, before: int) -> int:
-        writer = self.writer
+        writer = self.host.writer
         state = writer.state
         for segment, following in itertools.pairwise(state.segments):
             if following.base_offset <= before:
@@ -272,7 +272,7 @@ def b29_removed_before_the_start_is_durable(patch: pytest.MonkeyPatch) -> None:
 def b30_retention_takes_the_active(patch: pytest.MonkeyPatch) -> None:
     def delete_records(self: Log, before: int) -> int:
         start = real(self, before)
-        writer = self.writer
+        writer = self.host.writer
         if before == writer.state.end and writer.active.size_bytes:
             for path in writer.files._put_away(writer.active.base_offset):
                 writer.fs.unlink(path)
