@@ -208,7 +208,7 @@ def test_failed_copy_leaves_no_files(
 
 def test_records_that_were_deleted_or_compacted_come_back(kafka: Kafka) -> None:
     kafka.create_topic("t", 1, {"segment.bytes": "1000"})
-    # With a ratio of 1, the broker does not compact by itself.
+    # With a ratio of 1, no tick compacts the log.
     settings = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "1"}
     kafka.create_topic("c", 1, {**settings, "segment.bytes": "1000"})
     for number in range(30):
