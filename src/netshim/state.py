@@ -129,7 +129,8 @@ class BrokerState:
         self.work = WorkQueues(submit)
         self.syncs = Syncs(submit, policy_waits=logdir.durability.waits)
         self.fetch_sessions = FetchSessions(
-            settings.max_incremental_fetch_session_cache_slots, logdir.host.fs.random_bytes
+            settings.max_incremental_fetch_session_cache_slots,
+            logdir.host.fs.random_bytes,
         )
         self.fetches = WaitingFetches(logdir, self.timers, self.work, self.syncs)
         # The server of a cluster's broker replaces the next two.

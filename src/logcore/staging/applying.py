@@ -22,7 +22,7 @@ import itertools
 import os
 import struct
 from collections.abc import Collection, Generator, Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import attrs
 
@@ -98,6 +98,20 @@ class Target(Protocol):
     def fail(self, cause: BaseException) -> None: ...
 
 
+class TargetHost(Protocol):
+    """The part of log.LogHost that apply_ready() uses."""
+
+    @property
+    def writer(self) -> Writer: ...
+
+
+class TargetLog(Protocol):
+    """The part of log.Log that apply_ready() uses."""
+
+    @property
+    def host(self) -> TargetHost: ...
+
+
 class TargetDirectory(Protocol):
     """The methods of logdir.LogDir that apply_ready() uses."""
 
@@ -108,7 +122,7 @@ class TargetDirectory(Protocol):
         self, wanted: Mapping[str, tuple[int, Mapping[str, object] | None]]
     ) -> None: ...
     def partitions(self, name: str) -> tuple[int, ...]: ...
-    def partition(self, topic: str, number: int) -> Any: ...
+    def partition(self, topic: str, number: int) -> TargetLog: ...
 
 
 def apply_ready(fs: FS, directory: TargetDirectory, *, most: int | None = None) -> int:
@@ -305,7 +319,7 @@ def _apply(fs: FS, directory: TargetDirectory, path: str, manifest: Manifest) ->
         _refuse(fs, path, manifest, str(error))
         raise
     writers: dict[tuple[str, int], Writer] = {
-        key: directory.partition(*key).writer for key in manifest.partitions()
+        key: directory.partition(*key).host.writer for key in manifest.partitions()
     }
     with contextlib.ExitStack() as stack:
         # From here on appends to all partitions are blocked, so that the assigned
