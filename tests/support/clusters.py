@@ -133,7 +133,8 @@ class Cluster:
         assert stdout is not None
         line = stdout.readline()
         assert "serving" in line, self.log(number)
-        self.ports[number] = int(line.rsplit(":", 1)[1])
+        if number not in self._advertised:  # the line contains the advertised port
+            self.ports[number] = int(line.rsplit(":", 1)[1])
 
     def start(self, number: int) -> None:
         self.begin(number)
