@@ -995,7 +995,10 @@ class Server:
             return
         next_ms = self.broker.next_ms
         handled = self.broker.handled
-        is_idle = handled == self._handled and self.broker.state.fetches.is_empty
+        fetches = self.broker.state.fetches
+        is_idle = handled == self._handled and (
+            fetches.is_empty or not fetches.has_other_writers
+        )
         self._handled = handled
         delay_s = _IDLE_TICK_S if is_idle else _TICK_S
         if next_ms is not None:

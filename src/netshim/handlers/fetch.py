@@ -294,6 +294,8 @@ def _fetch(
     parked = _ParkedFetch(
         request, partitions, keys, call, state, deadline_ms, size, growth
     )
+    if isinstance(partitions, _SessionPartitions):
+        parked.found = response
     return parked.park(looks_again=was_called)
 
 
@@ -373,6 +375,7 @@ class _ParkedFetch:
         "_state",
         "_timer",
         "_was_called",
+        "found",
     )
 
     def __init__(
@@ -399,6 +402,9 @@ class _ParkedFetch:
         self._is_looking = False
         self._was_called = False
         self._answer = PendingResponse()
+        #: The last result for a session, which is the response at the deadline. The next
+        #: request compares all partitions again.
+        self.found: FetchResponse | None = None
 
     def park(self, *, looks_again: bool) -> PendingResponse:
         """Start to wait.
@@ -427,6 +433,10 @@ class _ParkedFetch:
             return
         state = self._state
         now = None
+        is_over = now_ms >= self._deadline_ms and not state.is_stopping
+        if is_over and self.found is not None and not self._size:
+            self._finish(self.found)
+            return
         if self._growth is not None:
             now = _extent(
                 self._keys, state, committed=self._request.isolation_level == 1
@@ -471,6 +481,8 @@ class _ParkedFetch:
             self._finish(response)
             return
         self._size = size
+        if self.found is not None:
+            self.found = response
         if self._growth is not None:
             self._growth.found(now)
         # After a wake-up, the chunks that were already read may have changed.
