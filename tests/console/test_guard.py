@@ -157,6 +157,18 @@ def test_other_host_is_refused(
 
 
 @pytest.mark.parametrize(
+    ("name", "value"),
+    [("X-Forwarded-Proto", "https"), ("X-Forwarded-For", "127.0.0.1")],
+)
+def test_headers_of_a_proxy_change_nothing(
+    written: logcore.LogDir, console: ConsoleClient, name: str, value: str
+) -> None:
+    """A page whose name was bound to this address may set these headers."""
+    headers = {"Host": "evil.example", name: value}
+    assert console.get("/", **headers).status == 403
+
+
+@pytest.mark.parametrize(
     "origin", ["http://evil.example", "null", "http://127.0.0.1:1", "http://localhost"]
 )
 def test_other_origin_is_refused(

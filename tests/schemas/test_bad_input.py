@@ -246,7 +246,11 @@ def test_deletions_during_registrations_leave_no_partial_state(
 
 
 def test_web_pages_are_refused(registry: RegistryClient) -> None:
-    for headers in ({"Host": "evil.example"}, {"Origin": registry.url}):
+    for headers in (
+        {"Host": "evil.example"},
+        {"Host": "evil.example", "X-Forwarded-Proto": "https"},
+        {"Origin": registry.url},
+    ):
         status, answer = registry.raw("GET", "/subjects", headers=headers)
         assert (status, answer["error_code"]) == (403, 403)
 
