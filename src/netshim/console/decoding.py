@@ -17,6 +17,7 @@ from logcore.format.schema_records import SCHEMAS_TOPIC
 from logcore.kernels import Record
 from logcore.schemas import ValueDecoder, load_schemas
 from netshim.console.directory import OpenDirectory
+from netshim.security.acls import AclOperation
 
 _TYPES: Final = {"AVRO": "Avro", "JSON": "JSON", "PROTOBUF": "Protobuf"}
 
@@ -42,8 +43,13 @@ class SchemaCache:
     _known: tuple[int, ValueDecoder] | None = None
 
     def decoder(self, directory: OpenDirectory) -> ValueDecoder | None:
-        """Return the decoder of the directory, or None if it has no schemas."""
+        """Return the decoder of the directory.
+
+        None if it has no schemas, or the user may not read them.
+        """
         if SCHEMAS_TOPIC not in directory.topics:
+            return None
+        if not directory.viewer.may_topic(AclOperation.READ, SCHEMAS_TOPIC):
             return None
         try:
             with directory.opened_log(SCHEMAS_TOPIC, 0) as log:

@@ -229,9 +229,16 @@ def members_of(
     with group_descriptions.registry_of(
         directory.view.fs, directory.view.path
     ) as registry:
-        return group_descriptions.members_of(
+        members = group_descriptions.members_of(
             directory.logdir, found.stored, registry, name
         )
+    may_see = directory.viewer.may_see_topic
+    return tuple(
+        attrs.evolve(
+            one, partitions=tuple(key for key in one.partitions if may_see(key[0]))
+        )
+        for one in members
+    )
 
 
 def owners_of(directory: OpenDirectory, name: str) -> dict[Key, str]:

@@ -156,8 +156,8 @@ class HttpHost:
             access_log=False,
             log_level="warning",
             server_header=False,
-            # With these headers, a web page whose name is bound to this address would be
-            # taken for one over TLS, and a client could choose its address.
+            # A web page whose name is bound to this address could set these headers, and
+            # would pass the check of its host. A client could choose its address.
             proxy_headers=False,
             ws="none",
             limit_concurrency=_MOST_CONNECTIONS,
