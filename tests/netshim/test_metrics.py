@@ -23,7 +23,7 @@ pytest.importorskip("uvicorn")
 
 
 from logcore import InvalidConfigError
-from netshim import wire
+from netshim import scheduling, wire
 from netshim.http import metrics
 from netshim.http.host import parse_address
 from netshim.request_counts import Histogram, RequestCounts, first_error
@@ -67,6 +67,27 @@ def test_metrics_count_requests_bytes_and_lag(broker: CountedBroker) -> None:
     assert found["netshim_sync_seconds_count"][()] >= 1
     assert found["netshim_disk_free_bytes"][()] > 0
     consumer.close()
+
+
+def test_groups_may_commit_between_two_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scrape failed: the dictionary had changed its size."""
+    monkeypatch.setattr(scheduling, "PIECE", 1)
+    committed = SimpleNamespace(offset=3)
+    group = SimpleNamespace(offsets={"t": {0: committed, 1: committed}})
+    groups = SimpleNamespace(is_loaded=True, all=lambda: [group])
+    state: Any = SimpleNamespace(is_shared=False, groups=groups)
+    steps = metrics.group_keys(state)
+    chunks = 0
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            assert end.value == [("t", 0), ("t", 1)]
+            break
+        chunks += 1
+        group.offsets[f"new{chunks}"] = {0: committed}
+        group.offsets["t"][chunks + 10] = committed
+    assert chunks == 2
 
 
 def test_names_of_groups_are_escaped(broker: CountedBroker) -> None:

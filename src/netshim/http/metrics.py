@@ -75,18 +75,24 @@ def _groups(state: BrokerState) -> list[Group]:
     return list(state.groups.all())
 
 
+def _committed(group: Group) -> Iterator[tuple[Key, int]]:
+    """Yield the committed offsets of a group. It may commit between two of them."""
+    for name, partitions in list(group.offsets.items()):
+        for number, committed in list(partitions.items()):
+            yield (name, number), committed.offset
+
+
 def group_keys(state: BrokerState) -> Steps[list[Key]]:
     """Return the partitions with committed offsets, at most MOST_SERIES."""
     found: dict[Key, None] = {}
     pace = ChunkCounter()
     for group in _groups(state):
-        for name, partitions in group.offsets.items():
-            for number in partitions:
-                if pace.is_over():
-                    yield
-                if len(found) >= MOST_SERIES:
-                    return list(found)
-                found[name, number] = None
+        for key, _ in _committed(group):
+            if pace.is_over():
+                yield
+            if len(found) >= MOST_SERIES:
+                return list(found)
+            found[key] = None
     return list(found)
 
 
@@ -102,14 +108,13 @@ def collect_facts(server: Server) -> Steps[BrokerFacts]:
             yield
         groups[group.state,] += 1
         members[bounded((group.group_id, group.state), members)] += _members_of(group)
-        for name, partitions in group.offsets.items():
-            for number, committed in partitions.items():
-                if pace.is_over():
-                    yield
-                log = state.logdir.host.opened(name, number)
-                if log is not None:
-                    labels = bounded((group.group_id, name, str(number)), lags)
-                    lags[labels] += max(0, log.high_watermark - committed.offset)
+        for (name, number), offset in _committed(group):
+            if pace.is_over():
+                yield
+            log = state.logdir.host.opened(name, number)
+            if log is not None:
+                labels = bounded((group.group_id, name, str(number)), lags)
+                lags[labels] += max(0, log.high_watermark - offset)
     partitions_count = under_replicated = without_leader = 0
     for name in state.logdir.topics():
         for number in state.logs.numbers_of(name):
@@ -120,12 +125,13 @@ def collect_facts(server: Server) -> Steps[BrokerFacts]:
                 facts = state.topology.partition(name, number)
                 without_leader += facts.leader < 0
                 under_replicated += len(facts.isr) < len(facts.replicas)
-    logs = state.logdir.host.known_logs()
+    # Other threads open logs.
+    logs = list(state.logdir.host.known_logs().values())
     return BrokerFacts(
         connections=_labeled(server.connections()),
         partitions=partitions_count,
         open_logs=len(logs),
-        failed_logs=sum(log.has_failed for log in logs.values()),
+        failed_logs=sum(log.has_failed for log in logs),
         groups=groups,
         members=members,
         lags=lags,
