@@ -21,7 +21,8 @@ from netshim.listeners import TlsSettings
 @click.command()
 @directory_argument
 @click.option(
-    "--listen",
+    "--host",
+    "listen",
     metavar="HOST",
     default="127.0.0.1",
     show_default=True,
@@ -97,7 +98,7 @@ def console(
     view = DirectoryView(
         directory,
         config=dict(map(setting, configs)),
-        access=security.access("--listen", listen.strip("[]"), read_facts),
+        access=security.access("--host", listen.strip("[]"), read_facts),
     )
     if write:
         view.changes = DirectoryChanges(directory, view.config)

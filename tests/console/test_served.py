@@ -67,9 +67,9 @@ def test_console_runs_until_it_is_terminated(data: Path, start: Start) -> None:
     ("arguments", "reason"),
     [
         (["missing"], "there is no such directory"),
-        ([".", "--listen", "0.0.0.0"], "the console needs TLS and a login"),
-        ([".", "--listen", "example.com"], "an SSH tunnel"),
-        ([".", "--listen", "0.0.0.0", "--login"], "the console needs TLS and a login"),
+        ([".", "--host", "0.0.0.0"], "the console needs TLS and a login"),
+        ([".", "--host", "example.com"], "an SSH tunnel"),
+        ([".", "--host", "0.0.0.0", "--login"], "the console needs TLS and a login"),
         ([".", "--tls-cert", "missing.pem"], "PEM files that belong together"),
         ([".", "--tls-key", "missing.pem"], "--tls-key needs --tls-cert"),
         ([".", "--acls", "--super-user", "alice"], "User:name"),
