@@ -49,6 +49,9 @@ NO_SESSION: Final = 0
 _IDS_SINCE: Final = 13
 #: Most partitions of all sessions: 500 bytes each.
 _MOST_PARTITIONS: Final = 500_000
+#: Most partitions of one session. Each request of a session compares all of them in one
+#: step of the event loop, which takes 7 ms for so many.
+_MOST_OF_SESSION: Final = 10_000
 _LAST_EPOCH: Final = 2**31 - 1
 
 #: The id of a topic, or its name before version 13, and the partition's number.
@@ -148,6 +151,9 @@ class FetchSession:
             name = self._name_of(forgotten)
             for number in forgotten.partitions:
                 self.partitions.pop((name, number), None)
+        if len(self._topics) > len(self.partitions):
+            # Otherwise, forgotten topics would remain in memory.
+            self._topics = {key[0]: one.topic for key, one in self.partitions.items()}
 
     def _name_of(self, topic: Any) -> bytes | str:
         return bytes(topic.topic_id) if self.uses_ids else topic.topic
@@ -262,10 +268,14 @@ class FetchSessions:
         if not found.partitions:
             self._remove(found.id)
             return None
-        if self._count > _MOST_PARTITIONS:
+        if self._is_too_large(len(found.partitions), 0):
             self._remove(found.id)
             return codes.FETCH_SESSION_ID_NOT_FOUND
         return SessionTurn(found, False, found.epoch)
+
+    def _is_too_large(self, size: int, added: int) -> bool:
+        """Return whether a session of this size, with partitions to add, has no room."""
+        return size > _MOST_OF_SESSION or self._count + added > _MOST_PARTITIONS
 
     def _remove(self, session_id: int) -> None:
         session = self._sessions.pop(session_id, None)
@@ -281,7 +291,7 @@ class FetchSessions:
         )
         session.update(request)
         size = len(session.partitions)
-        if self._count + size > _MOST_PARTITIONS:
+        if self._is_too_large(size, size):
             return None
         if len(self._sessions) >= self._slots and not self._evict_for(session, now_ms):
             return None

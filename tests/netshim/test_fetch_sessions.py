@@ -134,6 +134,40 @@ def test_partitions_of_all_sessions_are_limited(
     assert (len(sessions), sessions.partitions) == (0, 0)
 
 
+def test_partitions_of_one_session_are_limited(
+    sessions: FetchSessions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request compares all partitions of its session in one step of the loop."""
+    monkeypatch.setattr(fetch_sessions, "_MOST_OF_SESSION", 5)
+    assert begun(sessions, request_of(0, 0, 6)) == 0
+    first = begun(sessions, request_of(0, 0, 5))
+    assert begun(sessions, request_of(0, 0, 5))
+    grown = sessions.begin(request_of(first, 1, 6), _VERSION, 0)
+    assert grown == codes.FETCH_SESSION_ID_NOT_FOUND
+    assert (len(sessions), sessions.partitions) == (1, 5)
+
+
+def test_forgotten_topics_take_no_memory(sessions: FetchSessions) -> None:
+    kind = wire.FETCH.Request
+    one = begun(sessions, request_of(0, 0, 1))
+    for epoch in range(1, 101):
+        topic = kind.Topic(
+            topic=f"new{epoch}", partitions=[kind.Topic.Partition(partition=0)]
+        )
+        former = kind.ForgottenTopic(topic=f"new{epoch - 1}", partitions=[0])
+        request = kind(
+            session_id=one,
+            session_epoch=epoch,
+            topics=[topic],
+            forgotten_topics_data=[former],
+        )
+        assert isinstance(sessions.begin(request, _VERSION, 0), SessionTurn)
+    session = sessions.get(one)
+    assert session is not None
+    assert sessions.partitions == 2
+    assert len(session._topics) == 2
+
+
 def test_session_without_partitions_is_closed(sessions: FetchSessions) -> None:
     one = begun(sessions, request_of(0, 0, 2))
     assert sessions.begin(request_of(one, 1, forgotten=2), _VERSION, 0) is None
