@@ -74,9 +74,9 @@ def test_command_kills_a_broker_that_is_stopped_inside_a_change(
     _watch({2: process}, {2: ["netshim", "serve"]}, holders)
     assert process.returncode == -signal.SIGKILL
     assert time.monotonic() - began_s >= 0.5
-    told = capsys.readouterr().err
-    assert "broker 2 is stopped inside a change of the registry" in told
-    assert "broker 2 ended with -9; to start it again: netshim serve" in told
+    printed = capsys.readouterr().err
+    assert "broker 2 is stopped inside a change of the registry" in printed
+    assert "broker 2 ended with -9; to start it again: netshim serve" in printed
 
 
 @pytest.mark.parametrize(

@@ -144,9 +144,9 @@ def test_refusals_of_other_brokers_name_the_leader(calm: Cluster) -> None:
     fetch = wire.FETCH.Request(max_wait_ms=0, topics=[asked])
 
     def leader(response: Any, part: Any) -> tuple[int, int, list[tuple[int, int]]]:
-        told = part.current_leader
+        named = part.current_leader
         ports = [(each.node_id, each.port) for each in response.node_endpoints]
-        return told.leader_id, told.leader_epoch, ports
+        return named.leader_id, named.leader_epoch, ports
 
     named = (
         one.leader_id,
