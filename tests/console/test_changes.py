@@ -231,6 +231,10 @@ def test_form_without_its_token_changes_nothing(
         ("/group/reset", {"name": "billing", "plan": "orders-0"}),
         ("/transactions/abort", {"id": "x", "timeout": "soon"}),
         ("/topics/orders/delete-records", {"confirm": "orders", "plan": "x"}),
+        (
+            "/topics/orders/delete-records",
+            {"confirm": "orders", "plan": "others-0:1"},
+        ),
         ("/topics/%00/delete", {"confirm": "\0"}),
     ],
 )

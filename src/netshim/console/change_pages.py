@@ -262,7 +262,11 @@ class ChangePages:
         """Delete the first records of partitions."""
         topic = _topic_of_path(request)
         _check_typed(form, topic)
-        plan = {number: offset for (_, number), offset in _plan(form).items()}
+        plan = {}
+        for (name, number), offset in _plan(form).items():
+            if name != topic:
+                raise refuse(f"plan: expected partitions of {topic}; found {name}")
+            plan[number] = offset
         self._changes.delete_records(viewer_of(request), topic, plan)
         return self._renderer.address("topics", topic, done="records")
 

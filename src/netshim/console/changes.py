@@ -11,8 +11,7 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Protocol
 
 import attrs
@@ -74,10 +73,8 @@ class DirectoryChanges:
     #: Settings of topics that do not set them.
     config: Mapping[str, str] = attrs.Factory(dict)
 
-    @contextmanager
-    def _opened(self) -> Generator[logcore.LogDir]:
-        with open_to_write(self.path, config=self.config) as logdir:
-            yield logdir
+    def _opened(self) -> logcore.LogDir:
+        return open_to_write(self.path, config=self.config)
 
     def set_offsets(
         self, viewer: ConsoleViewer, group: str, offsets: Mapping[Key, int]
