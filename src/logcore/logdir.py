@@ -918,10 +918,13 @@ class LogDir:
         text: keys, values and headers are VARCHAR, in which a byte that is not UTF-8 is
         shown as \\xFF. Otherwise they are BLOB.
         schemas: keys and values that name a schema are decoded to JSON, by the topic
-        `_schemas` of the directory or by the schema registry with this URL.
+        `_schemas` of the directory or by the schema registry with this URL. A value that
+        cannot be decoded is shown as it is stored, and the logger `logcore.schemas` gets
+        each reason once.
 
         Raises:
             LogNotFoundError: there is no topic `_schemas`.
+            RemoteUnavailableError: the registry does not answer.
             QueryError: the query is wrong, or returns no rows.
             MissingDependencyError: duckdb or pyarrow is not installed (extra sql).
         """

@@ -45,7 +45,9 @@ def test_bytes_are_blobs_without_text(directory: logcore.LogDir) -> None:
     assert directory.sql(query, text=False).fetchall() == [(b"k1",)]
 
 
-def test_values_are_decoded_by_their_schemas(directory: logcore.LogDir) -> None:
+def test_values_are_decoded_by_their_schemas(
+    directory: logcore.LogDir, caplog: pytest.LogCaptureFixture
+) -> None:
     pytest.importorskip("fastavro")
     directory.create_topic("framed")
     directory.append("framed", b"\0" + (1).to_bytes(4, "big") + APPLES)
@@ -55,6 +57,10 @@ def test_values_are_decoded_by_their_schemas(directory: logcore.LogDir) -> None:
     directory.create_topic("_schemas")
     add_schema(directory, 1, 1)
     assert directory.sql(query, schemas=True).fetchall() == [("apples", 4)]
+    directory.append("framed", b"\0" + (7).to_bytes(4, "big") + APPLES)
+    found = directory.sql("select value from framed", schemas=True).fetchall()
+    assert found[1] == ('{"hex":"00000000070c6170706c657308"}',)
+    assert "a value was not decoded: unknown schema id 7" in caplog.text
 
 
 def test_asyncio_has_the_same_calls(directory: logcore.LogDir, tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ from logcore.errors import (
 from logcore.format.schema_records import SchemaVersion, guid_of, read_references
 from logcore.inspect.dump import shown, shown_value
 from logcore.kernels import Record
+from logcore.reporting import WARNING, tell
 from logcore.schemas.parsing import message_indexes, value_decoder
 from logcore.schemas.state import SchemaState
 
@@ -214,7 +215,10 @@ class ValueDecoder:
 
     def _failed(self, data: bytes, named: dict[str, Any], reason: str) -> DecodedPiece:
         is_counted = reason in self.failures or len(self.failures) < _MOST_REASONS
-        self.failures[reason if is_counted else _OTHER] += 1
+        counted = reason if is_counted else _OTHER
+        if counted not in self.failures:
+            tell("schemas", WARNING, "a value was not decoded: %s", counted)
+        self.failures[counted] += 1
         return DecodedPiece(shown(data), named, reason)
 
     def _find(self, name: int | str) -> _KnownSchema | None:
