@@ -35,6 +35,7 @@ TOPIC_PAGES = (
     "/topics/orders",
     "/topics/orders/messages",
     "/topics/orders/messages?q=value",
+    "/topics/orders/messages?where=key%3Dk1",
     "/topics/orders/messages?from=0",
     "/topics/orders/live",
     "/topics/orders/segments/0",
@@ -54,6 +55,7 @@ PAGES = (
     *(f"/topics/hostile/messages/0/{offset}" for offset in range(6)),
     "/segments?scale=own&topic=orders",
     "/topics/damaged/segments/0?check=1",
+    "/topics/compacted/segments/0?estimate=1",
     "/group?name=billing",
     "/group/reset?name=billing&to=earliest",
     "/transactions/abort?id=refunds",
@@ -130,7 +132,9 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Generator[Any, None, None]
     with logcore.open_dir(data, durability="os") as logdir:
         config = {"segment.bytes": 20_000, "retention.bytes": 30_000}
         logdir.create_topic("orders", 2, config)
-        logdir.create_topic("compacted", 1, {"cleanup.policy": "compact"})
+        config = {"segment.bytes": 5_000, "cleanup.policy": "compact"}
+        logdir.create_topic("compacted", 1, config)
+        logdir.partition("compacted", 0).append_many([(b"k", b"v" * 90)] * 500)
         logdir.create_topic("hostile", 1, {"max.message.bytes": 4 << 20})
         logdir.create_topic("n" * 249, 1)
         store_schemas(logdir)

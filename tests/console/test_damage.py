@@ -75,6 +75,29 @@ def test_changed_byte_of_a_value_is_named_and_the_rest_is_shown(
     assert 'class="damage"' not in client.page("/topics/orders/segments/0").source
 
 
+def test_estimate_of_a_compaction(data: Path, consoles: Consoles) -> None:
+    config = {"cleanup.policy": "compact", "segment.bytes": 5_000}
+    path = "/topics/orders/segments/0"
+    estimate = f"{path}?estimate=1"
+    with logcore.open_dir(data, create=True) as logdir:
+        logdir.create_topic("orders", 1, config)
+        logdir.create_topic("plain", 1)
+        log = logdir.partition("orders", 0)
+        assert "nothing to compact" in consoles(data).page(estimate).text
+        log.append_many([(b"k%d" % (at % 7), b"v" * 100) for at in range(500)])
+        page = consoles(data).page(estimate)
+    assert "Compaction removes about" in page.text
+    assert (
+        consoles(data).page(path).link("Estimate what compaction removes") == estimate
+    )
+    assert "Estimate" not in consoles(data).page("/topics/plain/segments/0").text
+    last = logs(data)[-2]
+    write_at(last, last.stat().st_size - 5, b"?")
+    page = consoles(data).page(estimate)
+    assert "Compaction removes" not in page.text
+    assert last.name in page.text and "CRC" in page.text
+
+
 def test_changed_head_is_damage_on_the_map_without_a_check(
     orders: Path, consoles: Consoles
 ) -> None:

@@ -7,6 +7,7 @@ import io
 import json
 import random
 from pathlib import Path
+from urllib.parse import quote
 
 import pyarrow.parquet
 import pytest
@@ -150,6 +151,78 @@ def test_search_finds_text_in_keys_values_and_headers(
     assert "Searched to the end. 4 found" in page.text
     assert "<mark>Kraków</mark>" in page.source
     assert offsets(console, f"{path}&from=301") == [301, 302, 303]
+
+
+@pytest.mark.parametrize("codec", ["uncompressed", "zstd"])
+@pytest.mark.parametrize(
+    ("condition", "found"),
+    [
+        ("key=k4", [4]),
+        ("key!=k4", [9, 8, 7, 6, 5, 3, 2, 1, 0]),
+        ("!key", [9, 7, 5, 3, 1]),
+        ("value=v8", [8]),
+        ("value=", [0]),
+        ("header.h=x", [9, 6, 3, 0]),
+        ("header.h", [9, 6, 3, 0]),
+        ("key=v4", []),
+    ],
+)
+def test_search_for_a_condition(
+    written: logcore.LogDir,
+    console: ConsoleClient,
+    condition: str,
+    found: list[int],
+    codec: str,
+) -> None:
+    written.create_topic("orders", 1, {"compression.type": codec})
+    written.partition("orders", 0).append_many(
+        [
+            (
+                None if number % 2 else b"k%d" % number,
+                b"v%d" % number if number else b"",
+                () if number % 3 else [("h", b"x")],
+            )
+            for number in range(10)
+        ]
+    )
+    path = f"/topics/orders/messages?where={quote(condition)}"
+    page = console.page(path)
+    assert [int(row[1]) for row in page.rows()] == found
+    assert f"Searched to the end. {len(found)} found" in page.text
+    both = console.page(f"{path}&q=v8")
+    assert [int(row[1]) for row in both.rows()] == [8] * (8 in found)
+    exported = console.get(path.replace("messages", "messages.ndjson")).source
+    assert [json.loads(line)["offset"] for line in exported.splitlines()] == found
+
+
+@pytest.mark.parametrize(
+    ("condition", "reason"),
+    [
+        ("nokey=1", "expected key, value or header.NAME"),
+        ("header=1", "a header has a name"),
+        ("!key=1", "write != for the opposite"),
+        ("value~(a+)+b", "does not search for regular expressions"),
+        ("value~(", "no regular expression"),
+        ("key=" + "x" * 1_000, "expected at most 1000 characters"),
+        ("key=\u202e", "expected visible characters"),
+    ],
+)
+def test_invalid_condition_is_refused(
+    orders: logcore.LogDir, console: ConsoleClient, condition: str, reason: str
+) -> None:
+    page = console.get(f"/topics/orders/messages?where={quote(condition)}")
+    assert page.status == 400
+    assert "where: " in page.text and reason in page.text
+
+
+def test_condition_remains_in_links(
+    orders: logcore.LogDir, console: ConsoleClient
+) -> None:
+    page = console.page("/topics/orders/messages?where=key!%3Dk5&partition=0")
+    assert "The page is full." in page.text
+    older = console.page(page.link("Continue with older messages"))
+    assert "where" in page.link("Continue with older messages")
+    assert int(older.rows()[0][1]) < int(page.rows()[-1][1])
 
 
 def test_search_reports_how_far_it_came_and_continues(

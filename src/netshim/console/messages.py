@@ -1,5 +1,5 @@
-"""Pages of messages: the newest, those from an offset or a time, and those that contain
-a text.
+"""Pages of messages: the newest, those from an offset or a time, and those that a search
+finds.
 
 Rules:
 - A page reads only the batches that it shows. A search ends after SEARCH_BYTES, or when
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from operator import attrgetter
 from typing import Final
 
@@ -23,6 +23,7 @@ import attrs
 import numpy as np
 
 import logcore
+from logcore.cli.filters import Where
 from logcore.config import INT64_MAX
 from logcore.errors import LogcoreError
 from logcore.kernels import Record
@@ -94,8 +95,58 @@ class MessageQuery:
     places: Mapping[int, int] = attrs.Factory(dict)
     #: The page begins at the first record with this or a later timestamp.
     time_ms: int | None = None
+    #: The key, the value or a header contains this text.
     text: str = ""
+    #: Further conditions, without regular expressions: one could take minutes.
+    where: Where | None = None
     count: int = COUNT
+
+    @property
+    def is_search(self) -> bool:
+        return bool(self.text) or self.where is not None
+
+    @property
+    def needle(self) -> bytes:
+        """The text as it is stored."""
+        return self.text.encode("utf-8", "surrogateescape")
+
+    def records(self, batch: RecordBatch) -> Iterable[Record]:
+        """Return the records of a batch that the search finds, or all without one.
+
+        Raises:
+            LogcoreError: the batch is damaged.
+        """
+        if not self.is_search:
+            return batch.records()
+        if not self._may_be_in(batch):
+            return ()
+        records: Iterable[Record]
+        if self.where is None:
+            records = batch.records()
+        else:
+            records = self.where.select(batch.columns()).records()
+        needle = self.needle
+        return (one for one in records if not needle or _contains(one, needle))
+
+    def _may_be_in(self, batch: RecordBatch) -> bool:
+        """Return whether the decompressed batch contains all bytes that are searched.
+
+        Keys, values and headers are stored as they are, so most batches need no decoding.
+        """
+        if batch.magic < 2:
+            return True
+        needles = [self.needle]
+        if self.where is not None:
+            needles += [
+                one.wanted
+                for one in self.where.conditions
+                if one.wanted is not None and not one.is_opposite
+            ]
+        batch.verify()
+        if not any(needles):
+            return True
+        body = bytes(batch.body())
+        return all(needle in body for needle in needles)
 
 
 @attrs.define
@@ -106,7 +157,7 @@ class _QueriedPartition:
     log: logcore.Log
     #: The next block begins here, or ends here if the page is read backward.
     place: int
-    #: Offsets of the next block, if there is no text to search.
+    #: Offsets of the next block, if the query is no search.
     span: int
     #: Records in the order of the page.
     found: list[FoundMessage] = attrs.Factory(list)
@@ -125,7 +176,6 @@ def read_page(
     An error of a single partition becomes a problem of the page.
     """
     page = MessagePage()
-    needle = query.text.encode("utf-8", "surrogateescape")
     sources: list[_QueriedPartition] = []
     try:
         for number in query.partitions:
@@ -147,7 +197,7 @@ def read_page(
             except LogcoreError as error:
                 page.add_problem(f"partition {number}: {error}")
                 source.place = log.high_watermark
-        _fill(sources, query, needle, budget, page)
+        _fill(sources, query, budget, page)
         _merge(sources, query, page)
     finally:
         for source in sources:
@@ -199,7 +249,6 @@ def _place_of_time(log: logcore.Log, time_ms: int) -> int:
 def _fill(
     sources: list[_QueriedPartition],
     query: MessageQuery,
-    needle: bytes,
     budget: TimeBudget,
     page: MessagePage,
 ) -> None:
@@ -207,7 +256,7 @@ def _fill(
     left = [source for source in sources if not source.is_at_end(query)]
     while left:
         for source in left:
-            _read_block(source, query, needle, page)
+            _read_block(source, query, page)
             if page.searched_bytes >= SEARCH_BYTES or budget.is_over():
                 if any(not one.is_at_end(query) for one in left):
                     page.is_partial = True
@@ -219,35 +268,31 @@ def _fill(
             if len(source.found) < query.count and not source.is_at_end(query)
         ]
         # A search is over once the page is full, in the order in which it was found.
-        if needle and sum(len(one.found) for one in sources) >= query.count:
+        if query.is_search and sum(len(one.found) for one in sources) >= query.count:
             return
 
 
 def _read_block(
-    source: _QueriedPartition, query: MessageQuery, needle: bytes, page: MessagePage
+    source: _QueriedPartition, query: MessageQuery, page: MessagePage
 ) -> None:
     """Read one block of a partition, and move its place past the block."""
-    start, end = _block(source, query, is_search=bool(needle))
+    start, end = _block(source, query)
     before = len(source.found)
     found: list[FoundMessage] = []
     for batch in batches_between(source.log, start, end, page):
         page.searched_bytes += batch.size_bytes
         try:
-            if needle and not _may_contain(batch, needle):
-                continue
-            records = batch.records()
+            found += [
+                FoundMessage(source.number, record)
+                for record in query.records(batch)
+                if start <= record.offset < end
+            ]
         except LogcoreError as error:
             page.add_problem(
                 f"partition {source.number}, offsets {batch.base_offset} to "
                 f"{batch.last_offset} cannot be read: {error}"
             )
             continue
-        found += [
-            FoundMessage(source.number, record)
-            for record in records
-            if start <= record.offset < end
-            and (not needle or _contains(record, needle))
-        ]
         if not query.is_backward and before + len(found) >= query.count:
             break
     if query.is_backward:
@@ -264,12 +309,10 @@ def _read_block(
     source.span *= 4
 
 
-def _block(
-    source: _QueriedPartition, query: MessageQuery, *, is_search: bool
-) -> tuple[int, int]:
+def _block(source: _QueriedPartition, query: MessageQuery) -> tuple[int, int]:
     """Return the offsets of the next block."""
     log, span = source.log, source.span
-    if is_search:
+    if query.is_search:
         span = _offsets_of_bytes(log, source.place, query.is_backward)
     if query.is_backward:
         return max(log.log_start_offset, source.place - span), source.place
@@ -310,18 +353,6 @@ def batches_between(
                 position += batch.size_bytes
         except LogcoreError as error:
             page.add_problem(str(error))
-
-
-def _may_contain(batch: RecordBatch, needle: bytes) -> bool:
-    """Return whether the decompressed batch contains the bytes.
-
-    Keys, values and headers are stored as they are, so that most batches need no
-    decoding. Raises LogcoreError for damage.
-    """
-    if batch.magic < 2:
-        return True
-    batch.verify()
-    return needle in bytes(batch.body())
 
 
 def _contains(record: Record, needle: bytes) -> bool:

@@ -29,6 +29,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
+from logcore.compaction_estimate import CompactionEstimate, estimate_compaction
 from logcore.config import INT64_MAX
 from logcore.errors import (
     ConsumerStateError,
@@ -360,7 +361,7 @@ class ConsolePages:
         topic = topic_of(request, directory)
         directory.check_readable(topic)
         query = query_of(request, directory, topic, self._view.fs.now_ms())
-        budget = self._budget(self._view.search_s if query.text else None)
+        budget = self._budget(self._view.search_s if query.is_search else None)
         return topic, query, read_page(directory, topic, query, budget)
 
     def messages(self, request: Request, directory: OpenDirectory) -> Response:
@@ -369,7 +370,7 @@ class ConsolePages:
         same = {
             name: value
             for name, value in request.query_params.items()
-            if name in ("partition", "q", "count") and value
+            if name in ("partition", "q", "where", "count") and value
         }
         return self._render(
             "messages.html",
@@ -379,6 +380,7 @@ class ConsolePages:
             numbers=directory.topics[topic],
             chosen=request.query_params.get("partition", ""),
             place=request.query_params.get("from", ""),
+            where=request.query_params.get("where", ""),
             query=query,
             page=page,
             content=functools.partial(content_of, self._schemas.decoder(directory)),
@@ -578,17 +580,28 @@ class ConsolePages:
     def partition_segments(
         self, request: Request, directory: OpenDirectory
     ) -> Response:
-        """Show the segments of one partition, and check their bytes on request."""
+        """Show the segments of one partition. On request, check their bytes, or estimate
+        what compaction removes.
+        """
         topic = topic_of(request, directory)
         number = number_of(request.path_params["number"], "partition", 2**31 - 1)
         directory.check(topic, number)
         checks = request.query_params.get("check") == "1"
         budget = self._budget(self._view.search_s if checks else None)
         one = self._map(directory, topic, number, budget, checks_crc=checks)
+        estimate = None
+        problems = [*one.problems]
+        if request.query_params.get("estimate") == "1" and one.cleaned_to >= 0:
+            try:
+                estimate = self._estimate(directory, topic, number, one.cleaned_to)
+            except LogcoreError as error:
+                problems.append(str(error))
         return self._render(
             "partition.html",
             request,
             problem=directory.problem,
+            problems=problems,
+            estimate=estimate,
             topic=topic,
             number=number,
             row=draw([one], own_scale=True)[0],
@@ -596,6 +609,18 @@ class ConsolePages:
             checks=checks,
             is_partial=not one.is_complete,
         )
+
+    def _estimate(
+        self, directory: OpenDirectory, topic: str, number: int, cleaned_to: int
+    ) -> CompactionEstimate:
+        with directory.opened_log(topic, number) as log:
+            return estimate_compaction(
+                log,
+                config=directory.config(topic),
+                cleaned_to=cleaned_to,
+                pass_ms=int(self._view.search_s * 500),
+                fs=self._view.fs,
+            )
 
     def _map(
         self,

@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from logcore.cli.arguments import timestamp_of
+from logcore.cli.filters import Where
 from logcore.config import INT64_MAX
 from logcore.metadata.filenames import is_topic_name
 from netshim.console.directory import OpenDirectory
@@ -90,11 +91,7 @@ def query_of(
     number = partition_of_request(request, directory, topic)
     if number is not None:
         numbers = (number,)
-    text = parameters.get("q", "")
-    if len(text) > _MOST_TEXT:
-        raise refuse(f"q: expected at most {_MOST_TEXT} characters; found {len(text)}")
-    if visible(text) != text:
-        raise refuse(f"q: expected visible characters; found {_found(text)}")
+    text = _searched(parameters, "q")
     count = number_of(parameters.get("count", str(COUNT)), "count", MOST_COUNT)
     places = _places(parameters, "until")
     is_backward = places is not None
@@ -113,8 +110,42 @@ def query_of(
         places=places,
         time_ms=time_ms,
         text=text,
+        where=_where(_searched(parameters, "where").strip()),
         count=max(1, count),
     )
+
+
+def _searched(parameters: Mapping[str, str], name: str) -> str:
+    """Return a text to search, which may be empty."""
+    text = parameters.get(name, "")
+    if len(text) > _MOST_TEXT:
+        raise refuse(
+            f"{name}: expected at most {_MOST_TEXT} characters; found {len(text)}"
+        )
+    if visible(text) != text:
+        raise refuse(f"{name}: expected visible characters; found {_found(text)}")
+    return text
+
+
+def _where(text: str) -> Where | None:
+    """Return the condition of `logcore read --where`, without regular expressions.
+
+    One that backtracks would hold the interpreter, and its time has no limit.
+    """
+    if not text:
+        return None
+    import click
+
+    try:
+        where = Where.parse([text])
+    except click.BadParameter as error:
+        raise refuse(f"where: {error.message}") from error
+    if where is not None and any(one.pattern for one in where.conditions):
+        raise refuse(
+            "where: expected = or !=, since a page does not search for regular "
+            f"expressions; found {_found(text)}. Use logcore read --where"
+        )
+    return where
 
 
 def _places(parameters: Mapping[str, str], name: str) -> dict[int, int] | None:
