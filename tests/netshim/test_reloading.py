@@ -156,11 +156,20 @@ def test_damaged_file_changes_nothing(tmp_path: Path, data: str) -> None:
 def test_broker_without_files_stops_when_its_terminal_is_closed(
     tmp_path: Path,
 ) -> None:
-    command = [sys.executable, "-m", "netshim", "serve", str(tmp_path), "--port", "0"]
+    # A test run under nohup ignores SIGHUP, and its children inherit that.
+    program = (
+        "import runpy, signal\n"
+        "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"
+        "runpy.run_module('netshim', run_name='__main__', alter_sys=True)"
+    )
+    command = [sys.executable, "-c", program, "serve", str(tmp_path), "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert "serving" in process.stdout.readline()
-        process.send_signal(signal.SIGHUP)
-        assert process.wait(60) == 0
+        try:
+            assert process.stdout is not None
+            assert "serving" in process.stdout.readline()
+            process.send_signal(signal.SIGHUP)
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
     with logcore.open_dir(tmp_path) as directory:
         assert directory.host.was_clean
