@@ -1049,14 +1049,14 @@ MISTAKES: Final = (
     ),
     Mistake(
         "dual_commit_goes_to_the_chosen_storage_alone", "logcore/consumer/offset_stores.py",
-        "        if error is None and self.is_dual:\n            # Refused here",
-        "        if False:\n            # Refused here",
+        "        if error is None and self.is_dual:\n            # If it is",
+        "        if False:\n            # If it is",
         "consumer/test_offset_stores.py consumer/test_shared_groups_exploration.py -k move",
     ),
     Mistake(
         "rewind_stands_in_the_log_alone", "logcore/consumer/offset_stores.py",
-        "        _set_back(registry, group_id, rows)  # also",
-        "        pass  # also",
+        "        # Again, because of offsets that were committed in the meantime.\n        _set_back(registry, group_id, rows)",
+        "        pass",
         "consumer/test_offset_stores.py",
     ),
     Mistake(

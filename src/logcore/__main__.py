@@ -1,7 +1,8 @@
-"""`logcore` and `python -m logcore`: starts the command line in cli/commands.py.
+"""The program `logcore`, also `python -m logcore`: it starts the command line in
+cli/commands.py.
 
-`logcore info` is answered without click, so that it also works where the extra `cli` is
-not installed; all else says what to install then. This module has no commands of its
+`logcore info` does not need click, so it works without the extra `cli`. All other
+commands then print the command that installs it. This module has no commands of its
 own.
 """
 

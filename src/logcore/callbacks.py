@@ -1,7 +1,5 @@
-"""Calls of what a user gave: callbacks and interceptors, whose errors disturb nothing
-else.
-
-This module does not know the arguments of these functions.
+"""Calls functions of the user, such as callbacks and interceptors, whose errors must
+not affect other work.
 """
 
 from __future__ import annotations
@@ -15,8 +13,8 @@ from typing import Any
 
 
 def call(function: Callable[..., object], *given: object) -> object:
-    """Calls what a user gave; what it raises goes to sys.unraisablehook, and None is
-    returned.
+    """Call a function of the user. If it raises, report the error to sys.unraisablehook
+    and return None.
     """
     try:
         return function(*given)
@@ -26,9 +24,10 @@ def call(function: Callable[..., object], *given: object) -> object:
 
 
 def report(error: Exception, function: Callable[..., object]) -> None:
-    """Shows what a function of the user raised: by sys.unraisablehook, where the
-    program has set one. A hook that fails must not keep other callbacks from their
-    call.
+    """Report an exception of a user's function to sys.unraisablehook, if the program
+    has set one.
+
+    A hook that fails must not prevent other callbacks.
     """
     with contextlib.suppress(Exception):
         _show(error, function)

@@ -1,13 +1,12 @@
-"""Configurations of clients by Kafka's dotted names, as producers and consumers of a
-directory take them.
+"""Configurations with Kafka's dotted names, for producers and consumers of a directory.
 
 Rules:
-- `config=` takes dotted names, so that a configuration can be shared with a client of a
-  real Kafka. What needs a network is passed over there, with one warning; as a keyword
-  it is refused.
-- An unknown name is an error, which names the nearest known one.
+- `config=` accepts dotted names, so that a program can use one configuration here and
+  with a client of Kafka. Settings that need a network are ignored there, with one
+  warning; as keywords they are refused.
+- An unknown name is an error, which contains the nearest known name.
 
-Nothing here knows what a setting means (producer/settings.py, consumer/settings.py).
+The settings are in producer/settings.py and consumer/settings.py.
 """
 
 from __future__ import annotations
@@ -35,15 +34,17 @@ _FROM_TEXT: Final = frozenset({"int", "int | None", "bool", "bool | None"})
 
 
 def words(text: str) -> frozenset[str]:
-    """The names in a text."""
+    """Return the names in a text."""
     return frozenset(text.split())
 
 
 @attrs.frozen
 class Vocabulary:
-    """The settings of one kind of client. settings: the attrs class that holds them.
-    network: more names that need a network. renamed: names of other clients -> ours.
-    kept: settings whose text stays text, for their own check.
+    """The settings of one kind of client.
+
+    `settings` is the attrs class that contains them. `network` contains more names that
+    need a network. `renamed` maps names of other clients to ours. `kept` contains
+    settings whose text is not converted, because they have a check of their own.
     """
 
     settings: type[Any]
@@ -63,7 +64,7 @@ class Vocabulary:
         )
 
     def check_keyword(self, name: str) -> None:
-        """Raises InvalidConfigError for a keyword that is no setting."""
+        """Raise InvalidConfigError for a keyword that is not a setting."""
         if self.is_of_network(name):
             expected = f"one of {', '.join(self.names)}"
             raise InvalidConfigError(
@@ -73,9 +74,11 @@ class Vocabulary:
             raise unknown(name, self.names)
 
     def of_config(self, config: Mapping[str, object] | None) -> dict[str, Any]:
-        """The settings of a configuration by our names. Raises InvalidConfigError. The
-        warning names the line that has called the method whose settings these are; that
-        is four calls up.
+        """Return the settings of a configuration by our names. Raises
+        InvalidConfigError.
+
+        The warning names the line that called the method of the user, which is four
+        calls above.
         """
         chosen: dict[str, Any] = {}
         passed_over = []
@@ -96,7 +99,7 @@ class Vocabulary:
         return chosen
 
     def _typed(self, name: str, value: object) -> object:
-        """A value from a configuration, where numbers and flags may be text."""
+        """Convert a value of a configuration, in which numbers and flags may be text."""
         if not isinstance(value, str):
             return value
         kind = str(getattr(attrs.fields(self.settings), name).type)

@@ -1,8 +1,8 @@
-"""Checks of our own code that cost too much to run always: with LOGCORE_VERIFY=1 in the
-environment, as in all tests.
+"""Checks of our own code that are too slow to run always. They run with
+LOGCORE_VERIFY=1 in the environment, as in all tests.
 
-A check that fails raises AssertionError and is a defect of this library, never of its
-user. What a user or a disk can get wrong is checked always, elsewhere.
+A failed check raises AssertionError and is a defect of this library. Mistakes of users
+and errors of disks are always checked by other modules.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ _Call = TypeVar("_Call", bound=Callable[..., Any])
 
 
 def locked(call: _Call) -> _Call:
-    """Marks what is called under the lock of a log. The first argument is its writer,
-    or what has one.
+    """Mark a function that runs under the lock of a log. Its first argument is the
+    writer of the log, or has one.
     """
     if not VERIFIES:
         return call
@@ -35,8 +35,8 @@ def locked(call: _Call) -> _Call:
 
 
 def keeps_order(call: _Call) -> _Call:
-    """Marks what changes the segments of a log: afterwards its PartitionState is in
-    order. Implies locked().
+    """Mark a function that changes the segments of a log. It must leave PartitionState
+    in order. Implies locked().
     """
     if not VERIFIES:
         return call

@@ -1,79 +1,79 @@
 """Every error the library raises, in one tree.
 
     LogcoreError
-    ├── CorruptBatchError         bytes of one batch are not what their writer wrote (CRC, length, magic)
-    ├── InvalidRecordError        the bytes are intact but break the format's rules, or a record given by the caller
-    │   └── InvalidTimestampError     a timestamp outside what the topic's config allows
-    ├── OutOfOrderSequenceError   a batch of an idempotent producer is missing before this one
-    ├── InvalidProducerEpochError a producer that another one with its id has replaced
-    ├── InvalidTransactionStateError  what a producer sends does not fit its open transaction, or the lack of one
-    ├── CoordinatorFencedError    a transaction marker of a coordinator that another one has replaced
-    ├── RecordTooLargeError       a batch, or what it inflates to, is above its limit
-    │   └── SegmentTooSmallError      a batch that the limits allow does not fit a segment
+    ├── CorruptBatchError         the bytes of a batch were changed after they were written (CRC, length, magic)
+    ├── InvalidRecordError        intact bytes that break a rule of the format, or an invalid record of the caller
+    │   └── InvalidTimestampError     a timestamp outside the limits of the topic
+    ├── OutOfOrderSequenceError   an earlier batch of an idempotent producer is missing
+    ├── InvalidProducerEpochError a producer that was replaced by another one with its id
+    ├── InvalidTransactionStateError  a batch or a marker without an open transaction
+    ├── CoordinatorFencedError    a transaction marker of a coordinator that was replaced
+    ├── RecordTooLargeError       a batch is too large, compressed or decompressed
+    │   └── SegmentTooSmallError      a batch is larger than a segment
     ├── UnsupportedCodecError     an unknown compression type, or one whose package is not installed
     ├── CorruptLogError           files of a partition contradict each other or are damaged in the middle
-    ├── OffsetConflictError       an append that expected the log to end elsewhere
-    ├── OffsetOutOfRangeError     the offset asked for is below the log start or above the log end
-    │   └── LogTruncatedError         the record before a committed offset was cut off, and another may stand there
-    ├── LogFailedError            the log was poisoned by a failed write or sync; only reopening helps
-    │   └── DurabilityUnknownError    this very sync failed: what was written may or may not be on disk
-    ├── StorageReadError          the operating system failed a read; nothing was concluded from it
-    ├── StorageWriteError         the operating system failed a write; the log is poisoned
-    ├── DiskFullError             no space; the write was cut back and may be retried          (retriable)
-    ├── ResourceError             no file descriptors or memory left; nothing was half done    (retriable)
-    ├── CompactionAbandonedError  the log changed under a compaction, which left it as it was  (retriable)
-    ├── LogLockedError            another writer holds the log directory                       (retriable)
+    ├── OffsetConflictError       another append came before one with an expected offset
+    ├── OffsetOutOfRangeError     the requested offset is below the log start or above the log end
+    │   └── LogTruncatedError         the records before a committed offset were truncated
+    ├── LogFailedError            an earlier write or sync failed; the log must be opened again
+    │   └── DurabilityUnknownError    the sync of this append failed; its records may not be on disk
+    ├── StorageReadError          a read failed in the operating system
+    ├── StorageWriteError         a write failed in the operating system; the log must be opened again
+    ├── DiskFullError             no space; the unfinished write was removed                      (retriable)
+    ├── ResourceError             no file descriptors or memory left; nothing was changed          (retriable)
+    ├── CompactionAbandonedError  the log was truncated while it was compacted                     (retriable)
+    ├── LogLockedError            another writer has the lock of the log directory                 (retriable)
     ├── LogClosedError            the log was closed
     ├── ForkedWriterError         a child process used a log that its parent opened
     ├── WrongLoopError            an object of logcore.aio was used outside its event loop
     ├── ReadOnlyLogError          a write to a log that was opened read-only
-    ├── LogNotFoundError          there is no log at that path
-    ├── TopicNotFoundError        there is no such topic, or no such partition of it
-    ├── TopicExistsError          there is such a topic already
-    ├── InvalidNameError          a topic or directory name that Kafka would refuse
+    ├── LogNotFoundError          there is no log at the path
+    ├── TopicNotFoundError        the topic or its partition does not exist
+    ├── TopicExistsError          the topic exists already
+    ├── InvalidNameError          a name of a topic or directory that Kafka refuses
     ├── InvalidConfigError        an unknown config, or a value outside its range
     │   ├── InconsistentGroupError    a consumer and its group have no assignor in common
     │   └── InvalidSchemaError        a schema of values that cannot be parsed, or whose references are missing
-    ├── ConsumerStateError        a call that a consumer cannot carry out as it stands
-    │   └── ConsumerBusyError         another thread uses it
+    ├── ConsumerStateError        a call that the state of the consumer does not allow
+    │   └── ConsumerBusyError         another thread uses the consumer
     ├── CommitFailedError         offsets were not committed: the consumer has lost its partitions, or the disk failed
-    ├── RebalanceInProgressError  offsets were not committed while the group divides its partitions    (retriable)
-    ├── FencedInstanceError       another consumer took the place of a static member
-    ├── NoOffsetError             nothing says where a consumer begins
-    ├── WakeupError               wakeup() was called, and ended a poll()
+    ├── RebalanceInProgressError  offsets were not committed because the group rebalances               (retriable)
+    ├── FencedInstanceError       another consumer has the same group_instance_id
+    ├── NoOffsetError             no offset is committed, and auto_offset_reset is "none"
+    ├── WakeupError               wakeup() ended a poll()
     ├── SerializationError        a producer's serializer failed
     ├── BufferFullError           the memory of a producer is full                             (retriable)
-    ├── DeliveryTimeoutError      a producer could not write a record in time
-    ├── ProducerStateError        a call that a producer cannot carry out as it stands
-    │   └── ProducerClosedError       it is closed, or was before a record was written
-    ├── RegistryError             a registry cannot do what it was asked
-    │   ├── InvalidNodeError          a path or a value that no registry holds
-    │   ├── NodeExistsError           a node to be created exists
-    │   ├── NodeNotFoundError         no such node, or its session is over
-    │   ├── NodeNotEmptyError         a node to be deleted has children
+    ├── DeliveryTimeoutError      a record was not written in time
+    ├── ProducerStateError        a call that the state of the producer does not allow
+    │   └── ProducerClosedError       the producer is closed, or was closed before it wrote a record
+    ├── RegistryError             root of the errors of registries
+    │   ├── InvalidNodeError          a path or a value that no registry accepts
+    │   ├── NodeExistsError           a node that should be created exists
+    │   ├── NodeNotFoundError         the node does not exist, or its session has ended
+    │   ├── NodeNotEmptyError         a node that should be deleted has children
     │   ├── BadVersionError           the node has another version than the caller expected
-    │   ├── SessionExpiredError       this session was declared over; what it owned belongs to others
+    │   ├── SessionExpiredError       the session was declared expired; its ephemeral nodes were deleted
     │   ├── RegistryClosedError       the registry was closed
-    │   ├── RegistryLockedError       another process kept the lock of a domain too long   (retriable)
+    │   ├── RegistryLockedError       another process kept a lock of the registry too long (retriable)
     │   ├── RegistryUnavailableError  the server does not answer; the outcome is unknown   (retriable)
-    │   ├── CorruptRegistryError      a file of the registry is damaged, or not the registry's
+    │   ├── CorruptRegistryError      a file of the registry is damaged, or of another program
     │   └── UnsupportedRegistryError  a file of a newer version
     ├── ShippingError             records cannot be shipped to a cluster or a table, or mirrored from a cluster
     │   ├── RemoteUnavailableError    the cluster does not answer; the outcome is unknown          (retriable)
-    │   ├── RemoteTopicError          a topic there is missing, too small, or may not be used
-    │   ├── RecordRefusedError        a record that the other side does not take
+    │   ├── RemoteTopicError          a topic of the cluster is missing, has too few partitions, or is not allowed
+    │   ├── RecordRefusedError        the cluster or the table refuses a record
     │   ├── ShippingGapError          records were deleted before they were shipped, mirrored or exported
-    │   ├── DivergedError             the two sides do not hold the same any more
+    │   ├── DivergedError             the source and its copy have different records
     │   ├── LakeTableError            a table cannot be written, or is not the export of this topic
     │   └── CommitConflictError       another writer committed to a table first                    (retriable)
     └── MissingDependencyError    an optional package is needed; the message names the extra
 
 Rules:
-- Bytes from outside never cause anything but a member of this tree.
-- `retriable` says whether the same call may succeed later without any other action.
+- Invalid bytes from outside cause only errors of this tree.
+- `retriable` is True if the same call may succeed later without any other action.
 - An OSError is always chained as the cause.
 
-This module knows no other module of logcore.
+This module imports no other module of logcore.
 """
 
 from __future__ import annotations
@@ -86,11 +86,9 @@ from typing import Any
 class LogcoreError(Exception):
     """Root of all errors.
 
-    The keywords say where the error is and what was met there; each is kept as an
-    attribute and becomes part of the message.
-
-    path: file or directory; position: byte in that file (or in the buffer given);
-    offset: place in the log.
+    The arguments are attributes of the error, and parts of its message: `path` is a file
+    or directory, `position` a byte in that file or in the given buffer, and `offset` an
+    offset of the log. `expected` and `found` are the expected and the actual value.
     """
 
     retriable = False
@@ -141,15 +139,15 @@ class LogcoreError(Exception):
 
 
 class CorruptBatchError(LogcoreError):
-    """The bytes of a batch are not what its writer wrote. Kafka: CORRUPT_MESSAGE."""
+    """The bytes of a batch were changed after they were written. Kafka: CORRUPT_MESSAGE."""
 
 
 class InvalidRecordError(LogcoreError):
     """Intact bytes that break the format's rules, or a record that cannot be stored.
     Kafka: INVALID_RECORD.
 
-    record_errors: where a batch was refused for some of its records, which these are,
-    counted from 0, and why.
+    `record_errors` contains the index in the batch and the reason for each refused
+    record, if only some records are invalid. The first index is 0.
     """
 
     record_errors: tuple[tuple[int, str], ...] = ()
@@ -166,25 +164,25 @@ class OutOfOrderSequenceError(LogcoreError):
 
 
 class InvalidProducerEpochError(LogcoreError):
-    """From a producer that was replaced by one with a newer epoch. Kafka:
+    """A batch of a producer that was replaced by one with a newer epoch. Kafka:
     INVALID_PRODUCER_EPOCH.
     """
 
 
 class InvalidTransactionStateError(LogcoreError):
-    """A batch outside a producer's open transaction, or the end of none. Kafka:
+    """A batch outside an open transaction, or the end of no transaction. Kafka:
     INVALID_TXN_STATE.
     """
 
 
 class CoordinatorFencedError(LogcoreError):
-    """A marker with an older coordinator epoch than one stored before. Kafka:
+    """A marker with an older coordinator epoch than a stored one. Kafka:
     TRANSACTION_COORDINATOR_FENCED.
     """
 
 
 class RecordTooLargeError(LogcoreError):
-    """Above max.message.bytes, segment.bytes, or the cap on inflated bytes. Kafka:
+    """A batch above max.message.bytes, or above the limit for decompressed bytes. Kafka:
     MESSAGE_TOO_LARGE.
     """
 
@@ -200,70 +198,67 @@ class UnsupportedCodecError(LogcoreError):
 
 
 class CorruptLogError(LogcoreError):
-    """Files of one partition are damaged, or contradict each other, where no crash
-    could have done it.
+    """Files of a partition are damaged or contradict each other, and a crash cannot be
+    the cause.
     """
 
 
 class OffsetConflictError(LogcoreError):
-    """An append with expected_offset or `expected`: another append came first, and
-    nothing was appended.
+    """Another append came before an append with `expected_offset` or `expected`. The
+    log was not changed.
 
-    expected: the offset that the caller gave; found: the log end offset, or the offset of
-    the last record of the key; both int.
+    The attribute `expected` is the offset that the caller gave. `found` is the log end
+    offset, or the offset of the last record of the key. Both are int.
     """
 
 
 class OffsetOutOfRangeError(LogcoreError):
-    """Asked for an offset outside [log start, log end]. Kafka: OFFSET_OUT_OF_RANGE."""
+    """A requested offset is outside [log start, log end]. Kafka: OFFSET_OUT_OF_RANGE."""
 
 
 class LogTruncatedError(OffsetOutOfRangeError):
-    """A consumer has committed an offset of a leader epoch that ends before it: the
-    records in between were cut off.
-    Kafka: LogTruncationException.
+    """A consumer has committed an offset above the end of its leader epoch, because the
+    records in between were truncated. Kafka: LogTruncationException.
     """
 
 
 class LogFailedError(LogcoreError):
-    """The log refuses writes since a write or sync failed. Reads go on; reopening runs
-    recovery.
+    """A write or sync has failed, so the log refuses writes until it is opened again.
+    Reads continue. Opening runs recovery.
     """
 
 
 class DurabilityUnknownError(LogFailedError):
-    """The sync this append waited for failed: the record is written but perhaps not on
-    disk.
-    """
+    """The sync of an append failed. Its records are written, but may not be on disk."""
 
 
 class StorageReadError(LogcoreError):
-    """A read failed in the operating system. Never treated as end of log, and never as
-    corruption.
+    """A read failed in the operating system. It is neither the end of the log nor
+    damage.
     """
 
 
 class StorageWriteError(LogcoreError):
-    """A write failed in the operating system for another reason than space."""
+    """A write failed in the operating system for a reason other than space."""
 
 
 class DiskFullError(LogcoreError):
-    """No space left; the partial write was cut back. Retry once there is room."""
+    """No space is left. The unfinished write was removed; try again once there is space."""
 
     retriable = True
 
 
 class ResourceError(LogcoreError):
-    """Out of file descriptors or memory. A log open for writing holds two files;
-    `ulimit -n` tells the limit.
+    """No file descriptors or memory are left. A log open for writing has two open files;
+    `ulimit -n` prints the limit.
     """
 
     retriable = True
 
 
 class CompactionAbandonedError(LogcoreError):
-    """The log was truncated, or lost segments to retention, while it was compacted;
-    nothing was replaced since.
+    """The log was truncated, or retention deleted segments, while it was compacted. No
+    segment was replaced after that.
     """
 
     retriable = True
@@ -272,8 +267,7 @@ class CompactionAbandonedError(LogcoreError):
 class LogLockedError(LogcoreError):
     """Another writer, Python or a Kafka broker, holds the lock of the log directory.
 
-    pid: process id of the holder if known, else None. host: its host name if known,
-    else None.
+    `pid` is the process id of the holder, and `host` its host name; None if unknown.
     """
 
     retriable = True
@@ -296,9 +290,7 @@ class LogClosedError(LogcoreError):
 
 
 class ForkedWriterError(LogcoreError):
-    """A process forked from the one that opened the log tried to use it; open it again
-    in the child.
-    """
+    """A forked process used a log that its parent opened. Open it again in the child."""
 
 
 class WrongLoopError(LogcoreError):
@@ -312,8 +304,8 @@ class ReadOnlyLogError(LogcoreError):
 
 
 class NotLeaderError(LogcoreError):
-    """An append to a replica of a partition that another broker leads, or no broker.
-    Kafka: NOT_LEADER_OR_FOLLOWER.
+    """An append to a replica that is not the leader of its partition. Kafka:
+    NOT_LEADER_OR_FOLLOWER.
     """
 
 
@@ -336,9 +328,9 @@ class LogNotFoundError(LogcoreError):
 class TopicNotFoundError(LogcoreError):
     """No such topic in the log directory. Kafka: UNKNOWN_TOPIC_OR_PARTITION.
 
-    name, known: the topic and those that exist; the text says which of these is
-    nearest. That is found when the text is read: it takes a millisecond for 100 topics,
-    and a broker is asked for many names and reads no text.
+    `name` is the topic, and `known` contains the existing topics; the text suggests the
+    most similar one. The suggestion is computed when the text is read, because it takes
+    a millisecond for 100 topics and a broker does not read the text.
     """
 
     def __init__(
@@ -350,9 +342,9 @@ class TopicNotFoundError(LogcoreError):
         self._known = known
 
     def _find_nearest(self) -> None:
-        import difflib  # late: only who makes a mistake needs it
+        import difflib  # imported late, because only a wrong name needs it
 
-        known = list(self._known)  # others may make topics meanwhile
+        known = list(self._known)  # other threads may create topics while this runs
         self._known = ()
         near = difflib.get_close_matches(self._name, known, 1)
         if near:
@@ -363,16 +355,16 @@ class TopicNotFoundError(LogcoreError):
         return super().__str__()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        self._find_nearest()  # before pickling, so that the list of topics stays here
+        self._find_nearest()  # before pickling, so that the list of topics is not pickled
         return super().__reduce__()  # type: ignore[return-value]
 
 
 class TopicExistsError(LogcoreError):
-    """A topic to be made exists already. Kafka: TOPIC_ALREADY_EXISTS."""
+    """A topic that should be created exists already. Kafka: TOPIC_ALREADY_EXISTS."""
 
 
 class InvalidNameError(LogcoreError):
-    """A name that Kafka would refuse, or that would leave the directory. Kafka:
+    """A name that Kafka refuses, or a path outside the directory. Kafka:
     INVALID_TOPIC_EXCEPTION.
     """
 
@@ -392,26 +384,24 @@ class InvalidSchemaError(InvalidConfigError):
 
 
 class ConsumerStateError(LogcoreError):
-    """A call that a consumer cannot carry out as it stands: it is closed, or has no
+    """A call that the state of the consumer does not allow: it is closed, or has no
     group.
     """
 
 
 class ConsumerBusyError(ConsumerStateError):
-    """A consumer is used by one thread at a time, and another uses it. Java:
+    """Another thread uses the consumer, which only one thread at a time may use. Java:
     ConcurrentModificationException.
     """
 
 
 class WakeupError(LogcoreError):
-    """wakeup() was called: the poll() that waited, or the next one, ends without
-    records, once.
-    """
+    """wakeup() was called. It ends the waiting poll(), or else the next one."""
 
 
 class CommitFailedError(LogcoreError):
-    """Offsets were not committed: the consumer is no member of this generation any
-    more, or the disk failed.
+    """Offsets were not committed, because the consumer is no longer a member of this
+    generation, or because the disk failed.
 
     Records after the last commit are processed again by the new owners of the
     partitions.
@@ -419,47 +409,43 @@ class CommitFailedError(LogcoreError):
 
 
 class RebalanceInProgressError(LogcoreError):
-    """Offsets were not committed while the group divides its partitions: poll, then
-    commit. Kafka: REBALANCE_IN_PROGRESS.
+    """Offsets were not committed because the group rebalances: call poll(), then
+    commit again. Kafka: REBALANCE_IN_PROGRESS.
     """
 
     retriable = True
 
 
 class FencedInstanceError(LogcoreError):
-    """Another consumer with this group_instance_id took this one's place. Kafka:
+    """Another consumer with this group_instance_id has joined. Kafka:
     FENCED_INSTANCE_ID.
     """
 
 
 class NoOffsetError(LogcoreError):
-    """There is no committed offset, and auto_offset_reset="none" names no other
-    beginning.
-    """
+    """No offset is committed, and auto_offset_reset="none" does not name another one."""
 
 
 class SerializationError(LogcoreError):
-    """A key_serializer or value_serializer raised; its error is the cause. Nothing was
-    sent.
-    """
+    """A key_serializer or value_serializer raised its cause. The record was not sent."""
 
 
 class BufferFullError(LogcoreError):
-    """The memory of a producer was full for max_block_ms: records are sent faster than
-    the disk takes them.
+    """The memory of a producer was full for max_block_ms, because records are sent
+    faster than the disk stores them.
     """
 
     retriable = True
 
 
 class DeliveryTimeoutError(LogcoreError):
-    """A record was not written within delivery_timeout_ms, or flush() did not end in
-    its time. Kafka: TIMED_OUT.
+    """A record was not written within delivery_timeout_ms, or flush() did not end
+    within its timeout. Kafka: TIMED_OUT.
     """
 
 
 class ProducerStateError(LogcoreError):
-    """A call that a producer cannot carry out as it stands, such as waiting for a
+    """A call that the state of the producer does not allow, such as waiting for a
     delivery in a delivery callback.
     """
 
@@ -469,7 +455,7 @@ class ProducerClosedError(ProducerStateError):
 
 
 class ProducerFencedError(LogcoreError):
-    """Another producer has taken the transactional id over. This one can only be
+    """Another producer has initialized the transactional id. This producer can only be
     closed. Kafka: PRODUCER_FENCED.
     """
 
@@ -483,40 +469,40 @@ class TransactionAbortedError(LogcoreError):
 
 
 class RegistryError(LogcoreError):
-    """Root of the errors of registries (logcore.registry). path: of the node, where it
-    is about one.
+    """Root of the errors of registries (logcore.registry). `path` is the path of the
+    node, or None.
     """
 
 
 class InvalidNodeError(RegistryError):
-    """A path or a value that no registry holds: raised before any effect."""
+    """A path or a value that no registry accepts. The registry was not changed."""
 
 
 class NodeTooLargeError(InvalidNodeError):
-    """A value is larger than a registry holds."""
+    """A value is larger than a registry allows."""
 
 
 class NodeExistsError(RegistryError):
-    """A node to be created exists, and its session lives."""
+    """A node that should be created exists, and its session lives."""
 
 
 class NodeNotFoundError(RegistryError):
-    """There is no such node, or it was ephemeral and its session is over."""
+    """The node does not exist, or it was ephemeral and its session has ended."""
 
 
 class NodeNotEmptyError(RegistryError):
-    """A node to be deleted has children."""
+    """A node that should be deleted has children."""
 
 
 class BadVersionError(RegistryError):
-    """The node has another version than the caller expected: another session changed it
-    first. Nothing was written.
+    """The node has another version than the caller expected, because another session
+    changed it first. The node was not written.
     """
 
 
 class SessionExpiredError(RegistryError):
-    """This registry's session was declared over. Its ephemeral nodes belong to others;
-    open the registry again.
+    """The session was declared expired, and its ephemeral nodes were deleted. Open the
+    registry again.
     """
 
 
@@ -525,10 +511,10 @@ class RegistryClosedError(RegistryError):
 
 
 class RegistryLockedError(RegistryError):
-    """Another process kept the lock of a domain beyond the timeout; it may be stopped.
-    Nothing was written.
+    """Another process kept a lock of the registry for longer than the timeout. That
+    process may be stopped. The registry was not written.
 
-    pids: of the processes that are in the middle of a change, as far as they tell.
+    `pids` contains the known ids of the processes that are changing the registry.
     """
 
     retriable = True
@@ -545,16 +531,16 @@ class RegistryLockedError(RegistryError):
 
 
 class RegistryUnavailableError(RegistryError):
-    """The server of the registry does not answer. A change that was asked for may have
-    happened or not.
+    """The server of the registry does not answer. A requested change may have happened
+    or not.
     """
 
     retriable = True
 
 
 class CorruptRegistryError(RegistryError):
-    """A file of the registry is damaged where no crash could have done it, or something
-    else wrote it. It is kept.
+    """A file of the registry is damaged, and a crash cannot be the cause, or another
+    program wrote it. The file is kept.
     """
 
 
@@ -569,22 +555,20 @@ class ShippingError(LogcoreError):
 
 
 class RemoteUnavailableError(ShippingError):
-    """The remote cluster does not answer. What was asked of it may have happened or
-    not.
-    """
+    """The remote cluster does not answer. A requested change may have happened or not."""
 
     retriable = True
 
 
 class RemoteTopicError(ShippingError):
-    """A topic of the remote cluster is missing, has too few partitions, or may not be
-    used.
+    """A topic of the remote cluster is missing, has too few partitions, or is not
+    allowed.
     """
 
 
 class RecordRefusedError(ShippingError):
-    """A record that the other side does not take, such as one that is too large. Its
-    partition stands still.
+    """The cluster or the table refuses a record, for example because it is too large.
+    Its partition is not shipped any further.
     """
 
 
@@ -593,8 +577,8 @@ class ShippingGapError(ShippingError):
 
 
 class DivergedError(ShippingError):
-    """The two sides do not hold the same any more: one was cut, lost records, or is
-    another topic of that name.
+    """The source and its copy have different records: one of them was truncated, lost
+    records, or is another topic of that name.
     """
 
 

@@ -1,13 +1,12 @@
-"""Which partition a record goes to, as Kafka's Java client chooses: by its key, or one
-after the other.
+"""Chooses the partition of a record like Kafka's Java client: by its key, or in turn.
 
 Rules:
 - A key is hashed with murmur2. The same key always chooses the same partition, as long
-  as their number stays.
-- Records without a key stay with one partition for 16 KiB, a producer's batch, and then
-  go on to the next.
+  as the number of partitions does not change.
+- Records without a key use one partition for 16 KiB, the size of a producer's batch,
+  and then the next one.
 
-This module knows no topic and no directory.
+This module depends on no topic and no directory.
 """
 
 from __future__ import annotations
@@ -27,15 +26,15 @@ STICKY_BYTES: Final = 16_384
 
 
 class Partitioner:
-    """Chooses partitions of one topic. Threads that choose at the same time may stay a
-    little longer with one.
+    """Chooses partitions of one topic, whose numbers are `numbers`.
 
-    numbers: of the partitions.
+    If threads choose at the same time, records without a key may use one partition a
+    little longer.
     """
 
     def __init__(self, numbers: Sequence[int]) -> None:
-        """Raises InvalidConfigError where some numbers are missing: then a key has no
-        partition.
+        """Raises InvalidConfigError if a number is missing, because some keys would
+        have no partition.
         """
         if tuple(numbers) != tuple(range(len(numbers))):
             raise InvalidConfigError(
@@ -48,7 +47,9 @@ class Partitioner:
         self._bytes = 0
 
     def choose(self, key: Piece | None, value: Piece | None) -> int:
-        """For one record. Raises InvalidRecordError for a key that is not bytes."""
+        """Return the partition of one record. Raises InvalidRecordError for a key that
+        is not bytes.
+        """
         if key is not None:
             return kernel.murmur2(key if type(key) is bytes else _as_bytes(key)) % len(
                 self.numbers
@@ -76,8 +77,8 @@ def _as_bytes(key: object) -> bytes:
 def murmur2(
     data: npt.NDArray[np.uint8], edges: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.uint32]:
-    """Kafka's murmur2 of each piece data[edges[i]:edges[i + 1]], all pieces of one
-    length at once; shape (n,).
+    """Return Kafka's murmur2 of each piece data[edges[i]:edges[i + 1]], shape (n,).
+    Pieces of one length are hashed together.
     """
     sizes = np.diff(edges)
     hashes = np.zeros(len(sizes), np.uint32)
@@ -89,8 +90,8 @@ def murmur2(
 
 
 def _murmur2_of(pieces: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint32]:
-    """pieces: uint8, shape (rows, size). The constants and the order are those of
-    Kafka's Utils.murmur2.
+    """Hash pieces of one length: uint8, shape (rows, size). The constants and their
+    order are from Kafka's Utils.murmur2.
     """
     rows, size = pieces.shape
     m = np.uint32(0x5BD1E995)

@@ -1,5 +1,5 @@
-"""`netshim` and `python -m netshim`: starts the command line in command.py, or says
-what to install for it.
+"""The program `netshim`, also `python -m netshim`: it starts the command line in
+command.py, or prints the command that installs it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Fixtures for tests against a Kafka broker: pytest discovers them once the package is
+"""Fixtures for tests against a Kafka broker. pytest discovers them once the package is
 installed.
 
     def test_my_service(kafka):                     # a broker and a directory of its own
@@ -7,8 +7,8 @@ installed.
     def test_another(kafka_session):                # topics and groups of its own, on one broker for all tests
         producer.produce(kafka_session.topic("orders"), b"4 apples")
 
-What they give is `netshim.testing.Kafka`. This module is loaded in every pytest run, so
-it imports the broker only when a fixture is asked for.
+The fixtures return `netshim.testing.Kafka`. This module is loaded in every pytest run,
+so it imports the broker only when a fixture is used.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def kafka_options() -> dict[str, Any]:
-    """Options of netshim.serve() for the brokers of all fixtures here: override it in
-    conftest.py.
+    """Return options of netshim.serve() for the brokers of all these fixtures. Override
+    it in conftest.py.
     """
     return {}
 
@@ -35,9 +35,10 @@ def kafka_options() -> dict[str, Any]:
 def kafka_factory(
     tmp_path_factory: pytest.TempPathFactory, kafka_options: dict[str, Any]
 ) -> Iterator[Callable[..., Kafka]]:
-    """Starts brokers: kafka_factory(path=None, **options of netshim.serve). A path that
-    is given is kept, so that a broker can be stopped and started again over the same
-    data. All are stopped when the test ends.
+    """Start brokers: kafka_factory(path=None, **options of netshim.serve).
+
+    A given path is kept, so that a broker can be stopped and started again with the
+    same data. All brokers are stopped when the test ends.
     """
     from netshim import testing
 
@@ -58,7 +59,7 @@ def kafka_factory(
 
 @pytest.fixture
 def kafka(kafka_factory: Callable[..., Kafka]) -> Kafka:
-    """A running broker of the test's own, over a temporary directory."""
+    """A running broker for one test, with a temporary directory."""
     return kafka_factory()
 
 
@@ -66,8 +67,10 @@ def kafka(kafka_factory: Callable[..., Kafka]) -> Kafka:
 def kafka_module(
     tmp_path_factory: pytest.TempPathFactory, kafka_options: dict[str, Any]
 ) -> Iterator[Kafka]:
-    """A running broker for all tests of a module. A fixture of the module may prepare
-    topics and records. With kafka_clean, each test begins with them.
+    """A running broker for all tests of a module.
+
+    A fixture of the module may prepare topics and records. With kafka_clean, each test
+    begins with them.
     """
     from netshim import testing
 
@@ -86,7 +89,7 @@ def _kafka_module_snapshots() -> dict[str, Any]:
 def kafka_clean(
     kafka_module: Kafka, _kafka_module_snapshots: dict[str, Any]
 ) -> Iterator[Kafka]:
-    """The broker kafka_module, which is rolled back after the test to its state before
+    """The broker kafka_module. After the test, it is rolled back to its state before
     the first test of the module.
     """
     if "first" not in _kafka_module_snapshots:
@@ -99,10 +102,10 @@ def kafka_clean(
 def kafka_session_broker(
     tmp_path_factory: pytest.TempPathFactory, kafka_options: dict[str, Any]
 ) -> Iterator[Kafka]:
-    """The broker behind kafka_session, for fixtures that live longer than a test; it
-    has no prefix.
+    """The broker of kafka_session, for fixtures that live longer than a test. Its names
+    have no prefix.
 
-    One for each process of pytest-xdist.
+    Each process of pytest-xdist has one.
     """
     from netshim import testing
 
@@ -115,8 +118,8 @@ def kafka_session_broker(
 def kafka_session(
     kafka_session_broker: Kafka, request: pytest.FixtureRequest
 ) -> Iterator[Kafka]:
-    """Topics and groups of the test's own on one broker for the whole session; removed
-    when the test ends.
+    """Topics and groups of one test, on one broker for the whole session. They are
+    removed when the test ends.
     """
     with kafka_session_broker.namespace(request.node.name) as namespace:
         yield namespace

@@ -1,6 +1,4 @@
-"""How a broker behaves: what may be set when it is started, by Kafka's names where it
-has them.
-"""
+"""Settings of a broker, by Kafka's names if Kafka has such a setting."""
 
 from __future__ import annotations
 
@@ -27,7 +25,9 @@ def _between(low: int, high: int) -> Any:
 
 
 def _setting(default: int, low: int, high: int = INT32_MAX, *, doc: str) -> Any:
-    """A number; doc and range are what `netshim serve --help` says."""
+    """Return a field for a number. `netshim serve --help` prints its text and its
+    range.
+    """
     return attrs.field(
         default=default,
         validator=_between(low, high),
@@ -35,23 +35,23 @@ def _setting(default: int, low: int, high: int = INT32_MAX, *, doc: str) -> Any:
     )
 
 
-#: Kafka's defaults for topics where the library has another one. A record from the
-#: future is never too old to keep.
+#: Kafka's defaults for topics if the library has another one. A record from the
+#: future never expires.
 TOPIC_DEFAULTS: Final[Mapping[str, object]] = {
     "message.timestamp.after.max.ms": 3_600_000
 }
-#: Of Kafka's group.consumer.migration.policy.
+#: The values of Kafka's group.consumer.migration.policy.
 MIGRATION_POLICIES: Final = ("disabled", "upgrade", "downgrade", "bidirectional")
 
 
 @attrs.frozen(kw_only=True)
 class Settings:
-    """How a broker behaves; names and defaults are Kafka's where it has them, except
-    where tests would wait for them.
+    """Settings of a broker. Names and defaults are Kafka's if Kafka has such a setting,
+    except for defaults that would slow down tests.
 
-    Each field says what it is in its metadata, which `netshim serve --help` shows;
-    docs/netshim.md has a table. Kafka's rebalance_delay_ms is 3000; its
-    offsets_partitions are 50, but one broker has nothing to spread.
+    The metadata of each field contains its description, which `netshim serve --help`
+    prints; docs/netshim.md has a table. Kafka's rebalance_delay_ms is 3000, and its
+    offsets_partitions are 50, which one broker does not need.
     """
 
     auto_create_topics: bool = attrs.field(

@@ -1,13 +1,13 @@
-"""The topic `__consumer_offsets`: what groups have committed and how they stand, as a
-broker writes and reads it.
+"""The topic `__consumer_offsets` of a broker: it stores committed offsets and groups.
 
 Rules:
-- Appends are told in the order of the log, once they are on disk (internal_topics.py).
-- Of what is read, the last value of a key counts (logcore.coordinators.stored_offsets). What is not
-  understood stays as it is.
+- Appends are completed in the order of the log, after they are on disk
+  (internal_topics.py).
+- The last value of each key is valid (logcore.coordinators.stored_offsets). Records in
+  an unknown form are left unchanged.
 
-Not here: the bytes of the records (logcore.format.group_records), what they mean for a
-group (groups.py), the markers of transactions (transactions.py).
+The bytes of records are in logcore.format.group_records, their meaning in groups.py,
+and the markers of transactions in transactions.py.
 """
 
 from __future__ import annotations
@@ -32,9 +32,7 @@ _log = logging.getLogger("netshim")
 
 
 class OffsetsTopic:
-    """The topic as a place to write to and to read from. It is made when something is
-    first to be written.
-    """
+    """Writes and reads the topic, which is created by the first write."""
 
     def __init__(self, state: BrokerState, only: int | None = None) -> None:
         """Initialize the topic, or its partition `only`."""
@@ -51,8 +49,9 @@ class OffsetsTopic:
         return self.topic.exists
 
     def read(self) -> StoredGroups:
-        """All that the topic says now. May take long; may be called in any thread.
-        Raises LogcoreError.
+        """Return all present offsets and groups.
+
+        It may take long, and may be called in any thread. Raises LogcoreError.
         """
         found = stored_groups(self.topic.logs())
         if found.not_understood:
@@ -71,10 +70,11 @@ class OffsetsTopic:
         done: Callable[[GroupError | None], None],
         producer: tuple[int, int] | None = None,
     ) -> None:
-        """Calls done(None) once the records, one batch, are on disk, or done(error)
-        when they are not; for one log in its order.
+        """Append records as one batch. Then done(None) is called after they are on
+        disk, or done(error), in the order of the log.
 
-        producer: id and epoch of the producer in whose transaction they are.
+        `producer` contains id and epoch of the producer whose transaction contains the
+        records.
         """
         rows = [(key, value, (), now_ms) for key, value in records]
 
@@ -95,7 +95,7 @@ class OffsetsTopic:
 
 
 def _error_of(group_id: str, error: Exception) -> GroupError:
-    """An error that makes clients try again, except for records that will never fit."""
+    """Return an error after which clients try again, except for records that never fit."""
     _log.error(
         "%s: a record of group %r was not stored: %s", OFFSETS_TOPIC, group_id, error
     )

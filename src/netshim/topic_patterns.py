@@ -1,11 +1,11 @@
-"""The topics that groups of the consumer protocol may subscribe to, and the meaning of
-their regular expressions.
+"""The topics to which groups of the consumer protocol may subscribe, and their regular
+expressions.
 
 Rules:
-- Regular expressions are RE2's, as with Kafka, and match a whole name. They come from
-  clients: on Python's own engine 24 bytes may take seconds, and no other client would
-  be served. Without the package google-re2 none is taken.
-- Internal topics are meant by no regular expression, only by their names.
+- Regular expressions are RE2's, as in Kafka, and match a whole name. They come from
+  clients: in Python's own engine, 24 bytes may take seconds, and no other client would
+  be served. Without the package google-re2, they are refused.
+- A regular expression does not match internal topics, which need their names.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from logcore.distribution import install_command
 from logcore.metadata.filenames import INTERNAL_TOPICS
 from netshim.served_directory import ServedDirectory
 
-#: Of one compiled expression; a larger one is refused.
+#: Limit of one compiled expression; a larger one is refused.
 _MOST_BYTES: Final = 1 << 20
 
 
 class ServedTopics:
-    """The topics of a directory, as logcore.coordination asks for them."""
+    """The topics of a directory, in the form that logcore.coordination needs."""
 
     def __init__(
         self, logdir: ServedDirectory, rules_version: Callable[[], int]
@@ -33,7 +33,7 @@ class ServedTopics:
 
     @property
     def version(self) -> int:
-        # A rule may hide or show a topic. Both numbers only rise.
+        # An access rule may hide or show a topic. Both numbers only rise.
         return self._logdir.host.topics_version + self._rules_version()
 
     def names(self) -> Iterable[str]:
@@ -49,8 +49,8 @@ class ServedTopics:
 
 
 def compile_pattern(pattern: str) -> Callable[[str], bool]:
-    """The test whether a whole name matches. Raises ValueError for what is no regular
-    expression.
+    """Return a function that tests whether a whole name matches. Raises ValueError if
+    the text is not a regular expression.
     """
     try:
         import re2

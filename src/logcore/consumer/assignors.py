@@ -1,22 +1,20 @@
-"""How the partitions of a group's topics are divided among its members: pure functions,
-as Kafka's assignors do it.
+"""Divides the partitions of a group among its members, like Kafka's assignors.
 
-| name | |
+| name | assignment |
 |---|---|
-| `range` | of each topic a stretch for each member, in the order of members |
-| `roundrobin` | all partitions dealt out one by one |
-| `sticky` | as even as can be, and what a member had stays with it |
-| `cooperative-sticky` | the same; a partition that moves stays unassigned until its owner has given it up |
+| `range` | of each topic, a range of partitions for each member, in the order of members |
+| `roundrobin` | all partitions in turn |
+| `sticky` | as even as possible; members keep their partitions |
+| `cooperative-sticky` | the same; a moved partition remains unassigned until its owner has revoked it |
 
 Rules (clients reference 7.5):
-- Members are in the order of their instance ids, then of their member ids, compared as
-  Java compares text.
-- Topics that there are not, and topics without partitions, are passed over. Racks are
-  not used.
-- A member that subscribes to nothing gets nothing.
+- Members are ordered by their instance ids, then by their member ids, in Java's order
+  of text.
+- Unknown topics, and topics without partitions, are ignored. Racks are not used.
+- A member without subscriptions receives no partitions.
 
-Nothing here knows a group's state, or the bytes that members exchange
-(format/group_records.py).
+All functions are pure. Groups and the bytes that members exchange are in
+logcore.coordination and format/group_records.py.
 """
 
 from __future__ import annotations
@@ -34,13 +32,15 @@ Assignment = dict[str, list[TopicPartition]]
 
 
 class Assignor(Protocol):
-    """What a group may be divided by. name: as members name it to one another.
-    is_cooperative: members keep what they have while a rebalance goes on.
+    """A rule that divides partitions among members.
 
-    It may have two more methods, which are called if they exist:
-    subscription_user_data(topics) -> bytes or None says something to the member that
-    divides, which finds it in Member.user_data; on_assignment(partitions, generation)
-    hears what a member was given, in its thread.
+    `name` is the name in the protocol of the group. If `is_cooperative`, members keep
+    their partitions during a rebalance.
+
+    Two more methods are called if they exist. subscription_user_data(topics) returns
+    bytes for the member that assigns, which finds them in Member.user_data, or None.
+    on_assignment(partitions, generation) receives the partitions of the member, in its
+    thread.
     """
 
     @property
@@ -124,8 +124,8 @@ class CooperativeStickyAssignor:
 
 
 def withheld(claims: Claims, found: Assignment) -> Assignment:
-    """An assignment without the partitions that somebody else still has: their owners
-    revoke them first.
+    """Return an assignment without the partitions that another member still has. Their
+    owners revoke them first.
     """
     return {
         member_id: [
@@ -147,8 +147,8 @@ def _sticky(partitions: Mapping[str, int], members: list[Member]) -> Assignment:
 
 
 class _Bounds(NamedTuple):
-    """low, high: the least and the most that a member gets; extra: how many get the
-    most.
+    """`low` and `high` are the fewest and the most partitions of a member; `extra`
+    members have `high`.
     """
 
     low: int
@@ -159,7 +159,7 @@ class _Bounds(NamedTuple):
 def _constrained(
     known: Mapping[str, int], members: list[Member], claims: Claims
 ) -> Assignment:
-    """For members that all subscribe to the same topics."""
+    """Assign partitions to members that subscribe to the same topics."""
     ordered = sorted(members, key=lambda member: java_order(member.member_id))
     topics = sorted(
         (topic for topic in ordered[0].topics if topic in known), key=java_order
@@ -206,8 +206,8 @@ def _deal(
     exact: list[str],
     bounds: _Bounds,
 ) -> None:
-    """First to those that have too few, in turns; then one each to those that may have
-    one more.
+    """Give partitions in turn to members with too few, and then one each to members
+    that may have one more.
     """
     waiting = list(under)
     at = 0
@@ -233,7 +233,7 @@ _ALL: Final[tuple[Assignor, ...]] = (
     STICKY,
     COOPERATIVE_STICKY,
 )
-#: Those that can be named.
+#: The assignors that have a name.
 ASSIGNORS: Final[Mapping[str, Assignor]] = {
     assignor.name: assignor for assignor in _ALL
 }

@@ -1,5 +1,5 @@
-"""The places of committed offsets: the log `__consumer_offsets`, the registry, or both
-while offsets move.
+"""The stores of committed offsets: the log `__consumer_offsets`, the registry, or both
+while a group moves.
 
 | offsets_storage | dual_commit | commits to | reads |
 |---|---|---|---|
@@ -8,21 +8,20 @@ while offsets move.
 | `"registry"` | no | the registry | the registry |
 | `"registry"` | yes | the registry, then the log | the larger of both |
 
-So a group moves while it runs, as the first Kafka's groups did from ZooKeeper: all its
-consumers are restarted with the new storage and dual commits, one after the other, and
-when all have that, once more without dual commits.
+A group can therefore move while it runs, like groups of Kafka 0.8 moved from ZooKeeper.
+All consumers are restarted one after the other with the new storage and dual commits,
+and then once more without dual commits.
 
 Rules (clients reference 8.2):
-- A commit counts when it is in the chosen storage. Only then is it written to the other
-  one.
-- In both a member of an older generation changes nothing. No rebalance comes between
-  that check and the write.
-- The larger of both is right while no offset moves back. Whoever moves one back on
-  purpose writes both.
-- Offsets in a transaction go to the log, whatever the storage is.
+- A commit is valid once it is in the chosen storage. Only then is it written to the
+  other one.
+- In both stores, a member of an older generation changes nothing. No rebalance happens
+  between that check and the write.
+- The larger of both is correct as long as no offset moves back. An intended move back
+  writes both stores.
+- Offsets in a transaction are stored in the log, whatever the storage is.
 
-Not here: the nodes of offsets (registry/offsets.py), export and import at once
-(cli/groups.py).
+Nodes of offsets are in registry/offsets.py, and export and import in cli/groups.py.
 """
 
 from __future__ import annotations
@@ -43,13 +42,15 @@ from logcore.format.group_records import Committed
 from logcore.metadata.checkpoint import PartitionKey
 from logcore.registry import Registry, offsets
 
-#: When an offset was committed that stands in the registry alone.
+#: The commit time of an offset that only the registry contains.
 _UNKNOWN_MS: Final = -1
 
 
 @attrs.frozen
 class OffsetStores:
-    """See the top of this module. registry: None where only the log is used."""
+    """The stores of a directory, see the module. `registry` is None if only the log is
+    used.
+    """
 
     groups: ProcessGroups
     registry: Registry | None = None
@@ -59,8 +60,8 @@ class OffsetStores:
     def commit(
         self, who: Committer, rows: Mapping[OffsetKey, Committed]
     ) -> GroupError | None:
-        """Returns when the offsets are stored, or why they are not. Raises what the
-        registry raises.
+        """Store offsets, and return the reason if they were refused. Raises the errors
+        of the registry.
         """
         if self.storage == "registry":
             error = self._commit_to_registry(who, rows)
@@ -69,8 +70,8 @@ class OffsetStores:
             return error
         error = self.groups.commit(who, rows)
         if error is None and self.is_dual:
-            # Refused here, the commit has lost its partitions meanwhile, and counts all
-            # the same.
+            # If it is refused here, the member has lost its partitions since. The
+            # commit is still valid.
             self._commit_to_registry(who, rows)
         return error
 
@@ -88,7 +89,9 @@ class OffsetStores:
         return error
 
     def committed(self, group_id: str) -> dict[OffsetKey, Committed]:
-        """All that a group has committed, on disk. Raises what the registry raises."""
+        """Return all committed offsets of a group that are on disk. Raises the errors
+        of the registry.
+        """
         if self.registry is None:
             return self.groups.committed(group_id)
         found = {}
@@ -103,7 +106,7 @@ class OffsetStores:
 def committed_rows(
     given: Mapping[PartitionKey, int | OffsetAndMetadata], now_ms: int
 ) -> dict[OffsetKey, Committed]:
-    """Offsets of a user as they are stored. Raises InvalidConfigError."""
+    """Return the offsets of a user in their stored form. Raises InvalidConfigError."""
     checked = {
         (str(topic), int(partition)): checked_offset(each)
         for (topic, partition), each in given.items()
@@ -117,8 +120,8 @@ def committed_rows(
 def delete(
     groups: ProcessGroups, registry: Registry | None, group_id: str
 ) -> GroupError | None:
-    """Deletes a group without members, with all that it has committed anywhere; or says
-    why not.
+    """Delete a group without members and all its committed offsets, or return the
+    reason why not.
     """
     error = groups.delete(group_id)
     if registry is None or error not in (None, GroupError.GROUP_ID_NOT_FOUND):
@@ -137,20 +140,21 @@ def alter(
     *,
     is_forced: bool,
 ) -> GroupError | None:
-    """Sets what a group has committed, also backwards: in the log, and in the registry
+    """Set committed offsets of a group, also backward, in the log, and in the registry
     if it has offsets of the group.
 
-    is_forced: also while the group has members, which join again and begin there.
-    Returns why it was not done.
+    With `is_forced`, a group with members is changed too; its members join again and
+    continue there. Returns the reason if nothing was changed.
     """
     if is_forced:
-        # First, because members that begin again read the larger of both.
+        # The registry first, because members that restart read the larger of both.
         _set_back(registry, group_id, rows)
         error = groups.rewind(group_id, rows)
     else:
         error = groups.commit(Committer(group_id, -1, "", None), rows)
     if error is None:
-        _set_back(registry, group_id, rows)  # also what was committed meanwhile
+        # Again, because of offsets that were committed in the meantime.
+        _set_back(registry, group_id, rows)
     return error
 
 

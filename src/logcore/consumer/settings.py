@@ -1,10 +1,10 @@
-"""Values of a consumer: settings, listener, records by partition, offsets to commit.
+"""Values of a consumer: settings, listeners, records by partition, offsets to commit.
 
 Rules:
-- Settings are checked when they are given, before anything is read. `config=` takes
+- Settings are checked when they are given, before anything is read. `config=` accepts
   Kafka's dotted names too; see clientconfig.py.
 
-Nothing here reads or commits.
+This module neither reads nor commits.
 """
 
 from __future__ import annotations
@@ -26,50 +26,54 @@ from logcore.kernels import TopicRecord
 IsolationLevel = Literal["read_uncommitted", "read_committed"]
 OffsetsStorage = Literal["log", "registry"]
 Deserializer = Callable[[bytes], Any]
-#: As Kafka limits it.
+#: Kafka's limit.
 _METADATA_CHARACTERS: Final = 4096
 
 
 class RebalanceListener:
-    """Is told what a consumer gets and gives up, in the thread that calls poll().
-    Override what is of interest.
+    """Receives the changes of a consumer's partitions, in the thread that calls poll().
+    Override the methods of interest.
 
-    The methods may call seek(), commit() and what only looks; poll(), subscribe(),
-    assign() and close() are refused.
+    The methods may call seek(), commit() and methods that only read. poll(),
+    subscribe(), assign() and close() are refused.
     """
 
     def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
-        """These are new; positions may be set with seek()."""
+        """Handle new partitions. Their positions may be set with seek()."""
 
     def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
-        """These are to be given up, and may still be committed."""
+        """Handle partitions that are about to be revoked. They may still be committed."""
 
     def on_partitions_lost(self, partitions: frozenset[TopicPartition]) -> None:
-        """These may be another's already; commits are refused."""
+        """Handle partitions that another consumer may already have. Commits are
+        refused.
+        """
         self.on_partitions_revoked(partitions)
 
 
 class ConsumerInterceptor(Protocol):
-    """Sees what a consumer hands out and commits. What it raises is reported to
-    sys.unraisablehook and disturbs nothing else: the next one is given what the last
-    good one gave.
+    """Processes the records that a consumer returns, and the offsets that it commits.
+
+    An error is reported to sys.unraisablehook. The next interceptor then receives the
+    result of the last one that succeeded.
     """
 
     def on_consume(self, records: ConsumerRecords) -> ConsumerRecords:
-        """The records to hand out; in the thread that reads. In an iteration each
-        record comes alone. Positions move behind those that are left out, too. Columns
-        are not shown.
+        """Return the records that the consumer returns. Runs in the thread that reads.
+
+        In an iteration, each call has one record. Positions also move past the records
+        that are left out. Columns are not passed.
         """
         ...
 
     def on_commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> object:
-        """These were committed."""
+        """Handle committed offsets."""
         ...
 
 
 @attrs.frozen
 class OffsetAndMetadata:
-    """What is committed for a partition: the next offset to process."""
+    """A committed offset of a partition: the offset of the next record to process."""
 
     offset: int
     metadata: str = ""
@@ -77,8 +81,9 @@ class OffsetAndMetadata:
 
 
 class GroupMetadata(NamedTuple):
-    """A member of a group in one generation. generation: -1 and member_id "": no
-    member.
+    """A member of a group in one generation.
+
+    Without a member, `generation` is -1 and `member_id` is "".
     """
 
     group_id: str
@@ -89,13 +94,13 @@ class GroupMetadata(NamedTuple):
 
 @attrs.frozen(kw_only=True)
 class ConsumerMetrics:
-    """Counters of a consumer since it was made; a snapshot.
+    """A snapshot of the counters of a consumer since it was created.
 
-    looks: how often it looked after its group and its commits, as each poll() does at
-    least once. records: decoded, also those that were read ahead. commits: stored ones;
-    refused_commits: those that were not; waiting_commits: of commit_async(), and not
-    stored yet. rebalances: generations of its group that it was in. partitions,
-    paused_partitions: read now.
+    `looks` counts the checks of its group and its commits; each poll() makes at least
+    one. `records` counts decoded records, also those that were read ahead. `commits`
+    and `refused_commits` count stored and refused commits, and `waiting_commits` those
+    of commit_async() that are not stored yet. `rebalances` counts the generations in
+    which it was a member. `partitions` and `paused_partitions` are present numbers.
     """
 
     looks: int
@@ -109,9 +114,7 @@ class ConsumerMetrics:
 
 
 class ConsumerRecords(Mapping[TopicPartition, Sequence[TopicRecord]]):
-    """What one poll() found: lists of records by partition, each in the order of
-    offsets.
-    """
+    """The records of one poll(): a list for each partition, in the order of offsets."""
 
     def __init__(self, found: dict[TopicPartition, list[TopicRecord]]) -> None:
         self._found = found
@@ -130,25 +133,25 @@ class ConsumerRecords(Mapping[TopicPartition, Sequence[TopicRecord]]):
 
     @property
     def count(self) -> int:
-        """How many records there are in all."""
+        """Return the number of records."""
         return sum(map(len, self._found.values()))
 
     def partitions(self) -> list[TopicPartition]:
-        """Those that have records here."""
+        """Return the partitions that have records here."""
         return list(self._found)
 
     def records(
         self, partition: tuple[str, int] | None = None
     ) -> Iterator[TopicRecord]:
-        """All of them, one partition after the other; or those of one partition, of
-        which there may be none.
+        """Return the records of all partitions, one partition after the other, or of
+        one partition. The result may be empty.
         """
         if partition is not None:
             return iter(self._found.get(TopicPartition(*partition), ()))
         return itertools.chain.from_iterable(self._found.values())
 
     def next_offsets(self) -> dict[TopicPartition, int]:
-        """The offsets behind them, as commit() takes them."""
+        """Return the offsets after the records, for commit()."""
         return {
             partition: records[-1].offset + 1
             for partition, records in self._found.items()
@@ -158,7 +161,7 @@ class ConsumerRecords(Mapping[TopicPartition, Sequence[TopicRecord]]):
 def intercepted(
     interceptors: Iterable[ConsumerInterceptor], records: ConsumerRecords
 ) -> ConsumerRecords:
-    """Records as the interceptors leave them, one after the other."""
+    """Return the records after all interceptors, which run one after the other."""
     for interceptor in interceptors:
         found = call(interceptor.on_consume, records)
         if isinstance(found, ConsumerRecords):
@@ -259,12 +262,12 @@ class ConsumerSettings:
 
     @property
     def uses_registry(self) -> bool:
-        """Whether offsets are in the registry too, or there alone."""
+        """Whether offsets are stored in the registry, alone or in addition to the log."""
         return self.offsets_storage == "registry" or self.dual_commit
 
     @property
     def reset_duration_ms(self) -> int | None:
-        """Of auto_offset_reset="by_duration:..."; None for the others. Raises
+        """Return the duration of auto_offset_reset="by_duration:...", or None. Raises
         InvalidConfigError.
         """
         rule, colon, duration = self.auto_offset_reset.partition(":")
@@ -323,7 +326,7 @@ class ConsumerSettings:
                 expected="a whole number, or None",
                 found=repr(waits_ms),
             )
-        # As Kafka asks it of its clients: of three heartbeats two may be lost.
+        # Kafka requires this of clients, so that two of three heartbeats may be lost.
         if self.heartbeat_interval_ms * 3 > self.session_timeout_ms:
             raise InvalidConfigError(
                 "heartbeat_interval_ms is above a third of session_timeout_ms",
@@ -342,7 +345,7 @@ _WHOLE: Final = (
     "session_timeout_ms",
     "heartbeat_interval_ms",
 )
-#: A duration as ISO 8601 and Java write it, up to days.
+#: A duration in the notation of ISO 8601 and Java, up to days.
 _DURATION: Final = re.compile(
     r"P(?:(?P<days>\d{1,9})D)?(?:T(?=\d)(?:(?P<hours>\d{1,9})H)?(?:(?P<minutes>\d{1,9})M)?(?:(?P<seconds>\d{1,9}(?:\.\d{1,9})?)S)?)?"
 )
@@ -352,18 +355,18 @@ _UNIT_MS: Final = {
     "minutes": 60_000,
     "seconds": 1_000,
 }
-#: Settings of Kafka's consumer alone that need a network.
+#: Settings of Kafka's consumer that need a network and that its producer lacks.
 _NETWORK: Final = words("""
     fetch_min_bytes fetch_max_wait_ms fetch_wait_max_ms default_api_timeout_ms client_rack allow_auto_create_topics
     group_protocol group_remote_assignor check_crcs
 """)
-#: librdkafka's names, and Kafka's for what has another one here.
+#: Names of librdkafka and Kafka for settings that have another name here.
 _OTHER_NAMES: Final = {
     "partition_assignment_strategy": "assignors",
     "auto_commit_enable": "enable_auto_commit",
     "fetch_message_max_bytes": "max_partition_fetch_bytes",
 }
-#: What librdkafka, and the first Kafka, say for where reading begins.
+#: Values of librdkafka and Kafka 0.7 for the first offset.
 _OTHER_RESETS: Final = {
     "smallest": "earliest",
     "beginning": "earliest",
@@ -381,7 +384,9 @@ _VOCABULARY: Final = Vocabulary(ConsumerSettings, _NETWORK, _OTHER_NAMES)
 
 
 def duration_ms(text: str) -> int:
-    """Milliseconds of a duration such as PT1H or P2DT30M. Raises InvalidConfigError."""
+    """Return the milliseconds of a duration such as PT1H or P2DT30M. Raises
+    InvalidConfigError.
+    """
     found = _DURATION.fullmatch(text)
     parts = (
         {}
@@ -400,8 +405,11 @@ def duration_ms(text: str) -> int:
 def consumer_settings(
     config: Mapping[str, object] | None, given: Mapping[str, Any]
 ) -> ConsumerSettings:
-    """Settings of a config by Kafka's names, and of keywords, which win. Raises
-    InvalidConfigError, which names the nearest setting for an unknown one.
+    """Return the settings of a configuration with Kafka's names, and of keywords.
+    Keywords take precedence.
+
+    Raises InvalidConfigError. For an unknown setting, the error contains the nearest
+    known name.
     """
     chosen = _VOCABULARY.of_config(config)
     if isinstance(chosen.get("assignors"), str):
@@ -421,16 +429,12 @@ def consumer_settings(
 
 
 def _named(assignor: str) -> str:
-    """The name of an assignor that a configuration gives by its name or by Kafka's
-    class.
-    """
+    """Return the name of an assignor that is given by its name or by Kafka's class."""
     return _CLASSES.get(assignor.rpartition(".")[2], assignor)
 
 
 def chosen_assignors(given: Iterable[str | Assignor]) -> tuple[Assignor, ...]:
-    """Assignors by their names, or as objects of the caller's. Raises
-    InvalidConfigError.
-    """
+    """Return assignors that are given by name or as objects. Raises InvalidConfigError."""
     if isinstance(given, str):
         raise InvalidConfigError(
             "assignors is a list of names", expected=f"[{given!r}]", found=repr(given)
@@ -460,7 +464,7 @@ def chosen_assignors(given: Iterable[str | Assignor]) -> tuple[Assignor, ...]:
 
 
 def topic_pattern(what: str, given: str | re.Pattern[str]) -> re.Pattern[str]:
-    """What matches names of topics. Raises InvalidConfigError."""
+    """Return a pattern for names of topics. Raises InvalidConfigError."""
     try:
         compiled = re.compile(given)
         compiled.fullmatch("")  # one of bytes matches no name

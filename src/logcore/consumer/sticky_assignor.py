@@ -1,11 +1,13 @@
 """The sticky assignment for members that subscribe to different topics.
 
 Rules (clients reference 7.5):
-- What a member had and still subscribes to stays with it. The rest goes, the partitions
-  with the fewest possible members first, to the member with the least that may have it.
-- Then partitions move, one by one, while that makes sizes more even; where two members
-  would exchange partitions of one topic, the one that came moves back instead.
-- If the result is no more even than before these moves, they are taken back.
+- A member keeps its partitions of topics to which it still subscribes. The other
+  partitions are assigned, those with the fewest possible members first, to the member
+  with the fewest partitions.
+- Then partitions move, one at a time, while that makes the sizes more even. If two
+  members would exchange partitions of one topic, the partition that came moves back
+  instead.
+- If the result is not more even than before these moves, they are undone.
 
 Members with the same subscription are divided by a simpler rule, see assignors.py.
 """
@@ -21,13 +23,13 @@ from logcore.consumer.topic_partition import Claims, Member, TopicPartition, jav
 def balance(
     known: Mapping[str, int], members: Iterable[Member], claims: Claims
 ) -> dict[str, list[TopicPartition]]:
-    """Member id -> partitions. known: topic -> how many partitions it has."""
+    """Return the partitions by member id. `known` maps topics to numbers of partitions."""
     return _Balancing(known, list(members), claims).run()
 
 
 class _Moves:
-    """Which partitions have moved, from whom to whom, so that no two members exchange
-    partitions of a topic.
+    """The partitions that have moved, with their old and new members, so that no two
+    members exchange partitions of a topic.
     """
 
     def __init__(self) -> None:
@@ -39,8 +41,8 @@ class _Moves:
     def instead_of(
         self, one: TopicPartition, owner: str, target: str
     ) -> TopicPartition:
-        """The partition to move from owner to target: one that came the other way, if
-        there is any.
+        """Return the partition to move from owner to target: one that moved the other
+        way, if there is one.
         """
         if one in self._moved:
             source = self._moved[one][0]
@@ -66,8 +68,8 @@ class _Moves:
 
 
 class _Balancing:
-    """One assignment under way. owner: of each partition that has one; mine: the same
-    by member.
+    """One assignment in progress. `owner` contains the member of each assigned
+    partition, and `mine` the partitions of each member.
     """
 
     def __init__(
@@ -158,7 +160,7 @@ class _Balancing:
         )
 
     def _even_out(self, movable: list[TopicPartition]) -> bool:
-        """Moves partitions while that helps; whether any was."""
+        """Move partitions while that helps; return whether any moved."""
         has_moved = False
         is_moving = True
         while is_moving:
@@ -174,7 +176,9 @@ class _Balancing:
         return has_moved
 
     def _better_owner(self, one: TopicPartition) -> str | None:
-        """Who is to have a partition instead, where sizes differ by more than one."""
+        """Return the member that should have a partition instead, if sizes differ by
+        more than one.
+        """
         size = len(self.mine[self.owner[one]])
         former = self.before.get(one)
         # A former owner may have unsubscribed from the topic.
@@ -199,7 +203,7 @@ class _Balancing:
         self._give(moved, target)
 
     def _is_even(self) -> bool:
-        """Whether no member could take a partition of one that has two more."""
+        """Return whether no member can take a partition from one that has two more."""
         sizes = [len(self.mine[member_id]) for member_id in self.active]
         if not sizes or min(sizes) >= max(sizes) - 1:
             return True

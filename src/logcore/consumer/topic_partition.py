@@ -1,7 +1,5 @@
-"""What an assignor knows of the members of a group: their subscriptions, and what they
-had before.
-
-Nothing here decides who gets what.
+"""Facts about the members of a group, for assignors: subscriptions and earlier
+partitions.
 """
 
 from __future__ import annotations
@@ -20,15 +18,17 @@ class TopicPartition(NamedTuple):
 
 
 def java_order(text: str) -> bytes:
-    """A key that sorts texts as Java does: by their UTF-16 units."""
+    """Return a key that sorts texts like Java, by UTF-16 units."""
     return text.encode("utf-16-be", "surrogatepass")
 
 
 @attrs.frozen
 class Member:
-    """A member of a group. topics: its subscription. owned: what it says it has.
-    generation: of that claim, -1 when it does not say. user_data: what its assignor
-    says of it besides.
+    """A member of a group.
+
+    `topics` is its subscription. `owned` contains the partitions that it claims, and
+    `generation` is the generation of that claim, or -1 if unknown. `user_data` contains
+    the bytes of its assignor.
     """
 
     member_id: str
@@ -39,7 +39,7 @@ class Member:
     user_data: bytes | None = None
 
     def order(self) -> tuple[bool, bytes]:
-        """Static members come first, by their instance ids."""
+        """Return a sort key that places static members first, by their instance ids."""
         if self.instance_id is not None:
             return False, java_order(self.instance_id)
         return True, java_order(self.member_id)
@@ -47,8 +47,10 @@ class Member:
 
 @attrs.frozen
 class Claims:
-    """Who had which partition. claimants: those whose claim is the newest, of each
-    partition. owners: the same where that is one member. before: who had it by an older
+    """The earlier owners of partitions.
+
+    `claimants` contains the members with the newest claim for each partition. `owners`
+    contains them only if there is exactly one. `before` contains the owner by an older
     claim.
     """
 
@@ -58,7 +60,9 @@ class Claims:
 
     @classmethod
     def of(cls, members: Iterable[Member], known: Mapping[str, int]) -> Claims:
-        """known: topic -> how many partitions it has; claims on others do not count."""
+        """Return the claims of members. `known` maps topics to numbers of partitions;
+        claims for other partitions are ignored.
+        """
         by_partition: dict[TopicPartition, list[tuple[int, str]]] = {}
         for member in members:
             for one in member.owned:
@@ -82,7 +86,9 @@ class Claims:
         return cls(claimants, owners, before)
 
     def kept(self, member: Member) -> list[TopicPartition]:
-        """What a member may keep: it owns it, and still subscribes to the topic."""
+        """Return the partitions that a member may keep: it owns them, and still
+        subscribes to their topics.
+        """
         return [
             one
             for one in member.owned

@@ -1,14 +1,14 @@
-"""The present groups and offsets in the logs of `__consumer_offsets`: the last record
-of each key.
+"""The groups and offsets in the logs of `__consumer_offsets`: the last record of each
+key.
 
 Rules:
-- All records below the high watermark count: an open transaction hides no commit behind
-  it.
-- A record of a transaction counts once the transaction is committed, and by its own
-  offset, not by that of the marker.
-- A record that is not understood is left out; not_understood is their number.
+- All records below the high watermark are valid, also those after the begin of an open
+  transaction.
+- A record of a transaction is valid once the transaction is committed. Its own offset
+  counts, not the offset of the marker.
+- A record in an unknown form is skipped and counted in `not_understood`.
 
-The bytes of a record are read in format/group_records.py.
+The bytes of a record are decoded in format/group_records.py.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from logcore.format.group_records import (
 )
 from logcore.reader import LogReader, aborted_transactions
 
-#: Settings of the topic, for whoever creates it.
+#: Settings of the topic, for the module that creates it.
 OFFSETS_CONFIG: Final = {
     "cleanup.policy": "compact",
     "segment.bytes": 104_857_600,
@@ -48,13 +48,16 @@ Row = tuple[int, bytes, bytes | None]
 
 
 class StoredGroups:
-    """The result of a reading. offsets: group -> topic -> partition. groups: group ->
-    its last record, of the classic protocol. consumers: group -> the last records of a
-    group of the consumer protocol, by kind and name.
+    """The result of reading the topic.
 
-    not_understood: how many records were left out. unstable: group -> producer id ->
-    (topic, partition) -> what an open transaction would commit, and its place among
-    others of that partition: a number below 0 that rises with the log.
+    `offsets` maps group to topic to partition. `groups` contains the last record of
+    each group of the classic protocol, and `consumers` the last records of each group
+    of the consumer protocol by kind and name. `not_understood` is the number of skipped
+    records.
+
+    `unstable` maps group to producer id to (topic, partition): the commit of an open
+    transaction, and its position among the commits of that partition, a number below 0
+    that rises with the log.
     """
 
     def __init__(self) -> None:
@@ -67,8 +70,8 @@ class StoredGroups:
         self.not_understood = 0
 
     def member_count(self, group_id: str) -> int:
-        """How many members a group had when its records were written; 0 for a group
-        without records.
+        """Return the number of members of a group in its last record, 0 without a
+        record.
         """
         if group_id in self.groups and self.groups[group_id].members:
             return len(self.groups[group_id].members)
@@ -77,9 +80,9 @@ class StoredGroups:
         )
 
     def take(self, latest: Mapping[bytes, bytes | None]) -> None:
-        """Adds the records of one partition of the topic."""
-        # Keys of version 0 mean the same as those of version 1, and old Kafka wrote
-        # them: those of version 1 win.
+        """Add the records of one partition of the topic."""
+        # Old releases of Kafka wrote keys of version 0, with the same meaning. Keys of
+        # version 1 take precedence.
         oldest = (
             (key, value) for key, value in latest.items() if key.startswith(b"\0\0")
         )
@@ -110,7 +113,7 @@ class StoredGroups:
         ] = committed
 
     def _drop_commit(self, key: CommitKey) -> None:
-        """Removes an offset, and with the last one the topic and the group."""
+        """Remove an offset, and with the last one its topic and group."""
         topics = self.offsets.get(key.group_id, {})
         partitions = topics.get(key.topic, {})
         partitions.pop(key.partition, None)
@@ -120,7 +123,7 @@ class StoredGroups:
             self.offsets.pop(key.group_id, None)
 
     def take_unstable(self, undecided: Mapping[int, Iterable[Row]]) -> None:
-        """Adds what open transactions would commit, by producer id."""
+        """Add the commits of open transactions by producer id."""
         for producer_id, rows in undecided.items():
             for offset, key, value in rows:
                 name = read_key(key)
@@ -162,8 +165,10 @@ class StoredGroups:
 def latest_records(
     log: LogReader,
 ) -> tuple[dict[bytes, bytes | None], dict[int, list[Row]]]:
-    """The last value of each key in one partition of the topic, and by producer id the
-    records of open transactions behind these. Raises what reading raises.
+    """Return the last value of each key in one partition of the topic, and the later
+    records of open transactions by producer id.
+
+    Raises the same errors as Log.read().
     """
     start = log.log_start_offset
     end = log.high_watermark
@@ -179,7 +184,7 @@ def latest_records(
 def _latest_of_committed(
     log: LogReader, start: int, end: int
 ) -> tuple[dict[bytes, bytes | None], dict[int, list[Row]]]:
-    """As latest_records(), for a log with transactions that are open or aborted."""
+    """Do the work of latest_records() for a log with open or aborted transactions."""
     latest: dict[bytes, bytes | None] = {}
     offsets: dict[bytes, int] = {}
     undecided: dict[int, list[Row]] = {}  # by producer id
@@ -207,8 +212,7 @@ def _latest_of_committed(
             undecided.setdefault(batch.producer_id, []).extend(rows)
         else:
             take(rows)
-    # A record before one that counts would change nothing, even if its transaction were
-    # committed.
+    # A record before a valid one has no effect, even if its transaction is committed.
     left = {
         producer_id: [row for row in rows if row[0] > offsets.get(row[1], -1)]
         for producer_id, rows in undecided.items()
@@ -217,8 +221,10 @@ def _latest_of_committed(
 
 
 def stored_groups(logs: Iterable[LogReader]) -> StoredGroups:
-    """The result for all partitions of the topic. Raises what reading raises: without
-    one of them groups would be missed.
+    """Return the groups of all partitions of the topic.
+
+    Raises the same errors as Log.read(), because groups would be missing without one of
+    the partitions.
     """
     found = StoredGroups()
     for log in logs:
@@ -229,8 +235,10 @@ def stored_groups(logs: Iterable[LogReader]) -> StoredGroups:
 
 
 def committed_in(logs: Iterable[LogReader]) -> dict[tuple[str, int], dict[str, int]]:
-    """(topic, partition) -> group -> committed offset, by all partitions of the topic.
-    Raises what reading raises.
+    """Return the committed offsets of all partitions of the topic: (topic, partition)
+    to group to offset.
+
+    Raises the same errors as Log.read().
     """
     found: dict[tuple[str, int], dict[str, int]] = {}
     for group_id, topics in stored_groups(logs).offsets.items():

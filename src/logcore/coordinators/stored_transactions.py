@@ -1,8 +1,8 @@
-"""The present state of each transactional id, by the logs of `__transaction_state`.
+"""The state of each transactional id, from the logs of `__transaction_state`.
 
-A record of another form is an error, since a transaction that was passed over would
-stay open for ever. The bytes of a record are read in format/transaction_records.py; what
-follows from them is decided in logcore.coordination.
+A record in another form is an error, because a skipped transaction would remain open
+forever. The bytes of a record are decoded in format/transaction_records.py, and
+logcore.coordination makes the decisions.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ TRANSACTIONS_CONFIG: Final = {
 
 
 def stored_transactions(logs: Iterable[LogReader]) -> dict[str, StoredTransaction]:
-    """Transactional id -> its last record, of all partitions of the topic. Raises what
-    reading raises, and CorruptLogError for a record of another form.
+    """Return the last record of each transactional id, of all partitions of the topic.
+
+    Raises the same errors as Log.read(), and CorruptLogError for a record in another
+    form.
     """
     found: dict[str, StoredTransaction] = {}
     for log in logs:

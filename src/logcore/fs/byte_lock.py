@@ -1,19 +1,18 @@
 """Locks on bytes of the lock file of a log directory that several processes write.
 
-    byte 0       each process that has the directory open, for reading (fs.PRESENCE_BYTE)
-    byte 1       who changes what belongs to no single partition: topics, checkpoints, producer ids
-    byte 2       who decides about transactions
-    byte 3       who does what is due by time, for as long as it lives
-    from 16 on   four for each partition, by its name: its turn, who notes what is on disk, who compacts it, and a spare
+    byte 0       the presence of each process that has the directory open (fs.PRESENCE_BYTE)
+    byte 1       changes of topics, checkpoints and producer ids, which belong to no partition
+    byte 2       the coordinator of transactions
+    byte 3       maintenance, as long as its process lives
+    from 16 on   four for each partition, by its name: the write lock, the durable end, compaction, and a spare
 
 Rules:
-- The lock file is Kafka's, which Kafka and a process that is alone lock as a whole.
-- Locks belong to an opening of the file, of which a process has one. The kernel frees
+- The lock file is that of Kafka, which locks it as a whole. So does a process that is
+  alone.
+- Locks belong to an open file description, of which a process has one. The kernel frees
   them when the process dies.
-- Who holds the turn of a partition may take that of the directory, and not the other
-  way round. Who decides about transactions may take both.
-
-This module decides nothing.
+- The holder of the write lock of a partition may acquire the lock of the directory, but
+  not the reverse. The coordinator of transactions may acquire both.
 """
 
 from __future__ import annotations
@@ -30,17 +29,18 @@ DIRECTORY_BYTE: Final = 1
 TRANSACTIONS_BYTE: Final = 2
 UPKEEP_BYTE: Final = 3
 PARTITIONS_FROM: Final = 16
-#: A turn takes microseconds, or a sync; longer where its holder was stopped.
+#: A write lock is held for microseconds or for a sync, and longer if its holder was
+#: stopped.
 TURN_SECONDS: Final = 30
 
 
 class ByteLock:
-    """A lock between processes and threads: a byte of a file that this process has open
-    once. Reentrant.
+    """A reentrant lock between processes and threads: a byte of a file that this
+    process has opened once.
     """
 
     def __init__(self, fs: SharedFS, handle: int, byte: int, path: str) -> None:
-        """path: what is locked, for messages."""
+        """Create a lock. `path` names the locked object in messages."""
         self._fs = fs
         self._handle = handle
         self._byte = byte
@@ -50,7 +50,9 @@ class ByteLock:
 
     @contextlib.contextmanager
     def held(self) -> Generator[None, None, None]:
-        """Raises LogLockedError when another process keeps it too long."""
+        """Hold the lock in a `with` block. Raises LogLockedError if another process
+        keeps it too long.
+        """
         with self._mutex:
             if not self._depth and not self._fs.lock_byte(
                 self._handle, self._byte, timeout_ms=1000 * TURN_SECONDS
@@ -68,13 +70,11 @@ class ByteLock:
 
 
 class Presence:
-    """The byte by which each process shows that it has the directory open, and whether
-    no other does.
-    """
+    """The byte that shows that a process has the directory open."""
 
     def __init__(self, fs: SharedFS, handle: int) -> None:
-        """handle: of the lock file, of which this process has locked the byte for
-        reading.
+        """Create the presence of this process, which has locked the byte of the lock
+        file `handle` for reading.
         """
         self._fs = fs
         self._handle = handle
@@ -83,8 +83,8 @@ class Presence:
 
     @contextlib.contextmanager
     def alone(self) -> Generator[bool, None, None]:
-        """Whether no other process has the directory open; then none can open it before
-        the end of the block.
+        """Return whether no other process has the directory open. In that case, no
+        other process can open it before the end of the block.
         """
         with self._mutex:
             is_alone = self._depth > 0 or self._fs.lock_byte(

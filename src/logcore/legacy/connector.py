@@ -1,4 +1,4 @@
-"""Streams of records, one for each thread: the high-level consumer of the first Kafka.
+"""Streams of records, one for each thread: the high-level consumer of Kafka 0.7.
 
     with data.connector("totals") as connector:
         streams = connector.create_message_streams({"orders": 3})["orders"]
@@ -7,15 +7,15 @@
             ...
 
 Rules (clients reference 5.9):
-- Each stream is a member of the group, so a partition belongs to one stream. It is used
-  by one thread.
-- A stream ends when the connector is shut down. What it has handed out last is then not
-  committed: its thread may still be at work on it. commit_offsets() says that all that
-  was handed out is done.
-- The streams of a connector are made once: another call would divide the partitions
-  again.
+- Each stream is a member of the group, so a partition belongs to one stream. One thread
+  uses a stream.
+- A stream ends when the connector is shut down. Its last record is then not committed,
+  because the thread may not have processed it yet. commit_offsets() commits all
+  returned records.
+- The streams of a connector are created once, because another call would divide the
+  partitions again.
 
-Positions, commits and rebalances are those of consumer.py.
+Positions, commits and rebalances are implemented in consumer.py.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from logcore.registry.paths import Pattern
 
 
 class ConnectorDirectory(Protocol):
-    """What is asked of the LogDir."""
+    """The methods of a LogDir that this module uses."""
 
     def consumer(self, **settings: Unpack[ConsumerOptions]) -> Consumer: ...
 
 
 @attrs.frozen
 class Whitelist:
-    """The topics whose whole name a regular expression matches."""
+    """The topics whose whole name matches a regular expression."""
 
     pattern: str
 
@@ -57,8 +57,8 @@ class Whitelist:
 
 @attrs.frozen
 class Blacklist:
-    """The topics whose whole name a regular expression does not match. Kafka's own are
-    left out too.
+    """The topics whose whole name does not match a regular expression, without Kafka's
+    own topics.
     """
 
     pattern: str
@@ -76,14 +76,15 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 
 class Stream:
-    """Records of some partitions, for one thread: an iterator without an end but for
+    """An iterator over records of some partitions, for one thread. It ends with
     Connector.shutdown().
 
-    name: of the member. A record is finished when the next one is asked for.
+    `name` is the name of the member. A record is finished when the next one is
+    requested.
     """
 
     def __init__(self, name: str, consumer: Consumer) -> None:
-        """Not for users."""
+        """Create a stream. Users call Connector.create_message_streams()."""
         self.name = name
         self._consumer = consumer
         self._records = iter(consumer)
@@ -97,8 +98,8 @@ class Stream:
 
     def __next__(self) -> TopicRecord:
         try:
-            # Not next(), a call: an interrupt behind it would lose the record, whose
-            # position has moved.
+            # Not next(), which is a call: an interrupt after it would lose the record,
+            # whose position has moved.
             for record in () if self._is_over else self._records:
                 return record
         except ConsumerStateError:
@@ -120,12 +121,14 @@ class Stream:
             self._consumer.commit_elsewhere()
 
     def announce_end(self) -> None:
-        """In any thread: it hands out nothing more."""
+        """Return no more records. Any thread may call it."""
         self._is_over = True
 
     def end(self) -> None:
-        """In any thread, behind announce_end(). A thread that waits in the stream
-        leaves it and closes it; without one it is closed here.
+        """Close the stream after announce_end(). Any thread may call it.
+
+        A thread that waits in the stream leaves it and closes it. Without such a
+        thread, this call closes it.
         """
         self._consumer.wakeup()
         with contextlib.suppress(
@@ -135,14 +138,14 @@ class Stream:
 
 
 class Connector:
-    """Made by LogDir.connector(). A with block shuts it down. Its methods may be called
-    in any thread.
+    """A connector made by LogDir.connector(). A `with` block shuts it down. Any thread
+    may call its methods.
     """
 
     def __init__(
         self, directory: ConnectorDirectory, group_id: str, settings: Mapping[str, Any]
     ) -> None:
-        """Not for users."""
+        """Create a connector. Users call LogDir.connector()."""
         if "group_id" in settings:
             raise InvalidConfigError("group_id is the first argument of connector()")
         self._directory = directory
@@ -173,9 +176,11 @@ class Connector:
     def create_message_streams(
         self, topic_count_map: Mapping[str, int]
     ) -> dict[str, list[Stream]]:
-        """Makes so many streams of each topic. A stream without a partition waits.
+        """Create this number of streams for each topic. A stream without a partition
+        waits.
 
-        Raises InvalidConfigError, ConsumerStateError when there are streams already.
+        Raises InvalidConfigError, and ConsumerStateError if the connector has streams
+        already.
         """
         for topic, count in topic_count_map.items():
             _check_count(topic, count)
@@ -193,10 +198,11 @@ class Connector:
     def create_message_streams_by_filter(
         self, topic_filter: TopicFilter, count: int = 1
     ) -> list[Stream]:
-        """Makes so many streams of all topics that a Whitelist or a Blacklist lets
-        through, also of later ones.
+        """Create this number of streams for all topics that a Whitelist or a Blacklist
+        selects, also for later topics.
 
-        Raises InvalidConfigError, ConsumerStateError when there are streams already.
+        Raises InvalidConfigError, and ConsumerStateError if the connector has streams
+        already.
         """
         if not isinstance(topic_filter, (Whitelist, Blacklist)):
             raise InvalidConfigError(
@@ -220,7 +226,7 @@ class Connector:
         announced: Mapping[str, int],
         kind: Pattern,
     ) -> list[Stream]:
-        """announced, kind: what other processes read of it in the registry."""
+        """Create the streams. `announced` and `kind` are published in the registry."""
         with self._lock:
             if self._is_over:
                 raise ConsumerStateError("the connector was shut down")
@@ -243,7 +249,7 @@ class Connector:
             return list(streams)
 
     def commit_offsets(self) -> None:
-        """Commits behind all records that the streams have handed out. Errors as
+        """Commit all records that the streams have returned. Raises the same errors as
         Consumer.commit().
         """
         with self._lock:
@@ -251,7 +257,7 @@ class Connector:
                 stream.commit()
 
     def shutdown(self) -> None:
-        """Ends all streams, and leaves the group. Twice is harmless."""
+        """End all streams and leave the group. A second call has no effect."""
         with self._lock:
             self._is_over = True
             streams = self._streams or []

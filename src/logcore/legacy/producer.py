@@ -1,4 +1,4 @@
-"""The producer of the first Kafka: its names and its settings over LogDir.producer().
+"""The producer of Kafka 0.7: its names and settings, on LogDir.producer().
 
     producer = Producer(data, {"producer.type": "async", "serializer.class": str.encode})
     producer.send(ProducerData("orders", "anna", ["4 apples", "a pear"]))
@@ -6,14 +6,14 @@
 
 Rules (clients reference 2.12):
 - With producer.type=sync, the default, send() returns when the records are stored. With
-  async it returns once they are queued; batches are written when batch.size records
-  came, or after queue.time.
-- The queue holds queue.size records. What a full one does is said by
-  queue.enqueue.timeout.ms: -1 waits, 0 raises.
-- Order per partition holds. Classes of Java are functions here: serializer.class is
-  one.
+  async, it returns once they are queued. A batch is written when it has batch.size
+  records, or after queue.time.
+- The queue has room for queue.size records. If it is full, queue.enqueue.timeout.ms
+  decides: with -1 send() waits, with 0 it raises.
+- The order in a partition is kept. Classes of Java are functions here, such as
+  serializer.class.
 
-Batches, retries and partitions by default are those of logcore.producer.
+Batches, retries and the default partitions are implemented in logcore.producer.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from logcore.producer import Producer as PlainProducer
 from logcore.producer import RecordFuture, RecordMetadata
 from logcore.producer.settings import ProducerOptions
 
-#: The settings of both of Kafka's first producers, 0.7 and 0.8: name -> ours, or what
-#: the layer does with it.
+#: The settings of the producers of Kafka 0.7 and 0.8: name -> our name, or the action of
+#: this module.
 _NAMES: Final = {
     "producer.type": "type",
     "queue.time": "linger_ms",
@@ -50,7 +50,7 @@ _NAMES: Final = {
     "max.message.size": "max_request_size",
     "client.id": "client_id",
 }
-#: What needs a network, and is passed over with a warning.
+#: Settings that need a network, and are ignored with a warning.
 _NETWORK: Final = (
     "zk.",
     "zookeeper.",
@@ -77,8 +77,7 @@ _NUMBERS: Final = (
     "max_block_ms",
     "max_request_size",
 )
-#: 24 days: what -1 means for the time that a full queue is waited for. A wait of a lock
-#: may be no longer.
+#: 24 days, the time that send() waits with -1. The wait for a lock may not be longer.
 _FOR_EVER_MS: Final = 2**31 - 1
 
 
@@ -91,22 +90,22 @@ class LegacyDirectory(Protocol):
 
 
 class LegacyPartitioner(Protocol):
-    """Chooses among partitions: an index from 0 to num_partitions - 1. key: as it was
-    given to send(), or None.
+    """Chooses among partitions: returns an index from 0 to num_partitions - 1. `key` is
+    the key given to send(), or None.
     """
 
     def __call__(self, key: Any, num_partitions: int, /) -> int: ...
 
 
 class ProducerData(NamedTuple):
-    """Values for one topic under one key. data: a value, or a list of values."""
+    """Values for one topic with one key. `data` is a value or a list of values."""
 
     topic: str
     key: Any
     data: Any
 
     def values(self) -> list[Any]:
-        """The values, also where there is one."""
+        """Return the values as a list."""
         if isinstance(self.data, (list, tuple)):
             return list(self.data)
         return [self.data]
@@ -126,29 +125,30 @@ class SyncProducer:
         key: Any = None,
         partition: int | None = None,
     ) -> RecordMetadata:
-        """Where the record is stored. Raises what send() and the result of logcore's
-        Producer raise.
+        """Send a record and return its position. Raises the errors of send() and of its
+        result; see logcore.producer.Producer.
         """
         return self._producer.send(topic, value, key=key, partition=partition).result()
 
     def close(self) -> None:
-        """Closes the producer."""
+        """Close the producer."""
         self._producer.close()
 
 
 class Producer:
-    """config: settings by the names of the first Kafka; a value for a class is a
+    """A producer whose `config` has the names of Kafka 0.7; a value for a class is a
     function.
 
-    producer.type ("sync") or "async". queue.time, queue.buffering.max.ms (5,000) and
-    batch.size, batch.num.messages (200): when a batch is written, async alone.
-    queue.size, queue.buffering.max.messages (10,000): records without an outcome;
-    queue.enqueue.timeout.ms (-1): how long a full queue is waited for.
-    serializer.class, key.serializer.class: f(given) -> bytes. partitioner.class: see
-    Partitioner; by default that of LogDir.producer().
-    callback.handler: f(error, metadata). event.handler: an interceptor.
-    compression.codec: none, gzip, snappy, or their numbers. Raises InvalidConfigError.
-    What needs a network is passed over with a warning.
+    producer.type is "sync" (default) or "async". queue.time or queue.buffering.max.ms
+    (5,000) and batch.size or batch.num.messages (200) decide when an async batch is
+    written. queue.size or queue.buffering.max.messages (10,000) limits the records
+    without an outcome, and queue.enqueue.timeout.ms (-1) the time that send() waits for
+    room. serializer.class and key.serializer.class are f(given) -> bytes.
+    partitioner.class is a LegacyPartitioner, by default the one of LogDir.producer().
+    callback.handler is f(error, metadata), and event.handler an interceptor.
+    compression.codec is none, gzip, snappy, or their numbers.
+
+    Settings that need a network are ignored with a warning. Raises InvalidConfigError.
     """
 
     def __init__(
@@ -195,13 +195,13 @@ class Producer:
         return f"<{self.type} {self._producer!r}>"
 
     def send(self, data: ProducerData | Iterable[ProducerData]) -> list[RecordFuture]:
-        """Sends the values of one ProducerData or of several, in their order; a future
-        for each.
+        """Send the values of one or several ProducerData in their order; return a
+        future for each.
 
-        With producer.type=sync all of them are stored when it returns, and it raises
-        the first error of those that are not. Raises BufferFullError when the queue
-        stays full (what came before it is sent), and what send() of logcore's Producer
-        raises.
+        With producer.type=sync, all of them are stored when it returns, and it raises
+        the first error of a record that is not. Raises BufferFullError if the queue
+        remains full (earlier records are sent), and the errors of
+        logcore.producer.Producer.send().
         """
         if isinstance(data, ProducerData):
             given = [data]
@@ -229,7 +229,9 @@ class Producer:
     def _chosen_partition(
         self, partitioner: LegacyPartitioner, data: ProducerData
     ) -> int:
-        """The index counts in the sorted partitions of the topic."""
+        """Return the chosen partition. The index of a LegacyPartitioner refers to the
+        sorted partitions.
+        """
         numbers = self._directory.partitions(data.topic)
         index = partitioner(data.key, len(numbers))
         if not isinstance(index, int) or not 0 <= index < len(numbers):
@@ -241,7 +243,7 @@ class Producer:
         return numbers[index]
 
     def close(self) -> None:
-        """Writes what is queued, waits for it and ends."""
+        """Write the queued records, wait for them and close the producer."""
         self._producer.close()
 
 
@@ -271,7 +273,7 @@ def _chosen(config: Mapping[str, object]) -> dict[str, Any]:
 
 
 def _whole(name: str, value: object) -> int:
-    """A number, which a file of settings gives as text."""
+    """Return a number, which a file of settings contains as text."""
     try:
         return int(cast("Any", value))
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""The low-level consumer: stored batches from an offset that the caller keeps, and
+"""The low-level consumer of Kafka 0.7: stored batches from an offset of the caller, and
 offsets by the age of segments.
 
     simple = data.simple_consumer()
@@ -8,11 +8,11 @@ offsets by the age of segments.
     offset = fetched.next_offset
 
 Rules (clients reference 5.9):
-- It holds no position and no group: the offset is given with every call. May be used by
-  several threads.
-- A fetch gives whole batches, at least one however large, so that no buffer is ever too
+- It has no position and no group, because each call has an offset. Several threads may
+  use it.
+- A fetch returns whole batches and at least one, whatever its size, so no buffer is too
   small.
-- Of several fetches each has its own outcome: an error is a value in its place.
+- Each of several fetches has an outcome of its own; an error is a value in the result.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from logcore.log import Log
 from logcore.partition.fetch_data import fetched_columns, next_offset
 from logcore.reader import aborted_transactions, segment_times, wait_for_news
 
-#: Times that stand for the ends of a log, as Kafka has them.
+#: Kafka's times for the ends of a log.
 LATEST: Final = -1
 EARLIEST: Final = -2
 
@@ -48,11 +48,11 @@ class FetchRequest(NamedTuple):
 
 @attrs.frozen(kw_only=True)
 class Fetched:
-    """What one fetch found.
+    """The result of one fetch.
 
-    batches: the stored bytes, one view for each segment that they are in; the first
-    batch may begin before the offset that was asked for. next_offset: the one to ask
-    for next. high_watermark, last_stable_offset: as they were then.
+    `batches` contains the stored bytes, one view for each of their segments. The first
+    batch may begin before the requested offset. `next_offset` is the offset of the next
+    fetch. `high_watermark` and `last_stable_offset` are the values during the fetch.
     """
 
     topic: str
@@ -69,8 +69,9 @@ class Fetched:
         return sum(map(len, self.batches))
 
     def columns(self) -> Iterator[RecordColumns]:
-        """The records from the offset on, without control records. Raises
-        CorruptBatchError, InvalidRecordError, UnsupportedCodecError,
+        """Return the records from the offset on, without control records.
+
+        Raises CorruptBatchError, InvalidRecordError, UnsupportedCodecError,
         RecordTooLargeError.
         """
         source = f"{self.topic}-{self.partition}"
@@ -86,7 +87,9 @@ class Fetched:
                 yield columns
 
     def records(self) -> Iterator[TopicRecord]:
-        """The same as records, with topic and partition. Errors as columns()."""
+        """Return the records with topic and partition. Raises the same errors as
+        columns().
+        """
         for columns in self.columns():
             yield from kernel.place_records(
                 self.topic, self.partition, list(columns.records())
@@ -94,12 +97,12 @@ class Fetched:
 
 
 class SimpleConsumer:
-    """Made by LogDir.simple_consumer()."""
+    """A consumer made by LogDir.simple_consumer()."""
 
     def __init__(
         self, fs: FS, directory: PartitionDirectory, isolation_level: IsolationLevel
     ) -> None:
-        """Not for users."""
+        """Create a consumer. Users call LogDir.simple_consumer()."""
         if isolation_level not in ("read_uncommitted", "read_committed"):
             raise InvalidConfigError(
                 "isolation_level",
@@ -120,13 +123,18 @@ class SimpleConsumer:
         wait_ms: int = 0,
         min_bytes: int = 1,
     ) -> Fetched:
-        """Whole batches from the one that holds offset on, at most max_bytes but never
-        less than one where there is one.
+        """Return whole batches from the batch that contains the offset on: at most
+        max_bytes, but at least one batch if there is one.
 
-        wait_ms: how long to wait until there are min_bytes. Raises
-        OffsetOutOfRangeError for an offset outside the log, which names both ends,
-        TopicNotFoundError, CorruptBatchError where a batch is missing,
-        StorageReadError, InvalidConfigError.
+        The call waits for `wait_ms` until there are `min_bytes`.
+
+        Raises:
+            OffsetOutOfRangeError: the offset is outside the log; the text has both
+                ends.
+            TopicNotFoundError: the partition does not exist.
+            CorruptBatchError: a batch is missing.
+            StorageReadError: the system failed.
+            InvalidConfigError: an argument is invalid.
         """
         if max_bytes < 1 or wait_ms < 0 or min_bytes < 1:
             raise InvalidConfigError(
@@ -158,7 +166,9 @@ class SimpleConsumer:
     def _fetch(
         self, topic: str, partition: int, log: Log, offset: int, max_bytes: int
     ) -> Fetched:
-        high_watermark = log.high_watermark  # first: what comes from now on is news
+        high_watermark = (
+            log.high_watermark
+        )  # first, so that later appends wake the wait
         stable = log.last_stable_offset
         if self._is_committed:
             end = stable
@@ -186,8 +196,8 @@ class SimpleConsumer:
     def multifetch(
         self, requests: Iterable[FetchRequest | tuple[str, int, int, int]]
     ) -> list[Fetched | LogcoreError]:
-        """One outcome for each (topic, partition, offset, max_bytes), in their order:
-        what was found, or the error that fetch() would raise.
+        """Return one outcome for each (topic, partition, offset, max_bytes), in their
+        order: a Fetched, or the error that fetch() would raise.
         """
         found: list[Fetched | LogcoreError] = []
         for request in requests:
@@ -200,13 +210,15 @@ class SimpleConsumer:
     def offsets_before(
         self, topic: str, partition: int, time_ms: int, max_count: int = 1
     ) -> list[int]:
-        """Offsets at which segments begin that were last written at or before a time,
-        falling; at most max_count.
+        """Return the base offsets of segments that were last written at or before a
+        time, in falling order; at most max_count.
 
-        time_ms: LATEST (-1) begins with the log end, EARLIEST (-2) gives the log start
-        alone. Empty where all is younger. The rule is that of the oldest Kafka: as fine
-        as segments are. Log.offset_for_timestamp() looks at records. Raises
-        TopicNotFoundError, InvalidConfigError.
+        With `time_ms` LATEST (-1), the first one is the log end. EARLIEST (-2) returns
+        only the log start. The result is empty if all segments are younger. This is the
+        rule of Kafka 0.7, which is as exact as segments are; Log.offset_for_timestamp()
+        reads records.
+
+        Raises TopicNotFoundError, InvalidConfigError.
         """
         if max_count < 1 or time_ms < EARLIEST:
             raise InvalidConfigError(
@@ -229,10 +241,10 @@ def chosen_offsets(
     time_ms: int,
     max_count: int,
 ) -> list[int]:
-    """As Kafka's legacyFetchOffsetsBefore. segments: base offset, when it was last
-    written, size in bytes; in order.
+    """Return offsets like Kafka's legacyFetchOffsetsBefore.
 
-    bounds: log start and log end.
+    `segments` contains base offset, time of the last write and size in bytes, in order.
+    `bounds` contains log start and log end.
     """
     log_start, log_end = bounds
     entries = [

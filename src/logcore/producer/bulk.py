@@ -1,7 +1,7 @@
-"""Many records at once: how large they are, where their batches are cut, and one
-outcome for all of them.
+"""Functions for many records in one call: their sizes, the edges of their batches, and
+one outcome for all of them.
 
-Nothing here chooses a partition (routing.py) or writes.
+Partitions are chosen in routing.py.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ class BatchOutcomes:
         self._open = 1  # batches without an outcome, and the call that sends them
 
     def expect(self) -> None:
-        """One batch more."""
+        """Count one more batch."""
         with self._lock:
             self._open += 1
 
     def fail(self, error: Exception) -> None:
-        """The call could not send all. Raises the error where it had sent nothing; else
-        the future has it.
+        """Handle a call that could not send all records. Raises the error if no record
+        was sent; otherwise it is the result of the future.
         """
         with self._lock:
             if self._open == 1 and not self._receipts and self._error is None:
@@ -55,7 +55,9 @@ class BatchOutcomes:
             self._error = self._error or error
 
     def add(self, receipt: Receipt | None, error: Exception | None) -> None:
-        """One batch has its outcome; (None, None) from the call, which has sent all."""
+        """Add the outcome of one batch. The call itself adds (None, None) after it has
+        sent all.
+        """
         with self._lock:
             self._open -= 1
             self._error = self._error or error
@@ -72,10 +74,10 @@ class BatchOutcomes:
 
 
 def keys_and_sizes(rows: Sequence[Any]) -> tuple[list[bytes | None] | None, Sizes]:
-    """The keys of records, None where none has one; and what each takes in a batch at
-    most, bytes, int64 of shape (n,).
+    """Return the keys of records, or None if no record has one, and the most bytes of
+    each record in a batch, int64 of shape (n,).
 
-    Raises InvalidRecordError for what is no record.
+    Raises InvalidRecordError for an object that is not a record.
     """
     if type(rows) is list:
         measured = kernel.plain_rows(rows)
@@ -106,14 +108,14 @@ def keys_and_sizes(rows: Sequence[Any]) -> tuple[list[bytes | None] | None, Size
 
 
 def _lengths(pieces: list[Any]) -> Sizes:
-    """Of bytes, 0 for None."""
+    """Return the lengths of byte strings, 0 for None."""
     if None in pieces:
         pieces = [piece or b"" for piece in pieces]
     return np.fromiter(map(len, pieces), np.int64, len(pieces))
 
 
 def sizes_of_columns(columns: UnsentColumns) -> Sizes:
-    """The most bytes that each record takes in a batch, int64 of shape (n,)."""
+    """Return the most bytes of each record in a batch, int64 of shape (n,)."""
     sizes = np.full(columns.count, RECORD_BYTES, np.int64)
     for column in (columns.keys, columns.values):
         if column is not None:
@@ -124,10 +126,9 @@ def sizes_of_columns(columns: UnsentColumns) -> Sizes:
 def cuts(
     sizes: Sizes, limit_bytes: int, most_records: int
 ) -> Iterator[tuple[int, int, int]]:
-    """Where batches begin and end among records of such sizes, and what their records
-    take: (start, stop, bytes).
+    """Return the batches for records of these sizes: (start, stop, bytes).
 
-    A batch holds limit_bytes, but never less than one record.
+    A batch has at most limit_bytes, but at least one record.
     """
     reached = np.cumsum(sizes)
     start = 0
@@ -144,8 +145,8 @@ def cuts(
 
 
 def taken(columns: UnsentColumns, places: npt.NDArray[np.int64]) -> UnsentColumns:
-    """The rows at some places, copied. Raises InvalidRecordError where a column is too
-    large for that.
+    """Return a copy of the rows at some indexes. Raises InvalidRecordError if a column
+    is too large for it.
     """
     times = None
     if columns.times is not None:

@@ -1,17 +1,16 @@
-"""The outcome of a batch, and the futures of its records, which all wait for that one
+"""The outcome of a batch, and the futures of its records, which all wait for that
 outcome.
 
 Rules:
-- A plain Future makes a lock of its own, which costs more than sending the record. Here
-  all futures of a batch share the condition of its Delivery; concurrent.futures.wait(),
-  as_completed() and asyncio.wrap_future() work with them.
-- An outcome is final. Callbacks run once, those of one partition in the order of its
-  offsets, outside all locks.
-- A batch that is split has two Deliveries instead of its own, which share its condition
-  and those who wait. Records are numbered by their place in the batch that they were
-  sent in, also in the parts.
+- A plain Future creates a lock of its own, which costs more than sending the record.
+  Here all futures of a batch share the condition of its Delivery.
+  concurrent.futures.wait(), as_completed() and asyncio.wrap_future() work with them.
+- An outcome is final. Callbacks run once, outside all locks. The callbacks of a
+  partition run in the order of its offsets.
+- A batch that is split has two Deliveries instead of its own. They share its condition
+  and its waiting threads. Records are numbered by their index in the original batch.
 
-Nothing here sends or encodes.
+This module neither sends nor encodes.
 """
 
 from __future__ import annotations
@@ -30,16 +29,16 @@ from logcore.kernels import FutureFields, Receipt
 from logcore.kernels.layout import Level
 from logcore.producer.settings import OnDelivery, ProducerInterceptor, RecordMetadata
 
-#: Half the time of RecordMetadata(...), which is a function in Python.
+#: Takes half the time of RecordMetadata(...), which is a Python function.
 _MAKE: Final = functools.partial(tuple.__new__, RecordMetadata)
-#: States by the names that concurrent.futures gives them.
+#: The names of concurrent.futures for states.
 _PENDING: Final = "PENDING"
 _FINISHED: Final = "FINISHED"
 
 
 class Teller:
-    """Runs the callbacks of one producer. thread: the one that runs them now; written
-    by that thread alone.
+    """Runs the callbacks of one producer. `thread` is the thread that runs them now;
+    only that thread writes it.
     """
 
     def __init__(self, interceptors: tuple[ProducerInterceptor, ...]) -> None:
@@ -48,12 +47,14 @@ class Teller:
 
     @property
     def is_me(self) -> bool:
-        """Whether this thread runs a callback, and must not wait for another delivery."""
+        """Return whether this thread runs a callback. It must not wait for another
+        delivery.
+        """
         return self.thread == threading.get_ident()
 
     def tell(self, delivery: Delivery) -> None:
-        """Runs the callbacks of a delivery that is resolved. One thread at a time,
-        which the sender sees to.
+        """Run the callbacks of a resolved delivery. The sender calls it in one thread
+        at a time.
         """
         self.thread = threading.get_ident()
         try:
@@ -70,15 +71,16 @@ class OutcomeSource(Protocol):
 
 
 class Delivery:
-    """The outcome of one batch. Written by the sender under the condition; read by
-    anyone.
+    """The outcome of one batch. The sender writes it under the condition; any thread
+    reads it.
 
-    first: number of its first record. receipt: of its append, once that is done. error:
-    why it failed. resolved: one of them is final. has_told: its callbacks have run.
-    parts: the two it was split into, and the number that the second begins with.
-    gives_time: the log has set the times of the records. callbacks: those of records,
-    in their order; later: those of futures. gathered: who waits for the outcome of many
-    batches.
+    `first` is the number of its first record. `receipt` is the receipt of its append, and
+    `error` the reason of its failure; `resolved` is whether one of them is final.
+    `has_told` is whether its callbacks have run. `parts` contains the two parts of a
+    split batch, and the first number of the second part. `gives_time` is whether the
+    log has set the times of the records. `callbacks` contains the callbacks of records
+    in their order, and `later` those of futures. `gathered` is the object that waits
+    for the outcome of many batches.
     """
 
     __slots__ = (
@@ -135,19 +137,19 @@ class Delivery:
 
     @property
     def is_told(self) -> bool:
-        """Whether the outcome is final and its callbacks have run, of all parts."""
+        """Return whether the outcome is final and its callbacks have run, of all parts."""
         if self.parts is not None:
             return self.parts[0].is_told and self.parts[1].is_told
         return self.has_told
 
     def wait_told(self, seconds: float | None) -> bool:
-        """Waits for that; whether it came in time."""
+        """Wait until the callbacks have run; return whether that happened in time."""
         with self.condition:
             return self.condition.wait_for(lambda: self.is_told, seconds)
 
     def split(self, at: int) -> tuple[Delivery, Delivery]:
-        """Two for the records before number `at` and from it on. Their futures find
-        their way from this one.
+        """Return two deliveries: for the records before number `at`, and for the
+        others. Their futures find them through this one.
         """
         with self.condition:
             front = Delivery(self.topic, self.partition, self.teller, self.first, self)
@@ -179,8 +181,10 @@ class Delivery:
         level: Level,
         gives_time: bool,
     ) -> None:
-        """Makes the outcome final, and wakes threads that wait for it. tell() follows,
-        outside the sender's locks. A second call, after an interrupt, changes nothing.
+        """Make the outcome final, and wake the threads that wait for it.
+
+        The caller then runs the callbacks with tell(), outside the sender's locks. A
+        second call, after an interrupt, has no effect.
         """
         with self.condition:
             if self.resolved:
@@ -202,7 +206,7 @@ class Delivery:
             self.condition.notify_all()
 
     def tell(self, interceptors: tuple[ProducerInterceptor, ...]) -> None:
-        """Runs the callbacks of the records, then those of the futures."""
+        """Run the callbacks of the records, then the callbacks of the futures."""
         callbacks = self.callbacks
         error = self.error
         while callbacks:
@@ -212,7 +216,7 @@ class Delivery:
                 call(interceptor.on_acknowledgement, metadata, error)
             if callback is None:
                 continue
-            # As call() does, without the call: a tenth of what a callback costs.
+            # The body of call(), because a call takes a tenth of the time of a callback.
             try:
                 callback(error, metadata)
             except Exception as raised:
@@ -236,10 +240,10 @@ class Delivery:
 
 
 class RecordFuture(FutureFields, Future[RecordMetadata]):
-    """Of one record that was sent. Cannot be cancelled: a record is never taken out of
-    its batch.
+    """The future of one sent record, made by Producer.send().
 
-    Made by Producer.send(). All methods may be called from several threads.
+    It cannot be cancelled, because a record is never removed from its batch. All
+    methods may be called from several threads.
     """
 
     __slots__ = ()
@@ -252,8 +256,10 @@ class RecordFuture(FutureFields, Future[RecordMetadata]):
         key_size: int,
         value_size: int,
     ) -> None:
-        """Not for users. Does not call Future's, which makes a lock; nor does
-        send_quickly() call this.
+        """Create a future. Users call Producer.send().
+
+        It does not call Future.__init__(), which creates a lock. send_quickly() does
+        not call this method.
         """
         self.batch = delivery
         self.index = index
@@ -262,8 +268,8 @@ class RecordFuture(FutureFields, Future[RecordMetadata]):
         self.value_size = value_size
 
     def delivery(self) -> Delivery:
-        """The one whose outcome is this record's: that of its batch, or of the part it
-        went to.
+        """Return the delivery with the outcome of this record: of its batch, or of a
+        part of the batch.
         """
         found: Delivery = self.batch
         while found.parts is not None:
@@ -275,7 +281,7 @@ class RecordFuture(FutureFields, Future[RecordMetadata]):
         return found
 
     def metadata(self, delivery: Delivery) -> RecordMetadata:
-        """The metadata of the record; offset -1 after a failure."""
+        """Return the metadata of the record. The offset is -1 after a failure."""
         receipt = delivery.receipt
         offset = -1
         sent_ms = self.sent_ms
@@ -303,7 +309,7 @@ class RecordFuture(FutureFields, Future[RecordMetadata]):
             )
         )
 
-    # -- as of a Future ----------------------------------------------------------------
+    # -- like a Future -----------------------------------------------------------------
 
     @property
     def _condition(self) -> threading.Condition:  # type: ignore[override]
@@ -330,7 +336,7 @@ class RecordFuture(FutureFields, Future[RecordMetadata]):
         return f"<RecordFuture {self.metadata(delivery)}>"
 
     def cancel(self) -> bool:
-        """False: the record is on its way."""
+        """Return False, because a record cannot be cancelled."""
         return False
 
     def cancelled(self) -> bool:
@@ -343,9 +349,9 @@ class RecordFuture(FutureFields, Future[RecordMetadata]):
         return self.delivery().resolved
 
     def result(self, timeout: float | None = None) -> RecordMetadata:
-        """The metadata of the stored record. timeout: seconds.
+        """Return the metadata of the stored record. `timeout` is in seconds.
 
-        Raises concurrent.futures.TimeoutError, why the record failed, or
+        Raises concurrent.futures.TimeoutError, the reason of the record's failure, or
         ProducerStateError in a callback of a delivery that would have to end first.
         """
         error = self.exception(timeout)
@@ -354,8 +360,8 @@ class RecordFuture(FutureFields, Future[RecordMetadata]):
         return self.metadata(self.delivery())
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Why the record failed, None where it is stored. Waits and raises as result()
-        does.
+        """Return the reason of the record's failure, or None if it is stored. Waits and
+        raises errors like result().
         """
         delivery = self.delivery()
         if not delivery.resolved:
@@ -373,8 +379,8 @@ class RecordFuture(FutureFields, Future[RecordMetadata]):
         return self.delivery()
 
     def add_done_callback(self, fn: Callable[[Future[RecordMetadata]], object]) -> None:
-        """Calls fn(future) when the outcome is final; at once if it is. Its errors go
-        to sys.unraisablehook.
+        """Call fn(future) when the outcome is final, or at once if it is final already.
+        An error of fn is reported to sys.unraisablehook.
         """
         with self.batch.condition:
             delivery = self.delivery()

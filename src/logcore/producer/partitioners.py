@@ -1,22 +1,21 @@
-"""Which partition a producer sends a record to: Kafka's choosers and librdkafka's, by
-name.
+"""Choosers of partitions for a producer, with the names of Kafka and librdkafka.
 
-| name | rule | as |
+| name | rule | from |
 |---|---|---|
 | `default` | murmur2 of the key; without a key the sticky partition | Kafka's Java client |
 | `consistent_random` | CRC-32 of the key; without one, or an empty one, the sticky partition | librdkafka's default |
 | `consistent` | CRC-32 of the key; null counts as empty | librdkafka |
 | `murmur2` | murmur2 of the key; null counts as empty | librdkafka |
-| `round_robin` | one after the other, whatever the key | Java's RoundRobinPartitioner |
-| `random` | any, whatever the key | librdkafka |
+| `round_robin` | in turn, without regard to the key | Java's RoundRobinPartitioner |
+| `random` | at random, without regard to the key | librdkafka |
 
 Rules (clients reference 2.6):
-- The sticky partition stays until its batch is full and has taken batch_size bytes;
-  then another is drawn, all alike.
-- A chooser of the caller's gets the key and the numbers of the partitions, and gives
+- The sticky partition is used until it has received batch_size bytes and its batch is
+  full. Then another one is chosen at random.
+- A chooser of the user receives the key and the numbers of the partitions, and returns
   one of them.
 
-This module knows no queue and no directory.
+This module depends on no queue and no directory.
 """
 
 from __future__ import annotations
@@ -35,10 +34,10 @@ from logcore.partitioner import murmur2
 
 Choose = Callable[[bytes | None, tuple[int, ...]], int]
 _Hash = Callable[[bytes], int]
-#: A number below that given, all alike.
+#: Returns a random number below its argument.
 Draw = Callable[[int], int]
 
-#: Name -> the hash of a key, and what stands for a null key: None for the sticky
+#: Name -> the hash of a key, and the replacement of a null key: None for the sticky
 #: partition.
 _HASHES: Final[dict[str, tuple[_Hash, bytes | None]]] = {
     "default": (kernel.murmur2, None),
@@ -50,11 +49,11 @@ PARTITIONERS: Final = (*_HASHES, "round_robin", "random")
 
 
 class Chooser:
-    """Chooses partitions of one topic, under the lock of its producer. numbers: of the
-    partitions, from 0 without gaps.
+    """Chooses partitions of one topic, under the lock of its producer. `numbers`
+    contains the partitions, from 0 without gaps.
 
-    is_sticky: whether records without a key have a partition in common, which sticky
-    names; the producer calls move() when that has had its share.
+    `is_sticky` is whether records without a key share a partition, which `sticky`
+    contains. The producer calls move() once that partition has received its bytes.
     """
 
     def __init__(
@@ -64,8 +63,8 @@ class Chooser:
         numbers: Sequence[int],
         draw: Draw,
     ) -> None:
-        """Raises InvalidConfigError where some numbers are missing: then a key has no
-        partition.
+        """Raises InvalidConfigError if a number is missing, because some keys would
+        have no partition.
         """
         self.numbers = PartitionNumbers(numbers)
         if self.numbers != tuple(range(len(numbers))):
@@ -95,12 +94,12 @@ class Chooser:
         self.move()
 
     def move(self) -> None:
-        """Draws another sticky partition, or the same."""
+        """Choose a sticky partition at random, perhaps the same."""
         self.sticky = self._draw(self._count)
 
     def choose(self, key: bytes | None) -> int:
-        """For one record; -1 for the sticky partition. Raises InvalidConfigError for
-        what a caller's chooser gives.
+        """Return the partition of one record, -1 for the sticky one. Raises
+        InvalidConfigError if the user's chooser returns an invalid number.
         """
         own = self._own
         if own is not None:
@@ -128,10 +127,11 @@ class Chooser:
     def choose_all(
         self, keys: Sequence[bytes | None] | None, count: int
     ) -> npt.NDArray[np.int64] | int:
-        """For count records at once: the partitions, int64 of shape (count,), -1 for
-        the sticky one; or one for all.
+        """Return the partitions of `count` records, int64 of shape (count,), with -1
+        for the sticky one; or one partition for all.
 
-        keys: None for none at all. The same choices as choose() of one after the other.
+        `keys` is None if no record has a key. The choices are the same as those of
+        choose() for each record in turn.
         """
         if self._count == 1 and self._own is None:
             return 0
@@ -159,10 +159,10 @@ class Chooser:
     def choose_packed(
         self, data: npt.NDArray[np.uint8], edges: npt.NDArray[np.int64]
     ) -> npt.NDArray[np.int64]:
-        """By murmur2, for keys data[edges[i]:edges[i + 1]]."""
+        """Choose by murmur2, for keys data[edges[i]:edges[i + 1]]."""
         return (murmur2(data, edges).astype(np.int64) & 0x7FFFFFFF) % self._count
 
     @property
     def hashes_columns(self) -> bool:
-        """Whether choose_packed() is what choose() does with a key."""
+        """Return whether choose_packed() makes the same choices as choose()."""
         return self._hash is kernel.murmur2 and not self._ignores_keys

@@ -2,13 +2,13 @@
 queues.
 
 Rules:
-- PartitionDirectory are looked up when a topic is first used, whenever a batch begins, and when
-  a record names one that is not known.
-- Records without a key stay with the sticky partition until it has had batch_size bytes
+- The partitions of a topic are read when it is first used, whenever a batch begins, and
+  when a record names an unknown one.
+- Records without a key use the sticky partition until it has received batch_size bytes
   and its batch is full.
-- Changed under the lock of the producer.
+- Routes are changed under the lock of the producer.
 
-This module puts nothing into a queue.
+This module puts no records into queues.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from logcore.producer.accumulator import Accumulator, Queue
 from logcore.producer.partitioners import Chooser, Draw
 from logcore.producer.settings import ProducerSettings
 
-#: Places of records among those given, int64; None for all of them.
+#: Indexes of records, int64; None for all records.
 Places = npt.NDArray[np.int64] | None
 
 
 class Route(RouteFields):
-    """One topic. queues: of its partitions, by number. hashes_keys: whether a key goes
-    to the partition of its murmur2.
+    """One topic. `queues` contains the queues of its partitions by number.
+    `hashes_keys` is whether the partition of a key is its murmur2.
 
-    sticky: the queue of records without a key, None where the chooser places these too;
-    sticky_bytes: that went there since it was drawn.
+    `sticky` is the queue of records without a key, or None if the chooser places them
+    too. `sticky_bytes` is the number of bytes that it has received.
     """
 
     __slots__ = ("chooser", "numbers")
@@ -54,7 +54,7 @@ class Route(RouteFields):
         self.sticky_bytes = 0
 
     def at(self, number: int) -> Queue | None:
-        """The queue of a partition, None where the topic has no such one."""
+        """Return the queue of a partition, None if the topic has no such partition."""
         if not 0 <= number < len(self.queues):
             return None
         queue: Queue = self.queues[number]
@@ -62,7 +62,7 @@ class Route(RouteFields):
 
 
 class Routes:
-    """The topics that a producer has sent to. known: topic -> its route."""
+    """The topics of a producer's records. `known` contains the route of each topic."""
 
     def __init__(
         self,
@@ -81,8 +81,9 @@ class Routes:
     def queue(
         self, topic: str, key: bytes | None, partition: int | None, size_bytes: int
     ) -> Queue:
-        """That of one record. Raises TopicNotFoundError, and InvalidConfigError where
-        no partition can be chosen.
+        """Return the queue of one record.
+
+        Raises TopicNotFoundError, and InvalidConfigError if no partition can be chosen.
         """
         route = self.known.get(topic) or self._look(topic)
         if partition is not None:
@@ -106,10 +107,11 @@ class Routes:
         keys: Sequence[bytes | None] | InputColumn | None,
         sizes: Places,
     ) -> Iterator[tuple[Queue, Places]]:
-        """The queues of many records, each with the places of its own, rising. sizes:
-        of the records, in bytes.
+        """Return the queues of many records, each with the rising indexes of its
+        records.
 
-        keys: of the records; None where they have none, or where partition is given.
+        `sizes` contains the bytes of the records. `keys` contains their keys, or is
+        None if they have none or if `partition` is given.
         """
         assert sizes is not None
         if partition is not None:
@@ -129,7 +131,7 @@ class Routes:
         else:
             keyless = np.flatnonzero(numbers < 0)
         while len(keyless):
-            # As many as the sticky partition takes before another is drawn.
+            # The records that the sticky partition receives before another one is chosen.
             reached = np.cumsum(sizes[keyless])
             count = max(1, int(np.searchsorted(reached, self._batch_size)))
             if route.sticky_bytes:
@@ -179,8 +181,8 @@ class Routes:
         return self._look(topic)
 
     def refresh(self, topic: str) -> None:
-        """When a batch begins: partitions may have been added. A topic that was deleted
-        is told by the write.
+        """Read the partitions again when a batch begins, because some may have been
+        added. A deleted topic is detected by the write.
         """
         route = self.known.get(topic)
         if route is None:
@@ -202,8 +204,8 @@ class Routes:
         return queue
 
     def _move(self, route: Route, size_bytes: int) -> None:
-        """Draws another sticky partition, unless the batch of the present one still
-        takes the next record.
+        """Choose another sticky partition, unless the next record fits into the batch
+        of the present one.
         """
         assert route.sticky is not None
         batch = route.sticky.filling

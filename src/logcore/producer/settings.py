@@ -3,9 +3,9 @@
 Rules:
 - Settings have the names of Kafka's Java client, with underscores. They are checked
   when they are given.
-- `config=` takes Kafka's dotted names too; see clientconfig.py.
+- `config=` accepts Kafka's dotted names too; see clientconfig.py.
 
-Nothing here sends or waits.
+This module neither sends nor waits.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ Serializer = Callable[[Any], bytes | None]
 
 
 class RecordMetadata(NamedTuple):
-    """Where a record was stored, or was to be stored: then offset is -1, and so is a
-    timestamp_ms that the log gives.
+    """The position of a stored record. After a failure, `offset` is -1, and so is a
+    `timestamp_ms` that the log would set.
 
-    timestamp_type: "create", or "append" where the topic has the log's clock.
-    serialized_key_size, serialized_value_size: bytes; -1 for null. durability: "disk"
-    once a sync that began after the write has returned.
+    `timestamp_type` is "create", or "append" if the topic uses the clock of the log.
+    `serialized_key_size` and `serialized_value_size` are in bytes, -1 for null.
+    `durability` is "disk" after a sync that began after the write, else "os".
     """
 
     topic: str
@@ -48,8 +48,8 @@ class RecordMetadata(NamedTuple):
 
 
 class ProducerRecord(NamedTuple):
-    """A record as send() was given it; what an interceptor sees, and may replace.
-    Before any serializer.
+    """The arguments of send(), before any serializer. An interceptor receives them, and
+    may replace them.
     """
 
     topic: str
@@ -61,20 +61,18 @@ class ProducerRecord(NamedTuple):
 
 
 class ProducerInterceptor(Protocol):
-    """Sees every record of send(). What it raises is reported to sys.unraisablehook and
-    disturbs nothing else.
+    """Processes each record of send(). Its errors are reported to sys.unraisablehook
+    and have no other effect.
     """
 
     def on_send(self, record: ProducerRecord) -> ProducerRecord:
-        """The record to send; in the thread of send()."""
+        """Return the record to send. Runs in the thread of send()."""
         ...
 
     def on_acknowledgement(
         self, metadata: RecordMetadata, error: Exception | None
     ) -> None:
-        """Called with the outcome of a record, before the callbacks and in their
-        thread.
-        """
+        """Handle the outcome of a record, before the callbacks and in their thread."""
         ...
 
 
@@ -83,15 +81,16 @@ OnDelivery = Callable[[Exception | None, RecordMetadata], object]
 
 @attrs.frozen(kw_only=True)
 class ProducerMetrics:
-    """Counters of a producer since it was made; a snapshot.
+    """A snapshot of the counters of a producer since it was created.
 
-    records, bytes: acknowledged, bytes of keys, values and headers. batches:
-    acknowledged ones. retries: batches that were tried again. errors: class name ->
-    failed records. queued_records, queued_bytes: sent and not yet acknowledged.
-    waiting_threads: those that wait for memory now; blocked_ms: how long they waited in
-    all. syncs: fdatasync calls asked for. latency_ms_p50, latency_ms_p99,
-    latency_ms_max: from the creation of a batch to its end, over the last 1,024
-    batches; batch_bytes_mean: of the same, as stored.
+    `records`, `bytes` (of keys, values and headers) and `batches` count acknowledged
+    ones. `retries` counts batches that were tried again. `errors` contains the failed
+    records by class name. `queued_records` and `queued_bytes` are sent and not yet
+    acknowledged. `waiting_threads` wait for memory now, and `blocked_ms` is the time of
+    all such waits. `syncs` counts the requested fdatasync calls. `latency_ms_p50`,
+    `latency_ms_p99` and `latency_ms_max` are the times from the creation of a batch to
+    its outcome, over the last 1,024 batches, and `batch_bytes_mean` is their stored
+    size.
     """
 
     records: int
@@ -180,7 +179,7 @@ class TransactionOptions(ProducerOptions, total=False):
     two_phase: bool
 
 
-#: acks -> what a result waits for. Kafka writes them as numbers or as text.
+#: The level of each value of acks, which Kafka accepts as number or text.
 _ACKS: Final[Mapping[object, Literal[0, 1, -1]]] = {
     0: 0,
     1: 1,
@@ -191,12 +190,13 @@ _ACKS: Final[Mapping[object, Literal[0, 1, -1]]] = {
     "all": -1,
 }
 _LEVELS: Final[Mapping[str, Literal[1, -1]]] = {"os": 1, "disk": -1}
-#: Settings of Kafka's producer alone that need a network, or threads of their own.
+#: Settings of Kafka's producer that need a network or threads of their own, and that
+#: its consumer lacks.
 _NETWORK: Final = words("""
     max_in_flight_requests_per_connection retries partitioner_adaptive_partitioning_enable
     partitioner_availability_timeout_ms
 """)
-#: librdkafka's names, and the seeds'.
+#: Names of librdkafka and of the seeds.
 _OTHER_NAMES: Final = {
     "queue_buffering_max_ms": "linger_ms",
     "queue_buffering_max_messages": "buffer_records",
@@ -251,8 +251,8 @@ def _acks(given: object) -> Literal[0, 1, -1]:
 
 @attrs.frozen(kw_only=True)
 class ProducerSettings:
-    """See LogDir.producer(). acks: 0, 1, or -1 for all. idempotent: enable_idempotence,
-    as far as acks allow it.
+    """See LogDir.producer(). `acks` is 0, 1, or -1 for all. `idempotent` is
+    enable_idempotence, if acks allows it.
     """
 
     acks: Literal[0, 1, -1] = attrs.field(default=-1, converter=_acks)
@@ -363,7 +363,7 @@ class ProducerSettings:
 
     @property
     def idempotent(self) -> bool:
-        """On by default, where acks allow it, as in Kafka's Java client."""
+        """On by default if acks allows it, as in Kafka's Java client."""
         if self.enable_idempotence is None:
             return self.acks == -1
         return self.enable_idempotence
@@ -377,10 +377,10 @@ _VOCABULARY: Final = Vocabulary(
 def chosen_settings(
     config: Mapping[str, object] | None, given: Mapping[str, Any]
 ) -> ProducerSettings:
-    """Settings of a config by Kafka's names, and of keywords, which win. Raises
-    InvalidConfigError.
+    """Return the settings of a configuration with Kafka's names, and of keywords.
+    Keywords take precedence.
 
-    durability="os" or "disk" means acks 1 or all.
+    durability="os" or "disk" means acks 1 or all. Raises InvalidConfigError.
     """
     chosen = _VOCABULARY.of_config(config)
     for name, value in given.items():

@@ -1,5 +1,5 @@
-"""A producer whose records count together or not at all, with the offsets of the
-records they were made from.
+"""A producer with transactions: its records, and the offsets of the records that they
+were made from, are committed together or not at all.
 
     with data.producer(transactional_id="totals-0") as producer:
         with producer.transaction():
@@ -7,15 +7,15 @@ records they were made from.
             producer.send_offsets_to_transaction({("orders", 0): 17}, consumer.group_metadata())
 
 Rules (clients reference 2.9):
-- One producer at a time has a transactional id. A new one aborts what one before it
-  left open, and fences it.
-- Readers with isolation="read_committed" see the records once the transaction is
-  committed, or never.
-- A result of send() says that the record is stored, and not that its transaction is
+- A transactional id has one producer at a time. A new producer aborts the open
+  transaction of the earlier one, and fences it.
+- Readers with isolation="read_committed" receive the records only after the transaction
+  is committed.
+- A result of send() means that the record is stored, not that its transaction is
   committed.
-- close() aborts a transaction that is open, and so does its timeout.
+- close() aborts an open transaction, and so does its timeout.
 
-Which call may follow which is decided in transaction_manager.py.
+The order of calls is checked in transaction_manager.py.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from logcore.reporting import WARNING, tell
 
 
 class CommittingMember(Protocol):
-    """Which member of a group commits; see Consumer.group_metadata()."""
+    """The member of a group that commits; see Consumer.group_metadata()."""
 
     @property
     def group_id(self) -> str: ...
@@ -72,7 +72,7 @@ class OffsetToCommit(Protocol):
 
 
 class CommitGroups(Protocol):
-    """The methods of the groups of a directory that are used here."""
+    """The methods of the groups of a directory that this module uses."""
 
     failure: Exception | None
 
@@ -93,7 +93,7 @@ class TransactionCoordinators(Protocol):
 
 
 class TransactionalProducer(Producer):
-    """Made by LogDir.producer(transactional_id=...)."""
+    """A producer made by LogDir.producer(transactional_id=...)."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class TransactionalProducer(Producer):
         settings: ProducerSettings,
         coordinators: TransactionCoordinators,
     ) -> None:
-        """Not for users."""
+        """Create a producer. Users call LogDir.producer()."""
         super().__init__(fs, directory, settings, coordinators.transactions(directory))
         assert self._work.transacting is not None
         self._transacting: Transacting = self._work.transacting
@@ -112,8 +112,8 @@ class TransactionalProducer(Producer):
         return self
 
     def close(self, timeout: float | None = None) -> None:
-        """Aborts a transaction that is open, and ends. Closing twice is fine; otherwise
-        as Producer.close().
+        """Abort an open transaction and close the producer like Producer.close().
+        Closing twice is allowed.
         """
         is_own = self._fs.forks == self._forks and not self._work.is_closing
         if is_own and not self._work.teller.is_me and self._transacting.is_open:
@@ -135,15 +135,19 @@ class TransactionalProducer(Producer):
     def init_transactions(
         self, timeout: float | None = None, *, keep_prepared: bool = False
     ) -> None:
-        """Takes the transactional id over: ends what a producer before left open, and
-        fences it.
+        """Take over the transactional id: abort the open transaction of an earlier
+        producer, and fence that producer.
 
-        keep_prepared: what it left open stays open, for complete_transaction() or
-        abort_transaction(), which come next. To be called once, before the first
-        transaction; transaction() does it. timeout: seconds, max_block_ms by default,
-        as for the other calls. Raises ProducerStateError, ProducerFencedError,
-        ResourceError when it was not served in time (the call may be repeated), and
-        what reading `__transaction_state` raises.
+        It must be called once, before the first transaction; transaction() calls it.
+        With `keep_prepared`, the open transaction remains open for
+        complete_transaction() or abort_transaction(), which must be called next.
+        `timeout` is in seconds, by default max_block_ms, as in all calls of this class.
+
+        Raises:
+            ProducerStateError: the producer is in a transaction, or was initialized.
+            ProducerFencedError: another producer has taken over the id.
+            ResourceError: the timeout has passed; the call may be repeated.
+            LogcoreError: `__transaction_state` cannot be read.
         """
         self._check_caller("init_transactions()")
         self._enter(TransactionState.INITIALIZING)
@@ -152,8 +156,12 @@ class TransactionalProducer(Producer):
         )
 
     def begin_transaction(self) -> None:
-        """From now on records may be sent. Raises ProducerStateError before
-        init_transactions() and inside another transaction, ProducerFencedError.
+        """Begin a transaction, so that records may be sent.
+
+        Raises:
+            ProducerStateError: before init_transactions(), or inside another
+                transaction.
+            ProducerFencedError: another producer has taken over the id.
         """
         self._check_caller("begin_transaction()")
         with self._lock:
@@ -162,12 +170,16 @@ class TransactionalProducer(Producer):
                 queue.identity = None  # each transaction has an epoch of its own
 
     def commit_transaction(self, timeout: float | None = None) -> None:
-        """Writes what was sent, and commits it. When it returns all of that is on disk
-        and counts.
+        """Write the sent records and commit the transaction. On return, both are on
+        disk.
 
-        Raises TransactionAbortedError when a part of it could not be stored (then call
-        abort_transaction()), DeliveryTimeoutError and ResourceError when the time is up
-        (then it may be called again), ProducerFencedError, ProducerStateError.
+        Raises:
+            TransactionAbortedError: a record could not be stored; call
+                abort_transaction().
+            DeliveryTimeoutError: the timeout has passed; the call may be repeated.
+            ResourceError: the timeout has passed; the call may be repeated.
+            ProducerFencedError: another producer has taken over the id.
+            ProducerStateError: no transaction is open.
         """
         self._check_caller("commit_transaction()")
         deadline_ms = self._deadline_ms(timeout)
@@ -176,12 +188,12 @@ class TransactionalProducer(Producer):
         self._transacting.end(commit=True, deadline_ms=deadline_ms)
 
     def prepare_transaction(self, timeout: float | None = None) -> str:
-        """Writes what was sent, and waits for the decision of another store. Keep the
-        text that it returns there, in a transaction of that store. Then call
-        complete_transaction().
+        """Write the sent records, and wait for the decision of another store.
 
-        A producer made with two_phase=True has no timeout; another's transaction may be
-        aborted meanwhile. Raises as commit_transaction().
+        Store the returned text in a transaction of that store, and then call
+        complete_transaction(). A producer with two_phase=True has no timeout; without
+        it, the transaction may be aborted while it waits. Raises the same errors as
+        commit_transaction().
         """
         self._check_caller("prepare_transaction()")
         self._enter(TransactionState.PREPARED)
@@ -189,8 +201,10 @@ class TransactionalProducer(Producer):
         return self._transacting.prepared()
 
     def complete_transaction(self, prepared: str, timeout: float | None = None) -> bool:
-        """Commits the prepared transaction if this is its text, as the other store has
-        it, and else aborts it; returns whether it committed. Raises as
+        """Commit the prepared transaction if `prepared` is its text, else abort it.
+        Returns whether it was committed.
+
+        `prepared` is the text in the other store. Raises the same errors as
         commit_transaction().
         """
         self._check_caller("complete_transaction()")
@@ -204,11 +218,13 @@ class TransactionalProducer(Producer):
         return is_wanted
 
     def abort_transaction(self, timeout: float | None = None) -> None:
-        """Ends the transaction so that nothing of it counts. Records that were not
-        written yet fail with TransactionAbortedError.
+        """Abort the transaction. Records that were not written yet fail with
+        TransactionAbortedError.
 
-        Raises ResourceError when the time is up (then it may be called again),
-        ProducerFencedError, ProducerStateError.
+        Raises:
+            ResourceError: the timeout has passed; the call may be repeated.
+            ProducerFencedError: another producer has taken over the id.
+            ProducerStateError: no transaction is open.
         """
         self._check_caller("abort_transaction()")
         self._enter(TransactionState.ABORTING)
@@ -218,8 +234,9 @@ class TransactionalProducer(Producer):
 
     @contextlib.contextmanager
     def transaction(self) -> Generator[Self, None, None]:
-        """Begins a transaction; commits it at the end of the block, or aborts it when
-        an exception leaves the block or the commit fails for good.
+        """Begin a transaction and commit it at the end of the block.
+
+        It is aborted if an exception leaves the block, or if the commit fails finally.
         """
         if self._transacting.state is TransactionState.UNINITIALIZED:
             self.init_transactions()
@@ -237,7 +254,7 @@ class TransactionalProducer(Producer):
             raise
 
     def _abort_quietly(self) -> None:
-        """After an error that is raised anyhow."""
+        """Abort after an error that is raised anyway."""
         with contextlib.suppress(LogcoreError):
             self.abort_transaction()
 
@@ -246,13 +263,14 @@ class TransactionalProducer(Producer):
         offsets: Mapping[PartitionKey, int | OffsetToCommit],
         group: CommittingMember | str,
     ) -> None:
-        """Commits offsets of a group with the transaction: they count if and when it is
-        committed.
+        """Commit offsets of a group together with the transaction.
 
-        offsets: (topic, partition) -> the next offset to process. group:
-        Consumer.group_metadata(), which is checked as with any commit, or a group id.
-        Raises CommitFailedError and RebalanceInProgressError when the group refuses;
-        then the transaction can only be aborted. Otherwise as commit_transaction().
+        `offsets` maps (topic, partition) to the next offset to process. `group` is
+        Consumer.group_metadata(), which is checked as in a commit, or a group id.
+
+        Raises CommitFailedError and RebalanceInProgressError if the group refuses; the
+        transaction can then only be aborted. Otherwise it raises the same errors as
+        commit_transaction().
         """
         self._check_caller("send_offsets_to_transaction()")
         with self._lock:
@@ -289,15 +307,17 @@ class TransactionalProducer(Producer):
 
     @property
     def is_prepared(self) -> bool:
-        """Whether a transaction waits for complete_transaction(), here or since a
-        producer before this one.
+        """Whether a transaction of this producer, or of an earlier one, waits for
+        complete_transaction().
         """
         return self._transacting.state is TransactionState.PREPARED
 
     # -- parts of these ----------------------------------------------------------------
 
     def _write_all(self, deadline_ms: int) -> None:
-        """Writes what was sent. Raises why the transaction can only be aborted."""
+        """Write the sent records. Raises the reason why the transaction can only be
+        aborted.
+        """
         self.flush(self._left_seconds(deadline_ms))
         with self._lock:
             if self._transacting.failure is not None:

@@ -1,10 +1,11 @@
-"""The answers of the broker to each request: plain functions of (request, call, state).
+"""The handlers of requests: functions of (request, call, state) that return the
+response.
 
-A handler returns the response, an Answer that will hold it, or None where the protocol
-has no response. It raises CloseConnection where Kafka would hang up. Requests and
-responses are values of netshim.wire.
+A handler returns the response, an Answer that receives it later, or None if the
+protocol has no response. It raises CloseConnection when Kafka closes the connection.
+Requests and responses are values of netshim.wire.
 
-HANDLERS is the list of what is served: what is not in it is not advertised.
+HANDLERS contains the served APIs; no other API is advertised.
 """
 
 from __future__ import annotations
@@ -38,27 +39,27 @@ if TYPE_CHECKING:
     from netshim.kafka_releases import KafkaRelease
     from netshim.wire.messages import ApiVersionsRequest, ApiVersionsResponse
 
-#: Features and their levels, the highest of each; from 0 on they may be asked for.
+#: Features and their highest levels. The lowest level is 0.
 _FEATURES: Final = {"group.version": 1, "transaction.version": 2}
-#: What a broker that shares its directory with other processes does not serve: their
-#: members know the classic protocol.
+#: APIs that a broker does not serve if it shares its directory with other processes,
+#: whose members use the classic protocol.
 NOT_SHARED: Final = frozenset(
     (wire.CONSUMER_GROUP_HEARTBEAT.key, wire.CONSUMER_GROUP_DESCRIBE.key)
 )
 _FEATURES_NOT_SHARED: Final = frozenset(("group.version",))
 
-#: The request and what is given for it are of the API that a handler is listed for.
+#: The request and the response belong to the API of the handler.
 Handler = Callable[[Any, Call, BrokerState], Any]
 
 
 def api_versions(
     request: ApiVersionsRequest, call: Call, state: BrokerState
 ) -> ApiVersionsResponse:
-    """The served versions, and that clients may speak the second transaction protocol
-    (KIP-890) and the consumer protocol of groups (KIP-848).
+    """Return the served versions, and that clients may use the second transaction
+    protocol (KIP-890) and the consumer protocol of groups (KIP-848).
 
-    Version 3 leaves supported features with the minimum 0 out, as Kafka does: older
-    Java clients cannot read them.
+    Version 3 leaves out supported features with the minimum 0, as in Kafka, because
+    older Java clients cannot read them.
     """
     if call.version >= 3 and not (
         _is_software(request.client_software_name)
@@ -129,8 +130,8 @@ def refused_versions(release: KafkaRelease | None) -> ApiVersionsResponse:
 
 
 def _is_software(name: str) -> bool:
-    """`[a-zA-Z0-9](?:[a-zA-Z0-9\\\\-.]*[a-zA-Z0-9])?`, as Kafka demands of a client's
-    name and version.
+    r"""Return whether a text matches `[a-zA-Z0-9](?:[a-zA-Z0-9\\-.]*[a-zA-Z0-9])?`,
+    Kafka's rule for name and version of a client.
     """
     return (
         name.isascii()

@@ -1,8 +1,7 @@
-"""Settings of topics, of groups and of the broker: described, and but for the broker's
-changed.
+"""Settings of topics, groups and the broker: describes them, and changes those of
+topics and groups.
 
-The directory keeps them; here requests are checked for what only the protocol can get
-wrong.
+The directory stores the settings. This module checks only rules of the protocol.
 """
 
 from __future__ import annotations
@@ -40,12 +39,12 @@ _TOPIC_RESOURCE: Final = 2
 _BROKER_RESOURCE: Final = 4
 _LOGGERS_RESOURCE: Final = 8
 _GROUP_RESOURCE: Final = 32
-#: Kinds of resources that there are; loggers and subscriptions to metrics have no
-#: settings here.
+#: The known kinds of resources; loggers and subscriptions to metrics have no settings
+#: here.
 _RESOURCES: Final = frozenset(
     (_TOPIC_RESOURCE, _BROKER_RESOURCE, _LOGGERS_RESOURCE, 16, _GROUP_RESOURCE)
 )
-#: The turns of changing settings.
+#: The key under which changes of settings run one at a time.
 _SETTINGS: Final = "settings"
 _GROUP_DOCS: Final = {
     SESSION_TIMEOUT: "how long a member may be silent",
@@ -71,7 +70,9 @@ _SUBTRACT: Final = 3
 
 
 def source_of(name: str, overrides: Iterable[str], given: Mapping[str, object]) -> int:
-    """given: the settings that the broker was started with."""
+    """Return the source of a setting. `given` contains the settings with which the
+    broker was started.
+    """
     if name in overrides:
         return _FROM_TOPIC
     if name in given and given[name] != _default(name):
@@ -80,7 +81,7 @@ def source_of(name: str, overrides: Iterable[str], given: Mapping[str, object]) 
 
 
 def _default(name: str) -> Any:
-    """Kafka's default of a topic's setting."""
+    """Return Kafka's default of a topic's setting."""
     return TOPIC_DEFAULTS.get(name, CONFIGS[name].default)
 
 
@@ -175,8 +176,8 @@ def _topic_configs(
 def _broker_configs(
     asked: DescribeConfigsRequest.Resource, state: BrokerState
 ) -> Iterable[DescribeConfigsResponse.Resource.Config]:
-    """The settings that tools look for, by Kafka's names; they are set when the broker
-    is started.
+    """Return the settings that tools read, by Kafka's names. They are set when the
+    broker is started.
     """
     config_type = wire.DESCRIBE_CONFIGS.Response.Resource.Config
     settings = state.settings
@@ -224,8 +225,8 @@ def _cluster_configs(
     request: DescribeConfigsRequest,
     state: BrokerState,
 ) -> Iterable[DescribeConfigsResponse.Resource.Config]:
-    """What is set for all brokers of the cluster. Kafka 4 sets this one when the
-    cluster is made.
+    """Return the settings of all brokers of the cluster. Kafka 4 sets this one when the
+    cluster is created.
     """
     config_type = wire.DESCRIBE_CONFIGS.Response.Resource.Config
     name = "min.insync.replicas"
@@ -247,11 +248,11 @@ def _group_configs(
     request: DescribeConfigsRequest,
     state: BrokerState,
 ) -> Iterable[DescribeConfigsResponse.Resource.Config]:
-    """What members of the consumer protocol are held to. As in Kafka, a group need not
-    be there to be described.
+    """Return the limits of members of the consumer protocol. As in Kafka, a group need
+    not exist to be described.
 
-    Kafka gives the source of a value that a group did not set itself as its default,
-    also where the broker set it.
+    If a group has not set a value, Kafka names the default as its source, also if the
+    broker set it.
     """
     config_type = wire.DESCRIBE_CONFIGS.Response.Resource.Config
     own: Mapping[str, int] = {}
@@ -281,7 +282,7 @@ def _group_configs(
 
 
 def _group_defaults(state: BrokerState) -> dict[str, int]:
-    """What holds for groups that have no settings of their own."""
+    """Return the settings of groups that have none of their own."""
     rules = group_rules(state.settings)
     return {
         SESSION_TIMEOUT: rules.consumer_session_timeout_ms,
@@ -290,20 +291,20 @@ def _group_defaults(state: BrokerState) -> dict[str, int]:
 
 
 class _Topics:
-    """Topics, as things with settings that can be changed."""
+    """Topics as resources with settings."""
 
     def __init__(self, state: BrokerState) -> None:
         self._logdir = state.logdir
 
     def own(self, name: str) -> Iterable[str]:
-        """The names of what it has of its own. Raises InvalidNameError and
-        TopicNotFoundError, as the others do.
+        """Return the names of the settings of its own. Raises InvalidNameError and
+        TopicNotFoundError, like the other methods.
         """
         check_topic_name(name)
         return self._logdir.describe_topic(name).overrides
 
     def elements(self, name: str, key: str) -> list[str] | None:
-        """The present value of a list; None for a setting that is no list."""
+        """Return the present value of a list, or None for a setting that is not a list."""
         check_topic_name(name)
         if CONFIGS.get(key) is None or CONFIGS[key].metadata["type"] != "list":
             return None
@@ -314,7 +315,7 @@ class _Topics:
         self, name: str, wanted: dict[str, object | None], *, check_only: bool
     ) -> None:
         check_topic_name(name)
-        # What nobody knows is not set, so there is nothing to take back.
+        # An unknown setting is not set, so there is nothing to delete.
         wanted = {
             key: value
             for key, value in wanted.items()
@@ -324,8 +325,8 @@ class _Topics:
 
 
 class _Groups:
-    """Groups of the consumer protocol, likewise. They need not exist. What is changed
-    is written with save().
+    """Groups of the consumer protocol as resources with settings. They need not exist.
+    save() writes the changes.
     """
 
     def __init__(self, state: BrokerState) -> None:
@@ -350,7 +351,7 @@ class _Groups:
             self._settings.write(self._draft)
 
     def _draft_for(self, name: str) -> Draft:
-        """Raises _Refused where a group has no settings."""
+        """Return the settings to change. Raises _Refused if a group has no settings."""
         if not name:
             raise _Refused(codes.INVALID_REQUEST, "the name of the group is empty")
         if self._draft is None:
@@ -365,9 +366,8 @@ def incremental_alter_configs(
     def changes(
         asked: IncrementalAlterConfigsRequest.Resource, those: _Topics | _Groups
     ) -> dict[str, object | None]:
-        those.own(
-            asked.resource_name
-        )  # a topic that is not there comes before what is wrong with its settings
+        # The error of a missing topic precedes errors of its settings.
+        those.own(asked.resource_name)
         result: dict[str, object | None] = {}
         for each in asked.configs:
             operation = each.config_operation
@@ -412,7 +412,7 @@ def incremental_alter_configs(
 def alter_configs(
     request: AlterConfigsRequest, call: Call, state: BrokerState
 ) -> PendingResponse:
-    """The older form: what is given replaces all that was set before."""
+    """Handle the older request, which replaces all settings of a resource."""
 
     def changes(
         asked: AlterConfigsRequest.Resource, those: _Topics | _Groups
@@ -437,8 +437,8 @@ def alter_configs(
 
 
 def _altered(state: BrokerState, work: Callable[[], Any]) -> PendingResponse:
-    """The answer that will hold the result of work(). One at a time: who alters a group
-    writes all of them.
+    """Return the answer that receives the result of work(). Changes run one at a time,
+    because a change of one group writes all groups.
     """
     answer = PendingResponse()
     state.work.submit(_SETTINGS, work, answer.set)
@@ -457,7 +457,7 @@ def _only_deletes_of_a_broker(asked: Any) -> bool:
 
 
 class _Refused(Exception):
-    """A change that the protocol forbids: code, message."""
+    """A change that the protocol forbids, with code and message."""
 
 
 def _alter(
@@ -468,7 +468,9 @@ def _alter(
     changes: Callable[[Any, _Topics | _Groups], dict[str, object | None]],
     refuse: Callable[[Any], str | None],
 ) -> Any:
-    """Each resource is changed wholly or not at all. Groups are written together."""
+    """Change resources. Each one is changed wholly or not at all, and groups are
+    written together.
+    """
     times = Counter(
         (each.resource_type, each.resource_name) for each in request.resources
     )
@@ -534,8 +536,8 @@ def _alter(
 def list_config_resources(
     request: ListConfigResourcesRequest, call: Call, state: BrokerState
 ) -> ListConfigResourcesResponse:
-    """Lists the resources with settings. Version 0 asks for subscriptions to metrics
-    alone, of which there are none.
+    """List the resources with settings. Version 0 requests only subscriptions to
+    metrics, which do not exist here.
     """
     response_type = wire.LIST_CONFIG_RESOURCES.Response
     if call.version == 0:

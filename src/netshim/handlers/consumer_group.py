@@ -1,8 +1,8 @@
-"""Requests of the consumer protocol (KIP-848): heartbeats, and what admin tools ask
+"""Requests of the consumer protocol (KIP-848): heartbeats, and requests of admin tools
 about its groups.
 
-Shapes are made here. What a heartbeat means is decided in logcore.coordination; commits
-and everything that groups of both protocols have are in group.py.
+This module builds responses. logcore.coordination decides about heartbeats. Commits,
+and requests about groups of both protocols, are in group.py.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ if TYPE_CHECKING:
         ConsumerGroupHeartbeatResponse,
     )
 
-#: Since which version members bring an id of their own.
+#: First version in which members choose their ids.
 _OWN_ID_SINCE: Final = 1
-#: What kind of member one is.
+#: The kinds of members.
 _CLASSIC_MEMBER: Final = 0
 _CONSUMER_MEMBER: Final = 1
 
@@ -121,7 +121,7 @@ def _beat_response(result: Result, call: Call) -> ConsumerGroupHeartbeatResponse
 
 
 def by_topic(partitions: Partitions) -> list[tuple[bytes, list[int]]]:
-    """The numbers of each topic, rising."""
+    """Return the rising partition numbers of each topic."""
     found: dict[bytes, list[int]] = {}
     for topic_id, number in sorted(partitions):
         found.setdefault(topic_id, []).append(number)
@@ -214,7 +214,7 @@ def _described_member(
 
 
 def _assignment(partitions: Partitions, state: BrokerState) -> Any:
-    """Without topics that were deleted, for they have no name."""
+    """Return an assignment without deleted topics, because they have no name."""
     assignment_type = wire.CONSUMER_GROUP_DESCRIBE.Response.Group.Member.Assignment
     topics = []
     for topic_id, numbers in by_topic(partitions):

@@ -1,11 +1,11 @@
-"""Requests of consumer groups: their coordinator, members and offsets, and those of
+"""Requests of consumer groups: their coordinator, members and offsets, and requests of
 admin tools.
 
 Rules (wire protocol section 7):
-- Shapes and codes that differ by version are made here; logcore.coordination decides
-  what a request does to a group.
+- This module builds responses and chooses codes by version. logcore.coordination
+  decides about groups.
 - The first request waits until the stored groups have been read. If they cannot be
-  read, clients are told to try again.
+  read, the response is an error after which clients try again.
 """
 
 from __future__ import annotations
@@ -61,15 +61,14 @@ if TYPE_CHECKING:
 
 #: The topics that store groups and transactions, by key type.
 _COORDINATOR_TOPICS: Final = {0: OFFSETS_TOPIC, 1: TRANSACTIONS_TOPIC}
-#: Bits of the operations that everybody may do with a group: READ, DELETE, DESCRIBE,
-#: DESCRIBE_CONFIGS, ALTER_CONFIGS.
+#: Bits of the operations on a group that all clients may do without access rules: READ,
+#: DELETE, DESCRIBE, DESCRIBE_CONFIGS, ALTER_CONFIGS.
 GROUP_OPERATIONS: Final = 1 << 3 | 1 << 6 | 1 << 8 | 1 << 10 | 1 << 11
 NOT_ASKED: Final = -(2**31)
-#: The limit of a text in a record, whatever the settings say.
+#: The limit of a text in a record, whatever the settings are.
 _METADATA_BYTES_MAX: Final = 32_000
 
-#: The codes of errors that are named otherwise in the protocol; all others have the
-#: protocol's names.
+#: Codes of errors with another name in the protocol.
 _OTHER_CODES: Final = {GroupError.RECORD_TOO_LARGE: codes.INVALID_COMMIT_OFFSET_SIZE}
 _CODES: Final = {
     error: _OTHER_CODES.get(error) or getattr(codes, error.name) for error in GroupError
@@ -82,8 +81,7 @@ _CODES_BY_VERSION: Final = {
         8,
         codes.ILLEGAL_GENERATION,
     ),
-    # To a member that asked for an assignment, the error of a commit would mean
-    # nothing.
+    # A member that requests an assignment does not know the error of a commit.
     (GroupError.RECORD_TOO_LARGE, wire.JOIN_GROUP.key): (
         32_767,
         codes.UNKNOWN_SERVER_ERROR,
@@ -102,25 +100,25 @@ _CODES_BY_VERSION: Final = {
         codes.ILLEGAL_GENERATION,
     ),
 }
-#: Since which version of JoinGroup a new dynamic member is told its id first, an error
-#: has no protocol name, and a leader may be told not to assign.
+#: First versions of JoinGroup in which a new dynamic member first receives its id, an
+#: error has no protocol name, and a leader may skip the assignment.
 _MEMBER_ID_SINCE: Final = 4
 _NULL_PROTOCOL_SINCE: Final = 7
 _SKIP_ASSIGNMENT_SINCE: Final = 9
-#: Since which version of OffsetCommit a generation may be the epoch of a member of the
-#: consumer protocol.
+#: First version of OffsetCommit in which the generation may be the epoch of a member of
+#: the consumer protocol.
 _EPOCHS_SINCE: Final = 9
-#: Since which version of DescribeGroups a group that is missing is an error.
+#: First version of DescribeGroups in which a missing group is an error.
 _MISSING_SINCE: Final = 6
 
 
 def code_of_group(error: GroupError | None, call: Call) -> int:
-    """The code of how a request about a group ended."""
+    """Return the code for the outcome of a request about a group."""
     return _code_of(error, call)
 
 
 def metadata_fits(metadata: str, state: BrokerState) -> bool:
-    """Whether a commit may have this text."""
+    """Return whether a commit may have this text."""
     is_short = len(metadata) <= state.settings.offset_metadata_max_bytes
     return is_short and len(metadata.encode()) <= _METADATA_BYTES_MAX
 
@@ -149,8 +147,8 @@ Handler = Callable[[RequestT, Call, BrokerState], ResponseT | PendingResponse]
 def when_loaded(
     refuse: Refuse[RequestT, ResponseT],
 ) -> Callable[[GroupHandler[RequestT, ResponseT]], Handler[RequestT, ResponseT]]:
-    """Lets a handler run once the groups are known. refuse: the response when they
-    cannot be.
+    """Run a handler once the groups are loaded. `refuse` returns the response if they
+    cannot be loaded.
     """
 
     def wrap(
@@ -186,7 +184,7 @@ def _group_ids(request: Any) -> list[str]:
 def in_steps(
     handler: SteppedHandler[RequestT, ResponseT],
 ) -> GroupHandler[RequestT, ResponseT]:
-    """A handler that is done in steps, as one to be given to when_loaded()."""
+    """Return a handler that runs in steps, in the form for when_loaded()."""
 
     def handle(
         request: RequestT, call: Call, groups: GroupService, state: BrokerState
@@ -359,8 +357,8 @@ def heartbeat(
 def leave_group(
     request: LeaveGroupRequest, call: Call, groups: GroupService, state: BrokerState
 ) -> LeaveGroupResponse:
-    """One member up to version 2, whose error is the response's; then a list with an
-    error for each.
+    """Handle LeaveGroup: one member up to version 2, whose error is in the response,
+    and then a list with an error for each member.
     """
     response_type = wire.LEAVE_GROUP.Response
     if not request.group_id:
@@ -410,8 +408,8 @@ def _refuse_commit(
 def offset_commit(
     request: OffsetCommitRequest, call: Call, groups: GroupService, state: BrokerState
 ) -> Steps[OffsetCommitResponse | PendingResponse]:
-    """Partitions that do not exist fail alone; a group that refuses the commit fails
-    all others.
+    """Handle OffsetCommit. Partitions that do not exist fail alone. If the group
+    refuses the commit, all others fail.
     """
     response = _refuse_commit(request, call, codes.NONE)
     expire_ms = -1
@@ -448,8 +446,8 @@ def offsets_in(
     state: BrokerState,
     expire_ms: int = -1,
 ) -> Steps[tuple[dict[tuple[str, int], Committed], list[Any]]]:
-    """What a request commits, and the results of partitions that exist. Others have
-    their code afterwards, and so have those whose metadata is too large.
+    """Return the offsets of a commit, and the results of existing partitions. Other
+    partitions, and those with too large metadata, get their codes here.
     """
     version = state.logdir.host.topics_version
     found = yield from _offsets_in(topics, answered_topics, call, state, expire_ms)
@@ -534,11 +532,11 @@ def _refuse_fetch(
 def offset_fetch(
     request: OffsetFetchRequest, call: Call, groups: GroupService, state: BrokerState
 ) -> Steps[OffsetFetchResponse]:
-    """A partition without a commit has offset -1 and no error. Null topics ask for all
-    commits.
+    """Handle OffsetFetch. A partition without a commit has offset -1 and no error. Null
+    topics request all commits.
 
     With require_stable, a partition that an open transaction may commit has an error,
-    so that the client asks again.
+    so that the client tries again.
     """
     response_type = wire.OFFSET_FETCH.Response
     is_strict = request.require_stable
@@ -570,8 +568,8 @@ def _fetched_group(
     is_strict: bool,
     pace: ChunkCounter,
 ) -> Steps[OffsetFetchResponse.Group]:
-    """A member of the consumer protocol that names its id has to be one, with its
-    present epoch.
+    """Return the offsets of a group. A request with the id of a member of the consumer
+    protocol must also have its present epoch.
     """
     group_type = wire.OFFSET_FETCH.Response.Group
     is_named = asked.member_id is not None or asked.member_epoch >= 0
@@ -657,7 +655,8 @@ def offset_delete(
             else:
                 result.error_code = codes.UNKNOWN_TOPIC_OR_PARTITION
         topics.append(response_type.Topic(name=topic.name, partitions=results))
-    # In the last step, for between two pieces a group may be deleted, or get members.
+    # In the last step, because a group may be deleted, or receive members, between two
+    # steps.
     group = groups.get(request.group_id)
     if group is None:
         return response_type(error_code=codes.GROUP_ID_NOT_FOUND)
@@ -703,8 +702,8 @@ def _refuse_describe(
 def describe_groups(
     request: DescribeGroupsRequest, call: Call, groups: GroupService, state: BrokerState
 ) -> Steps[DescribeGroupsResponse]:
-    """A group that does not exist, or is not of the classic protocol, is Dead.
-    Subscriptions and assignments are given for a Stable group only.
+    """Handle DescribeGroups. A group that does not exist, or is not of the classic
+    protocol, is Dead. Only a Stable group has subscriptions and assignments.
     """
     group_type = wire.DESCRIBE_GROUPS.Response.Group
     operations = NOT_ASKED

@@ -1,7 +1,7 @@
-"""Metadata and what describes the cluster: what every client asks before anything else.
+"""Metadata, and other requests that describe the cluster.
 
 Rules (wire protocol section 6):
-- The topology (topology.py) tells the brokers and the replicas.
+- The topology (topology.py) returns the brokers and the replicas.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ if TYPE_CHECKING:
     )
 
 _T = TypeVar("_T")
-#: Bits of the operations that everybody may do, since nothing is forbidden: 1 <<
-#: Kafka's AclOperation code.
+#: Bits of the operations that all clients may do without access rules: 1 << Kafka's
+#: AclOperation code.
 _TOPIC_OPERATIONS: Final = sum(1 << code for code in (3, 4, 5, 6, 7, 8, 10, 11))
-#: From which version on topics are asked for by their ids.
+#: First version in which a request may have topic ids.
 _IDS_SINCE: Final = 12
 _CLUSTER_OPERATIONS: Final = sum(1 << code for code in (5, 7, 8, 9, 10, 11, 12))
 
@@ -51,7 +51,7 @@ _CLUSTER_OPERATIONS: Final = sum(1 << code for code in (5, 7, 8, 9, 10, 11, 12))
 def metadata(
     request: MetadataRequest, call: Call, state: BrokerState
 ) -> MetadataResponse | PendingResponse:
-    """Brokers and topics. Missing topics that the request names are created first, if
+    """Return brokers and topics. Missing topics in the request are created first if
     that is allowed.
     """
     every = request.topics is None or (call.version == 0 and not request.topics)
@@ -74,8 +74,8 @@ def metadata(
         missing = sorted(
             name for name in names if is_topic_name(name) and name not in state.logdir
         )
-    # A slip in a client's loop, or a hostile one, must not make topics without end:
-    # each takes a directory.
+    # A faulty or hostile client must not create topics without limit, because each
+    # one takes a directory.
     allowed = max(0, state.settings.auto_create_limit - call.session.topics_made)
     refused = dict.fromkeys(missing[allowed:], codes.POLICY_VIOLATION)
     missing = missing[:allowed]
@@ -101,8 +101,8 @@ def metadata(
 
 
 def _refused_ids(request: MetadataRequest) -> MetadataResponse:
-    """Versions 10 and 11 have room for ids and are not to use it (KAFKA-10545). Kafka
-    names no broker then.
+    """Return the error for topic ids in versions 10 and 11, which have the field but
+    must not use it (KAFKA-10545). Kafka then returns no broker.
     """
     response_type = wire.METADATA.Response
     code = codes.INVALID_REQUEST
@@ -139,10 +139,10 @@ def _metadata_when_known(
 def _when_epochs_are_known(
     names: Iterable[str], handle: Callable[[], _T], state: BrokerState
 ) -> _T | PendingResponse:
-    """handle(), once the leader epochs of all partitions of these topics are known; an
-    Answer when they are to be read.
+    """Call handle() once the leader epochs of all partitions of these topics are known.
+    Returns an Answer if they must be read.
 
-    Each stands in a file of its partition until the log is open.
+    An epoch is in a file of its partition until the log is open.
     """
     logdir = state.logdir
     unread = [
@@ -167,8 +167,8 @@ def _when_epochs_are_known(
 
 
 def _make_topics(names: list[str], state: BrokerState, call: Call) -> dict[str, int]:
-    """Makes topics that clients asked for; which of them could not be made, with the
-    code for that.
+    """Create topics for clients. Returns the topics that could not be created, with
+    their codes.
     """
     failures = {}
     for name in names:
@@ -204,7 +204,7 @@ def _metadata(
     if every:
         for name in state.logdir.topics():
             results.append((yield from _topic_metadata(name, request, state, pace)))
-    # A topic that is asked for twice is told once.
+    # A topic that is requested twice is returned once.
     once = {(asked.name, asked.topic_id): asked for asked in request.topics or ()}
     for asked in () if every else once.values():
         if pace.is_over():
@@ -333,8 +333,8 @@ def describe_cluster(
 def describe_topic_partitions(
     request: DescribeTopicPartitionsRequest, call: Call, state: BrokerState
 ) -> DescribeTopicPartitionsResponse | PendingResponse:
-    """The request of newer admin clients instead of Metadata; empty lists where Kafka
-    would name other replicas.
+    """Handle the request of newer admin clients that replaces Metadata. Lists are empty
+    if Kafka would return other replicas.
     """
     names = sorted({topic.name for topic in request.topics}) or state.logdir.topics()
     if request.cursor is not None and request.cursor.partition_index < 0:

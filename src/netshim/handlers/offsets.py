@@ -1,7 +1,6 @@
-"""ListOffsets and OffsetForLeaderEpoch: which offsets a log has; DeleteRecords: from
-which on.
+"""ListOffsets, OffsetForLeaderEpoch and DeleteRecords.
 
-What reads indexes or batches, or renames files, is done off the broker's thread.
+Work that reads indexes or batches, or renames files, runs outside the broker's thread.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ _EARLIEST_LOCAL: Final = -4
 _LATEST_TIERED: Final = -5
 #: First version of ListOffsets with OFFSET_NOT_AVAILABLE.
 _NOT_AVAILABLE_SINCE: Final = 5
-#: From which version of ListOffsets on a special timestamp may be asked.
+#: First version of ListOffsets for each special timestamp.
 _SINCE: Final = {
     _LATEST: 0,
     _EARLIEST: 0,
@@ -68,9 +67,10 @@ def list_offsets(
 def _when_shown(
     asked: list[tuple[str, int]], handle: Callable[[], object], state: BrokerState
 ) -> Steps[PendingResponse | None]:
-    """None when readers may see all that was written. Else the answer that handle()
-    gives once what is written now is on disk: under `group` what came with acks=1 would
-    be missing for up to 100 ms.
+    """Return None if readers may read all written records, else an Answer.
+
+    The answer calls handle() once the present records are on disk. Under `group`,
+    records with acks=1 would otherwise be missing for up to 100 ms.
     """
     unsynced = []
     pace = ChunkCounter()
@@ -274,8 +274,8 @@ def delete_records(
 def _delete_records(
     request: DeleteRecordsRequest, call: Call, state: BrokerState
 ) -> PendingResponse:
-    """Deletes in the background: the records must be on disk first, and deleting
-    renames files.
+    """Delete records in the background, because they must be on disk first and files
+    are renamed.
     """
 
     def delete(
@@ -286,7 +286,8 @@ def _delete_records(
         if "delete" not in log.config.cleanup_policy:
             result.error_code = codes.POLICY_VIOLATION
             return
-        if log.durability.waits:  # what was written with acks=1 is shown when it is on disk, and may be deleted then
+        if log.durability.waits:
+            # Records with acks=1 are visible, and may be deleted, once they are on disk.
             sync_present(log)
         if asked.offset == -1:
             before = log.high_watermark

@@ -1,5 +1,5 @@
-"""Parts of several handlers about partitions: finding the log, checking the leader
-epoch, naming the leader, loading transactions.
+"""Parts of several handlers for partitions: find the log, check the leader epoch, name
+the leader, load transactions.
 
 Each partition of a request succeeds or fails alone, so an error becomes the code of its
 result.
@@ -21,13 +21,13 @@ from netshim.wire import codes
 MAGIC_POSITION: Final = 16
 ATTRIBUTES_POSITION: Final = 22
 ZSTD: Final = 4
-#: A consumer that reads at the end of a log is so little behind that walking is cheaper
+#: A consumer at the end of a log has few unread batches, and reading them is cheaper
 #: than another thread.
 _WALKED_AT_ONCE: Final = 1_000
 
 
 class Coded(Protocol):
-    """A part of a response that has a code of its own."""
+    """A part of a response with a code of its own."""
 
     error_code: int
 
@@ -35,8 +35,8 @@ class Coded(Protocol):
 def log_of(
     topic: str, number: int, asked: object, result: Coded, state: BrokerState
 ) -> Log | None:
-    """The log of a partition; None, with the code in the result, when it cannot be
-    asked.
+    """Return the log of a partition, or None with the code in the result if the log
+    cannot be used.
     """
     try:
         log = state.logs.log(topic, number)
@@ -87,7 +87,7 @@ def name_leader(
 
 
 def answer_into(result: Coded, step: Callable[[], None]) -> None:
-    """Fills in one partition's result, or the code of what went wrong."""
+    """Fill the result of one partition, or its error code."""
     try:
         step()
     except LogcoreError as error:
@@ -97,10 +97,11 @@ def answer_into(result: Coded, step: Callable[[], None]) -> None:
 def when_transactions_are_known(
     asked: list[tuple[str, int]], handle: Callable[[], object], state: BrokerState
 ) -> PendingResponse | None:
-    """None when they are, nearly. Else the answer that handle() gives once they are.
+    """Return None if nearly all transactions are loaded, else an Answer that calls
+    handle() once they are.
 
-    A read_committed look at a log walks all that was not walked before, which is not
-    for the broker's thread.
+    A read_committed reader reads all batches that were not read before, which takes too
+    long for the broker's thread.
     """
     logs = []
     for name, number in asked:

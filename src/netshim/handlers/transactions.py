@@ -1,11 +1,11 @@
-"""Requests of transactions: partitions and offsets added to one, its end, and those of
-admin tools.
+"""Requests of transactions: partitions and offsets are added, a transaction ends, and
+requests of admin tools.
 
 Rules (broker reference, sections 3.4 to 3.12):
-- Shapes and codes that differ by version are made here; logcore.coordination decides
-  what a request does to a transaction.
+- This module builds responses and chooses codes by version. logcore.coordination
+  decides about transactions.
 - The first request waits until the stored transactions have been read.
-- Batches of a producer are verified where they are appended (produce.py).
+- Batches of a producer are verified when they are appended (produce.py).
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ if TYPE_CHECKING:
         WriteTxnMarkersResponse,
     )
 
-#: From which version on an API names a fenced producer so; before, it says
+#: First version of an API with PRODUCER_FENCED. Earlier ones have
 #: INVALID_PRODUCER_EPOCH.
 _FENCED_SINCE: Final = {
     wire.INIT_PRODUCER_ID.key: 4,
@@ -76,14 +76,14 @@ _FENCED_SINCE: Final = {
     wire.ADD_OFFSETS_TO_TXN.key: 2,
     wire.END_TXN.key: 2,
 }
-#: From which versions on clients speak the second transaction protocol.
+#: First versions of the second transaction protocol.
 _SECOND_END: Final = 5
-#: From which version on AddPartitionsToTxn comes from brokers, for many transactions.
+#: First version of AddPartitionsToTxn of brokers, for many transactions.
 _BATCHED_SINCE: Final = 4
 _SECOND_OFFSETS: Final = 5
-#: From which version on TxnOffsetCommit has TRANSACTION_ABORTABLE.
+#: First version of TxnOffsetCommit with TRANSACTION_ABORTABLE.
 _ABORTABLE_OFFSETS: Final = 4
-#: Errors because the coordinator cannot be asked now.
+#: The errors of a coordinator that is not available now.
 COORDINATOR_ERRORS: Final = frozenset(
     (
         TransactionError.COORDINATOR_NOT_AVAILABLE,
@@ -103,8 +103,8 @@ def _code(error: TransactionError, call: Call) -> int:
 
 
 def code_for_writer(error: TransactionError, version: int, abortable_since: int) -> int:
-    """The code for a producer that writes records or offsets (sections 3.6 and 3.7).
-    abortable_since: the first version of the API that knows TRANSACTION_ABORTABLE.
+    """Return the code for a producer that writes records or offsets (sections 3.6 and
+    3.7). `abortable_since` is the first version of the API with TRANSACTION_ABORTABLE.
     """
     if error is TransactionError.PRODUCER_FENCED:
         return codes.INVALID_PRODUCER_EPOCH
@@ -119,8 +119,8 @@ def when_transactions_are_loaded(
     handle: Callable[[], ResponseT | PendingResponse],
     refuse: Callable[[int], ResponseT],
 ) -> ResponseT | PendingResponse:
-    """handle(), once the stored transactions have been read; refuse(code) when they
-    cannot be.
+    """Call handle() once the stored transactions have been read, or refuse(code) if
+    they cannot be read.
     """
     if state.transactions.is_loaded:
         return handle()
@@ -143,8 +143,8 @@ def _when_looked_up(
     respond: Callable[[Mapping[str, StoredTransaction]], Steps[ResponseT]],
     refuse: Callable[[int], ResponseT],
 ) -> ResponseT | PendingResponse:
-    """respond(the stored transactions of these ids, or all for None); refuse(code) when
-    they cannot be read now.
+    """Call respond() with the stored transactions of these ids, or of all for None.
+    Calls refuse(code) if they cannot be read now.
     """
 
     def handle() -> PendingResponse:
@@ -203,8 +203,8 @@ def init_transactional_id(
 def add_partitions_to_txn(
     request: AddPartitionsToTxnRequest, call: Call, state: BrokerState
 ) -> AddPartitionsToTxnResponse | PendingResponse:
-    """If one partition is unknown, nothing is added, and the others have an error of
-    their own (section 3.5).
+    """Add partitions to a transaction. If one partition is unknown, none is added, and
+    the others have an error of their own (section 3.5).
     """
     if call.version >= _BATCHED_SINCE:
         return _add_for_brokers(request, call, state)
@@ -342,7 +342,7 @@ def _code_of_unknown(known: set[Partition], partition: Partition) -> int:
 def _asked(
     asked: Any, call: Call, state: BrokerState, response: Callable[[int], Any]
 ) -> PendingResponse:
-    """The answer that says with which code a request ended."""
+    """Return the answer that contains the code of a request."""
     answer = PendingResponse()
 
     def done(result: Result) -> None:
@@ -361,8 +361,8 @@ def _asked(
 def add_offsets_to_txn(
     request: AddOffsetsToTxnRequest, call: Call, state: BrokerState
 ) -> Any:
-    """Adds the group's partition of `__consumer_offsets`, which is made if it is not
-    there.
+    """Add the group's partition of `__consumer_offsets`, which is created if it does
+    not exist.
     """
 
     def response(code: int) -> Any:
@@ -388,7 +388,7 @@ def add_offsets_to_txn(
 def _with_offsets_topic(
     state: BrokerState, response: Callable[[int], Any], handle: Callable[[], Any]
 ) -> Any:
-    """handle(), once `__consumer_offsets` exists."""
+    """Call handle() once `__consumer_offsets` exists."""
     if OFFSETS_TOPIC in state.logdir:
         return handle()
     answer = PendingResponse()
@@ -520,7 +520,7 @@ def _commit_offsets(
     state: BrokerState,
     response: TxnOffsetCommitResponse,
 ) -> Steps[TxnOffsetCommitResponse | PendingResponse]:
-    """Checked and appended in one go, the last step, so that no marker comes between."""
+    """Check and append a commit in the last step, so that no marker comes between."""
     offsets, results = yield from offsets_in(
         request.topics, response.topics, call, state
     )
@@ -736,9 +736,7 @@ def describe_producers(
 def _describe_producers(
     request: DescribeProducersRequest, state: BrokerState
 ) -> DescribeProducersResponse:
-    """Reads what is known of producers, which may take files. Runs beside the broker's
-    thread.
-    """
+    """Read the known producers, which may read files. Runs outside the broker's thread."""
     topic_type = wire.DESCRIBE_PRODUCERS.Response.Topic
     partition_type = topic_type.Partition
     topics = []

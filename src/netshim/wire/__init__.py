@@ -1,26 +1,28 @@
-"""The Kafka wire protocol: frames of requests and responses to values and back.
+"""The Kafka wire protocol: converts frames of requests and responses to values and
+back.
 
     header = wire.decode_header(frame)                     # the frame without its size
     request = wire.decode_request(header, frame)
     pieces = wire.encode_response(wire.APIS[header.api_key], header.api_version, header.correlation_id, response)
 
-Values are light objects whose fields have Kafka's names and defaults:
+Values are small objects whose fields have Kafka's names and defaults:
 `wire.PRODUCE.Response(throttle_time_ms=5)`,
 `wire.PRODUCE.Response.Topic.Partition(index=0)`. They have the fields of all served
-versions, so a handler is written once: what a version lacks holds its default after
-decoding and is left out by encoding.
+versions, so a handler is written once. A field that a version lacks has its default
+after decoding, and is left out by encoding.
 
 Rules:
-- Bytes from outside raise ProtocolError or nothing; UnsupportedVersionError, a child of
-  it, carries the header.
-- Strings are str, bytes are bytes (copied), uuids are 16 bytes, all zero for none,
+- Invalid bytes from outside raise only ProtocolError. Its subclass
+  UnsupportedVersionError has the header.
+- Strings are str, bytes are bytes (copied), uuids are 16 bytes (all zero for none),
   arrays are lists.
-- Records are never copied: decoding gives a view of the frame, encoding returns the
-  buffers given, in their place.
-- A value of the wrong shape is the caller's error: ValueError with the name of the
+- Records are never copied: decoding returns a view of the frame, and encoding returns
+  the given buffers at their position.
+- A value of the wrong shape is an error of the caller: ValueError with the name of the
   field.
 
-No sockets, no state: who reads frames and limits their size is the connection.
+This package has no sockets and no state. The connection reads frames and limits their
+size.
 """
 
 from __future__ import annotations
@@ -48,8 +50,8 @@ _VERSION: Final = struct.Struct(">h")
 
 
 class UnsupportedVersionError(ProtocolError):
-    """A version we do not serve. header: of the request that asked for it, None when
-    there was no request.
+    """A version that is not served. `header` is the header of the request, or None
+    without a request.
     """
 
     def __init__(
@@ -60,9 +62,7 @@ class UnsupportedVersionError(ProtocolError):
 
 
 class Header:
-    """The fields before the body of a request. A client without an id has the empty
-    one.
-    """
+    """The fields before the body of a request. A client without an id has the empty id."""
 
     __slots__ = ("api_key", "api_version", "body_start", "client_id", "correlation_id")
 
@@ -88,11 +88,11 @@ class Header:
 
 
 def decode_header(frame: memoryview) -> Header:
-    """The header of a request frame (without the size in front of it).
+    """Return the header of a request frame, which begins after its size.
 
-    A version of ApiVersions that we do not serve still gives a header: its answer says
-    what we do serve. body_start is without meaning then. Any other unserved version
-    raises UnsupportedVersionError.
+    For ApiVersions, a version that is not served also returns a header, because the
+    response contains the served versions. Its `body_start` is then undefined. For other
+    APIs, it raises UnsupportedVersionError.
     """
     if len(frame) < _REQUEST_HEAD.size:
         raise ProtocolError(
@@ -150,8 +150,8 @@ def decode_header(frame: memoryview) -> Header:
 
 
 def decode_request(header: Header, frame: memoryview) -> Any:
-    """The request behind a header. Records are views of the frame: use or copy them
-    before it is overwritten.
+    """Return the request after a header. Records are views of the frame: use or copy
+    them before it is overwritten.
     """
     request, _ = decode_counted_request(header, frame, sys.maxsize)
     return request
@@ -160,8 +160,8 @@ def decode_request(header: Header, frame: memoryview) -> Any:
 def decode_counted_request(
     header: Header, frame: memoryview, most_entries: int
 ) -> tuple[Any, int]:
-    """As decode_request(), and the entries of the request: how many elements all its
-    arrays have. More than most_entries are refused.
+    """Decode like decode_request(), and also return the number of elements of all its
+    arrays. More than most_entries are refused.
     """
     api = table.APIS[header.api_key]
     _check(api.request, header.api_version, header)
@@ -173,15 +173,15 @@ def decode_counted_request(
 def encode_response(
     api: Api[Any, ResponseT], version: int, correlation_id: int, body: ResponseT
 ) -> list[Buffer]:
-    """A response frame, with its size in front, as pieces to send one after the other.
+    """Return a response frame with its size, as pieces to send one after the other.
 
-    Records may be bytes, a memoryview or a list of buffers; they become pieces as they
-    are. Null records are encoded when asked for, but librdkafka drops a Fetch response
-    that has some: give empty bytes.
+    Records may be bytes, a memoryview or a list of buffers, which become pieces without
+    a copy. Null records are encoded if given, but librdkafka drops a Fetch response
+    that contains them: give empty bytes.
     """
     pieces = api.response.encode(version, body)
-    # The answer to ApiVersions has no tagged fields in its header: its reader may not
-    # know yet what we speak.
+    # The response to ApiVersions has no tagged fields in its header, because its reader
+    # may not know the served versions yet.
     if api.flexible is None or version < api.flexible or api is table.API_VERSIONS:
         head = _RESPONSE_HEAD
         size_bytes = 4
@@ -201,7 +201,7 @@ def encode_request(
     client_id: str | None,
     body: RequestT,
 ) -> bytes:
-    """A request frame with its size in front, as a client sends it."""
+    """Return a request frame with its size, as a client sends it."""
     if client_id is None:
         name = None
     else:
@@ -222,8 +222,8 @@ def encode_request(
 def decode_response(
     api: Api[Any, ResponseT], version: int, frame: Buffer
 ) -> tuple[int, ResponseT]:
-    """Correlation id and value of a response frame (without the size in front of it),
-    as a client reads it.
+    """Return the correlation id and the value of a response frame without its size, for
+    a client.
     """
     _check(api.response, version)
     view = memoryview(frame)
@@ -247,29 +247,29 @@ def decode_response(
 
 
 def encode_data(message: Message[ValueT], version: int, value: ValueT) -> bytes:
-    """The bytes of a message that is no request."""
+    """Return the bytes of a message that is not a request."""
     return b"".join(message.encode(version, value))
 
 
 def decode_data(message: Message[ValueT], version: int, data: Buffer) -> ValueT:
-    """The value in the bytes of a message that is no request."""
+    """Return the value of a message that is not a request."""
     _check(message, version)
     return message.decode(version, data)
 
 
 def encode_versioned(message: Message[ValueT], version: int, value: ValueT) -> bytes:
-    """As encode_data, with the version as an int16 in front: so are the internal topics
-    and group members' bytes.
+    """Encode like encode_data(), after the version as an int16. Internal topics and
+    group members use this form.
     """
     return _VERSION.pack(version) + encode_data(message, version, value)
 
 
 def decode_versioned(message: Message[ValueT], data: Buffer) -> tuple[int, ValueT]:
-    """Version and value of bytes that encode_versioned made.
+    """Return the version and the value of bytes in the form of encode_versioned().
 
-    What a newer group member wrote (ConsumerProtocol...) is read in the newest version
-    we know, as Kafka's clients do: new fields come behind the known ones. For records
-    of internal topics a newer version is an error.
+    Bytes of a newer group member (ConsumerProtocol...) are read in the newest known
+    version, as in Kafka's clients, because new fields follow the known ones. For
+    records of internal topics, a newer version is an error.
     """
     if len(data) < 2:
         raise ProtocolError(

@@ -1,17 +1,18 @@
-"""Messages and APIs: tables of fields with the functions that encode and decode them,
-by version.
+"""Messages and APIs: tables of fields, and functions that encode and decode them by
+version.
 
-wire/fields.py says how a row of a table reads, wire/compiler.py writes the functions.
+wire/fields.py describes the rows of a table, and wire/compiler.py generates the
+functions.
 
 Rules:
-- Nothing is parsed or compiled before its first use; a message and version costs about
-  a millisecond then.
-- A value has the fields of all served versions. Absent ones are ignored by encode and
-  set to their default by decode.
-- Decoding foreign bytes returns a value or raises ProtocolError, which names the field:
-  it is known from the line of generated code that raised.
+- A message is parsed and compiled at its first use, which takes about a millisecond for
+  each version.
+- A value has the fields of all served versions. encode() ignores absent ones, and
+  decode() sets them to their defaults.
+- Decoding foreign bytes returns a value or raises ProtocolError. The error contains the
+  field, which is found from the line of generated code that raised.
 
-This module knows no message, no header and no socket.
+This module depends on no message, no header and no socket.
 """
 
 from __future__ import annotations
@@ -30,26 +31,26 @@ ValueT = TypeVar("ValueT")
 RequestT = TypeVar("RequestT")
 ResponseT = TypeVar("ResponseT")
 
-#: All that foreign bytes can make a generated function raise.
+#: The errors that a generated function raises for foreign bytes.
 _FOREIGN: Final = (Malformed, IndexError, struct.error, UnicodeDecodeError)
-#: What a value of the wrong shape can make one raise.
+#: The errors that it raises for a value of the wrong shape.
 _WRONG: Final = (struct.error, TypeError, AttributeError, ValueError, OverflowError)
 
 
 class ProtocolError(LogcoreError):
-    """Bytes of a peer that are no message of ours. Its connection cannot go on.
+    """Bytes of a peer that are not a valid message. Its connection must be closed.
 
-    The reason names message, version and field; position counts from the start of the
-    frame.
+    The text contains message, version and field. `position` counts from the start of
+    the frame.
     """
 
 
 class Message(Generic[ValueT]):
-    """A request, a response, or the content of a record: its table, its values, its
+    """A request, a response, or the content of a record: its table, its values, and its
     functions by version.
 
-    kind: "request", "response" or "". The type parameter is the class of its values,
-    see wire/messages.pyi.
+    `kind` is "request", "response" or "". The type parameter is the class of its
+    values, see wire/messages.pyi.
     """
 
     def __init__(
@@ -82,14 +83,12 @@ class Message(Generic[ValueT]):
 
     @property
     def type_name(self) -> str:
-        """The name of the class of its values in messages: FetchRequest,
-        TransactionLogKey.
-        """
+        """The name of the class of its values: FetchRequest, TransactionLogKey."""
         return self.name + self.kind.capitalize()
 
     @cached_property
     def Value(self) -> type[ValueT]:
-        """The class of this message's values."""
+        """The class of the values of this message."""
         return self.shape.cls
 
     @cached_property
@@ -100,10 +99,10 @@ class Message(Generic[ValueT]):
         return version >= self._flexible
 
     def encode(self, version: int, value: ValueT) -> list[Buffer]:
-        """The pieces of the body: our own bytes, and between them records as they were
-        given.
+        """Return the pieces of the body: our own bytes, and between them the given
+        records.
 
-        ValueError names the field of a value that does not fit.
+        Raises ValueError with the name of the field for a value of the wrong shape.
         """
         encode = self._encoders.get(version) or self._compile(
             version, Encoder, self._encoders
@@ -115,10 +114,11 @@ class Message(Generic[ValueT]):
             raise ValueError(f"{self._title(version, field)}: {error}") from error
 
     def decode(self, version: int, data: Buffer, position: int = 0) -> ValueT:
-        """The value whose bytes start at position. Bytes behind it are ignored, as
-        Kafka does.
+        """Return the value whose bytes start at `position`. Bytes after it are ignored,
+        as in Kafka.
 
-        Records are views of data and valid as long as it is; everything else is copied.
+        Records are views of data and valid as long as it is. All other fields are
+        copied.
         """
         value, _ = self.decode_counted(version, data, position, sys.maxsize)
         return value
@@ -126,8 +126,8 @@ class Message(Generic[ValueT]):
     def decode_counted(
         self, version: int, data: Buffer, position: int, most: int
     ) -> tuple[ValueT, int]:
-        """As decode(), and how many elements all arrays have together; more than `most`
-        are refused unread.
+        """Decode like decode(), and also return the number of elements of all arrays.
+        More than `most` are refused unread.
         """
         decode = self._decoders.get(version) or self._compile(
             version, Decoder, self._decoders
@@ -168,8 +168,8 @@ class Message(Generic[ValueT]):
         return f"{self.name} v{version}{self.kind and ' ' + self.kind}{field and ', ' + field}"
 
     def _place(self, error: BaseException) -> tuple[str, int | None]:
-        """The field whose generated line raised an error, and the position it had
-        reached.
+        """Return the field whose generated line raised an error, and the position in
+        the bytes.
         """
         field = ""
         position = None
@@ -184,8 +184,8 @@ class Message(Generic[ValueT]):
 def data(
     name: str, *, served: tuple[int, int], flexible: int | None, fields: str
 ) -> Message[Any]:
-    """A message that is no request: the content of a record, or bytes that group
-    members hand each other.
+    """Return a message that is not a request: the content of a record, or bytes that
+    group members exchange.
     """
     return Message(name, "", served, flexible, fields)
 
@@ -198,12 +198,12 @@ def _frames(error: BaseException) -> Iterator[tuple[Any, int]]:
 
 
 class Api(Generic[RequestT, ResponseT]):
-    """One API key: the versions we serve, its request and its response. The type
+    """One API key: the served versions, its request and its response. The type
     parameters are the classes of both.
 
-    flexible: the first version with compact lengths and tagged fields, None when there
-    is none. advertised_min may be lower than min_version: a version announced for old
-    clients to see, yet refused.
+    `flexible` is the first version with compact lengths and tagged fields, or None.
+    `advertised_min` may be lower than `min_version`: such a version is announced for
+    old clients, but refused.
     """
 
     def __init__(
@@ -258,9 +258,7 @@ def api(
     request: str,
     response: str,
 ) -> Api[Any, Any]:
-    """An API of the table. Its types are known to type checkers from
-    table/__init__.pyi.
-    """
+    """Return an API of the table. Type checkers find its types in table/__init__.pyi."""
     return Api(
         key,
         name,

@@ -1,7 +1,7 @@
-"""Kafka's error codes, by the names Kafka gives them.
+"""Kafka's error codes by name, as the integers in responses.
 
-Plain integers: they are what responses hold. What a client makes of each is said in the
-protocol guide (https://kafka.apache.org/protocol#protocol_error_codes).
+The protocol guide describes how clients treat them
+(https://kafka.apache.org/protocol#protocol_error_codes).
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ NAMES: Final = {
 
 
 def name(code: int) -> str:
-    """The name of a code, for logs and messages: "NOT_COORDINATOR", or "error 999" for
-    one Kafka does not know.
+    """Return the name of a code, for logs and messages: "NOT_COORDINATOR", or "error
+    999" for an unknown one.
     """
     return NAMES.get(code, f"error {code}")

@@ -1,18 +1,17 @@
-"""The compiler of the wire codec: the parsed table of a message becomes specialised
+"""The compiler of the wire codec: converts the parsed table of a message to specialized
 encode and decode functions.
 
-Shape of the generated code: one function per message, version and direction, nested
-structs inline as loops. Adjacent fixed-size fields are one struct.Struct; an empty
-tagged section is a pad byte of the pack around it.
+The generated code has one function for each message, version and direction, with nested
+structs inline as loops. Adjacent fields of fixed size are one struct.Struct. An empty
+tagged section is a pad byte of the surrounding pack.
 
 Rules:
-- No array is made before the bytes left could fill it, nor one with more elements than
-  are allowed in all.
-- Nothing slows the good path for the sake of a message: where an error happened is read
-  from the line of generated code that raised it, and from its variable `pos`.
-  wire/codec.py does that.
+- An array is created only if the remaining bytes could fill it, and if the total number
+  of elements is allowed.
+- Error messages cost nothing without an error. wire/codec.py finds the position of an
+  error from the line of generated code that raised it, and from its variable `pos`.
 
-This module knows no message, and none of the errors that callers see.
+This module depends on no message, and raises none of the errors that callers receive.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from typing import Any, Final
 
 from netshim.wire.fields import NO_UUID, Field, Struct
 
-#: A stored piece of an answer, or several: they are sent as they are.
+#: One or several stored pieces of a response, which are sent unchanged.
 Buffer = bytes | bytearray | memoryview
 
 _FIXED: Final = {
@@ -40,7 +39,7 @@ _FIXED: Final = {
 
 
 class Malformed(Exception):
-    """Raised by generated code and its helpers; codec.Message.decode turns it into a
+    """Raised by generated code and its helpers. codec.Message.decode() converts it to a
     ProtocolError.
     """
 
@@ -56,7 +55,7 @@ class Malformed(Exception):
 
 
 def encode_varint(value: int) -> bytes:
-    """An unsigned varint, at most five bytes."""
+    """Encode an unsigned varint of at most five bytes."""
     if not 0 <= value <= 0xFFFFFFFF:
         raise ValueError(f"{value} does not fit an unsigned varint of 32 bits")
     encoded = bytearray()
@@ -68,7 +67,7 @@ def encode_varint(value: int) -> bytes:
 
 
 def decode_varint(data: bytes | memoryview, pos: int) -> tuple[int, int]:
-    """An unsigned varint and the position behind it."""
+    """Return an unsigned varint and the position after it."""
     value = 0
     for shift in (0, 7, 14, 21, 28):
         byte = data[pos]
@@ -82,7 +81,7 @@ def decode_varint(data: bytes | memoryview, pos: int) -> tuple[int, int]:
 
 
 def skip_tags(data: bytes | memoryview, pos: int, size: int) -> int:
-    """The position behind a tagged section of which we know no field."""
+    """Return the position after a tagged section without known fields."""
     count, pos = decode_varint(data, pos)
     for _ in range(count):  # each turn moves by two bytes at least, or fails
         tag, pos = decode_varint(data, pos)
@@ -98,7 +97,9 @@ def skip_tags(data: bytes | memoryview, pos: int, size: int) -> int:
 
 
 def split_records(records: Any) -> tuple[Sequence[Buffer], int]:
-    """The buffers of a records value and their size in bytes; none is copied."""
+    """Return the buffers of a records value, and their size in bytes. No buffer is
+    copied.
+    """
     if records.__class__ is memoryview and records.itemsize == 1 and records.ndim == 1:
         return (records,), len(records)
     buffers: list[Buffer] = (
@@ -122,8 +123,8 @@ def check_uuid(value: bytes) -> bytes:
 
 
 class _Varints(dict[int, bytes]):
-    """Varints by value. The first are stored; __missing__ makes the rest each time, so
-    peers cannot grow it.
+    """Varints by value. The first ones are stored. __missing__ creates the others each
+    time, so that peers cannot make it grow.
     """
 
     def __missing__(self, value: int) -> bytes:
@@ -163,7 +164,7 @@ _NAMESPACE: Final[dict[str, Any]] = {
 
 
 class _Source:
-    """Lines of a function, each knowing the field it belongs to."""
+    """Lines of a function, each with the field to which it belongs."""
 
     def __init__(self, signature: str) -> None:
         self.lines = [signature]
@@ -200,7 +201,7 @@ class _Source:
 
 
 class _Block:
-    """`with` this, and lines are one level deeper."""
+    """In a `with` block of it, lines are one level deeper."""
 
     def __init__(self, source: _Source, line: str) -> None:
         self._source = source
@@ -214,7 +215,7 @@ class _Block:
 
 
 class _Compiler:
-    """The part that both directions share: one message in one version."""
+    """The common part of both directions: one message in one version."""
 
     def __init__(
         self, shape: Struct, version: int, flexible: bool, signature: str
@@ -230,7 +231,7 @@ class _Compiler:
         return _Block(self.source, line)
 
     def smallest(self, field: Field, element: bool = False) -> int:
-        """The least bytes a field takes on the wire, or one element of an array."""
+        """Return the fewest bytes of a field, or of one element of an array."""
         if field.is_array and not element:
             if self.flexible:
                 return 1
@@ -257,10 +258,11 @@ class _Compiler:
 
 
 class Decoder(_Compiler):
-    """Writes `decode(data, pos, size, left)`: the value, and what is left of the
-    elements of arrays that it may have.
+    """Generates `decode(data, pos, size, left)`, which returns the value and the
+    remaining number of allowed elements of arrays.
 
-    Pending fixed-size fields wait in `targets` until something else follows.
+    Fields of fixed size are collected in `targets` until a field of another kind
+    follows.
     """
 
     def __init__(self, shape: Struct, version: int, flexible: bool) -> None:
@@ -287,7 +289,7 @@ class Decoder(_Compiler):
             self.format = ">"
 
     def fill(self, shape: Struct, value: str) -> None:
-        """A new value of a struct, and all its fields."""
+        """Create a value of a struct and fill all its fields."""
         self.add(f"{value} = new({self.source.constant('C', shape.cls)})")
         present = shape.present(self.version)
         tagged = self.tagged(shape)
@@ -375,7 +377,7 @@ class Decoder(_Compiler):
             self.add(f"{target} = {value}")
 
     def length(self, code: str) -> None:
-        """Reads the length of something into n: -1 for null."""
+        """Read a length into n: -1 for null."""
         if not self.flexible:
             self.fixed(code, "n")
             self.flush()
@@ -388,7 +390,7 @@ class Decoder(_Compiler):
             self.add("n -= 1")
 
     def sized(self, type_: str, target: str, nullable: bool) -> None:
-        """A string, bytes or records."""
+        """Read a string, bytes or records."""
         self.length("h" if type_ == "string" else "i")
         if nullable:
             with self.block("if n == -1:"):
@@ -466,11 +468,11 @@ class Decoder(_Compiler):
 
 
 class Encoder(_Compiler):
-    """Writes `encode(v0)`, which returns a list of pieces: our own bytes, and records
-    as they were given.
+    """Generates `encode(v0)`, which returns a list of pieces: our own bytes, and the
+    given records.
 
-    Parts of one run wait in `parts`, fixed-size fields of one pack in `arguments`,
-    until a loop or branch comes.
+    Parts of one run are collected in `parts`, and fields of fixed size of one pack in
+    `arguments`, until a loop or a branch follows.
     """
 
     def __init__(self, shape: Struct, version: int, flexible: bool) -> None:
@@ -593,8 +595,8 @@ class Encoder(_Compiler):
             self.flush()
 
     def length(self, code: str, count: str) -> None:
-        """Writes a length; count is one too large where null is possible, so that 0
-        stands for it.
+        """Write a length. `count` is larger by one if null is possible, because 0 means
+        null.
         """
         if self.flexible:
             self.part(f"UV[{count}]")
@@ -676,8 +678,8 @@ class Encoder(_Compiler):
 
 
 def has_records(shape: Struct) -> bool:
-    """Whether a message carries records, and so is decoded from a view of the frame and
-    encoded into several pieces.
+    """Return whether a message contains records. It is then decoded from a view of the
+    frame and encoded into several pieces.
     """
     return any(
         field.type == "records" or (field.struct and has_records(field.struct))

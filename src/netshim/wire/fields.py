@@ -1,23 +1,22 @@
-"""The field table of a message, parsed, and the classes of its values.
+"""The parsed field table of a message, and the classes of its values.
 
 A table row is `name type [versions] [tag N] [= default]`; rows indented below a struct
 are its fields.
 
     type       bool int8 int16 uint16 int32 uint32 int64 float64 uuid string bytes records, a struct's name,
-               `[]` in front for an array; `?` behind: may be null, `?2-7`: in these versions
-    versions   `3+`, `0-12` or `8`; without it the field lives as long as the struct around it
-    tag N      the field travels in the tagged section, and only when it differs from its default
-    = default  `null`, `true`, a number or a word; without it 0, false, "", no bytes, no elements, a default struct
+               `[]` before the type for an array; `?` after it if it may be null, `?2-7` in these versions only
+    versions   `3+`, `0-12` or `8`; by default the versions of the surrounding struct
+    tag N      the field is in the tagged section, and only if it differs from its default
+    = default  `null`, `true`, a number or a word; by default 0, false, "", no bytes, no elements, a default struct
 
-A struct's name without rows below it means the struct of that name met before in the
-same message.
+The name of a struct without rows below it refers to the earlier struct of that name in
+the same message.
 
 Rules:
-- Nothing is parsed before its first use.
-- A value has the fields of all served versions; arrays and structs are not shared
-  between values.
+- A table is parsed at its first use.
+- A value has the fields of all served versions. Values do not share arrays or structs.
 
-This module encodes and decodes nothing: wire/compiler.py writes the functions that do.
+wire/compiler.py generates the functions that encode and decode.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ NO_UUID: Final = bytes(16)
 
 
 class Field:
-    """One row: what it is called, what it holds, and in which versions."""
+    """One row: name, type and versions of a field."""
 
     __slots__ = (
         "default",
@@ -71,8 +70,8 @@ class Field:
         self.default = self._default(default)
 
     def _default(self, word: str | None) -> Any:
-        """None, an immutable value, or for arrays and structs ... : a fresh one each
-        time.
+        """Return None, an immutable value, or `...` for arrays and structs, which are
+        created each time.
         """
         if word == "null":
             return None
@@ -132,7 +131,7 @@ def _versions(text: str) -> tuple[int, int]:
 
 
 def parse(text: str) -> Struct:
-    """The struct of a message from its table."""
+    """Return the struct of a message from its table."""
     root = Struct("")
     known: dict[str, Struct] = {}
     parents: list[tuple[int, Struct]] = [(-1, root)]
@@ -162,8 +161,8 @@ def parse(text: str) -> Struct:
 
 
 class _Fresh:
-    """The mark for `make a new one` in a constructor: arrays and structs are not shared
-    between values.
+    """The default in a constructor for arrays and structs, which are created for each
+    value.
     """
 
     def __repr__(self) -> str:
@@ -180,8 +179,8 @@ def _unchangeable(self: object, name: str, _: object) -> None:
 
 
 def make_class(shape: Struct, qualname: str) -> type[Any]:
-    """The class of a struct's values, with the classes of its inner structs as
-    attributes.
+    """Return the class of a struct's values. Its attributes are the classes of its
+    inner structs.
     """
     parameters = []
     body = []

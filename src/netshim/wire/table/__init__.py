@@ -1,11 +1,10 @@
-"""The messages of the wire protocol, as data: each field with its type and the versions
-it lives in.
+"""The messages of the wire protocol as data: each field with its type and its versions.
 
-Names of fields are those of Kafka's message schemas in snake case, structs have short
-names of our own. How a row reads is said in wire/fields.py. `served` is what a broker
-of ours answers; fields that only newer versions have are left out.
+Fields have the names of Kafka's message schemas in snake case. Structs have short names
+of our own. wire/fields.py describes the rows. `served` contains the versions that the
+broker answers; fields of newer versions are left out.
 
-Not here: the headers (wire/__init__.py), and what the fields mean.
+Headers are in wire/__init__.py. The meaning of the fields is in netshim.handlers.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Messages about topics and settings, as admin clients make and change them.
+"""Messages of admin clients about topics and settings.
 
-How a row reads is said in wire/fields.py.
+wire/fields.py describes the rows.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Messages about the cluster: which brokers there are, what they serve and what they
+"""Messages about the cluster: its brokers, their APIs and the partitions that they
 lead.
 
-How a row reads is said in wire/fields.py.
+wire/fields.py describes the rows.
 """
 
 from __future__ import annotations

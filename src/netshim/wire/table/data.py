@@ -1,6 +1,6 @@
-"""Messages about the records of partitions: producing, fetching, their offsets.
+"""Messages about the records of partitions: Produce, Fetch and offsets.
 
-How a row reads is said in wire/fields.py.
+wire/fields.py describes the rows.
 """
 
 from __future__ import annotations

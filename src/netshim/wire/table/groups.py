@@ -1,7 +1,7 @@
-"""Messages about consumer groups and their offsets, and the bytes that members hand to
-one another.
+"""Messages about consumer groups and their offsets, and the bytes that members
+exchange.
 
-How a row reads is said in wire/fields.py.
+wire/fields.py describes the rows.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Messages about idempotent producers and transactions, and the records of
 `__transaction_state`.
 
-How a row reads is said in wire/fields.py.
+wire/fields.py describes the rows.
 """
 
 from __future__ import annotations
