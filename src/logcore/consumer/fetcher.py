@@ -68,6 +68,17 @@ class Columns:
     size_bytes: int
 
 
+def _records_until(look_ms: int, now_ms: int, before_ms: int, count: int) -> int:
+    """Return how many records to yield before the clock is read again.
+
+    Reading the clock costs as much as yielding a record. `count` records have taken the
+    time since before_ms. The next ones may take a quarter of the time until look_ms.
+    """
+    took_ms = max(1, now_ms - before_ms)
+    fitting = count * (look_ms - now_ms) // (4 * took_ms)
+    return min(_RECORDS_A_LOOK, max(1, fitting))
+
+
 class Fetcher:
     """Reads records from partitions."""
 
@@ -272,8 +283,11 @@ class Fetcher:
         at_once = 1
         if is_plain:
             at_once = _READ_AHEAD
-        look_ms = self._fs.monotonic_ms() + _LOOK_WHILE_ITERATING_MS
-        until_look = 1
+        has_interceptors = bool(settings.interceptors)
+        before_ms = self._fs.monotonic_ms()
+        look_ms = before_ms + _LOOK_WHILE_ITERATING_MS
+        # Records until the clock is read.
+        count = 1
         while True:
             # Step 1: decode the next records ahead of the caller.
             reading.is_ahead = True
@@ -287,33 +301,31 @@ class Fetcher:
                 reading.position = reading.end
                 reading.drop()
                 return
-            # Step 2: yield them one at a time. The position moves just before each.
-            for record in ahead:
-                last: TopicRecord | None = record
-                if settings.interceptors:
-                    given = self._intercepted(record)
-                    yield from given[:-1]
-                    last = given[-1] if given else None
+            at = 0
+            while at < len(ahead):
+                # Step 2: yield some of them. The position moves just before each.
+                for record in ahead[at : at + count]:
+                    if has_interceptors:
+                        given = self._intercepted(record)
+                        yield from given[:-1]
+                        if reading.records is not records:
+                            return
+                    reading.finished = reading.position
+                    reading.position = record.offset + 1
+                    if not has_interceptors:
+                        yield record
+                    elif given:
+                        yield given[-1]
                     if reading.records is not records:
                         return
-                reading.finished = reading.position
-                reading.position = record.offset + 1
-                if last is not None:
-                    yield last
-                if reading.records is not records:
-                    return
-                until_look -= 1
-                if until_look:
-                    continue
+                at += count
+                # Step 3: end the iteration if the group must be checked.
                 now_ms = self._fs.monotonic_ms()
                 if now_ms >= look_ms:
                     reading.drop()
                     return
-                # Reading the clock costs as much as the rest of the loop, so it is read
-                # less often while the loop is fast.
-                until_look = 1
-                if look_ms - now_ms > _LOOK_WHILE_ITERATING_MS // 2:
-                    until_look = _RECORDS_A_LOOK
+                count = _records_until(look_ms, now_ms, before_ms, count)
+                before_ms = now_ms
             if taken.is_stopped:
                 reading.drop()
                 return
