@@ -1055,8 +1055,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "rewind_stands_in_the_log_alone", "logcore/consumer/offset_stores.py",
-        "        # Again, because of offsets that were committed in the meantime.\n        _set_back(registry, group_id, rows)",
-        "        pass",
+        "in the meantime.\n        _set_back(registry, group_id, rows)",
+        "in the meantime.",
         "consumer/test_offset_stores.py",
     ),
     Mistake(

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,8 @@ import logcore
 from netshim.follow import Follower, Source, promote
 from netshim.testing import start
 from support import kafka_jvm
+from support.clusters import until
+from support.streams_counts import Counts
 
 pytestmark = pytest.mark.interop
 
@@ -216,3 +220,118 @@ def test_groups_continue_on_the_promoted_copy(
         assert offsets == [(None, 50)]
     finally:
         ours.stop()
+
+
+def test_streams_application_continues_on_the_promoted_copy(
+    kafka: kafka_jvm.Broker, tmp_path: Path
+) -> None:
+    """Its input, offsets, transactions, changelog and results move. No count is wrong."""
+    for name in ("text", "counts"):
+        create(kafka, name, 2)
+    chance = random.Random(6)
+    sent: Counter[str] = Counter()
+
+    def feed(address: str) -> None:
+        client = confluent_kafka.Producer({"bootstrap.servers": address})
+        for _ in range(50):
+            line = chance.choices(["apple", "pear", "plum", "fig"], k=3)
+            sent.update(line)
+            client.produce(
+                "text", " ".join(line).encode(), partition=chance.randrange(2)
+            )
+        assert not client.flush(60)
+
+    def until_counted(address: str) -> dict[str, list[int]]:
+        counts = Counts(address, 2)
+        until(lambda: counts.latest() == sent, "all words are counted", 300)
+        counts.close()
+        return counts.seen
+
+    data = tmp_path / "copy"
+    with kafka_jvm.streams(kafka.address, tmp_path / "state", "before"):
+        feed(kafka.address)
+        until_counted(kafka.address)
+    topics = ["text", "counts", "words-*"]
+    follow(data, kafka, *topics, with_internal=True)
+    with logcore.open_dir(data) as logdir, Source(kafka.address) as source:
+        promoted = promote(logdir, source)
+        assert {"text", "counts", "words-counts-store-changelog"} <= {*promoted}
+    ours = start(data)
+    try:
+        address = ours.bootstrap_servers
+        feed(address)
+        with kafka_jvm.streams(address, tmp_path / "new state", "after"):
+            seen = until_counted(address)
+    finally:
+        ours.stop()
+    # Each change of a count was reported once, on both sides.
+    for word, counts in seen.items():
+        assert counts == sorted(set(counts)), (word, counts)
+
+
+def test_kafka_serves_the_copy_and_its_groups_continue(
+    kafka: kafka_jvm.Broker, tmp_path: Path
+) -> None:
+    """The way out of docs/follow.md: another Kafka with the segments of the copy."""
+    create(kafka, "leaving", 2)
+    client = producer(kafka, transactional_id="leaver")
+    client.init_transactions()
+    for number in range(60):
+        client.begin_transaction()
+        client.produce("leaving", b"%d" % number, partition=number % 2)
+        client.commit_transaction() if number % 3 else client.abort_transaction()
+    group = {"group.id": "leavers", "isolation.level": "read_committed"}
+    committed = [
+        confluent_kafka.TopicPartition("leaving", partition, 20)
+        for partition in range(2)
+    ]
+    member = confluent_kafka.Consumer({"bootstrap.servers": kafka.address, **group})
+    member.commit(offsets=committed, asynchronous=False)
+    member.close()
+    data = tmp_path / "copy"
+    follow(data, kafka, "leaving", with_internal=True)
+
+    def read(address: str) -> list[tuple[int, int, bytes]]:
+        """Continue the group to the ends of its partitions."""
+        consumer = confluent_kafka.Consumer(
+            {"bootstrap.servers": address, "enable.partition.eof": True, **group}
+        )
+        consumer.subscribe(["leaving"])
+        found = []
+        ends = 0
+        while ends < 2:
+            message = consumer.poll(60)
+            assert message is not None
+            if message.error() is None:
+                place = message.partition(), message.offset()
+                found.append((*place, message.value()))
+            else:
+                assert (
+                    message.error().code() == confluent_kafka.KafkaError._PARTITION_EOF
+                )
+                ends += 1
+        consumer.close()
+        return sorted(found)
+
+    other = tmp_path / "other"
+    with kafka_jvm.Broker(other) as target:
+        # The topics exist first, so that the directories have the topic ids of the target.
+        create(target, "leaving", 2)
+        maker = confluent_kafka.Consumer(
+            {"bootstrap.servers": target.address, "group.id": "maker"}
+        )
+        maker.commit(offsets=committed, asynchronous=False)
+        maker.close()
+    for name in ("leaving-0", "leaving-1", "__consumer_offsets-0"):
+        for old in Path(other, "data", name).glob("*.*"):
+            if old.name != "partition.metadata":
+                old.unlink()
+        for file in Path(data, name).glob("*.log"):
+            shutil.copy(file, Path(other, "data", name))
+    for file in Path(other, "data").glob("*checkpoint*"):
+        file.unlink()
+    Path(other, "data", ".kafka_cleanshutdown").unlink()
+    with kafka_jvm.Broker(other) as target:
+        found = read(target.address)
+    assert found == read(kafka.address)
+    assert {offset >= 20 for _, offset, _ in found} == {True}

@@ -19,47 +19,12 @@ import pytest
 from support import kafka_jvm
 from support.cluster_load import QUICK, Load, confluent_kafka
 from support.clusters import Cluster, until
+from support.streams_counts import Counts
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(3_600)]
 
 FAILOVERS = int(os.environ.get("LOGCORE_FAILOVERS", "20"))
 LIMIT_S = 300.0
-
-
-class Counts:
-    """The committed counts of words in the topic `counts`, read while they grow."""
-
-    def __init__(self, cluster: Cluster, partitions: int) -> None:
-        self._consumer = confluent_kafka.Consumer(
-            {
-                "bootstrap.servers": cluster.bootstrap_servers,
-                "group.id": "judge",
-                "auto.offset.reset": "earliest",
-                "enable.auto.commit": False,
-                "isolation.level": "read_committed",
-                "reconnect.backoff.max.ms": 200,
-            }
-        )
-        self._consumer.assign(
-            [
-                confluent_kafka.TopicPartition("counts", number, 0)
-                for number in range(partitions)
-            ]
-        )
-        self.seen: dict[str, list[int]] = {}
-
-    def latest(self) -> dict[str, int]:
-        """Read new messages, and return the last count of each word."""
-        message = self._consumer.poll(0.5)
-        while message is not None:
-            if message.error() is None:
-                counts = self.seen.setdefault(message.key().decode(), [])
-                counts.append(int(message.value()))
-            message = self._consumer.poll(0.1)
-        return {word: counts[-1] for word, counts in self.seen.items()}
-
-    def close(self) -> None:
-        self._consumer.close()
 
 
 def test_streams_counts_exactly_once_through_failovers(tmp_path: Path) -> None:
@@ -89,7 +54,7 @@ def test_streams_counts_exactly_once_through_failovers(tmp_path: Path) -> None:
 
         state = tmp_path / "state"
         with kafka_jvm.streams(cluster.bootstrap_servers, state, "application"):
-            counts = Counts(cluster, 2)
+            counts = Counts(cluster.bootstrap_servers, 2)
             feed(50)
             until(lambda: counts.latest() == sent, "the first counts", LIMIT_S)
             for _ in range(FAILOVERS):
