@@ -1056,7 +1056,7 @@ MISTAKES: Final = (
     Mistake(
         "rewind_stands_in_the_log_alone", "logcore/consumer/offset_stores.py",
         "in the meantime.\n        _set_back(registry, group_id, rows)",
-        "in the meantime.",
+        "in the meantime.\n        pass",
         "consumer/test_offset_stores.py",
     ),
     Mistake(
