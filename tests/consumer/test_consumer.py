@@ -15,6 +15,7 @@ import pytest
 
 import logcore
 from logcore.consumer import OffsetAndMetadata, TopicPartition
+from logcore.consumer import consumer as consumer_module
 from logcore.consumer.positions import PartitionPosition
 from logcore.errors import (
     CommitFailedError,
@@ -794,6 +795,50 @@ def test_position_above_the_last_stable_offset_waits(data: LogDir, reset: str) -
     with data.consumer(group_id="g", **settings) as consumer:
         consumer.assign([ONE])
         assert offsets(consumer.poll()) == [(0, 5)]
+
+
+@pytest.mark.parametrize("way", ["read_only", "shared"])
+def test_wakeup_ends_the_wait_for_other_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """Without it, the wait ended at the next check for changes."""
+    monkeypatch.setattr(consumer_module, "_LOOK_SECONDS", 600)
+    is_shared = way == "shared"
+    with logcore.open_dir(tmp_path / "data", create=True, shared=is_shared) as made:
+        made.create_topic("t")
+        made.append("t", b"v")
+    with (
+        logcore.open_dir(
+            tmp_path / "data", read_only=not is_shared, shared=is_shared
+        ) as reading,
+        reading.consumer(auto_offset_reset="earliest") as consumer,
+    ):
+        consumer.assign([("t", 0)])
+        assert len(consumer.poll(60)) == 1
+        for seconds in (0.0, 0.0, 0.01, 0.1):
+            waker = threading.Timer(seconds, consumer.wakeup)
+            waker.start()
+            with pytest.raises(WakeupError):
+                consumer.poll(500)
+            waker.join()
+
+
+def test_idle_consumer_of_a_shared_directory_rarely_checks(tmp_path: Path) -> None:
+    """It waits for events, also of deaths, and made 20 checks a second before."""
+    with (
+        logcore.open_dir(tmp_path / "data", create=True, shared=True) as data,
+        data.consumer(group_id="g", auto_offset_reset="earliest") as consumer,
+    ):
+        data.create_topic("t")
+        data.append("t", b"v")
+        consumer.subscribe(["t"])
+        while not consumer.poll(1):
+            pass
+        consumer.commit()
+        before = consumer.metrics().looks
+        for _ in range(3):
+            assert not consumer.poll(0.5)
+        assert consumer.metrics().looks - before <= 15
 
 
 def test_read_only_directory_can_be_read_but_not_committed_to(data: LogDir) -> None:

@@ -229,6 +229,12 @@ class Assignment:
             paths += self._ownership.watched(self._share)
         return paths
 
+    def watched_sessions(self) -> list[str]:
+        """Return the directories in which the death of another member closes a file."""
+        if isinstance(self._groups, SharedGroups):
+            return [self._groups.watched_sessions()]
+        return []
+
     # -- changes -----------------------------------------------------------------------
 
     def look(self) -> None:

@@ -31,6 +31,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 from logcore.consumer.assignment import Assignment
+from logcore.consumer.change_watch import ChangeWatch
 from logcore.consumer.commits import Commits, GroupPlace, OnCommit
 from logcore.consumer.fetcher import (
     MAX_COLUMN_BYTES,
@@ -55,6 +56,7 @@ from logcore.consumer.settings import (
 )
 from logcore.consumer.topic_partition import TopicPartition
 from logcore.coordinators.process_groups import ProcessGroups
+from logcore.coordinators.shared_groups import SharedGroups
 from logcore.deadlines import milliseconds
 from logcore.directory.interface import ClientDirectory
 from logcore.errors import (
@@ -84,8 +86,8 @@ _T = TypeVar("_T")
 Offsets = Mapping[PartitionKey, int | OffsetAndMetadata]
 #: Maximum time between two checks for changes, in case no event wakes the consumer.
 _LOOK_SECONDS: Final = 1.0
-#: The same interval in a shared directory, because no event reports the death of
-#: another process.
+#: The same interval in a shared directory, if no event reports the death of another
+#: process.
 _LOOK_SHARED_SECONDS: Final = 0.05
 _ELSEWHERE_LOOKS: Final = (
     100  # attempts of commit_elsewhere() while a generation begins
@@ -134,6 +136,7 @@ class Consumer:
         self._moved = threading.Condition()
         self._has_moved = False
         self._is_woken = False
+        self._changes = ChangeWatch(fs)
         self._forks = fs.forks
         if groups is not None:
             groups.listen(self._listening)
@@ -217,6 +220,7 @@ class Consumer:
             self._end()  # not after an interrupt, so that another close() continues
 
     def _end(self) -> None:
+        self._changes.close()
         self._assignment.end()
         if self._groups is not None:
             self._groups.forget(self._listening)
@@ -751,11 +755,13 @@ class Consumer:
         with self._moved:
             self._is_woken = True
             self._moved.notify_all()
+        self._changes.wake()
 
     def _wake(self) -> None:
         with self._moved:
             self._has_moved = True
             self._moved.notify_all()
+        self._changes.wake()
 
     def _prepare(self, deadline_ms: int | None) -> bool:
         """Do the work before a read, and wait until there are records.
@@ -815,15 +821,23 @@ class Consumer:
             return is_woken
 
     def _wait(self, seconds: float) -> None:
-        seconds = self.look_again_seconds(seconds)
         paths = self.watched_paths()
-        if paths:
-            with contextlib.closing(self._fs.watch(*paths)) as watch:
-                if not self.has_records():
-                    watch.wait(seconds)
+        if not paths:
+            seconds = self.look_again_seconds(seconds)
+            with self._moved:
+                self._moved.wait_for(lambda: self._has_moved or self._is_woken, seconds)
             return
-        with self._moved:
-            self._moved.wait_for(lambda: self._has_moved or self._is_woken, seconds)
+        is_new = self._changes.watch(paths, self._assignment.watched_sessions())
+        with self._changes.waiting():
+            with self._moved:
+                is_over = self._has_moved or self._is_woken
+            if is_over or (is_new and self.has_records()):
+                return
+            self._changes.wait(
+                self.look_again_seconds(
+                    seconds, reports_deaths=self._changes.reports_deaths
+                )
+            )
 
     def watched_paths(self) -> list[str]:
         """Return the directories to watch for changes by other processes.
@@ -837,10 +851,15 @@ class Consumer:
         ]
         return paths + self._assignment.watched_paths()
 
-    def look_again_seconds(self, seconds: float = _LOOK_SECONDS) -> float:
-        """Return how long to wait for changes until look_after() must run anyway."""
+    def look_again_seconds(
+        self, seconds: float = _LOOK_SECONDS, *, reports_deaths: bool = False
+    ) -> float:
+        """Return how long to wait for changes until look_after() must run anyway.
+
+        `reports_deaths` is whether the death of another process ends the wait.
+        """
         if self._is_shared:
-            return min(seconds, _LOOK_SHARED_SECONDS)
+            return min(seconds, self._look_shared_seconds(reports_deaths))
         if self._groups is not None and not self._is_read_only:
             next_ms = self._groups.next_ms()
             if next_ms is not None:
@@ -848,6 +867,17 @@ class Consumer:
                     seconds, max(0.001, (next_ms - self._groups.now_ms()) / 1000)
                 )
         return seconds
+
+    def _look_shared_seconds(self, reports_deaths: bool) -> float:
+        # No event reports the end of a transaction that decides about a position.
+        is_settled = all(
+            reading.position is not None for reading in self._readings.values()
+        )
+        if is_settled and self._groups is None:
+            return _LOOK_SECONDS
+        if is_settled and reports_deaths and isinstance(self._groups, SharedGroups):
+            return self._groups.quiet_ms() / 1000
+        return _LOOK_SHARED_SECONDS
 
     # -- initial positions -------------------------------------------------------------
 

@@ -39,7 +39,7 @@ from typing import Final
 
 import attrs
 
-from logcore.coordination.classic_group import DEAD, PREPARING, Group
+from logcore.coordination.classic_group import DEAD, PREPARING, STABLE, Group
 from logcore.coordination.coordinator import Coordinator
 from logcore.coordination.effects import (
     AppendRecords,
@@ -97,6 +97,10 @@ _NEVER_MS: Final = -(2**31)
 #: How often to check whether the processes of other members are alive. A check opens a
 #: file for each process.
 _ALIVE_MS: Final = 50
+#: Maximum interval of the checks, in case the report of a change is lost.
+_QUIET_MS: Final = 1_000
+#: Number of checks during the shortest deadline.
+_CHECKS: Final = 10
 #: A session is renewed when 1/_RENEW_PART of it has passed.
 _RENEW_PART: Final = 4
 
@@ -152,6 +156,10 @@ class SharedGroups(ProcessGroups):
     def watched(self, group_id: str) -> str:
         """Return the directory to watch for changes of a group."""
         return self._registry.directory_of(_path(group_id))
+
+    def watched_sessions(self) -> str:
+        """Return the directory in which files are closed when a process dies."""
+        return self._registry.sessions_directory
 
     def watched_owners(self, group_id: str, topic: str) -> str:
         """Return the directory to watch for changes of partition owners."""
@@ -427,6 +435,10 @@ class SharedGroups(ProcessGroups):
 
         It is at most _ALIVE_MS away, because another process may die at any time.
         """
+        return self._clock_ms + self._next_ms(_ALIVE_MS)
+
+    def _next_ms(self, most_ms: int) -> int:
+        """Return the steady time of the next deadline, at most most_ms from now."""
         with self._lock:
             times = [
                 at_ms - node.clock_ms
@@ -437,7 +449,26 @@ class SharedGroups(ProcessGroups):
         # A deadline that has passed but must not be acted on yet is checked again
         # later.
         coming = [at_ms for at_ms in times if at_ms > clock_ms]
-        return self._clock_ms + min([clock_ms + _ALIVE_MS, *coming])
+        return min([clock_ms + most_ms, *coming])
+
+    def quiet_ms(self) -> int:
+        """Return the time to the next check, if changes and deaths are reported.
+
+        It is short while a group rebalances or a request waits. Otherwise, several checks
+        fit into the shortest deadline, because a member must renew its session, and
+        because the failure detector counts only a part of a long interval.
+        """
+        with self._lock:
+            states = {
+                self._nodes[group_id][1].group.state
+                for group_id in self._mine
+                if group_id in self._nodes
+            }
+            if states - {STABLE} or any(self._answers.values()):
+                return _ALIVE_MS
+            shortest_ms = self._observed.shortest_ms() or 0
+        most_ms = min(_QUIET_MS, max(_ALIVE_MS, shortest_ms // _CHECKS))
+        return max(1, self._next_ms(most_ms) - self._fs.monotonic_ms())
 
     @contextlib.contextmanager
     def owning(self, group_id: str) -> Generator[tuple[FileRegistry, Group | None]]:

@@ -42,6 +42,7 @@ _PAUSE_PART: Final = 3
 @attrs.define
 class _Watched:
     deadline_ms: int  # a different value shows that the member was active
+    duration_ms: int
     looked_ms: int
     counted_ms: int = 0
 
@@ -63,13 +64,24 @@ class Observations:
         for timeout, deadline_ms, waited_ms in _deadlines(group, timers):
             watched = before.get(timeout)
             if watched is None or watched.deadline_ms != deadline_ms:
-                watched = _Watched(deadline_ms, now_ms)
+                watched = _Watched(deadline_ms, waited_ms, now_ms)
             watched.counted_ms += min(
                 now_ms - watched.looked_ms, waited_ms // _PAUSE_PART
             )
             watched.looked_ms = now_ms
             after[timeout] = watched
         self._watched[group.group_id] = after
+
+    def shortest_ms(self) -> int | None:
+        """Return the shortest duration of the observed deadlines, or None."""
+        return min(
+            (
+                one.duration_ms
+                for watched in self._watched.values()
+                for one in watched.values()
+            ),
+            default=None,
+        )
 
     def forget(self, group_id: str) -> None:
         self._watched.pop(group_id, None)

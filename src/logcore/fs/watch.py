@@ -16,30 +16,34 @@ import time
 from collections.abc import Sequence
 from typing import Final, Protocol
 
-#: struct inotify_event: watch, mask, cookie, length of the name behind it.
+#: struct inotify_event: watch, mask, cookie, length of the name after it.
 _EVENT: Final = struct.Struct("iIII")
 _CLOSED: Final = 0x8
 _IGNORED: Final = 0x8000
 
 
 class DirectoryWatch(Protocol):
-    """Tells that something in one of some directories may have changed. wait() may wake
-    early, never late by more than its timeout.
+    """Reports that something in some directories may have changed. wait() may return
+    early, and never after its timeout.
 
-    fileno(): a descriptor that becomes readable with each change, -1 where the files
-    have to be polled. saw_close: set by wait() when a file was closed that had been
-    open for writing, in one of the directories of which that counts.
-    saw_removal: set by wait() when one of the directories is gone, and with it its part
-    of the watch.
+    fileno() is a descriptor that becomes readable with each change, or -1 if the files
+    are polled. wait() sets `saw_close` when a file that was open for writing was closed
+    in one of the directories in `closing`. It sets `saw_removal` when one of the
+    directories was removed, which ends its part of the watch.
     """
 
     saw_close: bool
     saw_removal: bool
 
     def wait(self, timeout: float | None) -> bool:
-        """Blocks until a change or timeout seconds (None: no limit); False when the
-        time was over.
+        """Wait for a change for `timeout` seconds, None for no limit.
+
+        Return False if the time has passed.
         """
+        ...
+
+    def wake(self) -> None:
+        """End the present wait(), or the next one. Any thread may call it."""
         ...
 
     def fileno(self) -> int: ...
@@ -74,14 +78,18 @@ class Inotify:
             ):
                 os.close(self._handle)
                 raise OSError(ctypes.get_errno(), "inotify_add_watch")
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poll = select.poll()
         self._poll.register(self._handle, select.POLLIN)
+        self._poll.register(self._bell, select.POLLIN)
 
     def wait(self, timeout: float | None) -> bool:
         if not self._poll.poll(
             None if timeout is None else max(0, int(timeout * 1000))
         ):
             return False
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._bell)
         with contextlib.suppress(BlockingIOError):
             while events := os.read(self._handle, 65536):
                 at = 0
@@ -92,12 +100,16 @@ class Inotify:
                     at += _EVENT.size + length
         return True
 
+    def wake(self) -> None:
+        os.eventfd_write(self._bell, 1)
+
     def fileno(self) -> int:
         return int(self._handle)
 
     def close(self) -> None:
         if self._handle >= 0:
             os.close(self._handle)
+            os.close(self._bell)
             self._handle = -1
 
 
@@ -110,6 +122,7 @@ class Polling:
         self.saw_close = False
         self.saw_removal = False
         self._directories = directories
+        self._is_woken = False
         self._seen = self._look()
 
     def _look(self) -> dict[str, tuple[int, int]]:
@@ -126,12 +139,16 @@ class Polling:
         deadline = None
         if timeout is not None:
             deadline = time.monotonic() + timeout
-        while (seen := self._look()) == self._seen:
+        while (seen := self._look()) == self._seen and not self._is_woken:
             if deadline is not None and time.monotonic() >= deadline:
                 return False
             time.sleep(0.001)
         self._seen = seen
+        self._is_woken = False
         return True
+
+    def wake(self) -> None:
+        self._is_woken = True
 
     def fileno(self) -> int:
         return -1

@@ -491,6 +491,11 @@ class FileRegistry:
         """Return whether the process of a session lives."""
         return self._sessions.is_alive(session)
 
+    @property
+    def sessions_directory(self) -> str:
+        """The directory with an open file of each living session."""
+        return self._sessions.directory
+
     def directory_of(self, path: str) -> str:
         """Return the directory of a node's file, for watching it."""
         return posixpath.dirname(self._file(node_names(path)))

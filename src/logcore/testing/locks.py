@@ -129,6 +129,9 @@ class DiskWatch:
         self._disk = disk
         self._seen = len(disk.operations)
 
+    def wake(self) -> None:
+        self._seen = -1
+
     def wait(self, timeout: float | None) -> bool:
         time.sleep(0)  # lets a writer in another thread run
         before = self._seen

@@ -228,6 +228,9 @@ class SimulatedWatch:
         self._closing = set(closing)
         self._due: list[tuple[int, str]] = []  # (step, kind)
 
+    def wake(self) -> None:
+        self._due.append((self._machine.steps, "wake"))
+
     def fileno(self) -> int:
         return 0
 
