@@ -144,12 +144,12 @@ def test_lines_of_a_reload_are_json_in_a_pipe(tmp_path: Path) -> None:
         assert lines[-1]["level"] == "info"
 
 
-@pytest.mark.parametrize("data", ["x", "port = [\n", "\0"])
-def test_damaged_file_changes_nothing(tmp_path: Path, data: str) -> None:
+def test_damaged_file_changes_nothing(tmp_path: Path) -> None:
     (tmp_path / "n.toml").write_text("")
     with serving(tmp_path) as (process, port):
-        (tmp_path / "n.toml").write_text(data)
-        reload(process, "is not TOML")
+        for data in ("x", "port = [\n", "\0"):
+            (tmp_path / "n.toml").write_text(data)
+            reload(process, "is not TOML")
         assert partitions_of_new_topic(port, "a") == 1
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -31,7 +29,9 @@ from support.client import Client
 from support.client_jobs import consume, copy_in_transactions, produce
 
 confluent_kafka = pytest.importorskip("confluent_kafka")
-pytest.importorskip("click")
+click_testing = pytest.importorskip("click.testing")
+from logcore.cli.commands import main as logcore_main  # noqa: E402
+from netshim.command import main  # noqa: E402
 
 Made = list[tuple[Any, ...]]
 
@@ -55,12 +55,13 @@ def replayed(
         return replayer.run(traffic), found
 
 
-def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run `netshim replay`."""
-    command = [sys.executable, "-m", "netshim", "replay", *map(str, arguments)]
-    return subprocess.run(
-        command, check=False, capture_output=True, text=True, timeout=120
+def run(*arguments: str | Path) -> Any:
+    """Run `netshim replay` in this process."""
+    done = click_testing.CliRunner().invoke(main, ["replay", *map(str, arguments)])
+    assert done.exception is None or isinstance(done.exception, SystemExit), (
+        done.exception
     )
+    return done
 
 
 @pytest.fixture
@@ -93,7 +94,7 @@ def test_work_of_real_clients_is_replayed_without_differences(
         tmp_path / "t.ksh", "--to", second.bootstrap_servers, "--compare",
         "--format", "ndjson",
     )  # fmt: skip
-    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    assert (done.exit_code, done.stderr) == (0, ""), done.stdout
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     summary = rows[-1]
     assert summary["kind"] == "summary" and summary["differences"] == 0
@@ -193,7 +194,7 @@ def test_difference_names_field_and_both_values(
     second = brokers[1]
     second.append("t", b"something else")  # with two partitions, unlike the recording
     done = run(small, "--to", second.bootstrap_servers, "--compare", "--timeout", "1")
-    assert done.returncode == 1
+    assert done.exit_code == 1
     assert "CreateTopics v4" in done.stdout
     assert "topics[t].error_code: recorded 0, replayed 36" in done.stdout
     expected = (
@@ -203,7 +204,7 @@ def test_difference_names_field_and_both_values(
     assert expected in done.stdout
     assert "Fetch v11, correlation id 4: responses[t].partitions[0]" in done.stdout
     without = run(small, "--to", second.bootstrap_servers)
-    assert without.returncode == 0
+    assert without.exit_code == 0
     assert "without --compare, only missing ones count" in without.stdout
 
 
@@ -399,7 +400,7 @@ def test_wrong_input_exits_2(
 
     def check(words: str, *arguments: str | Path) -> None:
         done = run(*arguments)
-        assert done.returncode == 2, done
+        assert done.exit_code == 2, done
         assert words in done.stderr and "Traceback" not in done.stderr, done.stderr
 
     check("there is no such file", tmp_path / "none.ksh", "--to", servers)
@@ -421,11 +422,11 @@ def test_incomplete_recording_is_replayed_with_a_note(
     data = small.read_bytes()
     (tmp_path / "cut.ksh").write_bytes(data + data[20:40])
     done = run(tmp_path / "cut.ksh", "--to", brokers[1].bootstrap_servers, "--compare")
-    assert done.returncode == 0
+    assert done.exit_code == 0
     assert "requests: 4, connections: 1, responses that differ: 0" in done.stdout
     (tmp_path / "cut.ksh").write_bytes(data[:-1])
     done = run(tmp_path / "cut.ksh", "--list")
-    assert done.returncode == 0 and "was not closed" in done.stderr
+    assert done.exit_code == 0 and "was not closed" in done.stderr
 
 
 def test_replay_to_a_port_without_a_broker_fails(small: Path) -> None:
@@ -474,11 +475,10 @@ def test_list_is_a_table_of_logcore_sql(small: Path, tmp_path: Path) -> None:
         f"select api, count(*) as n from '{tmp_path}/traffic.ndjson' "
         "where direction = 'request' group by api order by api"
     )
-    done = subprocess.run(
-        [sys.executable, "-m", "logcore", "sql", str(tmp_path / "empty"), query],
-        check=False, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    done = click_testing.CliRunner().invoke(
+        logcore_main, ["sql", str(tmp_path / "empty"), query]
+    )
+    assert done.exit_code == 0, done.stderr
     assert [json.loads(line) for line in done.stdout.splitlines()] == [
         {"api": "CreateTopics", "n": 1},
         {"api": "Fetch", "n": 1},
