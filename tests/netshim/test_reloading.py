@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-import pytest
 
 import logcore
 from netshim import wire
