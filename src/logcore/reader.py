@@ -723,7 +723,7 @@ def _as_offset(given: object, what: str) -> int:
         return operator.index(given)  # type: ignore[arg-type]
     except TypeError:
         raise InvalidConfigError(
-            f"{what} is no offset; offset_for_timestamp() finds that of a time",
+            f"{what} is not an offset; offset_for_timestamp() finds the offset of a time",
             expected="an int",
             found=repr(given),
         ) from None

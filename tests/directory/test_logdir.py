@@ -688,7 +688,7 @@ def test_partition_with_missing_directory_is_not_recreated() -> None:
     )
     for _ in range(2):
         with logcore.open_dir("/d", fs=disk) as logdir:
-            with pytest.raises(logcore.CorruptLogError, match="directory is gone"):
+            with pytest.raises(logcore.CorruptLogError, match="directory is missing"):
                 logdir.partition("t", 1)
             disk.advance(1_000_000)
             logdir.tick()
@@ -1058,7 +1058,7 @@ def test_scrub_continues_after_a_log_that_cannot_be_opened(data: str) -> None:
         False,
         False,
     ]
-    assert "is gone" in str(reports["b-0"])
+    assert "is missing" in str(reports["b-0"])
 
 
 class Counted(int):

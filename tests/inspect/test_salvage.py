@@ -421,7 +421,7 @@ def test_a_name_that_is_not_canonical_and_one_that_cannot_be_listed_cost_no_othe
         assert [record.value for record in logdir.partition("b", 0).read(0)] == [b"b"]
     with (
         logcore.open_dir("/out", fs=bad) as logdir,
-        pytest.raises(logcore.CorruptLogError, match="directory is gone"),
+        pytest.raises(logcore.CorruptLogError, match="directory is missing"),
     ):
         logdir.partition("a", 0)
 

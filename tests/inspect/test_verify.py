@@ -84,7 +84,7 @@ def test_a_partition_without_segments_is_judged(own):
     )
     for read_only in (False, True):
         with pytest.raises(
-            logcore.CorruptLogError, match="segments of this partition are gone"
+            logcore.CorruptLogError, match="segments of this partition are missing"
         ):
             logcore.open(own, read_only=read_only)
     (own.parent / "recovery-point-offset-checkpoint").unlink()

@@ -466,7 +466,7 @@ def test_files_that_are_gone_close_the_partitions_that_wait_for_them(
         directory.create_topic("other")
         with pytest.raises(
             CorruptLogError,
-            match=r"gone \(to give the rest of this write up, remove .*assigned",
+            match=r"missing \(to give the rest of this write up, remove .*assigned",
         ):
             directory.partition("t", 0)
 
@@ -490,7 +490,7 @@ def test_a_rotten_state_is_made_good(data: Path, at: int) -> None:
     }
     path.write_bytes(content[: len(content) // 2 - 1])
     with pytest.raises(
-        CorruptLogError, match="it is not known which versions are done"
+        CorruptLogError, match="its completed versions are unknown"
     ):
         read_state(OS, str(path.parent), "app")
 

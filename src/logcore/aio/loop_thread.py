@@ -218,7 +218,7 @@ class Home:
         asked.is_over = True
         if task.cancelled():
             asked.error = WrongLoopError(
-                f"what the thread of {self._what} asked the loop was cancelled"
+                f"a call from the thread of {self._what} to the loop was cancelled"
             )
         elif task.exception() is not None:
             asked.error = task.exception()

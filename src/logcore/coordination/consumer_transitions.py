@@ -224,7 +224,7 @@ def bury(group: Group) -> list[Effect]:
                     Reply(
                         waiter,
                         refusal(
-                            result, GroupError.NOT_COORDINATOR, "the group is gone"
+                            result, GroupError.NOT_COORDINATOR, "the group was deleted"
                         ),
                     )
                 )

@@ -139,8 +139,8 @@ class ProducerIds:
                 first = checkpoint.unpack_producer_ids(content)
             if first is None:
                 raise CorruptLogError(
-                    "the note of given producer ids is damaged; restore it, or remove it if no producer that was "
-                    "given an id writes any more",
+                    "the file of producer ids is damaged; restore it, or remove it if no producer with an id from "
+                    "this directory writes any more",
                     path=os.path.join(self._path, checkpoint.PRODUCER_IDS),
                     expected="a number and its CRC",
                     found=repr(content),

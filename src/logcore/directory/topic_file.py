@@ -171,7 +171,7 @@ def read_topics(fs: FS, path: str) -> list[TopicEntry]:
         raise CorruptLogError(
             "the file of topics is damaged; restore it from a copy, or remove it and set the topics' configs again",
             path=os.path.join(path, checkpoint.TOPICS),
-            expected="a first line whose crc32 is that of the rest",
+            expected="a first line with the crc32 of the other lines",
             found=repr(content[:80]),
         )
     try:

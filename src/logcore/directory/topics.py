@@ -769,7 +769,7 @@ class TopicRegistry:
         """
         if not self._fs.exists(path):
             raise CorruptLogError(
-                "the partition's directory is gone; restore it, or delete the topic",
+                "the partition's directory is missing; restore it, or delete the topic",
                 path=path,
             )
         if not self._fs.is_directory(path):

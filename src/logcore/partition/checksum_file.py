@@ -352,7 +352,9 @@ class _Scrub:
                 # placing().
                 if self.writes:
                     self.findings.append(
-                        Finding(path, None, base, place.next_base, "the file is gone")
+                        Finding(
+                            path, None, base, place.next_base, "the file is missing"
+                        )
                     )
                 else:  # the writer has deleted it since the log was listed
                     self.skipped += 1

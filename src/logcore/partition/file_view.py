@@ -65,7 +65,7 @@ class FileLook:
             is_same = self._fs.modified_ms(self._path) == self._listed_ms
         except FileNotFoundError:
             raise LogNotFoundError(
-                "the partition directory is gone", path=self._path
+                "the partition directory was deleted", path=self._path
             ) from None
         # If no name in the directory has changed and the last file is the same, only
         # the end may have moved. Listing thousands of segments each time would cost too

@@ -249,8 +249,8 @@ def recover(
             expected = f"whole batches up to offset {recovery_point}"
             found = f"an end at offset {end_offset}"
         raise CorruptLogError(
-            f"{reason}, but what stood here was on disk: this is damage and not what a crash leaves. "
-            "Restore the file, or open with read_only=True to read what is whole",
+            f"{reason}, but these bytes were synced earlier, so they are damaged, and not cut off by a crash. "
+            "Restore the file, or open with read_only=True to read the intact records",
             path=segment.path,
             position=bad,
             offset=end_offset,

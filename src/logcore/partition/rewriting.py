@@ -170,7 +170,7 @@ class Rewriting:
         """
         if len(self._writer.state.cuts) != self._cuts:
             raise CompactionAbandonedError(
-                "the log was truncated meanwhile; try again", path=self.path
+                "the log was truncated during the compaction; try again", path=self.path
             )
 
     def last_batches(self) -> dict[int, tuple[int, int]]:

@@ -280,7 +280,7 @@ def list_names(fs: FS, directory: str) -> list[str]:
         return fs.listdir(directory)
     except FileNotFoundError:
         raise LogNotFoundError(
-            "the partition directory is gone", path=directory
+            "the partition directory was deleted", path=directory
         ) from None
 
 
@@ -299,7 +299,7 @@ def new_segment_gone(new: Segment) -> CompactionAbandonedError:
 def segments_gone(path: str, known: int) -> CorruptLogError:
     """Return the error for a partition that had records and has no .log files."""
     return CorruptLogError(
-        "the segments of this partition are gone",
+        "the segments of this partition are missing",
         path=path,
         expected=f"records up to offset {known}",
         found="no .log file",

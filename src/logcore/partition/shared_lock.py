@@ -203,8 +203,8 @@ class Turn:
         if note is not None:
             pid = note.pid
         return LogLockedError(
-            f"process {pid or '?'} has kept its turn for {TURN_SECONDS} seconds; if it is stopped, let it go on or "
-            "end it",
+            f"process {pid or '?'} has held the write lock for {TURN_SECONDS} seconds; if it is stopped, resume it "
+            "or end it",
             path=self._path,
             pid=pid,
         )

@@ -435,7 +435,7 @@ class Writer(Appender):
                 if self.commit.failure is not None:
                     self.claim.fail()
                 self.commit.poison(
-                    LogClosedError("the log was closed meanwhile", path=self.path)
+                    LogClosedError("the log was closed before the sync", path=self.path)
                 )
                 # A sync that another thread is running still uses the files.
                 with self.commit.held(failed=True):

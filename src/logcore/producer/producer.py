@@ -254,7 +254,7 @@ class Producer(ProducerFields):
             outcome = "is lost"
             if self._settings.threaded:
                 outcome = "is written within a second"
-            what = f"a producer of {self._directory.path} was not closed; what it holds {outcome}"
+            what = f"a producer of {self._directory.path} was not closed; its queued data {outcome}"
             warnings.warn(what, ResourceWarning, stacklevel=2, source=self)
 
     def __repr__(self) -> str:

@@ -397,7 +397,7 @@ class Transacting:
         name = self.transactional_id
         if error in _LATER:
             raise ResourceError(
-                f"the transactions of {name!r} cannot be looked after now: {error.name}"
+                f"the transactions of {name!r} cannot be used now: {error.name}"
             )
         if error is TransactionError.INVALID_TRANSACTION_TIMEOUT:
             raise InvalidConfigError(

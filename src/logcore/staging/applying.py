@@ -379,7 +379,7 @@ def _check_staged(fs: FS, path: str, manifest: Manifest) -> None:
                 else:
                     view = memoryview(b"")
         except FileNotFoundError as error:
-            raise CorruptLogError("a staged segment is gone", path=where) from error
+            raise CorruptLogError("a staged segment is missing", path=where) from error
         for file in files:
             _check_piece(view, file, where)
 
@@ -643,7 +643,7 @@ def _move(
         fs.rename(source + LOG, final)
     elif not fs.exists(final) or fs.file_size(final) < file.size_bytes:
         raise CorruptLogError(
-            "a staged segment is gone and not in its place", path=source + LOG
+            "a staged segment is missing, and was not published", path=source + LOG
         )
 
 
@@ -769,7 +769,7 @@ def _read(fs: FS, name: str, file: StagedFile) -> bytes:
             return fs.pread(handle, file.size_bytes, file.position or 0)
     # Only the partitions that wait for it are blocked, not the directory.
     except FileNotFoundError as error:
-        raise CorruptLogError("a staged segment is gone", path=name) from error
+        raise CorruptLogError("a staged segment is missing", path=name) from error
 
 
 def _clear(fs: FS, path: str, manifest: Manifest, suffix: str) -> None:

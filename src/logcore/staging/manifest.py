@@ -239,8 +239,8 @@ def read_state(fs: FS, path: str, app_id: str) -> dict[str, Any] | None:
     state = checkpoint.unpack_checked(content) or {}
     if state.get("app_id") != app_id or not isinstance(state.get("version"), int):
         raise CorruptLogError(
-            f"the state of application {app_id!r} is damaged, so it is not known which versions are done; remove it to "
-            "forget what was written",
+            f"the state of application {app_id!r} is damaged, so its completed versions are unknown; remove it to "
+            "begin without them",
             path=os.path.join(path, name),
             expected="a line that begins with the CRC-32 of its rest",
             found=repr(content[:40]),

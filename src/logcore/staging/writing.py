@@ -254,7 +254,7 @@ class StagedWriter:
             )
         except FileNotFoundError as error:
             raise LogNotFoundError(
-                "this write was aborted: its staging directory is gone",
+                "this write was aborted: its staging directory was deleted",
                 path=self._directory,
             ) from error
         self._crc = self._batches = 0

@@ -333,7 +333,7 @@ def delete_topics(
             if name == TRANSACTIONS_TOPIC:
                 result.error_code = codes.POLICY_VIOLATION
                 result.error_message = (
-                    f"{name} tells which transactions are to be ended"
+                    f"{name} contains the transactions that must be ended"
                 )
                 continue
             try:
