@@ -339,6 +339,22 @@ def _check_format(fs: SharedFS, root: str, expected: bytes) -> None:
     )
 
 
+def read_layout(
+    directory: str | os.PathLike[str], fs: SharedFS = OS
+) -> TopicNodes | None:
+    """Return the `topics` of an existing registry; None if there is none or another one."""
+    place = posixpath.join(registry_path(os.fspath(directory)), _FORMAT)
+    try:
+        handle = fs.open(place)
+    except OSError:
+        return None
+    try:
+        found = fs.pread(handle, 64, 0)
+    finally:
+        fs.close(handle)
+    return next((kind for kind, text in _FORMAT_TEXTS.items() if text == found), None)
+
+
 class FileSession:
     """Session of a FileRegistry."""
 
@@ -466,9 +482,13 @@ class FileRegistry:
 
     def _state(self, values: list[Names], parents: list[Names]) -> object:
         """Return a value that differs after each change of these nodes."""
-        versions: list[tuple[bytes, int] | None] = []
+        versions: list[tuple[bytes, int] | str | None] = []
         for names in values:
-            found = self._look(names)
+            try:
+                found = self._look(names)
+            except (CorruptRegistryError, UnsupportedRegistryError) as error:
+                versions.append(str(error))  # get() raises it
+                continue
             if found is None:
                 versions.append(None)
             else:
@@ -575,9 +595,19 @@ class FileRegistry:
         for file in files:
             if not file.endswith(SUFFIX):
                 continue
-            found = self._believed(posixpath.join(directory, file))
+            path = posixpath.join(directory, file)
+            try:
+                found = self._believed(path)
+            except (CorruptRegistryError, UnsupportedRegistryError):
+                name = node_file.node_name(file.removesuffix(SUFFIX))
+                if name is None:  # only the head has the name
+                    raise
+                # The caller gets the error of this node from get(). It must not hide
+                # the other nodes.
+                yield name
+                continue
             if found is not None:
-                yield self._name(posixpath.join(directory, file), found[0])
+                yield self._name(path, found[0])
 
     def _name(self, path: str, head: Head) -> str:
         """Return the name of a node from the name of its file, or from its head if the

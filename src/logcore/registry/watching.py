@@ -54,7 +54,9 @@ class FileWatch:
         # Times of repeated reports.
         self._echoes: list[int] = []
         self._arm()
-        self._seen = state()
+        self._seen: object = None
+        if self.fileno() < 0:
+            self._seen = state()
 
     def fileno(self) -> int:
         if self._watch is None:
