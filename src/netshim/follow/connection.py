@@ -126,6 +126,9 @@ class ClientSettings:
                 expected="PEM files in ssl.ca.location, ssl.certificate.location and ssl.key.location",
             ) from error
         context.check_hostname = self.checks_name
+        if self.ca_file is not None:
+            # The file may contain an issuer or a broker's certificate without its root.
+            context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         return context
 
 
@@ -179,8 +182,10 @@ class SourceConnection:
 
     def interrupt(self) -> None:
         """Make a request that waits in another thread fail. close() is still needed."""
+        # SSLSocket.shutdown() would end the decryption: the other thread would take the
+        # encrypted bytes that are left for the rest of a response.
         with contextlib.suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR)
+            socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
 
     # -- requests ----------------------------------------------------------------------
 
