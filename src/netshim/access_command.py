@@ -33,6 +33,7 @@ from netshim.security.stored import (
     Entity,
     SecurityStore,
 )
+from netshim.session import BROKER_USER
 
 _DIRECTORY: Final = click.argument(
     "directory", metavar="DIR", type=click.Path(file_okay=False)
@@ -108,7 +109,7 @@ def add_user(
     The user can log in with PLAIN, SCRAM-SHA-256 and SCRAM-SHA-512. The password itself
     is not stored.
     """
-    if not name or "\0" in name:
+    if not name or "\0" in name or name == BROKER_USER:
         raise InvalidConfigError("user name", expected="a name", found=repr(name))
     if password_file is not None:
         data = Path(password_file).read_bytes()

@@ -33,11 +33,11 @@ from netshim.security.asker import Asker
 from netshim.security.guards import GUARDS
 from netshim.security.service import Security
 from netshim.served_directory import ServedDirectory
-from netshim.session import ClientSession
+from netshim.session import BROKER_PRINCIPAL, ClientSession
 from netshim.settings import Settings
 from netshim.sharing import SharedDirectoryGroups, TransactionsBesideOthers
 from netshim.state import BrokerState, Call
-from netshim.throttling import Throttle
+from netshim.throttling import Throttle, is_between_brokers
 from netshim.topology import SoleTopology
 from netshim.transactions import TransactionHost
 from netshim.wire import codes
@@ -280,7 +280,9 @@ class Broker:
                 if self.faults is not None:
                     refuse = partial(_answer, response)
                     response = self.faults.handle(refuse, request, call, self.state)
-            elif security.acls is None and not security.quotas.keys:
+            elif (
+                security.acls is None and not security.quotas.keys
+            ) or session.principal == BROKER_PRINCIPAL:
                 response = handler(request, call, self.state)
             else:
                 response, complete = self._handle_limited(
@@ -338,8 +340,9 @@ class Broker:
         if isinstance(turn, SessionTurn) and not turn.is_full:
             request.topics = []
             # Otherwise, the handler reads only the partitions that may have news.
+            acls = state.security.acls
             if (
-                state.security.acls is not None
+                (acls is not None and not acls.is_super(call.session.principal))
                 or state.is_shared
                 or self.faults is not None
                 or self._nodes is not None
@@ -384,6 +387,8 @@ class Broker:
                 steps.append(guarded)
             else:
                 response = guarded
+        if response is None and is_between_brokers(call.api_key, request):
+            throttle = None
         if throttle is not None:
             throttle.begin(request, is_refused=response is not None)
             steps.append(throttle.complete)

@@ -17,7 +17,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from pathlib import Path
 from typing import Final
 
@@ -53,8 +53,31 @@ _REPLICATED_FROM: Final = 3
     show_default=True,
     help="Port of the first broker; the others use the next ones. 0 for free ports.",
 )
+@click.option(
+    "--listener",
+    "listeners",
+    metavar="NAME://HOST:PORT",
+    multiple=True,
+    help="Address of the first broker, as for `netshim serve`, instead of --port; may be "
+    "repeated. The others use the next ports.",
+)
+@click.option(
+    "--advertise",
+    "advertised",
+    metavar="NAME=HOST:PORT",
+    multiple=True,
+    help="Address of the first broker for clients of a listener. The others have the next "
+    "ports.",
+)
 @click.pass_context
-def cluster(ctx: click.Context, directory: str, nodes: int, port: int) -> None:
+def cluster(
+    ctx: click.Context,
+    directory: str,
+    nodes: int,
+    port: int,
+    listeners: tuple[str, ...],
+    advertised: tuple[str, ...],
+) -> None:
     """Serve a cluster of several brokers on this machine, below the directory DIR.
 
     Each broker is a process of its own. All other options are passed to `netshim serve`.
@@ -71,8 +94,19 @@ def cluster(ctx: click.Context, directory: str, nodes: int, port: int) -> None:
             "min.insync.replicas=2",
             *options,
         ]
+    _check_ports([*listeners], nodes)
+    _check_ports([*advertised], nodes)
     commands = {
-        number: _command(directory, number, port + number - 1 if port else 0, options)
+        number: _command(
+            directory,
+            number,
+            [
+                *_numbered("--port", [] if listeners else [f":{port}"], number),
+                *_numbered("--listener", listeners, number),
+                *_numbered("--advertise", advertised, number),
+                *options,
+            ],
+        )
         for number in range(1, nodes + 1)
     }
     with _brokers(commands) as processes:
@@ -83,7 +117,36 @@ def cluster(ctx: click.Context, directory: str, nodes: int, port: int) -> None:
         _watch(processes, commands, LockHolders(lock, _session_timeout_s(options)))
 
 
-def _command(directory: str, number: int, port: int, options: list[str]) -> list[str]:
+def _numbered(option: str, texts: Iterable[str], number: int) -> list[str]:
+    """Return an option with the ports of a broker. Port 0 remains: any free port."""
+    found = []
+    for text in texts:
+        before, separator, port = text.rpartition(":")
+        if port.isdecimal() and int(port):
+            port = str(int(port) + number - 1)
+        # The text of --port is only the number.
+        found += [option, before + separator + port if before else port]
+    return found
+
+
+def _check_ports(texts: list[str], nodes: int) -> None:
+    """Raise InvalidConfigError if brokers would have the same port of two addresses."""
+    ports: dict[int, str] = {}
+    for text in texts:
+        first = text.rpartition(":")[2]
+        if not first.isdecimal() or not int(first):
+            continue  # any port, or a text that a broker refuses
+        for port in range(int(first), int(first) + nodes):
+            if port in ports:
+                raise InvalidConfigError(
+                    f"{nodes} brokers use the port {port} of two addresses",
+                    expected=f"ports that are at least {nodes} apart",
+                    found=f"{ports[port]} and {text}",
+                )
+            ports[port] = text
+
+
+def _command(directory: str, number: int, options: list[str]) -> list[str]:
     """Return the command line of one broker."""
     return [
         sys.executable,
@@ -95,8 +158,6 @@ def _command(directory: str, number: int, port: int, options: list[str]) -> list
         os.path.join(directory, "cluster"),
         "--node-id",
         str(number),
-        "--port",
-        str(port),
         *options,
     ]
 

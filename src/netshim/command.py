@@ -346,6 +346,15 @@ _SERVE_OPTIONS: Final = (
         help="Number of this broker in the cluster.",
     ),
     click.option("--rack", help="Rack of this broker, for the placement of replicas."),
+    click.option(
+        "--inter-broker-listener",
+        metavar="NAME",
+        help="Listener that the other brokers of the cluster use. Default: the first one.",
+    ),
+    click.option(
+        "--tls-ca",
+        help="PEM file of the authorities of the other brokers' certificates. Default: --tls-cert.",
+    ),
     config_option,
 )
 
@@ -386,6 +395,8 @@ def _new_server(
     registry: str | None,
     node_id: int | None,
     rack: str | None,
+    inter_broker_listener: str | None,
+    tls_ca: str | None,
     configs: tuple[str, ...],
     fs: FS = OS,
     **settings: Any,
@@ -409,7 +420,7 @@ def _new_server(
         insecure=insecure,
         durability=durability,
         shared=shared,
-        cluster=_cluster(registry, node_id, rack),
+        cluster=_cluster(registry, node_id, rack, inter_broker_listener, tls_ca),
         config=_topic_config(file, configs),
         settings=Settings(**settings),
         fs=fs,
@@ -417,20 +428,34 @@ def _new_server(
 
 
 def _cluster(
-    registry: str | None, node_id: int | None, rack: str | None
+    registry: str | None,
+    node_id: int | None,
+    rack: str | None,
+    inter_broker_listener: str | None,
+    tls_ca: str | None,
 ) -> ClusterSettings | None:
     """Return the place of the broker in a cluster that the options describe."""
     if registry is None:
-        if node_id is not None or rack is not None:
+        if any(
+            one is not None for one in (node_id, rack, inter_broker_listener, tls_ca)
+        ):
             raise InvalidConfigError(
-                "--node-id and --rack", expected="--registry", found="none"
+                "--node-id, --rack, --inter-broker-listener and --tls-ca are for a cluster",
+                expected="--registry",
+                found="none",
             )
         return None
     if node_id is None:
         raise InvalidConfigError("--registry", expected="--node-id", found="none")
     from netshim.cluster.node import ClusterSettings
 
-    return ClusterSettings(registry=registry, node_id=node_id, rack=rack)
+    return ClusterSettings(
+        registry=registry,
+        node_id=node_id,
+        rack=rack,
+        inter_broker_listener=inter_broker_listener,
+        tls_ca=tls_ca,
+    )
 
 
 def _topic_config(file: FileSettings, texts: tuple[str, ...]) -> dict[str, str]:

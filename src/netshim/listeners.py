@@ -14,12 +14,13 @@ This module opens no socket; server.py does.
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import os
 import re
 import ssl
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import attrs
 
@@ -33,6 +34,8 @@ CLIENT_CERTIFICATES: Final = {
     "required": ssl.CERT_REQUIRED,
 }
 _LISTENER: Final = re.compile(r"([A-Za-z0-9_]+)://(\[[^\]]*\]|[^\[\]:]*):(\d{1,5})")
+#: More messages in each direction than any handshake has.
+_MOST_FLIGHTS: Final = 6
 #: Permission bits of a key file that others may read.
 _OTHERS_READ: Final = 0o044
 
@@ -185,6 +188,31 @@ class TlsSettings:
 def _no_password() -> str:
     """Refuse a key with a password: OpenSSL would ask for it at the terminal."""
     raise ValueError("the private key has a password")
+
+
+def client_certificate_of(
+    server: ssl.SSLContext, client: ssl.SSLContext, host: str
+) -> tuple[dict[str, Any], bytes] | None:
+    """Let a client connect to a server in memory, and return the client's certificate.
+
+    The result is that of getpeercert() in both forms. None: the server requests no
+    certificate. `host` is the name by which the client knows the server.
+
+    Raises:
+        ssl.SSLError: one side refuses the other.
+    """
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    accepted = server.wrap_bio(to_server, to_client, server_side=True)
+    waiting = [accepted, client.wrap_bio(to_client, to_server, server_hostname=host)]
+    # The client reads the server's refusal of its certificate with the first data.
+    for _ in range(_MOST_FLIGHTS):
+        for one in list(waiting):
+            with contextlib.suppress(ssl.SSLWantReadError):
+                one.do_handshake()
+                waiting.remove(one)
+    found = accepted.getpeercert()
+    der = accepted.getpeercert(binary_form=True)
+    return None if not found or der is None else (dict(found), der)
 
 
 def check_exposure(

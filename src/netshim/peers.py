@@ -457,7 +457,9 @@ class TlsListening:
     that fails nor the number of handshakes in progress.
     """
 
-    def __init__(self, server: PeerHost, listener: Listener) -> None:
+    def __init__(
+        self, server: PeerHost, listener: Listener, *, start_serving: bool
+    ) -> None:
         family = socket.AF_INET6 if ":" in listener.host else socket.AF_INET
         sock = socket.create_server(
             (listener.host, listener.port), family=family, backlog=512
@@ -466,7 +468,9 @@ class TlsListening:
         self.sockets = [sock]
         self._server = server
         self._listener = listener
-        self._task = server.loop.create_task(self._accept())
+        self._task: asyncio.Task[None] | None = None
+        if start_serving:
+            self._accept_all()
 
     async def _accept(self) -> None:
         server = self._server
@@ -494,10 +498,16 @@ class TlsListening:
                 server.loop.call_later(delay_s, peer.discard, sock)
 
     async def start_serving(self) -> None:
-        """Do nothing: connections are accepted from the beginning."""
+        """Accept connections. Until then, the kernel holds them."""
+        if self._task is None:
+            self._accept_all()
+
+    def _accept_all(self) -> None:
+        self._task = self._server.loop.create_task(self._accept())
 
     def close(self) -> None:
-        self._task.cancel()
+        if self._task is not None:
+            self._task.cancel()
         self.sockets[0].close()
 
 

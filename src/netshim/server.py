@@ -50,14 +50,14 @@ from netshim.peers import Peer, Sockets, TlsListening
 from netshim.request_counts import RequestCounts
 from netshim.request_log import LINES
 from netshim.rollback import DirectorySnapshot, ReplacedBroker
-from netshim.security.sasl import OAUTHBEARER
 from netshim.security.service import Security, SecuritySettings
 from netshim.security.stored import SecurityFacts, SecurityStore
+from netshim.security_loading import SecurityLoader
 from netshim.session import ANONYMOUS
 from netshim.settings import TOPIC_DEFAULTS, Settings
-from netshim.state import SECURITY
 
 if TYPE_CHECKING:  # imported only if they are used
+    from netshim.cluster.broker_connections import BrokerListener
     from netshim.cluster.node import ClusterNode, ClusterSettings
     from netshim.faults.nodes import AdvertisedNode, AdvertisedNodes
     from netshim.kafka_releases import KafkaRelease
@@ -97,8 +97,6 @@ _UNSYNCED_BYTES: Final = 64 << 20
 _STOP_GOODBYE_S: Final = 0.25
 #: Maximum number of steps in which advance() skips time.
 _MOST_STEPS: Final = 200
-#: Time between two checks whether a directory has its first user, rule or quota.
-_FIRST_CHECK_MS: Final = 1_000
 #: Maximum number of connections that are not authenticated yet.
 _MOST_UNAUTHENTICATED: Final = 256
 #: Maximum time that a connection above a quota is held before it is closed.
@@ -225,8 +223,9 @@ class Server:
         self._shared = shared
         self._cluster_settings = cluster
         self._cluster: ClusterNode | None = None
+        self._brokers: BrokerListener | None = None
         if cluster is not None:
-            self._check_cluster(wanted, security)
+            self._brokers = self._listener_of_brokers(cluster, security)
         #: Counts the iterations of the event loop's timer.
         self.turns = 0
         #: The release of Kafka and the nodes that a test has chosen.
@@ -281,20 +280,24 @@ class Server:
         """Whether the broker is one of a cluster."""
         return self._cluster_settings is not None
 
-    def _check_cluster(
-        self, listeners: Sequence[Listener], security: SecuritySettings
-    ) -> None:
-        """Raise InvalidConfigError for options that a cluster does not support."""
-        is_secured = security.enforces_acls or any(
-            one.uses_tls or one.uses_sasl for one in listeners
-        )
-        if is_secured or self._shared:
+    def _listener_of_brokers(
+        self, place: ClusterSettings, security: SecuritySettings
+    ) -> BrokerListener:
+        from netshim.cluster.broker_connections import BrokerListener
+
+        if self._shared:
             raise logcore.InvalidConfigError(
-                "a broker in a cluster serves neither TLS, SASL and access control "
-                "lists nor a shared directory yet",
-                expected="PLAINTEXT listeners",
-                found="shared" if self._shared else "a secured broker",
+                "a broker in a cluster does not share its directory",
+                expected="no --shared, or no --registry",
+                found="both",
             )
+        return BrokerListener.choose(
+            self.listeners,
+            place.inter_broker_listener,
+            self.tls_settings,
+            place.tls_ca,
+            security,
+        )
 
     # -- life --------------------------------------------------------------------------
 
@@ -325,8 +328,6 @@ class Server:
         if self.tls_settings is not None:
             self.tls_context = self.tls_settings.context()
         self.security = self._new_security()
-        #: Time of the last check whether the first facts are stored.
-        self._first_check_ms = self._clock.monotonic_ms()
         self._pool = _new_pool()
         self._logins = ThreadPoolExecutor(
             _LOGIN_THREADS, thread_name_prefix="netshim-login"
@@ -340,10 +341,8 @@ class Server:
             self._logins.shutdown()
             raise
         try:
-            facts = await self.loop.run_in_executor(self._pool, self._read_security)
-            if facts is not None:
-                self.security.publish(facts)
-            self._warn_of_security()
+            if self._cluster is None:
+                await self._load_security()
             await self.loop.run_in_executor(self._pool, self._read_ids)
             if not self.logdir.host.was_clean:
                 await self.loop.run_in_executor(self._pool, self._recover)
@@ -359,11 +358,12 @@ class Server:
                     self._close_listeners()
                     raise
             if self._cluster is not None:
-                host, port = self.listeners[0].address
+                addresses = {one.name: one.address for one in self.listeners}
                 try:
                     await self.loop.run_in_executor(
-                        self._pool, self._cluster.join, host, port
+                        self._pool, self._cluster.join, addresses
                     )
+                    await self._load_security()
                     for one in self._listening.values():
                         await one.start_serving()
                 except BaseException:
@@ -384,14 +384,6 @@ class Server:
             "listening on %s, log directory %s",
             self.bootstrap_servers,
             self.logdir.path,
-        )
-
-    def _new_security(self) -> Security:
-        return Security(
-            self._security_settings,
-            open_store=partial(SecurityStore, self.path, self._fs),
-            random=self._fs.random_bytes,
-            wall_ms=self._clock.now_ms,
         )
 
     def _new_broker(self) -> Broker:
@@ -448,16 +440,17 @@ class Server:
             OSError: the address is not available.
         """
         sockets: Sockets
+        # In a cluster, clients wait until the topics and the users are known.
+        start_serving = self._cluster is None
         if listener.uses_tls:
-            sockets = TlsListening(self, listener)
+            sockets = TlsListening(self, listener, start_serving=start_serving)
         else:
             sockets = await self.loop.create_server(
                 partial(Peer, self, listener),
                 listener.host,
                 listener.port,
                 backlog=512,
-                # In a cluster, clients wait until the topics are known.
-                start_serving=self._cluster is None,
+                start_serving=start_serving,
             )
         port = sockets.sockets[0].getsockname()[1]
         self._listening[listener.host, port] = sockets
@@ -560,57 +553,43 @@ class Server:
 
     # -- stored users, rules and quotas ------------------------------------------------
 
-    def _read_security(self) -> SecurityFacts | None:
-        """Read the stored facts, if there are any or they are needed."""
-        needs_them = self._security_settings.enforces_acls or any(
-            one.uses_sasl for one in self.listeners
+    def _new_security(self) -> Security:
+        security = Security(
+            self._security_settings,
+            open_store=self._open_store,
+            random=self._fs.random_bytes,
+            wall_ms=self._clock.now_ms,
         )
-        # A broker without authentication may have quotas.
-        if self._cluster is not None:
-            return None
-        if not needs_them and not self._fs.exists(registry_path(self.logdir.path)):
-            return None
-        self.security.store()
-        return self.security.refresh(self._clock.monotonic_ms())
+        self._loader = SecurityLoader(
+            security, self.listeners, self._has_security, self._prepare_security
+        )
+        return security
 
-    def _warn_of_security(self) -> None:
-        if not any(one.uses_sasl for one in self.listeners):
-            return
-        if not self.security.facts.users and any(
-            one != OAUTHBEARER for one in self.security.mechanisms
-        ):
-            _log.warning(
-                "no user exists, so no client can log in; create one: netshim user add %s NAME",
-                self.path,
-            )
-        if not self._security_settings.enforces_acls:
-            _log.warning(
-                "every user who logs in may do everything; --acls enforces access control lists"
-            )
+    def _open_store(self) -> SecurityStore:
+        if self._cluster is None:
+            return SecurityStore(self.path, self._fs)
+        return self._cluster.security_store()
 
-    def _refresh_security(self) -> None:
-        """Read the stored facts again after a change by another process."""
+    def _has_security(self) -> bool:
+        if self._cluster is None:
+            return self._fs.exists(registry_path(self.logdir.path))
+        return self._cluster.security_store().has_facts
 
-        def done(facts: object) -> None:
-            if isinstance(facts, SecurityFacts):
-                self.security.publish(facts)
-            elif isinstance(facts, BaseException):
-                self.say(
-                    logging.ERROR,
-                    "security",
-                    "users, rules and quotas are as before, because they cannot be read: %s",
-                    facts,
-                )
+    def _prepare_security(self) -> None:
+        if self._brokers is not None and self._brokers.listener.uses_sasl:
+            self.security.store().ensure_broker_login()
 
-        now_ms = self._clock.monotonic_ms()
-        state = self.broker.state
-        if state.work.is_busy(SECURITY):
-            return
-        if self.security.has_store:
-            state.work.submit(SECURITY, lambda: self.security.refresh(now_ms), done)
-        elif now_ms - self._first_check_ms >= _FIRST_CHECK_MS:
-            self._first_check_ms = now_ms
-            state.work.submit(SECURITY, self._read_security, done)
+    def _read_security(self) -> SecurityFacts | None:
+        return self._loader.read(self._clock.monotonic_ms())
+
+    async def _load_security(self) -> None:
+        """Use the stored facts, and warn of settings that are probably not meant."""
+        facts = await self.loop.run_in_executor(self._pool, self._read_security)
+        if facts is not None:
+            self.security.publish(facts)
+        place = self._cluster_settings
+        where = self.path if place is None else place.registry
+        self._loader.warn(f"netshim user add {where} NAME")
 
     def _open(self) -> LogDir:
         if self._cluster_settings is not None:
@@ -628,14 +607,18 @@ class Server:
     def _open_in_cluster(self, place: ClusterSettings) -> LogDir:
         from netshim.cluster.node import ClusterNode
 
+        assert self._brokers is not None
+        self._brokers.check(self._security_settings)
         self._cluster = ClusterNode(
             place,
+            self._brokers,
             self.settings,
             self.path,
             self._fs,
             durability=self._durability,
             config={**TOPIC_DEFAULTS, **(self._config or {})},
             new_id=self._new_id,
+            broker_login=lambda: self.security.facts.brokers,
             call_in_loop=self._call_in_loop,
             loop_turns=lambda: self.turns,
             on_failure=self._fail,
@@ -1024,7 +1007,9 @@ class Server:
                 connection.give_up(reason)
             for peer in self._next_checked():
                 peer.check(now_ms)
-            self._refresh_security()
+            self._loader.refresh(
+                self.broker.state, self._clock.monotonic_ms(), self.say
+            )
             if self._ticking is None or self._ticking.done():
                 self._ticking = self._begin_tick()
         except Exception:

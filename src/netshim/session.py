@@ -13,6 +13,10 @@ import attrs
 
 #: The user of a connection without authentication.
 ANONYMOUS: Final = "User:ANONYMOUS"
+#: The name with which the brokers of a cluster log in to each other, and their
+#: principal. Users have principals of another kind.
+BROKER_USER: Final = "netshim-broker"
+BROKER_PRINCIPAL: Final = f"Broker:{BROKER_USER}"
 #: Largest frame before authentication, as in Kafka.
 UNAUTHENTICATED_BYTES: Final = 524_288
 

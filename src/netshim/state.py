@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import attrs
 
+from logcore import LogcoreError
 from logcore.coordination.memory_budget import Remembered
 from logcore.directory.group_settings import GroupSettings
 from logcore.format.group_records import partition_of
@@ -191,11 +192,15 @@ class BrokerState:
         self.work.submit(_PRODUCER_IDS, self.logdir.host.next_producer_id, done)
 
     def change_security(
-        self, change: Callable[[], Any], respond: Callable[[Any], Any]
+        self,
+        change: Callable[[], Any],
+        respond: Callable[[Any], Any],
+        refuse: Callable[[LogcoreError], Any] | None = None,
     ) -> PendingResponse:
         """Change stored users, rules or quotas, and answer once they are in effect.
 
         `change` runs in a thread, and `respond` turns its result into the response.
+        `refuse` does that for the error of a change that failed, or that may have.
         """
         answer = PendingResponse()
 
@@ -204,6 +209,9 @@ class BrokerState:
             return result, self.security.store().load()
 
         def done(outcome: Any) -> None:
+            if isinstance(outcome, LogcoreError) and refuse is not None:
+                answer.set(refuse(outcome))
+                return
             if isinstance(outcome, BaseException):
                 answer.set(outcome)
                 return

@@ -6,7 +6,8 @@ Rules (as Apache Kafka 4.1.1):
 - A fetch over its quota is answered without records, which are then not counted.
 - Changes of topics over their quota are refused with THROTTLING_QUOTA_EXCEEDED in the
   versions that know the error. Older versions are delayed only.
-- SASL, ApiVersions before authentication and requests of other brokers are free.
+- SASL, ApiVersions before authentication and requests of other brokers are free, if
+  access control lists allow them.
 
 The arithmetic is in security/quotas.py.
 """
@@ -16,14 +17,14 @@ from __future__ import annotations
 from typing import Any, Final
 
 from netshim import wire
+from netshim.fetch_sessions import replica_of
 from netshim.security import quotas
 from netshim.state import BrokerState, Call
 from netshim.wire import codes
 
 #: APIs whose time is not counted.
 _FREE: Final = frozenset(
-    api.key
-    for api in (wire.SASL_HANDSHAKE, wire.SASL_AUTHENTICATE, wire.WRITE_TXN_MARKERS)
+    api.key for api in (wire.SASL_HANDSHAKE, wire.SASL_AUTHENTICATE)
 )
 #: API -> first version that knows THROTTLING_QUOTA_EXCEEDED.
 _STRICT_SINCE: Final = {
@@ -31,6 +32,15 @@ _STRICT_SINCE: Final = {
     wire.CREATE_PARTITIONS.key: 3,
     wire.DELETE_TOPICS.key: 5,
 }
+
+
+def is_between_brokers(api_key: int, request: Any) -> bool:
+    """Return whether only brokers send such requests to each other."""
+    if api_key == wire.FETCH.key:
+        return replica_of(request) >= 0
+    if api_key == wire.ADD_PARTITIONS_TO_TXN.key:
+        return bool(request.transactions)
+    return api_key == wire.WRITE_TXN_MARKERS.key
 
 
 class Throttle:

@@ -36,6 +36,7 @@ class Load:
                 "acks": "all",
                 "enable.idempotence": True,
                 "linger.ms": 0,
+                **cluster.client_config,
                 **QUICK,
                 **settings,
             }
@@ -92,6 +93,7 @@ def read_all(cluster: Cluster, topic: str) -> dict[tuple[int, int], int]:
         {
             "bootstrap.servers": cluster.bootstrap_servers,
             "group.id": "judge",
+            **cluster.client_config,
             "auto.offset.reset": "earliest",
             "enable.auto.commit": False,
             "enable.partition.eof": True,

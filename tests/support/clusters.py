@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -52,14 +52,22 @@ class Cluster:
         durability: str = "group",
         advertised: Mapping[int, int] | None = None,
         ports: Mapping[int, int] | None = None,
+        protocol: str = "PLAINTEXT",
+        options: Sequence[str] = (),
+        client: ClientSettings | None = None,
+        client_config: Mapping[str, Any] | None = None,
         **settings: object,
     ) -> None:
         """Start the brokers.
 
         `ports` are the ports of brokers, and `advertised` the ports that clients and
-        other brokers use instead.
+        other brokers use instead. `client` and `client_config` are the settings of
+        clients for the protocol of the listeners: of ask() and of librdkafka.
         """
         self.path = path
+        self._protocol = protocol
+        self.client = client or ClientSettings()
+        self.client_config = dict(client_config or {})
         self._advertised = dict(advertised or {})
         path.mkdir(exist_ok=True)
         self._options = ["--durability", durability]
@@ -67,6 +75,7 @@ class Cluster:
             self._options += [f"--{name.replace('_', '-')}", str(value)]
         for text in config:
             self._options += ["--config", text]
+        self._options += options
         self.processes: dict[int, subprocess.Popen[str]] = {}
         self.ports: dict[int, int] = dict(ports or {})
         for number in range(1, count + 1):
@@ -99,7 +108,10 @@ class Cluster:
         """Start a broker, with the port of its former life."""
         advertise = []
         if number in self._advertised:
-            advertise = ["--advertise", f"127.0.0.1:{self._advertised[number]}"]
+            advertise = [
+                "--advertise",
+                f"{self._protocol}=127.0.0.1:{self._advertised[number]}",
+            ]
         before = self.processes.get(number)
         if before is not None and before.stdout is not None:
             before.stdout.close()
@@ -115,8 +127,8 @@ class Cluster:
                     str(self.path / "cluster"),
                     "--node-id",
                     str(number),
-                    "--port",
-                    str(self.ports.get(number, 0)),
+                    "--listener",
+                    f"{self._protocol}://127.0.0.1:{self.ports.get(number, 0)}",
                     "--log-format",
                     "text",
                     *advertise,
@@ -161,9 +173,18 @@ class Cluster:
     def bootstrap_servers(self) -> str:
         return ",".join(f"127.0.0.1:{port}" for port in self.ports.values())
 
-    def ask(self, number: int, api: Any, request: Any, **options: Any) -> Any:
+    def ask(
+        self,
+        number: int,
+        api: Any,
+        request: Any,
+        client: ClientSettings | None = None,
+        **options: Any,
+    ) -> Any:
         """Send one request to a broker, and return the response."""
-        connection = SourceConnection("127.0.0.1", self.ports[number], ClientSettings())
+        connection = SourceConnection(
+            "127.0.0.1", self.ports[number], client or self.client
+        )
         try:
             return connection.ask(api, request, **options)
         finally:

@@ -41,7 +41,8 @@ from logcore.replication.following import (
 from logcore.replication.leading import NO_EPOCH, FollowerFetch
 from logcore.replication.state import LeaderAndIsr, ReplicationError
 from netshim import wire
-from netshim.cluster.peer_requests import AddressOf, PeerConnection
+from netshim.cluster.broker_connections import Connect
+from netshim.cluster.peer_requests import PeerConnection
 from netshim.fetch_sessions import INITIAL_EPOCH, NO_SESSION, next_epoch
 
 _log = logging.getLogger("netshim")
@@ -107,8 +108,7 @@ def last_epoch(log: Log) -> int:
 class LeaderFetcher:
     """The partitions that this broker follows from one leader.
 
-    `address_of` returns the leader's host and port, None while it is not registered.
-    `on_failure` is called if a log cannot be written.
+    `connect` opens a connection to the leader. `on_failure` is called if a log cannot be written.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class LeaderFetcher:
         leader: int,
         fs: FS,
         settings: FetcherSettings,
-        address_of: AddressOf,
+        connect: Connect,
         on_failure: Callable[[Key, LogcoreError], None],
     ) -> None:
         self.leader = leader
@@ -132,7 +132,7 @@ class LeaderFetcher:
         self._session_id = NO_SESSION
         self._epoch = INITIAL_EPOCH
         self._sent: dict[_Place, _SentFetch] = {}
-        self._connection = PeerConnection(leader, address_of)
+        self._connection = PeerConnection(leader, connect)
         self._thread = threading.Thread(
             target=self._run, name=f"netshim-fetch-{leader}", daemon=True
         )

@@ -133,7 +133,15 @@ class ClusterMember:
             fs=self._fs,
         )
 
-    def join(self, host: str, port: int, disk: str, *, was_clean: bool) -> None:
+    def join(
+        self,
+        host: str,
+        port: int,
+        disk: str,
+        *,
+        was_clean: bool,
+        endpoints: Mapping[str, tuple[str, int]] | None = None,
+    ) -> None:
         """Register the broker, read the first view, and start the thread.
 
         Raises:
@@ -143,7 +151,13 @@ class ClusterMember:
         """
         self._registry = self._open()
         self._node = BrokerNode(
-            0, disk, host, port, self.settings.rack, was_clean=was_clean
+            0,
+            disk,
+            host,
+            port,
+            self.settings.rack,
+            was_clean=was_clean,
+            endpoints=dict(endpoints or {}),
         )
         deadline_ms = self._fs.monotonic_ms() + self.settings.session_timeout_ms + 1_000
         while True:

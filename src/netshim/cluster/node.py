@@ -3,7 +3,7 @@
     node = ClusterNode(settings, ...)
     logdir = node.open()          # the registry, the identity, the directory
     broker = Broker(node.directory, ..., services=node.install)
-    node.join(host, port)         # clients may connect
+    node.join(addresses)          # clients may connect
     node.leave()                  # leaders move to other brokers
     node.close()
 
@@ -27,6 +27,7 @@ from logcore.directory.maintenance import Upkeep
 from logcore.errors import InvalidConfigError, RegistryError
 from logcore.fs import FS, SharedFS
 from logcore.metadata.checkpoint import Key, ensure_directory
+from netshim.cluster.broker_connections import BrokerConnections, BrokerListener
 from netshim.cluster.directory import ClusterDirectory
 from netshim.cluster.fetcher import FetcherSettings
 from netshim.cluster.member import ClusterMember, MemberSettings
@@ -35,6 +36,7 @@ from netshim.cluster.shards import GroupShards
 from netshim.cluster.topology import ClusterTopology
 from netshim.cluster.transaction_shards import TransactionPeers, TransactionShards
 from netshim.cluster.view import ClusterView
+from netshim.security.stored import BrokerLogin, SecurityStore
 from netshim.settings import Settings
 from netshim.state import BrokerState
 
@@ -53,13 +55,20 @@ class ClusterSettings:
     #: The number of this broker, which no other broker has.
     node_id: int
     rack: str | None = None
+    #: Name of the listener that the other brokers use. None: the first one.
+    inter_broker_listener: str | None = None
+    #: PEM file of the authorities of the brokers' certificates. None: the file of this
+    #: broker's certificate.
+    tls_ca: str | None = None
 
 
 class ClusterNode:
     """See the description of the module.
 
-    `call_in_loop` runs a function in the broker's thread. `on_failure` is called, in any
-    thread, if a log has failed: the broker must end.
+    `brokers` is the listener for the other brokers, and `broker_login` returns their
+    password, None before it is read. `call_in_loop` runs a function in the broker's
+    thread. `on_failure` is called, in any thread, if a log has failed: the broker must
+    end.
     """
 
     directory: ClusterDirectory
@@ -69,6 +78,7 @@ class ClusterNode:
     def __init__(
         self,
         place: ClusterSettings,
+        brokers: BrokerListener,
         settings: Settings,
         path: str,
         fs: FS,
@@ -76,6 +86,7 @@ class ClusterNode:
         durability: Durability,
         config: Mapping[str, object],
         new_id: Callable[[], str],
+        broker_login: Callable[[], BrokerLogin | None],
         call_in_loop: Callable[[Callable[[], None]], object],
         loop_turns: Callable[[], int],
         on_failure: Callable[[LogcoreError], None],
@@ -88,6 +99,8 @@ class ClusterNode:
         self._new_id = new_id
         self._call_in_loop = call_in_loop
         self._on_failure = on_failure
+        self._brokers = brokers
+        self._broker_login = broker_login
         self._disk = ""
         LogConfig.parse(config)
         if settings.replica_lag_time_max_ms <= settings.broker_session_timeout_ms:
@@ -145,7 +158,12 @@ class ClusterNode:
     def install(self, state: BrokerState) -> None:
         """Give a broker the leadership, topology and coordinators of the cluster."""
         groups = GroupShards(state, self.member, self._new_id)
-        transactions = TransactionShards(state, self.member, self._call_in_loop)
+        connections = BrokerConnections(
+            self._brokers, self.member.address_of, self._broker_login
+        )
+        transactions = TransactionShards(
+            state, self.member, connections.connect, self._call_in_loop
+        )
         self._peers = transactions.peers
         state.groups = groups
         state.transactions = transactions
@@ -167,6 +185,7 @@ class ClusterNode:
                 wait_ms=self._settings.replica_fetch_wait_max_ms,
                 partition_bytes=self._settings.replica_fetch_max_bytes,
             ),
+            connect=connections.connect,
             on_lead=lead,
             on_resign=resign,
             on_deleted=lambda names: groups.topics_deleted(
@@ -178,10 +197,22 @@ class ClusterNode:
         state.topology = ClusterTopology(self.member, self.directory)
         state.logs.check_leads = self._replicas.check_leads
 
-    def join(self, host: str, port: int) -> None:
-        """Register the broker under an address. Blocks. See ClusterMember.join()."""
+    def security_store(self) -> SecurityStore:
+        """Return the users, rules and quotas of the cluster. For use after join()."""
+        return SecurityStore.of_cluster(lambda: self.member.registry)
+
+    def join(self, addresses: Mapping[str, tuple[str, int]]) -> None:
+        """Register the broker with the addresses of its listeners. Blocks.
+
+        See ClusterMember.join().
+        """
+        host, port = addresses[self._brokers.listener.name]
         self.member.join(
-            host, port, self._disk, was_clean=self.directory.local.host.was_clean
+            host,
+            port,
+            self._disk,
+            was_clean=self.directory.local.host.was_clean,
+            endpoints=addresses,
         )
         self._call_in_loop(self._replicas.report_strays)
 

@@ -56,6 +56,15 @@ class BrokerNode:
     rack: str | None = None
     is_leaving: bool = False
     was_clean: bool = False
+    #: The host and port of each listener by its name. `host` and `port` are those for
+    #: other brokers.
+    endpoints: Mapping[str, tuple[str, int]] = attrs.field(factory=dict)
+
+    def endpoint(self, listener: str) -> tuple[str, int] | None:
+        """Return the address of a listener, None if the broker has no such listener."""
+        if not self.endpoints:  # an earlier version has written the node
+            return self.host, self.port
+        return self.endpoints.get(listener)
 
     @property
     def live(self) -> LiveBroker:
@@ -65,7 +74,7 @@ class BrokerNode:
 
 
 def pack_broker(node: BrokerNode) -> bytes:
-    return pack_json({"version": 5, **attrs.asdict(node)})
+    return pack_json({"version": 5, **attrs.asdict(node)})  # with tuples as lists
 
 
 def unpack_broker(data: bytes, path: str) -> BrokerNode:
@@ -83,7 +92,14 @@ def unpack_broker(data: bytes, path: str) -> BrokerNode:
         type(values.get(name)) not in kind for name, kind in kinds.items()
     ):
         raise _corrupt("not a broker of a cluster", data, path)
-    return BrokerNode(**{name: values[name] for name in kinds})
+    try:
+        endpoints = {
+            str(name): (str(host), int(port))
+            for name, (host, port) in values.get("endpoints", {}).items()
+        }
+    except (AttributeError, TypeError, ValueError) as error:
+        raise _corrupt("no addresses of a broker", data, path) from error
+    return BrokerNode(**{name: values[name] for name in kinds}, endpoints=endpoints)
 
 
 @attrs.frozen

@@ -16,7 +16,8 @@ from typing import Any, Final, Generic, TypeVar
 
 from logcore import LogcoreError
 from logcore.errors import RemoteUnavailableError
-from netshim.follow.connection import ClientSettings, SourceConnection
+from netshim.cluster.broker_connections import Connect
+from netshim.follow.connection import SourceConnection
 from netshim.scheduling import guarded
 from netshim.wire.codec import Api
 
@@ -26,8 +27,6 @@ _Entry = TypeVar("_Entry")
 _Result = TypeVar("_Result")
 #: Most entries of one request.
 _MOST_ENTRIES: Final = 1_000
-#: Returns the host and port of a broker, None while it is not registered.
-AddressOf = Callable[[int], tuple[str, int] | None]
 
 
 class PeerConnection:
@@ -36,9 +35,9 @@ class PeerConnection:
     One thread uses it. interrupt() is for other threads.
     """
 
-    def __init__(self, broker: int, address_of: AddressOf) -> None:
+    def __init__(self, broker: int, connect: Connect) -> None:
         self._broker = broker
-        self._address_of = address_of
+        self._connect = connect
         self._mutex = threading.Lock()
         self._connection: SourceConnection | None = None
 
@@ -51,10 +50,7 @@ class PeerConnection:
         """
         connection = self._connection
         if connection is None:
-            address = self._address_of(self._broker)
-            if address is None:
-                raise RemoteUnavailableError(f"broker {self._broker} is not registered")
-            connection = SourceConnection(*address, ClientSettings())
+            connection = self._connect(self._broker)
             with self._mutex:
                 self._connection = connection
         return connection.ask(api, request, most_version=most_version)
@@ -87,7 +83,7 @@ class PeerQueue(Generic[_Entry, _Result]):
         api: Api[Any, Any],
         pack: Callable[[Sequence[_Entry]], Any],
         unpack: Callable[[Any], Sequence[_Result]],
-        address_of: AddressOf,
+        connect: Connect,
         call_in_loop: Callable[[Callable[[], None]], object],
     ) -> None:
         self._broker = broker
@@ -95,7 +91,7 @@ class PeerQueue(Generic[_Entry, _Result]):
         self._pack = pack
         self._unpack = unpack
         self._call_in_loop = call_in_loop
-        self._connection = PeerConnection(broker, address_of)
+        self._connection = PeerConnection(broker, connect)
         self._changed = threading.Condition()
         self._waiting: list[
             tuple[_Entry, Callable[[_Result | LogcoreError], None]]

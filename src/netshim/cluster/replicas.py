@@ -40,6 +40,7 @@ from logcore.partition.replication import begin_to_follow
 from logcore.replication import following, leading
 from logcore.replication.leading import FetchRefusal, FollowerFetch, LeaderBook
 from logcore.replication.state import ReplicationError, Role, role_of
+from netshim.cluster.broker_connections import Connect
 from netshim.cluster.fetcher import (
     FetcherSettings,
     FollowedPartition,
@@ -103,6 +104,7 @@ class ClusterReplicas(Leadership):
         *,
         lag_ms: int,
         fetcher_settings: FetcherSettings,
+        connect: Connect,
         on_lead: Callable[[Key, Log], None],
         on_resign: Callable[[Key], None],
         on_deleted: Callable[[set[str]], None],
@@ -113,6 +115,7 @@ class ClusterReplicas(Leadership):
         self._member = member
         self._lag_ms = lag_ms
         self._fetcher_settings = fetcher_settings
+        self._connect = connect
         self._on_lead = on_lead
         self._on_resign = on_resign
         self._on_deleted = on_deleted
@@ -377,7 +380,7 @@ class ClusterReplicas(Leadership):
                 leader,
                 self._local.host.fs,
                 self._fetcher_settings,
-                self._member.address_of,
+                self._connect,
                 lambda key, error: self._on_failure(error),
             )
         fetcher.follow(FollowedPartition(key, topic.node.topic_id.bytes, log, book))

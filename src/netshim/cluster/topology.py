@@ -13,7 +13,7 @@ from netshim.cluster import nodes
 from netshim.cluster.controller import elect_leader
 from netshim.cluster.directory import ClusterDirectory
 from netshim.cluster.member import ClusterMember
-from netshim.cluster.nodes import WHOLE_TOPIC, BrokerNode
+from netshim.cluster.nodes import WHOLE_TOPIC
 from netshim.session import ClientSession
 from netshim.topology import (
     NO_NODE,
@@ -50,7 +50,12 @@ class ClusterTopology(Topology):
         return self._directory.node_id
 
     def brokers(self, session: ClientSession) -> list[BrokerAddress]:
-        return [_address(*one) for one in sorted(self._member.view.brokers.items())]
+        listener = session.listener
+        return [
+            BrokerAddress(number, *address, node.rack)
+            for number, node in sorted(self._member.view.brokers.items())
+            if (address := node.endpoint(listener)) is not None
+        ]
 
     def partition(self, topic: str, number: int) -> ReplicaFacts:
         view = self._member.view
@@ -79,7 +84,10 @@ class ClusterTopology(Topology):
         view = self._member.view
         leader = view.leader_of((topic, number))
         node = view.brokers.get(leader)
-        return None if node is None else _address(leader, node)
+        address = None if node is None else node.endpoint(session.listener)
+        if node is None or address is None:
+            return None
+        return BrokerAddress(leader, *address, node.rack)
 
     # -- changes -----------------------------------------------------------------------
 
@@ -207,7 +215,3 @@ class ClusterTopology(Topology):
                     list(node.removing.get(number, ())),
                 )
         return found
-
-
-def _address(number: int, node: BrokerNode) -> BrokerAddress:
-    return BrokerAddress(number, node.host, node.port, node.rack)

@@ -33,6 +33,7 @@ from logcore.format.transaction_records import Partition, StoredTransaction
 from logcore.metadata.checkpoint import Key
 from logcore.metadata.filenames import TRANSACTIONS_TOPIC
 from netshim import wire
+from netshim.cluster.broker_connections import Connect
 from netshim.cluster.member import ClusterMember
 from netshim.cluster.peer_requests import PeerQueue
 from netshim.cluster.shards import NoShard, Shards
@@ -163,9 +164,11 @@ class TransactionPeers:
     def __init__(
         self,
         member: ClusterMember,
+        connect: Connect,
         call_in_loop: Callable[[Callable[[], None]], object],
     ) -> None:
         self._member = member
+        self._connect = connect
         self._call_in_loop = call_in_loop
         self._markers: dict[int, PeerQueue[_MarkersOf, dict[Partition, int]]] = {}
         self._questions: dict[
@@ -203,7 +206,7 @@ class TransactionPeers:
                 wire.WRITE_TXN_MARKERS,
                 _pack_markers,
                 _unpack_markers,
-                self._member.address_of,
+                self._connect,
                 self._call_in_loop,
             )
         queue.add(markers, done)
@@ -222,7 +225,7 @@ class TransactionPeers:
                 wire.ADD_PARTITIONS_TO_TXN,
                 _pack_questions,
                 _unpack_questions,
-                self._member.address_of,
+                self._connect,
                 self._call_in_loop,
             )
         queue.add(question, done)
@@ -324,10 +327,11 @@ class TransactionShards(TransactionService):
         self,
         state: BrokerState,
         member: ClusterMember,
+        connect: Connect,
         call_in_loop: Callable[[Callable[[], None]], object],
     ) -> None:
         self._state = state
-        self.peers = TransactionPeers(member, call_in_loop)
+        self.peers = TransactionPeers(member, connect, call_in_loop)
         #: Leader epochs of the partitions of `__transaction_state` that are led here.
         self._epochs: dict[int, int] = {}
         self.shards = Shards(

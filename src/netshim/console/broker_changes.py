@@ -69,6 +69,7 @@ class BrokerChanges:
             port=0,
             peer=viewer.host,
             client_software=_CLIENT,
+            listener=server.listeners[0].name,
             principal=viewer.principal,
         )
         frame = wire.encode_request(api, version, 1, _CLIENT, request)[4:]

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from logcore import LogcoreError
 from netshim import wire
+from netshim.handlers.failures import fail_results
 from netshim.scheduling import CloseConnection, PendingResponse
 from netshim.security.acls import (
     CLUSTER_NAME,
@@ -113,8 +115,13 @@ def create_acls(
     response = response_type(results=results)
     if not acls:
         return response
+
+    def refuse(error: LogcoreError) -> CreateAclsResponse:
+        fail_results(results, error)
+        return response
+
     return state.change_security(
-        lambda: state.security.store().add_acls(acls), lambda _: response
+        lambda: state.security.store().add_acls(acls), lambda _: response, refuse
     )
 
 
@@ -176,7 +183,12 @@ def delete_acls(
             ]
         )
 
-    return state.change_security(remove, respond)
+    def refuse(error: LogcoreError) -> DeleteAclsResponse:
+        response = response_type(filter_results=[result_type() for _ in filters])
+        fail_results(response.filter_results, error)
+        return response
+
+    return state.change_security(remove, respond, refuse)
 
 
 def describe_acls(

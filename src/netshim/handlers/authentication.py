@@ -22,7 +22,9 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from logcore import LogcoreError
 from netshim import wire
+from netshim.handlers.failures import fail_results
 from netshim.scheduling import CloseConnection, PendingResponse
 from netshim.security import scram
 from netshim.security.sasl import (
@@ -33,7 +35,7 @@ from netshim.security.sasl import (
     Step,
     Work,
 )
-from netshim.session import ClientSession
+from netshim.session import BROKER_USER, ClientSession
 from netshim.state import BrokerState, Call
 from netshim.wire import codes
 
@@ -234,7 +236,7 @@ class SaslGate:
         now_ms: int,
         answer: Callable[[Step, int], list[Piece]],
     ) -> list[Piece]:
-        principal = f"User:{step.user}"
+        principal = step.principal
         if self._first is not None and self._first[0] != principal:
             self._log_failure("another user than before", step.user, self._mechanism)
             raise CloseConnection("another user than at the first authentication")
@@ -254,6 +256,8 @@ class SaslGate:
 
     def _lifetime_ms(self, step: Accepted, now_ms: int) -> int:
         """Return the lifetime of an authentication; 0 if it does not expire."""
+        if step.is_broker:  # its password is in the registry as long as the cluster is
+            return 0
         most_ms = self._state.security.connections_max_reauth_ms
         limits = []
         if most_ms:
@@ -435,7 +439,12 @@ def alter_user_scram_credentials(
             ]
         )
 
-    return state.change_security(store, response)
+    def refuse(error: LogcoreError) -> Any:
+        refused = response({})
+        fail_results(refused.results, error)
+        return refused
+
+    return state.change_security(store, response, refuse)
 
 
 def _error_of(name: str, mechanism: str | None, one: Any) -> tuple[int, str] | None:
@@ -443,6 +452,8 @@ def _error_of(name: str, mechanism: str | None, one: Any) -> tuple[int, str] | N
     unacceptable = codes.UNACCEPTABLE_CREDENTIAL
     if not name or len(name) > _MOST_NAME_CHARS or "\0" in name:
         return unacceptable, "the user name is empty, too long or contains NUL"
+    if name == BROKER_USER:
+        return unacceptable, "the name belongs to the brokers of a cluster"
     if mechanism is None:
         return codes.UNSUPPORTED_SASL_MECHANISM, "unknown mechanism"
     if one is None:

@@ -8,10 +8,18 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Final
+from collections.abc import Iterable
+from typing import Any, Final
 
 import logcore
-from logcore.errors import CommitTimeoutError, NotEnoughReplicasError
+from logcore.errors import (
+    CommitTimeoutError,
+    NotEnoughReplicasError,
+    RegistryClosedError,
+    RegistryLockedError,
+    RegistryUnavailableError,
+    SessionExpiredError,
+)
 from netshim.wire import codes
 
 #: The first class that matches is used, so subclasses precede their base classes.
@@ -42,6 +50,11 @@ _CODES: Final[tuple[tuple[type[logcore.LogcoreError], int], ...]] = (
     (logcore.NotLeaderError, codes.NOT_LEADER_OR_FOLLOWER),
     (NotEnoughReplicasError, codes.NOT_ENOUGH_REPLICAS),
     (CommitTimeoutError, codes.REQUEST_TIMED_OUT),
+    # Clients send such a request again: the registry may answer soon.
+    (RegistryClosedError, codes.REQUEST_TIMED_OUT),
+    (RegistryLockedError, codes.REQUEST_TIMED_OUT),
+    (RegistryUnavailableError, codes.REQUEST_TIMED_OUT),
+    (SessionExpiredError, codes.REQUEST_TIMED_OUT),
     # The partition was deleted, or the broker is stopping. Clients then refresh their
     # metadata.
     (logcore.LogClosedError, codes.NOT_LEADER_OR_FOLLOWER),
@@ -79,3 +92,11 @@ def code_of(error: BaseException) -> int:
         if isinstance(error, kind):
             return code
     return codes.UNKNOWN_SERVER_ERROR
+
+
+def fail_results(results: Iterable[Any], error: BaseException) -> None:
+    """Set the code and the text of an error in results that have none yet."""
+    code, text = code_of(error), message_of(error)
+    for one in results:
+        if not one.error_code:
+            one.error_code, one.error_message = code, text

@@ -14,7 +14,9 @@ import math
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
+from logcore import LogcoreError
 from netshim import wire
+from netshim.handlers.failures import fail_results
 from netshim.scheduling import PendingResponse
 from netshim.security import quotas
 from netshim.security.stored import DEFAULT, Entity
@@ -145,7 +147,11 @@ def alter_client_quotas(
         for entity, changes in wanted.values():
             state.security.store().set_quotas(entity, changes)
 
-    return state.change_security(store, lambda _: response)
+    def refuse(error: LogcoreError) -> AlterClientQuotasResponse:
+        fail_results(results, error)
+        return response
+
+    return state.change_security(store, lambda _: response, refuse)
 
 
 def describe_client_quotas(

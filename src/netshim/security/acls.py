@@ -228,6 +228,10 @@ class AclIndex:
         }
         self._answers: dict[tuple[str, str, int, int, str], bool] = {}
 
+    def is_super(self, principal: str) -> bool:
+        """Return whether a user may do everything."""
+        return principal in self.super_users
+
     def allows(
         self, principal: str, host: str, operation: int, kind: int, name: str
     ) -> bool:

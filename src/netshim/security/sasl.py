@@ -5,6 +5,8 @@ Rules:
   password that it receives.
 - An unknown user and a wrong password have the same text, the same steps and the cost
   of an existing user.
+- In a cluster, the name BROKER_USER and SCRAM-SHA-512 belong to the brokers. Their
+  password is in the registry, so that no client can change or delete it.
 - Work that takes milliseconds, such as the derivation of keys or the download of
   signing keys, is returned as Work. The caller runs it in a worker thread.
 
@@ -21,8 +23,14 @@ from typing import Final, Protocol
 import attrs
 
 from netshim.security import scram
-from netshim.security.scram import Credential, CredentialForm, ScramError
+from netshim.security.scram import (
+    BROKER_MECHANISM,
+    Credential,
+    CredentialForm,
+    ScramError,
+)
 from netshim.security.stored import SecurityFacts
+from netshim.session import BROKER_PRINCIPAL, BROKER_USER
 
 PLAIN: Final = "PLAIN"
 OAUTHBEARER: Final = "OAUTHBEARER"
@@ -50,6 +58,13 @@ class Accepted:
     token: bytes = b""
     #: Wall clock at which the authentication ends; None if it does not.
     expires_ms: int | None = None
+    #: Whether the client is a broker of the cluster.
+    is_broker: bool = False
+
+    @property
+    def principal(self) -> str:
+        """The principal of the client."""
+        return BROKER_PRINCIPAL if self.is_broker else f"User:{self.user}"
 
 
 @attrs.frozen
@@ -134,6 +149,11 @@ class Authenticator:
     iterations: int
     tokens: TokenVerifier | None = None
 
+    def is_broker(self, user: str, mechanism: str | None) -> bool:
+        """Return whether a login is one of a broker of the cluster."""
+        is_theirs = user == BROKER_USER and mechanism == BROKER_MECHANISM
+        return is_theirs and self.facts().brokers is not None
+
     def begin(self, mechanism: str) -> Exchange:
         """Return a new exchange for a mechanism that is served."""
         if mechanism == PLAIN:
@@ -151,6 +171,9 @@ class Authenticator:
         Without a mechanism, the first one of the user.
         """
         facts = self.facts()
+        if self.is_broker(user, mechanism):
+            assert facts.brokers is not None
+            return BROKER_MECHANISM, facts.brokers.credential, True
         secret = facts.salt_secret or b"no users"
         mechanisms = tuple(scram.HASHES)
         if mechanism is not None:
@@ -203,7 +226,8 @@ class _Scram:
         _, present, _ = self._owner.credential(user, self.mechanism)
         if present != self._exchange.credential:
             return Rejected("the credential was changed during the exchange", user)
-        return Accepted(user, final)
+        is_broker = self._owner.is_broker(user, self.mechanism)
+        return Accepted(user, final, is_broker=is_broker)
 
 
 @attrs.define(eq=False)

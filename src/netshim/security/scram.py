@@ -27,6 +27,8 @@ import attrs
 HASHES: Final = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
 #: Numbers of the mechanisms in AlterUserScramCredentials.
 NUMBERS: Final = {"SCRAM-SHA-256": 1, "SCRAM-SHA-512": 2}
+#: The mechanism with which brokers of a cluster log in to each other.
+BROKER_MECHANISM: Final = "SCRAM-SHA-512"
 LEAST_ITERATIONS: Final = 4_096
 MOST_ITERATIONS: Final = 16_384
 MOST_TOKEN_BYTES: Final = 8_192

@@ -17,13 +17,13 @@ import attrs
 
 from logcore.errors import InvalidConfigError
 from netshim.security import sasl, scram
-from netshim.security.acls import AclIndex, AclOperation, ResourceType
+from netshim.security.acls import Acl, AclIndex, AclOperation, ResourceType
 from netshim.security.principals import MappingRules
 from netshim.security.quotas import Quotas
 from netshim.security.sasl import Authenticator, PasswordCache
 from netshim.security.stored import SecurityFacts, SecurityStore
 from netshim.security.tokens import JwtVerifier
-from netshim.session import ClientSession
+from netshim.session import BROKER_PRINCIPAL, ClientSession
 
 _log = logging.getLogger("netshim")
 #: Stored facts are read again after this time, even if no change was reported.
@@ -108,7 +108,7 @@ class Security:
         #: The rules; None if no rule is enforced.
         self.acls: AclIndex | None = None
         if settings.enforces_acls:
-            self.acls = AclIndex((), settings.super_users)
+            self.acls = self._index(())
         self.quotas = Quotas()
         self._open_store = open_store
         self._store: SecurityStore | None = None
@@ -183,12 +183,15 @@ class Security:
             topic,
         )
 
+    def _index(self, acls: tuple[Acl, ...]) -> AclIndex:
+        return AclIndex(acls, (*self.settings.super_users, BROKER_PRINCIPAL))
+
     def publish(self, facts: SecurityFacts) -> None:
         """Use stored facts from now on."""
         if facts == self.facts:
             return
         if self.acls is not None and facts.acls != self.acls.acls:
-            self.acls = AclIndex(facts.acls, self.settings.super_users)
+            self.acls = self._index(facts.acls)
             self.rules_version += 1
         self.quotas.set_bounds(facts.quotas)
         self.facts = facts

@@ -1,4 +1,7 @@
-"""Users, access control lists and quotas as nodes of the registry of a log directory.
+"""Users, access control lists and quotas as nodes of a registry.
+
+A broker alone has the registry beside its log directory, and the brokers of a cluster
+share theirs.
 
 | path | value |
 |---|---|
@@ -8,6 +11,7 @@
 | `/kafka-acl/<Type>/<name>` | rules with a literal pattern |
 | `/kafka-acl-extended/prefixed/<Type>/<name>` | rules for names that begin so |
 | `/security/salt_secret` | 32 random bytes |
+| `/security/brokers` | the login of the brokers of a cluster to each other |
 
 Settings are `{"version":1,"config":{"SCRAM-SHA-256":"salt=..,stored_key=..,...}}`.
 Rules are `{"version":1,"acls":[{"principal":..,"permissionType":"Allow",...}]}`. The
@@ -18,8 +22,9 @@ Rules:
 - Every change is synced before the function returns. A running broker reads the nodes
   again after a change of any process.
 - A damaged node of a user or a quota is reported and skipped: that user cannot log in.
-  A damaged node of an access control list is an error, because skipping a DENY rule
-  would grant access.
+  A damaged node of an access control list counts as a rule that denies everything to
+  all users of the resource, because skipping a DENY rule would grant access.
+- If the registry does not answer, load() fails, and its caller keeps the former facts.
 
 All functions block on the disk.
 """
@@ -36,12 +41,15 @@ import attrs
 
 from logcore.errors import (
     CorruptRegistryError,
+    InvalidConfigError,
     NodeExistsError,
     NodeNotFoundError,
     RegistryError,
+    UnsupportedRegistryError,
 )
 from logcore.fs import FS, OS, SharedFS
-from logcore.registry import Registry, open_registry
+from logcore.registry import Node, Registry, open_registry
+from logcore.registry.files import FileRegistry, read_layout
 from logcore.registry.paths import (
     element,
     element_name,
@@ -51,11 +59,19 @@ from logcore.registry.paths import (
     unpack_json,
 )
 from netshim.security import scram
-from netshim.security.acls import Acl, AclOperation, Pattern, Permission, ResourceType
-from netshim.security.scram import Credential, CredentialForm
+from netshim.security.acls import (
+    ANYBODY,
+    WILDCARD,
+    Acl,
+    AclOperation,
+    Pattern,
+    Permission,
+    ResourceType,
+)
+from netshim.security.scram import BROKER_MECHANISM, Credential, CredentialForm
 
 if TYPE_CHECKING:
-    from logcore.registry.watching import FileWatch
+    from logcore.registry.protocol import Watch
 
 _log = logging.getLogger("netshim")
 
@@ -65,6 +81,7 @@ IPS: Final = "/config/ips"
 ACLS: Final = "/kafka-acl"
 PREFIXED_ACLS: Final = "/kafka-acl-extended/prefixed"
 SALT_SECRET: Final = "/security/salt_secret"
+BROKERS: Final = "/security/brokers"
 #: Name that means all entities without quotas of their own.
 DEFAULT: Final = "<default>"
 
@@ -86,9 +103,24 @@ _OPERATIONS: Final = {name: one for one, name in OPERATION_NAMES.items()}
 _PERMISSION_NAMES: Final = {Permission.ALLOW: "Allow", Permission.DENY: "Deny"}
 _PERMISSIONS: Final = {name: one for one, name in _PERMISSION_NAMES.items()}
 
+#: The registry raises these errors for one damaged node, and others for itself.
+_DAMAGE: Final = (CorruptRegistryError, UnsupportedRegistryError)
+_PASSWORD_BYTES: Final = 32
+#: Name of the registry below the directory of `netshim cluster`.
+_CLUSTER: Final = "cluster"
+
 #: The user, client id and IP address of a quota. None: the quota does not depend on it.
 #: DEFAULT: all that have no quota of their own.
 Entity = tuple[str | None, str | None, str | None]
+
+
+@attrs.frozen
+class BrokerLogin:
+    """The password with which the brokers of a cluster log in to each other."""
+
+    password: str = attrs.field(repr=False)
+    #: The credential of BROKER_MECHANISM for it.
+    credential: Credential
 
 
 @attrs.frozen
@@ -102,6 +134,8 @@ class SecurityFacts:
     quotas: Mapping[Entity, Mapping[str, float]] = attrs.Factory(dict)
     #: The secret of made-up salts. Empty if none was made.
     salt_secret: bytes = b""
+    #: None if no broker logs in to another one.
+    brokers: BrokerLogin | None = None
     #: The forms of the credential that each user has for a mechanism. Key "": the
     #: credential that verifies a password of PLAIN.
     forms: Mapping[str, frozenset[CredentialForm]] = attrs.field(init=False, eq=False)
@@ -123,7 +157,7 @@ class SecurityFacts:
 
 
 class SecurityStore:
-    """The stored users, rules and quotas of one log directory. Used by one thread."""
+    """The stored users, rules and quotas of a broker or a cluster. Used by one thread."""
 
     def __init__(
         self,
@@ -132,21 +166,46 @@ class SecurityStore:
         *,
         read_only: bool = False,
     ) -> None:
-        """Open the registry of a log directory.
+        """Open the registry of a log directory, or of an existing cluster.
 
-        It is created if it does not exist, unless `read_only` is true.
+        A cluster is found by the directory of `netshim cluster`, or by the path that its
+        brokers have as `--registry`. The registry of a log directory is created if it
+        does not exist, unless `read_only` is true.
 
         Raises:
-            CorruptRegistryError, UnsupportedRegistryError, InvalidConfigError,
-                LogNotFoundError: see open_registry().
+            CorruptRegistryError, UnsupportedRegistryError, LogNotFoundError: see
+                open_registry().
+            InvalidConfigError: see open_registry(), or the directory belongs to
+                one broker of a cluster.
         """
-        self._registry = open_registry(
-            directory, read_only=read_only, fs=cast("SharedFS", fs)
-        )
-        self._watch: FileWatch | None = None
-        #: The parents of the watched nodes.
-        self._watched: list[str] = []
+        opened = _open(os.fspath(directory), cast("SharedFS", fs), read_only=read_only)
+        self._use(lambda: opened, opened.close)
+
+    @classmethod
+    def of_cluster(cls, registry: Callable[[], Registry]) -> SecurityStore:
+        """Return the store of a broker in a cluster.
+
+        `registry` returns the registry of its present session. close() leaves it open.
+        """
+        store = cls.__new__(cls)
+        store._use(registry, lambda: None)
+        return store
+
+    def _use(
+        self, registry: Callable[[], Registry], close_registry: Callable[[], None]
+    ) -> None:
+        self._present_registry = registry
+        self._close_registry = close_registry
+        self._watch: Watch | None = None
+        #: The registry of the watch, and the watched nodes and parents.
+        self._watched: tuple[Registry, list[str], list[str]] | None = None
         self._is_new_watch = False
+        #: The damaged nodes with the text that was logged.
+        self._reported: frozenset[tuple[str, str]] = frozenset()
+
+    @property
+    def _registry(self) -> Registry:
+        return self._present_registry()
 
     # -- reading -----------------------------------------------------------------------
 
@@ -154,125 +213,88 @@ class SecurityStore:
         """Read everything.
 
         Raises:
-            CorruptRegistryError: the node of an access control list is damaged, or a
-                newer version wrote it.
+            CorruptRegistryError: a newer version has stored rules of another kind.
+            RegistryError: the registry does not answer.
         """
         registry = self._registry
-        users: dict[str, Mapping[str, Credential]] = {}
-        quotas: dict[Entity, Mapping[str, float]] = {}
-        parents = [USERS, CLIENTS, IPS, ACLS, PREFIXED_ACLS]
-        for name, path in _nodes(registry, USERS):
-            config = self._config(path)
-            credentials = self._credentials(config, path)
-            if credentials:
-                users[name] = credentials
-            self._add_quotas(quotas, (name, None, None), config, path)
-            below = f"{path}/clients"
-            parents.append(below)
-            for client, inner in _nodes(registry, below):
-                entity = (name, client, None)
-                self._add_quotas(quotas, entity, self._config(inner), inner)
-        for name, path in _nodes(registry, CLIENTS):
-            self._add_quotas(quotas, (None, name, None), self._config(path), path)
-        for name, path in _nodes(registry, IPS):
-            self._add_quotas(quotas, (None, None, name), self._config(path), path)
-        acls: list[Acl] = []
-        for root, pattern in (
-            (ACLS, Pattern.LITERAL),
-            (PREFIXED_ACLS, Pattern.PREFIXED),
-        ):
-            for kind_name in registry.children(root):
-                kind = _TYPES.get(kind_name)
-                if kind is None:
-                    raise CorruptRegistryError(
-                        "unknown kind of resource", path=f"{root}/{kind_name}"
-                    )
-                parents.append(f"{root}/{kind_name}")
-                for name, path in _nodes(registry, f"{root}/{kind_name}"):
-                    acls += _unpack_acls(
-                        _value(registry, path), path, kind, pattern, name
-                    )
-        self._watch_again(parents)
-        return SecurityFacts(
-            users=users,
-            acls=tuple(sorted(acls)),
-            quotas=quotas,
-            salt_secret=_value(registry, SALT_SECRET),
-        )
+        reading = _Reading(registry, self._reported)
+        facts = reading.read_all()
+        self._reported = frozenset(reading.reported)
+        self._watch_again(registry, reading.paths, reading.parents)
+        return facts
 
     def has_changed(self) -> bool:
         """Return whether something may have changed since load(). Does not block."""
-        return self._watch is None or self._is_new_watch or self._watch.wait(0)
+        if self._watch is None or self._watched is None or self._is_new_watch:
+            return True
+        return self._watched[0] is not self._registry or self._watch.wait(0)
+
+    @property
+    def has_facts(self) -> bool:
+        """Whether anything is stored."""
+        names = self._registry.children("/")
+        has_settings = "config" in names and any(
+            self._registry.children(one) for one in (USERS, CLIENTS, IPS)
+        )
+        return has_settings or any(
+            one.split("/")[1] in names for one in (ACLS, PREFIXED_ACLS)
+        )
 
     def close(self) -> None:
-        """Close the registry."""
+        """End the watch, and close the registry unless it belongs to a cluster's session."""
         if self._watch is not None:
             self._watch.close()
             self._watch = None
-        self._registry.close()
+        self._close_registry()
 
-    def _watch_again(self, parents: list[str]) -> None:
+    def _watch_again(
+        self, registry: Registry, paths: list[str], parents: list[str]
+    ) -> None:
         """Watch the nodes that load() has read.
 
         An unchanged watch reports changes since the load began. After a new watch, a
         change between the load and the watch would be missed, so has_changed() is True
         once more.
         """
-        if parents == self._watched and self._watch is not None:
+        watched = registry, paths, parents
+        if watched == self._watched and self._watch is not None:
             self._is_new_watch = False
             return
         if self._watch is not None:
             self._watch.close()
-        self._watch = self._registry.watch((), children=parents)
-        self._watched = parents
+        self._watch = registry.watch(paths, children=parents)
+        self._watched = watched
         self._is_new_watch = True
 
-    def _config(self, path: str) -> Mapping[str, str]:
+    # -- the login of brokers ----------------------------------------------------------
+
+    def ensure_broker_login(self) -> None:
+        """Create the password of the brokers, unless it exists."""
         try:
-            data = _value(self._registry, path)
-            if not data:
-                return {}
-            return unpack_config(data, path)
-        except RegistryError as error:
-            _log.error("%s cannot be read, and has no effect: %s", path, error)
-            return {}
-
-    def _credentials(
-        self, config: Mapping[str, str], path: str
-    ) -> Mapping[str, Credential]:
-        found = {}
-        for mechanism in scram.HASHES:
-            text = config.get(mechanism)
-            if text is None:
-                continue
-            try:
-                found[mechanism] = scram.parse_credential(text)
-            except (KeyError, ValueError):
-                _log.error(
-                    "%s: the credential for %s is damaged, so the user cannot log in "
-                    "with it",
-                    path,
-                    mechanism,
-                )
-        return found
-
-    def _add_quotas(
-        self,
-        quotas: dict[Entity, Mapping[str, float]],
-        entity: Entity,
-        config: Mapping[str, str],
-        path: str,
-    ) -> None:
-        values = {}
-        for key, text in config.items():
-            if key in scram.HASHES:
-                continue
-            try:
-                values[key] = float(text)
-            except ValueError:
-                _log.error("%s: the quota %s is no number: %r", path, key, text)
-        if values:
-            quotas[entity] = values
+            self._registry.get(BROKERS)
+            return
+        except NodeNotFoundError:
+            pass
+        except _DAMAGE:  # load() reports it, and no broker can log in
+            return
+        password = os.urandom(_PASSWORD_BYTES).hex()
+        salt = os.urandom(scram.SALT_BYTES)
+        salted = scram.salted_password(
+            BROKER_MECHANISM, password, salt, scram.LEAST_ITERATIONS
+        )
+        credential = scram.credential_of(
+            BROKER_MECHANISM, salted, salt, scram.LEAST_ITERATIONS
+        )
+        value = pack_json(
+            {
+                "version": 1,
+                "password": password,
+                BROKER_MECHANISM: scram.format_credential(credential),
+            }
+        )
+        # Another broker may create it at the same time. The first wins.
+        with contextlib.suppress(NodeExistsError):
+            self._registry.create(BROKERS, value)
 
     # -- users -------------------------------------------------------------------------
 
@@ -339,12 +361,24 @@ class SecurityStore:
                 return None
             return pack_config(config)
 
-        node = self._registry.update(path, replace)
+        node = self._update(path, replace)
         if node is not None and not (node.value and unpack_config(node.value, path)):
             # A user with quotas for client ids has children, and remains. So does a
             # node that another process has changed since.
             with contextlib.suppress(RegistryError):
                 self._registry.delete(path, version=node.version)
+
+    def _update(
+        self, path: str, change: Callable[[bytes | None], bytes | None]
+    ) -> Node | None:
+        try:
+            return self._registry.update(path, change)
+        except _DAMAGE as error:
+            raise CorruptRegistryError(
+                f"the node {path.removeprefix('/')} of the registry is damaged, so it "
+                "cannot be changed; restore it, or delete it to begin without it",
+                found=str(error),
+            ) from error
 
     # -- access control lists ----------------------------------------------------------
 
@@ -374,19 +408,166 @@ class SecurityStore:
                 return None
             return _pack_acls(wanted)
 
-        node = self._registry.update(path, replace)
+        node = self._update(path, replace)
         if node is not None and not _unpack_acls(node.value, path, kind, pattern, name):
             # Another process may have added a rule since.
             with contextlib.suppress(RegistryError):
                 self._registry.delete(path, version=node.version)
 
 
-def _nodes(registry: Registry, parent: str) -> list[tuple[str, str]]:
-    """Return (name, path) of the children of a node."""
-    return [
-        (element_name(child), f"{parent}/{child}")
-        for child in registry.children(parent)
-    ]
+class _Reading:
+    """One reading of everything that is stored."""
+
+    def __init__(
+        self, registry: Registry, reported: frozenset[tuple[str, str]]
+    ) -> None:
+        self._registry = registry
+        self._former = reported
+        #: The damaged nodes, and the text of each.
+        self.reported: set[tuple[str, str]] = set()
+        #: The nodes that were read, and the nodes whose children were listed.
+        self.paths: list[str] = [SALT_SECRET, BROKERS]
+        self.parents: list[str] = []
+        self._quotas: dict[Entity, Mapping[str, float]] = {}
+
+    def read_all(self) -> SecurityFacts:
+        users: dict[str, Mapping[str, Credential]] = {}
+        for name, path in self._nodes(USERS):
+            config = self._config(path)
+            credentials = self._credentials(config, path)
+            if credentials:
+                users[name] = credentials
+            self._add_quotas((name, None, None), config, path)
+            for client, inner in self._nodes(f"{path}/clients"):
+                self._add_quotas((name, client, None), self._config(inner), inner)
+        for name, path in self._nodes(CLIENTS):
+            self._add_quotas((None, name, None), self._config(path), path)
+        for name, path in self._nodes(IPS):
+            self._add_quotas((None, None, name), self._config(path), path)
+        acls: list[Acl] = []
+        for root, pattern in (
+            (ACLS, Pattern.LITERAL),
+            (PREFIXED_ACLS, Pattern.PREFIXED),
+        ):
+            self.parents.append(root)
+            for kind_name in self._registry.children(root):
+                kind = _TYPES.get(kind_name)
+                if kind is None:
+                    raise CorruptRegistryError(
+                        "unknown kind of resource", path=f"{root}/{kind_name}"
+                    )
+                for name, path in self._nodes(f"{root}/{kind_name}"):
+                    acls += self._acls(path, kind, pattern, name)
+        return SecurityFacts(
+            users=users,
+            acls=tuple(sorted(acls)),
+            quotas=self._quotas,
+            salt_secret=_value(self._registry, SALT_SECRET),
+            brokers=self._brokers(),
+        )
+
+    def _nodes(self, parent: str) -> list[tuple[str, str]]:
+        """Return (name, path) of the children of a node."""
+        self.parents.append(parent)
+        found = [
+            (element_name(child), f"{parent}/{child}")
+            for child in self._registry.children(parent)
+        ]
+        self.paths += [path for _, path in found]
+        return found
+
+    def _report(self, path: str, text: str, *values: object) -> None:
+        """Log a damaged node, unless the former reading has logged the same."""
+        line = path, text % values
+        if line not in self._former:
+            _log.error("%s: %s", *line)
+        self.reported.add(line)
+
+    def _config(self, path: str) -> Mapping[str, str]:
+        try:
+            data = _value(self._registry, path)
+            return unpack_config(data, path) if data else {}
+        except _DAMAGE as error:
+            self._report(path, "the node cannot be read, and has no effect: %s", error)
+            return {}
+
+    def _credentials(
+        self, config: Mapping[str, str], path: str
+    ) -> Mapping[str, Credential]:
+        found = {}
+        for mechanism in scram.HASHES:
+            text = config.get(mechanism)
+            if text is None:
+                continue
+            try:
+                found[mechanism] = scram.parse_credential(text)
+            except (KeyError, ValueError):
+                self._report(
+                    path,
+                    "the credential for %s is damaged, so the user cannot log in with it",
+                    mechanism,
+                )
+        return found
+
+    def _add_quotas(self, entity: Entity, config: Mapping[str, str], path: str) -> None:
+        values = {}
+        for key, text in config.items():
+            if key in scram.HASHES:
+                continue
+            try:
+                values[key] = float(text)
+            except ValueError:
+                self._report(path, "the quota %s is no number: %r", key, text)
+        if values:
+            self._quotas[entity] = values
+
+    def _acls(
+        self, path: str, kind: ResourceType, pattern: Pattern, name: str
+    ) -> list[Acl]:
+        try:
+            return _unpack_acls(_value(self._registry, path), path, kind, pattern, name)
+        except _DAMAGE as error:
+            self._report(
+                path,
+                "the rules cannot be read, so everything is denied there: %s",
+                error,
+            )
+        return [
+            Acl(
+                kind,
+                pattern,
+                name,
+                ANYBODY,
+                WILDCARD,
+                AclOperation.ALL,
+                Permission.DENY,
+            )
+        ]
+
+    def _brokers(self) -> BrokerLogin | None:
+        try:
+            data = _value(self._registry, BROKERS)
+            return _unpack_brokers(data) if data else None
+        except _DAMAGE as error:
+            self._report(BROKERS, "no broker can log in to another one: %s", error)
+            return None
+
+
+def _open(directory: str, fs: SharedFS, *, read_only: bool) -> FileRegistry:
+    """Open the registry of a log directory, or of an existing cluster."""
+    directory = fs.real_path(directory)
+    parent = os.path.dirname(directory)
+    for path in (directory, os.path.join(directory, _CLUSTER)):
+        if read_layout(path, fs) == "truth":
+            return open_registry(path, topics="truth", read_only=read_only, fs=fs)
+    if read_layout(os.path.join(parent, _CLUSTER), fs) == "truth":
+        raise InvalidConfigError(
+            "this is the directory of one broker, whose cluster has the users, rules "
+            "and quotas",
+            expected=parent,
+            found=directory,
+        )
+    return open_registry(directory, read_only=read_only, fs=fs)
 
 
 def _value(registry: Registry, path: str) -> bytes:
@@ -474,4 +655,19 @@ def _unpack_acls(
     except (KeyError, TypeError) as error:
         raise CorruptRegistryError(
             "a damaged access control list", path=path, found=repr(error)
+        ) from error
+
+
+def _unpack_brokers(data: bytes) -> BrokerLogin:
+    found = unpack_json(data, BROKERS)
+    try:
+        if found["version"] != 1:
+            raise ValueError
+        return BrokerLogin(
+            str(found["password"]), scram.parse_credential(found[BROKER_MECHANISM])
+        )
+    except (AttributeError, KeyError, ValueError) as error:
+        raise CorruptRegistryError(
+            "no login of brokers; delete the node, and restart all brokers",
+            path=BROKERS,
         ) from error

@@ -15,10 +15,12 @@ from logcore.errors import CorruptRegistryError, NodeExistsError, StorageReadErr
 from logcore.fs import OS
 from logcore.registry import paths
 from netshim.cluster import nodes
+from netshim.cluster.broker_connections import BrokerListener
 from netshim.cluster.member import ClusterMember, MemberSettings
 from netshim.cluster.node import ClusterNode, ClusterSettings
 from netshim.cluster.nodes import WHOLE_TOPIC, TopicNode
 from netshim.cluster.view import ClusterView
+from netshim.listeners import Listener
 from netshim.settings import Settings
 from support.clusters import LIMIT_S, until
 
@@ -230,12 +232,14 @@ def test_the_lag_time_is_longer_than_the_session(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfigError, match="broker_session_timeout_ms"):
         ClusterNode(
             ClusterSettings(registry=str(tmp_path / "c"), node_id=1),
+            BrokerListener(Listener.parse("PLAINTEXT://127.0.0.1:0"), None, None),
             Settings(broker_session_timeout_ms=6_000, replica_lag_time_max_ms=6_000),
             str(tmp_path / "1"),
             OS,
             durability=Durability.parse("group"),
             config={},
             new_id=str,
+            broker_login=lambda: None,
             call_in_loop=lambda step: None,
             loop_turns=lambda: 0,
             on_failure=lambda error: None,

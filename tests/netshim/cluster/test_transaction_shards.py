@@ -50,7 +50,12 @@ def shards(led: set[tuple[str, int]]) -> Any:
         logs=SimpleNamespace(numbers_of=lambda topic: range(1)),
         now_ms=0,
     )
-    made: Any = TransactionShards(state, SimpleNamespace(), lambda action: None)  # type: ignore[arg-type]
+    made: Any = TransactionShards(
+        state,  # type: ignore[arg-type]
+        SimpleNamespace(),  # type: ignore[arg-type]
+        Any,
+        lambda action: None,
+    )
     made.peers = Questions()
     return made
 

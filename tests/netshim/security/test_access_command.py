@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from logcore.registry import open_registry, registry_path
 from netshim.command import main
 from netshim.security.acls import AclOperation, Pattern, Permission, ResourceType
 from netshim.security.stored import SecurityStore
@@ -195,10 +196,31 @@ def test_damaged_user_cannot_log_in_and_others_can(
     assert "/config/users/alice" in caplog.text
 
 
-def test_damaged_rule_is_an_error(data: Path) -> None:
+def test_damaged_rules_deny_everything_of_their_topic(
+    data: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """A deny rule that is skipped would grant access."""
-    run("acl", "add", data, "User:a", "--consumer", "--topic", "t")
+    for topic in ("t", "u"):
+        run("acl", "add", data, "User:a", "--consumer", "--topic", topic)
     store = SecurityStore(data)
     store._registry.update("/kafka-acl/Topic/t", lambda _: b'{"version":2,"acls":[]}')
     store.close()
-    assert "version" in run("acl", "list", data, code=2)
+    listed = run("acl", "list", data)
+    assert "deny\tUser:*\tAll\ttopic t\t" in listed
+    assert "allow\tUser:a\tRead\ttopic u\t" in listed
+    assert "/kafka-acl/Topic/t" in caplog.text and "version" in caplog.text
+    # It is not replaced, because a rule that denies may be lost.
+    found = run("acl", "add", data, "User:a", "--consumer", "--topic", "t", code=2)
+    assert "kafka-acl/Topic/t" in found
+
+
+def test_users_of_a_cluster_are_in_its_registry(tmp_path: Path) -> None:
+    """By the directory of the cluster, or the path of its registry."""
+    open_registry(tmp_path / "cluster", topics="truth").close()
+    for place, name in ((tmp_path, "alice"), (tmp_path / "cluster", "bob")):
+        run("user", "add", place, name, typed="secret\nsecret\n")
+    with open_registry(tmp_path / "cluster", topics="truth") as registry:
+        assert registry.children("/config/users") == ["alice", "bob"]
+    assert registry_path(str(tmp_path)) not in map(str, tmp_path.parent.iterdir())
+    found = run("user", "add", tmp_path / "1", "carol", typed="x\nx\n", code=2)
+    assert "one broker" in found and str(tmp_path) in found

@@ -1,0 +1,104 @@
+"""Reads the stored users, rules and quotas of a broker, at its start and after changes.
+
+Rules:
+- They are read if the broker authenticates clients or enforces rules, or if any are
+  stored: a broker without authentication may have quotas.
+- A change is in effect one tick after the registry has reported it, and after 5 s if it
+  has reported nothing.
+- If they cannot be read, the former ones remain in effect, and the log contains
+  the error.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
+
+from netshim.listeners import Listener
+from netshim.security.sasl import OAUTHBEARER
+from netshim.security.service import Security
+from netshim.security.stored import SecurityFacts
+from netshim.state import SECURITY, BrokerState
+
+_log = logging.getLogger("netshim")
+#: Time between two checks whether a broker has its first user, rule or quota.
+_FIRST_CHECK_MS: Final = 1_000
+
+
+class Say(Protocol):
+    """Logs a line that may be frequent."""
+
+    def __call__(self, level: int, kind: str, text: str, *values: object) -> None: ...
+
+
+class SecurityLoader:
+    """Reads the stored facts into the Security of a broker.
+
+    `has_facts` returns whether anything is stored. It may block. `prepare` is called
+    before the first reading. It may block too.
+    """
+
+    def __init__(
+        self,
+        security: Security,
+        listeners: Sequence[Listener],
+        has_facts: Callable[[], bool],
+        prepare: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._security = security
+        self._uses_sasl = any(one.uses_sasl for one in listeners)
+        self._has_facts = has_facts
+        self._prepare = prepare
+        #: Time of the last check whether the first facts are stored.
+        self._checked_ms = 0
+
+    def read(self, now_ms: int) -> SecurityFacts | None:
+        """Return the stored facts, None if there are none and none are needed. Blocks."""
+        security = self._security
+        self._checked_ms = now_ms
+        needs_them = security.settings.enforces_acls or self._uses_sasl
+        if not needs_them and not self._has_facts():
+            return None
+        if not security.has_store:
+            self._prepare()
+            security.store()
+        return security.refresh(now_ms)
+
+    def warn(self, user_command: str) -> None:
+        """Log settings that are probably not meant. `user_command` creates a user."""
+        security = self._security
+        if not self._uses_sasl:
+            return
+        if not security.facts.users and any(
+            one != OAUTHBEARER for one in security.mechanisms
+        ):
+            _log.warning(
+                "no user exists, so no client can log in; create one: %s", user_command
+            )
+        if not security.settings.enforces_acls:
+            _log.warning(
+                "every user who logs in may do everything; --acls enforces access control lists"
+            )
+
+    def refresh(self, state: BrokerState, now_ms: int, say: Say) -> None:
+        """Begin to read again after a change. For the broker's thread."""
+        security = self._security
+
+        def done(facts: object) -> None:
+            if isinstance(facts, SecurityFacts):
+                security.publish(facts)
+            elif isinstance(facts, BaseException):
+                say(
+                    logging.ERROR,
+                    "security",
+                    "users, rules and quotas are as before, because they cannot be read: %s",
+                    facts,
+                )
+
+        if state.work.is_busy(SECURITY):
+            return
+        if security.has_store:
+            state.work.submit(SECURITY, lambda: security.refresh(now_ms), done)
+        elif now_ms - self._checked_ms >= _FIRST_CHECK_MS:
+            state.work.submit(SECURITY, lambda: self.read(now_ms), done)
