@@ -556,11 +556,13 @@ class _Reading:
 def _open(directory: str, fs: SharedFS, *, read_only: bool) -> FileRegistry:
     """Open the registry of a log directory, or of an existing cluster."""
     directory = fs.real_path(directory)
-    parent = os.path.dirname(directory)
+    parent, name = os.path.split(directory)
     for path in (directory, os.path.join(directory, _CLUSTER)):
         if read_layout(path, fs) == "truth":
             return open_registry(path, topics="truth", read_only=read_only, fs=fs)
-    if read_layout(os.path.join(parent, _CLUSTER), fs) == "truth":
+    # `netshim cluster` names the directories of its brokers so.
+    is_of_broker = name.isdecimal() and read_layout(directory, fs) is None
+    if is_of_broker and read_layout(os.path.join(parent, _CLUSTER), fs) == "truth":
         raise InvalidConfigError(
             "this is the directory of one broker, whose cluster has the users, rules "
             "and quotas",
