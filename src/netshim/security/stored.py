@@ -217,7 +217,7 @@ class SecurityStore:
             RegistryError: the registry does not answer.
         """
         registry = self._registry
-        reading = _Reading(registry, self._reported)
+        reading = _FactsReading(registry, self._reported)
         facts = reading.read_all()
         self._reported = frozenset(reading.reported)
         self._watch_again(registry, reading.paths, reading.parents)
@@ -415,7 +415,7 @@ class SecurityStore:
                 self._registry.delete(path, version=node.version)
 
 
-class _Reading:
+class _FactsReading:
     """One reading of everything that is stored."""
 
     def __init__(
