@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import attrs
 import trustme
 
-from netshim.follow.connection import ClientSettings, SourceConnection
+from netshim.follow.connection import ClientSettings, LoginError, SourceConnection
+from netshim.security import scram
+from netshim.security.acls import Acl, AclOperation, Pattern, Permission, ResourceType
 from netshim.security.stored import SecurityStore
 from netshim.session import BROKER_USER
-from support.clusters import Cluster
+from support.clusters import Cluster, until
 
 ADMIN = "admin"
 ALICE = "alice"
+ALLOW = Permission.ALLOW
 
 
 def password_of(name: str) -> str:
@@ -88,23 +93,48 @@ class SecuredCluster(Cluster):
         }
 
     def add_users(self, *names: str) -> None:
-        """Create users by the command, and wait until every broker knows them."""
+        """Create users, and wait until they can log in to every broker."""
+        with self.store() as store:
+            for name in names:
+                made = scram.credentials_of(
+                    password_of(name), scram.LEAST_ITERATIONS, os.urandom
+                )
+                store.set_credentials(name, made)
         for name in names:
-            file = self.path / f"{name}.password"
-            file.write_text(password_of(name))
-            netshim("user", "add", self.path, name, "--password-file", file)
+            for number in self.processes:
+                until(
+                    lambda name=name, number=number: self.logs_in(number, name),
+                    f"{name} logs in to broker {number}",
+                )
 
-    def store(self) -> SecurityStore:
+    def logs_in(self, number: int, user: str) -> bool:
+        """Return whether a user can log in to a broker."""
+        try:
+            self.connect(number, self.settings_of(user)).close()
+        except LoginError:
+            return False
+        return True
+
+    def allow(
+        self, user: str, kind: ResourceType, name: str, *operations: AclOperation
+    ) -> None:
+        """Store rules of a user, as the commands do."""
+        with self.store() as store:
+            store.add_acls(
+                Acl(kind, Pattern.LITERAL, name, f"User:{user}", "*", one, ALLOW)
+                for one in operations
+            )
+
+    @contextlib.contextmanager
+    def store(self) -> Iterator[SecurityStore]:
         """Open the users, rules and quotas of the cluster, as the commands do."""
-        return SecurityStore(self.path)
+        with contextlib.closing(SecurityStore(self.path)) as store:
+            yield store
 
     def broker_settings(self) -> ClientSettings:
         """Return the settings with which the brokers log in to each other."""
-        store = self.store()
-        try:
+        with self.store() as store:
             brokers = store.load().brokers
-        finally:
-            store.close()
         assert brokers is not None
         return attrs.evolve(self.settings_of(BROKER_USER), password=brokers.password)
 

@@ -23,6 +23,8 @@ from support.cluster_load import Load, judge
 from support.clusters import until
 from support.secured_clusters import ADMIN, ALICE, SecuredCluster, netshim, password_of
 
+confluent_kafka = pytest.importorskip("confluent_kafka")
+
 NUMBERS = (1, 2, 3)
 
 
@@ -157,16 +159,43 @@ def code_of(response: Any) -> int:
     return code
 
 
-# -- replication -----------------------------------------------------------------------
-
-
-def test_records_are_copied_and_survive_a_killed_leader(own: SecuredCluster) -> None:
-    own.create("t")
-    load = Load(own, "t")
-    load.until_more()
-    own.kill(own.until_in_sync("t", 3).leader_id)
-    load.until_more()
-    judge(own, "t", load)
+def test_transactions_of_a_user_span_brokers(secured: SecuredCluster) -> None:
+    """Markers and questions about transactions go to other brokers, with a login."""
+    secured.create("paid", 3)
+    leaders = {secured.until_in_sync("paid", 3, n).leader_id for n in range(3)}
+    assert len(leaders) == 3
+    one = AclOperation
+    topic, own_id = ResourceType.TOPIC, ResourceType.TRANSACTIONAL_ID
+    secured.allow(ALICE, own_id, "t", one.WRITE, one.DESCRIBE)
+    secured.allow(ALICE, topic, "paid", one.READ, one.WRITE, one.DESCRIBE)
+    until_known(secured, "paid", 3)
+    config = {
+        "bootstrap.servers": secured.bootstrap_servers,
+        **secured.config_of(ALICE),
+    }
+    producer = confluent_kafka.Producer({**config, "transactional.id": "t"})
+    producer.init_transactions(60)
+    for value, commits in ((b"1", True), (b"2", False), (b"3", True)):
+        producer.begin_transaction()
+        for number in range(3):
+            producer.produce("paid", value, partition=number)
+        producer.flush(60)
+        if commits:
+            producer.commit_transaction(60)
+        else:
+            producer.abort_transaction(60)
+    consumer = confluent_kafka.Consumer(
+        {**config, "group.id": "judge", "enable.auto.commit": False}
+    )
+    consumer.assign([confluent_kafka.TopicPartition("paid", n, 0) for n in range(3)])
+    found: list[tuple[int, bytes]] = []
+    while len(found) < 6:
+        message = consumer.poll(60)
+        assert message is not None, "no record within a minute"
+        if message.error() is None:
+            found.append((message.partition(), message.value()))
+    consumer.close()
+    assert sorted(found) == [(n, value) for n in range(3) for value in (b"1", b"3")]
 
 
 # -- attackers -------------------------------------------------------------------------
@@ -340,27 +369,18 @@ def test_users_of_one_broker_log_in_at_all(secured: SecuredCluster) -> None:
         salt=b"s" * 16,
         salted_password=salted,
     )
-    bob = secured.settings_of("bob")
-
-    def logs_in(number: int) -> bool:
-        try:
-            secured.connect(number, bob).close()
-        except LoginError:
-            return False
-        return True
-
     request = kind(upsertions=[added])
     (found,) = secured.ask(1, wire.ALTER_USER_SCRAM_CREDENTIALS, request).results
     assert found.error_code == codes.NONE
-    assert logs_in(1)
+    assert secured.logs_in(1, "bob")
     for number in NUMBERS:
-        until(lambda number=number: logs_in(number), f"bob logs in at {number}")
+        until(lambda number=number: secured.logs_in(number, "bob"), "bob logs in")
     request = kind(deletions=[kind.Deletion(name="bob", mechanism=2)])
     (found,) = secured.ask(2, wire.ALTER_USER_SCRAM_CREDENTIALS, request).results
     assert found.error_code == codes.NONE
-    assert not logs_in(2)
+    assert not secured.logs_in(2, "bob")
     for number in NUMBERS:
-        until(lambda number=number: not logs_in(number), f"bob is refused at {number}")
+        until(lambda number=number: not secured.logs_in(number, "bob"), "no login")
 
 
 def test_quotas_of_one_broker_are_those_of_all(secured: SecuredCluster) -> None:
@@ -430,9 +450,28 @@ def test_damaged_rules_deny_everything_of_their_topic(secured: SecuredCluster) -
         )
         assert "/kafka-acl/Topic/damaged" in secured.log(number)
     file.write_bytes(whole)
-    secured.store().close()
     allow(secured, 3, "whole", AclOperation.WRITE)
     until_known(secured, "damaged", 1)
+
+
+def test_settings_of_clients_name_no_password(secured: SecuredCluster) -> None:
+    broker = secured.broker_settings()
+    assert isinstance(broker, ClientSettings)
+    assert broker.password not in repr(broker)
+    for number in NUMBERS:
+        assert broker.password not in secured.log(number)
+
+
+def test_records_survive_a_killed_leader(secured: SecuredCluster) -> None:
+    secured.create("t")
+    load = Load(secured, "t")
+    load.until_more()
+    leader = secured.until_in_sync("t", 3).leader_id
+    secured.kill(leader)
+    load.until_more()
+    judge(secured, "t", load)
+    secured.start(leader)
+    secured.until_in_sync("t", 3)
 
 
 @pytest.mark.slow
@@ -466,11 +505,3 @@ def test_killed_coordinators_and_leaders_lose_nothing(own: SecuredCluster) -> No
         for index in range(3):
             own.until_in_sync("t", 3, index)
     judge(own, "t", load)
-
-
-def test_settings_of_clients_name_no_password(secured: SecuredCluster) -> None:
-    broker = secured.broker_settings()
-    assert isinstance(broker, ClientSettings)
-    assert broker.password not in repr(broker)
-    for number in NUMBERS:
-        assert broker.password not in secured.log(number)
