@@ -242,15 +242,12 @@ def test_form_of_another_type_or_size_is_refused(client: ConsoleClient) -> None:
     assert client.post("/login", {f"f{n}": "" for n in range(200)}).status == 400
 
 
-def test_damaged_users_show_no_page(client: ConsoleClient, users: LoginSetup) -> None:
+def test_a_damaged_registry_shows_no_page(
+    client: ConsoleClient, users: LoginSetup
+) -> None:
     client.log_in("alice", PASSWORD)
     registry = users.data.with_name(users.data.name + ".registry")
-    users.allow("alice", AclOperation.READ, "orders")
-    for path in registry.rglob("*"):
-        if path.is_file() and b"User:alice" in path.read_bytes():
-            path.write_bytes(
-                path.read_bytes().replace(b"User:alice", b"User:a\xff\xffce")
-            )
+    (registry / ".format").write_bytes(b"damaged")
     users.clock.moved_ms += 2_000
     assert client.get("/").status == 503
 
@@ -296,6 +293,20 @@ def test_user_sees_only_what_the_rules_allow(limited: ConsoleClient) -> None:
         for name in ("missing", "salaries")
     ]
     assert texts[0].replace("missing", "salaries") == texts[1]
+
+
+def test_damaged_rules_of_a_topic_hide_it(
+    limited: ConsoleClient, users: LoginSetup
+) -> None:
+    limited.log_in("alice", PASSWORD)
+    assert limited.get("/topics/orders").status == 200
+    registry = users.data.with_name(users.data.name + ".registry")
+    (file,) = registry.rglob("Topic/orders.node")
+    whole = file.read_bytes()
+    file.write_bytes(whole.replace(b"User:alice", b"User:a\xff\xffce"))
+    users.clock.moved_ms += 2_000
+    assert limited.get("/topics/orders").status == 404
+    assert limited.get("/").status == 200
 
 
 def test_user_who_may_only_describe_a_topic_reads_no_message(
