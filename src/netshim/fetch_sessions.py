@@ -124,6 +124,10 @@ class FetchSession:
     )
     #: Versions of the topics and leaders when the partitions were read last.
     context: object = None
+    #: WaitingFetches.wakes when no partition had news for a follower; None if unknown.
+    quiet_wakes: int | None = None
+    #: Time at which the partitions are compared again nevertheless.
+    compare_at_ms: int = 0
     _topics: dict[bytes | str, FetchRequest.Topic] = attrs.field(factory=dict)
 
     @property
@@ -132,6 +136,8 @@ class FetchSession:
 
     def update(self, request: FetchRequest) -> None:
         """Add and change the partitions of a request, and remove the forgotten ones."""
+        if request.topics or request.forgotten_topics_data:
+            self.quiet_wakes = None
         for topic in request.topics:
             name = self._name_of(topic)
             kept = self._topics.get(name)

@@ -12,6 +12,7 @@ This module does not read records (handlers/fetch.py does).
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from functools import partial
 from typing import Any, Final
 
@@ -23,6 +24,8 @@ from netshim.served_directory import ServedDirectory
 
 _log = logging.getLogger("netshim")
 
+#: The key of actions that wait for an event of any partition.
+ANY_PARTITION: Final[Key] = ("", -1)
 #: Checks for appends of other processes: their minimum interval, the cost for one
 #: partition, and the share of one processor that all checks may use.
 _FOLLOW_MS: Final = 5
@@ -48,8 +51,17 @@ class WaitingFetches(Waiting):
         self._follows = False  # whether a timer for the next follow() is set
         #: Whether programs in this process may append, too. False in a cluster.
         self.has_other_writers = True
+        #: Number of calls of wake(). In a cluster, nothing but a deletion of records
+        #: changes the offsets of a log without one.
+        self.wakes = 0
         # High watermarks at the last wake_readers().
         self._visible: dict[tuple[str, int], int] = {}
+
+    def wake(self, keys: Iterable[Key], now_ms: int) -> None:
+        """Call each action that waits for any of the keys, or for any partition, once."""
+        self.wakes += 1
+        if not self.is_empty:
+            super().wake([*keys, ANY_PARTITION], now_ms)
 
     def appended(
         self, topic: str, partition: int, log: Log, end: int, now_ms: int

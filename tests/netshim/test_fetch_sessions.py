@@ -12,6 +12,7 @@ import pytest
 from logcore.testing import SimulatedDisk
 from netshim import fetch_sessions, wire
 from netshim.fetch_sessions import EVICTION_MS, FetchSessions, SessionTurn, next_epoch
+from netshim.handlers import fetch as fetch_handler
 from netshim.secured_testing import start_secured
 from netshim.testing import start
 from netshim.wire import codes
@@ -265,6 +266,93 @@ def test_partition_that_is_read_again_only_after_a_change(still: StillBroker) ->
         True,
         False,  # answered partitions move to the end
     ]
+
+
+@pytest.fixture
+def followed(
+    still: StillBroker, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Fetcher, list[Any]]:
+    """A follower without news, and the logs whose offsets are compared for it.
+
+    As in a cluster, each append wakes the fetches that wait.
+    """
+    state = still.broker.state
+    state.fetches.has_other_writers = False
+    monkeypatch.setattr(state.leadership, "is_in_sync", lambda *_: True)
+    compared: list[Any] = []
+    offsets_of = fetch_handler._offsets_of
+    monkeypatch.setattr(
+        fetch_handler,
+        "_offsets_of",
+        lambda log: compared.append(log) or offsets_of(log),  # type: ignore[func-returns-value]
+    )
+    fetcher = Fetcher(still)
+    fetcher.fetch(places(), replica_id=2)
+    fetcher.fetch(replica_id=2)
+    compared.clear()
+    return fetcher, compared
+
+
+def append(still: StillBroker, number: int) -> None:
+    still.logdir.append("t", b"v", partition=number)
+    still.broker.state.fetches.wake([("t", number)], still.now_ms)
+
+
+def test_idle_follower_costs_no_comparison(
+    followed: tuple[Fetcher, list[Any]], still: StillBroker
+) -> None:
+    """Whatever the number of partitions is: an idle cluster has thousands."""
+    fetcher, compared = followed
+    for _ in range(3):
+        assert fetcher.fetch(replica_id=2) == {}
+    assert not compared
+    append(still, 1)
+    assert list(fetcher.fetch(replica_id=2)) == [("t", 1)]
+    assert list(fetcher.fetch({("t", 1): 1}, replica_id=2)) == []
+    compared.clear()
+    assert fetcher.fetch(replica_id=2) == {}
+    assert not compared
+    # The retention deletes records without an append.
+    still.logdir.partition("t", 1).delete_records(1)
+    assert fetcher.fetch(replica_id=2) == {}
+    still.tick(5_000)
+    (part,) = fetcher.fetch(replica_id=2).values()
+    assert part.log_start_offset == 1
+
+
+@pytest.mark.parametrize("change", ["append", "topic", "forget"])
+def test_waiting_fetch_of_an_idle_follower_ends_with_news(
+    followed: tuple[Fetcher, list[Any]], still: StillBroker, change: str
+) -> None:
+    fetcher, _ = followed
+    request = wire.FETCH.Request(
+        replica_id=2,
+        max_wait_ms=1_000,
+        min_bytes=1,
+        session_id=fetcher.id,
+        session_epoch=fetcher.epoch,
+    )
+    if change == "forget":
+        left = wire.FETCH.Request.ForgottenTopic
+        request.forgotten_topics_data = [left(topic="t", partitions=[0])]
+    frame = memoryview(wire.encode_request(wire.FETCH, _VERSION, 1, "me", request))[4:]
+    reply: Any = still.broker.handle(still.session, frame, still.now_ms)
+    still.tick(1)
+    assert not reply.is_set
+    if change == "topic":
+        still.logdir.delete_topic("t")
+        still.broker.state.fetches.wake([("t", 2)], still.now_ms)
+    else:
+        append(still, 2)
+    assert reply.is_set
+    data = b"".join(bytes(piece) for piece in reply.value)
+    _, response = wire.decode_response(wire.FETCH, _VERSION, memoryview(data)[4:])
+    found = [one for topic in response.responses for one in topic.partitions]
+    if change == "topic":
+        assert {one.error_code for one in found} == {codes.UNKNOWN_TOPIC_OR_PARTITION}
+    else:
+        assert [one.partition_index for one in found] == [2]
+        assert found[0].records
 
 
 @pytest.mark.parametrize("has_news", [True, False])

@@ -23,6 +23,7 @@ from logcore.reader import aborted_transactions
 from logcore.replication.leading import FollowerFetch
 from netshim import scheduling, wire
 from netshim.fetch_sessions import FetchSession, Offsets, SessionPartition, replica_of
+from netshim.fetch_wakeups import ANY_PARTITION
 from netshim.handlers.failures import code_of, message_of
 from netshim.handlers.partitions import (
     check_epoch,
@@ -46,6 +47,9 @@ if TYPE_CHECKING:
 #: Maximum time that a fetch waits, even if its client allows more. Otherwise, a broken
 #: connection would not be detected.
 _MAX_WAIT_MS: Final = 30_000
+#: Time after which the partitions of an idle follower are compared again: the retention
+#: may have deleted records.
+_COMPARE_MS: Final = 5_000
 #: First version that identifies topics by their ids.
 _IDS_SINCE: Final = 13
 #: First version that may read a topic whose own `compression.type` is zstd. As in
@@ -159,6 +163,8 @@ class _SessionPartitions:
         self.missing: set[int] = set()
         self.keys: list[tuple[str, int]] = []
         self._reading: list[tuple[SessionPartition, Log | None, Offsets]] = []
+        #: WaitingFetches.wakes before the last comparison; None if there was none.
+        self._wakes: int | None = None
         self._version = call.version
         self._of_request = (
             call.version,
@@ -180,6 +186,7 @@ class _SessionPartitions:
         for one in self._session.partitions.values():
             one.quiet = one.place = None
         self._session.context = context
+        self._session.quiet_wakes = None
 
     def _place_of(self, one: SessionPartition) -> tuple[str, int] | None:
         name: str | None = one.topic.topic
@@ -190,7 +197,19 @@ class _SessionPartitions:
     def asked(self) -> list[tuple[str, int]]:
         return [(name or "", one.partition) for _, name, one in self._first or ()]
 
+    @property
+    def _is_idle(self) -> bool:
+        """Whether nothing has happened since all partitions were without news."""
+        session, state = self._session, self._state
+        return (
+            session.quiet_wakes == state.fetches.wakes
+            and state.now_ms < session.compare_at_ms
+        )
+
     def find(self) -> Steps[None]:
+        if self._is_idle:
+            self.keys.append(ANY_PARTITION)
+            return
         for one in self._session.partitions.values():
             place = one.place
             if place is None or (
@@ -213,6 +232,10 @@ class _SessionPartitions:
         self._look_at_topics()
         self._reading = []
         wanted: list[_Wanted] = []
+        self._wakes = None
+        if self._is_idle:
+            return wanted
+        self._wakes = self._state.fetches.wakes
         opened = self._state.logdir.host.opened
         for one in self._session.partitions.values():
             quiet = one.quiet
@@ -231,7 +254,7 @@ class _SessionPartitions:
 
     def were_read(self, parts: list[FetchResponse.Topic.Partition]) -> None:
         """Note which of the partitions that to_read() returned have no news."""
-        leadership = self._state.leadership
+        session, leadership = self._session, self._state.leadership
         for (one, log, offsets), part in zip(self._reading, parts, strict=True):
             one.quiet = None
             if log is None or one.place is None or one.has_news(part):
@@ -243,6 +266,13 @@ class _SessionPartitions:
                 end = offsets[2]
             if one.asked.fetch_offset >= end:
                 one.quiet = log, offsets
+        # Outside a cluster, programs of this process may append without a call of wake().
+        is_woken = self._replica >= 0 and not self._state.fetches.has_other_writers
+        if self._wakes is None or not is_woken:
+            return
+        if all(one.quiet is not None for one, *_ in self._reading):
+            session.quiet_wakes = self._wakes
+            session.compare_at_ms = self._state.now_ms + _COMPARE_MS
 
 
 def _offsets_of(log: Log) -> Offsets:
