@@ -1,5 +1,5 @@
-"""The registry on a real ZooKeeper server passes the suite of the registry of files;
-`make interop`.
+"""The registry on a real ZooKeeper server passes the suite of the registry of files, and
+so do users, rules and quotas in it; `make interop`.
 
 The server is of one Java process for all tests, on a port of its own, with its data in
 a temporary directory.
@@ -7,6 +7,7 @@ a temporary directory.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import socket
 import subprocess
@@ -21,9 +22,12 @@ pytest.importorskip("kazoo")
 from logcore.errors import RegistryUnavailableError, SessionExpiredError
 from logcore.registry.protocol import Node, Registry
 from logcore.registry.zookeeper import connect
+from netshim.security.stored import SecurityStore
 from support.kafka_jvm import jars
 from support.registries import *  # noqa: F403
 from support.registries import Registries, gone
+from support.security_stores import *  # noqa: F403
+from support.security_stores import OpenStore
 
 pytestmark = pytest.mark.interop
 
@@ -79,6 +83,21 @@ def registries(server: str) -> Iterator[Registries]:
     yield make
     for registry in made:
         registry.close()
+
+
+@pytest.fixture
+def open_store(server: str) -> Iterator[OpenStore]:
+    below = f"/test-{next(_numbers)}"
+    with contextlib.ExitStack() as opened:
+
+        def open_one() -> SecurityStore:
+            registry = connect(server + below)
+            opened.callback(registry.close)
+            store = SecurityStore.of_cluster(lambda: registry)
+            opened.callback(store.close)
+            return store
+
+        yield open_one
 
 
 def test_an_expired_session_writes_nothing(server: str) -> None:
