@@ -1,8 +1,8 @@
 """Reads the stored users, rules and quotas of a broker, at its start and after changes.
 
 Rules:
-- They are read if the broker authenticates clients or enforces rules, or if any are
-  stored: a broker without authentication may have quotas.
+- They are read if the broker authenticates clients or enforces rules, or if there may be
+  quotas: a broker without authentication may have them.
 - A change is in effect one tick after the registry has reported it, and after 5 s if it
   has reported nothing.
 - If they cannot be read, the former ones remain in effect, and the log contains
@@ -35,7 +35,7 @@ class Say(Protocol):
 class SecurityLoader:
     """Reads the stored facts into the Security of a broker.
 
-    `has_facts` returns whether anything is stored. It may block. `prepare` is called
+    `has_quotas` returns whether quotas may be stored. It may block. `prepare` is called
     before the first reading. It may block too.
     """
 
@@ -43,22 +43,22 @@ class SecurityLoader:
         self,
         security: Security,
         listeners: Sequence[Listener],
-        has_facts: Callable[[], bool],
+        has_quotas: Callable[[], bool],
         prepare: Callable[[], None] = lambda: None,
     ) -> None:
         self._security = security
         self._uses_sasl = any(one.uses_sasl for one in listeners)
-        self._has_facts = has_facts
+        self._has_quotas = has_quotas
         self._prepare = prepare
         #: Time of the last check whether the first facts are stored.
         self._checked_ms = 0
 
     def read(self, now_ms: int) -> SecurityFacts | None:
-        """Return the stored facts, None if there are none and none are needed. Blocks."""
+        """Return the stored facts, None if the broker needs none. Blocks."""
         security = self._security
         self._checked_ms = now_ms
         needs_them = security.settings.enforces_acls or self._uses_sasl
-        if not needs_them and not self._has_facts():
+        if not needs_them and not self._has_quotas():
             return None
         if not security.has_store:
             self._prepare()

@@ -561,7 +561,7 @@ class Server:
             wall_ms=self._clock.now_ms,
         )
         self._loader = SecurityLoader(
-            security, self.listeners, self._has_security, self._prepare_security
+            security, self.listeners, self._has_quotas, self._prepare_security
         )
         return security
 
@@ -570,10 +570,10 @@ class Server:
             return SecurityStore(self.path, self._fs)
         return self._cluster.security_store()
 
-    def _has_security(self) -> bool:
+    def _has_quotas(self) -> bool:
         if self._cluster is None:
             return self._fs.exists(registry_path(self.logdir.path))
-        return self._cluster.security_store().has_facts
+        return self._cluster.security_store().has_quotas
 
     def _prepare_security(self) -> None:
         if self._brokers is not None and self._brokers.listener.uses_sasl:

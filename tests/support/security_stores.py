@@ -63,10 +63,10 @@ def settled(store: SecurityStore) -> SecurityFacts:
 def test_change_of_one_store_reaches_the_other(open_store: OpenStore) -> None:
     one, other = open_store(), open_store()
     assert settled(other) == SecurityFacts()
-    assert not other.has_facts
+    assert not other.has_quotas
     one.set_credentials("alice", {"SCRAM-SHA-256": credential(4_096)})
     assert until_changed(other).users["alice"]["SCRAM-SHA-256"].iterations == 4_096
-    assert other.has_facts
+    assert other.has_quotas
     settled(other)
     # The value of a node, not its existence.
     one.set_credentials("alice", {"SCRAM-SHA-256": credential(8_192)})

@@ -230,15 +230,9 @@ class SecurityStore:
         return self._watched[0] is not self._registry or self._watch.wait(0)
 
     @property
-    def has_facts(self) -> bool:
-        """Whether anything is stored."""
-        names = self._registry.children("/")
-        has_settings = "config" in names and any(
-            self._registry.children(one) for one in (USERS, CLIENTS, IPS)
-        )
-        return has_settings or any(
-            one.split("/")[1] in names for one in (ACLS, PREFIXED_ACLS)
-        )
+    def has_quotas(self) -> bool:
+        """Whether a user, a client id or an address may have a quota. Reads little."""
+        return any(self._registry.children(one) for one in (USERS, CLIENTS, IPS))
 
     def close(self) -> None:
         """End the watch, and close the registry unless it belongs to a cluster's session."""

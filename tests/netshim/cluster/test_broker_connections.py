@@ -9,16 +9,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 import trustme
 
 import netshim
 from logcore.errors import InvalidConfigError, RemoteUnavailableError
 from logcore.registry import open_registry
+from netshim import wire
 from netshim.cluster.broker_connections import BrokerConnections, BrokerListener
 from netshim.cluster.node import ClusterSettings
 from netshim.cluster_command import _check_ports, _numbered
-from netshim.follow.connection import ClientSettings, SourceConnection
+from netshim.follow.connection import ClientSettings, LoginError, SourceConnection
 from netshim.listeners import Listener, TlsSettings
 from netshim.security.service import SecuritySettings
 from netshim.security.stored import SecurityFacts, SecurityStore
@@ -183,6 +185,30 @@ def test_a_broker_that_is_refused_reports_it_once(
         logins.clear()
         with pytest.raises(RemoteUnavailableError, match="not known yet"):
             connections.connect(2)
+
+
+def test_only_the_login_of_brokers_is_one_of_a_broker(
+    facts: SecurityFacts, tmp_path: Path
+) -> None:
+    """It never expires: no client can delete it, and replication would stop briefly."""
+    assert facts.brokers is not None
+    options = SecuritySettings(
+        mechanisms=("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"),
+        connections_max_reauth_ms=1,
+    )
+    with netshim.serve(
+        tmp_path / "data", listeners=["SASL_PLAINTEXT://127.0.0.1:0"], security=options
+    ) as alone:
+        alone.call(lambda: alone.server.security.publish(facts))
+        settings = choose("SASL_PLAINTEXT://127.0.0.1:1").client_settings(facts.brokers)
+        connection = SourceConnection("127.0.0.1", alone.port, settings)
+        for _ in range(20):  # for longer than the lifetime of an ordinary login
+            connection.ask(wire.METADATA, wire.METADATA.Request())
+        connection.close()
+        for mechanism in ("PLAIN", "SCRAM-SHA-256"):
+            other = attrs.evolve(settings, mechanism=mechanism)
+            with pytest.raises(LoginError):
+                SourceConnection("127.0.0.1", alone.port, other)
 
 
 def test_an_interrupted_request_takes_no_encrypted_bytes(files: Files) -> None:
