@@ -27,6 +27,7 @@ from logcore.directory.maintenance import Upkeep
 from logcore.errors import InvalidConfigError, RegistryError
 from logcore.fs import FS, SharedFS
 from logcore.metadata.checkpoint import Key, ensure_directory
+from logcore.registry.cluster_address import check_cluster_address
 from netshim.cluster.directory import ClusterDirectory
 from netshim.cluster.fetcher import FetcherSettings
 from netshim.cluster.member import ClusterMember, MemberSettings
@@ -44,12 +45,16 @@ _log = logging.getLogger("netshim")
 _LEAVE_S: Final = 15.0
 
 
+def _check_registry(settings: object, field: object, address: str) -> None:
+    check_cluster_address(address)
+
+
 @attrs.frozen(kw_only=True)
 class ClusterSettings:
     """The place of one broker in a cluster."""
 
-    #: The registry is `<registry>.registry`, the same for all brokers.
-    registry: str
+    #: `zk://HOST:PORT,.../PATH`, or the path of files. All brokers have the same one.
+    registry: str = attrs.field(validator=_check_registry)
     #: The number of this broker, which no other broker has.
     node_id: int
     rack: str | None = None

@@ -8,10 +8,10 @@ Rules:
   prepares the next one. Until then, requests get NotLeaderError.
 - An append counts only under the leadership that it was made for. After a change of role
   the log itself refuses such appends.
-- Replicas are removed if this process saw that the topic was deleted, or if the
-  assignment no longer names this broker. The replicas of a topic that is missing for
-  another reason, such as a registry from a backup, are kept. If another topic has the
-  same name, they are renamed.
+- Replicas are removed if this process saw that the topic was deleted, in the present
+  registration, or if the assignment no longer names this broker. The replicas of a topic
+  that is missing for another reason, such as a registry from a backup, are kept. If
+  another topic has the same name, they are renamed.
 
 All methods are for the broker's thread.
 """
@@ -122,8 +122,10 @@ class ClusterReplicas(Leadership):
         self._tokens: dict[Key, _Token] = {}
         self._led: dict[Key, _LedPartition] = {}
         self._fetchers: dict[int, LeaderFetcher] = {}
-        #: Topics of earlier views, whose absence is therefore a deletion.
+        #: Topics of earlier views of this registration, whose absence is therefore a
+        #: deletion.
         self._witnessed: dict[str, uuid.UUID] = {}
+        self._broker_epoch: int | None = None
         self._placed: dict[str, TopicOfCluster] = {}
         self._is_placing = False
         self._is_closed = False
@@ -145,7 +147,13 @@ class ClusterReplicas(Leadership):
         self._view = view
         deleted = before.topics.keys() - view.topics.keys()
         deleted -= view.damaged_topics
-        if deleted:
+        epoch = self._member.epoch
+        if epoch is not None and epoch != self._broker_epoch:
+            # The registry may have been replaced between two registrations.
+            self._broker_epoch = epoch
+            self._witnessed.clear()
+            self._report_strays(deleted)
+        elif deleted:
             self._on_deleted(deleted)
         for key in [*self._tokens.keys() - view.states.keys()]:
             self._evaluate(key)
@@ -479,13 +487,16 @@ class ClusterReplicas(Leadership):
 
     def report_strays(self) -> None:
         """Log the topics of the directory that the cluster does not have."""
-        for name in self._local.topics():
-            if name not in self._view.topics:
-                _log.warning(
-                    "topic %s is not in the registry of the cluster; its replicas are kept in %s",
-                    name,
-                    self._local.path,
-                )
+        topics = self._view.topics
+        self._report_strays(one for one in self._local.topics() if one not in topics)
+
+    def _report_strays(self, names: Iterable[str]) -> None:
+        for name in names:
+            _log.warning(
+                "topic %s is not in the registry of the cluster; its replicas are kept in %s",
+                name,
+                self._local.path,
+            )
 
     # -- for handlers ------------------------------------------------------------------
 

@@ -11,7 +11,14 @@ import re
 from typing import Final
 
 import logcore
-from logcore.errors import CommitTimeoutError, NotEnoughReplicasError
+from logcore.errors import (
+    CommitTimeoutError,
+    NotEnoughReplicasError,
+    RegistryClosedError,
+    RegistryLockedError,
+    RegistryUnavailableError,
+    SessionExpiredError,
+)
 from netshim.wire import codes
 
 #: The first class that matches is used, so subclasses precede their base classes.
@@ -42,6 +49,12 @@ _CODES: Final[tuple[tuple[type[logcore.LogcoreError], int], ...]] = (
     (logcore.NotLeaderError, codes.NOT_LEADER_OR_FOLLOWER),
     (NotEnoughReplicasError, codes.NOT_ENOUGH_REPLICAS),
     (CommitTimeoutError, codes.REQUEST_TIMED_OUT),
+    # The registry of a cluster does not answer, or the broker registers again. Clients
+    # repeat the request.
+    (RegistryUnavailableError, codes.REQUEST_TIMED_OUT),
+    (RegistryLockedError, codes.REQUEST_TIMED_OUT),
+    (RegistryClosedError, codes.REQUEST_TIMED_OUT),
+    (SessionExpiredError, codes.REQUEST_TIMED_OUT),
     # The partition was deleted, or the broker is stopping. Clients then refresh their
     # metadata.
     (logcore.LogClosedError, codes.NOT_LEADER_OR_FOLLOWER),
