@@ -46,7 +46,13 @@ from logcore.registry.protocol import Registry, Watch
 from logcore.replication.state import unpack_state
 from netshim.cluster import nodes
 from netshim.cluster.controller import review_cluster, write_state
-from netshim.cluster.nodes import WHOLE_TOPIC, BrokerNode, Change, ChangeNote
+from netshim.cluster.nodes import (
+    DELETED,
+    WHOLE_TOPIC,
+    BrokerNode,
+    Change,
+    ChangeNote,
+)
 from netshim.cluster.view import ClusterView, StoredState, TopicOfCluster
 from netshim.topology import NO_NODE
 
@@ -85,7 +91,8 @@ class ClusterMember:
     """One broker in the registry. open() and join() begin; close() ends.
 
     `on_view` gets each new view, in the thread of the member. `loop_turns` returns a
-    number that changes while the event loop turns.
+    number that changes while the event loop turns. `newer_view` adds the
+    reports of other brokers to a view. It is called while the registry does not answer.
     """
 
     def __init__(
@@ -94,11 +101,13 @@ class ClusterMember:
         settings: MemberSettings,
         on_view: Callable[[ClusterView], None],
         loop_turns: Callable[[], int],
+        newer_view: Callable[[ClusterView], ClusterView] = lambda view: view,
     ) -> None:
         self._fs = fs
         self.settings = settings
         self._on_view = on_view
         self._loop_turns = loop_turns
+        self._newer_view = newer_view
         self._turns = -1
         self._renewed_ms = 0
         #: The latest view. Other threads may read it.
@@ -421,6 +430,7 @@ class ClusterMember:
                 self._give_up_session(error)
             except (LogcoreError, OSError) as error:
                 self._warn(error)
+                self._read_peers()
                 self._is_closing.wait(pause_s)
             except Exception:
                 _log.exception("an internal error in the thread of the cluster")
@@ -435,6 +445,15 @@ class ClusterMember:
             _log.warning(
                 "the registry of the cluster, %s: %s", self.settings.registry, error
             )
+
+    def _read_peers(self) -> None:
+        """Publish leaders that other brokers report, once the lease is over."""
+        if self._epoch is None or self.has_lease:
+            return
+        view = self._newer_view(self.view)
+        if view is not self.view:
+            self._read_all_at_ms = 0
+            self._publish(view)
 
     def _wait(self, pause_s: float) -> None:
         """Wait until the registry may have changed."""
@@ -535,7 +554,10 @@ class ClusterMember:
                 self._controller_epoch,
                 waits=self.settings.waits,
             ):
-                changes.append(change)
+                if change[1] == DELETED:
+                    self.note([change])
+                else:
+                    changes.append(change)
                 self._renew_if_due()
         finally:
             if changes:
@@ -562,6 +584,12 @@ class ClusterMember:
         registry.sync()
         before = self.view
         brokers = self._read_brokers()
+        own = brokers.get(self.settings.node_id)
+        if own is None or own.epoch != self._epoch:
+            raise SessionExpiredError(
+                "the node of this broker is missing, or another one",
+                path=paths.broker(self.settings.node_id),
+            )
         known = nodes.broker_numbers(registry.children(nodes.EPOCHS))
         deletions = frozenset(nodes.topic_names(registry.children(nodes.DELETIONS)))
         view = attrs.evolve(
@@ -571,7 +599,8 @@ class ClusterMember:
             controller=self._read_controller(),
             deletions=deletions,
         )
-        changes = self._read_notes(known)
+        changes, deleted_ids = self._read_notes(known)
+        view = attrs.evolve(view, deleted_ids=before.deleted_ids | deleted_ids)
         if brokers != before.brokers:
             # A broker may have ended between a change and its note.
             changes = None
@@ -610,19 +639,26 @@ class ClusterMember:
         except NodeNotFoundError:
             return NO_NODE
 
-    def _read_notes(self, writers: list[int]) -> set[Change] | None:
-        """Return the changes since the last call, None if some are unknown."""
+    def _read_notes(self, writers: list[int]) -> tuple[set[Change] | None, set[str]]:
+        """Return the changes since the last call, None if some are unknown.
+
+        The second value contains the ids of topics that were deleted, as far as listed.
+        """
         changes: set[Change] | None = set()
+        deleted_ids: set[str] = set()
         for number in writers:
             path = nodes.changes_of(number)
             try:
                 note = nodes.unpack_changes(self.registry.get(path).value, path)
             except NodeNotFoundError:
                 continue
+            deleted_ids |= note.deleted_ids
             found = note.since(self._notes.get(number, 0))
             self._notes[number] = note.last
             changes = None if found is None or changes is None else changes | found
-        return changes
+        if changes is not None:
+            changes = {change for change in changes if change[1] != DELETED}
+        return changes, deleted_ids
 
     def _with_topics(
         self, view: ClusterView, changes: set[Change] | None

@@ -31,6 +31,7 @@ from logcore.registry.cluster_address import check_cluster_address
 from netshim.cluster.directory import ClusterDirectory
 from netshim.cluster.fetcher import FetcherSettings
 from netshim.cluster.member import ClusterMember, MemberSettings
+from netshim.cluster.peer_views import PeerViews
 from netshim.cluster.replicas import ClusterReplicas
 from netshim.cluster.shards import GroupShards
 from netshim.cluster.topology import ClusterTopology
@@ -116,6 +117,7 @@ class ClusterNode:
             ),
             self._on_view,
             loop_turns,
+            PeerViews(place.node_id).newer_view,
         )
 
     def open(self) -> LogDir:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 
 from logcore import InvalidConfigError
@@ -370,6 +371,33 @@ def test_a_member_without_answers_keeps_its_registration_and_its_view(
     assert member.epoch == epoch
 
 
+def test_a_member_without_a_lease_reads_the_views_of_others(
+    join: Join, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    member = join(1, timeout_ms=900)
+    create(member, "t", (1, 2))
+    wait(member, lambda view: view.leader_of(("t", 0)) == 1)
+    leases: list[bool] = []
+
+    def newer_view(view: ClusterView) -> ClusterView:
+        leases.append(member.has_lease)
+        stored = view.states["t", 0]
+        state = attrs.evolve(stored.state, leader=2, leader_epoch=9)
+        newer = attrs.evolve(stored, state=state)
+        return attrs.evolve(view, states={("t", 0): newer})
+
+    def failing() -> None:
+        raise RegistryUnavailableError("no connection")
+
+    monkeypatch.setattr(member, "_newer_view", newer_view)
+    monkeypatch.setattr(member.registry, "sync", failing)
+    wait(member, lambda view: view.leader_of(("t", 0)) == 2)
+    assert not any(leases)
+    monkeypatch.undo()
+    # The registry counts again, as soon as it answers.
+    wait(member, lambda view: view.leader_of(("t", 0)) == 1)
+
+
 def test_a_blocked_event_loop_ends_the_session(
     tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
@@ -417,3 +445,42 @@ def test_an_address_that_means_all_networks_is_not_registered(
     member.open()
     with pytest.raises(InvalidConfigError, match="--advertise"):
         member.join(host, 9092, "disk", was_clean=True)
+
+
+# -- deletions -------------------------------------------------------------------------
+
+
+def test_a_deletion_is_noted_before_the_topic_is_missing(join: Join) -> None:
+    views: list[ClusterView] = []
+    first = join(1)
+    create(first, "t", (1,))
+    wait(first, lambda view: ("t", 0) in view.states)
+    topic_id = str(first.view.topics["t"].node.topic_id)
+    first._on_view = views.append
+    first.registry.create(paths.deletion("t"))
+    first.note([("t", WHOLE_TOPIC)])
+    wait(first, lambda view: "t" not in view.topics)
+    until(lambda: views and "t" not in views[-1].topics, "the last view")
+    assert all(topic_id in one.deleted_ids for one in views if "t" not in one.topics)
+
+
+def test_a_topic_that_the_registry_has_lost_is_not_deleted(join: Join) -> None:
+    first = join(1)
+    create(first, "t", (1,))
+    wait(first, lambda view: ("t", 0) in view.states)
+    registry = first.registry
+    partition = f"{nodes.partitions_path('t')}/0"
+    for path in (f"{partition}/state", partition, nodes.partitions_path("t")):
+        registry.delete(path)
+    registry.delete(paths.topic("t"))
+    first.note([("t", WHOLE_TOPIC)])
+    wait(first, lambda view: "t" not in view.topics)
+    assert not first.view.deleted_ids
+
+
+def test_a_member_whose_node_is_missing_registers_again(join: Join) -> None:
+    first = join(1)
+    before = first.epoch
+    first.registry.delete(paths.broker(1))
+    first.note([])
+    until(lambda: first.epoch not in (None, before), "a new epoch")
