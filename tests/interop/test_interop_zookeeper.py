@@ -8,11 +8,8 @@ a temporary directory.
 from __future__ import annotations
 
 import itertools
-import socket
-import subprocess
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -21,9 +18,9 @@ pytest.importorskip("kazoo")
 from logcore.errors import RegistryUnavailableError, SessionExpiredError
 from logcore.registry.protocol import Node, Registry
 from logcore.registry.zookeeper import connect
-from support.kafka_jvm import jars
 from support.registries import *  # noqa: F403
 from support.registries import Registries, gone
+from support.zookeepers import ZooKeeper
 
 pytestmark = pytest.mark.interop
 
@@ -32,38 +29,9 @@ _numbers = itertools.count()
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    folder = jars("zookeeper.xml", "zookeeper", "zookeeper")
-    place: Path = tmp_path_factory.mktemp("zookeeper")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    (place / "zoo.cfg").write_text(
-        f"dataDir={place}/data\nclientPort={port}\nclientPortAddress=127.0.0.1\ntickTime=200\nadmin.enableServer=false\n"
-        "maxClientCnxns=0\nminSessionTimeout=400\n"
-    )
-    command = [
-        "java",
-        "-Xmx256m",
-        "-cp",
-        f"{folder}/*",
-        "org.apache.zookeeper.server.ZooKeeperServerMain",
-    ]
-    with open(place / "out", "wb") as out:
-        process = subprocess.Popen(
-            [*command, str(place / "zoo.cfg")], stdout=out, stderr=out
-        )
-    try:
-        for _ in range(300):
-            try:
-                socket.create_connection(("127.0.0.1", port), 1).close()
-                break
-            except OSError:
-                assert process.poll() is None, (place / "out").read_text()[-2000:]
-                time.sleep(0.1)
-        yield f"127.0.0.1:{port}"
-    finally:
-        process.kill()
-        process.wait()
+    with ZooKeeper(tmp_path_factory.mktemp("zookeeper") / "1") as zookeeper:
+        zookeeper.await_start()
+        yield zookeeper.server
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from typing import Any, Self
 from netshim import wire
 from netshim.follow.connection import ClientSettings, SourceConnection
 from netshim.wire import codes
+from support.machines import Machine
 
 #: Short times, so that tests need not wait. Timeouts are longer than any pause of a
 #: busy machine that a test may ignore.
@@ -52,14 +53,19 @@ class Cluster:
         durability: str = "group",
         advertised: Mapping[int, int] | None = None,
         ports: Mapping[int, int] | None = None,
+        registry: str | None = None,
+        machines: Mapping[int, Machine] | None = None,
         **settings: object,
     ) -> None:
         """Start the brokers.
 
         `ports` are the ports of brokers, and `advertised` the ports that clients and
-        other brokers use instead.
+        other brokers use instead. `machines` are the machines of brokers, by default
+        this one.
         """
         self.path = path
+        self._registry = registry or str(path / "cluster")
+        self._machines = dict(machines or {})
         self._advertised = dict(advertised or {})
         path.mkdir(exist_ok=True)
         self._options = ["--durability", durability]
@@ -98,6 +104,10 @@ class Cluster:
     def begin(self, number: int) -> None:
         """Start a broker, with the port of its former life."""
         advertise = []
+        prefix: list[str] = []
+        if number in self._machines:
+            prefix = self._machines[number].command()
+            advertise = ["--host", self._machines[number].address, "--insecure"]
         if number in self._advertised:
             advertise = ["--advertise", f"127.0.0.1:{self._advertised[number]}"]
         before = self.processes.get(number)
@@ -106,13 +116,14 @@ class Cluster:
         with (self.path / f"{number}.log").open("a") as log:
             self.processes[number] = subprocess.Popen(
                 [
+                    *prefix,
                     sys.executable,
                     "-m",
                     "netshim",
                     "serve",
                     str(self.path / str(number)),
                     "--registry",
-                    str(self.path / "cluster"),
+                    self._registry,
                     "--node-id",
                     str(number),
                     "--port",
@@ -159,11 +170,20 @@ class Cluster:
 
     @property
     def bootstrap_servers(self) -> str:
-        return ",".join(f"127.0.0.1:{port}" for port in self.ports.values())
+        return ",".join(
+            f"{self.host(number)}:{port}" for number, port in self.ports.items()
+        )
+
+    def host(self, number: int) -> str:
+        """Return the address of a broker's machine."""
+        machine = self._machines.get(number)
+        return "127.0.0.1" if machine is None else machine.address
 
     def ask(self, number: int, api: Any, request: Any, **options: Any) -> Any:
         """Send one request to a broker, and return the response."""
-        connection = SourceConnection("127.0.0.1", self.ports[number], ClientSettings())
+        connection = SourceConnection(
+            self.host(number), self.ports[number], ClientSettings()
+        )
         try:
             return connection.ask(api, request, **options)
         finally:
