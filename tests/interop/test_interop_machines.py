@@ -22,6 +22,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
@@ -58,10 +59,10 @@ def name(number: int) -> str:
 
 @attrs.define
 class Site:
-    """The machines, and the ZooKeeper server on one of them."""
+    """The machines, and the ZooKeeper server on one of them, or an ensemble."""
 
     network: Network
-    zookeeper: ZooKeeper
+    zookeeper: Any
 
 
 @attrs.define
@@ -317,6 +318,69 @@ def _delete_all(registry: Registry, path: str = "") -> None:
         _delete_all(registry, below)
         with contextlib.suppress(NodeNotFoundError, NodeNotEmptyError):
             registry.delete(below)
+
+
+# -- an ensemble -----------------------------------------------------------------------
+
+
+@attrs.define
+class Ensemble:
+    """Three ZooKeeper servers, each on a machine of its own."""
+
+    servers: list[ZooKeeper]
+
+    @property
+    def server(self) -> str:
+        return ",".join(one.server for one in self.servers)
+
+    def leader(self) -> ZooKeeper | None:
+        return next((one for one in self.servers if one.mode() == "leader"), None)
+
+
+def test_ensemble_that_loses_its_leader_changes_no_leader(tmp_path: Path) -> None:
+    """One server is lost. Later, the machines of a server and of a broker are."""
+    zoos = ["z1", "z2", "z3"]
+    with ExitStack() as stack:
+        network = stack.enter_context(Network(*zoos, *map(name, NUMBERS)))
+        machines = [network.machines[each] for each in zoos]
+        ensemble = Ensemble(
+            [
+                stack.enter_context(
+                    ZooKeeper(
+                        tmp_path / f"zookeeper-{number}",
+                        address=machine.address,
+                        port=2181,
+                        prefix=machine.command(),
+                        members=[each.address for each in machines],
+                        number=number,
+                    )
+                )
+                for number, machine in enumerate(machines, 1)
+            ]
+        )
+        until(ensemble.leader, "a leader of the ensemble")
+        site = Site(network, ensemble)
+        rig = stack.enter_context(rig_on(site, tmp_path, **PATIENT))
+        rig.until_whole()
+        before = rig.cluster.partition("t")
+        lost = ensemble.leader()
+        assert lost is not None
+        lost.kill()
+        rig.load.until_more()
+        until(ensemble.leader, "another leader of the ensemble")
+        rig.load.until_more(200)
+        assert rig.leader() == before.leader_id
+        lost.begin()
+        until(lambda: lost.mode() == "follower", "the server is back")
+
+        leader = rig.leader()
+        network.isolate(name(leader))
+        server = zoos[ensemble.servers.index(lost)]
+        network.isolate(server)
+        rig.until_led_by_another(leader)
+        rig.load.until_more()
+        network.heal()
+        rig.judge()
 
 
 # -- bad input -------------------------------------------------------------------------

@@ -83,6 +83,16 @@ class ZooKeeper:
     def server(self) -> str:
         return f"{self.host}:{self.port}"
 
+    def mode(self) -> str:
+        """Return "leader", "follower", "standalone", or "" while it does not serve."""
+        try:
+            with socket.create_connection((self.host, self.port), 2) as sock:
+                sock.sendall(b"srvr")
+                answer = b"".join(iter(lambda: sock.recv(4_096), b""))
+        except OSError:
+            return ""
+        return answer.decode().rpartition("Mode: ")[2].split("\n")[0]
+
     def output(self) -> str:
         return (self._place / "out").read_text(errors="replace")
 
