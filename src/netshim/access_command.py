@@ -62,12 +62,17 @@ _OPERATIONS: Final = {
 def _opened(
     directory: str, *, creates: bool = False
 ) -> Generator[SecurityStore, None, None]:
-    """Open the store of a log directory, which `creates` makes if it is missing.
+    """Open the store of a log directory or a cluster.
+
+    With `creates`, a missing directory is created.
 
     Raises:
         LogNotFoundError: the directory does not exist.
+        LogcoreError: see SecurityStore.
     """
-    if creates:
+    if "://" in directory:
+        pass
+    elif creates:
         Path(directory).mkdir(parents=True, exist_ok=True)
     elif not Path(directory).is_dir():
         raise LogNotFoundError("there is no log directory here", path=directory)

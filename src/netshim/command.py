@@ -336,8 +336,9 @@ _SERVE_OPTIONS: Final = (
     ),
     click.option(
         "--registry",
-        metavar="PATH",
-        help="Join the cluster whose registry is PATH.registry, a directory that all its brokers use.",
+        metavar="PATH|zk://HOST:PORT/PATH",
+        help="Join the cluster whose registry is PATH.registry, a directory that all its brokers use, or a path of "
+        "ZooKeeper servers.",
     ),
     click.option(
         "--node-id",

@@ -69,7 +69,9 @@ class Topology(ABC):
 
     @property
     def is_member(self) -> bool:
-        """Whether the broker is registered in its cluster, if it has one."""
+        """Whether the broker is registered in its cluster, if it has one, and has read
+        the registry within the session timeout.
+        """
         return True
 
     @abstractmethod

@@ -9,25 +9,26 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import socket
-import subprocess
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 pytest.importorskip("kazoo")
+from click.testing import CliRunner, Result
 
 from logcore.errors import RegistryUnavailableError, SessionExpiredError
+from logcore.fs import OS
+from logcore.registry.cluster_address import open_cluster_registry
 from logcore.registry.protocol import Node, Registry
 from logcore.registry.zookeeper import connect
+from netshim.command import main
 from netshim.security.stored import SecurityStore
-from support.kafka_jvm import jars
 from support.registries import *  # noqa: F403
 from support.registries import Registries, gone
 from support.security_stores import *  # noqa: F403
 from support.security_stores import OpenStore
+from support.zookeepers import ZooKeeper
 
 pytestmark = pytest.mark.interop
 
@@ -36,38 +37,9 @@ _numbers = itertools.count()
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    folder = jars("zookeeper.xml", "zookeeper", "zookeeper")
-    place: Path = tmp_path_factory.mktemp("zookeeper")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    (place / "zoo.cfg").write_text(
-        f"dataDir={place}/data\nclientPort={port}\nclientPortAddress=127.0.0.1\ntickTime=200\nadmin.enableServer=false\n"
-        "maxClientCnxns=0\nminSessionTimeout=400\n"
-    )
-    command = [
-        "java",
-        "-Xmx256m",
-        "-cp",
-        f"{folder}/*",
-        "org.apache.zookeeper.server.ZooKeeperServerMain",
-    ]
-    with open(place / "out", "wb") as out:
-        process = subprocess.Popen(
-            [*command, str(place / "zoo.cfg")], stdout=out, stderr=out
-        )
-    try:
-        for _ in range(300):
-            try:
-                socket.create_connection(("127.0.0.1", port), 1).close()
-                break
-            except OSError:
-                assert process.poll() is None, (place / "out").read_text()[-2000:]
-                time.sleep(0.1)
-        yield f"127.0.0.1:{port}"
-    finally:
-        process.kill()
-        process.wait()
+    with ZooKeeper(tmp_path_factory.mktemp("zookeeper") / "1") as zookeeper:
+        zookeeper.await_start()
+        yield zookeeper.server
 
 
 @pytest.fixture
@@ -98,6 +70,28 @@ def open_store(server: str) -> Iterator[OpenStore]:
             return store
 
         yield open_one
+
+
+def test_commands_change_the_users_of_a_cluster(server: str) -> None:
+    address = f"zk://{server}/test-{next(_numbers)}"
+
+    def netshim(*arguments: str) -> Result:
+        return CliRunner().invoke(main, [*arguments], input="secret\nsecret\n")
+
+    add = ("user", "add", address, "alice")
+    refused = netshim(*add)
+    assert refused.exit_code == 2
+    assert "there is no cluster at zk://" in refused.stderr
+    with open_cluster_registry(
+        address, session_timeout_ms=10_000, lock_timeout_ms=10_000, fs=OS
+    ) as registry:
+        assert netshim(*add).exit_code == 0
+        rule = ("acl", "add", address, "User:alice", "--consumer", "--topic", "t")
+        assert netshim(*rule, "--group", "g").exit_code == 0
+        facts = SecurityStore.of_cluster(lambda: registry).load()
+        assert list(facts.users) == ["alice"]
+        assert {one.principal for one in facts.acls} == {"User:alice"}
+        assert "alice" in netshim("user", "list", address).stdout
 
 
 def test_an_expired_session_writes_nothing(server: str) -> None:

@@ -489,9 +489,7 @@ def test_a_rotten_state_is_made_good(data: Path, at: int) -> None:
         "query": None,
     }
     path.write_bytes(content[: len(content) // 2 - 1])
-    with pytest.raises(
-        CorruptLogError, match="its completed versions are unknown"
-    ):
+    with pytest.raises(CorruptLogError, match="its completed versions are unknown"):
         read_state(OS, str(path.parent), "app")
 
 

@@ -15,6 +15,7 @@ confluent_kafka = pytest.importorskip("confluent_kafka")
 #: Settings of a client that notices a new leader soon.
 QUICK = {
     "retry.backoff.ms": 20,
+    "retry.backoff.max.ms": 100,
     "reconnect.backoff.max.ms": 100,
     "topic.metadata.refresh.fast.interval.ms": 50,
     "message.timeout.ms": 120_000,
@@ -85,6 +86,86 @@ class Load:
         assert not self.errors, self.errors[:3]
         del self._producer  # its metadata requests would create a deleted topic again
         return self.acknowledged
+
+
+class Offsets:
+    """A client that commits ever larger offsets, and one that reads them.
+
+    A read never returns less than a commit that was acknowledged before it began, or
+    than another read that ended before it began (R13 of docs/replication.md).
+    """
+
+    def __init__(self, cluster: Cluster, topic: str = "t") -> None:
+        self._topic = topic
+        self._servers = cluster.bootstrap_servers
+        self._is_over = threading.Event()
+        #: The largest offset that is known to be committed.
+        self._floor = -1
+        self.commits = 0
+        self.reads = 0
+        self.broken: list[str] = []
+        self._threads = [
+            threading.Thread(target=one) for one in (self._commit, self._read)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _client(self) -> Any:
+        return confluent_kafka.Consumer(
+            {
+                "bootstrap.servers": self._servers,
+                "group.id": "offsets",
+                "enable.auto.commit": False,
+                "reconnect.backoff.max.ms": 100,
+                "log_level": 0,
+            }
+        )
+
+    def _commit(self) -> None:
+        client = self._client()
+        place = confluent_kafka.TopicPartition(self._topic, 0, 0)
+        while not self._is_over.is_set():
+            place.offset += 1
+            try:
+                client.commit(offsets=[place], asynchronous=False)
+            except confluent_kafka.KafkaException:
+                time.sleep(0.05)
+            else:
+                self._floor = max(self._floor, place.offset)
+                self.commits += 1
+        client.close()
+
+    def _read(self) -> None:
+        client = self._client()
+        place = confluent_kafka.TopicPartition(self._topic, 0)
+        while not self._is_over.is_set():
+            floor = self._floor
+            try:
+                (found,) = client.committed([place], timeout=10)
+            except confluent_kafka.KafkaException:
+                time.sleep(0.05)
+                continue
+            offset = max(-1, found.offset)  # -1001 if there is none
+            if offset < floor:
+                self.broken.append(f"read {offset} after {floor}")
+            self._floor = max(self._floor, offset)
+            self.reads += 1
+        client.close()
+
+    def is_moving(self) -> bool:
+        """Return whether offsets are committed within a second."""
+        before = self.commits
+        time.sleep(1)
+        return self.commits > before
+
+    def stop(self) -> None:
+        self._is_over.set()
+        for thread in self._threads:
+            thread.join()
+
+    def end(self) -> None:
+        self.stop()
+        assert not self.broken, self.broken[:5]
 
 
 def read_all(cluster: Cluster, topic: str) -> dict[tuple[int, int], int]:

@@ -15,6 +15,7 @@ from typing import Any, Self
 from netshim import wire
 from netshim.follow.connection import ClientSettings, SourceConnection
 from netshim.wire import codes
+from support.machines import Machine
 
 #: Short times, so that tests need not wait. Timeouts are longer than any pause of a
 #: busy machine that a test may ignore.
@@ -56,18 +57,23 @@ class Cluster:
         options: Sequence[str] = (),
         client: ClientSettings | None = None,
         client_config: Mapping[str, Any] | None = None,
+        registry: str | None = None,
+        machines: Mapping[int, Machine] | None = None,
         **settings: object,
     ) -> None:
         """Start the brokers.
 
         `ports` are the ports of brokers, and `advertised` the ports that clients and
-        other brokers use instead. `client` and `client_config` are the settings of
-        clients for the protocol of the listeners: of ask() and of librdkafka.
+        other brokers use instead. `machines` are the machines of brokers, by default
+        this one. `client` and `client_config` are the settings of clients for the
+        protocol of the listeners: of ask() and of librdkafka.
         """
         self.path = path
         self._protocol = protocol
         self.client = client or ClientSettings()
         self.client_config = dict(client_config or {})
+        self._registry = registry or str(path / "cluster")
+        self._machines = dict(machines or {})
         self._advertised = dict(advertised or {})
         path.mkdir(exist_ok=True)
         self._options = ["--durability", durability]
@@ -107,6 +113,10 @@ class Cluster:
     def begin(self, number: int) -> None:
         """Start a broker, with the port of its former life."""
         advertise = []
+        prefix: list[str] = []
+        if number in self._machines:
+            prefix = self._machines[number].command()
+            advertise = ["--insecure"]
         if number in self._advertised:
             advertise = [
                 "--advertise",
@@ -118,17 +128,18 @@ class Cluster:
         with (self.path / f"{number}.log").open("a") as log:
             self.processes[number] = subprocess.Popen(
                 [
+                    *prefix,
                     sys.executable,
                     "-m",
                     "netshim",
                     "serve",
                     str(self.path / str(number)),
                     "--registry",
-                    str(self.path / "cluster"),
+                    self._registry,
                     "--node-id",
                     str(number),
                     "--listener",
-                    f"{self._protocol}://127.0.0.1:{self.ports.get(number, 0)}",
+                    f"{self._protocol}://{self.host(number)}:{self.ports.get(number, 0)}",
                     "--log-format",
                     "text",
                     *advertise,
@@ -171,7 +182,14 @@ class Cluster:
 
     @property
     def bootstrap_servers(self) -> str:
-        return ",".join(f"127.0.0.1:{port}" for port in self.ports.values())
+        return ",".join(
+            f"{self.host(number)}:{port}" for number, port in self.ports.items()
+        )
+
+    def host(self, number: int) -> str:
+        """Return the address of a broker's machine."""
+        machine = self._machines.get(number)
+        return "127.0.0.1" if machine is None else machine.address
 
     def ask(
         self,
@@ -183,7 +201,7 @@ class Cluster:
     ) -> Any:
         """Send one request to a broker, and return the response."""
         connection = SourceConnection(
-            "127.0.0.1", self.ports[number], client or self.client
+            self.host(number), self.ports[number], client or self.client
         )
         try:
             return connection.ask(api, request, **options)

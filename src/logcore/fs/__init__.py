@@ -621,6 +621,16 @@ class OsFS:
     def monotonic_ms(self) -> int:
         return time.monotonic_ns() // 1_000_000
 
+    def boottime_ms(self) -> int:
+        """Return the time of a clock that also runs while the machine is suspended.
+
+        Use it for limits that other machines observe too. If the system has no such
+        clock, this is the monotonic clock.
+        """
+        if hasattr(time, "CLOCK_BOOTTIME"):
+            return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
+        return self.monotonic_ms()
+
     def random_bytes(self, size: int) -> bytes:
         """Return random bytes, for ids that no other directory has."""
         return os.urandom(size)

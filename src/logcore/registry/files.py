@@ -371,6 +371,15 @@ class FileSession:
             return "expired"
         return "alive"
 
+    @property
+    def timeout_ms(self) -> int:
+        return self._lease.facts.max_poll_interval_ms
+
+    @property
+    def has_lease(self) -> bool:
+        # A process that ends a session renames its file first.
+        return not self._lease.is_expired
+
 
 class _OuterMissingError(Exception):
     """A parent in another domain must be created first. `names` are its names."""
@@ -535,6 +544,17 @@ class FileRegistry:
         self._check_open()
         with self._mutex:
             return self._observer.look(self._fs.monotonic_ms(), self._sessions.all())
+
+    def end_stuck_sessions(self) -> list[str]:
+        """End the sessions that stuck() returns, and return their ids."""
+        stuck = self.stuck()
+        for session in stuck:
+            self.expire(session)
+        return stuck
+
+    def sync(self) -> None:
+        """Do nothing: a change is visible to all processes when it is made."""
+        self._check_open()
 
     def _directory(self, names: Names) -> str:
         """Return the directory of the children of a node."""

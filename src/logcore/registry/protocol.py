@@ -68,6 +68,19 @@ class Session(Protocol):
     @property
     def state(self) -> SessionState: ...
 
+    @property
+    def timeout_ms(self) -> int:
+        """Time after which a session is ended whose process is stopped; 0 for never."""
+        ...
+
+    @property
+    def has_lease(self) -> bool:
+        """Whether no other process can have ended the session yet.
+
+        It is checked before each action as an owner, because "alive" may be outdated.
+        """
+        ...
+
 
 class Watch(Protocol):
     """A watch, armed on creation. Read the nodes after creating it and after each
@@ -145,6 +158,24 @@ class Registry(Protocol):
         """Watch the value, creation and deletion of `paths`, and the names of
         `children`.
         """
+        ...
+
+    def poll(self) -> None:
+        """Record that this session's process is not stuck.
+
+        Raises SessionExpiredError if the session is over.
+        """
+        ...
+
+    def end_stuck_sessions(self) -> list[str]:
+        """End the sessions whose timeout is over, and return their ids.
+
+        Call it more often than every third of the timeout.
+        """
+        ...
+
+    def sync(self) -> None:
+        """Let later reads show every change that was made before this call."""
         ...
 
     def close(self) -> None:

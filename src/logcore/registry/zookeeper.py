@@ -10,18 +10,26 @@ Rules:
   timeout. While the connection is lost, the state is "suspended". When the server has
   ended the session, the state becomes "expired" permanently. The client is then stopped
   before it can write in a new session of kazoo.
-- A call that loses its connection raises RegistryUnavailableError; its change may have
-  been made.
+- A call without a connection raises RegistryUnavailableError at once. So does a call
+  that loses its connection, or gets no answer within the session timeout: its change
+  may have been made. kazoo would keep such calls until it is connected again.
+- The lease of a session is measured from before a call was sent that was answered. The
+  server received that call later, so it ends the session later than the lease ends. A
+  tenth of the timeout is subtracted, because clocks differ in speed, and because a
+  server that fails may not have reported its sessions to the leading server.
+- The clock of the lease also runs while the machine is suspended.
+- A server may answer reads from an old state. Reads after sync() are not older than it.
 - Watches of ZooKeeper report once. They are armed again before wait() returns.
 
 kazoo runs its own threads, which keep the session alive. This module starts no threads
-and retries only update().
+of its own, and retries only update().
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import threading
 from collections.abc import Callable, Generator, Iterable
 from typing import Any, Final
@@ -36,9 +44,11 @@ from logcore.errors import (
     NodeNotEmptyError,
     NodeNotFoundError,
     RegistryClosedError,
+    RegistryError,
     RegistryUnavailableError,
     SessionExpiredError,
 )
+from logcore.fs import OS
 from logcore.registry.protocol import (
     ANY,
     Node,
@@ -52,6 +62,11 @@ from logcore.registry.protocol import (
 #: The server's own node at the root.
 _SERVERS_NODE: Final = "zookeeper"
 _RETRY_SECONDS: Final = 0.1
+#: Longest pause between two attempts to connect again. kazoo's own is a minute.
+_RECONNECT_SECONDS: Final = 1.0
+#: kazoo reports each attempt to connect. The callers report an outage themselves.
+_kazoo_log = logging.getLogger("logcore.registry.kazoo")
+_kazoo_log.setLevel(logging.ERROR)
 
 
 def connect(
@@ -59,9 +74,12 @@ def connect(
 ) -> ZooKeeperRegistry:
     """Return a registry on ZooKeeper; `with` closes it.
 
-    `hosts` is `host:port,...`. A `/path` after it restricts the registry to a node.
+    `hosts` is `host:port,...`. A `/path` after it restricts the registry to a node,
+    which is created if it does not exist. The servers may change the session timeout:
+    see ZooKeeperSession.timeout_ms.
 
     Raises:
+        InvalidNodeError: the path is not one of a node.
         RegistryUnavailableError: no server answered within connect_timeout_ms.
         MissingDependencyError: kazoo is not installed.
     """
@@ -74,18 +92,26 @@ def connect(
     from kazoo.handlers.threading import KazooTimeoutError
 
     servers, _, below = hosts.partition("/")
-    client = KazooClient(hosts=servers, timeout=session_timeout_ms / 1000)
-    connection = _Connection(client)
+    names = split(f"/{below}")
+    client = KazooClient(
+        hosts=servers,
+        timeout=session_timeout_ms / 1000,
+        connection_retry={"max_tries": -1, "max_delay": _RECONNECT_SECONDS},
+        logger=_kazoo_log,
+    )
+    connection = _Connection(client, session_timeout_ms)
     try:
         client.start(timeout=connect_timeout_ms / 1000)  # pyright: ignore[reportArgumentType]  # any number of seconds
-        with connection.errors("/"):
-            if below:
-                client.ensure_path(f"/{below}")
-                client.chroot = f"/{below}"
+        if names:
+            connection.ask("/", lambda: client.ensure_path_async(_encoded(names)))
+            client.chroot = _encoded(names)
         connection.begin()
     except KazooTimeoutError as error:
         client.close()
-        raise RegistryUnavailableError(f"no ZooKeeper server at {hosts}") from error
+        raise RegistryUnavailableError(
+            f"no ZooKeeper server answers at {servers}; check the address, and that the "
+            "server runs"
+        ) from error
     except BaseException:
         connection.close()
         raise
@@ -128,17 +154,42 @@ class _Connection:
     """The client and its session.
 
     `session_id` is the server's, 16 hex digits; "" before begin(). kazoo's thread
-    writes `state`, which never changes again after "expired".
+    writes `state`, which never changes again after "expired", and `timeout_ms`, which is
+    the session timeout of the servers.
     """
 
-    def __init__(self, client: Any) -> None:
+    def __init__(self, client: Any, timeout_ms: int) -> None:
         self.client = client
         self.state: SessionState = "alive"
         self.session_id = ""
+        self.timeout_ms = timeout_ms
         self.is_closed = False
+        # When the latest of the answered calls was sent.
+        self._sent_ms = OS.boottime_ms() - timeout_ms
+        self._answering = threading.Lock()
         # Held while the client is being stopped: it cannot be closed before.
         self._stopping = threading.Lock()
         client.add_listener(self._listen)
+        self._observe_timeout()
+
+    def _observe_timeout(self) -> None:
+        """Note the session timeout of each connection. kazoo has no public name for it."""
+        handler = getattr(self.client, "_connection")  # noqa: B009
+        connect = getattr(handler, "_connect")  # noqa: B009
+
+        def connect_and_note(*address: Any) -> Any:
+            read_timeout_ms, connect_timeout_ms = connect(*address)
+            # kazoo waits two thirds of the timeout for an answer.
+            self.timeout_ms = round(read_timeout_ms * 1.5)
+            return read_timeout_ms, connect_timeout_ms
+
+        setattr(handler, "_connect", connect_and_note)  # noqa: B010
+
+    @property
+    def has_lease(self) -> bool:
+        """Whether the servers cannot have ended the session yet."""
+        age_ms = OS.boottime_ms() - self._sent_ms
+        return self.state != "expired" and age_ms < self.timeout_ms * 9 // 10
 
     def begin(self) -> None:
         self.session_id = _session_text(self.client.client_id[0])
@@ -157,14 +208,55 @@ class _Connection:
             self.state = "alive"
 
     def close(self) -> None:
-        if not self.is_closed:
-            self.is_closed = True
-            self._stop()
+        if self.is_closed:
+            return
+        self.is_closed = True
+        if self.client.connected:
+            self._end()
+        else:
+            # An attempt to connect would delay it for up to the session timeout.
+            self.client.handler.spawn(self._end)
+
+    def _end(self) -> None:
+        self._stop()
+        # A writer that is still at work keeps the client open.
+        with contextlib.suppress(Exception):
             self.client.close()
 
     def _stop(self) -> None:
         with self._stopping:
-            self.client.stop()
+            try:
+                self.client.stop()
+            except Exception as error:
+                _kazoo_log.warning("the client of ZooKeeper did not stop: %r", error)
+
+    def ask(
+        self, path: str, begin: Callable[[], Any], *, is_writing: bool = False
+    ) -> Any:
+        """Send a call and return its answer. `begin` returns an async result of kazoo."""
+        with self.errors(path, is_writing=is_writing):
+            sent_ms = OS.boottime_ms()
+            if self.state == "expired" or not self.client.connected:
+                raise self._unusable(path)
+            is_answered = False
+            try:
+                value = begin().get(timeout=self.timeout_ms / 1_000)
+                is_answered = True
+                return value
+            except _answers():
+                is_answered = True
+                raise
+            finally:
+                if is_answered:
+                    with self._answering:
+                        self._sent_ms = max(self._sent_ms, sent_ms)
+
+    def _unusable(self, path: str) -> RegistryError:
+        if self.state == "expired":
+            return SessionExpiredError(
+                "this session was declared over; connect again", path=path
+            )
+        return RegistryUnavailableError("no connection to ZooKeeper", path=path)
 
     def check_open(self) -> None:
         if self.is_closed:
@@ -178,9 +270,7 @@ class _Connection:
 
         self.check_open()
         if is_writing and self.state == "expired":
-            raise SessionExpiredError(
-                "this session was declared over; connect again", path=path
-            )
+            raise self._unusable(path)
         try:
             yield
         except exceptions.NoNodeError as error:
@@ -196,17 +286,24 @@ class _Connection:
                 "an ephemeral node has no children", path=path
             ) from error
         except exceptions.SessionExpiredError as error:
-            if self.state == "expired":
-                raise SessionExpiredError(
-                    "this session was declared over; connect again", path=path
-                ) from error
-            raise RegistryUnavailableError(
-                "the connection to ZooKeeper is lost", path=path
-            ) from error
+            raise self._unusable(path) from error
         except (exceptions.KazooException, KazooTimeoutError) as error:
             raise RegistryUnavailableError(
                 f"ZooKeeper: {type(error).__name__}", path=path
             ) from error
+
+
+def _answers() -> tuple[type[Exception], ...]:
+    """Return the errors that are answers of a server."""
+    from kazoo import exceptions
+
+    return (
+        exceptions.NoNodeError,
+        exceptions.NodeExistsError,
+        exceptions.NotEmptyError,
+        exceptions.BadVersionError,
+        exceptions.NoChildrenForEphemeralsError,
+    )
 
 
 class ZooKeeperSession:
@@ -222,6 +319,14 @@ class ZooKeeperSession:
     @property
     def state(self) -> SessionState:
         return self._connection.state
+
+    @property
+    def timeout_ms(self) -> int:
+        return self._connection.timeout_ms
+
+    @property
+    def has_lease(self) -> bool:
+        return self._connection.has_lease
 
 
 class ZooKeeperRegistry:
@@ -249,19 +354,30 @@ class ZooKeeperRegistry:
         self._connection.check_open()
         return ZooKeeperSession(self._connection)
 
+    def _read(self, path: str, begin: Callable[[Any], Any]) -> Any:
+        client = self._connection.client
+        return self._connection.ask(path, lambda: begin(client))
+
+    def _change(self, path: str, begin: Callable[[Any], Any]) -> Any:
+        client = self._connection.client
+        return self._connection.ask(path, lambda: begin(client), is_writing=True)
+
     def create(self, path: str, value: bytes = b"", *, ephemeral: bool = False) -> int:
         names = node_names(path)
         check_value(value, path)
-        with self._connection.errors(path, is_writing=True):
-            self._connection.client.create(
+        self._change(
+            path,
+            lambda client: client.create_async(
                 _encoded(names), bytes(value), ephemeral=ephemeral, makepath=True
-            )
+            ),
+        )
         return 0
 
     def get(self, path: str) -> Node:
         names = node_names(path)
-        with self._connection.errors(path):
-            value, facts = self._connection.client.get(_encoded(names))
+        value, facts = self._read(
+            path, lambda client: client.get_async(_encoded(names))
+        )
         session = None
         if facts.owner_session_id:
             session = _session_text(facts.owner_session_id)
@@ -270,24 +386,28 @@ class ZooKeeperRegistry:
     def set(self, path: str, value: bytes, *, version: int = ANY) -> int:
         names = node_names(path)
         check_value(value, path)
-        with self._connection.errors(path, is_writing=True):
-            return int(
-                self._connection.client.set(
-                    _encoded(names), bytes(value), version=version
-                ).version
-            )
+        facts = self._change(
+            path,
+            lambda client: client.set_async(
+                _encoded(names), bytes(value), version=version
+            ),
+        )
+        return int(facts.version)
 
     def delete(self, path: str, *, version: int = ANY) -> None:
         names = node_names(path)
         check_deletable(names, path)
-        with self._connection.errors(path, is_writing=True):
-            self._connection.client.delete(_encoded(names), version=version)
+        self._change(
+            path,
+            lambda client: client.delete_async(_encoded(names), version=version),
+        )
 
     def children(self, path: str) -> list[str]:
         names = split(path)
         try:
-            with self._connection.errors(path):
-                found = self._connection.client.get_children(_encoded(names))
+            found = self._read(
+                path, lambda client: client.get_children_async(_encoded(names))
+            )
         except NodeNotFoundError:
             return []
         return sorted(unquote(name) for name in found if names or name != _SERVERS_NODE)
@@ -315,6 +435,21 @@ class ZooKeeperRegistry:
             except (NodeExistsError, NodeNotFoundError, BadVersionError):
                 # Another process changed the node first.
                 continue
+
+    def poll(self) -> None:
+        """Check that the session is not over. kazoo keeps it alive."""
+        self._connection.check_open()
+        with self._connection.errors("/", is_writing=True):
+            pass
+
+    def end_stuck_sessions(self) -> list[str]:
+        """Return an empty list: the servers end sessions."""
+        self._connection.check_open()
+        return []
+
+    def sync(self) -> None:
+        """Wait until the server has all changes that were made before this call."""
+        self._read("/", lambda client: client.sync_async("/"))
 
     def watch(
         self, paths: Iterable[str], *, children: Iterable[str] = ()
@@ -390,11 +525,12 @@ class ZooKeeperWatch:
         report = functools.partial(self._report, (path, of_children))
         client = self._connection.client
         if of_children:
-            with contextlib.suppress(NodeNotFoundError), self._connection.errors(path):
-                client.get_children(path, watch=report)
+            with contextlib.suppress(NodeNotFoundError):
+                self._connection.ask(
+                    path, lambda: client.get_children_async(path, watch=report)
+                )
                 return
-        with self._connection.errors(path):
-            client.exists(path, watch=report)
+        self._connection.ask(path, lambda: client.exists_async(path, watch=report))
 
     def _report(self, one: tuple[str, bool], event: object) -> None:
         if not self._is_closed:

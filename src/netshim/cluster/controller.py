@@ -10,6 +10,8 @@ Rules:
   repeated, so the next controller completes them.
 - The nodes of a deleted topic are removed in the order states, topic, settings, request.
   The request is last, so that an interrupted deletion is found again.
+- The list of changes names a deleted topic before its first node is removed. Brokers
+  remove replicas for that entry only. Missing nodes may have been lost by the registry.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from collections.abc import Iterator
 
 from logcore.errors import (
     BadVersionError,
+    CorruptRegistryError,
     NodeExistsError,
     NodeNotEmptyError,
     NodeNotFoundError,
@@ -29,7 +32,7 @@ from logcore.registry.protocol import Registry
 from logcore.replication import electing
 from logcore.replication.state import ReplicationError, pack_state
 from netshim.cluster import nodes
-from netshim.cluster.nodes import WHOLE_TOPIC, Change
+from netshim.cluster.nodes import DELETED, WHOLE_TOPIC, Change
 from netshim.cluster.view import ClusterView, StoredState, TopicOfCluster
 
 _log = logging.getLogger("netshim")
@@ -40,7 +43,8 @@ def review_cluster(
 ) -> Iterator[Change]:
     """Make each state fit the registered brokers; yield each change after its write.
 
-    `waits` is whether the durability policy waits for the disk. Raises the errors of the
+    `waits` is whether the durability policy waits for the disk. The caller must write a
+    DELETED change to its list before it takes the next one. Raises the errors of the
     registry, except for lost races.
     """
     live = view.live
@@ -118,6 +122,15 @@ def _finish_reassignment(
 
 
 def _delete_topic(registry: Registry, name: str) -> Iterator[Change]:
+    path = paths.topic(name)
+    try:
+        topic_id = nodes.unpack_topic(registry.get(path).value, path).topic_id
+    except NodeNotFoundError:
+        pass  # an earlier controller has removed it
+    except CorruptRegistryError as error:
+        _log.error("topic %s is deleted, and its replicas are kept: %s", name, error)
+    else:
+        yield str(topic_id), DELETED
     parent = nodes.partitions_path(name)
     for number in registry.children(parent):
         for path in (f"{parent}/{number}/state", f"{parent}/{number}"):

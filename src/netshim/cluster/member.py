@@ -5,12 +5,16 @@ Rules:
   controller if this broker was elected.
 - The epoch that counts is the one in the broker's own node. If the answer to a create()
   was lost, it is read back; the counter may be higher.
-- If the session expires, the member registers again with a new epoch. Until then it
-  proposes nothing, and coordinators do not answer.
+- If the session expires, the member registers again with a new epoch, as often as it
+  takes. Until then it proposes nothing, and coordinators do not answer.
+- A registry that does not answer ends no session. The member tries again, and the broker
+  continues all work that needs no change of the registry.
+- A registry that was emptied or replaced, and has another cluster id, is not joined: its
+  lack of topics would be a deletion.
 - A writer lists its changes in a note after they are written. Readers then read the
   listed nodes, and at intervals all nodes, because notes may be lost.
-- The session is renewed only while the event loop turns. A broker whose loop is blocked
-  is declared stuck, like a stopped process.
+- The session is renewed only while the event loop turns. If the loop is blocked for the
+  session timeout, other brokers or the member itself end the session.
 """
 
 from __future__ import annotations
@@ -31,17 +35,24 @@ from logcore.errors import (
     LogcoreError,
     NodeExistsError,
     NodeNotFoundError,
+    RegistryUnavailableError,
     SessionExpiredError,
 )
 from logcore.fs import SharedFS
 from logcore.metadata.checkpoint import Key
 from logcore.registry import paths
-from logcore.registry.files import FileRegistry, open_registry
-from logcore.registry.protocol import Watch
+from logcore.registry.cluster_address import open_cluster_registry
+from logcore.registry.protocol import Registry, Watch
 from logcore.replication.state import unpack_state
 from netshim.cluster import nodes
 from netshim.cluster.controller import review_cluster, write_state
-from netshim.cluster.nodes import WHOLE_TOPIC, BrokerNode, Change, ChangeNote
+from netshim.cluster.nodes import (
+    DELETED,
+    WHOLE_TOPIC,
+    BrokerNode,
+    Change,
+    ChangeNote,
+)
 from netshim.cluster.view import ClusterView, StoredState, TopicOfCluster
 from netshim.topology import NO_NODE
 
@@ -56,13 +67,16 @@ _READ_ALL_MS: Final = 300_000
 _LOCK_TIMEOUT_MS: Final = 2_000
 #: Time between the attempts to open a registry that does not answer, and their limit.
 _OPEN_RETRY_S: Final = 0.2
+_START_MS: Final = 30_000
+#: How often a registry that does not answer is reported.
+_WARNING_MS: Final = 60_000
 
 
 @attrs.frozen(kw_only=True)
 class MemberSettings:
     """Settings of one broker of a cluster."""
 
-    #: The registry is `<registry>.registry`.
+    #: See logcore.registry.cluster_address.
     registry: str
     node_id: int
     rack: str | None = None
@@ -77,7 +91,8 @@ class ClusterMember:
     """One broker in the registry. open() and join() begin; close() ends.
 
     `on_view` gets each new view, in the thread of the member. `loop_turns` returns a
-    number that changes while the event loop turns.
+    number that changes while the event loop turns. `newer_view` adds the
+    reports of other brokers to a view. It is called while the registry does not answer.
     """
 
     def __init__(
@@ -86,11 +101,13 @@ class ClusterMember:
         settings: MemberSettings,
         on_view: Callable[[ClusterView], None],
         loop_turns: Callable[[], int],
+        newer_view: Callable[[ClusterView], ClusterView] = lambda view: view,
     ) -> None:
         self._fs = fs
         self.settings = settings
         self._on_view = on_view
         self._loop_turns = loop_turns
+        self._newer_view = newer_view
         self._turns = -1
         self._renewed_ms = 0
         #: The latest view. Other threads may read it.
@@ -98,7 +115,11 @@ class ClusterMember:
         self._changed = threading.Condition()  # guards the view for wait_for()
         self._is_closing = threading.Event()
         self._thread: threading.Thread | None = None
-        self._registry: FileRegistry | None = None
+        self._registry: Registry | None = None
+        self._is_open = False
+        self._cluster_id = ""
+        #: The kind of the error that was reported last, and when.
+        self._warned: tuple[type[Exception], int] | None = None
         self._watch: Watch | None = None
         self._node: BrokerNode | None = None
         self._epoch: int | None = None
@@ -122,20 +143,39 @@ class ClusterMember:
             LogcoreError: the registry cannot be opened.
         """
         made = paths.pack_cluster_id(id_text(new_id(self._fs)))
-        # This session would expire while logs are recovered, so join() opens another.
-        with self._open() as registry:
-            node = registry.update(paths.CLUSTER_ID, lambda value: value or made)
-        assert node is not None
-        return paths.unpack_cluster_id(node.value)
 
-    def _open(self) -> FileRegistry:
-        return open_registry(
+        def read_id() -> str:
+            # This session would expire while logs are recovered, so join() opens another.
+            with contextlib.closing(self._open()) as registry:
+                node = registry.update(paths.CLUSTER_ID, lambda value: value or made)
+            assert node is not None
+            return paths.unpack_cluster_id(node.value)
+
+        self._cluster_id = self._retry_at_start(read_id)
+        return self._cluster_id
+
+    def _open(self) -> Registry:
+        return open_cluster_registry(
             self.settings.registry,
-            topics="truth",
-            max_poll_interval_ms=self.settings.session_timeout_ms,
+            session_timeout_ms=self.settings.session_timeout_ms,
             lock_timeout_ms=_LOCK_TIMEOUT_MS,
             fs=self._fs,
         )
+
+    def _retry_at_start(self, step: Callable[[], _T]) -> _T:
+        """Repeat a step while the registry does not answer, for at most 30 s."""
+        deadline_ms = self._fs.monotonic_ms() + _START_MS
+        while True:
+            try:
+                return step()
+            except RegistryUnavailableError as error:
+                left_ms = deadline_ms - self._fs.monotonic_ms()
+                if left_ms <= 0 or self._is_closing.is_set():
+                    raise RegistryUnavailableError(
+                        f"the registry {self.settings.registry} does not answer: {error}"
+                    ) from error
+                self._warn(error)
+                self._is_closing.wait(_OPEN_RETRY_S)
 
     def join(
         self,
@@ -153,7 +193,6 @@ class ClusterMember:
             InvalidConfigError: another broker has a copy of this directory.
             RegistryError: the registry does not answer.
         """
-        self._registry = self._open()
         self._node = BrokerNode(
             0,
             disk,
@@ -163,28 +202,58 @@ class ClusterMember:
             was_clean=was_clean,
             endpoints=dict(endpoints or {}),
         )
-        deadline_ms = self._fs.monotonic_ms() + self.settings.session_timeout_ms + 1_000
-        while True:
+
+        def begin() -> None:
+            if not self._is_open:
+                self._begin_session()
             try:
-                self._register()
-                break
-            except NodeExistsError:
-                # It may be the node of an own session that another broker must end.
-                if self._fs.monotonic_ms() > deadline_ms:
-                    raise
-                self.registry.poll()
-                self._expire_stuck()
-                self._is_closing.wait(_OPEN_RETRY_S)
-        self._refresh()
+                self._await_registration()
+                self._refresh()
+            except SessionExpiredError as error:
+                self._give_up_session(error)
+                raise RegistryUnavailableError(
+                    "the session ended during the registration"
+                ) from error
+
+        self._retry_at_start(begin)
         self._thread = threading.Thread(
             target=self._run, name="netshim-cluster", daemon=True
         )
         self._thread.start()
 
+    def _begin_session(self) -> None:
+        self._registry = self._open()
+        self._is_open = True
+        timeout_ms = self._registry.session.timeout_ms
+        if timeout_ms != self.settings.session_timeout_ms:
+            _log.warning(
+                "the servers of the registry change the session timeout from %d ms to "
+                "%d ms: a broker that fails is replaced after that time",
+                self.settings.session_timeout_ms,
+                timeout_ms,
+            )
+
+    def _await_registration(self) -> None:
+        """Register, and wait for the end of an own former session if there is one."""
+        timeout_ms = self.registry.session.timeout_ms
+        deadline_ms = self._fs.monotonic_ms() + timeout_ms + 1_000
+        while True:
+            try:
+                self._register()
+                return
+            except NodeExistsError:
+                # It may be the node of an own session that another broker must end.
+                if self._fs.monotonic_ms() > deadline_ms:
+                    raise
+                self.registry.poll()
+                self._end_stuck_sessions()
+                self._is_closing.wait(_OPEN_RETRY_S)
+
     def _register(self) -> None:
         registry = self.registry
         number = self.settings.node_id
         assert self._node is not None
+        self._check_cluster_id()
         counter = registry.update(nodes.broker_epoch(number), _next)
         assert counter is not None
         epoch = paths.unpack_number(counter.value, nodes.broker_epoch(number))
@@ -196,18 +265,19 @@ class ClusterMember:
                     expected="a directory for each broker",
                     found=self._node.disk,
                 )
-        node = attrs.evolve(self._node, epoch=epoch)
+        node = attrs.evolve(self._node, epoch=epoch, is_leaving=self._is_leaving)
         path = paths.broker(number)
         try:
             registry.create(path, nodes.pack_broker(node), ephemeral=True)
         except NodeExistsError:
             found = registry.get(path)
             if found.session != registry.session.id:
+                living = nodes.unpack_broker(found.value, path)
                 raise NodeExistsError(
                     f"another broker has the number {number}; give this one another, "
                     "or stop that one",
                     path=path,
-                    found=found.value.decode("utf-8", "replace"),
+                    found=f"a broker at {living.host}:{living.port}",
                 ) from None
             # The answer to an earlier create() was lost.
             epoch = nodes.unpack_broker(found.value, path).epoch
@@ -215,6 +285,20 @@ class ClusterMember:
         self._controller_epoch = None
         self._read_all_at_ms = 0
         _log.info("broker %d registered with epoch %d", number, epoch)
+
+    def _check_cluster_id(self) -> None:
+        """Raise InvalidConfigError if the registry belongs to another cluster."""
+        found = "none"
+        with contextlib.suppress(NodeNotFoundError):
+            found = paths.unpack_cluster_id(self.registry.get(paths.CLUSTER_ID).value)
+        if found != self._cluster_id:
+            raise InvalidConfigError(
+                f"the registry {self.settings.registry} was emptied, or replaced by that "
+                "of another cluster: restore it, or start the brokers again",
+                path=paths.CLUSTER_ID,
+                expected=self._cluster_id,
+                found=found,
+            )
 
     def set_leaving(self) -> None:
         """Announce the shutdown of this broker: the controller moves its leaders."""
@@ -253,7 +337,7 @@ class ClusterMember:
     # -- for other threads -------------------------------------------------------------
 
     @property
-    def registry(self) -> FileRegistry:
+    def registry(self) -> Registry:
         assert self._registry is not None
         return self._registry
 
@@ -274,7 +358,7 @@ class ClusterMember:
         if self._epoch is None or age_ms >= self.settings.session_timeout_ms:
             return False
         try:
-            return self.registry.session.state == "alive"
+            return self.registry.session.has_lease
         except LogcoreError:
             return False
 
@@ -338,21 +422,47 @@ class ClusterMember:
         pause_s = min(1.0, self.settings.session_timeout_ms / 6_000)
         while not self._is_closing.is_set():
             try:
+                if self._epoch is None and not self._register_again():
+                    self._is_closing.wait(_OPEN_RETRY_S)
+                    continue
                 self._renew()
-                self._expire_stuck()
+                self._end_stuck_sessions()
                 if self._unnoted:
                     self.note([])
                 self._refresh()
                 self._control()
+                if self._warned is not None:
+                    self._warned = None
+                    _log.info("the registry of the cluster answers again")
                 self._wait(pause_s)
-            except SessionExpiredError:
-                self._register_again()
+            except SessionExpiredError as error:
+                self._give_up_session(error)
             except (LogcoreError, OSError) as error:
-                _log.warning("the registry of the cluster: %s", error)
+                self._warn(error)
+                self._read_peers()
                 self._is_closing.wait(pause_s)
             except Exception:
                 _log.exception("an internal error in the thread of the cluster")
                 self._is_closing.wait(pause_s)
+
+    def _warn(self, error: Exception) -> None:
+        """Report an error of the registry, once a minute if it is of the same kind."""
+        now_ms = self._fs.monotonic_ms()
+        kind, warned_ms = self._warned or (None, 0)
+        if kind is not type(error) or now_ms - warned_ms >= _WARNING_MS:
+            self._warned = type(error), now_ms
+            _log.warning(
+                "the registry of the cluster, %s: %s", self.settings.registry, error
+            )
+
+    def _read_peers(self) -> None:
+        """Publish leaders that other brokers report, once the lease is over."""
+        if self._epoch is None or self.has_lease:
+            return
+        view = self._newer_view(self.view)
+        if view is not self.view:
+            self._read_all_at_ms = 0
+            self._publish(view)
 
     def _wait(self, pause_s: float) -> None:
         """Wait until the registry may have changed."""
@@ -366,11 +476,23 @@ class ClusterMember:
             self._watch.wait(pause_s)
 
     def _renew(self) -> None:
+        """Renew the session if the event loop has turned since the last call.
+
+        Raises:
+            SessionExpiredError: the session is over, or the loop is blocked.
+        """
         turns = self._loop_turns()
+        now_ms = self._fs.monotonic_ms()
         if turns != self._turns:
-            self._turns = turns
             self.registry.poll()
-            self._renewed_ms = self._fs.monotonic_ms()
+            self._turns = turns
+            self._renewed_ms = now_ms
+        elif now_ms - self._renewed_ms > self.settings.session_timeout_ms:
+            raise SessionExpiredError(
+                "the event loop is blocked",
+                expected=f"less than {self.settings.session_timeout_ms} ms",
+                found=f"{now_ms - self._renewed_ms} ms",
+            )
 
     def _renew_if_due(self) -> None:
         """Renew the session during long work, such as the creation of many states."""
@@ -378,27 +500,40 @@ class ClusterMember:
         if age_ms >= self.settings.session_timeout_ms // 3:
             self._renew()
 
-    def _expire_stuck(self) -> None:
-        for session in self.registry.stuck():
+    def _end_stuck_sessions(self) -> None:
+        for session in self.registry.end_stuck_sessions():
             _log.warning("the session %s is stuck, and is declared over", session)
-            self.registry.expire(session)
 
-    def _register_again(self) -> None:
-        _log.warning("the session of this broker is over; it registers again")
+    def _give_up_session(self, error: SessionExpiredError) -> None:
+        """End the present registration. _register_again() begins another one."""
+        _log.warning(
+            "the session of this broker is over; it registers again: %s", error
+        )
         self._epoch = None
         self._controller_epoch = None
         self._publish(self.view)
         if self._watch is not None:
             self._watch.close()
             self._watch = None
+        self._is_open = False
         with contextlib.suppress(LogcoreError):
             self.registry.close()
-        try:
-            self._registry = self._open()
-            self._register()
-        except (LogcoreError, OSError) as error:
-            _log.warning("the broker cannot register: %s", error)
-            self._is_closing.wait(_OPEN_RETRY_S)
+
+    def _register_again(self) -> bool:
+        """Register in a new session; return False while the event loop is blocked.
+
+        Raises:
+            LogcoreError: the registry does not answer, or refuses the registration.
+        """
+        if self._loop_turns() == self._turns:
+            return False
+        if not self._is_open:
+            self._begin_session()
+            self._renewed_ms = self._fs.monotonic_ms()
+        self.registry.poll()
+        self._end_stuck_sessions()
+        self._register()
+        return True
 
     def _control(self) -> None:
         """Become the controller if there is none, and do its work."""
@@ -431,7 +566,10 @@ class ClusterMember:
                 self._controller_epoch,
                 waits=self.settings.waits,
             ):
-                changes.append(change)
+                if change[1] == DELETED:
+                    self.note([change])
+                else:
+                    changes.append(change)
                 self._renew_if_due()
         finally:
             if changes:
@@ -457,8 +595,15 @@ class ClusterMember:
         """Read the changes since the last view, and publish a new one."""
         registry = self.registry
         began_ms = self._fs.monotonic_ms()
+        registry.sync()
         before = self.view
         brokers = self._read_brokers()
+        own = brokers.get(self.settings.node_id)
+        if own is None or own.epoch != self._epoch:
+            raise SessionExpiredError(
+                "the node of this broker is missing, or another one",
+                path=paths.broker(self.settings.node_id),
+            )
         known = nodes.broker_numbers(registry.children(nodes.EPOCHS))
         deletions = frozenset(nodes.topic_names(registry.children(nodes.DELETIONS)))
         view = attrs.evolve(
@@ -468,7 +613,8 @@ class ClusterMember:
             controller=self._read_controller(),
             deletions=deletions,
         )
-        changes = self._read_notes(known)
+        changes, deleted_ids = self._read_notes(known)
+        view = attrs.evolve(view, deleted_ids=before.deleted_ids | deleted_ids)
         if brokers != before.brokers:
             # A broker may have ended between a change and its note.
             changes = None
@@ -507,19 +653,26 @@ class ClusterMember:
         except NodeNotFoundError:
             return NO_NODE
 
-    def _read_notes(self, writers: list[int]) -> set[Change] | None:
-        """Return the changes since the last call, None if some are unknown."""
+    def _read_notes(self, writers: list[int]) -> tuple[set[Change] | None, set[str]]:
+        """Return the changes since the last call, None if some are unknown.
+
+        The second value contains the ids of topics that were deleted, as far as listed.
+        """
         changes: set[Change] | None = set()
+        deleted_ids: set[str] = set()
         for number in writers:
             path = nodes.changes_of(number)
             try:
                 note = nodes.unpack_changes(self.registry.get(path).value, path)
             except NodeNotFoundError:
                 continue
+            deleted_ids |= note.deleted_ids
             found = note.since(self._notes.get(number, 0))
             self._notes[number] = note.last
             changes = None if found is None or changes is None else changes | found
-        return changes
+        if changes is not None:
+            changes = {change for change in changes if change[1] != DELETED}
+        return changes, deleted_ids
 
     def _with_topics(
         self, view: ClusterView, changes: set[Change] | None

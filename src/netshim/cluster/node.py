@@ -27,15 +27,18 @@ from logcore.directory.maintenance import Upkeep
 from logcore.errors import InvalidConfigError, RegistryError
 from logcore.fs import FS, SharedFS
 from logcore.metadata.checkpoint import Key, ensure_directory
+from logcore.registry.cluster_address import check_cluster_address
 from netshim.cluster.broker_connections import BrokerConnections, BrokerListener
 from netshim.cluster.directory import ClusterDirectory
 from netshim.cluster.fetcher import FetcherSettings
 from netshim.cluster.member import ClusterMember, MemberSettings
+from netshim.cluster.peer_views import PeerViews
 from netshim.cluster.replicas import ClusterReplicas
 from netshim.cluster.shards import GroupShards
 from netshim.cluster.topology import ClusterTopology
 from netshim.cluster.transaction_shards import TransactionPeers, TransactionShards
 from netshim.cluster.view import ClusterView
+from netshim.follow.connection import SourceConnection
 from netshim.security.stored import BrokerLogin, SecurityStore
 from netshim.settings import Settings
 from netshim.state import BrokerState
@@ -46,12 +49,16 @@ _log = logging.getLogger("netshim")
 _LEAVE_S: Final = 15.0
 
 
+def _check_registry(settings: object, field: object, address: str) -> None:
+    check_cluster_address(address)
+
+
 @attrs.frozen(kw_only=True)
 class ClusterSettings:
     """The place of one broker in a cluster."""
 
-    #: The registry is `<registry>.registry`, the same for all brokers.
-    registry: str
+    #: `zk://HOST:PORT,.../PATH`, or the path of files. All brokers have the same one.
+    registry: str = attrs.field(validator=_check_registry)
     #: The number of this broker, which no other broker has.
     node_id: int
     rack: str | None = None
@@ -100,7 +107,6 @@ class ClusterNode:
         self._call_in_loop = call_in_loop
         self._on_failure = on_failure
         self._brokers = brokers
-        self._broker_login = broker_login
         self._disk = ""
         LogConfig.parse(config)
         if settings.replica_lag_time_max_ms <= settings.broker_session_timeout_ms:
@@ -124,7 +130,14 @@ class ClusterNode:
             ),
             self._on_view,
             loop_turns,
+            PeerViews(place.node_id, self._connect).newer_view,
         )
+        self._connections = BrokerConnections(
+            brokers, self.member.address_of, broker_login
+        )
+
+    def _connect(self, broker: int) -> SourceConnection:
+        return self._connections.connect(broker)
 
     def open(self) -> LogDir:
         """Open the registry and the directory of this broker. Blocks.
@@ -158,11 +171,8 @@ class ClusterNode:
     def install(self, state: BrokerState) -> None:
         """Give a broker the leadership, topology and coordinators of the cluster."""
         groups = GroupShards(state, self.member, self._new_id)
-        connections = BrokerConnections(
-            self._brokers, self.member.address_of, self._broker_login
-        )
         transactions = TransactionShards(
-            state, self.member, connections.connect, self._call_in_loop
+            state, self.member, self._connect, self._call_in_loop
         )
         self._peers = transactions.peers
         state.groups = groups
@@ -185,7 +195,7 @@ class ClusterNode:
                 wait_ms=self._settings.replica_fetch_wait_max_ms,
                 partition_bytes=self._settings.replica_fetch_max_bytes,
             ),
-            connect=connections.connect,
+            connect=self._connect,
             on_lead=lead,
             on_resign=resign,
             on_deleted=lambda names: groups.topics_deleted(

@@ -41,7 +41,11 @@ MOST_CHANGES: Final = 200
 #: The partition number of a change of the topic itself.
 WHOLE_TOPIC: Final = -1
 
-#: A topic, and a partition or WHOLE_TOPIC.
+#: The partition number of a deletion. The id of the topic then takes the place of its
+#: name.
+DELETED: Final = -2
+
+#: A topic, and a partition, WHOLE_TOPIC or DELETED.
 Change = tuple[str, int]
 
 
@@ -204,6 +208,11 @@ class ChangeNote:
         if last < 0 or not self.recent or self.recent[0][0] > last + 1:
             return None
         return {(name, number) for at, name, number in self.recent if at > last}
+
+    @property
+    def deleted_ids(self) -> set[str]:
+        """The ids of the topics that were deleted, among the listed changes."""
+        return {name for _, name, number in self.recent if number == DELETED}
 
 
 def pack_changes(note: ChangeNote) -> bytes:

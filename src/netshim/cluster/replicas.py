@@ -8,10 +8,10 @@ Rules:
   prepares the next one. Until then, requests get NotLeaderError.
 - An append counts only under the leadership that it was made for. After a change of role
   the log itself refuses such appends.
-- Replicas are removed if this process saw that the topic was deleted, or if the
+- Replicas are removed if a note lists the deletion of the topic's id, or if the
   assignment no longer names this broker. The replicas of a topic that is missing for
-  another reason, such as a registry from a backup, are kept. If another topic has the
-  same name, they are renamed.
+  another reason, such as a registry that was emptied or restored, are kept. If another
+  topic has the same name, they are renamed.
 
 All methods are for the broker's thread.
 """
@@ -32,6 +32,7 @@ from logcore.errors import (
     CommitTimeoutError,
     NodeNotFoundError,
     NotEnoughReplicasError,
+    RegistryUnavailableError,
     TopicNotFoundError,
 )
 from logcore.metadata.checkpoint import Key
@@ -125,8 +126,10 @@ class ClusterReplicas(Leadership):
         self._tokens: dict[Key, _Token] = {}
         self._led: dict[Key, _LedPartition] = {}
         self._fetchers: dict[int, LeaderFetcher] = {}
-        #: Topics of earlier views, whose absence is therefore a deletion.
+        #: The ids of topics of earlier views.
         self._witnessed: dict[str, uuid.UUID] = {}
+        #: Deleted topics that were reported by on_deleted, and still have replicas here.
+        self._reported: set[str] = set()
         self._placed: dict[str, TopicOfCluster] = {}
         self._is_placing = False
         self._is_closed = False
@@ -146,10 +149,12 @@ class ClusterReplicas(Leadership):
         self.version += 1
         before = self._view
         self._view = view
-        deleted = before.topics.keys() - view.topics.keys()
-        deleted -= view.damaged_topics
-        if deleted:
-            self._on_deleted(deleted)
+        missing = before.topics.keys() - view.topics.keys() - view.damaged_topics
+        deleted = self._deleted_topics()
+        self._report_strays(missing - deleted)
+        if deleted - self._reported:
+            self._on_deleted(deleted - self._reported)
+        self._reported = deleted
         for key in [*self._tokens.keys() - view.states.keys()]:
             self._evaluate(key)
         for key in view.states:
@@ -333,7 +338,10 @@ class ClusterReplicas(Leadership):
             self.isr_changes += stored.state.isr != led.book.state.isr
             self._update(led, leading.read_state(led.book, stored.state, result))
             return
-        if not isinstance(result, BadVersionError | NodeNotFoundError):
+        # The member reports a registry that does not answer.
+        if not isinstance(
+            result, BadVersionError | NodeNotFoundError | RegistryUnavailableError
+        ):
             _log.warning(
                 "%s-%d: the in-sync replicas were not written: %s", *led.key, result
             )
@@ -397,7 +405,7 @@ class ClusterReplicas(Leadership):
             for name, topic in view.topics.items()
             if self._placed.get(name) is not topic
         ]
-        deleted = self._witnessed.keys() - view.topics.keys() - view.damaged_topics
+        deleted = self._deleted_topics()
         if not changed and not deleted:
             return
         self._is_placing = True
@@ -407,6 +415,15 @@ class ClusterReplicas(Leadership):
             lambda: self._place_topics(topics, deleted),
             lambda result: self._have_placed(topics, deleted, result),
         )
+
+    def _deleted_topics(self) -> set[str]:
+        """Return the topics of earlier views that were deleted."""
+        view = self._view
+        return {
+            name
+            for name, topic_id in self._witnessed.items()
+            if name not in view.topics and str(topic_id) in view.deleted_ids
+        }
 
     def _place_topics(
         self, topics: dict[str, TopicOfCluster], deleted: Iterable[str]
@@ -444,7 +461,7 @@ class ClusterReplicas(Leadership):
     def _replace(self, name: str) -> None:
         """Remove the replicas of another topic of that name, or set them aside."""
         numbers = self._local.partitions(name)
-        if self._witnessed.get(name) == self._local.topic_id(name):
+        if str(self._local.topic_id(name)) in self._view.deleted_ids:
             self._remove(name, numbers)
             return
         _log.warning(
@@ -482,13 +499,16 @@ class ClusterReplicas(Leadership):
 
     def report_strays(self) -> None:
         """Log the topics of the directory that the cluster does not have."""
-        for name in self._local.topics():
-            if name not in self._view.topics:
-                _log.warning(
-                    "topic %s is not in the registry of the cluster; its replicas are kept in %s",
-                    name,
-                    self._local.path,
-                )
+        topics = self._view.topics
+        self._report_strays(one for one in self._local.topics() if one not in topics)
+
+    def _report_strays(self, names: Iterable[str]) -> None:
+        for name in names:
+            _log.warning(
+                "topic %s is not in the registry of the cluster; its replicas are kept in %s",
+                name,
+                self._local.path,
+            )
 
     # -- for handlers ------------------------------------------------------------------
 

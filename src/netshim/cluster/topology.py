@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 
-from logcore.errors import BadVersionError
+from logcore.errors import BadVersionError, RegistryError
 from logcore.metadata.checkpoint import Key
 from logcore.registry import paths
 from logcore.replication import electing
@@ -25,6 +26,8 @@ from netshim.topology import (
 )
 from netshim.wire import codes
 
+_log = logging.getLogger("netshim")
+
 #: Attempts of a change whose node another broker changes at the same time.
 _ATTEMPTS = 20
 #: Limit for the view of this broker to contain its own change.
@@ -44,7 +47,7 @@ class ClusterTopology(Topology):
 
     @property
     def is_member(self) -> bool:
-        return self._member.epoch is not None
+        return self._member.has_lease
 
     def node_of(self, session: ClientSession) -> int:
         return self._directory.node_id
@@ -92,7 +95,10 @@ class ClusterTopology(Topology):
     # -- changes -----------------------------------------------------------------------
 
     def check_placement(self, placement: Placement) -> tuple[int, str | None]:
-        known = self._member.read_racks().keys()
+        try:
+            known = self._member.read_racks().keys()
+        except RegistryError as error:
+            return codes.REQUEST_TIMED_OUT, str(error)
         if placement.assignments is None:
             factor = self._directory.factor_of(placement)
             if 1 <= factor <= len(known):
@@ -135,6 +141,12 @@ class ClusterTopology(Topology):
         )
 
     def elect(self, key: Key, *, is_unclean: bool) -> int:
+        try:
+            return self._elect(key, is_unclean=is_unclean)
+        except RegistryError as error:
+            return _failed("an election", key, error)
+
+    def _elect(self, key: Key, *, is_unclean: bool) -> int:
         member = self._member
         for _ in range(_ATTEMPTS):
             view = member.view
@@ -179,6 +191,14 @@ class ClusterTopology(Topology):
         *,
         may_change_factor: bool = True,
     ) -> int:
+        try:
+            return self._reassign(key, target, may_change_factor=may_change_factor)
+        except RegistryError as error:
+            return _failed("a reassignment", key, error)
+
+    def _reassign(
+        self, key: Key, target: Sequence[int] | None, *, may_change_factor: bool
+    ) -> int:
         member = self._member
         name, number = key
         for _ in range(_ATTEMPTS):
@@ -215,3 +235,9 @@ class ClusterTopology(Topology):
                     list(node.removing.get(number, ())),
                 )
         return found
+
+
+def _failed(what: str, key: Key, error: RegistryError) -> int:
+    """Report that the registry refused a change; return the code for the client."""
+    _log.warning("%s of %s-%d was not written: %s", what, *key, error)
+    return codes.REQUEST_TIMED_OUT

@@ -68,6 +68,9 @@ class ClusterView:
     #: Topics whose deletion was requested. Some may not exist any more.
     deletions: frozenset[str] = frozenset()
     states: Mapping[Key, StoredState] = _NO_MAP
+    #: Ids of topics that were deleted, as far as notes listed them. A topic that is
+    #: missing for another reason is not in it.
+    deleted_ids: frozenset[str] = frozenset()
     #: Partitions whose state cannot be read, and topics whose node cannot, with the
     #: number WHOLE_TOPIC. They are offline until the node is repaired.
     damaged: frozenset[Key] = frozenset()

@@ -50,10 +50,11 @@ _CODES: Final[tuple[tuple[type[logcore.LogcoreError], int], ...]] = (
     (logcore.NotLeaderError, codes.NOT_LEADER_OR_FOLLOWER),
     (NotEnoughReplicasError, codes.NOT_ENOUGH_REPLICAS),
     (CommitTimeoutError, codes.REQUEST_TIMED_OUT),
-    # Clients send such a request again: the registry may answer soon.
-    (RegistryClosedError, codes.REQUEST_TIMED_OUT),
-    (RegistryLockedError, codes.REQUEST_TIMED_OUT),
+    # The registry of a cluster does not answer, or the broker registers again. Clients
+    # repeat the request.
     (RegistryUnavailableError, codes.REQUEST_TIMED_OUT),
+    (RegistryLockedError, codes.REQUEST_TIMED_OUT),
+    (RegistryClosedError, codes.REQUEST_TIMED_OUT),
     (SessionExpiredError, codes.REQUEST_TIMED_OUT),
     # The partition was deleted, or the broker is stopping. Clients then refresh their
     # metadata.

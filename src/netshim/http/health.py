@@ -55,5 +55,7 @@ def _reasons(server: Server) -> list[str]:
         if log.has_failed
     ]
     if not state.topology.is_member:
-        reasons.append("the broker is not registered in the cluster")
+        reasons.append(
+            "the broker is not registered in the cluster, or its registry does not answer"
+        )
     return reasons

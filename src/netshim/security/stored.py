@@ -49,7 +49,7 @@ from logcore.errors import (
 )
 from logcore.fs import FS, OS, SharedFS
 from logcore.registry import Node, Registry, open_registry
-from logcore.registry.files import FileRegistry, read_layout
+from logcore.registry.files import read_layout
 from logcore.registry.paths import (
     element,
     element_name,
@@ -108,6 +108,8 @@ _DAMAGE: Final = (CorruptRegistryError, UnsupportedRegistryError)
 _PASSWORD_BYTES: Final = 32
 #: Name of the registry below the directory of `netshim cluster`.
 _CLUSTER: Final = "cluster"
+#: Session timeout of a command that changes the registry of a cluster.
+_SESSION_TIMEOUT_MS: Final = 10_000
 
 #: The user, client id and IP address of a quota. None: the quota does not depend on it.
 #: DEFAULT: all that have no quota of their own.
@@ -168,15 +170,16 @@ class SecurityStore:
     ) -> None:
         """Open the registry of a log directory, or of an existing cluster.
 
-        A cluster is found by the directory of `netshim cluster`, or by the path that its
-        brokers have as `--registry`. The registry of a log directory is created if it
+        A cluster is found by the directory of `netshim cluster`, or by the path or the
+        zk:// address that its brokers have as `--registry`. The registry of a log directory is created if it
         does not exist, unless `read_only` is true.
 
         Raises:
             CorruptRegistryError, UnsupportedRegistryError, LogNotFoundError: see
                 open_registry().
-            InvalidConfigError: see open_registry(), or the directory belongs to
-                one broker of a cluster.
+            InvalidConfigError: see open_registry(), the directory belongs to one broker
+                of a cluster, or there is no cluster at the address.
+            RegistryUnavailableError: no ZooKeeper server answers.
         """
         opened = _open(os.fspath(directory), cast("SharedFS", fs), read_only=read_only)
         self._use(lambda: opened, opened.close)
@@ -547,8 +550,19 @@ class _FactsReading:
             return None
 
 
-def _open(directory: str, fs: SharedFS, *, read_only: bool) -> FileRegistry:
+def _open(directory: str, fs: SharedFS, *, read_only: bool) -> Registry:
     """Open the registry of a log directory, or of an existing cluster."""
+    if "://" in directory:
+        # Imported only on use, because every broker imports this module.
+        from logcore.registry.cluster_address import open_cluster_registry
+
+        return open_cluster_registry(
+            directory,
+            session_timeout_ms=_SESSION_TIMEOUT_MS,
+            lock_timeout_ms=_SESSION_TIMEOUT_MS,
+            fs=fs,
+            create=False,
+        )
     directory = fs.real_path(directory)
     parent, name = os.path.split(directory)
     for path in (directory, os.path.join(directory, _CLUSTER)):

@@ -12,92 +12,18 @@ import os
 import random
 import shutil
 import signal
-import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from support.cluster_load import Load, judge, judge_files
+from support.cluster_load import Load, Offsets, judge, judge_files
 from support.clusters import FAST, Cluster, until
-
-confluent_kafka = pytest.importorskip("confluent_kafka")
 
 SECONDS = float(os.environ.get("LOGCORE_CLUSTER_SECONDS", "60"))
 SEED = int(os.environ.get("LOGCORE_CLUSTER_SEED", "1"))
 PARTITIONS = 3
 SESSION_S = FAST["broker_session_timeout_ms"] / 1_000
-
-
-class Offsets:
-    """A client that commits ever larger offsets, and one that reads them.
-
-    A read never returns less than a commit that was acknowledged before it began, or
-    than another read that ended before it began (R13 of docs/replication.md).
-    """
-
-    def __init__(self, cluster: Cluster) -> None:
-        self._servers = cluster.bootstrap_servers
-        self._is_over = threading.Event()
-        #: The largest offset that is known to be committed.
-        self._floor = -1
-        self.commits = 0
-        self.reads = 0
-        self.broken: list[str] = []
-        self._threads = [
-            threading.Thread(target=one) for one in (self._commit, self._read)
-        ]
-        for thread in self._threads:
-            thread.start()
-
-    def _client(self) -> Any:
-        return confluent_kafka.Consumer(
-            {
-                "bootstrap.servers": self._servers,
-                "group.id": "offsets",
-                "enable.auto.commit": False,
-                "reconnect.backoff.max.ms": 100,
-                "log_level": 0,
-            }
-        )
-
-    def _commit(self) -> None:
-        client = self._client()
-        place = confluent_kafka.TopicPartition("t", 0, 0)
-        while not self._is_over.is_set():
-            place.offset += 1
-            try:
-                client.commit(offsets=[place], asynchronous=False)
-            except confluent_kafka.KafkaException:
-                time.sleep(0.05)
-            else:
-                self._floor = max(self._floor, place.offset)
-                self.commits += 1
-        client.close()
-
-    def _read(self) -> None:
-        client = self._client()
-        place = confluent_kafka.TopicPartition("t", 0)
-        while not self._is_over.is_set():
-            floor = self._floor
-            try:
-                (found,) = client.committed([place], timeout=10)
-            except confluent_kafka.KafkaException:
-                time.sleep(0.05)
-                continue
-            offset = max(-1, found.offset)  # -1001 if there is none
-            if offset < floor:
-                self.broken.append(f"read {offset} after {floor}")
-            self._floor = max(self._floor, offset)
-            self.reads += 1
-        client.close()
-
-    def end(self) -> None:
-        self._is_over.set()
-        for thread in self._threads:
-            thread.join()
-        assert not self.broken, self.broken[:5]
 
 
 def fail(cluster: Cluster, chance: random.Random) -> str:

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 
 from logcore import InvalidConfigError
 from logcore.config import Durability
-from logcore.errors import CorruptRegistryError, NodeExistsError, StorageReadError
+from logcore.errors import (
+    CorruptRegistryError,
+    NodeExistsError,
+    RegistryUnavailableError,
+    StorageReadError,
+)
 from logcore.fs import OS
-from logcore.registry import paths
+from logcore.registry import FileRegistry, paths
+from netshim.cluster import member as member_module
 from netshim.cluster import nodes
 from netshim.cluster.broker_connections import BrokerListener
 from netshim.cluster.member import ClusterMember, MemberSettings
@@ -66,6 +75,13 @@ def create(member: ClusterMember, name: str, *replicas: tuple[int, ...]) -> None
     member.note([(name, WHOLE_TOPIC)])
 
 
+def expire(other: ClusterMember, member: ClusterMember) -> None:
+    """Let a member end the session of another one."""
+    registry = other.registry
+    assert isinstance(registry, FileRegistry)
+    registry.expire(member.registry.session.id)
+
+
 def wait(member: ClusterMember, condition: Callable[[ClusterView], bool]) -> None:
     assert member.wait_for(condition, LIMIT_S), member.view
 
@@ -106,7 +122,7 @@ def test_an_expired_member_registers_again(join: Join) -> None:
     first, second = join(1), join(2)
     before = first.epoch
     assert before is not None
-    second.registry.expire(first.registry.session.id)
+    expire(second, first)
     until(lambda: first.epoch not in (None, before), "a new epoch")
     assert first.epoch == before + 1
     wait(
@@ -163,7 +179,7 @@ def test_a_member_that_cannot_read_loses_its_lease(
 
 def test_a_number_or_a_directory_is_used_once(join: Join) -> None:
     join(1)
-    with pytest.raises(NodeExistsError, match="has the number 1"):
+    with pytest.raises(NodeExistsError, match=r"has the number 1.*127\.0\.0\.1:9001"):
         join(1, disk="other", timeout_ms=100)
     with pytest.raises(InvalidConfigError, match=r"same directory\.id"):
         join(2, disk="disk-1")
@@ -244,3 +260,231 @@ def test_the_lag_time_is_longer_than_the_session(tmp_path: Path) -> None:
             loop_turns=lambda: 0,
             on_failure=lambda error: None,
         )
+
+
+# -- a registry that does not answer ---------------------------------------------------
+
+
+class Outage:
+    """Lets the registry not answer for the next calls of an open, or for all of them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.left = 0
+        self.refused = 0
+        self._open = member_module.open_cluster_registry
+        monkeypatch.setattr(member_module, "open_cluster_registry", self._open_if_up)
+
+    def _open_if_up(self, *given: Any, **options: Any) -> Any:
+        if self.left:
+            self.left -= 1
+            self.refused += 1
+            raise RegistryUnavailableError("no server answers at zoo:2181")
+        return self._open(*given, **options)
+
+
+@pytest.fixture
+def outage(monkeypatch: pytest.MonkeyPatch) -> Outage:
+    return Outage(monkeypatch)
+
+
+def test_a_start_waits_for_the_registry(join: Join, outage: Outage) -> None:
+    outage.left = 2
+    member = join(1)
+    assert outage.refused == 2
+    assert member.has_lease
+
+
+def test_a_start_ends_with_the_address_of_a_registry_without_answers(
+    join: Join, outage: Outage, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(member_module, "_START_MS", 300)
+    outage.left = 1_000
+    with pytest.raises(RegistryUnavailableError, match="does not answer") as raised:
+        join(1)
+    assert str(tmp_path / "cluster") in str(raised.value)
+    assert "zoo:2181" in str(raised.value)
+
+
+def test_a_member_registers_again_after_attempts_that_failed(
+    join: Join, outage: Outage
+) -> None:
+    """A member whose session was over tried once to open the registry."""
+    first, second = join(1), join(2)
+    before = first.epoch
+    outage.left = 3
+    expire(second, first)
+    until(lambda: outage.refused == 3, "the attempts that fail")
+    until(lambda: first.epoch not in (None, before), "a new epoch")
+    until(lambda: first.has_lease, "the lease")
+
+
+def test_a_member_registers_again_after_its_number_was_in_use(
+    join: Join,
+) -> None:
+    first, second = join(1), join(2)
+    before = first.epoch
+    path = paths.broker(1)
+    taken = nodes.BrokerNode(99, "other", "127.0.0.1", 9999)
+    # Between the end of the session and the next registration.
+    expire(second, first)
+    with contextlib.suppress(NodeExistsError):
+        second.registry.create(path, nodes.pack_broker(taken), ephemeral=True)
+        until(lambda: first.epoch is None, "the end of the registration")
+        second.registry.delete(path)
+    until(lambda: first.epoch not in (None, before), "a new epoch")
+
+
+def test_a_registry_that_was_emptied_is_not_joined(join: Join) -> None:
+    """All topics would be missing there, as if they had been deleted."""
+    first, second = join(1), join(2)
+    create(second, "t", (1, 2))
+    wait(first, lambda view: "t" in view.topics)
+    before = first.epoch
+    id_node = second.registry.get(paths.CLUSTER_ID).value
+    second.registry.delete(paths.CLUSTER_ID)
+    expire(second, first)
+    until(lambda: first.epoch is None, "the end of the registration")
+    until(
+        lambda: first._warned and first._warned[0] is InvalidConfigError, "the report"
+    )
+    assert first.epoch is None and "t" in first.view.topics
+    second.registry.create(paths.CLUSTER_ID, id_node)
+    until(lambda: first.epoch not in (None, before), "a new epoch")
+
+
+def test_a_member_without_answers_keeps_its_registration_and_its_view(
+    join: Join, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    member = join(1, timeout_ms=900)
+    create(member, "t", (1,))
+    wait(member, lambda view: view.leader_of(("t", 0)) == 1)
+    epoch = member.epoch
+    failed = []
+
+    def failing() -> None:
+        failed.append(1)
+        raise RegistryUnavailableError("no connection")
+
+    monkeypatch.setattr(member.registry, "sync", failing)
+    until(lambda: len(failed) > 3 and not member.has_lease, "the end of the lease")
+    assert member.epoch == epoch and member.view.leader_of(("t", 0)) == 1
+    lines = [one for one in caplog.messages if "no connection" in one]
+    assert len(lines) == 1, "one line a minute"
+    monkeypatch.undo()
+    until(lambda: member.has_lease, "the lease")
+    assert member.epoch == epoch
+
+
+def test_a_member_without_a_lease_reads_the_views_of_others(
+    join: Join, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    member = join(1, timeout_ms=900)
+    create(member, "t", (1, 2))
+    wait(member, lambda view: view.leader_of(("t", 0)) == 1)
+    leases: list[bool] = []
+
+    def newer_view(view: ClusterView) -> ClusterView:
+        leases.append(member.has_lease)
+        stored = view.states["t", 0]
+        state = attrs.evolve(stored.state, leader=2, leader_epoch=9)
+        newer = attrs.evolve(stored, state=state)
+        return attrs.evolve(view, states={("t", 0): newer})
+
+    def failing() -> None:
+        raise RegistryUnavailableError("no connection")
+
+    monkeypatch.setattr(member, "_newer_view", newer_view)
+    monkeypatch.setattr(member.registry, "sync", failing)
+    wait(member, lambda view: view.leader_of(("t", 0)) == 2)
+    assert not any(leases)
+    monkeypatch.undo()
+    # The registry counts again, as soon as it answers.
+    wait(member, lambda view: view.leader_of(("t", 0)) == 1)
+
+
+def test_a_blocked_event_loop_ends_the_session(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """ZooKeeper's client keeps the session of such a process alive."""
+    turns = itertools.count()
+    is_blocked = threading.Event()
+    last = [0]
+
+    def loop_turns() -> int:
+        if not is_blocked.is_set():
+            last[0] = next(turns)
+        return last[0]
+
+    member = ClusterMember(
+        OS,
+        MemberSettings(
+            registry=str(tmp_path / "cluster"),
+            node_id=1,
+            session_timeout_ms=600,
+            defaults={},
+        ),
+        lambda view: None,
+        loop_turns,
+    )
+    request.addfinalizer(member.close)
+    member.open()
+    member.join("127.0.0.1", 9001, "disk", was_clean=True)
+    before = member.epoch
+    is_blocked.set()
+    until(lambda: member.epoch is None, "the end of the registration")
+    is_blocked.clear()
+    until(lambda: member.epoch not in (None, before), "a new epoch")
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+def test_an_address_that_means_all_networks_is_not_registered(
+    tmp_path: Path, host: str
+) -> None:
+    member = ClusterMember(
+        OS,
+        MemberSettings(registry=str(tmp_path / "c"), node_id=1, defaults={}),
+        lambda view: None,
+        lambda: 0,
+    )
+    member.open()
+    with pytest.raises(InvalidConfigError, match="--advertise"):
+        member.join(host, 9092, "disk", was_clean=True)
+
+
+# -- deletions -------------------------------------------------------------------------
+
+
+def test_a_deletion_is_noted_before_the_topic_is_missing(join: Join) -> None:
+    views: list[ClusterView] = []
+    first = join(1)
+    create(first, "t", (1,))
+    wait(first, lambda view: ("t", 0) in view.states)
+    topic_id = str(first.view.topics["t"].node.topic_id)
+    first._on_view = views.append
+    first.registry.create(paths.deletion("t"))
+    first.note([("t", WHOLE_TOPIC)])
+    wait(first, lambda view: "t" not in view.topics)
+    until(lambda: views and "t" not in views[-1].topics, "the last view")
+    assert all(topic_id in one.deleted_ids for one in views if "t" not in one.topics)
+
+
+def test_a_topic_that_the_registry_has_lost_is_not_deleted(join: Join) -> None:
+    first = join(1)
+    create(first, "t", (1,))
+    wait(first, lambda view: ("t", 0) in view.states)
+    registry = first.registry
+    partition = f"{nodes.partitions_path('t')}/0"
+    for path in (f"{partition}/state", partition, nodes.partitions_path("t")):
+        registry.delete(path)
+    registry.delete(paths.topic("t"))
+    first.note([("t", WHOLE_TOPIC)])
+    wait(first, lambda view: "t" not in view.topics)
+    assert not first.view.deleted_ids
+
+
+def test_a_member_whose_node_is_missing_registers_again(join: Join) -> None:
+    first = join(1)
+    before = first.epoch
+    first.registry.delete(paths.broker(1))
+    first.note([])
+    until(lambda: first.epoch not in (None, before), "a new epoch")

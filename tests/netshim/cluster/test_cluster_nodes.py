@@ -18,7 +18,13 @@ from logcore.replication.electing import ReplicatedPartition
 from logcore.replication.state import LeaderAndIsr, pack_state, unpack_state
 from netshim.cluster import nodes
 from netshim.cluster.controller import review_cluster
-from netshim.cluster.nodes import WHOLE_TOPIC, BrokerNode, ChangeNote, TopicNode
+from netshim.cluster.nodes import (
+    DELETED,
+    WHOLE_TOPIC,
+    BrokerNode,
+    ChangeNote,
+    TopicNode,
+)
 from netshim.cluster.view import ClusterView, StoredState, TopicOfCluster
 
 ID = uuid.UUID(int=5)
@@ -90,6 +96,8 @@ def test_a_note_lists_the_changes_since_a_number() -> None:
 
 
 def test_a_reader_that_missed_too_much_reads_all() -> None:
+    note = ChangeNote().with_changes([(str(ID), DELETED)])
+    assert note.deleted_ids == {str(ID)}
     note = ChangeNote().with_changes([("t", n) for n in range(nodes.MOST_CHANGES + 5)])
     assert note.since(3) is None
     assert note.since(-1) is None
@@ -184,7 +192,7 @@ def test_the_state_of_a_deleted_topic_is_not_created_again(
     put_topic(registry, "t", TopicNode(ID, {0: (1,), 1: (2,)}))
     review(registry)
     registry.create(paths.deletion("t"))
-    assert review(registry) == [("t", WHOLE_TOPIC)]
+    assert review(registry) == [(str(ID), DELETED), ("t", WHOLE_TOPIC)]
     assert registry.children(paths.TOPICS) == []
     assert registry.children(paths.TOPIC_CONFIGS) == []
     assert registry.children(nodes.DELETIONS) == []

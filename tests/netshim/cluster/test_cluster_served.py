@@ -13,7 +13,9 @@ import pytest
 
 import logcore
 from logcore import recordbatch
+from logcore.registry import open_registry, paths
 from netshim import wire
+from netshim.cluster import nodes
 from netshim.wire import codes
 from support.cluster_load import Load, judge, judge_files
 from support.clusters import Cluster, until
@@ -67,6 +69,35 @@ def test_a_topic_is_created_used_changed_and_deleted(calm: Cluster) -> None:
         "the replicas are removed everywhere",
     )
     calm.create("orders", 1)
+
+
+def test_a_topic_that_the_registry_lost_keeps_its_replicas(calm: Cluster) -> None:
+    """Brokers took the absence of its nodes for a deletion."""
+    calm.create("lost")
+    calm.until_in_sync("lost", 3)
+    with open_registry(calm.path / "cluster", topics="truth") as registry:
+        parent = nodes.partitions_path("lost")
+        partition = f"{parent}/0"
+        for path in (f"{partition}/state", partition, parent, paths.topic("lost")):
+            registry.delete(path)
+
+        def add(value: bytes | None) -> bytes:
+            assert value is not None
+            note = nodes.unpack_changes(value, nodes.changes_of(1))
+            return nodes.pack_changes(note.with_changes([("lost", nodes.WHOLE_TOPIC)]))
+
+        registry.update(nodes.changes_of(1), add)
+    for number in (1, 2, 3):
+        until(
+            lambda number=number: (
+                "topic lost is not in the registry" in calm.log(number)
+            ),
+            f"the report of broker {number}",
+        )
+    calm.create("next")  # replicas are placed and removed again
+    calm.until_in_sync("next", 3)
+    for number in (1, 2, 3):
+        assert (calm.path / str(number) / "lost-0").is_dir()
 
 
 def test_requests_that_a_cluster_refuses(calm: Cluster) -> None:

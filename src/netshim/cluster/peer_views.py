@@ -1,0 +1,100 @@
+"""Newer leaders, from the metadata of other brokers while the registry does not answer.
+
+A broker that only the registry cannot reach is replaced, and reads nothing about it. Its
+clients would keep it as the leader: it is the broker that they ask for the leader.
+
+Rules:
+- A broker reports only leader epochs that were written to the registry. Therefore it is
+  safe to give up a leadership for a higher epoch. No report makes this broker a leader.
+- Questions run in threads of their own, because a broker may not answer for 30 s.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+import attrs
+
+from logcore import LogcoreError
+from logcore.metadata.checkpoint import Key
+from netshim import wire
+from netshim.cluster.broker_connections import Connect
+from netshim.cluster.peer_requests import PeerConnection
+from netshim.cluster.view import ClusterView
+
+_log = logging.getLogger("netshim")
+
+
+class PeerViews:
+    """Asks the other brokers of a view for the leaders of all partitions.
+
+    `connect` opens a connection to a broker. Blocks.
+    """
+
+    def __init__(self, node_id: int, connect: Connect) -> None:
+        self._node_id = node_id
+        self._connect = connect
+        self._mutex = threading.Lock()
+        self._asking: set[int] = set()
+        #: The leader and the leader epoch of each partition, as far as reported.
+        self._leaders: dict[Key, tuple[int, int]] = {}
+
+    def newer_view(self, view: ClusterView) -> ClusterView:
+        """Return a view with the newer leaders that were reported, and ask again.
+
+        Does not block: the next call has the answers.
+        """
+        for number in view.brokers:
+            if number != self._node_id:
+                self._ask(number)
+        with self._mutex:
+            leaders, self._leaders = self._leaders, {}
+        states = dict(view.states)
+        for key, (leader, epoch) in leaders.items():
+            stored = states.get(key)
+            if stored is None or leader in (self._node_id, -1):
+                continue
+            if epoch > stored.state.leader_epoch:
+                _log.warning(
+                    "%s-%d: broker %d leads in epoch %d, as another broker reports",
+                    *key,
+                    leader,
+                    epoch,
+                )
+                state = attrs.evolve(stored.state, leader=leader, leader_epoch=epoch)
+                states[key] = attrs.evolve(stored, state=state)
+        return view if states == view.states else attrs.evolve(view, states=states)
+
+    def _ask(self, number: int) -> None:
+        with self._mutex:
+            if number in self._asking:
+                return
+            self._asking.add(number)
+        threading.Thread(
+            target=self._run,
+            args=(number,),
+            name=f"netshim-view-of-{number}",
+            daemon=True,
+        ).start()
+
+    def _run(self, number: int) -> None:
+        connection = PeerConnection(number, self._connect)
+        try:
+            request = wire.METADATA.Request(
+                topics=None, allow_auto_topic_creation=False
+            )
+            response = connection.ask(wire.METADATA, request)
+            with self._mutex:
+                for topic in response.topics:
+                    for one in topic.partitions:
+                        key = topic.name, one.partition_index
+                        _, known = self._leaders.get(key, (-1, -1))
+                        if one.leader_epoch > known:
+                            self._leaders[key] = one.leader_id, one.leader_epoch
+        except LogcoreError as error:
+            _log.debug("metadata of broker %d: %s", number, error)
+        finally:
+            connection.close()
+            with self._mutex:
+                self._asking.discard(number)

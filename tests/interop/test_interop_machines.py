@@ -1,0 +1,553 @@
+"""A cluster on several machines: brokers in network namespaces, with a real ZooKeeper.
+
+Each broker and the ZooKeeper server has a network of its own. Clients of confluent-kafka
+run in the network of the tests. After each failure, every acknowledged record is at its
+place, no record is stored twice, committed offsets never decrease, and the replicas have
+the same bytes.
+
+Needs root and the program `ip`, Java 17 and Maven. Run by `make interop`. The test with
+random failures is run by `make slow`, see test_cluster_chaos.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+pytest.importorskip("kazoo")
+
+from logcore.errors import NodeNotEmptyError, NodeNotFoundError
+from logcore.registry import Registry, paths
+from logcore.registry.zookeeper import connect
+from netshim import wire
+from netshim.wire import codes
+from support.cluster_load import Load, Offsets, judge, judge_files
+from support.clusters import FAST, Cluster, until
+from support.machines import TESTS, Network
+from support.zookeepers import ZooKeeper
+
+pytestmark = [pytest.mark.interop, pytest.mark.timeout(900)]
+
+SECONDS = float(os.environ.get("LOGCORE_CLUSTER_SECONDS", "60"))
+SEED = int(os.environ.get("LOGCORE_CLUSTER_SEED", "1"))
+SESSION_S = FAST["broker_session_timeout_ms"] / 1_000
+ZOO = "zoo"
+NUMBERS = (1, 2, 3)
+#: A leader without a registry keeps its clients until a request times out.
+PATIENT = {"request.timeout.ms": 3_000}
+
+_paths = itertools.count()
+
+
+def name(number: int) -> str:
+    """Return the name of a broker's machine."""
+    return f"b{number}"
+
+
+@attrs.define
+class Site:
+    """The machines, and the ZooKeeper server on one of them, or an ensemble."""
+
+    network: Network
+    zookeeper: Any
+
+
+@attrs.define
+class Rig:
+    """A cluster under load on the machines of a site."""
+
+    site: Site
+    cluster: Cluster
+    load: Load
+    offsets: Offsets
+    #: The path of the registry, for connect().
+    below: str
+
+    @property
+    def network(self) -> Network:
+        return self.site.network
+
+    def leader(self, asked: int | None = None) -> int:
+        return int(self.cluster.partition("t", number=asked).leader_id)
+
+    def until_led_by_another(self, number: int) -> int:
+        """Wait until another broker leads, as brokers report that are not cut off."""
+        asked = next(one for one in NUMBERS if one != number)
+
+        def found() -> int:
+            leader = self.leader(asked)
+            return leader if leader not in (-1, number) else 0
+
+        return int(until(found, f"another leader than {number}"))
+
+    def until_whole(self) -> None:
+        """Wait until all replicas are in sync, and all brokers report that."""
+        for topic in ("t", "__consumer_offsets"):
+            self.cluster.until_in_sync(topic, 3)
+            until(lambda topic=topic: self._agree(topic), f"one view of {topic}")
+
+    def _agree(self, topic: str) -> bool:
+        found = [self.cluster.partition(topic, number=number) for number in NUMBERS]
+        leaders = {(one.leader_id, one.leader_epoch) for one in found}
+        return len(leaders) == 1 and all(len(one.isr_nodes) == 3 for one in found)
+
+    def judge(self) -> None:
+        """Check the history, once all failures are over."""
+        self.until_whole()
+        self.load.until_more()
+        self.offsets.end()
+        judge(self.cluster, "t", self.load)
+        judge_files(self.cluster, "t")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with ExitStack() as stack:
+        network = stack.enter_context(Network(ZOO, *map(name, NUMBERS)))
+        machine = network.machines[ZOO]
+        zookeeper = stack.enter_context(
+            ZooKeeper(
+                tmp_path_factory.mktemp("zookeeper") / "1",
+                address=machine.address,
+                port=2181,
+                prefix=machine.command(),
+            )
+        )
+        zookeeper.await_start()
+        yield Site(network, zookeeper)
+
+
+def cluster_on(site: Site, path: Path, below: str, **settings: object) -> Cluster:
+    return Cluster(
+        path / "cluster",
+        registry=f"zk://{site.zookeeper.server}{below}",
+        machines={number: site.network.machines[name(number)] for number in NUMBERS},
+        ports=dict.fromkeys(NUMBERS, 9092),
+        **settings,
+    )
+
+
+@contextmanager
+def rig_on(site: Site, path: Path, **client: object) -> Iterator[Rig]:
+    below = f"/test-{next(_paths)}"
+    with cluster_on(site, path, below) as cluster:
+        load = offsets = None
+        try:
+            cluster.create("t")
+            load = Load(cluster, "t", **client)
+            load.until_more()
+            offsets = Offsets(cluster)
+            until(lambda: offsets.commits and offsets.reads, "the first commits")
+            yield Rig(site, cluster, load, offsets, below)
+        finally:
+            site.network.heal()
+            if load is not None:
+                load.pause()
+            if offsets is not None:
+                offsets.stop()
+
+
+@pytest.fixture
+def rig(site: Site, tmp_path: Path) -> Iterator[Rig]:
+    with rig_on(site, tmp_path, **PATIENT) as made:
+        yield made
+
+
+# -- brokers ---------------------------------------------------------------------------
+
+
+def test_killed_leader_is_replaced(rig: Rig) -> None:
+    leader = rig.leader()
+    began_s = time.monotonic()
+    rig.cluster.kill(leader)
+    count = len(rig.load.acknowledged)
+    until(lambda: len(rig.load.acknowledged) > count + 5, "acknowledgements")
+    print(f"acknowledged {time.monotonic() - began_s:.2f} s after the kill")
+    assert rig.until_led_by_another(leader) != leader
+    rig.cluster.start(leader)
+    rig.judge()
+
+
+def test_stopped_leader_is_replaced_and_joins_again(rig: Rig) -> None:
+    leader = rig.leader()
+    rig.cluster.send(leader, signal.SIGSTOP)
+    began_s = time.monotonic()
+    rig.until_led_by_another(leader)
+    rig.load.until_more()
+    time.sleep(max(0, 3 * SESSION_S - (time.monotonic() - began_s)))
+    rig.cluster.send(leader, signal.SIGCONT)
+    rig.judge()
+
+
+# -- links -----------------------------------------------------------------------------
+
+
+def test_leader_that_is_cut_off_is_replaced(rig: Rig) -> None:
+    leader = rig.leader()
+    began_s = time.monotonic()
+    rig.network.isolate(name(leader))
+    rig.until_led_by_another(leader)
+    rig.load.until_more()
+    print(f"acknowledged {time.monotonic() - began_s:.2f} s after the cut")
+    time.sleep(SESSION_S)
+    rig.network.heal()
+    rig.judge()
+
+
+@pytest.mark.parametrize("direction", ["both", "to ZooKeeper", "from ZooKeeper"])
+def test_leader_without_zookeeper_is_replaced(rig: Rig, direction: str) -> None:
+    """Clients and the other brokers still reach it."""
+    leader = rig.leader()
+    if direction != "from ZooKeeper":
+        rig.network.cut(name(leader), ZOO)
+    if direction != "to ZooKeeper":
+        rig.network.cut(ZOO, name(leader))
+    rig.until_led_by_another(leader)
+    rig.load.until_more()
+    rig.network.heal()
+    rig.judge()
+
+
+@pytest.mark.parametrize("direction", ["requests", "responses"])
+def test_follower_behind_a_one_way_link_leaves_and_returns(
+    rig: Rig, direction: str
+) -> None:
+    rig.until_whole()
+    leader = rig.leader()
+    follower = next(number for number in NUMBERS if number != leader)
+    if direction == "requests":
+        rig.network.cut(name(follower), name(leader))
+    else:
+        rig.network.cut(name(leader), name(follower))
+    left = rig.cluster.until_in_sync("t", 2)
+    assert left.leader_id == leader and follower not in left.isr_nodes
+    rig.load.until_more()
+    rig.network.heal()
+    rig.judge()
+
+
+def test_leader_that_clients_cannot_hear_stays(rig: Rig) -> None:
+    """Only its responses to clients are lost, so no other broker notices."""
+    leader = rig.leader()
+    rig.network.cut(name(leader), TESTS)
+    time.sleep(2 * SESSION_S)
+    rig.network.heal()
+    assert rig.leader() == leader
+    rig.judge()
+
+
+# -- ZooKeeper -------------------------------------------------------------------------
+
+
+def test_restarted_zookeeper_changes_no_leader(rig: Rig) -> None:
+    rig.until_whole()
+    before = rig.cluster.partition("t")
+    rig.site.zookeeper.kill()
+    rig.load.until_more()
+    rig.site.zookeeper.start()
+    rig.load.until_more()
+    after = rig.cluster.until_in_sync("t", 3)
+    assert after.leader_id == before.leader_id
+    rig.judge()
+
+
+def test_records_are_acknowledged_while_zookeeper_is_down(rig: Rig) -> None:
+    """Coordinators stop to answer when their lease is over, and start again."""
+    rig.until_whole()
+    rig.site.zookeeper.kill()
+    time.sleep(SESSION_S)
+    until(lambda: not rig.offsets.is_moving(), "no more commits")
+    rig.load.until_more()
+    time.sleep(SESSION_S)
+    rig.load.until_more()
+    rig.site.zookeeper.start()
+    until(rig.offsets.is_moving, "commits")
+    rig.judge()
+
+
+def test_leader_that_dies_while_zookeeper_is_down_is_replaced_afterwards(
+    rig: Rig,
+) -> None:
+    rig.until_whole()
+    leader = rig.leader()
+    rig.site.zookeeper.kill()
+    rig.cluster.kill(leader)
+    time.sleep(2 * SESSION_S)
+    rig.site.zookeeper.start()
+    rig.until_led_by_another(leader)
+    rig.load.until_more()
+    rig.cluster.start(leader)
+    rig.judge()
+
+
+def test_emptied_zookeeper_deletes_no_replica(site: Site, tmp_path: Path) -> None:
+    """Brokers that register again refuse the empty path."""
+    below = f"/test-{next(_paths)}"
+    with cluster_on(site, tmp_path, below) as cluster:
+        cluster.create("t")
+        cluster.until_in_sync("t", 3)
+        with connect(site.zookeeper.server + below) as registry:
+            registry.delete(paths.CLUSTER_ID)
+
+            def is_refused() -> bool:
+                _delete_all(registry)
+                return all("was emptied" in cluster.log(n) for n in NUMBERS)
+
+            until(is_refused, "the reports of all brokers")
+        for number in NUMBERS:
+            assert (cluster.path / str(number) / "t-0").is_dir(), cluster.log(number)
+
+
+def _delete_all(registry: Registry, path: str = "") -> None:
+    """Delete all nodes, the deepest first. Brokers may create nodes while it runs."""
+    for child in registry.children(path or "/"):
+        below = f"{path}/{child}"
+        _delete_all(registry, below)
+        with contextlib.suppress(NodeNotFoundError, NodeNotEmptyError):
+            registry.delete(below)
+
+
+# -- an ensemble -----------------------------------------------------------------------
+
+
+@attrs.define
+class Ensemble:
+    """Three ZooKeeper servers, each on a machine of its own."""
+
+    servers: list[ZooKeeper]
+
+    @property
+    def server(self) -> str:
+        return ",".join(one.server for one in self.servers)
+
+    def leader(self) -> ZooKeeper | None:
+        return next((one for one in self.servers if one.mode() == "leader"), None)
+
+
+def test_ensemble_that_loses_its_leader_changes_no_leader(tmp_path: Path) -> None:
+    """One server is lost. Later, the machines of a server and of a broker are."""
+    zoos = ["z1", "z2", "z3"]
+    with ExitStack() as stack:
+        network = stack.enter_context(Network(*zoos, *map(name, NUMBERS)))
+        machines = [network.machines[each] for each in zoos]
+        ensemble = Ensemble(
+            [
+                stack.enter_context(
+                    ZooKeeper(
+                        tmp_path / f"zookeeper-{number}",
+                        address=machine.address,
+                        port=2181,
+                        prefix=machine.command(),
+                        members=[each.address for each in machines],
+                        number=number,
+                    )
+                )
+                for number, machine in enumerate(machines, 1)
+            ]
+        )
+        until(ensemble.leader, "a leader of the ensemble")
+        site = Site(network, ensemble)
+        rig = stack.enter_context(rig_on(site, tmp_path, **PATIENT))
+        rig.until_whole()
+        before = rig.cluster.partition("t")
+        lost = ensemble.leader()
+        assert lost is not None
+        lost.kill()
+        rig.load.until_more()
+        until(ensemble.leader, "another leader of the ensemble")
+        rig.load.until_more(200)
+        assert rig.leader() == before.leader_id
+        lost.begin()
+        until(lambda: lost.mode() == "follower", "the server is back")
+
+        leader = rig.leader()
+        network.isolate(name(leader))
+        server = zoos[ensemble.servers.index(lost)]
+        network.isolate(server)
+        rig.until_led_by_another(leader)
+        rig.load.until_more()
+        network.heal()
+        rig.judge()
+
+
+# -- bad input -------------------------------------------------------------------------
+
+
+def serve(site: Site, path: Path, number: int, registry: str, *more: str) -> str:
+    """Start a broker that must refuse to start, and return its error."""
+    machine = site.network.machines[name(number)]
+    command = [sys.executable, "-m", "netshim", "serve", str(path)]
+    command += ["--registry", registry, "--node-id", str(number), "--insecure"]
+    command += ["--host", machine.address, "--port", "0", *more]
+    done = subprocess.run(
+        machine.command(*command),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 2, done.stderr[-2_000:]
+    return done.stderr
+
+
+@pytest.fixture(scope="module")
+def calm(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A cluster whose brokers are not stopped."""
+    with cluster_on(site, tmp_path_factory.mktemp("calm"), "/calm") as made:
+        yield made
+
+
+def test_number_in_use_is_refused_with_its_address(
+    site: Site, calm: Cluster, tmp_path: Path
+) -> None:
+    registry = f"zk://{site.zookeeper.server}/calm"
+    more = ("--broker-session-timeout-ms", "1000")
+    found = serve(site, tmp_path / "1", 1, registry, *more)
+    assert "another broker has the number 1" in found
+    assert f"{calm.host(1)}:{calm.ports[1]}" in found
+
+
+def test_directory_of_another_cluster_is_refused(
+    site: Site, calm: Cluster, tmp_path: Path
+) -> None:
+    other = tmp_path / "cluster"
+    other.mkdir()
+    properties = calm.path / "1" / "meta.properties"
+    (other / "meta.properties").write_text(properties.read_text())
+    registry = f"zk://{site.zookeeper.server}/other"
+    assert "another cluster.id" in serve(site, other, 1, registry)
+
+
+def test_path_of_another_program_is_refused(site: Site, tmp_path: Path) -> None:
+    """Apache Kafka has nodes of the same names."""
+    below = f"/test-{next(_paths)}"
+    with connect(f"{site.zookeeper.server}{below}") as registry:
+        registry.create(paths.CLUSTER_ID, paths.pack_cluster_id("kafka"))
+        registry.create(paths.broker(1), b"{}")
+    for path in (below, f"{below}/brokers"):
+        found = serve(site, tmp_path / "1", 1, f"zk://{site.zookeeper.server}{path}")
+        assert "belongs to another program" in found
+    with connect(f"{site.zookeeper.server}{below}") as registry:
+        assert registry.children("/") == ["brokers", "cluster"]
+
+
+def test_server_that_does_not_answer_is_named(site: Site, tmp_path: Path) -> None:
+    """The broker tries for 30 s."""
+    registry = f"zk://{site.network.machines[name(3)].address}:2181/logcore"
+    began_s = time.monotonic()
+    assert registry in serve(site, tmp_path / "1", 1, registry)
+    assert time.monotonic() - began_s >= 30
+
+
+def test_address_of_all_networks_needs_an_advertised_one(
+    site: Site, tmp_path: Path
+) -> None:
+    registry = f"zk://{site.zookeeper.server}/test-{next(_paths)}"
+    found = serve(site, tmp_path / "1", 1, registry, "--host", "0.0.0.0")
+    assert "--advertise" in found
+
+
+def test_damaged_state_is_offline_and_others_continue(
+    site: Site, calm: Cluster
+) -> None:
+    calm.create("good")
+    calm.create("bad")
+    path = paths.partition_state("bad", 0)
+    with connect(f"{site.zookeeper.server}/calm") as registry:
+        before = registry.get(path).value
+        registry.set(path, before[:20])
+        leader = calm.partition("good").leader_id
+        load = Load(calm, "good")
+        until(lambda: "bad-0 is offline" in calm.log(leader), "the report")
+        assert path in calm.log(leader)
+        load.until_more()
+        load.end()
+        registry.set(path, before)
+    calm.until_in_sync("bad", 3)
+
+
+def test_topics_are_created_by_any_broker_and_deleted(
+    site: Site, calm: Cluster
+) -> None:
+    calm.create("short", 4)
+    for index in range(4):
+        calm.until_in_sync("short", 3, index)
+    request = wire.DELETE_TOPICS.Request(topic_names=["short"], timeout_ms=30_000)
+    api = wire.DELETE_TOPICS
+    (deleted,) = calm.ask(2, api, request, most_version=5).responses
+    assert deleted.error_code == codes.NONE
+    for number in NUMBERS:
+        folder = calm.path / str(number) / "short-0"
+        until(lambda folder=folder: not folder.exists(), f"{folder} is deleted")
+
+
+# -- random failures -------------------------------------------------------------------
+
+
+def fail(rig: Rig, chance: random.Random) -> str:
+    """Let one machine, link or server fail and come back; return a description."""
+    number = chance.choice(NUMBERS)
+    if chance.random() < 0.5:
+        leader = rig.leader(None)
+        number = leader if leader > 0 else number
+    kind = chance.choice(
+        ["kill", "pause", "isolate", "no ZooKeeper", "one way", "restart", "outage"]
+    )
+    seconds = SESSION_S * chance.uniform(0.2, 2.5)
+    network, cluster = rig.network, rig.cluster
+    if kind == "kill":
+        cluster.kill(number)
+        time.sleep(chance.choice([0.0, 0.5, 2.0]))
+        cluster.start(number)
+    elif kind == "pause":
+        cluster.send(number, signal.SIGSTOP)
+        time.sleep(seconds)
+        cluster.send(number, signal.SIGCONT)
+    elif kind in ("restart", "outage"):
+        rig.site.zookeeper.kill()
+        time.sleep(seconds if kind == "outage" else 0)
+        rig.site.zookeeper.start()
+    else:
+        if kind == "isolate":
+            network.isolate(name(number))
+        elif kind == "no ZooKeeper":
+            network.cut_both(name(number), ZOO)
+        else:
+            ends = [ZOO, *map(name, NUMBERS), TESTS]
+            source, target = chance.sample(ends, 2)
+            network.cut(source, target)
+            kind = f"one way {source} to {target}"
+        time.sleep(seconds)
+        network.heal()
+    return f"{kind} {number} {seconds:.1f} s"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7_200)
+def test_random_failures_of_machines_lose_nothing(rig: Rig) -> None:
+    chance = random.Random(SEED)
+    steps = []
+    end_s = time.monotonic() + SECONDS
+    while time.monotonic() < end_s:
+        steps.append(fail(rig, chance))
+        print(steps[-1], flush=True)
+        if chance.random() < 0.7:
+            rig.until_whole()
+    print(
+        f"{len(steps)} failures, {len(rig.load.acknowledged)} records, "
+        f"{rig.offsets.commits} commits, {rig.offsets.reads} reads"
+    )
+    rig.judge()
