@@ -127,7 +127,7 @@ MISTAKES = [
         "types",
         "'read_uncommitted' or 'read_committed'",
     ),
-    ('log.scan("earliest")', "types", "start is no offset"),
+    ('log.scan("earliest")', "types", "start is not an offset"),
     (
         "log.read(datetime(2026, 1, 1, tzinfo=timezone.utc))",
         "types",

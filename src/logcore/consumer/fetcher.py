@@ -284,6 +284,8 @@ class Fetcher:
         if is_plain:
             at_once = _READ_AHEAD
         has_interceptors = bool(settings.interceptors)
+        # The records that the interceptors make of one.
+        given: list[TopicRecord] = []
         before_ms = self._fs.monotonic_ms()
         look_ms = before_ms + _LOOK_WHILE_ITERATING_MS
         # Records until the clock is read.
