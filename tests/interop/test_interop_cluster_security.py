@@ -20,6 +20,7 @@ from support import kafka_jvm
 from support.cluster_load import QUICK, Load, judge, judge_files
 from support.clusters import until
 from support.secured_clusters import ADMIN, ALICE, SecuredCluster, netshim, password_of
+from support.zookeepers import ZooKeeper
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(900)]
 
@@ -217,3 +218,24 @@ def test_a_user_is_deleted_while_a_broker_is_stopped(own: SecuredCluster) -> Non
     until(is_refused, "the deleted user is refused")
     for index in range(3):
         own.until_in_sync("t", 3, index)
+
+
+def test_brokers_with_zookeeper_log_in_to_each_other(tmp_path: Path) -> None:
+    """A user that is added later, and a leader that is killed under load."""
+    pytest.importorskip("kazoo")
+    with ZooKeeper(tmp_path / "zookeeper") as zookeeper:
+        zookeeper.await_start()
+        registry = f"zk://{zookeeper.server}/cluster"
+        with SecuredCluster(tmp_path / "cluster", registry=registry) as cluster:
+            cluster.add_users(ADMIN)
+            cluster.create("t")
+            leader = cluster.until_in_sync("t", 3).leader_id
+            load = Load(cluster, "t")
+            load.until_more()
+            cluster.kill(leader)
+            load.until_more()
+            cluster.start(leader)
+            cluster.until_in_sync("t", 3)
+            cluster.add_users(ALICE)
+            judge(cluster, "t", load)
+            judge_files(cluster, "t")

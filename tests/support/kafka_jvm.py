@@ -28,7 +28,7 @@ from support.vectors import DATA
 
 SOURCES = DATA / "kafka"
 #: For Java, when it must start soon and need not be fast.
-_QUICK_START: Final = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+QUICK_START: Final = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 
 
 def classes() -> Path:
@@ -44,7 +44,7 @@ def tools() -> Path:
 def tool(program: str, *arguments: str) -> str:
     """Run one of Kafka's command-line tools, and return its output."""
     folders = f"{tools()}/*:{classes()}/*"
-    command = ["java", *_QUICK_START, "-cp", folders, program, *arguments]
+    command = ["java", *QUICK_START, "-cp", folders, program, *arguments]
     done = subprocess.run(command, capture_output=True, timeout=300, check=False)
     assert not done.returncode, (done.stdout + done.stderr).decode()[-2_000:]
     return done.stdout.decode()
@@ -185,7 +185,7 @@ class Storage:
     """
 
     def __init__(self, *options: str) -> None:
-        options = options or _QUICK_START
+        options = options or QUICK_START
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
         command = ["java", *options, "-cp", f"{classes()}/*"]
         self.process = subprocess.Popen(
@@ -246,7 +246,7 @@ class Broker:
     def __init__(
         self,
         folder: Path,
-        options: Sequence[str] = _QUICK_START,
+        options: Sequence[str] = QUICK_START,
         more: Mapping[str, object] | None = None,
     ) -> None:
         """`more` are further settings of the broker. {address} and {controller} in them

@@ -128,7 +128,8 @@ class SecuredCluster(Cluster):
     @contextlib.contextmanager
     def store(self) -> Iterator[SecurityStore]:
         """Open the users, rules and quotas of the cluster, as the commands do."""
-        with contextlib.closing(SecurityStore(self.path)) as store:
+        place = self._registry if "://" in self._registry else self.path
+        with contextlib.closing(SecurityStore(place)) as store:
             yield store
 
     def broker_settings(self) -> ClientSettings:

@@ -1,0 +1,86 @@
+"""One script of failures against three brokers of this project, and of Apache Kafka.
+
+The test prints the times of both; docs/cluster.md lists the differences. Needs Java 17
+and Maven. Run by `make interop`.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from support.cluster_load import Load, Offsets, judge
+from support.clusters import FAST, Cluster
+from support.kafka_clusters import KafkaCluster
+
+pytestmark = [pytest.mark.interop, pytest.mark.timeout(900)]
+
+SESSION_S = FAST["broker_session_timeout_ms"] / 1_000
+
+
+def pause_of(load: Load, failure: Callable[[], None]) -> float:
+    """Return the seconds from a failure to the next acknowledgement after it."""
+    began = time.monotonic()
+    failure()
+    load.until_more(1)
+    return time.monotonic() - began
+
+
+@pytest.mark.parametrize("kind", [Cluster, KafkaCluster])
+def test_no_acknowledged_record_is_lost_by_failures(
+    tmp_path: Path, kind: type[Cluster], capsys: pytest.CaptureFixture[str]
+) -> None:
+    times: dict[str, list[float]] = {}
+    with kind(tmp_path / "cluster") as cluster:
+        cluster.create("t")
+        cluster.until_in_sync("t", 3)
+        load = Load(cluster, "t")
+        offsets = Offsets(cluster)
+        for _ in range(3):
+            load.until_more()
+            leader = cluster.until_in_sync("t", 3).leader_id
+
+            # Step 1: kill the leader, and start it again.
+            def kill(number: int = leader) -> None:
+                cluster.kill(number)
+
+            times.setdefault("kill -9", []).append(pause_of(load, kill))
+            cluster.start(leader)
+            began = time.monotonic()
+            leader = cluster.until_in_sync("t", 3).leader_id
+            times.setdefault("in sync again", []).append(time.monotonic() - began)
+
+            # Step 2: stop the leader for three sessions. Then it continues.
+            def stop(number: int = leader) -> None:
+                cluster.send(number, signal.SIGSTOP)
+
+            began = time.monotonic()
+            times.setdefault("SIGSTOP", []).append(pause_of(load, stop))
+            time.sleep(max(0.0, began + 3 * SESSION_S - time.monotonic()))
+            cluster.send(leader, signal.SIGCONT)
+            leader = cluster.until_in_sync("t", 3).leader_id
+
+            # Step 3: shut the leader down, and start it again.
+            def shut_down(number: int = leader) -> None:
+                cluster.processes[number].terminate()
+
+            times.setdefault("shutdown", []).append(pause_of(load, shut_down))
+            cluster.processes[leader].wait(120)
+            cluster.start(leader)
+            cluster.until_in_sync("t", 3)
+        offsets.end()
+        count = len(load.acknowledged)
+        judge(cluster, "t", load)
+    with capsys.disabled():
+        shown = "; ".join(
+            f"{name} " + ", ".join(f"{one:.2f}" for one in found)
+            for name, found in times.items()
+        )
+        print(
+            f"\n{kind.__name__}: {count} records, {offsets.commits} commits, "
+            f"{offsets.reads} reads; seconds: {shown}"
+        )
