@@ -132,7 +132,7 @@ def test_a_lost_replica_is_an_error(tmp_path: Path) -> None:
         file.unlink()
     (tmp_path / "t-0").rmdir()
     with opened(tmp_path) as logdir:
-        with pytest.raises(CorruptLogError, match="gone"):
+        with pytest.raises(CorruptLogError, match="missing"):
             logdir.partition("t", 0)
         assert logdir.partition("t", 1).log_end_offset == 0
 

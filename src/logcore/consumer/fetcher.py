@@ -284,8 +284,6 @@ class Fetcher:
         if is_plain:
             at_once = _READ_AHEAD
         has_interceptors = bool(settings.interceptors)
-        # The records that the interceptors make of one.
-        given: list[TopicRecord] = []
         before_ms = self._fs.monotonic_ms()
         look_ms = before_ms + _LOOK_WHILE_ITERATING_MS
         # Records until the clock is read.
@@ -307,17 +305,18 @@ class Fetcher:
             while at < len(ahead):
                 # Step 2: yield some of them. The position moves just before each.
                 for record in ahead[at : at + count]:
+                    last: TopicRecord | None = record
                     if has_interceptors:
                         given = self._intercepted(record)
                         yield from given[:-1]
+                        last = given[-1] if given else None
                         if reading.records is not records:
                             return
                     reading.finished = reading.position
                     reading.position = record.offset + 1
-                    if not has_interceptors:
-                        yield record
-                    elif given:
-                        yield given[-1]
+                    # No call here: an interrupt would lose the record.
+                    if last is not None:
+                        yield last
                     if reading.records is not records:
                         return
                 at += count

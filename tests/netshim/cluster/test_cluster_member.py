@@ -436,21 +436,6 @@ def test_a_blocked_event_loop_ends_the_session(
     until(lambda: member.epoch not in (None, before), "a new epoch")
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
-def test_an_address_that_means_all_networks_is_not_registered(
-    tmp_path: Path, host: str
-) -> None:
-    member = ClusterMember(
-        OS,
-        MemberSettings(registry=str(tmp_path / "c"), node_id=1, defaults={}),
-        lambda view: None,
-        lambda: 0,
-    )
-    member.open()
-    with pytest.raises(InvalidConfigError, match="--advertise"):
-        member.join(host, 9092, "disk", was_clean=True)
-
-
 # -- deletions -------------------------------------------------------------------------
 
 
