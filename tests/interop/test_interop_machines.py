@@ -33,6 +33,7 @@ from logcore.errors import NodeNotEmptyError, NodeNotFoundError
 from logcore.registry import Registry, paths
 from logcore.registry.zookeeper import connect
 from netshim import wire
+from netshim.cluster import nodes
 from netshim.wire import codes
 from support.cluster_load import Load, Offsets, judge, judge_files
 from support.clusters import FAST, Cluster, until
@@ -466,16 +467,29 @@ def test_damaged_state_is_offline_and_others_continue(
     calm.create("good")
     calm.create("bad")
     path = paths.partition_state("bad", 0)
+
+    def write(registry: Registry, state: bytes) -> None:
+        """Write the state and report it. Unreported changes are read after 5 minutes."""
+        registry.set(path, state)
+        note = nodes.changes_of(NUMBERS[0])
+
+        def add(data: bytes | None) -> bytes:
+            assert data is not None
+            found = nodes.unpack_changes(data, note)
+            return nodes.pack_changes(found.with_changes([("bad", 0)]))
+
+        registry.update(note, add)
+
     with connect(f"{site.zookeeper.server}/calm") as registry:
         before = registry.get(path).value
-        registry.set(path, before[:20])
+        write(registry, before[:20])
         leader = calm.partition("good").leader_id
         load = Load(calm, "good")
         until(lambda: "bad-0 is offline" in calm.log(leader), "the report")
         assert path in calm.log(leader)
         load.until_more()
         load.end()
-        registry.set(path, before)
+        write(registry, before)
     calm.until_in_sync("bad", 3)
 
 
