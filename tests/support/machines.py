@@ -7,6 +7,7 @@ Linux only, as root, with the program `ip`. A cut drops packets without an answe
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import random
 import shutil
@@ -19,6 +20,7 @@ import pytest
 
 #: The name of the namespace of the tests as one end of a link.
 TESTS = "tests"
+_networks = itertools.count()
 
 
 def _ip(*arguments: str) -> str:
@@ -51,7 +53,9 @@ class Network:
     def __init__(self, *names: str) -> None:
         if os.name != "posix" or os.geteuid() or shutil.which("ip") is None:
             pytest.skip("needs root and the program ip, for network namespaces")
-        self._prefix = f"lc{os.getpid() % 100_000}"
+        # One test has a network of its own beside its module's. A name of an interface
+        # has at most 15 characters.
+        self._prefix = f"lc{os.getpid() % 100_000}n{next(_networks)}"
         self._router = f"{self._prefix}router"
         self._host_link = f"{self._prefix}host"
         self._cuts: set[tuple[str, str]] = set()
