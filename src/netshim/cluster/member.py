@@ -613,17 +613,23 @@ class ClusterMember:
             controller=self._read_controller(),
             deletions=deletions,
         )
-        changes, deleted_ids = self._read_notes(known)
-        view = attrs.evolve(view, deleted_ids=before.deleted_ids | deleted_ids)
+        notes = self._read_notes(known)
+        changes, deleted_ids = self._changes_since(notes)
+        if not deleted_ids <= before.deleted_ids:
+            view = attrs.evolve(view, deleted_ids=before.deleted_ids | deleted_ids)
         if brokers != before.brokers:
             # A broker may have ended between a change and its note.
             changes = None
         now_ms = self._fs.monotonic_ms()
-        if changes is None or now_ms >= self._read_all_at_ms:
-            self._read_all_at_ms = now_ms + _READ_ALL_MS
+        reads_all = changes is None or now_ms >= self._read_all_at_ms
+        if reads_all:
             view = self._with_topics(attrs.evolve(view, topics={}, states={}), None)
         elif changes:
             view = self._with_topics(view, changes)
+        # Only now: if a change could not be read, it is read again with the next call.
+        self._notes = {number: note.last for number, note in notes.items()}
+        if reads_all:
+            self._read_all_at_ms = now_ms + _READ_ALL_MS
         if view.topics != before.topics:
             view = attrs.evolve(view, topics_version=before.topics_version + 1)
         if view.known_brokers != before.known_brokers and self._watch is not None:
@@ -653,26 +659,34 @@ class ClusterMember:
         except NodeNotFoundError:
             return NO_NODE
 
-    def _read_notes(self, writers: list[int]) -> tuple[set[Change] | None, set[str]]:
-        """Return the changes since the last call, None if some are unknown.
+    def _read_notes(self, writers: list[int]) -> dict[int, ChangeNote]:
+        """Return the notes of brokers by their numbers."""
+        found = {}
+        for number in writers:
+            path = nodes.changes_of(number)
+            with contextlib.suppress(NodeNotFoundError):
+                value = self.registry.get(path).value
+                found[number] = nodes.unpack_changes(value, path)
+        return found
+
+    def _changes_since(
+        self, notes: Mapping[int, ChangeNote]
+    ) -> tuple[set[Change] | None, set[str]]:
+        """Return the changes since the last refresh, None if some are unknown.
 
         The second value contains the ids of topics that were deleted, as far as listed.
         """
-        changes: set[Change] | None = set()
+        changes: set[Change] = set()
         deleted_ids: set[str] = set()
-        for number in writers:
-            path = nodes.changes_of(number)
-            try:
-                note = nodes.unpack_changes(self.registry.get(path).value, path)
-            except NodeNotFoundError:
-                continue
+        is_known = True
+        for number, note in notes.items():
             deleted_ids |= note.deleted_ids
             found = note.since(self._notes.get(number, 0))
-            self._notes[number] = note.last
-            changes = None if found is None or changes is None else changes | found
-        if changes is not None:
-            changes = {change for change in changes if change[1] != DELETED}
-        return changes, deleted_ids
+            if found is None:
+                is_known = False
+            else:
+                changes |= {change for change in found if change[1] != DELETED}
+        return changes if is_known else None, deleted_ids
 
     def _with_topics(
         self, view: ClusterView, changes: set[Change] | None

@@ -198,6 +198,27 @@ def test_a_change_whose_note_was_lost_is_found(
     wait(second, lambda view: "t" in view.topics)
 
 
+def test_a_change_that_could_not_be_read_is_read_later(
+    join: Join, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The note was read before it, and would not list the change again."""
+    first, second = join(1), join(2)
+    wait(second, lambda view: set(view.brokers) == {1, 2})
+    read_topic = second._read_topic
+    failed: list[str] = []
+
+    def fail_once(name: str) -> Any:
+        if not failed:
+            failed.append(name)
+            raise RegistryUnavailableError("no answer")
+        return read_topic(name)
+
+    monkeypatch.setattr(second, "_read_topic", fail_once)
+    create(first, "t", (1,))
+    wait(second, lambda view: "t" in view.topics)
+    assert failed == ["t"]
+
+
 def test_a_leaving_controller_gives_up_its_post(join: Join) -> None:
     members = {number: join(number) for number in (1, 2)}
     wait_for_brokers(members.values(), {1, 2})
