@@ -5,6 +5,7 @@ that a Java broker respects.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -229,6 +230,40 @@ def test_tail_wakes_for_another_process_and_sees_each_record_once(
         writer.communicate()
         assert list(log.tail(58, timeout=0.05)) == list(log.read(58))
     assert len(list(partition.glob("*.log"))) > 3
+
+
+def open_files() -> set[str]:
+    return set(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="inotify is a part of Linux")
+@pytest.mark.parametrize("missing", ["eventfd", "directory"])
+def test_a_watch_that_cannot_be_made_leaves_no_open_file(
+    tmp_path: Path, missing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    path = tmp_path
+    if missing == "eventfd":
+        monkeypatch.setattr(os, "eventfd", fail)
+    else:
+        path = tmp_path / "missing"
+    before = open_files()
+    watch = OsFS().watch(str(path))
+    assert isinstance(watch, Polling)
+    assert open_files() == before
+    assert watch.saw_removal is (missing == "directory")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="inotify is a part of Linux")
+def test_a_watch_that_nobody_closed_leaves_no_open_file(tmp_path: Path) -> None:
+    before = open_files()
+    watch = OsFS().watch(str(tmp_path))
+    assert isinstance(watch, Inotify)
+    assert len(open_files() - before) == 2
+    del watch
+    assert open_files() == before
 
 
 def test_tail_wakes_in_its_own_process(partition: Path) -> None:

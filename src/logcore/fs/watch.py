@@ -63,6 +63,7 @@ class Inotify:
     def __init__(self, directories: Sequence[str], closing: Sequence[str] = ()) -> None:
         self.saw_close = False
         self.saw_removal = False
+        self._handle = self._bell = -1
         library = libc()
         self._handle = library.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
         if self._handle < 0:
@@ -72,11 +73,8 @@ class Inotify:
             *((name, self.CLOSING) for name in closing),
         ]
         for directory, mask in masks:
-            if (
-                library.inotify_add_watch(self._handle, os.fsencode(directory), mask)
-                < 0
-            ):
-                os.close(self._handle)
+            name = os.fsencode(directory)
+            if library.inotify_add_watch(self._handle, name, mask) < 0:
                 raise OSError(ctypes.get_errno(), "inotify_add_watch")
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poll = select.poll()
@@ -107,10 +105,17 @@ class Inotify:
         return int(self._handle)
 
     def close(self) -> None:
-        if self._handle >= 0:
-            os.close(self._handle)
-            os.close(self._bell)
-            self._handle = -1
+        # Forgotten before they are closed: a second close() could close the files of
+        # another owner that got the same numbers.
+        handles = self._handle, self._bell
+        self._handle = self._bell = -1
+        for handle in handles:
+            if handle >= 0:
+                os.close(handle)
+
+    def __del__(self) -> None:
+        # Also after an error in __init__(), and in the child of a fork.
+        self.close()
 
 
 class Polling:
@@ -128,7 +133,12 @@ class Polling:
     def _look(self) -> dict[str, tuple[int, int]]:
         seen = {}
         for directory in self._directories:
-            with os.scandir(directory) as entries:
+            try:
+                entries = os.scandir(directory)
+            except FileNotFoundError:
+                self.saw_removal = True
+                continue
+            with entries:
                 for entry in entries:
                     with contextlib.suppress(FileNotFoundError):
                         facts = entry.stat()
