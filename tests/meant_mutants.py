@@ -847,6 +847,24 @@ MISTAKES: Final = (
     # -- groups in several processes
     # -- a broker beside other processes
     Mistake(
+        "open_transactions_are_read", "logcore/reader.py",
+        "            or transactions.open\n        ):\n            return None\n        return visible\n",
+        "        ):\n            return None\n        return visible\n",
+        "netshim/test_fast_path.py::test_an_open_transaction_is_not_returned",
+    ),
+    Mistake(
+        "waiting_fetch_follows_the_name", "netshim/fast_path.py",
+        "            request.topic_id is None\n            or ",
+        "            True\n            or ",
+        "netshim/test_fast_path.py::test_a_waiting_fetch_ends_with_its_topic",
+    ),
+    Mistake(
+        "waiting_fetch_begins_anew", "netshim/fast_path.py",
+        "        left_ms = max(0, self._deadline_ms - now_ms)\n",
+        "        left_ms = self._request.max_wait_ms\n",
+        "netshim/test_fast_path.py::test_a_waiting_fetch_passes_on_if_a_transaction_begins",
+    ),
+    Mistake(
         "old_logs_are_served", "netshim/logs.py",
         "                return log.has_failed or (\n"
         "                    self._logdir.is_shared and log.host.writer.state.is_behind()\n"

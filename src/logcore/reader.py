@@ -171,6 +171,24 @@ class LogReader:
         """
         return max(self._state.log_start, self._scan_transactions().last_stable_offset)
 
+    @property
+    def known_stable_offset(self) -> int | None:
+        """last_stable_offset if no transaction is open and no batch must be read to know
+        that, else None.
+        """
+        state = self._state
+        transactions = state.transactions
+        # In this order: a scan in another thread adds an open transaction before it
+        # raises next_offset, and a writer raises no_transactions_from before visible.
+        visible = state.visible
+        if (
+            transactions is None
+            or not state.no_transactions_from <= transactions.next_offset <= visible
+            or transactions.open
+        ):
+            return None
+        return visible
+
     def _scan_transactions(self) -> _Committed:
         """Read the batch headers that were not read before, and return the state.
 

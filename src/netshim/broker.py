@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 
 from netshim import scheduling, wire
+from netshim.fast_path import FastPath
 from netshim.fetch_sessions import SessionTurn
 from netshim.groups import BrokerGroups
 from netshim.handlers import HANDLERS, NOT_SHARED, Handler, refused_versions
@@ -184,6 +185,9 @@ class Broker:
         self._nodes: AdvertisedNodes | None = None
         # Counts of requests. Set by the host that serves metrics.
         self.counts: RequestCounts | None = None
+        self._fast_path: FastPath | None = None
+        if services is None and not logdir.is_shared:
+            self._fast_path = FastPath(self.state, self._handle_in_general)
         if services is not None:
             services(self.state)
         elif logdir.is_shared:
@@ -217,12 +221,34 @@ class Broker:
         Raises:
             CloseConnection: the frame is no valid request, or its API is not served.
         """
+        security = self.state.security
+        if (
+            self._fast_path is not None
+            and session.gate is None
+            and self.faults is None
+            and self._nodes is None
+            and self.counts is None
+            and self.state.release is None
+            and security.acls is None
+            and not security.quotas.keys
+        ):
+            reply = self._fast_path.handle(session, frame, now_ms)
+            if reply is not None:
+                self.last_asked = wire.APIS[frame[1]].name
+                self.handled += 1
+                return reply
+        return self._handle_in_general(session, frame, now_ms)
+
+    def _handle_in_general(
+        self, session: ClientSession, frame: memoryview, now_ms: int
+    ) -> list[Piece] | PendingResponse | None:
+        """Handle a frame of any API, see handle()."""
         # Step 1: decode the request, and refuse APIs and versions that are not served.
         # A connection that must authenticate first reaches no handler.
         if session.gate is not None:
-            reply: Reply | bool = session.gate.handle(frame, now_ms)
-            if not isinstance(reply, bool):
-                return reply
+            passed: Reply | bool = session.gate.handle(frame, now_ms)
+            if not isinstance(passed, bool):
+                return passed
         if self.faults is not None:
             # A rule may delay the request, and the buffer of the connection is reused.
             frame = memoryview(bytes(frame))

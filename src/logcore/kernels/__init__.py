@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from logcore.kernels import plain as kernel
     from logcore.kernels.appending import Appender, PartitionFields, SegmentFields
     from logcore.kernels.layout import Receipt, Record, TopicRecord
+    from logcore.kernels.requests import UsualFetch, UsualProduce
     from logcore.kernels.sending import (
         AccumulatorFields,
         BatchFields,
@@ -44,12 +45,15 @@ else:
             RouteFields,
             SegmentFields,
             TopicRecord,
+            UsualFetch,
+            UsualProduce,
             WorkFields,
         )
     except ImportError:
         from logcore.kernels import plain as kernel
         from logcore.kernels.appending import Appender, PartitionFields, SegmentFields
         from logcore.kernels.layout import Receipt, Record, TopicRecord
+        from logcore.kernels.requests import UsualFetch, UsualProduce
         from logcore.kernels.sending import (
             AccumulatorFields,
             BatchFields,
@@ -78,6 +82,8 @@ __all__ = [
     "RouteFields",
     "SegmentFields",
     "TopicRecord",
+    "UsualFetch",
+    "UsualProduce",
     "WorkFields",
     "kernel",
     "layout",

@@ -62,6 +62,8 @@ cdef enum:
     #: appending.QUICK_BYTES
     ROOM_BYTES = 4096
     SLOW_NS = 20_000_000
+    #: Batches of which the active segment knows the positions.
+    RECENT = 64
 
 cdef int64_t PAUSE_NS = 1_000_000_000
 
@@ -182,6 +184,37 @@ cdef class SegmentFields:
     cdef public int64_t limit_timestamp
     cdef public int64_t limit_offset
     cdef public object _indexes
+    # A ring of the newest batches: the position of each, the position behind it, and its last offset. An entry is valid
+    # if it ends where the next one begins, and the newest one at _size. A truncation therefore needs no change here.
+    cdef int64_t starts[RECENT]
+    cdef int64_t stops[RECENT]
+    cdef int64_t lasts[RECENT]
+    cdef int64_t noted
+
+    cdef bint find_recent(self, int64_t offset, int64_t end, int64_t most, int64_t *position, int64_t *size) noexcept:
+        """The range of the whole batches from the one with an offset on, below an end. False if they are too many."""
+        cdef int64_t stop = self._size, number = self.noted, slot, behind = -1
+        while number > 0 and number > self.noted - RECENT:
+            slot = (number - 1) % RECENT
+            if self.stops[slot] != stop or self.lasts[slot] < offset:
+                break
+            stop = self.starts[slot]
+            if behind < 0 and self.lasts[slot] < end:
+                behind = self.stops[slot]
+            number -= 1
+        if behind < 0 or behind - stop > most:
+            return False
+        # The loop ended at the batch before the wanted one, which shows where that begins.
+        if number == 0:
+            if stop or offset < self.base_offset:
+                return False
+        else:
+            slot = (number - 1) % RECENT
+            if number == self.noted - RECENT or self.stops[slot] != stop or self.lasts[slot] >= offset:
+                return False
+        position[0] = stop
+        size[0] = behind - stop
+        return True
 
     def is_full(self, int64_t size, int64_t max_timestamp, int64_t last_offset, int64_t now_ms):
         """Whether an append needs a new segment first. See appending.SegmentFields."""
@@ -215,6 +248,10 @@ cdef class SegmentFields:
             self.add_entries(position, last_offset)
         self.since_entry_bytes += size
         self.last_offset = last_offset
+        self.starts[self.noted % RECENT] = position
+        self.stops[self.noted % RECENT] = position + size
+        self.lasts[self.noted % RECENT] = last_offset
+        self.noted += 1
         return 0
 
     cdef int add_entries(self, int64_t position, int64_t last_offset) except -1:
@@ -260,6 +297,19 @@ cdef class Appender:
     cdef public bint is_held
     cdef public bint is_resting
     cdef public int64_t slow_until_ns
+    cdef public bint has_descriptors
+
+    def respond_recent(self, UsualFetch request not None, int64_t stable, int64_t most_bytes):
+        """The response to a Fetch of the newest batches. See appending.Appender."""
+        cdef PartitionFields state = self.state
+        cdef SegmentFields active = self.active
+        cdef int64_t position = 0, size = 0
+        if not self.has_descriptors or state.is_closed or self.has_unfinished_write or request.offset < state.log_start:
+            return None
+        # Like append_quickly(), this lets no other thread run: the segment is not closed before the read.
+        if not active.find_recent(request.offset, stable, min(most_bytes, RECENT_BYTES), &position, &size):
+            return None
+        return request.build(state.visible, stable, state.log_start, active.handle, position, size)
 
     def append_quickly(self, value, key, headers, timestamp_ms, durability, expected_offset):
         """The quick way of Log.append(). See the top of this file, and appending.Appender."""

@@ -8,7 +8,8 @@ Rules:
 
 This module does not decide anything: which batches to read, when to check a CRC, what to do about damage. The quick
 ways to append, to get and to send a record, which know rules of the writer, the reader and the producer, are in
-_appending.pxi, _getting.pxi and _sending.pxi, and parts of this module when it is compiled.
+_appending.pxi, _getting.pxi and _sending.pxi; the usual requests of a broker are in _requests.pxi. All are parts of this
+module when it is compiled.
 """
 
 cimport cython
@@ -20,7 +21,12 @@ from cpython.long cimport PyLong_AsLongLongAndOverflow, PyLong_CheckExact
 from cpython.memoryview cimport PyMemoryView_FromMemory
 from cpython.ref cimport Py_INCREF
 from cpython.tuple cimport PyTuple_CheckExact, PyTuple_GET_ITEM, PyTuple_GET_SIZE
-from cpython.unicode cimport PyUnicode_CheckExact, PyUnicode_Decode
+from cpython.unicode cimport (
+    PyUnicode_AsUTF8AndSize,
+    PyUnicode_CheckExact,
+    PyUnicode_Decode,
+    PyUnicode_DecodeASCII,
+)
 from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
@@ -1936,6 +1942,9 @@ def encode_one(key, value, headers, timestamp_ms, int64_t base_offset, int32_t l
     size, batches = encode_records(out, ((key, value, headers, timestamp_ms),), base_offset, leader_epoch, now_ms,
                                    INT32_LIMIT, max_bytes, attributes, -1, -1, -1, compress, require_key)
     return PyBytes_FromStringAndSize(PyByteArray_AS_STRING(out), size), batches[0][3]
+
+
+include "_requests.pxi"
 
 
 include "_appending.pxi"

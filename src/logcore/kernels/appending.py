@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from logcore.kernels.layout import EncodedBatch, Receipt
+from logcore.kernels.requests import UsualFetch
 
 #: Maximum size of a quick append, head and record together. Other threads of the
 #: process cannot run during the write, so the write must be short.
@@ -133,6 +134,9 @@ class Appender:
     has_unfinished_write: bool
     is_held: bool
     is_resting: bool
+    #: Whether the segments have descriptors of the operating system, and no other process
+    #: writes the log.
+    has_descriptors: bool
 
     def append_quickly(
         self,
@@ -150,5 +154,17 @@ class Appender:
 
         Raises:
             StorageWriteError: A write failed, and its bytes could not be removed.
+        """
+        return None
+
+    def respond_recent(
+        self, request: UsualFetch, stable: int, most_bytes: int
+    ) -> bytes | None:
+        """Return the response to a Fetch of the newest batches, with its size.
+
+        It has whole batches below the offset `stable`, from the one that contains the
+        requested offset on. They are all there, and have at most `most_bytes`. Returns
+        None if they were not appended recently, if they are too many, or if they cannot
+        be read. The log must be the one that the request is for.
         """
         return None

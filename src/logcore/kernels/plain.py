@@ -79,6 +79,7 @@ from logcore.kernels.layout import (
     header_pairs,
     milliseconds,
 )
+from logcore.kernels.requests import UsualFetch, UsualProduce
 
 NAME: Final = "plain"
 
@@ -1129,6 +1130,15 @@ def get_quickly(state: PartitionFields, offset: int) -> Record | None:
 
     It must be in a plain batch of a held segment, and the offsets must have no gaps.
     See _getting.pxi for the rules.
+    """
+    return None
+
+
+def read_request(frame: Buffer) -> UsualProduce | UsualFetch | None:
+    """Read a Produce or Fetch request, or return None if it is not usual.
+
+    `frame` is a request without its size. _requests.pxi defines the usual requests.
+    This form reads none.
     """
     return None
 

@@ -224,12 +224,13 @@ class Writer(Appender):
 
     def _apply_config(self) -> None:
         """Derive the fields that appends use from the settings."""
+        self.has_descriptors = self.sharing is None and offers_descriptors(self.fs)
         self.encoding = encoding_of(
             self.state.config,
             self.durability,
             is_replicated=self.is_replicated,
             is_following=self.is_following,
-            allows_fast_path=self.sharing is None and offers_descriptors(self.fs),
+            allows_fast_path=self.has_descriptors,
         )
         self.requires_key = self.encoding.requires_key
         self.fast_path_bytes = self.encoding.fast_path_bytes

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 #: Maximum time that a fetch waits, even if its client allows more. Otherwise, a broken
 #: connection would not be detected.
-_MAX_WAIT_MS: Final = 30_000
+MAX_WAIT_MS: Final = 30_000
 #: Time after which the partitions of an idle follower are compared again: the retention
 #: may have deleted records.
 _COMPARE_MS: Final = 5_000
@@ -312,7 +312,7 @@ def _fetch(
     finally:
         state.fetches.remove(noted, note)
     # Step 3: respond, or wait for more records.
-    deadline_ms = call.now_ms + min(request.max_wait_ms, _MAX_WAIT_MS)
+    deadline_ms = call.now_ms + min(request.max_wait_ms, MAX_WAIT_MS)
     if (
         settled
         or state.is_stopping

@@ -1,0 +1,470 @@
+"""The fast path of Produce and Fetch answers as the general path does.
+
+Two brokers get the same requests. One of them has no fast path, and defines the
+responses. With the plain kernels, no request is usual and both take the general path.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from logcore import DurabilityUnknownError
+from logcore.fs import OsFS
+from logcore.kernels import kernel
+from logcore.recordbatch import encode
+from netshim import wire
+from netshim.scheduling import CloseConnection, PendingResponse
+from support.bench import SESSION, Bench
+
+IS_COMPILED = kernel.__name__.endswith("_compiled")
+compiled = pytest.mark.skipif(
+    not IS_COMPILED, reason="the plain kernels read no request"
+)
+
+PRODUCE_VERSIONS = range(7, 14)
+FETCH_VERSIONS = range(10, 19)
+NO_ID = bytes(16)
+NOW_MS = 1_700_000_000_000
+#: `make slow` tries more seeds.
+SEEDS = [*range(4), *(pytest.param(n, marks=pytest.mark.slow) for n in range(4, 100))]
+#: The response to a request, "waits", or "closed".
+Outcome = Any
+
+
+class Side:
+    """A broker, and the requests that wait in it."""
+
+    def __init__(self, path: Path, durability: str, *, is_fast: bool) -> None:
+        self.bench = Bench(path, durability=durability, at_once=False)
+        self.is_fast = is_fast
+        if not is_fast:
+            self.bench.broker._fast_path = None
+        self.waiting: list[tuple[Any, int, PendingResponse]] = []
+        self.answered = 0
+
+    def topic_id(self, name: str) -> bytes:
+        try:
+            return self.bench.broker.state.topic_ids.id_of(name)
+        except Exception:
+            return bytes(range(16))
+
+    def send(self, frame: bytes, api: Any, version: int) -> Outcome:
+        before = kernel.read_request(memoryview(frame)) is not None
+        self.answered += before
+        buffer = bytearray(frame)
+        try:
+            reply = self.bench.broker.handle(
+                SESSION, memoryview(buffer), self.bench.now_ms
+            )
+        except CloseConnection:
+            return "closed"
+        finally:
+            buffer[:] = b"\xee" * len(buffer)
+        if isinstance(reply, PendingResponse):
+            if reply.is_set:
+                return self._decoded(api, version, reply.value)
+            self.waiting.append((api, version, reply))
+            return "waits"
+        return self._decoded(api, version, reply)
+
+    def ready(self) -> list[Outcome]:
+        """Return the responses of requests that do not wait any longer, and forget them."""
+        done = [
+            (number, one) for number, one in enumerate(self.waiting) if one[2].is_set
+        ]
+        for number, _ in reversed(done):
+            del self.waiting[number]
+        return [
+            self._decoded(api, version, reply.value)
+            for _, (api, version, reply) in done
+        ]
+
+    def _decoded(self, api: Any, version: int, reply: Any) -> Outcome:
+        if reply is None or isinstance(reply, Exception):
+            return repr(reply)
+        frame = b"".join(map(bytes, reply))
+        assert int.from_bytes(frame[:4], "big") == len(frame) - 4
+        correlation_id, response = wire.decode_response(api, version, frame[4:])
+        for topic in response.responses:
+            topic.topic_id = NO_ID  # each side has its own
+            for part in getattr(topic, "partitions", ()):
+                part.records = bytes(part.records)
+        return correlation_id, repr(response)
+
+
+class Pair:
+    """The same broker with and without the fast path."""
+
+    def __init__(self, path: Path, durability: str) -> None:
+        self.sides = [
+            Side(path / "fast", durability, is_fast=True),
+            Side(path / "general", durability, is_fast=False),
+        ]
+        self.outcomes: list[Outcome] = []
+
+    def each(self, action: Callable[[Side], object]) -> Any:
+        """Do the same on both sides, and return the result, which must be the same."""
+        fast, general = (action(side) for side in self.sides)
+        assert fast == general
+        return fast
+
+    def send(self, api: Any, version: int, request: Callable[[Side], Any]) -> Outcome:
+        number = len(self.outcomes)
+
+        def action(side: Side) -> Outcome:
+            frame = wire.encode_request(api, version, number, "client", request(side))
+            return side.send(frame[4:], api, version)
+
+        outcome = self.each(action)
+        self.outcomes.append(outcome)
+        return outcome
+
+    def produce(
+        self,
+        version: int = 9,
+        *,
+        topic: str = "t",
+        partition: int = 0,
+        acks: int = 1,
+        records: bytes | None = None,
+    ) -> Outcome:
+        batch = batch_of(1) if records is None else records
+
+        def request(side: Side) -> Any:
+            asked = Bench.produces(batch, topic, acks=acks)
+            asked.topic_data[0].topic_id = side.topic_id(topic)
+            asked.topic_data[0].partition_data[0].index = partition
+            return asked
+
+        return self.send(wire.PRODUCE, version, request)
+
+    def fetch(
+        self,
+        offset: int,
+        version: int = 12,
+        *,
+        topic: str = "t",
+        partition: int = 0,
+        wait_ms: int = 0,
+        isolation: int = 1,
+        min_bytes: int = 1,
+        max_bytes: int = 1 << 20,
+        **part: Any,
+    ) -> Outcome:
+        def request(side: Side) -> Any:
+            asked = Bench.fetches(range(1), topic)
+            asked.max_wait_ms = wait_ms
+            asked.isolation_level = isolation
+            asked.min_bytes = min_bytes
+            asked.topics[0].topic_id = side.topic_id(topic)
+            only = asked.topics[0].partitions[0]
+            only.partition = partition
+            only.fetch_offset = offset
+            only.partition_max_bytes = max_bytes
+            for name, value in part.items():
+                setattr(only, name, value)
+            return asked
+
+        return self.send(wire.FETCH, version, request)
+
+    def log(self, action: Callable[[Any], object], topic: str = "t") -> Any:
+        return self.each(lambda side: action(side.bench.logdir.partition(topic, 0)))
+
+    def directory(self, action: Callable[[Any], object]) -> None:
+        for side in self.sides:
+            action(side.bench.logdir)
+
+    def run(self) -> list[Outcome]:
+        """Run submitted work, and return the responses that are ready."""
+
+        def action(side: Side) -> list[Outcome]:
+            side.bench.run()
+            side.bench.broker.tick(side.bench.now_ms)
+            side.bench.run()
+            return side.ready()
+
+        found: list[Outcome] = self.each(action)
+        self.outcomes += found
+        return found
+
+    def sleep(self, ms: int) -> list[Outcome]:
+        for side in self.sides:
+            side.bench.now_ms += ms
+        return self.run()
+
+    def close(self) -> None:
+        for side in self.sides:
+            side.bench.close()
+
+
+def batch_of(
+    count: int, *, producer: tuple[int, int, int] = (-1, -1, -1), **more: Any
+) -> bytes:
+    producer_id, epoch, sequence = producer
+    rows = [(b"key %d" % row, b"v" * (row % 7 * 30)) for row in range(count)]
+    return bytes(
+        encode(
+            rows,
+            now_ms=NOW_MS,
+            producer_id=producer_id,
+            producer_epoch=epoch,
+            base_sequence=sequence,
+            **more,
+        )
+    )
+
+
+@pytest.fixture(autouse=True)
+def same_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Markers and batches of the logs get the same timestamps on both sides."""
+    monkeypatch.setattr(OsFS, "now_ms", lambda self: NOW_MS)
+
+
+@pytest.fixture(params=["os", "group"])
+def pair(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Pair]:
+    made = Pair(tmp_path, request.param)
+    made.directory(lambda directory: directory.create_topic("t", 2))
+    made.directory(lambda directory: directory.create_topic("u", 2))
+    made.produce()
+    made.run()
+    made.fetch(0)
+    yield made
+    made.close()
+
+
+def is_usual(pair: Pair, action: Callable[[], object]) -> bool:
+    before = pair.sides[0].answered
+    action()
+    return pair.sides[0].answered > before
+
+
+@compiled
+@pytest.mark.parametrize("version", PRODUCE_VERSIONS)
+@pytest.mark.parametrize("acks", [1, -1])
+def test_every_version_of_produce_is_answered_alike(
+    pair: Pair, version: int, acks: int
+) -> None:
+    assert is_usual(pair, lambda: pair.produce(version, acks=acks))
+    pair.run()
+    assert pair.log(lambda log: log.log_end_offset) == 2
+
+
+@compiled
+@pytest.mark.parametrize("version", FETCH_VERSIONS)
+@pytest.mark.parametrize("isolation", [0, 1])
+def test_every_version_of_fetch_is_answered_alike(
+    pair: Pair, version: int, isolation: int
+) -> None:
+    more = {"wait_ms": 500, "isolation": isolation}
+    assert is_usual(pair, lambda: pair.fetch(0, version, **more))
+    assert pair.fetch(1, version, **more) == "waits"
+    assert pair.fetch(1, version, **more) == "waits"
+    pair.produce(acks=-1)
+    assert pair.run()
+    assert pair.fetch(2, version, **more) == "waits"
+    assert pair.sleep(499) == []
+    assert len(pair.sleep(1)) == 1
+    assert is_usual(pair, lambda: pair.fetch(2, version, isolation=isolation))
+
+
+@pytest.mark.parametrize("version", [12, 13])
+@pytest.mark.parametrize("is_noticed", [True, False])
+def test_a_waiting_fetch_ends_with_its_topic(
+    pair: Pair, version: int, is_noticed: bool
+) -> None:
+    """The broker may notice the deletion only after there is a new topic of that name."""
+    assert pair.fetch(1, version, wait_ms=500, isolation=0) == "waits"
+    pair.directory(lambda directory: directory.delete_topic("t"))
+    if is_noticed:
+        pair.run()
+    pair.directory(lambda directory: directory.create_topic("t", 2))
+    pair.log(lambda log: log.append_batch(batch_of(3)).offset)
+    pair.run()
+    pair.sleep(500)
+    pair.fetch(0, wait_ms=500)
+    pair.produce(acks=-1)
+    pair.sleep(500)
+    assert not any(side.waiting for side in pair.sides)
+
+
+def begin_transaction(pair: Pair) -> None:
+    batch = batch_of(1, producer=(7, 0, 0), transactional=True)
+    pair.log(lambda log: log.append_batch(batch).offset)
+
+
+def test_a_waiting_fetch_passes_on_if_a_transaction_begins(pair: Pair) -> None:
+    assert pair.fetch(1, wait_ms=500) == "waits"
+    assert pair.sleep(400) == []
+    begin_transaction(pair)
+    assert pair.run() == []
+    assert len(pair.sleep(100)) == 1
+    pair.log(lambda log: log.end_transaction(7, 0, commit=True).offset)
+    pair.fetch(1, wait_ms=500)
+
+
+def test_an_open_transaction_is_not_returned(pair: Pair) -> None:
+    begin_transaction(pair)
+    _, response = pair.fetch(1)
+    assert "last_stable_offset=1" in response
+    for _ in range(3):
+        pair.produce(acks=-1)
+        pair.run()
+        _, response = pair.fetch(1)
+        assert "last_stable_offset=1" in response
+    assert pair.fetch(2, wait_ms=500) == "waits"
+    pair.log(lambda log: log.end_transaction(7, 0, commit=True).offset)
+    pair.sleep(500)
+
+
+def test_a_fetch_after_a_truncation_gets_the_new_records(pair: Pair) -> None:
+    for _ in range(5):
+        pair.produce(acks=-1)
+        pair.run()
+    pair.fetch(3)
+    pair.log(lambda log: log.truncate(3))
+    for offset in range(7):
+        pair.fetch(offset)
+    pair.produce(acks=-1, records=batch_of(2))
+    pair.run()
+    for offset in range(7):
+        pair.fetch(offset, last_fetched_epoch=0)
+
+
+def test_a_waiting_fetch_of_a_closed_log_is_answered(pair: Pair) -> None:
+    """Each side may open the log again, or report that it must be fetched again."""
+    assert pair.fetch(1, wait_ms=500) == "waits"
+    pair.log(lambda log: log.close())
+    for side in pair.sides:
+        side.bench.now_ms += 500
+        for _ in range(2):
+            side.bench.broker.tick(side.bench.now_ms)
+            side.bench.run()
+        assert not side.waiting or side.ready()
+
+
+def test_a_stopping_broker_answers_waiting_fetches(pair: Pair) -> None:
+    assert pair.fetch(1, wait_ms=500) == "waits"
+    for side in pair.sides:
+        side.bench.broker.stop(side.bench.now_ms)
+    assert pair.each(lambda side: len(side.ready())) == 1
+
+
+@pytest.mark.parametrize("pair", ["group"], indirect=True)
+def test_a_failed_sync_is_reported_alike(pair: Pair) -> None:
+    for version in PRODUCE_VERSIONS:
+        assert pair.produce(version, acks=-1) == "waits"
+    for side in pair.sides:
+        while side.bench.submitted:
+            _, done = side.bench.submitted.pop(0)
+            done(DurabilityUnknownError("the disk failed"))
+    found = pair.each(lambda side: side.ready())
+    assert len(found) == len(PRODUCE_VERSIONS)
+    assert all("error_code=56" in response for _, response in found)
+
+
+def random_request(pair: Pair, rng: random.Random) -> None:
+    topic = rng.choices(["t", "u", "missing", "__consumer_offsets"], (12, 2, 1, 1))[0]
+    partition = rng.choices([0, 1, 5], (8, 2, 1))[0]
+    if rng.random() < 0.5:
+        producer = (-1, -1, -1)
+        if rng.random() < 0.4:
+            producer = rng.randrange(2), rng.randrange(2), rng.randrange(6)
+        records = batch_of(
+            rng.choice((1, 1, 1, 2, 40)),
+            producer=producer,
+            codec=rng.choice(("uncompressed", "uncompressed", "gzip", "zstd")),
+            transactional=producer[0] >= 0 and rng.random() < 0.2,
+        )
+        if rng.random() < 0.1:  # a wrong CRC, or another change
+            at = rng.randrange(len(records))
+            records = records[:at] + bytes((records[at] ^ 1,)) + records[at + 1 :]
+        pair.produce(
+            rng.choice((3, *PRODUCE_VERSIONS)),
+            topic=topic,
+            partition=partition,
+            acks=rng.choice((-1, -1, 1, 1, 0, 2)),
+            records=records,
+        )
+        return
+    end = pair.sides[0].bench.logdir.partition("t", 0).log_end_offset
+    pair.fetch(
+        max(-1, end - rng.choice((0, 0, 0, 1, 2, 3, 70, -1))),
+        rng.choice((4, *FETCH_VERSIONS)),
+        topic=topic,
+        partition=partition,
+        wait_ms=rng.choice((0, 100, 100, 500)),
+        isolation=rng.randrange(2),
+        min_bytes=rng.choice((0, 1, 1, 1, 100)),
+        max_bytes=rng.choice((0, 100, 300, 1 << 20)),
+        current_leader_epoch=rng.choice((-1, -1, 0, 1)),
+        last_fetched_epoch=rng.choice((-1, 0, 0, 1)),
+    )
+
+
+def random_event(pair: Pair, rng: random.Random) -> None:
+    kind = rng.randrange(7)
+    end = pair.log(lambda log: log.high_watermark)
+    if kind == 0:
+        below = max(rng.randrange(end + 1), end - 3)
+        pair.log(lambda log: log.truncate(max(below, log.log_start_offset)))
+    elif kind == 1:
+        start = rng.randrange(end + 1)
+        pair.log(lambda log: log.delete_records(start))
+    elif kind == 2:
+        pair.log(
+            lambda log: (
+                log.append(b"another writer", key=b"k", timestamp_ms=NOW_MS).offset
+            )
+        )
+    elif kind == 3:
+        pair.log(lambda log: log.reconfigure({"segment.bytes": 2000}))
+    elif kind == 4:
+        pair.log(lambda log: log.roll())
+    else:
+        pair.sleep(rng.choice((1, 50, 300)))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_random_requests_are_answered_alike(pair: Pair, seed: int) -> None:
+    rng = random.Random(seed)
+    for _ in range(500):
+        random_request(pair, rng)
+        if rng.random() < 0.05:
+            random_event(pair, rng)
+        if rng.random() < 0.7:
+            pair.run()
+    pair.sleep(40_000)
+    fast, general = pair.sides
+    assert not fast.waiting
+    assert not general.waiting
+    if IS_COMPILED:
+        assert fast.answered > 100
+
+
+@pytest.mark.parametrize("pair", ["os"], indirect=True)
+def test_changed_frames_are_answered_alike(pair: Pair) -> None:
+    """A frame that is damaged at any byte, or cut off, takes no other meaning."""
+    rng = random.Random(1)
+    for version in (7, 9, 12):
+        produced = wire.encode_request(
+            wire.PRODUCE, version, 1, "c", Bench.produces(batch_of(1), acks=1)
+        )[4:]
+        asked = Bench.fetches(range(1))
+        asked.isolation_level = 1
+        fetched = wire.encode_request(wire.FETCH, max(10, version), 1, "c", asked)[4:]
+        for frame, api in ((produced, wire.PRODUCE), (fetched, wire.FETCH)):
+            head = len(frame)
+            if api is wire.PRODUCE:
+                head -= len(batch_of(1)) - 61
+            for at in range(4, head):
+                changed = bytearray(frame)
+                changed[at] = rng.choice((0, 1, 2, 0x7F, 0x80, 0xFF))
+                for one in (bytes(changed), frame[:at]):
+                    pair.each(partial(Side.send, frame=one, api=api, version=version))
+                pair.sleep(0)
