@@ -55,6 +55,7 @@ from netshim.security.stored import SecurityFacts, SecurityStore
 from netshim.security_loading import SecurityLoader
 from netshim.session import ANONYMOUS
 from netshim.settings import TOPIC_DEFAULTS, Settings
+from netshim.workers import Workers
 
 if TYPE_CHECKING:  # imported only if they are used
     from netshim.cluster.broker_connections import BrokerListener
@@ -68,6 +69,7 @@ _log = logging.getLogger("netshim")
 _T = TypeVar("_T")
 
 _SYNC_THREADS: Final = 4
+_POOL_THREADS: Final = 2
 #: Interval of checks for appends by other code of this process, and of the maintenance
 #: of the directory.
 _TICK_S: Final = 0.05
@@ -113,10 +115,6 @@ _RESERVED_FILES: Final = 64
 _FILES_OF_LOG: Final = 2
 #: Number of logs that may always be open, whatever the number of connections is.
 _LEAST_LOGS: Final = 8
-
-
-def _new_pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(_SYNC_THREADS, thread_name_prefix="netshim-disk")
 
 
 def _file_limit() -> int:
@@ -328,9 +326,15 @@ class Server:
         if self.tls_settings is not None:
             self.tls_context = self.tls_settings.context()
         self.security = self._new_security()
-        self._pool = _new_pool()
-        self._logins = ThreadPoolExecutor(
-            _LOGIN_THREADS, thread_name_prefix="netshim-login"
+        # Steps of the server itself, such as the maintenance of the directory.
+        self._pool = ThreadPoolExecutor(
+            _POOL_THREADS, thread_name_prefix="netshim-disk"
+        )
+        # Work of the broker, such as syncs.
+        call_soon = self.loop.call_soon_threadsafe
+        self._workers = Workers(call_soon, "netshim-work", _SYNC_THREADS, self._deliver)
+        self._logins = Workers(
+            call_soon, "netshim-login", _LOGIN_THREADS, self._deliver
         )
         try:
             self.logdir: LogDir = await self.loop.run_in_executor(
@@ -338,7 +342,6 @@ class Server:
             )
         except BaseException:
             self._pool.shutdown()
-            self._logins.shutdown()
             raise
         try:
             if self._cluster is None:
@@ -373,8 +376,9 @@ class Server:
             await self.loop.run_in_executor(self._pool, self.security.close)
             if self._cluster is not None:
                 await self.loop.run_in_executor(self._pool, self._cluster.close)
-            self._pool.shutdown()
             self._logins.shutdown()
+            self._workers.shutdown()
+            self._pool.shutdown()
             self.logdir.close()
             raise
         self._next_look = self.loop.time() + _TICK_S
@@ -750,6 +754,7 @@ class Server:
             await self.loop.run_in_executor(None, self._cluster.close)
         for step in (
             self._logins.shutdown,
+            self._workers.shutdown,
             self._pool.shutdown,
             self.security.close,
             self.logdir.close,
@@ -791,6 +796,7 @@ class Server:
         for peer in list(self._peers):
             peer.abort()
         self._logins.shutdown()
+        self._workers.shutdown()
         self._pool.shutdown()
         try:
             self.logdir.close()
@@ -875,14 +881,8 @@ class Server:
                 await asyncio.wait([self._ticking])
             while self._outstanding:  # its results may submit more work
                 await asyncio.sleep(0.0005)
-            await self.loop.run_in_executor(None, self._pool.shutdown)
             # Step 2: change the closed directory.
-            try:
-                result = await self.loop.run_in_executor(
-                    None, self._change_closed, change
-                )
-            finally:
-                self._pool = _new_pool()
+            result = await self.loop.run_in_executor(None, self._change_closed, change)
             # Step 3: serve it to the same connections.
             self.broker = self._new_broker()
             if begin is not None:
@@ -1054,34 +1054,28 @@ class Server:
         self._submit_to(self._logins, work, done)
 
     def _submit(self, work: Callable[[], Any], done: Callable[[Any], None]) -> None:
-        self._submit_to(self._pool, work, done)
+        self._submit_to(self._workers, work, done)
 
     def _submit_to(
-        self,
-        pool: ThreadPoolExecutor,
-        work: Callable[[], Any],
-        done: Callable[[Any], None],
+        self, workers: Workers, work: Callable[[], Any], done: Callable[[Any], None]
     ) -> None:
-        def tell(outcome: Any) -> None:
-            self._outstanding -= 1
-            self.broker.state.advance_clock(self.now_ms())
-            done(outcome)
-
-        def finished(future: Any) -> None:
-            outcome = future.exception()
-            if outcome is None:
-                outcome = future.result()
-            self.loop.call_soon_threadsafe(
-                self.watched, "the end of work beside it", partial(tell, outcome)
-            )
-
-        self._outstanding += 1
         try:
-            future = pool.submit(work)
+            workers.submit(work, done)
         except RuntimeError:
             self._end_at_once()  # no request waits for the result any more
         else:
-            future.add_done_callback(finished)
+            self._outstanding += 1
+
+    def _deliver(self, done: Callable[[Any], None], outcome: Any) -> None:
+        """Pass the result of submitted work to the broker."""
+        self._outstanding -= 1
+        self.broker.state.advance_clock(self.now_ms())
+        try:
+            self.watched("the end of work beside it", partial(done, outcome))
+        except Exception:
+            self.say(
+                logging.ERROR, "work", "an internal error after some work", error=True
+            )
 
     def _later(self, action: Callable[[], None]) -> None:
         self.loop.call_soon(self.watched, "a piece of a large request", action)

@@ -177,7 +177,7 @@ def test_work_that_submits_more_work_ends_before_the_rollback(kafka: Kafka) -> N
 
     def work() -> None:
         end_s = time.monotonic() + 1
-        while time.monotonic() < end_s and not server._pool._shutdown:
+        while time.monotonic() < end_s and not server._workers._is_closed:
             time.sleep(0.005)
 
     def submit() -> None:

@@ -1,0 +1,101 @@
+"""Threads that run work which may block on the disk, and pass the results to the event
+loop.
+
+A ThreadPoolExecutor does the same with a future for each piece of work. Its locks and
+callbacks cost more processor time than a sync: 90 us a piece, and here 45.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any
+
+_Done = Callable[[Any], None]
+
+
+class Workers:
+    """Threads of one event loop.
+
+    They do not keep the interpreter from ending: work that it interrupts is like work
+    that a crash interrupts.
+    """
+
+    def __init__(
+        self,
+        call_soon: Callable[[Callable[[], None]], object],
+        name: str,
+        count: int,
+        deliver: Callable[[_Done, Any], None],
+    ) -> None:
+        """Initialize without threads. The first works start at most `count` of them.
+
+        `call_soon` is the event loop's call_soon_threadsafe(). It calls
+        `deliver(done, outcome)` after each piece of work, which must not raise.
+        """
+        self._call_soon = call_soon
+        self._name = name
+        self._count = count
+        self._deliver = deliver
+        self._works: SimpleQueue[tuple[Callable[[], Any], _Done] | None] = SimpleQueue()
+        self._results: deque[tuple[_Done, Any]] = deque()
+        # Whether the event loop will call _deliver_all().
+        self._is_called = False
+        self._threads: list[threading.Thread] = []
+        self._is_closed = False
+
+    def submit(self, work: Callable[[], Any], done: _Done) -> None:
+        """Run work() in a thread, and then deliver its result or its exception.
+
+        Raises:
+            RuntimeError: shutdown() was called.
+        """
+        if self._is_closed:
+            raise RuntimeError("the threads were shut down")
+        self._works.put((work, done))
+        if len(self._threads) < self._count:
+            name = f"{self._name}_{len(self._threads)}"
+            thread = threading.Thread(target=self._run, name=name, daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def shutdown(self) -> None:
+        """Wait until all work has run, and end the threads.
+
+        The event loop delivers the last results afterwards.
+        """
+        self._is_closed = True
+        for _ in self._threads:
+            self._works.put(None)
+        for thread in self._threads:
+            thread.join()
+        self._threads.clear()
+
+    def _run(self) -> None:
+        while True:
+            item = self._works.get()
+            if item is None:
+                return
+            work, done = item
+            try:
+                outcome = work()
+            except BaseException as error:
+                outcome = error
+            self._results.append((done, outcome))
+            # Without these references, the objects live only until they are delivered.
+            del item, work, done, outcome
+            # Set before the call: a result that is added later needs another one.
+            if not self._is_called:
+                self._is_called = True
+                try:
+                    self._call_soon(self._deliver_all)
+                except RuntimeError:
+                    return  # the loop is closed
+
+    def _deliver_all(self) -> None:
+        self._is_called = False
+        # Only those that are ready now, so that the loop serves others in between.
+        for _ in range(len(self._results)):
+            self._deliver(*self._results.popleft())
