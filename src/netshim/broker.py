@@ -227,12 +227,11 @@ class Broker:
             and session.gate is None
             and self.faults is None
             and self._nodes is None
-            and self.counts is None
             and self.state.release is None
             and security.acls is None
             and not security.quotas.keys
         ):
-            reply = self._fast_path.handle(session, frame, now_ms)
+            reply = self._fast_path.handle(session, frame, now_ms, self.counts)
             if reply is not None:
                 self.last_asked = wire.APIS[frame[1]].name
                 self.handled += 1

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
 from logcore import Log, LogcoreError
@@ -28,8 +29,10 @@ from netshim.handlers.failures import code_of, message_of
 from netshim.handlers.fetch import MAX_WAIT_MS
 from netshim.scheduling import PendingResponse, answer_with, as_value
 from netshim.state import BrokerState, Call
+from netshim.wire import codes
 
 if TYPE_CHECKING:
+    from netshim.request_counts import RequestCounts
     from netshim.session import ClientSession
 
 Piece = wire.Buffer
@@ -49,9 +52,16 @@ class FastPath:
         self._general = general
 
     def handle(
-        self, session: ClientSession, frame: memoryview, now_ms: int
+        self,
+        session: ClientSession,
+        frame: memoryview,
+        now_ms: int,
+        counts: RequestCounts | None = None,
     ) -> list[Piece] | PendingResponse | None:
-        """Return the response to a usual request, or None for an unusual one."""
+        """Return the response to a usual request, or None for an unusual one.
+
+        `counts` counts the requests that are answered here.
+        """
         request = kernel.read_request(frame)
         if request is None:
             return None
@@ -62,9 +72,22 @@ class FastPath:
         if log is None:
             return None
         key = name, request.partition
+        counter = None
+        if counts is not None:
+            api = wire.FETCH if isinstance(request, UsualFetch) else wire.PRODUCE
+            counter = _Counter(counts, api.name)
+        reply: bytes | PendingResponse | None
         if isinstance(request, UsualFetch):
-            return self._fetch(request, key, log, session, frame, now_ms)
-        return self._produce(request, key, log, session, frame, now_ms)
+            reply = self._fetch(request, key, log, session, frame, now_ms, counter)
+        else:
+            reply = self._produce(request, key, log, session, frame, now_ms, counter)
+        if counts is not None and reply is not None:
+            counts.received_bytes += len(frame)
+        if not isinstance(reply, bytes):
+            return reply
+        if counter is not None:
+            counter.count(codes.NONE)
+        return [reply]
 
     def _produce(
         self,
@@ -74,7 +97,8 @@ class FastPath:
         session: ClientSession,
         frame: memoryview,
         now_ms: int,
-    ) -> list[Piece] | PendingResponse | None:
+        counter: _Counter | None,
+    ) -> bytes | PendingResponse | None:
         start, stop = request.start, request.stop
         if key[0] in INTERNAL_TOPICS or log.host.writer.may_wait(
             stop - start, request.max_timestamp, has_producer=request.has_producer
@@ -95,12 +119,12 @@ class FastPath:
         leadership = self._state.leadership
         leadership.appended(key, log, end, now_ms)
         if request.acks == 1 or leadership.is_committed(log, end):
-            return [response]
+            return response
         call = Call(
             session, wire.PRODUCE.key, request.version, request.client_id, now_ms
         )
         waiting = _WaitingProduce(
-            request, response, append_time_ms, log_start, call, self._state
+            request, response, append_time_ms, log_start, call, self._state, counter
         )
         waiting.answer.held_bytes = len(frame)
         leadership.when_committed(key, log, end, waiting.committed)
@@ -114,18 +138,17 @@ class FastPath:
         session: ClientSession,
         frame: memoryview,
         now_ms: int,
-    ) -> list[Piece] | PendingResponse | None:
+        counter: _Counter | None,
+    ) -> bytes | PendingResponse | None:
         if request.min_bytes > 1:
             return None
         wait_ms = min(request.max_wait_ms, MAX_WAIT_MS)
         may_wait = wait_ms > 0 and not self._state.is_stopping
         response = self.read(request, log, may_wait=may_wait)
-        if response is None:
-            return None
-        if response:
-            return [response]
+        if response is None or response:
+            return response
         waiting = _WaitingFetch(
-            self, request, key, session, bytes(frame), now_ms + wait_ms
+            self, request, key, session, bytes(frame), now_ms + wait_ms, counter
         )
         return waiting.park(self._state)
 
@@ -168,12 +191,27 @@ class FastPath:
         answer_with(partial(self._general, session, memoryview(frame), now_ms), answer)
 
 
+class _Counter:
+    """Counts one request when it is answered."""
+
+    __slots__ = ("_api", "_began_s", "_counts")
+
+    def __init__(self, counts: RequestCounts, api: str) -> None:
+        self._counts = counts
+        self._api = api
+        self._began_s = perf_counter()
+
+    def count(self, code: int, *, is_parked: bool = False) -> None:
+        self._counts.add(self._api, code, self._began_s, is_parked=is_parked)
+
+
 class _WaitingProduce:
     """A batch that was appended and is not durable yet."""
 
     __slots__ = (
         "_append_time_ms",
         "_call",
+        "_counter",
         "_log_start",
         "_request",
         "_response",
@@ -189,7 +227,9 @@ class _WaitingProduce:
         log_start: int,
         call: Call,
         state: BrokerState,
+        counter: _Counter | None,
     ) -> None:
+        self._counter = counter
         self._request = request
         self._response = response
         self._append_time_ms = append_time_ms
@@ -201,10 +241,14 @@ class _WaitingProduce:
     def committed(self, error: LogcoreError | None) -> None:
         """Answer the request. `error` is the reason why the batch may not be durable."""
         if error is None:
+            if self._counter is not None:
+                self._counter.count(codes.NONE)
             self.answer.set([self._response])
             return
         request = self._request
         code, message = code_of(error), message_of(error)
+        if self._counter is not None:
+            self._counter.count(code)
         self._state.journal.refused(self._call, "Produce", code, message)
         topic = wire.PRODUCE.Response.Topic
         result = topic.Partition(
@@ -233,6 +277,7 @@ class _WaitingFetch:
 
     __slots__ = (
         "_answer",
+        "_counter",
         "_deadline_ms",
         "_fast",
         "_frame",
@@ -251,7 +296,9 @@ class _WaitingFetch:
         session: ClientSession,
         frame: bytes,
         deadline_ms: int,
+        counter: _Counter | None,
     ) -> None:
+        self._counter = counter
         self._fast = fast
         self._request = request
         self._key = key
@@ -288,8 +335,11 @@ class _WaitingFetch:
             return
         self._forget()
         if response is not None:
+            if self._counter is not None:
+                self._counter.count(codes.NONE, is_parked=True)
             self._answer.set([response])
             return
+        # The general path counts the request.
         left_ms = max(0, self._deadline_ms - now_ms)
         at = request.wait_position
         frame = self._frame

@@ -63,11 +63,15 @@ class RequestCounts:
         code = codes.UNKNOWN_SERVER_ERROR
         if not isinstance(response, Exception):
             code = first_error(api, response)
-        self.requests[api.name, code] += 1
+        self.add(api.name, code, began_s, is_parked=is_parked)
+
+    def add(self, api_name: str, code: int, began_s: float, *, is_parked: bool) -> None:
+        """Count a request by the code of its first error."""
+        self.requests[api_name, code] += 1
         histograms = self.parked_seconds if is_parked else self.seconds
-        histogram = histograms.get(api.name)
+        histogram = histograms.get(api_name)
         if histogram is None:
-            histogram = histograms[api.name] = Histogram()
+            histogram = histograms[api_name] = Histogram()
         histogram.add(perf_counter() - began_s)
 
 

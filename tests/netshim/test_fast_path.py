@@ -19,6 +19,7 @@ from logcore.fs import OsFS
 from logcore.kernels import kernel
 from logcore.recordbatch import encode
 from netshim import wire
+from netshim.request_counts import RequestCounts
 from netshim.scheduling import CloseConnection, PendingResponse
 from support.bench import SESSION, Bench
 
@@ -42,11 +43,17 @@ class Side:
 
     def __init__(self, path: Path, durability: str, *, is_fast: bool) -> None:
         self.bench = Bench(path, durability=durability, at_once=False)
-        self.is_fast = is_fast
+        self.counts = self.bench.broker.counts = RequestCounts()
         if not is_fast:
             self.bench.broker._fast_path = None
         self.waiting: list[tuple[Any, int, PendingResponse]] = []
         self.answered = 0
+
+    def counted(self) -> int:
+        """Return the number of requests whose time was counted."""
+        counts = self.counts
+        found = [*counts.seconds.values(), *counts.parked_seconds.values()]
+        return sum(sum(one.counts) for one in found)
 
     def topic_id(self, name: str) -> bytes:
         try:
@@ -443,6 +450,8 @@ def test_random_requests_are_answered_alike(pair: Pair, seed: int) -> None:
     fast, general = pair.sides
     assert not fast.waiting
     assert not general.waiting
+    assert fast.counts.requests == general.counts.requests
+    assert fast.counted() == general.counted() == fast.counts.requests.total()
     if IS_COMPILED:
         assert fast.answered > 100
 
