@@ -328,11 +328,11 @@ class Server:
         self.security = self._new_security()
         # Steps of the server itself, such as the maintenance of the directory.
         self._pool = ThreadPoolExecutor(
-            _POOL_THREADS, thread_name_prefix="netshim-disk"
+            _POOL_THREADS, thread_name_prefix="netshim-disk-upkeep"
         )
         # Work of the broker, such as syncs.
         call_soon = self.loop.call_soon_threadsafe
-        self._workers = Workers(call_soon, "netshim-work", _SYNC_THREADS, self._deliver)
+        self._workers = Workers(call_soon, "netshim-disk", _SYNC_THREADS, self._deliver)
         self._logins = Workers(
             call_soon, "netshim-login", _LOGIN_THREADS, self._deliver
         )
