@@ -380,6 +380,37 @@ def test_interceptors_get_returned_records_and_commits(
         assert (loud.committed, len(reported)) == ([{0: 10, 1: 0}], 1)
 
 
+def test_an_iteration_that_an_interceptor_interrupts_continues(data: LogDir) -> None:
+    """The records that were read ahead with the interrupted one are not skipped."""
+    seen: list[int] = []
+    interrupts = False
+
+    class Interrupting:
+        def on_consume(self, records: ConsumerRecords) -> ConsumerRecords:
+            for record in records.records() if interrupts else ():
+                seen.append(record.offset)
+                if seen.count(record.offset) == 1 and record.offset in (0, 3, 4, 9):
+                    raise KeyboardInterrupt
+            return records
+
+        def on_commit(self, offsets: object) -> None:
+            pass
+
+    with joined(data, interceptors=[Interrupting()], consumer_timeout_ms=0) as consumer:
+        consumer.seek(ONE, 0)
+        found: list[int] = []
+        interrupts = True
+        records = iter(consumer)
+        while True:
+            try:
+                found.append(next(records).offset)
+            except KeyboardInterrupt:
+                continue
+            except StopIteration:
+                break
+    assert found == list(range(10))
+
+
 def test_records_of_one_partition_are_selectable(data: LogDir) -> None:
     with joined(data) as consumer:
         consumer.seek(ONE, 0)

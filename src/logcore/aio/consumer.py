@@ -20,6 +20,7 @@ import functools
 import re
 import threading
 from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Mapping
+from itertools import chain
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeVar
 
@@ -663,7 +664,8 @@ class Consumer:
                     raise StopAsyncIteration
                 chosen = self._sync.fetcher.opened()
                 if chosen is not None:
-                    self._records = self._sync.fetcher.one_by_one(chosen)
+                    runs = self._sync.fetcher.runs(chosen)
+                    self._records = chain.from_iterable(runs)
 
     def _next(self) -> TopicRecord | None:
         if self._records is not None:

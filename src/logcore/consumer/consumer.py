@@ -27,6 +27,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self, TypeVar
 
@@ -727,6 +728,10 @@ class Consumer:
         for consumer_timeout_ms. A record is finished when the loop requests the next
         one.
         """
+        # Each record passes through C alone, if the kernels are compiled.
+        return chain.from_iterable(self._runs())
+
+    def _runs(self) -> Iterator[Iterator[TopicRecord]]:
         while True:
             with self._alone(is_whole=True):
                 self._fetcher.finish()
@@ -738,7 +743,7 @@ class Consumer:
                     return
                 chosen = self._fetcher.opened()
             if chosen is not None:
-                yield from self._fetcher.one_by_one(chosen)
+                yield from self._fetcher.runs(chosen)
 
     def _iteration_ends_ms(self) -> int | None:
         """Return when an iteration without a record ends, or None for never."""

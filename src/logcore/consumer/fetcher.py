@@ -40,12 +40,14 @@ from logcore.errors import (
 from logcore.format.columns import RecordColumns
 from logcore.format.group_records import Committed
 from logcore.fs import FS
-from logcore.kernels import TopicRecord
+from logcore.kernels import PositionFields, TopicRecord, kernel
 from logcore.log import Log
 from logcore.reader import placed_lists
 from logcore.reporting import WARNING, tell
 
 _T = TypeVar("_T")
+#: Yields records of a list, from one index to another, and moves the position.
+_PassOn = Callable[[PositionFields, list[TopicRecord], int, int], Iterator[TopicRecord]]
 #: Default size of one poll of columns; see Consumer.poll_columns().
 MAX_COLUMN_BYTES: Final = 16 << 20
 #: Maximum time for which an iteration runs before it checks the group.
@@ -266,8 +268,8 @@ class Fetcher:
                 return reading
         return None
 
-    def one_by_one(self, reading: PartitionPosition) -> Iterator[TopicRecord]:
-        """Yield records until the partition ends or the iteration must stop.
+    def runs(self, reading: PartitionPosition) -> Iterator[Iterator[TopicRecord]]:
+        """Yield iterators of records until the partition ends or the caller must stop.
 
         The iteration stops when the position is moved, the partition is removed, or the
         group must be checked. In these cases, the records that were read ahead are
@@ -283,7 +285,9 @@ class Fetcher:
         at_once = 1
         if is_plain:
             at_once = _READ_AHEAD
-        has_interceptors = bool(settings.interceptors)
+        pass_on: _PassOn = kernel.yield_records
+        if settings.interceptors:
+            pass_on = self._intercepted_each
         before_ms = self._fs.monotonic_ms()
         look_ms = before_ms + _LOOK_WHILE_ITERATING_MS
         # Records until the clock is read.
@@ -304,22 +308,16 @@ class Fetcher:
             at = 0
             while at < len(ahead):
                 # Step 2: yield some of them. The position moves just before each.
-                for record in ahead[at : at + count]:
-                    last: TopicRecord | None = record
-                    if has_interceptors:
-                        given = self._intercepted(record)
-                        yield from given[:-1]
-                        last = given[-1] if given else None
-                        if reading.records is not records:
-                            return
-                    reading.finished = reading.position
-                    reading.position = record.offset + 1
-                    # No call here: an interrupt would lose the record.
-                    if last is not None:
-                        yield last
-                    if reading.records is not records:
-                        return
-                at += count
+                stop = min(at + count, len(ahead))
+                yield pass_on(reading, ahead, at, stop)
+                if reading.records is not records:
+                    return
+                # The caller may continue after an error of an interceptor. The records
+                # that it did not get must be read again.
+                if reading.position != ahead[stop - 1].offset + 1:
+                    reading.drop()
+                    return
+                at = stop
                 # Step 3: end the iteration if the group must be checked.
                 now_ms = self._fs.monotonic_ms()
                 if now_ms >= look_ms:
@@ -470,12 +468,31 @@ class Fetcher:
         self.records += len(found)
         return found
 
-    def _intercepted(self, record: TopicRecord) -> list[TopicRecord]:
-        """Return the records that the interceptors make of one record of an iteration."""
-        alone = ConsumerRecords(
-            {TopicPartition(record.topic, record.partition): [record]}
-        )
-        return list(intercepted(self._settings.interceptors, alone).records())
+    def _intercepted_each(
+        self,
+        reading: PositionFields,
+        ahead: list[TopicRecord],
+        start: int,
+        stop: int,
+    ) -> Iterator[TopicRecord]:
+        """Do the same as kernel.yield_records(), with the interceptors' records."""
+        records = reading.records
+        for record in ahead[start:stop]:
+            alone = ConsumerRecords(
+                {TopicPartition(record.topic, record.partition): [record]}
+            )
+            given = list(intercepted(self._settings.interceptors, alone).records())
+            yield from given[:-1]
+            last = given[-1] if given else None
+            if reading.records is not records:
+                return
+            reading.finished = reading.position
+            reading.position = record.offset + 1
+            # No call here: an interrupt would lose the record.
+            if last is not None:
+                yield last
+            if reading.records is not records:
+                return
 
     def _columns(
         self, one: TopicPartition, reading: PartitionPosition, max_bytes: int

@@ -26,7 +26,7 @@ import attrs
 from logcore.consumer.topic_partition import TopicPartition
 from logcore.directory.interface import ClientDirectory
 from logcore.errors import LogClosedError, LogcoreError, TopicNotFoundError
-from logcore.kernels import TopicRecord
+from logcore.kernels import PositionFields, TopicRecord
 from logcore.log import Log
 from logcore.reader import listen_to
 
@@ -83,24 +83,23 @@ class Ahead:
 
 
 @attrs.define
-class PartitionPosition:
+class PartitionPosition(PositionFields):
     """The read position of one partition."""
 
     log: Log
     #: The topic that the offsets belong to.
     topic_id: uuid.UUID
-    #: The offset of the next record. It is None until the first poll.
-    position: int | None = None
-    #: The offset up to which records are processed. It is None until the first poll.
-    finished: int | None = None
     stored: int | None = None  # the latest committed offset
     is_paused: bool = False
-    records: Ahead | None = None
     end: int = 0  # end offset of `records`
     #: The topic has replaced the one that was read before, and is read from its start.
     is_new: bool = False
     # Records were taken from `records` that no caller has received yet.
     is_ahead: bool = False
+
+    def __attrs_post_init__(self) -> None:
+        self.position = self.finished = None
+        self.records: Ahead | None = None
 
     def drop(self) -> None:
         self.records = None

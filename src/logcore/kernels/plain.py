@@ -19,7 +19,7 @@ import itertools
 import struct
 import types
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 import numpy as np
@@ -34,6 +34,7 @@ from logcore.errors import (
 )
 from logcore.kernels.appending import PartitionFields
 from logcore.kernels.checksum import crc32c
+from logcore.kernels.handing import PositionFields
 from logcore.kernels.layout import (
     APPEND_TIME_BIT,
     BATCH_FACTS,
@@ -1132,6 +1133,24 @@ def get_quickly(state: PartitionFields, offset: int) -> Record | None:
     See _getting.pxi for the rules.
     """
     return None
+
+
+def yield_records(
+    reading: PositionFields, ahead: list[TopicRecord], start: int, stop: int
+) -> Iterator[TopicRecord]:
+    """Yield ahead[start:stop], and move the position just before each record.
+
+    The iteration ends early if reading.records is replaced. A record whose position has
+    moved reaches the caller: an interrupt cannot come between the two.
+    """
+    records = reading.records
+    for record in ahead[start:stop]:
+        reading.finished = reading.position
+        reading.position = record.offset + 1
+        # No call here: an interrupt would lose the record.
+        yield record
+        if reading.records is not records:
+            return
 
 
 def read_request(frame: Buffer) -> UsualProduce | UsualFetch | None:
