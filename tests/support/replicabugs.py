@@ -16,8 +16,10 @@ from typing import Any
 
 import attrs
 
+from logcore.partition.producers import Producers
 from logcore.replication import electing, following, leading, state
 from support.replicaworld import (
+    Disk,
     InvariantBroken,
     Options,
     SimulatedRegistry,
@@ -46,12 +48,15 @@ class Bug:
 def seeded(*changes: Replacement) -> Generator[None, None, None]:
     """Replace source text in functions, in every module that uses them."""
     undo: list[tuple[Any, str, Any]] = []
+    sources: dict[Any, str] = {}
+    for function, old, new in changes:
+        source = sources.get(function) or textwrap.dedent(inspect.getsource(function))
+        assert source.count(old) == 1, (function, old, source.count(old))
+        sources[function] = source.replace(old, new)
     try:
-        for function, old, new in changes:
-            source = textwrap.dedent(inspect.getsource(function))
-            assert source.count(old) == 1, (function, old, source.count(old))
+        for function, source in sources.items():
             code = compile(
-                source.replace(old, new),
+                source,
                 f"<bug in {function.__qualname__}>",
                 "exec",
                 flags=future.annotations.compiler_flag,
@@ -71,9 +76,9 @@ def seeded(*changes: Replacement) -> Generator[None, None, None]:
 def owners(function: Any) -> list[Any]:
     """Return the class of a method, or the modules that contain a function."""
     name = function.__name__
-    for owner in (World, SimulatedRegistry):
-        if owner.__dict__.get(name) is function:
-            return [owner]
+    *classes, _ = function.__qualname__.split(".")
+    if classes:
+        return [vars(sys.modules[function.__module__])[classes[0]]]
     modules = [
         module
         for each, module in sys.modules.items()
@@ -119,6 +124,8 @@ WIPES = Options(
     faults=("wipe", "wipe", "kill", "kill", "cut"), fault_count=10, loss=0.2
 )
 
+DELETIONS = Options(faults=("delete_records", "delete_records", "kill"), fault_count=8)
+
 REASSIGNED = Options(
     brokers=4,
     faults=("reassign", "reassign", "cut_answers@leader", "kill@leader", "power_all"),
@@ -133,8 +140,8 @@ BUGS = [
         (
             (
                 World.produce,
-                "process.waiters.append(Waiter(disk.end, record))",
-                "self.acknowledge(Waiter(disk.end, record))",
+                "process.waiters.append(Waiter(disk.end, record, done))",
+                "self.acknowledge(Waiter(disk.end, record, done))",
             ),
         ),
     ),
@@ -204,7 +211,7 @@ BUGS = [
     Bug(
         "a new leader takes its log end for the high watermark",
         "R01 R02 R13",
-        100,
+        300,
         (
             (
                 leading.take_over,
@@ -240,7 +247,7 @@ BUGS = [
     Bug(
         "the high watermark moves below min.insync.replicas",
         "R01 R02 R07",
-        100,
+        300,
         (
             (
                 leading.advance_high_watermark,
@@ -349,7 +356,7 @@ BUGS = [
     Bug(
         "a follower joins the ISR below the epoch start (KAFKA-7128)",
         "R01 R02 R07",
-        200,
+        1000,
         (
             (
                 leading.expand_isr,
@@ -386,7 +393,7 @@ BUGS = [
     Bug(
         "an ISR entry has no broker epoch",
         "R01 R02 R04 R07 R09 R10",
-        10,
+        50,
         (
             (
                 electing._remove_dead,
@@ -403,7 +410,7 @@ BUGS = [
     Bug(
         "an ELR entry has no disk",
         "R01 R02 R07",
-        200,
+        400,
         (
             (
                 electing._review_elr,
@@ -535,7 +542,7 @@ BUGS = [
     Bug(
         "the first fetch of a life is sent without a sync",
         "R01 R02 R07",
-        200,
+        500,
         (
             (
                 following.follow,
@@ -561,7 +568,7 @@ BUGS = [
     Bug(
         "a fetch of another epoch is served",
         "R01 R02 R03 R07",
-        200,
+        2000,
         ((leading.refuse_fetch, "if error is not None:", "if False:"),),
         MOVES,
     ),
@@ -623,6 +630,105 @@ BUGS = [
                 World.expire_sessions,
                 "with self.call_registry(process):",
                 "if process.epoch is not None:",
+            ),
+        ),
+    ),
+    Bug(
+        "a truncation keeps the state of the producers",
+        "R01 R11 error",
+        100,
+        ((Disk.truncate, "self._producers = None", "pass"),),
+    ),
+    Bug(
+        "a follower adds no batches to its state of the producers",
+        "R11",
+        100,
+        (
+            (
+                World.append_records,
+                "disk.append(record)",
+                "disk.append(record)\n"
+                "        if disk._producers is not None:\n"
+                "            disk._producers = Producers()",
+            ),
+        ),
+    ),
+    Bug(
+        "an old sequence is not out of order",
+        "R11",
+        100,
+        (
+            (
+                Producers.duplicate_of,
+                "if first_sequence != expected:",
+                "if first_sequence > expected:",
+            ),
+        ),
+    ),
+    Bug(
+        "a new leader begins without the state of the producers",
+        "R11",
+        100,
+        (
+            (
+                World.take_over,
+                "disk.begin_epoch(found.leader_epoch)",
+                "disk.begin_epoch(found.leader_epoch); disk._producers = Producers()",
+            ),
+        ),
+    ),
+    Bug(
+        "a repeated batch is acknowledged before it is committed",
+        "R01",
+        100,
+        (
+            (
+                World.produce_batch,
+                "bisect.insort(process.waiters, waiter, key=lambda each: each.end)",
+                "self.acknowledge(waiter)",
+            ),
+        ),
+    ),
+    Bug(
+        "a follower does not take over the log start",
+        "R02 R15",
+        100,
+        (
+            (
+                following.answered,
+                "if answer.log_start > book.log_start:",
+                "if False:",
+            ),
+        ),
+        DELETIONS,
+    ),
+    Bug(
+        "an answer with records lacks the log start",
+        "R02 R15",
+        100,
+        (
+            (
+                World.on_fetch,
+                "log_start=disk.start,\n            )\n    self.send",
+                "log_start=0,\n            )\n    self.send",
+            ),
+        ),
+        DELETIONS,
+    ),
+    Bug(
+        "a follower that is longer than its leader does not diverge",
+        "R02 R05 R15",
+        100,
+        (
+            (
+                leading.refuse_fetch,
+                "if epoch != fetch.last_epoch or end < fetch.offset:",
+                "if epoch != fetch.last_epoch:",
+            ),
+            (
+                leading.refuse_fetch,
+                "if fetch.offset > book.log_end:",
+                "if False:",
             ),
         ),
     ),

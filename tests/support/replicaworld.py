@@ -6,6 +6,7 @@ with sessions, ephemeral nodes and compare-and-set whose answers can be lost, me
 that are late, lost or doubled, cut links, pauses, kills, power cuts, wiped disks and
 reassignments.
 Producers, a client that commits offsets and a client that reads them use the partition.
+Idempotent producers send batches with sequences, and repeat them after lost answers.
 
     run_schedule(seed)                 # raises InvariantBroken, with the seed and steps
     with seeded(function, old, new):   # the same with a bug
@@ -25,27 +26,36 @@ Invariants (the numbers are those of docs/replication.md):
     R08  leader epochs of the state only rise
     R09  after the faults the partition gets a leader and takes writes
     R10  after the faults all replicas join the ISR
+    R11  a batch that an idempotent producer sends again is stored once
     R13  an answer about a committed offset is never older than a commit that was
          acknowledged, or than another answer, before the question
+    R15  replicas that are in sync and idle have the same records, and followers have
+         deleted what their leader has
 """
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import heapq
+import itertools
 import random
-from collections.abc import Callable, Generator
-from typing import Any
+from collections.abc import Callable, Generator, Hashable, Sequence
+from typing import Any, NamedTuple
 
 import attrs
 
 from logcore.errors import (
     BadVersionError,
+    InvalidProducerEpochError,
+    InvalidTransactionStateError,
     NodeExistsError,
+    OutOfOrderSequenceError,
     RegistryUnavailableError,
     SessionExpiredError,
 )
 from logcore.partition import epochs
+from logcore.partition.producers import KNOWN_BATCHES, Producers, SequencedBatch
 from logcore.replication import electing, following, leading, state
 from logcore.replication.electing import ReplicatedPartition
 from logcore.replication.following import FetchAnswer, FollowerBook
@@ -67,13 +77,42 @@ FAULTS_END_MS = 2_600
 #: restarted broker first waits for the end of its own old session.
 LEADER_BY_MS = FAULTS_END_MS + SESSION_MS + 1_000
 IN_SYNC_BY_MS = FAULTS_END_MS + LAG_MS + 2_000 + SESSION_MS
+#: R15: the time in which idle replicas become equal, several fetches.
+EQUAL_WITHIN_MS = 1_000
 #: The address of the registry in the network.
 REGISTRY = 0
 PATH = "/brokers/topics/t/partitions/0/state"
 
-#: A record: its leader epoch, a number that no other record has, and the offset that it
-#: commits, or -1.
-Record = tuple[int, int, int]
+
+@attrs.frozen
+class Batch:
+    """A batch of an idempotent producer. It has one record, so one sequence."""
+
+    producer_id: int
+    epoch: int
+    sequence: int
+    #: The name under which the producer repeats the batch.
+    name: Hashable
+    is_transactional: bool = False
+
+
+@attrs.frozen
+class Marker:
+    """The end of a transaction of a producer."""
+
+    producer_id: int
+    epoch: int
+    commit: bool
+    coordinator_epoch: int
+
+
+class Record(NamedTuple):
+    leader_epoch: int
+    #: No other record has this number.
+    number: int
+    #: The offset that the record commits, or -1.
+    commit: int = -1
+    content: object = None
 
 
 class InvariantBroken(AssertionError):
@@ -104,6 +143,32 @@ class Disk:
         #: The last checkpoint of the high watermark.
         self.checkpoint = 0
         self.is_clean = False
+        self._producers: Producers | None = None
+
+    @property
+    def producers(self) -> Producers:
+        """The producers as of the log end, read from the log if they were dropped."""
+        if self._producers is None:
+            self._producers = Producers()
+            for offset, record in enumerate(self.records):
+                self.add_producer(record, offset)
+        return self._producers
+
+    def add_producer(self, record: Record | None, offset: int) -> None:
+        if self._producers is None or record is None:
+            return
+        match record.content:
+            case Batch(producer_id, epoch, sequence, _, is_transactional):
+                self._producers.add(
+                    producer_id,
+                    epoch,
+                    SequencedBatch(sequence, sequence, offset, offset, 0),
+                    is_transactional=is_transactional,
+                )
+            case Marker(producer_id, epoch, _, coordinator_epoch):
+                self._producers.end_transaction(
+                    producer_id, epoch, coordinator_epoch, 0
+                )
 
     @property
     def end(self) -> int:
@@ -120,12 +185,14 @@ class Disk:
         self.epochs = epochs.assign(self.epochs, epoch, len(self.records))
 
     def append(self, record: Record) -> None:
-        if not self.epochs or record[0] > self.epochs[-1][0]:
-            self.begin_epoch(record[0])
+        if not self.epochs or record.leader_epoch > self.epochs[-1][0]:
+            self.begin_epoch(record.leader_epoch)
         self.records.append(record)
+        self.add_producer(record, self.end - 1)
 
     def truncate(self, end: int) -> None:
         del self.records[end:]
+        self._producers = None
         self.epochs = epochs.truncate_end(self.epochs, end)
         self.durable_end = min(self.durable_end, end)
         self.checkpoint = min(self.checkpoint, end)
@@ -142,6 +209,7 @@ class Disk:
 
     def restart_at(self, offset: int) -> None:
         self.records = [None] * offset
+        self._producers = None
         self.epochs = []
         self.start = self.durable_end = self.checkpoint = offset
 
@@ -258,9 +326,32 @@ class SimulatedRegistry:
 class Waiter:
     """A request that is answered when the high watermark reaches `end`."""
 
-    def __init__(self, end: int, record: Record) -> None:
+    def __init__(
+        self, end: int, record: Record, done: Callable[[], None] | None = None
+    ) -> None:
         self.end = end
         self.record = record
+        self.done = done
+
+
+class IdempotentProducer:
+    """A client that repeats its batches until they are acknowledged."""
+
+    def __init__(self, producer_id: int) -> None:
+        self.producer_id = producer_id
+        self.next_sequence = 0
+        #: The batches in flight, in their order.
+        self.unacknowledged: list[Batch] = []
+
+    def begin_batch(self) -> None:
+        sequence = self.next_sequence
+        self.next_sequence += 1
+        name = self.producer_id, sequence
+        self.unacknowledged.append(Batch(self.producer_id, 0, sequence, name))
+
+    def acknowledge(self, batch: Batch) -> None:
+        if batch in self.unacknowledged:
+            self.unacknowledged.remove(batch)
 
 
 class Process:
@@ -362,15 +453,17 @@ class World:
         seed: int,
         options: Options | None = None,
         steps: list[str] | None = None,
+        beside: World | None = None,
     ) -> None:
-        self.chance = random.Random(seed)
+        """Create a world. One beside another world has its clock, chance and network."""
+        self.chance = random.Random(seed) if beside is None else beside.chance
         #: Whether leaders skip fetches that repeat a position without news.
         self.has_sessions = bool(seed % 2)
         self.options = options or random_options(self.chance)
         self.steps = steps
         self.now_ms = 0
-        self.events: list[Any] = []
-        self.sequence = 0
+        self.events: list[Any] = [] if beside is None else beside.events
+        self.order = itertools.count() if beside is None else beside.order
         self.registry = SimulatedRegistry()
         self.partition = ReplicatedPartition(
             replicas=tuple(range(1, self.options.replicas + 1)),
@@ -378,7 +471,7 @@ class World:
             is_unclean_allowed=self.options.is_unclean_allowed,
             is_durable_first=self.options.is_durable_first,
         )
-        self.cuts: set[tuple[int, int]] = set()
+        self.cuts: set[tuple[int, int]] = set() if beside is None else beside.cuts
         self.loss = self.options.loss
         self.is_healed = False
         self.disks = 0
@@ -402,6 +495,14 @@ class World:
         self.stopped = 0
         #: True after an unclean election, which may lose records.
         self.may_lose_records = False
+        self.producers = [IdempotentProducer(1), IdempotentProducer(2)]
+        #: The offset of each batch below a high watermark.
+        self.shown_batches: dict[Hashable, int] = {}
+        #: The highest log start: batches below it may be forgotten.
+        self.deleted_below = 0
+        #: R15: whether the clients are idle, and the time by which replicas are equal.
+        self.is_idle = False
+        self.equal_by_ms: int | None = None
         for broker in range(1, self.options.brokers + 1):
             self.start(broker, self.new_disk(broker))
 
@@ -415,9 +516,8 @@ class World:
         *args: Any,
     ) -> None:
         """Call later, in `process` if it is alive then; None is the world itself."""
-        self.sequence += 1
         heapq.heappush(
-            self.events, (self.now_ms + delay_ms, self.sequence, process, call, args)
+            self.events, (self.now_ms + delay_ms, next(self.order), process, call, args)
         )
 
     def run(self) -> World:
@@ -858,6 +958,8 @@ class World:
 
     def acknowledge(self, waiter: Waiter) -> None:
         record = waiter.record
+        if waiter.done is not None:
+            waiter.done()
         self.acknowledged += 1
         self.is_acknowledged_since_heal |= self.is_healed
         if self.may_lose_records:
@@ -870,16 +972,27 @@ class World:
             waiter.end - 1,
         )
         self.acknowledged_end = max(self.acknowledged_end, waiter.end)
-        self.committed_floor = max(self.committed_floor, record[2])
+        self.committed_floor = max(self.committed_floor, record.commit)
 
-    def produce(self, process: Process, *, waits: bool, commit: int = -1) -> None:
-        """Handle a produce request, or the commit of an offset."""
+    def produce(
+        self,
+        process: Process,
+        *,
+        waits: bool,
+        commit: int = -1,
+        content: object = None,
+        done: Callable[[], None] | None = None,
+    ) -> bool:
+        """Handle a produce request, or the commit of an offset.
+
+        Returns False if the request is refused. Calls done() at the acknowledgement.
+        """
         book = process.leader
         if book is None or (waits and not book.has_min_isr):
-            return
+            return False
         self.last_number += 1
         epoch = book.state.leader_epoch
-        record = (epoch, self.last_number, commit)
+        record = Record(epoch, self.last_number, commit, content)
         owner = self.appenders.setdefault(epoch, (process.broker, process.life))
         require(
             owner == (process.broker, process.life),
@@ -895,7 +1008,7 @@ class World:
         if commit >= 0 and process.commits is not None:
             process.commits.append((disk.end, commit))
         if waits:
-            process.waiters.append(Waiter(disk.end, record))
+            process.waiters.append(Waiter(disk.end, record, done))
         self.update(
             process,
             leading.appended(
@@ -907,6 +1020,37 @@ class World:
         )
         if self.options.is_durable_first:
             self.sync(process)
+        return True
+
+    def produce_batch(
+        self, process: Process, batch: Batch, done: Callable[[], None]
+    ) -> bool:
+        """Handle a produce request of an idempotent producer, with acks=all."""
+        disk = process.disk
+        if process.leader is None or not process.leader.has_min_isr:
+            return False
+        try:
+            duplicate = disk.producers.duplicate_of(
+                batch.producer_id,
+                batch.epoch,
+                batch.sequence,
+                1,
+                is_transactional=batch.is_transactional,
+            )
+        except (
+            InvalidProducerEpochError,
+            InvalidTransactionStateError,
+            OutOfOrderSequenceError,
+        ):
+            return False
+        if duplicate is None:
+            return self.produce(process, waits=True, content=batch, done=done)
+        # The log has the batch already. It is acknowledged when it is committed.
+        end = duplicate.last_offset + 1
+        waiter = Waiter(end, disk.records[end - 1], done)
+        bisect.insort(process.waiters, waiter, key=lambda each: each.end)
+        self.answer_waiters(process)
+        return True
 
     def sync(self, process: Process) -> None:
         if not process.is_syncing:
@@ -1059,9 +1203,9 @@ class World:
         """Read the commits up to the log end, as a coordinator does at take-over."""
         end = process.disk.end
         process.commits = [
-            (offset, record[2])
+            (offset, record.commit)
             for offset, record in enumerate(process.disk.records[:end], 1)
-            if record is not None and record[2] >= 0
+            if record is not None and record.commit >= 0
         ]
 
     def fetch_offset(self, process: Process) -> int | None:
@@ -1095,7 +1239,7 @@ class World:
         drawn = self.chance.random()
         process = self.pick_process()
         self.at(4 + int(self.chance.random() * 30), None, self.client)
-        if process is None:
+        if process is None or self.is_idle:
             return
         if drawn < 0.4:
             self.produce(process, waits=drawn < 0.34)
@@ -1116,10 +1260,52 @@ class World:
                 )
                 self.committed_floor = found
 
+    def idempotent_client(self, producer: IdempotentProducer) -> None:
+        """Send the batches in flight again, perhaps with a new one."""
+        chance = self.chance
+        delay_ms = 20 + int(chance.random() * 80)
+        self.at(delay_ms, None, self.idempotent_client, producer)
+        process = self.pick_process()
+        if process is None or self.is_idle:
+            return
+        if chance.random() < 0.6 and len(producer.unacknowledged) < KNOWN_BATCHES:
+            producer.begin_batch()
+        batches = tuple(producer.unacknowledged)
+        self.send_batches(process, producer, batches)
+        if chance.random() < 0.1:
+            # The same requests on an earlier connection, in which they arrive later.
+            self.at(
+                int(chance.random() * 900),
+                process,
+                self.send_batches,
+                process,
+                producer,
+                batches,
+            )
+
+    def send_batches(
+        self, process: Process, producer: IdempotentProducer, batches: Sequence[Batch]
+    ) -> None:
+        """Send batches in one connection: the first refusal ends it."""
+        if self.is_idle:
+            return
+        for batch in batches:
+            # A third of the answers is lost.
+            is_lost = self.chance.random() < 0.3
+
+            def done(batch: Batch = batch, is_lost: bool = is_lost) -> None:
+                if not is_lost:
+                    producer.acknowledge(batch)
+
+            if not self.produce_batch(process, batch, done):
+                return
+
     # -- faults ------------------------------------------------------------------------
 
     def plan(self) -> None:
         self.at(100, None, self.client)
+        for producer in self.producers:
+            self.at(100, None, self.idempotent_client, producer)
         at_ms = 0
         for _ in range(self.options.fault_count):
             # Many bugs need two faults at nearly the same time.
@@ -1315,6 +1501,7 @@ class World:
             record = disk.records[offset]
             if offset == len(shown):
                 shown.append(record)
+                self.judge_batch(offset, record)
             require(
                 record == shown[offset],
                 "R02",
@@ -1324,6 +1511,23 @@ class World:
                 offset,
                 shown[offset],
             )
+
+    def judge_batch(self, offset: int, record: Record) -> None:
+        """Judge R11, except for batches that were deleted before they came again."""
+        batch = record.content
+        if not isinstance(batch, Batch):
+            return
+        for process in self.processes.values():
+            self.deleted_below = max(self.deleted_below, process.disk.start)
+        before = self.shown_batches.setdefault(batch.name, offset)
+        require(
+            before == offset or before < self.deleted_below,
+            "R11",
+            "{} is stored at offset {} and again at offset {}",
+            batch,
+            before,
+            offset,
+        )
 
     def judge_leader(self, process: Process, epoch: int) -> None:
         """Judge the log of a new leader."""
@@ -1389,7 +1593,8 @@ class World:
             partition = self.partition
             is_settled = not partition.adding and not partition.removing
             if is_settled and found.isr.keys() == set(partition.replicas):
-                return True
+                return self.is_equal()
+            self.equal_by_ms = None
             if self.stopped:
                 return True
             require(self.now_ms < IN_SYNC_BY_MS, "R10", "the ISR is {}", found)
@@ -1402,6 +1607,32 @@ class World:
             )
         return self.now_ms >= IN_SYNC_BY_MS
 
+    def is_equal(self) -> bool:
+        """Whether all replicas are equal; judges R15. The clients are idle from now on."""
+        self.is_idle = True
+        if self.equal_by_ms is None:
+            self.equal_by_ms = self.now_ms + EQUAL_WITHIN_MS
+        found = self.registry.parsed
+        assert found is not None
+        disks = [self.processes[each].disk for each in self.partition.replicas]
+        # A follower may have deleted more, if its leader died before the others fetched.
+        start = max(each.start for each in disks)
+        least = 0
+        if found.leader != NO_LEADER:
+            least = self.processes[found.leader].disk.start
+        first = disks[0].records[start:]
+        if self.stopped or all(
+            each.start >= least and each.records[start:] == first for each in disks
+        ):
+            return True
+        require(
+            self.now_ms < self.equal_by_ms,
+            "R15",
+            "the replicas are idle and have (start, end) {}",
+            [(each.start, each.end) for each in disks],
+        )
+        return False
+
 
 def judge_pair(one: Disk, other: Disk) -> None:
     """Judge R05: logs with the same epoch at an offset are equal up to it."""
@@ -1411,14 +1642,14 @@ def judge_pair(one: Disk, other: Disk) -> None:
     if first == second:
         return
     for offset in range(len(first) - 1, -1, -1):
-        if first[offset][0] == second[offset][0]:
+        if first[offset].leader_epoch == second[offset].leader_epoch:
             require(
                 first[: offset + 1] == second[: offset + 1],
                 "R05",
                 "{} and {} have epoch {} at offset {} and differ below it",
                 one.name,
                 other.name,
-                first[offset][0],
+                first[offset].leader_epoch,
                 start + offset,
             )
             return
