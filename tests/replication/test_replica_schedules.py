@@ -1,7 +1,8 @@
 """Random schedules of a replicated partition: every invariant holds, and seeded bugs are
 found.
 
-`make slow` runs 1,000,000 schedules; LOGCORE_REPLICA_SCHEDULES chooses another number.
+`make slow` runs 1,000,000 schedules; LOGCORE_REPLICA_SCHEDULES chooses another number. A
+tenth as many schedules contain transactions.
 A failure prints its seed and its steps; run_schedule() with that seed repeats it.
 """
 
@@ -12,10 +13,12 @@ import os
 import pytest
 
 from support.replicabugs import BUGS, Bug, find, seeded
+from support.replicatransactions import run_transactions
 from support.replicaworld import InvariantBroken, World, run_schedule
 
-#: Schedules in the fast tests: 5 to 8 ms of CPU each.
+#: Schedules in the fast tests: 5 to 15 ms of CPU each, and 45 ms with transactions.
 FAST = 2_000
+FAST_TRANSACTIONS = 160
 SLOW = int(os.environ.get("LOGCORE_REPLICA_SCHEDULES", "1000000"))
 #: Each part is a test, so that workers share the schedules.
 PARTS = 8
@@ -43,8 +46,26 @@ def test_many_schedules_keep_the_invariants(part: int) -> None:
         run_schedule(seed)
 
 
+@pytest.mark.parametrize("part", range(PARTS))
+def test_random_transactions_keep_the_invariants(part: int) -> None:
+    ends = 0
+    for seed in range(part, FAST_TRANSACTIONS, PARTS):
+        ends += len(run_transactions(seed).outcomes)
+    assert ends > FAST_TRANSACTIONS // PARTS
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(86_400)
+@pytest.mark.parametrize("part", range(20))
+def test_many_transactions_keep_the_invariants(part: int) -> None:
+    end = FAST_TRANSACTIONS + SLOW // 10
+    for seed in range(FAST_TRANSACTIONS + part, end, 20):
+        run_transactions(seed)
+
+
 def marked(bug: Bug) -> object:
-    marks = [pytest.mark.slow] if bug.within > FAST_WITHIN else []
+    cost = bug.within if bug.run is run_schedule else 4 * bug.within
+    marks = [pytest.mark.slow] if cost > FAST_WITHIN else []
     return pytest.param(bug, id=bug.name.replace(" ", "-"), marks=marks)
 
 
@@ -62,7 +83,7 @@ def test_schedules_of_a_seeded_bug_pass_without_it(bug: Bug) -> None:
     """The options that find a bug must not fail with the sound rules."""
     if bug.options is not None:
         for seed in range(bug.within):
-            run_schedule(seed, bug.options)
+            bug.run(seed, bug.options)
 
 
 def test_failing_schedule_reports_its_seed_and_steps() -> None:

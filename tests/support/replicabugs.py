@@ -11,13 +11,16 @@ import contextlib
 import inspect
 import sys
 import textwrap
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any
 
 import attrs
 
+from logcore.coordination.transactions import TransactionMachine
 from logcore.partition.producers import Producers
 from logcore.replication import electing, following, leading, state
+from netshim.cluster.transaction_shards import TransactionShard, TransactionShards
+from support.replicatransactions import DataWorld, HomeWorld, run_transactions
 from support.replicaworld import (
     Disk,
     InvariantBroken,
@@ -42,6 +45,8 @@ class Bug:
     changes: tuple[Replacement, ...]
     #: The parameters of the schedules; None: drawn at random.
     options: Options | None = None
+    #: run_schedule, run_transactions or run_topics.
+    run: Callable[..., object] = run_schedule
 
 
 @contextlib.contextmanager
@@ -92,7 +97,7 @@ def find(bug: Bug, schedules: int | None = None) -> tuple[int, str] | None:
     with seeded(*bug.changes):
         for seed in range(bug.within if schedules is None else schedules):
             try:
-                run_schedule(seed, bug.options)
+                bug.run(seed, bug.options)
             except InvariantBroken as error:
                 return seed + 1, error.rule
     return None
@@ -731,6 +736,138 @@ BUGS = [
                 "if False:",
             ),
         ),
+    ),
+    Bug(
+        "a marker is answered at the append",
+        "R12",
+        100,
+        (
+            (
+                DataWorld.on_marker,
+                "if not self.produce(process, waits=True, content=marker, done=done):",
+                "if self.produce(process, waits=True, content=marker):\n"
+                "        done()\n"
+                "    else:",
+            ),
+        ),
+        run=run_transactions,
+    ),
+    Bug(
+        "a record of the coordinator counts at the append",
+        "R12",
+        100,
+        (
+            (
+                HomeWorld.store,
+                "if not self.produce(process, waits=True, content=content, done=done):",
+                "if self.produce(process, waits=True, content=content):\n"
+                "        done()\n"
+                "    else:",
+            ),
+        ),
+        run=run_transactions,
+    ),
+    Bug(
+        "a new coordinator does not write the markers of a decision again",
+        "R12",
+        10,
+        (
+            (
+                TransactionMachine.load,
+                "elif stored.status in _PREPARED:",
+                "elif False:",
+            ),
+        ),
+        run=run_transactions,
+    ),
+    Bug(
+        "a coordinator loads the records below its first high watermark only",
+        "R12",
+        150,
+        (
+            (HomeWorld.load, "or process.high_watermark < book.epoch_start", ""),
+            (
+                HomeWorld.load,
+                "for record in process.disk.records:",
+                "for record in process.disk.records[:process.high_watermark]:",
+            ),
+        ),
+        run=run_transactions,
+    ),
+    Bug(
+        "a marker that a former leader refuses is not sent again",
+        "R12",
+        100,
+        (
+            (
+                TransactionShard._send_markers,
+                "found.get(one, -1) not in _FINAL",
+                "found.get(one, -1) not in {*_FINAL, codes.NOT_LEADER_OR_FOLLOWER}",
+            ),
+        ),
+        run=run_transactions,
+    ),
+    Bug(
+        "a partition without a leader gets no marker",
+        "R12",
+        300,
+        (
+            (
+                TransactionShard._write_markers,
+                "left = set(by_leader.pop(NO_NODE, ()))",
+                "by_leader.pop(NO_NODE, ()); left = set()",
+            ),
+        ),
+        run=run_transactions,
+    ),
+    Bug(
+        "a producer may write after the end of its transaction",
+        "R12",
+        400,
+        (
+            (
+                TransactionMachine.verify,
+                "if stored.status is not Status.ONGOING or partition",
+                "if stored.status is Status.ONGOING and partition",
+            ),
+        ),
+        run=run_transactions,
+    ),
+    Bug(
+        "a leader does not ask the coordinator (KIP-890)",
+        "R12",
+        20,
+        (
+            (
+                TransactionShards._unknown,
+                "self._verified.get(one, {}).get(producer_id) != epoch",
+                "False",
+            ),
+            (
+                TransactionShards.verified,
+                "self._verified.get(partition, {}).get(producer[1]) == producer[2]",
+                "True",
+            ),
+        ),
+        run=run_transactions,
+    ),
+    Bug(
+        "the end of a transaction is answered before it is stored",
+        "R12",
+        300,
+        (
+            (
+                TransactionMachine._end,
+                "return self._prepare(transaction, request, waiter, now_ms)",
+                "identity = ProducerIdAndEpoch(\n"
+                "        stored.producer_id,\n"
+                "        stored.producer_epoch + (request.client_version >= 2),\n"
+                "    )\n"
+                "    prepared = self._prepare(transaction, request, None, now_ms)\n"
+                "    return [*_reply(waiter, identity), *prepared]",
+            ),
+        ),
+        run=run_transactions,
     ),
     Bug(
         "a truncation below the high watermark is not an error",

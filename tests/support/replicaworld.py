@@ -40,7 +40,7 @@ import contextlib
 import heapq
 import itertools
 import random
-from collections.abc import Callable, Generator, Hashable, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import attrs
@@ -456,14 +456,18 @@ class World:
         beside: World | None = None,
     ) -> None:
         """Create a world. One beside another world has its clock, chance and network."""
-        self.chance = random.Random(seed) if beside is None else beside.chance
+        self.chance: random.Random = (
+            random.Random(seed) if beside is None else beside.chance
+        )
         #: Whether leaders skip fetches that repeat a position without news.
         self.has_sessions = bool(seed % 2)
         self.options = options or random_options(self.chance)
         self.steps = steps
         self.now_ms = 0
         self.events: list[Any] = [] if beside is None else beside.events
-        self.order = itertools.count() if beside is None else beside.order
+        self.order: Iterator[int] = (
+            itertools.count() if beside is None else beside.order
+        )
         self.registry = SimulatedRegistry()
         self.partition = ReplicatedPartition(
             replicas=tuple(range(1, self.options.replicas + 1)),

@@ -1,0 +1,848 @@
+"""Transactions over two replicated partitions on three simulated brokers. No tests.
+
+The log of the coordinator and the two partitions with data are a World of replicaworld
+each, with one clock and one network. A broker that fails does so in all of them. The
+world drives the code of the brokers:
+- logcore.coordination.transactions: the coordinator;
+- netshim.cluster.transaction_shards: which leader gets a marker, which answers end it,
+  and the question of a leader whether a producer may write;
+- logcore.partition.producers: sequences, epochs and markers of a partition.
+
+It simulates their environment: records of the coordinator that are stored once they are
+committed, messages, timers, and clients that repeat their requests.
+
+    run_transactions(seed)             # raises InvariantBroken, with the seed and steps
+
+A broker has a session of its own for each partition here, and one for all in reality.
+So the model contains more schedules than a cluster.
+
+Invariant, besides those of replicaworld:
+    R12  the batches of a transaction are committed in both partitions or in none, as its
+         client was answered, and no transaction remains open
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import attrs
+
+from logcore.coordination.transaction_effects import (
+    AddPartitions,
+    CancelTransactionTimer,
+    Effect,
+    End,
+    Initialize,
+    ProducerIdAndEpoch,
+    SetTransactionTimer,
+    StoreTransaction,
+    TakeProducerId,
+    TransactionError,
+    TransactionReply,
+    WriteMarkers,
+)
+from logcore.coordination.transactions import TransactionMachine
+from logcore.errors import (
+    CoordinatorFencedError,
+    InvalidProducerEpochError,
+    LogcoreError,
+)
+from logcore.format.transaction_records import (
+    Partition,
+    StoredTransaction,
+    read_transaction,
+    transaction_value,
+)
+from logcore.replication.leading import LeaderBook
+from netshim.cluster.transaction_shards import TransactionShard, TransactionShards
+from netshim.topology import NO_NODE
+from netshim.transactions import add_or_verify
+from netshim.wire import codes
+from support.replicaworld import (
+    FAULTS_END_MS,
+    Batch,
+    InvariantBroken,
+    Marker,
+    Options,
+    Process,
+    World,
+    require,
+)
+
+#: Short, so that the coordinator often aborts a transaction while its client writes.
+TIMEOUT_MS = 900
+ENDED_BY_MS = FAULTS_END_MS + 8_000
+ANSWER_MS = 250
+LOAD_AGAIN_MS = 100
+FAULTS = (
+    "kill", "kill@leader", "kill@leader", "power", "power@leader", "power_all", "pause",
+    "pause@leader", "long_pause@leader", "cut", "cut_one_way", "cut_registry@leader",
+    "cut_answers@leader", "move_leader", "move_leader", "move_leader", "leave@leader",
+    "storm",
+)  # fmt: skip
+#: Faults of one partition; the others happen to a broker in all its partitions.
+_FAULTS_OF_ONE = frozenset(
+    ("move_leader", "cut", "cut_one_way", "cut_registry", "cut_answers")
+)
+_AGAIN = frozenset(
+    (
+        TransactionError.CONCURRENT_TRANSACTIONS,
+        TransactionError.COORDINATOR_NOT_AVAILABLE,
+        TransactionError.COORDINATOR_LOAD_IN_PROGRESS,
+        TransactionError.NOT_COORDINATOR,
+    )
+)
+
+
+@attrs.frozen
+class Stored:
+    """A record of `__transaction_state`."""
+
+    transactional_id: str
+    value: bytes | None
+
+
+class PartitionWorld(World):
+    """One of the partitions. `name` is its topic and number."""
+
+    def __init__(self, all_of: TransactionWorld, name: Partition) -> None:
+        self.all_of = all_of
+        self.name = name
+        beside = next(iter(all_of.partitions()), None)
+        super().__init__(0, all_of.options, all_of.steps, beside)
+
+    def note(self, text: str, *values: object) -> None:
+        if self.steps is not None:
+            label = "{}-{}".format(*self.name)
+            self.steps.append(f"{self.now_ms:5} ms  {label}: {text.format(*values)}")
+
+    def evaluate(self, process: Process) -> None:
+        before = process.leader
+        super().evaluate(process)
+        if before is not None and process.leader is None:
+            self.resign(process)
+
+    def resign(self, process: Process) -> None:
+        raise NotImplementedError
+
+
+# -- the coordinator -------------------------------------------------------------------
+
+
+class CoordinatorMemory:
+    """The coordinator in one process, while it leads the home partition."""
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+        self.machine: TransactionMachine | None = None
+        self.effects: deque[Effect] = deque()
+        self.is_acting = False
+        #: The latest timer of each id.
+        self.timers: dict[str, object] = {}
+
+
+class HomeWorld(PartitionWorld):
+    """The partition of `__transaction_state`, and its coordinators."""
+
+    def memory_of(self, process: Process) -> CoordinatorMemory | None:
+        found: CoordinatorMemory | None = vars(process).get("memory")
+        return found
+
+    def take_over(self, process: Process, key: tuple[int, int]) -> None:
+        super().take_over(process, key)
+        if process.leader is not None and self.memory_of(process) is None:
+            memory = CoordinatorMemory(process.leader.state.leader_epoch)
+            vars(process)["memory"] = memory
+            self.load(process, memory)
+
+    def update(self, process: Process, book: LeaderBook) -> None:
+        super().update(process, book)
+        memory = self.memory_of(process)
+        if memory is not None and memory.machine is None:
+            self.load(process, memory)
+
+    def resign(self, process: Process) -> None:
+        memory = self.memory_of(process)
+        vars(process)["memory"] = None
+        if memory is not None and memory.machine is not None:
+            memory.machine.end()
+
+    def load(self, process: Process, memory: CoordinatorMemory) -> None:
+        """Read the records once all of them are committed."""
+        book = process.leader
+        if (
+            book is None
+            or memory.machine is not None
+            or self.memory_of(process) is not memory
+            or process.high_watermark < book.epoch_start
+        ):
+            return
+        values: dict[str, bytes | None] = {}
+        for record in process.disk.records:
+            if record is not None and isinstance(record.content, Stored):
+                values[record.content.transactional_id] = record.content.value
+        found: dict[str, StoredTransaction] = {
+            name: read_transaction(value)
+            for name, value in values.items()
+            if value is not None
+        }
+        self.note("broker {} coordinates {}", process.broker, found)
+        memory.machine = TransactionMachine()
+        self.act(process, memory, memory.machine.load(found, self.now_ms))
+
+    def ask(self, process: Process, request: Any, done: Callable[[Any], None]) -> None:
+        """Handle a request of a client or of a leader."""
+        memory = self.memory_of(process)
+        if memory is None or self.now_ms >= process.lease_until:
+            done(TransactionError.NOT_COORDINATOR)
+        elif memory.machine is None:
+            done(TransactionError.COORDINATOR_LOAD_IN_PROGRESS)
+        else:
+            self.act(process, memory, memory.machine.ask(request, done, self.now_ms))
+
+    def act(
+        self, process: Process, memory: CoordinatorMemory, effects: Iterable[Effect]
+    ) -> None:
+        """Carry out effects in their order, also those of nested transitions."""
+        memory.effects.extend(effects)
+        if memory.is_acting:
+            return
+        memory.is_acting = True
+        while memory.effects:
+            self.carry_out(process, memory, memory.effects.popleft())
+        memory.is_acting = False
+        if memory.machine is not None and memory.machine.is_over:
+            memory.machine = None
+            self.at(LOAD_AGAIN_MS, process, self.load, process, memory)
+
+    def carry_out(
+        self, process: Process, memory: CoordinatorMemory, effect: Effect
+    ) -> None:
+        machine = memory.machine
+        assert machine is not None
+        match effect:
+            case TransactionReply(waiter, result):
+                assert callable(waiter)
+                waiter(result)
+            case StoreTransaction():
+                self.store(process, memory, effect)
+            case WriteMarkers():
+                self.write_markers(process, memory, effect)
+            case TakeProducerId():
+                self.all_of.last_producer_id += 1
+                self.act(
+                    process,
+                    memory,
+                    machine.taken(effect, self.all_of.last_producer_id, self.now_ms),
+                )
+            case SetTransactionTimer(name, at_ms):
+                token = memory.timers[name] = object()
+                delay_ms = max(0, at_ms - self.now_ms)
+                self.at(delay_ms, process, self.time_out, process, memory, name, token)
+            case CancelTransactionTimer(name):
+                memory.timers.pop(name, None)
+            case _:
+                pass
+
+    def time_out(
+        self, process: Process, memory: CoordinatorMemory, name: str, token: object
+    ) -> None:
+        if memory.timers.get(name) is token and memory.machine is not None:
+            self.act(process, memory, memory.machine.timed_out(name, self.now_ms))
+
+    def store(
+        self, process: Process, memory: CoordinatorMemory, effect: StoreTransaction
+    ) -> None:
+        machine = memory.machine
+        assert machine is not None
+        if machine.is_over:
+            return
+        value = None if effect.stored is None else transaction_value(effect.stored)
+
+        def done(*, failed: bool = False) -> None:
+            if self.memory_of(process) is memory:
+                self.act(
+                    process, memory, machine.stored(effect, self.now_ms, failed=failed)
+                )
+
+        content = Stored(effect.transactional_id, value)
+        self.note("broker {} stores {}", process.broker, effect.stored)
+        if not self.produce(process, waits=True, content=content, done=done):
+            done(failed=True)
+
+    def write_markers(
+        self, process: Process, memory: CoordinatorMemory, effect: WriteMarkers
+    ) -> None:
+        # Only the distribution of the markers is used; it needs no broker.
+        shard: Any = object.__new__(TransactionShard)
+        shard._epoch = memory.epoch
+        shard._peers = SimulatedPeers(self, process)
+
+        def marked(machine: TransactionMachine, left: frozenset[Partition]) -> None:
+            if self.memory_of(process) is memory and memory.machine is machine:
+                self.act(process, memory, machine.marked(effect, left, self.now_ms))
+
+        assert memory.machine is not None
+        ordered = attrs.evolve(effect, partitions=SortedPartitions(effect.partitions))
+        TransactionShard._write_markers(shard, memory.machine, ordered, marked)
+
+    def on_question(
+        self, process: Process, question: Any, reply: Callable[[int, Any], None]
+    ) -> None:
+        """Handle the question of a leader whether a producer may write."""
+        service: Any = SimpleNamespace(
+            ask=lambda request, _, done: self.ask(process, request, done)
+        )
+        add_or_verify(
+            service,
+            question.producer,
+            question.partitions,
+            self.now_ms,
+            partial(reply, process.broker),
+            adds=question.adds,
+        )
+
+
+class SortedPartitions(frozenset[Partition]):
+    """Partitions in their order: the order of a set differs between processes."""
+
+    def __iter__(self) -> Iterator[Partition]:
+        return iter(sorted(super().__iter__()))
+
+
+class SimulatedPeers:
+    """The other brokers as TransactionPeers has them, in one process of a world."""
+
+    #: The number of no broker, so that a broker sends messages also to itself.
+    own_number = 0
+
+    def __init__(self, world: PartitionWorld, process: Process) -> None:
+        self.world = world
+        self.process = process
+
+    def leader_of(self, partition: Partition) -> int:
+        """Return the leader in the view of this broker."""
+        world = self.world.all_of.world_of(partition)
+        found = world.processes[self.process.broker].state
+        return NO_NODE if found is None else found.leader
+
+    def call(
+        self,
+        target_world: PartitionWorld,
+        target: int,
+        handler: Callable[..., None],
+        message: Any,
+        done: Callable[[Any], None],
+    ) -> None:
+        """Send a request, and call done() with its answer or with a LogcoreError."""
+        world, process = self.world, self.process
+        is_answered = False
+
+        def finish(found: Any) -> None:
+            nonlocal is_answered
+            if not is_answered:
+                is_answered = True
+                done(found)
+
+        def arrived(receiver: Process, found: Any) -> None:
+            if receiver is process:
+                finish(found)
+
+        def reply(source: int, found: Any) -> None:
+            world.send(source, process.broker, arrived, found)
+
+        target_world.send(process.broker, target, handler, message, reply)
+        world.at(ANSWER_MS, process, finish, LogcoreError("no answer"))
+
+    def ask(self, broker: int, question: Any, done: Callable[[Any], None]) -> None:
+        home = self.world.all_of.home
+        self.call(home, broker, home.on_question, question, done)
+
+    def send_markers(
+        self, broker: int, markers: Any, done: Callable[[Any], None]
+    ) -> None:
+        waits_for = set(markers.partitions)
+        found_codes: dict[Partition, int] = {}
+
+        def answered(partition: Partition, found: Any) -> None:
+            waits_for.discard(partition)
+            if not isinstance(found, LogcoreError):
+                found_codes[partition] = found
+            if not waits_for:
+                done(found_codes)
+
+        for partition in sorted(markers.partitions):
+            world = self.world.all_of.world_of(partition)
+            assert isinstance(world, DataWorld)
+            self.call(
+                world, broker, world.on_marker, markers, partial(answered, partition)
+            )
+
+
+# -- partitions with data --------------------------------------------------------------
+
+
+class DataWorld(PartitionWorld):
+    """A partition that transactions write to."""
+
+    def verifier_of(self, process: Process) -> TransactionShards:
+        """Return the questions of this process about producers."""
+        found: TransactionShards | None = vars(process).get("verifier")
+        if found is None:
+            state: Any = SimpleNamespace(
+                leadership=SimpleNamespace(
+                    leads=lambda key: process.leader is not None
+                ),
+                logs=SimpleNamespace(numbers_of=lambda topic: range(1)),
+                now_ms=0,
+            )
+            unused: Any = None
+            found = TransactionShards(state, unused, unused, unused)
+            peers: Any = SimulatedPeers(self, process)
+            found.peers = peers
+            vars(process)["verifier"] = found
+        return found
+
+    def resign(self, process: Process) -> None:
+        self.verifier_of(process).resign(self.name)
+
+    def write(
+        self,
+        process: Process,
+        transactional_id: str,
+        batches: tuple[Batch, ...],
+        adds: bool,
+        acknowledge: Callable[[Batch], None],
+    ) -> None:
+        """Handle the Produce requests of one connection, in their order."""
+        if not batches or process.leader is None:
+            return
+        batch = batches[0]
+        who = (transactional_id, batch.producer_id, batch.epoch)
+        verifier = self.verifier_of(process)
+
+        def prepared(errors: Mapping[Partition, TransactionError]) -> None:
+            if errors:
+                return
+            accepted = verifier.verified(
+                who,
+                self.name,
+                lambda: self.produce_batch(process, batch, partial(acknowledge, batch)),
+            )
+            if accepted is True:
+                self.write(process, transactional_id, batches[1:], adds, acknowledge)
+
+        if verifier.is_prepared(who, [self.name], adds=adds):
+            prepared({})
+        else:
+            verifier.prepare(who, [self.name], self.now_ms, prepared, adds=adds)
+
+    def on_marker(
+        self, process: Process, markers: Any, reply: Callable[[int, int], None]
+    ) -> None:
+        effect, coordinator_epoch = markers.effect, markers.coordinator_epoch
+        answer = partial(reply, process.broker)
+        if process.leader is None:
+            answer(codes.NOT_LEADER_OR_FOLLOWER)
+            return
+        self.verifier_of(process).marker_follows(effect.producer_id, self.name)
+        marker = Marker(
+            effect.producer_id, effect.producer_epoch, effect.commit, coordinator_epoch
+        )
+        try:
+            process.disk.producers.check_marker(
+                marker.producer_id, marker.epoch, coordinator_epoch
+            )
+        except InvalidProducerEpochError:
+            answer(codes.INVALID_PRODUCER_EPOCH)
+            return
+        except CoordinatorFencedError:
+            answer(codes.TRANSACTION_COORDINATOR_FENCED)
+            return
+        done = partial(answer, codes.NONE)
+        if not self.produce(process, waits=True, content=marker, done=done):
+            answer(codes.NOT_ENOUGH_REPLICAS)
+
+
+# -- clients ---------------------------------------------------------------------------
+
+
+class TransactionalClient:
+    """A producer with transactions. Version 2 gets a new epoch with each end."""
+
+    def __init__(self, world: TransactionWorld, name: str, version: int) -> None:
+        self.world = world
+        self.name = name
+        self.version = version
+        self.identity: ProducerIdAndEpoch | None = None
+        self.sequences: dict[Partition, int] = {}
+        self.attempt: int | None = None
+        #: Partitions of this transaction that the coordinator has confirmed.
+        self.is_added = False
+        self.unacknowledged: dict[Partition, list[Batch]] = {}
+        #: The request that is repeated until it is answered, and its present try.
+        self.request: Initialize | AddPartitions | End | None = None
+        self.tries = 0
+        self.is_waiting = False
+        #: True if batches were given up: their sequences may be used or not.
+        self.has_given_up = False
+        self.resumes_ms = 0
+
+    @property
+    def is_idle(self) -> bool:
+        return self.request is None and self.attempt is None
+
+    def step(self) -> None:
+        world = self.world
+        world.at(5 + int(world.chance.random() * 25), self.step)
+        if world.now_ms < self.resumes_ms:
+            return
+        if self.request is None:
+            self.decide()
+        if self.request is not None and not self.is_waiting:
+            self.send()
+
+    def decide(self) -> None:
+        """Choose the next request to the coordinator, or write."""
+        chance = self.world.chance
+        if self.identity is None:
+            if not self.world.is_healed or self.attempt is not None:
+                self.request = Initialize(
+                    transactional_id=self.name, timeout_ms=TIMEOUT_MS
+                )
+        elif self.attempt is None:
+            if not self.world.is_healed:
+                self.begin()
+        elif self.version == 1 and not self.is_added:
+            self.request = AddPartitions(
+                partitions=frozenset(self.unacknowledged), **self.who()
+            )
+        elif any(self.unacknowledged.values()):
+            if chance.random() < 0.04:
+                # Its delivery timeout is over.
+                self.has_given_up = True
+                self.request = End(commit=False, **self.who())
+            else:
+                self.write()
+        else:
+            self.request = End(commit=chance.random() < 0.8, **self.who())
+
+    def who(self) -> dict[str, Any]:
+        assert self.identity is not None
+        return {
+            "transactional_id": self.name,
+            "producer_id": self.identity.producer_id,
+            "producer_epoch": self.identity.producer_epoch,
+            "client_version": self.version,
+        }
+
+    def begin(self) -> None:
+        world = self.world
+        assert self.identity is not None
+        world.attempts += 1
+        self.attempt = world.attempts
+        self.is_added = False
+        self.unacknowledged = {}
+        chosen = world.data if world.chance.random() < 0.8 else [world.data[0]]
+        for data in chosen:
+            batches = []
+            for index in range(world.chance.randint(1, 2)):
+                sequence = self.sequences.get(data.name, 0)
+                self.sequences[data.name] = sequence + 1
+                batches.append(
+                    Batch(
+                        self.identity.producer_id,
+                        self.identity.producer_epoch,
+                        sequence,
+                        (self.attempt, data.name, index),
+                        is_transactional=True,
+                    )
+                )
+            self.unacknowledged[data.name] = batches
+
+    def write(self) -> None:
+        """Send the batches that are not acknowledged to the leaders."""
+        chance = self.world.chance
+        for partition, batches in self.unacknowledged.items():
+            data = self.world.world_of(partition)
+            assert isinstance(data, DataWorld)
+            process = data.pick_process()
+            if process is None or not batches:
+                continue
+            call = partial(
+                data.write,
+                process,
+                self.name,
+                tuple(batches),
+                self.version == 2,
+                self.acknowledge,
+            )
+            if chance.random() < 0.85:
+                call()
+            if chance.random() < 0.25:
+                # An earlier connection, in which the requests arrive later.
+                data.at(int(chance.random() * 900), process, call)
+
+    def acknowledge(self, batch: Batch) -> None:
+        if self.world.chance.random() < 0.2:
+            return  # the answer is lost
+        for batches in self.unacknowledged.values():
+            if batch in batches:
+                batches.remove(batch)
+
+    def send(self) -> None:
+        """Send the request to the coordinator, and repeat it after a while."""
+        world = self.world
+        process = world.home.pick_process()
+        if process is None:
+            return
+        self.tries += 1
+        self.is_waiting = True
+        answered = partial(self.answered, self.tries)
+        world.at(150, answered, TransactionError.COORDINATOR_NOT_AVAILABLE)
+
+        def reply(result: Any) -> None:
+            if world.chance.random() >= 0.1:  # else the answer is lost
+                world.at(1 + int(world.chance.random() * 10), answered, result)
+
+        assert self.request is not None
+        world.home.ask(process, self.request, reply)
+
+    def answered(self, tried: int, result: Any) -> None:
+        if tried != self.tries or not self.is_waiting:
+            return
+        self.is_waiting = False
+        if result in _AGAIN:
+            return
+        request, self.request = self.request, None
+        self.world.home.note("{} answers {} with {}", self.name, request, result)
+        if isinstance(result, TransactionError):
+            # A fatal error of a client. Another one begins in its place.
+            self.identity = None
+            self.attempt = None
+            self.resumes_ms = self.world.now_ms + self.world.chance.randint(50, 600)
+            return
+        match request:
+            case Initialize():
+                self.begin_identity(result)
+                self.attempt = None
+            case AddPartitions():
+                self.is_added = True
+            case End(commit=commit):
+                assert self.attempt is not None
+                self.world.outcomes[self.attempt] = commit
+                self.attempt = None
+                if self.version == 2:
+                    self.begin_identity(result)
+                elif self.has_given_up:
+                    assert self.identity is not None
+                    self.request = Initialize(
+                        transactional_id=self.name,
+                        timeout_ms=TIMEOUT_MS,
+                        producer_id=self.identity.producer_id,
+                        producer_epoch=self.identity.producer_epoch,
+                    )
+
+    def begin_identity(self, identity: ProducerIdAndEpoch) -> None:
+        self.identity = identity
+        self.sequences = {}
+        self.has_given_up = False
+
+
+# -- the world -------------------------------------------------------------------------
+
+
+class TransactionWorld:
+    """The three partitions, their clients and the judge of R12."""
+
+    def __init__(
+        self,
+        seed: int,
+        options: Options | None = None,
+        steps: list[str] | None = None,
+    ) -> None:
+        self.options = options or Options(faults=FAULTS, fault_count=2 + seed % 8)
+        self.steps = steps
+        self._worlds: list[PartitionWorld] = []
+        self.home = HomeWorld(self, ("__transaction_state", 0))
+        self.chance = self.home.chance
+        self.chance.seed(seed)
+        self._worlds.append(self.home)
+        self.data: list[DataWorld] = []
+        for number in range(2):
+            self.data.append(DataWorld(self, ("t", number)))
+            self._worlds.append(self.data[-1])
+        for world in self._worlds:
+            world.has_sessions = bool(seed % 2)
+        self.now_ms = 0
+        self.is_healed = False
+        self.last_producer_id = 100
+        self.attempts = 0
+        #: The answer to the end of each transaction: whether it was committed.
+        self.outcomes: dict[int, bool] = {}
+        self.clients = [
+            TransactionalClient(self, "a", 1),
+            TransactionalClient(self, "a", 2),
+            TransactionalClient(self, "b", 1 + seed % 2),
+        ]
+        # The second user of the id fences the first one.
+        self.clients[1].resumes_ms = self.chance.randint(500, 3_500)
+
+    def partitions(self) -> Iterator[PartitionWorld]:
+        return iter(self._worlds)
+
+    def world_of(self, partition: Partition) -> PartitionWorld:
+        return next(each for each in self._worlds if each.name == partition)
+
+    def at(self, delay_ms: int, call: Callable[..., None], *args: Any) -> None:
+        self.home.at(delay_ms, None, call, *args)
+
+    def run(self) -> TransactionWorld:
+        self.plan()
+        events = self.home.events
+        try:
+            while not self.is_done():
+                at_ms, _, process, call, args = heapq.heappop(events)
+                self.now_ms = at_ms
+                for world in self._worlds:
+                    world.now_ms = at_ms
+                if process is not None:
+                    if not process.is_up:
+                        continue
+                    if process.paused_until > at_ms:
+                        self.home.at(process.paused_until - at_ms, process, call, *args)
+                        continue
+                call(*args)
+        except InvariantBroken:
+            raise
+        except Exception as error:
+            raise InvariantBroken("error", f"{error!r} at {self.now_ms} ms") from error
+        self.judge()
+        return self
+
+    def plan(self) -> None:
+        chance = self.chance
+        for client in self.clients:
+            self.at(150, client.step)
+        at_ms = 0
+        for _ in range(self.options.fault_count):
+            if at_ms and chance.random() < 0.4:
+                at_ms += chance.randint(1, 120)
+            else:
+                at_ms = chance.randint(250, FAULTS_END_MS - 200)
+            name = chance.choice(self.options.faults)
+            self.at(min(at_ms, FAULTS_END_MS - 1), self.fault, name)
+        self.at(FAULTS_END_MS, self.heal)
+
+    def fault(self, name: str) -> None:
+        name, _, of_leader = name.partition("@")
+        chosen = self.chance.choice(self._worlds)
+        victim = self.chance.choice(list(chosen.processes.values()))
+        if of_leader:
+            victim = chosen.pick_process() or victim
+        chosen.note("fault {} of broker {}", name, victim.broker)
+        for world in [chosen] if name in _FAULTS_OF_ONE else self._worlds:
+            process = world.processes[victim.broker]
+            if process.is_up:
+                getattr(world, f"fault_{name}")(process)
+
+    def heal(self) -> None:
+        self.is_healed = True
+        for world in self._worlds:
+            world.heal()
+
+    def is_done(self) -> bool:
+        if not self.is_healed or not all(each.is_idle for each in self.clients):
+            require(
+                self.now_ms < ENDED_BY_MS,
+                "R12",
+                "a client does not end its transaction",
+            )
+            return False
+        if not any(open_in(data) for data in self.data):
+            return True
+        require(
+            self.now_ms < ENDED_BY_MS,
+            "R12",
+            "transactions remain open: {}",
+            [open_in(data) for data in self.data],
+        )
+        return False
+
+    def judge(self) -> None:
+        """Judge R12 by the records below the high watermarks."""
+        found: dict[int, set[bool]] = {}
+        for data in self.data:
+            for batch, commit in ended_in(data):
+                attempt, _, _ = batch.name
+                found.setdefault(attempt, set()).add(commit)
+        for attempt, outcomes in found.items():
+            require(
+                len(outcomes) == 1,
+                "R12",
+                "a part of transaction {} is committed",
+                attempt,
+            )
+            answer = self.outcomes.get(attempt)
+            require(
+                answer is None or outcomes == {answer},
+                "R12",
+                "transaction {} was answered with commit={} and ended with {}",
+                attempt,
+                answer,
+                outcomes,
+            )
+        committed = {attempt for attempt, answer in self.outcomes.items() if answer}
+        require(
+            committed <= found.keys(),
+            "R12",
+            "transactions {} were committed and have no records",
+            committed - found.keys(),
+        )
+
+
+def open_in(data: DataWorld) -> set[int]:
+    """Return the producers with an open transaction below the high watermark."""
+    found: set[int] = set()
+    for record in data.shown:
+        match record.content:
+            case Batch(producer_id=producer_id):
+                found.add(producer_id)
+            case Marker(producer_id=producer_id):
+                found.discard(producer_id)
+            case _:
+                pass
+    return found
+
+
+def ended_in(data: DataWorld) -> Iterator[tuple[Any, bool]]:
+    """Yield each batch, and whether the marker after it commits."""
+    batches: dict[int, list[Batch]] = {}
+    for record in data.shown:
+        match record.content:
+            case Batch() as batch:
+                batches.setdefault(batch.producer_id, []).append(batch)
+            case Marker(producer_id, _, commit, _):
+                for batch in batches.pop(producer_id, []):
+                    yield batch, commit
+            case _:
+                pass
+
+
+def run_transactions(seed: int, options: Options | None = None) -> TransactionWorld:
+    """Run one schedule. If it fails, run it again to report its steps."""
+    try:
+        return TransactionWorld(seed, options).run()
+    except InvariantBroken as error:
+        steps: list[str] = []
+        with contextlib.suppress(InvariantBroken):
+            TransactionWorld(seed, options, steps).run()
+        error.add_note(f"repeat with run_transactions({seed}, {options})")
+        error.add_note("\n".join(steps))
+        raise
