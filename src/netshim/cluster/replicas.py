@@ -12,6 +12,8 @@ Rules:
   assignment no longer names this broker. The replicas of a topic that is missing for
   another reason, such as a registry that was emptied or restored, are kept. If another
   topic has the same name, they are renamed.
+- A replica has a role only after the topic with this id was placed here. A broker that
+  was paused may read in one step that a topic was deleted and created again.
 
 All methods are for the broker's thread.
 """
@@ -126,7 +128,7 @@ class ClusterReplicas(Leadership):
         self._tokens: dict[Key, _Token] = {}
         self._led: dict[Key, _LedPartition] = {}
         self._fetchers: dict[int, LeaderFetcher] = {}
-        #: The ids of topics of earlier views.
+        #: The ids of the topics that were placed here.
         self._witnessed: dict[str, uuid.UUID] = {}
         #: Deleted topics that were reported by on_deleted, and still have replicas here.
         self._reported: set[str] = set()
@@ -180,6 +182,9 @@ class ClusterReplicas(Leadership):
         view, node_id = self._view, self._member.settings.node_id
         topic, stored = view.topics.get(key[0]), view.states.get(key)
         if topic is None or stored is None:
+            return _NO_ROLE
+        if self._witnessed.get(key[0]) != topic.node.topic_id:
+            # The directory may contain a replica of another topic of that name.
             return _NO_ROLE
         if node_id not in topic.node.replicas.get(key[1], ()):
             return _NO_ROLE
@@ -417,12 +422,16 @@ class ClusterReplicas(Leadership):
         )
 
     def _deleted_topics(self) -> set[str]:
-        """Return the topics of earlier views that were deleted."""
+        """Return the topics placed here that were deleted.
+
+        Another topic may have the name of one of them.
+        """
         view = self._view
         return {
             name
             for name, topic_id in self._witnessed.items()
-            if name not in view.topics and str(topic_id) in view.deleted_ids
+            if str(topic_id) in view.deleted_ids
+            and (name not in view.topics or view.topics[name].node.topic_id != topic_id)
         }
 
     def _place_topics(
