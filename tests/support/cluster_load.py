@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import logcore
 from support.clusters import Cluster, until
 
 confluent_kafka = pytest.importorskip("confluent_kafka")
@@ -207,8 +208,39 @@ def judge(cluster: Cluster, topic: str, load: Load) -> None:
         if found.get(place) != value
     }
     assert not lost, f"{len(lost)} of {len(acknowledged)} are lost: {[*lost][:5]}"
-    values = list(found.values())
-    assert len(values) == len(set(values)), "records are stored twice"
+    places: dict[int, list[tuple[int, int]]] = {}
+    for place, value in found.items():
+        places.setdefault(value, []).append(place)
+    twice = {value: each for value, each in places.items() if len(each) > 1}
+    assert not twice, (
+        f"records are stored twice: {describe_batches(cluster, topic, twice)}"
+    )
+
+
+def describe_batches(
+    cluster: Cluster, topic: str, places: dict[int, list[tuple[int, int]]]
+) -> dict[int, list[str]]:
+    """Return the batch at each place: whether a client repeated it in a new epoch."""
+    found: dict[int, list[str]] = {}
+    for value, each in [*places.items()][:5]:
+        for number, offset in each:
+            batch = _batch_at(cluster, topic, number, offset)
+            found.setdefault(value, []).append(f"{topic}-{number}: {batch}")
+    return found
+
+
+def _batch_at(cluster: Cluster, topic: str, number: int, offset: int) -> str:
+    for broker in cluster.processes:
+        folder = cluster.path / str(broker) / f"{topic}-{number}"
+        if folder.exists():
+            with logcore.open(folder, read_only=True) as log:
+                batch = next(iter(log.batches(offset)))
+                return (
+                    f"offset {offset}, producer {batch.producer_id} in epoch"
+                    f" {batch.producer_epoch}, sequences {batch.base_sequence} to"
+                    f" {batch.last_sequence}"
+                )
+    return "no replica"
 
 
 def judge_files(cluster: Cluster, topic: str, index: int = 0) -> None:
