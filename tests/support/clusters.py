@@ -59,14 +59,16 @@ class Cluster:
         client_config: Mapping[str, Any] | None = None,
         registry: str | None = None,
         machines: Mapping[int, Machine] | None = None,
+        environment: Mapping[str, str] | None = None,
         **settings: object,
     ) -> None:
         """Start the brokers.
 
         `ports` are the ports of brokers, and `advertised` the ports that clients and
         other brokers use instead. `machines` are the machines of brokers, by default
-        this one. `client` and `client_config` are the settings of clients for the
-        protocol of the listeners: of ask() and of librdkafka.
+        this one. Each broker gets `environment` too. `client` and
+        `client_config` are the settings of clients for the protocol of the listeners: of
+        ask() and of librdkafka.
         """
         self.path = path
         self._protocol = protocol
@@ -75,6 +77,7 @@ class Cluster:
         self._registry = registry or str(path / "cluster")
         self._machines = dict(machines or {})
         self._advertised = dict(advertised or {})
+        self._environment = {"PYTHONUNBUFFERED": "1", **(environment or {})}
         path.mkdir(exist_ok=True)
         self._options = ["--durability", durability]
         for name, value in {**FAST, **settings}.items():
@@ -148,7 +151,7 @@ class Cluster:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
-                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+                env={**os.environ, **self._environment},
             )
 
     def await_start(self, number: int) -> None:

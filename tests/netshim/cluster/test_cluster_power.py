@@ -81,6 +81,36 @@ def disk(tmp_path: Path) -> Iterator[PowerCutDisk]:
     subprocess.run(["umount", "-l", str(made.at)], check=False, capture_output=True)
 
 
+#: Replaces the check of the durability policy in each broker: leaders and followers
+#: count records as soon as they are written.
+SEEDED_BUG = """
+from netshim.cluster.replicas import ClusterReplicas
+
+create = ClusterReplicas.__init__
+
+
+def create_without_syncs(self, *arguments, **named):
+    create(self, *arguments, **named)
+    self._waits = False
+
+
+ClusterReplicas.__init__ = create_without_syncs
+"""
+
+
+def cut_power(cluster: Cluster, disk: PowerCutDisk) -> None:
+    """Cut the power of all brokers and of the registry, and start them again."""
+    disk.cut()
+    for number in cluster.processes:
+        cluster.kill(number)
+    disk.unmount()
+    disk.mount()
+    for number in cluster.processes:
+        cluster.begin(number)
+    for number in cluster.processes:
+        cluster.await_start(number)
+
+
 def test_power_cuts_of_all_brokers_and_the_registry_lose_nothing(
     disk: PowerCutDisk,
 ) -> None:
@@ -90,15 +120,7 @@ def test_power_cuts_of_all_brokers_and_the_registry_lose_nothing(
         load = Load(cluster, "t")
         for _ in range(CUTS):
             load.until_more(200)
-            disk.cut()
-            for number in cluster.processes:
-                cluster.kill(number)
-            disk.unmount()
-            disk.mount()
-            for number in cluster.processes:
-                cluster.begin(number)
-            for number in cluster.processes:
-                cluster.await_start(number)
+            cut_power(cluster, disk)
             began_s = time.monotonic()
             for index in range(2):
                 cluster.until_in_sync("t", 3, index)
@@ -108,3 +130,18 @@ def test_power_cuts_of_all_brokers_and_the_registry_lose_nothing(
         judge(cluster, "t", load)
         for index in range(2):
             judge_files(cluster, "t", index)
+
+
+def test_power_cut_finds_acknowledgements_before_the_sync(
+    disk: PowerCutDisk, tmp_path: Path
+) -> None:
+    """The same cut with a seeded bug: records are acknowledged before any sync."""
+    (tmp_path / "sitecustomize.py").write_text(SEEDED_BUG)
+    environment = {"PYTHONPATH": str(tmp_path)}
+    with Cluster(disk.at / "cluster", environment=environment) as cluster:
+        cluster.create("t", 2)
+        load = Load(cluster, "t")
+        load.until_more(200)
+        cut_power(cluster, disk)
+        with pytest.raises(AssertionError, match="are lost"):
+            judge(cluster, "t", load)
