@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from logcore.recordbatch import encode
 from netshim import wire
-from support.cluster_load import Load, judge, judge_files
+from netshim.wire import codes
+from support.cluster_load import Load, judge, judge_files, read_all
 from support.clusters import Cluster, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -19,6 +23,8 @@ _DISK_BYTES = 24 << 20
 _LEFT_BYTES = 4 << 20
 #: Each record of the load has a header of this size, so that disks fill soon.
 _PADDING_BYTES = 20_000
+#: The records that test whether a leader refuses them have the values -1, -2, ...
+_probes = itertools.count(1)
 
 
 @pytest.fixture
@@ -77,3 +83,57 @@ def test_follower_with_a_full_disk_leaves_and_returns(
         cluster.until_in_sync("t", 3)
         judge(cluster, "t", load)
         judge_files(cluster, "t")
+
+
+def test_leader_with_a_full_disk_refuses_records_and_continues(
+    small_disk: Path, tmp_path: Path
+) -> None:
+    """It leads as before: acknowledged records can be read, and free space is used."""
+    filler = small_disk / "filler"
+    with Cluster(tmp_path / "cluster", durability="os") as cluster:
+        assign(cluster, "t", [3, 1, 2])
+        cluster.until_in_sync("t", 3)
+        filler.write_bytes(bytes(_DISK_BYTES - _LEFT_BYTES))
+        load = Load(cluster, "t", padding=bytes(_PADDING_BYTES))
+        answer = until(lambda: refusal(cluster), "the leader refuses records")
+        assert answer.error_code == codes.KAFKA_STORAGE_ERROR, answer
+        until(lambda: "KAFKA_STORAGE_ERROR" in cluster.log(3), "the log has the error")
+        acknowledged = dict(load.acknowledged)
+        assert acknowledged
+        found = read_all(cluster, "t")
+        assert {place: value for value, place in acknowledged.items()} == {
+            place: found[place] for place in acknowledged.values()
+        }
+        one = cluster.until_in_sync("t", 3)
+        assert (one.leader_id, one.leader_epoch) == (3, 0)
+        # An operator frees space; the records of the load still fit.
+        load.pause()
+        filler.unlink()
+        until(lambda: refusal(cluster) is None, "the leader takes records again")
+        judge(cluster, "t", load)
+        judge_files(cluster, "t")
+
+
+def refusal(cluster: Cluster) -> Any:
+    """Send a large batch to the leader; return its answer if it is an error."""
+    value = str(-next(_probes)).encode()
+    padding = [("padding", bytes(_PADDING_BYTES))]
+    topic = wire.PRODUCE.Request.Topic
+    request = wire.PRODUCE.Request(
+        acks=-1,
+        timeout_ms=10_000,
+        topic_data=[
+            topic(
+                name="t",
+                partition_data=[
+                    topic.Partition(
+                        index=0,
+                        records=encode([(None, value, padding)], now_ms=1),
+                    )
+                ],
+            )
+        ],
+    )
+    response = cluster.ask(3, wire.PRODUCE, request, most_version=9)
+    answer = response.responses[0].partition_responses[0]
+    return answer if answer.error_code else None
