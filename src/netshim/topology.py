@@ -106,9 +106,15 @@ class Topology(ABC):
         wanted: Mapping[str, tuple[int, Mapping[str, object] | None]],
         placements: Mapping[str, Placement],
         *,
+        timeout_ms: int,
         check_only: bool = False,
     ) -> None:
-        """Create topics like LogDir.create_topics(), with replicas. Blocks."""
+        """Create topics like LogDir.create_topics(), with replicas. Blocks.
+
+        Raises also:
+            CommitTimeoutError: the topics were created, and the leaders are not known
+                within `timeout_ms`.
+        """
 
     @abstractmethod
     def add_partitions(
@@ -195,6 +201,7 @@ class SoleTopology(Topology):
         wanted: Mapping[str, tuple[int, Mapping[str, object] | None]],
         placements: Mapping[str, Placement],
         *,
+        timeout_ms: int,
         check_only: bool = False,
     ) -> None:
         self._logdir.create_topics(wanted, check_only=check_only)

@@ -182,9 +182,13 @@ class ClusterDirectory:
         wanted: Mapping[str, tuple[int, Mapping[str, object] | None]],
         placements: Mapping[str, Placement],
         *,
+        timeout_ms: int = 0,
         check_only: bool = False,
     ) -> None:
         """Create topics like LogDir.create_topics(), and wait for their leaders.
+
+        It waits for at most `timeout_ms` and 20 s; a client that gives 0 ms means that
+        the broker chooses.
 
         Raises also:
             CommitTimeoutError: a topic was created, and has no leader yet.
@@ -218,6 +222,7 @@ class ClusterDirectory:
                 for name, (node, _) in made.items()
                 for number in node.replicas
             ),
+            min(timeout_ms / 1_000, _CHANGE_S) if timeout_ms > 0 else _CHANGE_S,
         )
 
     def _create(
@@ -377,10 +382,15 @@ class ClusterDirectory:
             ),
         )
 
-    def _wait(self, late: str, condition: Callable[[ClusterView], bool]) -> None:
-        if not self._member.wait_for(condition, _CHANGE_S):
+    def _wait(
+        self,
+        late: str,
+        condition: Callable[[ClusterView], bool],
+        limit_s: float = _CHANGE_S,
+    ) -> None:
+        if not self._member.wait_for(condition, limit_s):
             raise CommitTimeoutError(
-                late, expected=f"within {_CHANGE_S:.0f} s", found="no such view"
+                late, expected=f"within {limit_s:g} s", found="no such view"
             )
 
 

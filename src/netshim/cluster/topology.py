@@ -129,9 +129,12 @@ class ClusterTopology(Topology):
         wanted: Mapping[str, tuple[int, Mapping[str, object] | None]],
         placements: Mapping[str, Placement],
         *,
+        timeout_ms: int,
         check_only: bool = False,
     ) -> None:
-        self._directory.create_placed_topics(wanted, placements, check_only=check_only)
+        self._directory.create_placed_topics(
+            wanted, placements, timeout_ms=timeout_ms, check_only=check_only
+        )
 
     def add_partitions(
         self, name: str, count: int, placement: Placement, *, check_only: bool = False

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from logcore import LogConfig, LogcoreError
 from logcore.config import CONFIGS, config_text
+from logcore.errors import CommitTimeoutError
 from logcore.metadata.filenames import INTERNAL_TOPICS, METADATA_LOG, TRANSACTIONS_TOPIC
 from netshim import wire
 from netshim.handlers.configs import source_of
@@ -83,7 +84,7 @@ def create_topics(
                 wanted,
                 placements,
                 results,
-                request.validate_only,
+                request,
                 state,
             )
         wanted = {name: wanted[name] for name in names if not results[name].error_code}
@@ -119,7 +120,7 @@ def _create(
     wanted: dict[str, tuple[int, dict[str, object]]],
     placements: Mapping[str, Placement],
     results: dict[str, CreateTopicsResponse.Topic],
-    check_only: bool,
+    request: CreateTopicsRequest,
     state: BrokerState,
 ) -> None:
     """Create topics together, or one by one on conflict.
@@ -128,15 +129,20 @@ def _create(
     """
     try:
         state.topology.create_topics(
-            {name: wanted[name] for name in names}, placements, check_only=check_only
+            {name: wanted[name] for name in names},
+            placements,
+            timeout_ms=request.timeout_ms,
+            check_only=request.validate_only,
         )
     except LogcoreError as error:
-        if len(names) == 1:
-            results[names[0]].error_code = code_of(error)
-            results[names[0]].error_message = message_of(error)
-        else:
+        # After a timeout the topics exist, so a repetition would find a conflict.
+        if len(names) > 1 and not isinstance(error, CommitTimeoutError):
             for name in names:
-                _create([name], wanted, placements, results, check_only, state)
+                _create([name], wanted, placements, results, request, state)
+            return
+        for name in names:
+            results[name].error_code = code_of(error)
+            results[name].error_message = message_of(error)
 
 
 def _excess(count: int, state: BrokerState) -> str | None:

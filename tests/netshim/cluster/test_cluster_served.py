@@ -629,3 +629,44 @@ def test_follower_below_the_log_start_leads_at_the_right_offset(
     load.until_more()
     offsets = [offset for _, offset in load.end().values()]
     assert min(offsets) == end
+
+
+def test_topics_whose_leaders_are_late_are_created_with_error_7(
+    cluster: Cluster,
+) -> None:
+    """Their only broker does not run: they exist, and it leads them when it returns."""
+    cluster.kill(2)
+    until(lambda: len(brokers_of(cluster)) == 2, "broker 1 reads that broker 2 is dead")
+    kind = wire.CREATE_TOPICS.Request.Topic
+    request = wire.CREATE_TOPICS.Request(
+        topics=[
+            kind(
+                name=name,
+                num_partitions=-1,
+                replication_factor=-1,
+                assignments=[kind.Assignment(partition_index=0, broker_ids=[2])],
+            )
+            for name in ("a", "b")
+        ],
+        timeout_ms=300,
+    )
+    late = cluster.ask(1, wire.CREATE_TOPICS, request).topics
+    assert [one.error_code for one in late] == [codes.REQUEST_TIMED_OUT] * 2
+    again = cluster.ask(1, wire.CREATE_TOPICS, request).topics
+    assert [one.error_code for one in again] == [codes.TOPIC_ALREADY_EXISTS] * 2
+    assert [cluster.partition(name).leader_id for name in ("a", "b")] == [-1, -1]
+    cluster.start(2)
+    producer = confluent_kafka.Producer(
+        {"bootstrap.servers": cluster.bootstrap_servers, "message.timeout.ms": 60_000}
+    )
+    errors: list[Any] = []
+    for name in ("a", "b"):
+        producer.produce(name, b"1", on_delivery=lambda error, _: errors.append(error))
+    assert producer.flush(60) == 0
+    assert errors == [None, None]
+
+
+def brokers_of(cluster: Cluster) -> list[int]:
+    """Return the brokers that broker 1 reports as registered."""
+    found = cluster.ask(1, wire.METADATA, wire.METADATA.Request(topics=[]))
+    return [one.node_id for one in found.brokers]
