@@ -131,12 +131,14 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         yield Site(network, zookeeper)
 
 
-def cluster_on(site: Site, path: Path, below: str, **settings: object) -> Cluster:
+def cluster_on(
+    site: Site, path: Path, below: str, port: int = 9092, **settings: object
+) -> Cluster:
     return Cluster(
         path / "cluster",
         registry=f"zk://{site.zookeeper.server}{below}",
         machines={number: site.network.machines[name(number)] for number in NUMBERS},
-        ports=dict.fromkeys(NUMBERS, 9092),
+        ports=dict.fromkeys(NUMBERS, port),
         **settings,
     )
 
@@ -406,8 +408,8 @@ def serve(site: Site, path: Path, number: int, registry: str, *more: str) -> str
 
 @pytest.fixture(scope="module")
 def calm(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A cluster whose brokers are not stopped."""
-    with cluster_on(site, tmp_path_factory.mktemp("calm"), "/calm") as made:
+    """A cluster whose brokers are not stopped, beside those of single tests."""
+    with cluster_on(site, tmp_path_factory.mktemp("calm"), "/calm", 9093) as made:
         yield made
 
 
