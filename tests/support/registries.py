@@ -29,6 +29,7 @@ from logcore.registry.protocol import (
     NAME_LIMIT_BYTES,
     VALUE_LIMIT_BYTES,
     Node,
+    NodeWrite,
     Registry,
 )
 from logcore.registry.views import TopicView
@@ -62,6 +63,51 @@ def test_a_value_may_be_empty(registries: Registries) -> None:
     registry = registries()
     registry.create("/a")
     assert registry.get("/a") == Node(b"", 0)
+
+
+def test_many_nodes_are_read_together_without_those_that_are_missing(
+    registries: Registries,
+) -> None:
+    registry = registries()
+    wanted = [f"/many/{number}" for number in range(40)]
+    for path in wanted[::2]:
+        registry.create(path, path.encode())
+    registry.set(wanted[0], b"new")
+    registry.create("/many/own", ephemeral=True)
+    found = registry.get_many([*wanted, "/many/own", "/%/odd name"])
+    assert found == {path: registry.get(path) for path in [*wanted[::2], "/many/own"]}
+    assert registry.get_many([]) == {}
+    with pytest.raises(InvalidNodeError):
+        registry.get_many(["/many/0", "no path"])
+
+
+def test_many_nodes_are_written_together_and_each_has_its_result(
+    registries: Registries,
+) -> None:
+    registry = registries()
+    registry.create("/w/old", b"0")
+    registry.create("/w/changed", b"0")
+    registry.set("/w/changed", b"1")
+    found = registry.write_many(
+        [
+            NodeWrite("/w/new/below", b"a", None),
+            NodeWrite("/w/old", b"b", 0),
+            NodeWrite("/w/old", b"c", None),
+            NodeWrite("/w/changed", b"d", 0),
+            NodeWrite("/w/missing", b"e", 3),
+            NodeWrite("/w/new/beside", b"f", None),
+        ]
+    )
+    refusals = [NodeExistsError, BadVersionError, NodeNotFoundError]
+    assert found[:2] == [0, 1]
+    assert [type(each) for each in found[2:5]] == refusals
+    assert found[5:] == [0]
+    values = {path: registry.get(path).value for path in ("/w/old", "/w/changed")}
+    assert values == {"/w/old": b"b", "/w/changed": b"1"}
+    assert registry.get("/w/new/below") == Node(b"a", 0)
+    assert registry.write_many([]) == []
+    with pytest.raises(InvalidNodeError):
+        registry.write_many([NodeWrite("no path", b"", None)])
 
 
 def test_a_missing_node_is_an_error(registries: Registries) -> None:

@@ -45,7 +45,7 @@ import os
 import posixpath
 import threading
 import warnings
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Final, Literal, TypeVar
 
 import attrs
@@ -82,7 +82,9 @@ from logcore.registry.protocol import (
     ANY,
     CONSUMERS,
     Node,
+    NodeWrite,
     SessionState,
+    WriteRefusal,
     check_deletable,
     check_value,
     node_names,
@@ -469,6 +471,17 @@ class FileRegistry:
         slot = found[1]
         return Node(slot.value, slot.version, slot.session)
 
+    def get_many(self, paths: Iterable[str]) -> dict[str, Node | CorruptRegistryError]:
+        found: dict[str, Node | CorruptRegistryError] = {}
+        for path in paths:
+            try:
+                found[path] = self.get(path)
+            except NodeNotFoundError:
+                continue
+            except CorruptRegistryError as error:
+                found[path] = error
+        return found
+
     def children(self, path: str) -> list[str]:
         names = split(path)
         self._check_open()
@@ -670,6 +683,20 @@ class FileRegistry:
             return self._write(names, *found, bytes(value))
 
         return self._change(names, replace)
+
+    def write_many(self, writes: Sequence[NodeWrite]) -> list[int | WriteRefusal]:
+        results: list[int | WriteRefusal] = []
+        for write in writes:
+            try:
+                if write.version is None:
+                    results.append(self.create(write.path, write.value))
+                else:
+                    results.append(
+                        self.set(write.path, write.value, version=write.version)
+                    )
+            except (NodeExistsError, NodeNotFoundError, BadVersionError) as error:
+                results.append(error)
+        return results
 
     def delete(self, path: str, *, version: int = ANY) -> None:
         names = node_names(path)

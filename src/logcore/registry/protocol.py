@@ -27,12 +27,19 @@ This module uses no disk and no network.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Literal, Protocol
 
 import attrs
 
-from logcore.errors import InvalidNodeError, NodeTooLargeError
+from logcore.errors import (
+    BadVersionError,
+    CorruptRegistryError,
+    InvalidNodeError,
+    NodeExistsError,
+    NodeNotFoundError,
+    NodeTooLargeError,
+)
 
 #: As an expected version: any version matches.
 ANY: Final = -1
@@ -54,6 +61,20 @@ class Node:
     value: bytes
     version: int
     session: str | None = None
+
+
+#: Why a write of write_many() was not made.
+WriteRefusal = NodeExistsError | NodeNotFoundError | BadVersionError
+
+
+@attrs.frozen
+class NodeWrite:
+    """A write for Registry.write_many()."""
+
+    path: str
+    value: bytes
+    #: The version that is replaced. None creates the node.
+    version: int | None
 
 
 class Session(Protocol):
@@ -124,10 +145,27 @@ class Registry(Protocol):
         """Return a node. Raises NodeNotFoundError."""
         ...
 
+    def get_many(self, paths: Iterable[str]) -> dict[str, Node | CorruptRegistryError]:
+        """Return the nodes that exist, by their paths.
+
+        A damaged node has its error as its value. ZooKeeper gets all requests before it
+        has answered the first one, so the time of one answer is waited for once.
+        """
+        ...
+
     def set(self, path: str, value: bytes, *, version: int = ANY) -> int:
         """Replace the value and return the new version.
 
         Raises NodeNotFoundError and BadVersionError.
+        """
+        ...
+
+    def write_many(self, writes: Sequence[NodeWrite]) -> list[int | WriteRefusal]:
+        """Create or replace nodes; return the new version or the refusal of each.
+
+        Each write is a change of its own, and other processes may see a part of them.
+        After an error such as RegistryUnavailableError, any of them may have been made.
+        As in get_many(), ZooKeeper gets all requests at once.
         """
         ...
 

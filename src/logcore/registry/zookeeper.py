@@ -31,13 +31,14 @@ import contextlib
 import functools
 import logging
 import threading
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, Final
 from urllib.parse import unquote
 
 from logcore.distribution import install_command
 from logcore.errors import (
     BadVersionError,
+    CorruptRegistryError,
     InvalidNodeError,
     MissingDependencyError,
     NodeExistsError,
@@ -52,7 +53,9 @@ from logcore.fs import OS
 from logcore.registry.protocol import (
     ANY,
     Node,
+    NodeWrite,
     SessionState,
+    WriteRefusal,
     check_deletable,
     check_value,
     node_names,
@@ -375,13 +378,56 @@ class ZooKeeperRegistry:
 
     def get(self, path: str) -> Node:
         names = node_names(path)
-        value, facts = self._read(
-            path, lambda client: client.get_async(_encoded(names))
+        return _node(self._read(path, lambda client: client.get_async(_encoded(names))))
+
+    def get_many(self, paths: Iterable[str]) -> dict[str, Node | CorruptRegistryError]:
+        encoded = {path: _encoded(node_names(path)) for path in paths}
+        if not encoded:
+            return {}
+        answers = self._read(
+            next(iter(encoded)),
+            lambda client: _Answers([*map(client.get_async, encoded.values())]),
         )
-        session = None
-        if facts.owner_session_id:
-            session = _session_text(facts.owner_session_id)
-        return Node(value, facts.version, session)
+        return {
+            path: _node(answer)
+            for path, answer in zip(encoded, answers, strict=True)
+            if not isinstance(answer, Exception)  # there is no such node
+        }
+
+    def write_many(self, writes: Sequence[NodeWrite]) -> list[int | WriteRefusal]:
+        encoded = [_encoded(node_names(write.path)) for write in writes]
+        for write in writes:
+            check_value(write.value, write.path)
+        if not encoded:
+            return []
+
+        def begin(client: Any) -> _Answers:
+            return _Answers(
+                [
+                    client.create_async(path, bytes(write.value), makepath=True)
+                    if write.version is None
+                    else client.set_async(
+                        path, bytes(write.value), version=write.version
+                    )
+                    for path, write in zip(encoded, writes, strict=True)
+                ]
+            )
+
+        answers = self._change(writes[0].path, begin)
+        return [
+            self._outcome(write, answer)
+            for write, answer in zip(writes, answers, strict=True)
+        ]
+
+    def _outcome(self, write: NodeWrite, answer: Any) -> int | WriteRefusal:
+        """Return the version or the refusal of a write."""
+        if not isinstance(answer, Exception):
+            return 0 if write.version is None else int(answer.version)
+        try:
+            with self._connection.errors(write.path):
+                raise answer
+        except (NodeExistsError, NodeNotFoundError, BadVersionError) as error:
+            return error
 
     def set(self, path: str, value: bytes, *, version: int = ANY) -> int:
         names = node_names(path)
@@ -462,6 +508,33 @@ class ZooKeeperRegistry:
     def close(self) -> None:
         """End the session; the server deletes its nodes. A second call does nothing."""
         self._connection.close()
+
+
+class _Answers:
+    """The results of calls that were sent together, used like one of kazoo."""
+
+    def __init__(self, results: list[Any]) -> None:
+        self._results = results
+
+    def get(self, timeout: float) -> list[Any]:
+        """Wait for all answers, and return each of them or its error."""
+        deadline_ms = OS.monotonic_ms() + round(timeout * 1_000)
+        found: list[Any] = []
+        for result in self._results:
+            try:
+                left_ms = max(0, deadline_ms - OS.monotonic_ms())
+                found.append(result.get(timeout=left_ms / 1_000))
+            except _answers() as error:
+                found.append(error)
+        return found
+
+
+def _node(answer: Any) -> Node:
+    value, facts = answer
+    session = None
+    if facts.owner_session_id:
+        session = _session_text(facts.owner_session_id)
+    return Node(value, facts.version, session)
 
 
 def _session_text(number: int) -> str:

@@ -18,24 +18,47 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import attrs
 
 from logcore.errors import (
     BadVersionError,
     CorruptRegistryError,
-    NodeExistsError,
     NodeNotEmptyError,
     NodeNotFoundError,
+    RegistryUnavailableError,
 )
 from logcore.registry import paths
-from logcore.registry.protocol import Registry
+from logcore.registry.protocol import NodeWrite, Registry
 from logcore.replication import electing
-from logcore.replication.state import ReplicationError, pack_state
+from logcore.replication.state import LeaderAndIsr, ReplicationError, pack_state
 from netshim.cluster import nodes
 from netshim.cluster.nodes import DELETED, WHOLE_TOPIC, Change
 from netshim.cluster.view import ClusterView, StoredState, TopicOfCluster
 
 _log = logging.getLogger("netshim")
+
+#: The number of states that are written together. The session is renewed in between,
+#: and with files each of them costs a sync.
+_WRITES_AT_ONCE: Final = 32
+
+
+@attrs.frozen
+class _StateWrite:
+    """A decision about a partition. `stored` is the state before, None if it is new."""
+
+    name: str
+    number: int
+    new: LeaderAndIsr
+    stored: StoredState | None
+
+    @property
+    def node(self) -> NodeWrite:
+        version = None if self.stored is None else self.stored.version
+        path = paths.partition_state(self.name, self.number)
+        return NodeWrite(path, pack_state(self.new), version)
 
 
 def review_cluster(
@@ -48,6 +71,7 @@ def review_cluster(
     registry, except for lost races.
     """
     live = view.live
+    writes: list[_StateWrite] = []
     for name in view.deletions:
         yield from _delete_topic(registry, name)
     for name, topic in view.topics.items():
@@ -58,27 +82,45 @@ def review_cluster(
                 continue
             partition = topic.partition(number, waits=waits)
             stored = view.states.get((name, number))
-            try:
-                if stored is None:
-                    new = electing.create_state(partition, live, controller_epoch)
-                    if new is not None:
-                        path = paths.partition_state(name, number)
-                        registry.create(path, pack_state(new))
-                        yield name, number
-                    continue
+            if stored is None:
+                new = electing.create_state(partition, live, controller_epoch)
+                if new is not None:
+                    writes.append(_StateWrite(name, number, new, None))
+            else:
                 new = electing.review(stored.state, partition, live, controller_epoch)
                 if new is not stored.state:
-                    write_state(
-                        registry, name, number, StoredState(new, stored.version)
-                    )
-                    _report(name, number, stored, StoredState(new, 0))
-                    yield name, number
+                    writes.append(_StateWrite(name, number, new, stored))
                 elif partition.adding or partition.removing:
-                    yield from _finish_reassignment(
-                        registry, name, number, topic, partition, stored
-                    )
-            except (BadVersionError, NodeNotFoundError, NodeExistsError):
-                yield name, WHOLE_TOPIC
+                    try:
+                        yield from _finish_reassignment(
+                            registry, name, number, topic, partition, stored
+                        )
+                    except (BadVersionError, NodeNotFoundError):
+                        yield name, WHOLE_TOPIC
+            if len(writes) == _WRITES_AT_ONCE:
+                yield from _write_states(registry, writes)
+                writes = []
+    yield from _write_states(registry, writes)
+
+
+def _write_states(
+    registry: Registry, writes: Sequence[_StateWrite]
+) -> Iterator[Change]:
+    """Write states together, and yield each of them."""
+    try:
+        results = registry.write_many([write.node for write in writes])
+    except RegistryUnavailableError:
+        # Any of them may have been written.
+        for write in writes:
+            yield write.name, write.number
+        raise
+    for write, result in zip(writes, results, strict=True):
+        if isinstance(result, int):
+            if write.stored is not None:
+                _report(write.name, write.number, write.stored.state, write.new)
+            yield write.name, write.number
+        else:
+            yield write.name, WHOLE_TOPIC
 
 
 def write_state(registry: Registry, name: str, number: int, stored: StoredState) -> int:
@@ -91,17 +133,17 @@ def write_state(registry: Registry, name: str, number: int, stored: StoredState)
     return registry.set(path, pack_state(stored.state), version=stored.version)
 
 
-def _report(name: str, number: int, old: StoredState, new: StoredState) -> None:
-    if new.state.leader_epoch == old.state.leader_epoch:
+def _report(name: str, number: int, old: LeaderAndIsr, new: LeaderAndIsr) -> None:
+    if new.leader_epoch == old.leader_epoch:
         return
     _log.info(
         "%s-%d: leader %d in epoch %d, in sync: %s%s",
         name,
         number,
-        new.state.leader,
-        new.state.leader_epoch,
-        ", ".join(map(str, new.state.isr)) or "none",
-        "; an unclean election" if new.state.is_recovering else "",
+        new.leader,
+        new.leader_epoch,
+        ", ".join(map(str, new.isr)) or "none",
+        "; an unclean election" if new.is_recovering else "",
     )
 
 
