@@ -41,9 +41,13 @@ def join(tmp_path: Path) -> Iterator[Join]:
     made: list[ClusterMember] = []
 
     def begin(
-        number: int, *, disk: str = "", timeout_ms: int = 60_000
+        number: int,
+        *,
+        disk: str = "",
+        timeout_ms: int = 60_000,
+        turns: Iterator[int] | None = None,
     ) -> ClusterMember:
-        turns = itertools.count()
+        turns = turns or itertools.count()
         member = ClusterMember(
             OS,
             MemberSettings(
@@ -218,6 +222,16 @@ def test_a_change_that_could_not_be_read_is_read_later(
     create(first, "t", (1,))
     wait(second, lambda view: "t" in view.topics)
     assert failed == ["t"]
+
+
+def test_a_number_in_use_is_refused_although_the_loop_waits_for_the_answer(
+    join: Join,
+) -> None:
+    """The wait for the end of a former session is longer than the session timeout."""
+    join(1)
+    blocked = itertools.repeat(0)
+    with pytest.raises(NodeExistsError, match="another broker has the number 1"):
+        join(1, disk="other", timeout_ms=300, turns=blocked)
 
 
 def test_a_leaving_controller_gives_up_its_post(join: Join) -> None:
