@@ -11,14 +11,13 @@ The settings are in producer/settings.py and consumer/settings.py.
 
 from __future__ import annotations
 
-import difflib
 import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import attrs
 
-from logcore.errors import InvalidConfigError
+from logcore.errors import InvalidConfigError, nearest_name
 
 #: Settings of both of Kafka's clients that need a network, or threads of their own.
 _NETWORK: Final = """
@@ -126,8 +125,7 @@ def unknown(
 
     `kind` is a noun for the name.
     """
-    nearest = difflib.get_close_matches(name, list(known), 1)
     return InvalidConfigError(
         f"unknown {kind} {name!r}",
-        expected=nearest[0] if nearest else ", ".join(known),
+        expected=nearest_name(name, known) or ", ".join(known),
     )

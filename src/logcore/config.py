@@ -17,7 +17,7 @@ from typing import Any, Final, Literal
 
 import attrs
 
-from logcore.errors import InvalidConfigError
+from logcore.errors import InvalidConfigError, nearest_name
 
 INT32_MAX: Final = 2**31 - 1
 INT64_MAX: Final = 2**63 - 1
@@ -277,11 +277,9 @@ def known_config(name: object) -> Any:
     if isinstance(name, str):
         field = CONFIGS.get(name)
     if field is None:
-        import difflib  # late: only who makes a mistake needs it
-
-        near = difflib.get_close_matches(str(name), CONFIGS, 1)
-        if near:
-            hint = f"; did you mean {near[0]!r}?"
+        nearest = nearest_name(str(name), CONFIGS)
+        if nearest is not None:
+            hint = f"; did you mean {nearest!r}?"
         else:
             hint = f"; known are {', '.join(sorted(CONFIGS))}"
         raise InvalidConfigError(f"unknown config {name!r}{hint}")

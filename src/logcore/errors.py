@@ -325,6 +325,14 @@ class LogNotFoundError(LogcoreError):
     """No partition directory at that path; create=True makes one."""
 
 
+def nearest_name(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name that is most similar to `name`, or None if none is."""
+    import difflib  # imported late, because only a wrong name needs it
+
+    # A copy, because other threads may create topics while difflib compares them.
+    return next(iter(difflib.get_close_matches(name, list(known), 1)), None)
+
+
 class TopicNotFoundError(LogcoreError):
     """No such topic in the log directory. Kafka: UNKNOWN_TOPIC_OR_PARTITION.
 
@@ -342,13 +350,11 @@ class TopicNotFoundError(LogcoreError):
         self._known = known
 
     def _find_nearest(self) -> None:
-        import difflib  # imported late, because only a wrong name needs it
-
-        known = list(self._known)  # other threads may create topics while this runs
+        known = self._known
         self._known = ()
-        near = difflib.get_close_matches(self._name, known, 1)
-        if near:
-            self.reason += f"; did you mean {near[0]!r}?"
+        nearest = nearest_name(self._name, known)
+        if nearest is not None:
+            self.reason += f"; did you mean {nearest!r}?"
 
     def __str__(self) -> str:
         self._find_nearest()

@@ -13,7 +13,6 @@ This module opens nothing and imports no pyspark; offsets are looked up by plann
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 import re
@@ -25,7 +24,7 @@ from typing import Any, Final, Literal
 
 import attrs
 
-from logcore.errors import InvalidConfigError
+from logcore.errors import InvalidConfigError, nearest_name
 
 #: Offsets in JSON: Kafka's marks for the two ends.
 EARLIEST: Final = -2
@@ -530,9 +529,9 @@ class _Options:
                 )
             if name.startswith("kafka."):
                 continue
-            near = difflib.get_close_matches(name, names, 1)
-            if near:
-                hint = f"did you mean {names[near[0]]}?"
+            nearest = nearest_name(name, names)
+            if nearest is not None:
+                hint = f"did you mean {names[nearest]}?"
             else:
                 hint = f"known are {', '.join(sorted(known))}"
             raise InvalidConfigError(f"unknown option {name}; {hint}")

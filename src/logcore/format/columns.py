@@ -31,6 +31,7 @@ from logcore.errors import (
     InvalidRecordError,
     InvalidTimestampError,
     MissingDependencyError,
+    nearest_name,
 )
 from logcore.kernels import Record, kernel, layout
 
@@ -355,12 +356,10 @@ def checked_columns(columns: Iterable[str]) -> tuple[str, ...]:
     names = tuple(columns)
     for at, name in enumerate(names):
         if name not in TOPIC_COLUMNS:
-            import difflib
-
-            near = difflib.get_close_matches(str(name), TOPIC_COLUMNS, 1)
+            nearest = nearest_name(str(name), TOPIC_COLUMNS)
             hint = ""
-            if near:
-                hint = f"; did you mean {near[0]!r}?"
+            if nearest is not None:
+                hint = f"; did you mean {nearest!r}?"
             raise InvalidConfigError(
                 f"unknown column{hint}",
                 expected=f"some of {', '.join(TOPIC_COLUMNS)}",

@@ -12,13 +12,17 @@ This module parses no SQL.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import re
 from typing import TYPE_CHECKING, Any, Final
 
 from logcore.directory.interface import PartitionDirectory
 from logcore.distribution import install_command
-from logcore.errors import LogNotFoundError, MissingDependencyError, QueryError
+from logcore.errors import (
+    LogNotFoundError,
+    MissingDependencyError,
+    QueryError,
+    nearest_name,
+)
 from logcore.format.schema_records import SCHEMAS_TOPIC
 
 if TYPE_CHECKING:
@@ -157,11 +161,11 @@ def query_error(error: Exception, directory: PartitionDirectory) -> QueryError:
     advice = None
     if unknown is not None:
         name = unknown[1]
-        near = difflib.get_close_matches(name, topics, 1)
+        nearest = nearest_name(name, topics)
         if name in topics:
             advice = f'write the name in double quotes: "{name}"'
-        elif near:
-            message = f"there is no topic {name!r}; did you mean {near[0]!r}?"
+        elif nearest is not None:
+            message = f"there is no topic {name!r}; did you mean {nearest!r}?"
         else:
             message = f"there is no topic {name!r}"
             advice = "the directory has no topics"
