@@ -75,14 +75,12 @@ class FastPath:
         counter = None
         if counts is not None:
             api = wire.FETCH if isinstance(request, UsualFetch) else wire.PRODUCE
-            counter = _Counter(counts, api.name)
+            counter = _Counter(counts, api.name, len(frame))
         reply: bytes | PendingResponse | None
         if isinstance(request, UsualFetch):
             reply = self._fetch(request, key, log, session, frame, now_ms, counter)
         else:
             reply = self._produce(request, key, log, session, frame, now_ms, counter)
-        if counts is not None and reply is not None:
-            counts.received_bytes += len(frame)
         if not isinstance(reply, bytes):
             return reply
         if counter is not None:
@@ -140,7 +138,7 @@ class FastPath:
         now_ms: int,
         counter: _Counter | None,
     ) -> bytes | PendingResponse | None:
-        if request.min_bytes > 1:
+        if request.min_bytes > 1:  # handlers/fetch.py estimates when there are enough
             return None
         wait_ms = min(request.max_wait_ms, MAX_WAIT_MS)
         may_wait = wait_ms > 0 and not self._state.is_stopping
@@ -165,12 +163,11 @@ class FastPath:
             epoch,
         ):
             return None
-        high_watermark = log.high_watermark
-        stable: int | None = high_watermark
-        if request.is_committed:
-            stable = log.known_stable_offset
+        # Before the high watermark, which another thread may raise in between.
+        stable = log.known_stable_offset if request.is_committed else log.high_watermark
         if stable is None:
             return None
+        high_watermark = log.high_watermark
         if request.offset < stable:
             most_bytes = min(request.max_bytes, self._state.settings.fetch_max_bytes)
             return writer.respond_recent(request, stable, most_bytes)
@@ -194,14 +191,16 @@ class FastPath:
 class _Counter:
     """Counts one request when it is answered."""
 
-    __slots__ = ("_api", "_began_s", "_counts")
+    __slots__ = ("_api", "_began_s", "_counts", "_size_bytes")
 
-    def __init__(self, counts: RequestCounts, api: str) -> None:
+    def __init__(self, counts: RequestCounts, api: str, size_bytes: int) -> None:
         self._counts = counts
         self._api = api
+        self._size_bytes = size_bytes
         self._began_s = perf_counter()
 
     def count(self, code: int, *, is_parked: bool = False) -> None:
+        self._counts.received_bytes += self._size_bytes
         self._counts.add(self._api, code, self._began_s, is_parked=is_parked)
 
 

@@ -451,6 +451,7 @@ def test_random_requests_are_answered_alike(pair: Pair, seed: int) -> None:
     assert not fast.waiting
     assert not general.waiting
     assert fast.counts.requests == general.counts.requests
+    assert fast.counts.received_bytes == general.counts.received_bytes
     assert fast.counted() == general.counted() == fast.counts.requests.total()
     if IS_COMPILED:
         assert fast.answered > 100
