@@ -28,7 +28,6 @@ import numpy as np
 import numpy.typing as npt
 
 from logcore.config import INT64_MAX, MAX_DECOMPRESSED_BYTES, LogConfig
-from logcore.debug_checks import VERIFIES
 from logcore.errors import (
     CorruptBatchError,
     InvalidRecordError,
@@ -600,7 +599,9 @@ def prepare_append(
         and not is_orphan
         and _may_stay(sound, len(data), now_ms, config)
     ):
-        copy = _stamped(data, base_offset, leader_epoch)
+        copy = bytearray(data)
+        _BASE_OFFSET.pack_into(copy, 0, base_offset)
+        _LEADER_EPOCH.pack_into(copy, 12, leader_epoch)
         return copy, [(0, len(copy), base_offset + sound[0] - 1, sound[2])]
     batches = list(read_batches(data))
     if not batches:
@@ -646,59 +647,6 @@ def prepare_append(
         out += raw
         base_offset = last_offset + 1
     return out, stored
-
-
-class OwnBatch(NamedTuple):
-    """A v2 batch that this process encoded, with offsets from 0 and create times."""
-
-    data: bytes
-    record_count: int
-    max_timestamp: int
-    is_compressed: bool
-
-
-def prepare_own_append(
-    batch: OwnBatch,
-    *,
-    base_offset: int,
-    leader_epoch: int,
-    now_ms: int,
-    config: LogConfig,
-) -> tuple[bytearray, list[EncodedBatch]]:
-    """Do the same as prepare_append(), without a check of bytes that need none.
-
-    The check reads every record, and took a fifth of the time of a producer.
-    """
-    # The oldest timestamp and the number of keys are not known.
-    facts = (batch.record_count, -1, batch.max_timestamp, batch.record_count)
-    size = len(batch.data)
-    given = {
-        "base_offset": base_offset,
-        "leader_epoch": leader_epoch,
-        "now_ms": now_ms,
-    }
-    if (
-        batch.is_compressed
-        or config.message_timestamp_before_max_ms < INT64_MAX
-        or not _may_stay(facts, size, now_ms, config)
-    ):
-        return prepare_append(batch.data, **given, config=config)
-    last_offset = base_offset + batch.record_count - 1
-    prepared = (
-        _stamped(batch.data, base_offset, leader_epoch),
-        [(0, size, last_offset, batch.max_timestamp)],
-    )
-    if VERIFIES:
-        assert prepared == prepare_append(batch.data, **given, config=config)
-    return prepared
-
-
-def _stamped(data: Buffer, base_offset: int, leader_epoch: int) -> bytearray:
-    """Return a copy of a batch with an offset and a leader epoch."""
-    copy = bytearray(data)
-    _BASE_OFFSET.pack_into(copy, 0, base_offset)
-    _LEADER_EPOCH.pack_into(copy, 12, leader_epoch)
-    return copy
 
 
 def _may_stay(

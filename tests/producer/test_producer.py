@@ -38,7 +38,7 @@ from logcore.errors import (
 )
 from logcore.log import Log
 from logcore.logdir import LogDir
-from logcore.producer import Producer, ProducerRecord, RecordMetadata, sender
+from logcore.producer import Producer, ProducerRecord, RecordMetadata
 from logcore.testing import Fault, FaultPlan, SimulatedDisk
 from support.pages import run_blocks
 
@@ -747,28 +747,24 @@ def test_deleted_topic_and_closed_directory_are_reported(disk: SimulatedDisk) ->
     producer.close()
 
 
-@pytest.mark.parametrize("owner, step", [(sender, "append_batches"), (Log, "flush")])
+@pytest.mark.parametrize("step", ["append_batch", "flush"])
 def test_topic_deleted_during_a_batch_write_is_reported_at_once(
-    disk: SimulatedDisk,
-    data: LogDir,
-    owner: Any,
-    step: str,
-    monkeypatch: pytest.MonkeyPatch,
+    disk: SimulatedDisk, data: LogDir, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The batch was retried until its delivery timeout, and then failed with "the batch
     may be stored".
     """
     producer = unthreaded(data, linger_ms=0)
     lost = producer.send("t", b"v", partition=0)
-    act = getattr(owner, step)
+    act = getattr(Log, step)
 
-    def delete_first(*given: Any, **named: Any) -> Any:
+    def delete_first(log: Log, *given: Any, **named: Any) -> Any:
         if "t" in data:
             data.delete_topic("t")
-        return act(*given, **named)
+        return act(log, *given, **named)
 
     with monkeypatch.context() as patch:
-        patch.setattr(owner, step, delete_first)
+        patch.setattr(Log, step, delete_first)
         producer.poll()
     settle(disk, producer)
     with pytest.raises(TopicNotFoundError):

@@ -12,7 +12,7 @@ from logcore.kernels import Receipt
 from logcore.kernels.layout import Buffer, Level
 from logcore.partition.producers import SequencedBatch
 from logcore.partition.writer import Writer
-from logcore.recordbatch import OwnBatch, prepare_append, prepare_own_append
+from logcore.recordbatch import prepare_append
 
 #: Position of the producer id in a batch. A set sign bit means that the batch has no
 #: producer id.
@@ -21,40 +21,31 @@ _PRODUCER_SIGN: Final = 43
 
 def append_batches(
     writer: Writer,
-    data: Buffer | OwnBatch,
+    data: Buffer,
     *,
     durability: Level | None = None,
     check_sequence: bool = True,
 ) -> Receipt:
-    """Append whole batches, see Log.append_batch(), or one batch of this process."""
+    """Append whole batches; see Log.append_batch()."""
     state = writer.state
     with state.lock:
         writer.check_appendable_locked()
         now_ms = writer.fs.now_ms()
+        if not isinstance(data, (bytes, bytearray, memoryview)):
+            raise InvalidRecordError(
+                "append_batch takes the bytes of batches", found=type(data).__name__
+            )
         config = state.config
         first = state.end
         # Under the lock, because it stamps the offsets: without the lock, another
         # append could take them.
-        if isinstance(data, OwnBatch):
-            raw, batches = prepare_own_append(
-                data,
-                base_offset=first,
-                leader_epoch=writer.leader_epoch,
-                now_ms=now_ms,
-                config=config,
-            )
-        elif isinstance(data, (bytes, bytearray, memoryview)):
-            raw, batches = prepare_append(
-                data,
-                base_offset=first,
-                leader_epoch=writer.leader_epoch,
-                now_ms=now_ms,
-                config=config,
-            )
-        else:
-            raise InvalidRecordError(
-                "append_batch takes the bytes of batches", found=type(data).__name__
-            )
+        raw, batches = prepare_append(
+            data,
+            base_offset=first,
+            leader_epoch=writer.leader_epoch,
+            now_ms=now_ms,
+            config=config,
+        )
         # One batch is the usual case: its size and its producer id are read without a
         # loop.
         largest = len(raw)

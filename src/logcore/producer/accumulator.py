@@ -31,7 +31,6 @@ from logcore.kernels.sending import HELD_BYTES
 from logcore.producer.futures import Delivery, Teller
 from logcore.producer.partitioners import Draw
 from logcore.producer.settings import ProducerSettings
-from logcore.recordbatch import OwnBatch
 
 #: Size of the header of a batch, and maximum size of a record header in addition to its
 #: name and value (Kafka: DefaultRecord).
@@ -147,7 +146,7 @@ class ProducerBatch(BatchFields):
         #: Earliest time of the next attempt.
         self.due_ms = 0
         #: The encoded batch. It has an identity and a sequence from then on.
-        self.data: OwnBatch | None = None
+        self.data: bytes | None = None
         self.identity: QueueIdentity | None = None
         self.sequence = -1
         #: Receipt of the append while the outcome is open.

@@ -50,7 +50,6 @@ from logcore.kernels import kernel
 from logcore.kernels.layout import INT32_MAX, TRANSACTIONAL_BIT, Level
 from logcore.kernels.sending import RECORD_BYTES
 from logcore.log import Log
-from logcore.partition.batch_append import append_batches
 from logcore.producer.accumulator import (
     BATCH_BYTES,
     Accumulator,
@@ -63,7 +62,7 @@ from logcore.producer.accumulator import (
 from logcore.producer.futures import Delivery, Teller
 from logcore.producer.settings import ProducerSettings
 from logcore.producer.transaction_manager import Transacting
-from logcore.recordbatch import OwnBatch, RecordBatch, compressor, target_codec
+from logcore.recordbatch import RecordBatch, compressor, target_codec
 from logcore.reporting import ERROR, WARNING, tell
 
 #: Maximum number of bytes that one round writes to a partition, so that others need not
@@ -375,9 +374,7 @@ class Sender:
         was_unknown = batch.is_unknown
         batch.is_unknown = True  # set first, because an interrupt may end the append
         try:
-            batch.written = append_batches(
-                log.host.writer, batch.data, durability=level
-            )
+            batch.written = log.append_batch(batch.data, durability=level)
         except LogClosedError as error:
             # The batch was not stored. The next attempt detects whether the topic was
             # deleted.
@@ -424,7 +421,6 @@ class Sender:
             self._scratch,
             batch.records,
             (*head, compressor(codec, config), config.is_compacted),
-            is_compressed=codec is not Codec.NONE,
         )
         if identity is not None:
             batch.identity = identity
@@ -433,7 +429,7 @@ class Sender:
         if codec is not Codec.NONE:
             with self._room:
                 self._accumulator.ratios.observe(
-                    queue.topic, codec, len(data.data) / batch.size_bytes
+                    queue.topic, codec, len(data) / batch.size_bytes
                 )
         batch.data = data
 
@@ -488,7 +484,7 @@ class Sender:
         )
         counts.batches += 1
         counts.latencies_ms.append(self._fs.monotonic_ms() - batch.created_ms)
-        counts.sizes_bytes.append(len(batch.data.data) if batch.data else 0)
+        counts.sizes_bytes.append(len(batch.data or b""))
         level: Level = "disk"
         if self._settings.acks != -1:
             level = receipt.durability
@@ -576,12 +572,8 @@ class Sender:
 
 
 def _encoded(
-    scratch: bytearray,
-    records: list[Row] | UnsentColumns,
-    head: tuple[Any, ...],
-    *,
-    is_compressed: bool,
-) -> OwnBatch:
+    scratch: bytearray, records: list[Row] | UnsentColumns, head: tuple[Any, ...]
+) -> bytes:
     """Encode one batch.
 
     `head` contains the arguments of kernel.encode_records() after the records.
@@ -592,11 +584,9 @@ def _encoded(
         RecordTooLargeError: the batch is too large.
     """
     if isinstance(records, UnsentColumns):
-        size, batches = kernel.encode_columns(
+        size, _ = kernel.encode_columns(
             scratch, records.keys, records.values, records.times, records.count, *head
         )
     else:
-        size, batches = kernel.encode_records(scratch, records, *head)
-    ((_, _, last_offset, max_timestamp),) = batches
-    data = bytes(memoryview(scratch)[:size])
-    return OwnBatch(data, last_offset + 1, max_timestamp, is_compressed)
+        size, _ = kernel.encode_records(scratch, records, *head)
+    return bytes(memoryview(scratch)[:size])
