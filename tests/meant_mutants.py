@@ -865,6 +865,12 @@ MISTAKES: Final = (
         "netshim/test_fast_path.py::test_a_waiting_fetch_passes_on_if_a_transaction_begins",
     ),
     Mistake(
+        "failed_write_is_tried_again", "netshim/fast_path.py",
+        "            as_value(error)\n            result",
+        "            as_value(error)\n            return None\n            result",
+        "netshim/test_fast_path.py::test_a_batch_whose_write_failed_is_not_written_again",
+    ),
+    Mistake(
         "old_logs_are_served", "netshim/logs.py",
         "                return log.has_failed or (\n"
         "                    self._logdir.is_shared and log.host.writer.state.is_behind()\n"

@@ -7,10 +7,11 @@ their parts, in a tenth of the time of the general codec.
 Rules:
 - A request that is unusual in any way is not answered here, and has changed nothing.
   handlers/produce.py and handlers/fetch.py then handle it. They define the responses.
+- A batch is appended once. After a failed write it may be in the file, so the error is
+  answered here, and the general path does not append it again.
 - The partition is led by this broker, which is alone, and its log is open and idle.
 - A Fetch that waits, and then cannot be answered here, passes to the general path with
   the rest of its time.
-- Errors are never answered here, except that a sync has failed.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from logcore import Log, LogcoreError
 from logcore.kernels import UsualFetch, UsualProduce, kernel
@@ -27,6 +28,7 @@ from logcore.metadata.filenames import INTERNAL_TOPICS
 from netshim import wire
 from netshim.handlers.failures import code_of, message_of
 from netshim.handlers.fetch import MAX_WAIT_MS
+from netshim.handlers.produce import refuse, refuse_batch
 from netshim.scheduling import PendingResponse, answer_with, as_value
 from netshim.state import BrokerState, Call
 from netshim.wire import codes
@@ -34,14 +36,13 @@ from netshim.wire import codes
 if TYPE_CHECKING:
     from netshim.request_counts import RequestCounts
     from netshim.session import ClientSession
+    from netshim.wire.messages import ProduceResponse
 
 Piece = wire.Buffer
 #: Handles a frame in the general way.
 GeneralPath = Callable[
     ["ClientSession", memoryview, int], list[Piece] | PendingResponse | None
 ]
-#: The timestamps in a response if the log keeps those of producers.
-_NO_APPEND_TIME: Final = -1
 
 
 class FastPath:
@@ -76,16 +77,9 @@ class FastPath:
         if counts is not None:
             api = wire.FETCH if isinstance(request, UsualFetch) else wire.PRODUCE
             counter = _Counter(counts, api.name, len(frame))
-        reply: bytes | PendingResponse | None
         if isinstance(request, UsualFetch):
-            reply = self._fetch(request, key, log, session, frame, now_ms, counter)
-        else:
-            reply = self._produce(request, key, log, session, frame, now_ms, counter)
-        if not isinstance(reply, bytes):
-            return reply
-        if counter is not None:
-            counter.count(codes.NONE)
-        return [reply]
+            return self._fetch(request, key, log, session, frame, now_ms, counter)
+        return self._produce(request, key, log, session, frame, now_ms, counter)
 
     def _produce(
         self,
@@ -96,20 +90,24 @@ class FastPath:
         frame: memoryview,
         now_ms: int,
         counter: _Counter | None,
-    ) -> bytes | PendingResponse | None:
+    ) -> list[Piece] | PendingResponse | None:
         start, stop = request.start, request.stop
         if key[0] in INTERNAL_TOPICS or log.host.writer.may_wait(
             stop - start, request.max_timestamp, has_producer=request.has_producer
         ):
             return None
+        records = frame[start:stop]
         try:
-            receipt = log.append_batch(frame[start:stop], durability="os")
+            receipt = log.append_batch(records, durability="os")
         except LogcoreError as error:
-            # The log is unchanged. The general path gets the same error, and reports it.
             as_value(error)
-            return None
+            result = _result_of(request)
+            call = _call_of(request, session, now_ms)
+            refuse_batch(result, log, records, error, call, self._state)
+            _count(counter, result.error_code)
+            return _refusal(request, result)
         end = receipt.last_offset + 1
-        append_time_ms = _NO_APPEND_TIME
+        append_time_ms = -1
         if log.config.is_append_time:
             append_time_ms = receipt.timestamp_ms
         log_start = log.log_start_offset
@@ -117,12 +115,15 @@ class FastPath:
         leadership = self._state.leadership
         leadership.appended(key, log, end, now_ms)
         if request.acks == 1 or leadership.is_committed(log, end):
-            return response
-        call = Call(
-            session, wire.PRODUCE.key, request.version, request.client_id, now_ms
-        )
+            _count(counter, codes.NONE)
+            return [response]
         waiting = _WaitingProduce(
-            request, response, append_time_ms, log_start, call, self._state, counter
+            request,
+            response,
+            _result_of(request, append_time_ms, log_start),
+            _call_of(request, session, now_ms),
+            self._state,
+            counter,
         )
         waiting.answer.held_bytes = len(frame)
         leadership.when_committed(key, log, end, waiting.committed)
@@ -137,14 +138,17 @@ class FastPath:
         frame: memoryview,
         now_ms: int,
         counter: _Counter | None,
-    ) -> bytes | PendingResponse | None:
+    ) -> list[Piece] | PendingResponse | None:
         if request.min_bytes > 1:  # handlers/fetch.py estimates when there are enough
             return None
         wait_ms = min(request.max_wait_ms, MAX_WAIT_MS)
         may_wait = wait_ms > 0 and not self._state.is_stopping
         response = self.read(request, log, may_wait=may_wait)
-        if response is None or response:
-            return response
+        if response is None:
+            return None
+        if response:
+            _count(counter, codes.NONE)
+            return [response]
         waiting = _WaitingFetch(
             self, request, key, session, bytes(frame), now_ms + wait_ms, counter
         )
@@ -204,16 +208,51 @@ class _Counter:
         self._counts.add(self._api, code, self._began_s, is_parked=is_parked)
 
 
+def _count(counter: _Counter | None, code: int, *, is_parked: bool = False) -> None:
+    if counter is not None:
+        counter.count(code, is_parked=is_parked)
+
+
+def _call_of(request: UsualProduce, session: ClientSession, now_ms: int) -> Call:
+    return Call(session, wire.PRODUCE.key, request.version, request.client_id, now_ms)
+
+
+def _result_of(
+    request: UsualProduce, append_time_ms: int = -1, log_start: int = -1
+) -> ProduceResponse.Topic.Partition:
+    """Return the result of a batch for a refusal, without the error."""
+    return wire.PRODUCE.Response.Topic.Partition(
+        index=request.partition,
+        base_offset=-1,
+        log_append_time_ms=append_time_ms,
+        log_start_offset=log_start,
+    )
+
+
+def _refusal(
+    request: UsualProduce, result: ProduceResponse.Topic.Partition
+) -> list[Piece]:
+    """Return the response to a batch with an error."""
+    topic = wire.PRODUCE.Response.Topic(
+        name=request.topic, partition_responses=[result]
+    )
+    if request.topic_id is not None:
+        topic.topic_id = request.topic_id
+    response = wire.PRODUCE.Response(responses=[topic])
+    return wire.encode_response(
+        wire.PRODUCE, request.version, request.correlation_id, response
+    )
+
+
 class _WaitingProduce:
     """A batch that was appended and is not durable yet."""
 
     __slots__ = (
-        "_append_time_ms",
         "_call",
         "_counter",
-        "_log_start",
         "_request",
         "_response",
+        "_result",
         "_state",
         "answer",
     )
@@ -222,53 +261,30 @@ class _WaitingProduce:
         self,
         request: UsualProduce,
         response: bytes,
-        append_time_ms: int,
-        log_start: int,
+        result: ProduceResponse.Topic.Partition,
         call: Call,
         state: BrokerState,
         counter: _Counter | None,
     ) -> None:
-        self._counter = counter
         self._request = request
         self._response = response
-        self._append_time_ms = append_time_ms
-        self._log_start = log_start
+        #: The result if the batch turns out not to be durable.
+        self._result = result
         self._call = call
         self._state = state
+        self._counter = counter
         self.answer = PendingResponse()
 
     def committed(self, error: LogcoreError | None) -> None:
         """Answer the request. `error` is the reason why the batch may not be durable."""
         if error is None:
-            if self._counter is not None:
-                self._counter.count(codes.NONE)
+            _count(self._counter, codes.NONE)
             self.answer.set([self._response])
             return
-        request = self._request
-        code, message = code_of(error), message_of(error)
-        if self._counter is not None:
-            self._counter.count(code)
-        self._state.journal.refused(self._call, "Produce", code, message)
-        topic = wire.PRODUCE.Response.Topic
-        result = topic.Partition(
-            index=request.partition,
-            error_code=code,
-            error_message=message,
-            base_offset=-1,
-            log_append_time_ms=self._append_time_ms,
-            log_start_offset=self._log_start,
-        )
-        told = topic(name=request.topic, partition_responses=[result])
-        if request.topic_id is not None:
-            told.topic_id = request.topic_id
-        self.answer.set(
-            wire.encode_response(
-                wire.PRODUCE,
-                request.version,
-                request.correlation_id,
-                wire.PRODUCE.Response(responses=[told]),
-            )
-        )
+        result = self._result
+        refuse(result, code_of(error), message_of(error), self._call, self._state)
+        _count(self._counter, result.error_code)
+        self.answer.set(_refusal(self._request, result))
 
 
 class _WaitingFetch:
@@ -334,8 +350,7 @@ class _WaitingFetch:
             return
         self._forget()
         if response is not None:
-            if self._counter is not None:
-                self._counter.count(codes.NONE, is_parked=True)
+            _count(self._counter, codes.NONE, is_parked=True)
             self._answer.set([response])
             return
         # The general path counts the request.

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from logcore import DurabilityUnknownError
+from logcore import DurabilityUnknownError, StorageWriteError
 from logcore.fs import OsFS
 from logcore.kernels import kernel
 from logcore.recordbatch import encode
@@ -373,6 +373,46 @@ def test_a_failed_sync_is_reported_alike(pair: Pair) -> None:
     found = pair.each(lambda side: side.ready())
     assert len(found) == len(PRODUCE_VERSIONS)
     assert all("error_code=56" in response for _, response in found)
+
+
+def test_a_batch_whose_write_failed_is_not_written_again(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The write may have been complete. The client learns that it failed, and decides."""
+    write = OsFS.pwrite
+    failing = True
+
+    def write_and_fail(fs: OsFS, handle: int, data: Any, position: int) -> Any:
+        written = write(fs, handle, data, position)
+        if failing:
+            raise StorageWriteError("the disk failed")
+        return written
+
+    with monkeypatch.context() as patch:
+        patch.setattr(OsFS, "pwrite", write_and_fail)
+        for side in pair.sides:
+            failing = True
+            outcome = side_produces(side)
+            failing = False
+            side.bench.run()
+            assert "error_code=56" in str(outcome or side.ready())
+    for side in pair.sides:
+        side.bench.run()
+        log = side.bench.logdir.partition("t", 0)
+        if log.has_failed:
+            log = side.bench.logdir.host.open_again("t", 0)
+        assert [record.value for record in log.read(0)].count(b"once") <= 1
+    pair.produce(acks=-1)
+    pair.run()
+
+
+def side_produces(side: Side) -> Outcome:
+    batch = bytes(encode([(None, b"once")], now_ms=NOW_MS))
+    frame = wire.encode_request(
+        wire.PRODUCE, 9, 1, "client", Bench.produces(batch, acks=1)
+    )
+    outcome = side.send(frame[4:], wire.PRODUCE, 9)
+    return None if outcome == "waits" else outcome
 
 
 def random_request(pair: Pair, rng: random.Random) -> None:

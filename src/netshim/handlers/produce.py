@@ -217,7 +217,7 @@ def _produce_one(
     response = response_type(responses=[told])
     receipt = _append(log, records)
     if isinstance(receipt, Exception):
-        _refuse_batch(result, log, records, receipt, call, state)
+        refuse_batch(result, log, records, receipt, call, state)
         return response
     end = _accept(result, log, receipt)
     key = topic.name, asked.index
@@ -228,7 +228,7 @@ def _produce_one(
 
     def synced(error: LogcoreError | None) -> None:
         if error is not None:
-            _refuse(result, code_of(error), message_of(error), call, state)
+            refuse(result, code_of(error), message_of(error), call, state)
         answer.set(response)
 
     state.leadership.when_committed(key, log, end, synced)
@@ -291,7 +291,7 @@ def _accept(result: ProduceResponse.Topic.Partition, log: Log, receipt: Receipt)
     return receipt.last_offset + 1
 
 
-def _refuse(
+def refuse(
     result: ProduceResponse.Topic.Partition,
     code: int,
     message: str | None,
@@ -304,7 +304,7 @@ def _refuse(
     state.journal.refused(call, "Produce", code, message)
 
 
-def _refuse_batch(
+def refuse_batch(
     result: ProduceResponse.Topic.Partition,
     log: Log,
     records: Buffer,
@@ -313,7 +313,7 @@ def _refuse_batch(
     state: BrokerState,
 ) -> None:
     """Write the error of a batch that the log refused into the result."""
-    _refuse(result, _code_of_batch(error, records), message_of(error), call, state)
+    refuse(result, _code_of_batch(error, records), message_of(error), call, state)
     if result.error_code in _SAYS_LOG_START:
         result.log_start_offset = log.log_start_offset
     record_error = wire.PRODUCE.Response.Topic.Partition.RecordError
@@ -461,7 +461,7 @@ class _ProduceRound:
             return
         if isinstance(receipt, Exception):
             self._has_failed = True
-            _refuse_batch(result, log, records, receipt, self.call, self.state)
+            refuse_batch(result, log, records, receipt, self.call, self.state)
             self.finish()
             return
         end = _accept(result, log, receipt)
@@ -493,7 +493,7 @@ class _ProduceRound:
     ) -> None:
         """Finish a partition with an error."""
         self._has_failed = True
-        _refuse(result, code, message, self.call, self.state)
+        refuse(result, code, message, self.call, self.state)
         self.finish()
 
     def finish(self) -> None:
