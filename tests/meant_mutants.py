@@ -848,8 +848,8 @@ MISTAKES: Final = (
     # -- a broker beside other processes
     Mistake(
         "open_transactions_are_read", "logcore/reader.py",
-        "            or transactions.open\n        ):\n            return None\n        return visible\n",
-        "        ):\n            return None\n        return visible\n",
+        "            or transactions.open\n",
+        "",
         "netshim/test_fast_path.py::test_an_open_transaction_is_not_returned",
     ),
     Mistake(

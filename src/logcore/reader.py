@@ -185,6 +185,8 @@ class LogReader:
             transactions is None
             or not state.no_transactions_from <= transactions.next_offset <= visible
             or transactions.open
+            # A truncation replaces the state before anything is appended again.
+            or transactions is not state.transactions
         ):
             return None
         return visible

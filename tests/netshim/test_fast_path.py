@@ -14,11 +14,13 @@ from typing import Any
 
 import pytest
 
+import logcore
 from logcore import DurabilityUnknownError, StorageWriteError
 from logcore.fs import OsFS
 from logcore.kernels import kernel
 from logcore.recordbatch import encode
 from netshim import wire
+from netshim.fast_path import FastPath
 from netshim.request_counts import RequestCounts
 from netshim.scheduling import CloseConnection, PendingResponse
 from support.bench import SESSION, Bench
@@ -327,6 +329,49 @@ def test_an_open_transaction_is_not_returned(pair: Pair) -> None:
     assert pair.fetch(2, wait_ms=500) == "waits"
     pair.log(lambda log: log.end_transaction(7, 0, commit=True).offset)
     pair.sleep(500)
+
+
+def test_a_waiting_fetch_is_answered_after_an_internal_error(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object, **__: object) -> bytes:
+        raise MemoryError
+
+    assert pair.fetch(1, wait_ms=500) == "waits"
+    with monkeypatch.context() as patch:
+        patch.setattr(FastPath, "read", fail)
+        pair.produce(acks=-1)
+        pair.run()
+    assert not any(side.waiting for side in pair.sides)
+    assert not IS_COMPILED or "the fast path of a waiting fetch failed" in caplog.text
+
+
+@compiled
+@pytest.mark.parametrize("byte", [3, 7, 11, 16, 26])
+def test_damaged_heads_are_not_sent(tmp_path: Path, byte: int) -> None:
+    """The CRC of a batch does not cover all of its head."""
+    with logcore.open(tmp_path / "t-0", create=True, durability="os") as log:
+        for _ in range(4):
+            log.append(b"v")
+        asked = Bench.fetches(range(1))
+        asked.min_bytes = 1
+        asked.topics[0].partitions[0].fetch_offset = 1
+        frame = wire.encode_request(wire.FETCH, 12, 1, "c", asked)[4:]
+        request = kernel.read_request(frame)
+        assert request is not None
+        writer = log.host.writer
+        assert writer.respond_recent(request, 4, 1 << 20) is not None
+        writer.slow_until_ns = 1 << 62
+        assert writer.respond_recent(request, 4, 1 << 20) is None, "a slow disk"
+        writer.slow_until_ns = 0
+        (path,) = (tmp_path / "t-0").glob("*.log")
+        third = path.stat().st_size // 4 * 2
+        with path.open("r+b") as file:
+            file.seek(third + byte)
+            (before,) = file.read(1)
+            file.seek(third + byte)
+            file.write(bytes((before ^ 1,)))
+        assert writer.respond_recent(request, 4, 1 << 20) is None
 
 
 def test_a_fetch_after_a_truncation_gets_the_new_records(pair: Pair) -> None:

@@ -167,6 +167,12 @@ cdef class PartitionFields:
     cdef public object gaps
 
 
+cdef struct Noted:
+    int64_t start
+    int64_t stop
+    int64_t last_offset
+
+
 cdef class SegmentFields:
     """See appending.SegmentFields."""
 
@@ -184,23 +190,25 @@ cdef class SegmentFields:
     cdef public int64_t limit_timestamp
     cdef public int64_t limit_offset
     cdef public object _indexes
-    # A ring of the newest batches: the position of each, the position behind it, and its last offset. An entry is valid
-    # if it ends where the next one begins, and the newest one at _size. A truncation therefore needs no change here.
-    cdef int64_t starts[RECENT]
-    cdef int64_t stops[RECENT]
-    cdef int64_t lasts[RECENT]
+    # A ring of the newest batches, made with the first one: a sealed segment needs none. An entry is valid if it ends
+    # where the next one begins, and the newest one at _size. A truncation therefore needs no change here.
+    cdef Noted *ring
     cdef int64_t noted
+
+    def __dealloc__(self):
+        free(self.ring)
 
     cdef bint find_recent(self, int64_t offset, int64_t end, int64_t most, int64_t *position, int64_t *size) noexcept:
         """The range of the whole batches from the one with an offset on, below an end. False if they are too many."""
-        cdef int64_t stop = self._size, number = self.noted, slot, behind = -1
+        cdef int64_t stop = self._size, number = self.noted, behind = -1
+        cdef Noted *one
         while number > 0 and number > self.noted - RECENT:
-            slot = (number - 1) % RECENT
-            if self.stops[slot] != stop or self.lasts[slot] < offset:
+            one = &self.ring[(number - 1) % RECENT]
+            if one.stop != stop or one.last_offset < offset:
                 break
-            stop = self.starts[slot]
-            if behind < 0 and self.lasts[slot] < end:
-                behind = self.stops[slot]
+            stop = one.start
+            if behind < 0 and one.last_offset < end:
+                behind = one.stop
             number -= 1
         if behind < 0 or behind - stop > most:
             return False
@@ -209,8 +217,8 @@ cdef class SegmentFields:
             if stop or offset < self.base_offset:
                 return False
         else:
-            slot = (number - 1) % RECENT
-            if number == self.noted - RECENT or self.stops[slot] != stop or self.lasts[slot] >= offset:
+            one = &self.ring[(number - 1) % RECENT]
+            if number == self.noted - RECENT or one.stop != stop or one.last_offset >= offset:
                 return False
         position[0] = stop
         size[0] = behind - stop
@@ -239,6 +247,7 @@ cdef class SegmentFields:
             self.note_batch(start + position, size, last_offset, max_timestamp)
 
     cdef int note_batch(self, int64_t position, int64_t size, int64_t last_offset, int64_t max_timestamp) except -1:
+        cdef Noted *one
         if max_timestamp > self.largest_timestamp:
             self.largest_timestamp = max_timestamp
             self.largest_timestamp_offset = last_offset
@@ -248,9 +257,12 @@ cdef class SegmentFields:
             self.add_entries(position, last_offset)
         self.since_entry_bytes += size
         self.last_offset = last_offset
-        self.starts[self.noted % RECENT] = position
-        self.stops[self.noted % RECENT] = position + size
-        self.lasts[self.noted % RECENT] = last_offset
+        if self.ring == NULL:
+            self.ring = <Noted *>calloc(RECENT, sizeof(Noted))
+            if self.ring == NULL:  # then there are no fast reads
+                return 0
+        one = &self.ring[self.noted % RECENT]
+        one.start, one.stop, one.last_offset = position, position + size, last_offset
         self.noted += 1
         return 0
 
@@ -303,13 +315,19 @@ cdef class Appender:
         """The response to a Fetch of the newest batches. See appending.Appender."""
         cdef PartitionFields state = self.state
         cdef SegmentFields active = self.active
-        cdef int64_t position = 0, size = 0
+        cdef int64_t position = 0, size = 0, began_ns = lc_ticks_ns()
+        # After a slow read or write the general path is used, whose reads let other threads run.
+        if began_ns < self.slow_until_ns:
+            return None
         if not self.has_descriptors or state.is_closed or self.has_unfinished_write or request.offset < state.log_start:
             return None
         # Like append_quickly(), this lets no other thread run: the segment is not closed before the read.
         if not active.find_recent(request.offset, stable, min(most_bytes, RECENT_BYTES), &position, &size):
             return None
-        return request.build(state.visible, stable, state.log_start, active.handle, position, size)
+        response = request.build(state.visible, stable, state.log_start, active.handle, position, size)
+        if lc_ticks_ns() - began_ns > SLOW_NS:
+            self.slow_until_ns = lc_ticks_ns() + PAUSE_NS
+        return response
 
     def append_quickly(self, value, key, headers, timestamp_ms, durability, expected_offset):
         """The quick way of Log.append(). See the top of this file, and appending.Appender."""

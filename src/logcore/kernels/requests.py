@@ -25,7 +25,6 @@ class UsualProduce(UsualRequest):
 
     #: 1 or -1.
     acks: int
-    timeout_ms: int
     #: The batch is frame[start:stop].
     start: int
     stop: int
