@@ -28,7 +28,6 @@ from logcore.errors import (
     CorruptRegistryError,
     NodeNotEmptyError,
     NodeNotFoundError,
-    RegistryUnavailableError,
 )
 from logcore.registry import paths
 from logcore.registry.protocol import NodeWrite, Registry
@@ -109,8 +108,8 @@ def _write_states(
     """Write states together, and yield each of them."""
     try:
         results = registry.write_many([write.node for write in writes])
-    except RegistryUnavailableError:
-        # Any of them may have been written.
+    except Exception:
+        # Any of them may have been written, also if the disk is full.
         for write in writes:
             yield write.name, write.number
         raise

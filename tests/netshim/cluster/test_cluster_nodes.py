@@ -12,7 +12,7 @@ import attrs
 import pytest
 
 from logcore import LogConfig
-from logcore.errors import CorruptRegistryError, NodeNotFoundError
+from logcore.errors import CorruptRegistryError, DiskFullError, NodeNotFoundError
 from logcore.registry import FileRegistry, open_registry, paths
 from logcore.replication.electing import ReplicatedPartition
 from logcore.replication.state import LeaderAndIsr, pack_state, unpack_state
@@ -184,6 +184,27 @@ def test_a_decision_from_an_old_view_writes_nothing(registry: FileRegistry) -> N
     # The partition is reported, so that its node is read again.
     assert list(review_cluster(registry, old, 4, waits=True)) == [("t", WHOLE_TOPIC)]
     assert unpack_state(registry.get(path).value, path).leader_epoch == 9
+
+
+def test_states_that_were_written_before_an_error_are_reported(
+    registry: FileRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise, a new leader would learn of its role only after minutes."""
+    put_topic(registry, "t", TopicNode(ID, {0: (1,), 1: (2,), 2: (3,)}))
+    create = FileRegistry.create
+
+    def fail(self: FileRegistry, path: str, *given: Any, **named: Any) -> int:
+        if path == paths.partition_state("t", 1):
+            raise DiskFullError("no space left")
+        return create(self, path, *given, **named)
+
+    monkeypatch.setattr(FileRegistry, "create", fail)
+    changes = []
+    with pytest.raises(DiskFullError):
+        for change in review_cluster(registry, read_view(registry), 4, waits=True):
+            changes.append(change)
+    assert ("t", 0) in changes
+    assert read_view(registry).states.keys() == {("t", 0)}
 
 
 def test_the_state_of_a_deleted_topic_is_not_created_again(
