@@ -127,3 +127,36 @@ def test_work_that_ends_after_its_loop_is_dropped() -> None:
     workers = asyncio.run(run())
     may_end.set()
     workers.shutdown()
+
+
+@pytest.mark.parametrize("started", [0, 2])
+def test_a_system_without_threads_loses_no_work(
+    started: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    results: list[int] = []
+    start = threading.Thread.start
+    threads = 0
+
+    def start_some(thread: threading.Thread) -> None:
+        nonlocal threads
+        threads += 1
+        if threads > started:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    async def run() -> None:
+        call_soon = asyncio.get_running_loop().call_soon_threadsafe
+        workers = Workers(call_soon, "test", 4, deliver)
+        monkeypatch.setattr(threading.Thread, "start", start_some)
+        if not started:
+            with pytest.raises(RuntimeError):
+                workers.submit(int, results.append)
+            return
+        for number in range(100):
+            workers.submit(lambda number=number: number, results.append)
+        await all_of(100, results)
+        workers.shutdown()
+
+    asyncio.run(run())
+    assert sorted(results) == list(range(100 if started else 0))
+    assert len(caplog.records) == (1 if started else 0)
