@@ -46,6 +46,7 @@ from logcore.errors import (
     LogNotFoundError,
     OffsetOutOfRangeError,
     ReadOnlyLogError,
+    SegmentTooSmallError,
 )
 from logcore.format.columns import (
     ColumnInput,
@@ -70,9 +71,9 @@ from logcore.metadata import checkpoint
 from logcore.metadata.checkpoint import ensure_directory
 from logcore.metadata.filenames import parse_partition_name
 from logcore.partition import checksum_file, epochs, recovery
-from logcore.partition.batch_append import append_batches
 from logcore.partition.opening import Opened, OpenRequest, open_partition
 from logcore.partition.persisted import noted_gaps
+from logcore.partition.producers import SequencedBatch
 from logcore.partition.rewriting import Rewriting, rewriting
 from logcore.partition.scan import slot_of
 from logcore.partition.schedule import LogMaintenance
@@ -83,6 +84,7 @@ from logcore.reader import Isolation, LogReader, open_reader, transactions_of
 from logcore.recordbatch import (
     Marker,
     check_timestamps,
+    prepare_append,
     time_ms,
     transaction_marker,
 )
@@ -92,6 +94,9 @@ from logcore.table import Table
 OnCorruption = Literal["fail", "quarantine"]
 
 _INT16_MAX: Final = 2**15 - 1
+#: Position of the producer id in a batch. A set sign bit means that the batch has no
+#: producer id.
+_PRODUCER_SIGN: Final = 43
 #: Characters that no file system can store: surrogates, except those that represent
 #: undecodable bytes.
 _SURROGATE: Final = re.compile("[\ud800-\udc7f\udd00-\udfff]")
@@ -825,9 +830,67 @@ class Log(LogReader):
             DiskFullError, DurabilityUnknownError, LogFailedError, ReadOnlyLogError:
                 as for append().
         """
-        return append_batches(
-            self.host.writer, data, durability=durability, check_sequence=check_sequence
-        )
+        writer = self.host.writer
+        state = self._state
+        with state.lock:
+            writer.check_appendable_locked()
+            now_ms = self._fs.now_ms()
+            if not isinstance(data, (bytes, bytearray, memoryview)):
+                raise InvalidRecordError(
+                    "append_batch takes the bytes of batches", found=type(data).__name__
+                )
+            config = state.config
+            first = state.end
+            # Under the lock, because it stamps the offsets: without the lock, another
+            # append could take them.
+            raw, batches = prepare_append(
+                data,
+                base_offset=first,
+                leader_epoch=writer.leader_epoch,
+                now_ms=now_ms,
+                config=config,
+            )
+            # One batch is the usual case: its size and its producer id are read without
+            # a loop.
+            largest = len(raw)
+            has_producers = raw[_PRODUCER_SIGN] < 0x80
+            if len(batches) > 1:
+                largest = max(size for _, size, _, _ in batches)
+                has_producers = any(
+                    raw[position + _PRODUCER_SIGN] < 0x80
+                    for position, _, _, _ in batches
+                )
+            if largest > config.segment_bytes:
+                raise SegmentTooSmallError(
+                    "batch is larger than segment.bytes",
+                    expected=f"at most {config.segment_bytes} bytes",
+                    found=f"{largest} bytes",
+                )
+            # Note this on disk before the first such batch, so that the next opening
+            # restores the state of producers.
+            if has_producers and not writer.metadata.sidecar.producers:
+                writer.expect_producers_locked()
+            sequenced = None
+            if check_sequence:
+                sequenced = writer.producers.judge(raw, batches)
+            # A client that missed the answer sent a stored batch again. It gets the
+            # first receipt; no byte is written.
+            if isinstance(sequenced, SequencedBatch):
+                first = sequenced.first_offset
+                last = sequenced.last_offset
+                now_ms = sequenced.timestamp_ms
+                # An interrupt came between the write and the subsequent work of the
+                # policy.
+                if last >= state.visible:
+                    writer.settle_locked(durability)
+            elif has_producers:
+                with writer.producers.storing(sequenced, is_judged=check_sequence):
+                    writer.store_locked(memoryview(raw), batches, now_ms, durability)
+                last = state.end - 1
+            else:
+                writer.store_locked(memoryview(raw), batches, now_ms, durability)
+                last = state.end - 1
+        return writer.acknowledge(first, last, now_ms, durability)
 
     def append_as_follower(
         self,
