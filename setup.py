@@ -27,7 +27,7 @@ SOURCE = Path("src/logcore/kernels/_compiled.pyx")
 INCLUDED = [
     Path("src/logcore/kernels/_appending.pxi"),
     Path("src/logcore/kernels/_getting.pxi"),
-    Path("src/logcore/kernels/_handing.pxi"),
+    Path("src/logcore/kernels/_iterating.pxi"),
     Path("src/logcore/kernels/_requests.pxi"),
     Path("src/logcore/kernels/_sending.pxi"),
 ]

@@ -47,7 +47,9 @@ from logcore.reporting import WARNING, tell
 
 _T = TypeVar("_T")
 #: Yields records of a list, from one index to another, and moves the position.
-_PassOn = Callable[[PositionFields, list[TopicRecord], int, int], Iterator[TopicRecord]]
+_YieldRecords = Callable[
+    [PositionFields, list[TopicRecord], int, int], Iterator[TopicRecord]
+]
 #: Default size of one poll of columns; see Consumer.poll_columns().
 MAX_COLUMN_BYTES: Final = 16 << 20
 #: Maximum time for which an iteration runs before it checks the group.
@@ -285,9 +287,9 @@ class Fetcher:
         at_once = 1
         if is_plain:
             at_once = _READ_AHEAD
-        pass_on: _PassOn = kernel.yield_records
+        yield_records: _YieldRecords = kernel.yield_records
         if settings.interceptors:
-            pass_on = self._intercepted_each
+            yield_records = self._intercepted_each
         before_ms = self._fs.monotonic_ms()
         look_ms = before_ms + _LOOK_WHILE_ITERATING_MS
         # Records until the clock is read.
@@ -309,7 +311,7 @@ class Fetcher:
             while at < len(ahead):
                 # Step 2: yield some of them. The position moves just before each.
                 stop = min(at + count, len(ahead))
-                yield pass_on(reading, ahead, at, stop)
+                yield yield_records(reading, ahead, at, stop)
                 if reading.records is not records:
                     return
                 # The caller may continue after an error of an interceptor. The records

@@ -16,7 +16,7 @@ from logcore.kernels import layout
 if TYPE_CHECKING:
     from logcore.kernels import plain as kernel
     from logcore.kernels.appending import Appender, PartitionFields, SegmentFields
-    from logcore.kernels.handing import PositionFields
+    from logcore.kernels.iterating import PositionFields
     from logcore.kernels.layout import Receipt, Record, TopicRecord
     from logcore.kernels.requests import UsualFetch, UsualProduce
     from logcore.kernels.sending import (
@@ -54,7 +54,7 @@ else:
     except ImportError:
         from logcore.kernels import plain as kernel
         from logcore.kernels.appending import Appender, PartitionFields, SegmentFields
-        from logcore.kernels.handing import PositionFields
+        from logcore.kernels.iterating import PositionFields
         from logcore.kernels.layout import Receipt, Record, TopicRecord
         from logcore.kernels.requests import UsualFetch, UsualProduce
         from logcore.kernels.sending import (

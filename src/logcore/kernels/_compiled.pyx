@@ -8,7 +8,7 @@ Rules:
 
 This module does not decide anything: which batches to read, when to check a CRC, what to do about damage. The quick
 ways to append, to get and to send a record, which know rules of the writer, the reader and the producer, are in
-_appending.pxi, _getting.pxi and _sending.pxi; the iteration of a consumer is in _handing.pxi, and the usual requests of
+_appending.pxi, _getting.pxi and _sending.pxi; the iteration of a consumer is in _iterating.pxi, and the usual requests of
 a broker are in _requests.pxi. All are parts of this module when it is compiled.
 """
 
@@ -1956,7 +1956,7 @@ include "_getting.pxi"
 include "_sending.pxi"
 
 
-include "_handing.pxi"
+include "_iterating.pxi"
 
 
 def longest_piece(edges, int64_t size):

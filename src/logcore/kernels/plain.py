@@ -34,7 +34,7 @@ from logcore.errors import (
 )
 from logcore.kernels.appending import PartitionFields
 from logcore.kernels.checksum import crc32c
-from logcore.kernels.handing import PositionFields
+from logcore.kernels.iterating import PositionFields
 from logcore.kernels.layout import (
     APPEND_TIME_BIT,
     BATCH_FACTS,

@@ -386,7 +386,7 @@ class ZooKeeperRegistry:
             return {}
         answers = self._read(
             next(iter(encoded)),
-            lambda client: _Answers([*map(client.get_async, encoded.values())]),
+            lambda client: _AllResults([*map(client.get_async, encoded.values())]),
         )
         return {
             path: _node(answer)
@@ -401,8 +401,8 @@ class ZooKeeperRegistry:
         if not encoded:
             return []
 
-        def begin(client: Any) -> _Answers:
-            return _Answers(
+        def begin(client: Any) -> _AllResults:
+            return _AllResults(
                 [
                     client.create_async(path, bytes(write.value), makepath=True)
                     if write.version is None
@@ -510,7 +510,7 @@ class ZooKeeperRegistry:
         self._connection.close()
 
 
-class _Answers:
+class _AllResults:
     """The results of calls that were sent together, used like one of kazoo."""
 
     def __init__(self, results: list[Any]) -> None:
