@@ -424,24 +424,24 @@ class DataWorld(PartitionWorld):
         if not batches or process.leader is None:
             return
         batch = batches[0]
-        who = (transactional_id, batch.producer_id, batch.epoch)
+        producer = (transactional_id, batch.producer_id, batch.epoch)
         verifier = self.verifier_of(process)
 
         def prepared(errors: Mapping[Partition, TransactionError]) -> None:
             if errors:
                 return
             accepted = verifier.verified(
-                who,
+                producer,
                 self.name,
                 lambda: self.produce_batch(process, batch, partial(acknowledge, batch)),
             )
             if accepted is True:
                 self.write(process, transactional_id, batches[1:], adds, acknowledge)
 
-        if verifier.is_prepared(who, [self.name], adds=adds):
+        if verifier.is_prepared(producer, [self.name], adds=adds):
             prepared({})
         else:
-            verifier.prepare(who, [self.name], self.now_ms, prepared, adds=adds)
+            verifier.prepare(producer, [self.name], self.now_ms, prepared, adds=adds)
 
     def on_marker(
         self, process: Process, markers: Any, reply: Callable[[int, int], None]
@@ -521,19 +521,19 @@ class TransactionalClient:
                 self.begin()
         elif self.version == 1 and not self.is_added:
             self.request = AddPartitions(
-                partitions=frozenset(self.unacknowledged), **self.who()
+                partitions=frozenset(self.unacknowledged), **self.producer_fields()
             )
         elif any(self.unacknowledged.values()):
             if chance.random() < 0.04:
                 # Its delivery timeout is over.
                 self.has_given_up = True
-                self.request = End(commit=False, **self.who())
+                self.request = End(commit=False, **self.producer_fields())
             else:
                 self.write()
         else:
-            self.request = End(commit=chance.random() < 0.8, **self.who())
+            self.request = End(commit=chance.random() < 0.8, **self.producer_fields())
 
-    def who(self) -> dict[str, Any]:
+    def producer_fields(self) -> dict[str, Any]:
         assert self.identity is not None
         return {
             "transactional_id": self.name,
