@@ -12,6 +12,7 @@ Rules:
 - The partition is led by this broker, which is alone, and its log is open and idle.
 - A Fetch that waits, and then cannot be answered here, passes to the general path with
   the rest of its time.
+- A fetch session is answered here if it has one partition and continues.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from netshim.state import BrokerState, Call
 from netshim.wire import codes
 
 if TYPE_CHECKING:
+    from netshim.fetch_sessions import SingleTurn
     from netshim.request_counts import RequestCounts
     from netshim.session import ClientSession
     from netshim.wire.messages import ProduceResponse
@@ -69,6 +71,11 @@ class FastPath:
         request = kernel.read_request(frame)
         if request is None:
             return None
+        turn = None
+        if isinstance(request, UsualFetch) and request.session_id:
+            turn = self._state.fetch_sessions.single(request)
+            if turn is None:
+                return None
         name = request.topic
         if request.topic_id is not None:
             name = self._state.topic_ids.name_of(request.topic_id) or ""
@@ -81,7 +88,7 @@ class FastPath:
             api = wire.FETCH if isinstance(request, UsualFetch) else wire.PRODUCE
             counter = _Counter(counts, api.name, len(frame))
         if isinstance(request, UsualFetch):
-            return self._fetch(request, key, log, session, frame, now_ms, counter)
+            return self._fetch(request, turn, key, log, session, frame, now_ms, counter)
         return self._produce(request, key, log, session, frame, now_ms, counter)
 
     def _produce(
@@ -135,6 +142,7 @@ class FastPath:
     def _fetch(
         self,
         request: UsualFetch,
+        turn: SingleTurn | None,
         key: Key,
         log: Log,
         session: ClientSession,
@@ -146,18 +154,24 @@ class FastPath:
             return None
         wait_ms = min(request.max_wait_ms, MAX_WAIT_MS)
         may_wait = wait_ms > 0 and not self._state.is_stopping
-        response = self.read(request, log, may_wait=may_wait)
+        if turn is not None:
+            turn.begin(now_ms)
+        response = self.read(request, turn, log, may_wait=may_wait)
         if response is None:
+            if turn is not None:
+                turn.undo()
             return None
         if response:
             _count(counter, codes.NONE)
             return [response]
         waiting = _WaitingFetch(
-            self, request, key, session, bytes(frame), now_ms + wait_ms, counter
+            self, request, turn, key, session, bytes(frame), now_ms + wait_ms, counter
         )
         return waiting.park(self._state)
 
-    def read(self, request: UsualFetch, log: Log, *, may_wait: bool) -> bytes | None:
+    def read(
+        self, request: UsualFetch, turn: SingleTurn | None, log: Log, *, may_wait: bool
+    ) -> bytes | None:
         """Return the response to a Fetch, or None if the log or the range is unusual.
 
         The response is empty bytes if the request must wait, which it does if `may_wait`
@@ -175,14 +189,23 @@ class FastPath:
         if stable is None:
             return None
         high_watermark = log.high_watermark
+        log_start = log.log_start_offset
         if request.offset < stable:
             most_bytes = min(request.max_bytes, self._state.settings.fetch_max_bytes)
-            return writer.respond_recent(request, stable, most_bytes)
-        if not log.log_start_offset <= request.offset <= log.log_end_offset:
+            response: bytes | None = writer.respond_recent(request, stable, most_bytes)
+            if response is None:
+                return None
+        elif not log_start <= request.offset <= log.log_end_offset:
             return None
-        if may_wait:
+        elif may_wait:
             return b""
-        return request.respond_empty(high_watermark, stable, log.log_start_offset)
+        elif turn is not None and not turn.partition.are_new(high_watermark, log_start):
+            return request.respond_without_news()
+        else:
+            response = request.respond_empty(high_watermark, stable, log_start)
+        if turn is not None:
+            turn.note_sent(high_watermark, log_start)
+        return response
 
     def answer_in_general(
         self,
@@ -247,6 +270,16 @@ def _refusal(
     )
 
 
+def _session_refusal(request: UsualFetch) -> list[Piece]:
+    """Return the response if another request of the session came before the answer."""
+    response = wire.FETCH.Response(
+        error_code=codes.INVALID_FETCH_SESSION_EPOCH, session_id=request.session_id
+    )
+    return wire.encode_response(
+        wire.FETCH, request.version, request.correlation_id, response
+    )
+
+
 class _WaitingProduce:
     """A batch that was appended and is not durable yet."""
 
@@ -304,12 +337,14 @@ class _WaitingFetch:
         "_session",
         "_state",
         "_timer",
+        "_turn",
     )
 
     def __init__(
         self,
         fast: FastPath,
         request: UsualFetch,
+        turn: SingleTurn | None,
         key: Key,
         session: ClientSession,
         frame: bytes,
@@ -319,6 +354,7 @@ class _WaitingFetch:
         self._counter = counter
         self._fast = fast
         self._request = request
+        self._turn = turn
         self._key = key
         self._session = session
         self._frame = frame
@@ -344,7 +380,7 @@ class _WaitingFetch:
         log = state.logs.free_log(*self._key)
         if not is_same or log is None:
             return None
-        return self._fast.read(request, log, may_wait=not is_over)
+        return self._fast.read(request, self._turn, log, may_wait=not is_over)
 
     def _forget(self) -> None:
         self._state.fetches.remove([self._key], self._read_again)
@@ -359,11 +395,18 @@ class _WaitingFetch:
         if response == b"":
             return
         self._forget()
+        turn = self._turn
+        if turn is not None and not turn.is_current:
+            _count(self._counter, codes.INVALID_FETCH_SESSION_EPOCH, is_parked=True)
+            self._answer.set(_session_refusal(self._request))
+            return
         if response is not None:
             _count(self._counter, codes.NONE, is_parked=True)
             self._answer.set([response])
             return
-        # The general path counts the request.
+        # The general path counts the request, and applies it to its session again.
+        if turn is not None:
+            turn.undo()
         left_ms = max(0, self._deadline_ms - now_ms)
         at = self._request.wait_position
         frame = self._frame

@@ -36,6 +36,7 @@ from netshim.wire import codes
 
 if TYPE_CHECKING:
     from logcore import Log
+    from logcore.kernels import UsualFetch
     from netshim.wire.messages import FetchRequest, FetchResponse
 
 #: A session that was idle for this time may be closed for another one; a session that is
@@ -93,10 +94,13 @@ class SessionPartition:
         return bool(
             part.error_code
             or part.records
-            or part.high_watermark != self.high_watermark
-            or part.log_start_offset != self.log_start
+            or self.are_new(part.high_watermark, part.log_start_offset)
             or _diverges(part)
         )
+
+    def are_new(self, high_watermark: int, log_start: int) -> bool:
+        """Return whether the client has not got these offsets yet."""
+        return high_watermark != self.high_watermark or log_start != self.log_start
 
     def note_sent(self, part: FetchResponse.Topic.Partition) -> None:
         self.high_watermark = -1 if part.error_code else part.high_watermark
@@ -224,6 +228,55 @@ class SessionTurn:
         return response
 
 
+class SingleTurn:
+    """One usual request of a session with one partition, for the fast path."""
+
+    __slots__ = ("_lists_partition", "_request", "_session", "partition")
+
+    def __init__(
+        self,
+        session: FetchSession,
+        partition: SessionPartition,
+        request: UsualFetch,
+        *,
+        lists_partition: bool,
+    ) -> None:
+        self._session = session
+        self._request = request
+        self._lists_partition = lists_partition
+        self.partition = partition
+
+    def begin(self, now_ms: int) -> None:
+        """Apply the request to the session, as FetchSessions.begin() does."""
+        session, request = self._session, self._request
+        session.epoch = next_epoch(request.session_epoch)
+        session.used_ms = now_ms
+        self.partition.quiet = None
+        if self._lists_partition:
+            self.partition.asked = wire.FETCH.Request.Topic.Partition(
+                partition=request.partition,
+                current_leader_epoch=request.leader_epoch,
+                fetch_offset=request.offset,
+                last_fetched_epoch=request.last_epoch,
+                partition_max_bytes=request.partition_max_bytes,
+            )
+
+    @property
+    def is_current(self) -> bool:
+        """Whether no other request of the session was taken since begin()."""
+        return self._session.epoch == next_epoch(self._request.session_epoch)
+
+    def note_sent(self, high_watermark: int, log_start: int) -> None:
+        if self.is_current:
+            self.partition.high_watermark = high_watermark
+            self.partition.log_start = log_start
+
+    def undo(self) -> None:
+        """Undo begin(), so that the general path can take the request."""
+        if self.is_current:
+            self._session.epoch = self._request.session_epoch
+
+
 class FetchSessions:
     """The sessions of a broker. `random` returns random bytes."""
 
@@ -278,6 +331,30 @@ class FetchSessions:
             self._remove(found.id)
             return codes.FETCH_SESSION_ID_NOT_FOUND
         return SessionTurn(found, False, found.epoch)
+
+    def single(self, request: UsualFetch) -> SingleTurn | None:
+        """Return the turn of a request if its session has one partition, else None.
+
+        A request without a partition gets the session's partition. The session does not
+        change.
+        """
+        session = self._sessions.get(request.session_id)
+        if (
+            session is None
+            or session.is_follower
+            or session.epoch != request.session_epoch
+            or session.uses_ids != (request.version >= _IDS_SINCE)
+            or len(session.partitions) != 1
+        ):
+            return None
+        ((key, one),) = session.partitions.items()
+        lists_partition = request.has_partition
+        if not lists_partition:
+            topic_id = one.topic.topic_id if session.uses_ids else None
+            request.continue_with(one.topic.topic, topic_id, one.asked)
+        elif key != (request.topic_id or request.topic, request.partition):
+            return None
+        return SingleTurn(session, one, request, lists_partition=lists_partition)
 
     def _is_too_large(self, size: int, added: int) -> bool:
         """Return whether a session of this size, with partitions to add, has no room."""

@@ -33,6 +33,7 @@ compiled = pytest.mark.skipif(
 PRODUCE_VERSIONS = range(7, 14)
 FETCH_VERSIONS = range(10, 19)
 NO_ID = bytes(16)
+SAME_ID = 1
 NOW_MS = 1_700_000_000_000
 #: `make slow` tries more seeds.
 SEEDS = [*range(4), *(pytest.param(n, marks=pytest.mark.slow) for n in range(4, 100))]
@@ -50,6 +51,8 @@ class Side:
             self.bench.broker._fast_path = None
         self.waiting: list[tuple[Any, int, PendingResponse]] = []
         self.answered = 0
+        #: Of the last response that had one.
+        self.session_id = 0
 
     def counted(self) -> int:
         """Return the number of requests whose time was counted."""
@@ -100,6 +103,9 @@ class Side:
         frame = b"".join(map(bytes, reply))
         assert int.from_bytes(frame[:4], "big") == len(frame) - 4
         correlation_id, response = wire.decode_response(api, version, frame[4:])
+        if getattr(response, "session_id", 0):
+            self.session_id = response.session_id
+            response.session_id = SAME_ID  # each side has its own
         for topic in response.responses:
             topic.topic_id = NO_ID  # each side has its own
             for part in getattr(topic, "partitions", ()):
@@ -164,10 +170,20 @@ class Pair:
         isolation: int = 1,
         min_bytes: int = 1,
         max_bytes: int = 1 << 20,
+        epoch: int = -1,
+        is_listed: bool = True,
         **part: Any,
     ) -> Outcome:
+        """Fetch from a partition. An epoch above 0 continues the last session.
+
+        A session uses the partition of its last request if the request lists none.
+        """
+
         def request(side: Side) -> Any:
             asked = Bench.fetches(range(1), topic)
+            asked.session_epoch = epoch
+            if epoch > 0:
+                asked.session_id = side.session_id
             asked.max_wait_ms = wait_ms
             asked.isolation_level = isolation
             asked.min_bytes = min_bytes
@@ -178,9 +194,22 @@ class Pair:
             only.partition_max_bytes = max_bytes
             for name, value in part.items():
                 setattr(only, name, value)
+            if not is_listed:
+                asked.topics = []
             return asked
 
         return self.send(wire.FETCH, version, request)
+
+    @property
+    def session_epoch(self) -> int:
+        """The epoch that continues the last session."""
+
+        def epoch_of(side: Side) -> int:
+            session = side.bench.broker.state.fetch_sessions.get(side.session_id)
+            return 1 if session is None else session.epoch
+
+        epoch: int = self.each(epoch_of)
+        return epoch
 
     def log(self, action: Callable[[Any], object], topic: str = "t") -> Any:
         return self.each(lambda side: action(side.bench.logdir.partition(topic, 0)))
@@ -253,6 +282,7 @@ def is_usual(pair: Pair, action: Callable[[], object]) -> bool:
     return pair.sides[0].answered > before
 
 
+@pytest.mark.long
 @compiled
 @pytest.mark.parametrize("version", PRODUCE_VERSIONS)
 @pytest.mark.parametrize("acks", [1, -1])
@@ -280,6 +310,74 @@ def test_every_version_of_fetch_is_answered_alike(
     assert pair.sleep(499) == []
     assert len(pair.sleep(1)) == 1
     assert is_usual(pair, lambda: pair.fetch(2, version, isolation=isolation))
+
+
+@compiled
+@pytest.mark.parametrize("version", FETCH_VERSIONS)
+def test_every_version_of_a_session_is_answered_alike(pair: Pair, version: int) -> None:
+    more: dict[str, Any] = {"version": version, "wait_ms": 500}
+    assert not is_usual(pair, lambda: pair.fetch(0, epoch=0, **more))
+    assert is_usual(pair, lambda: pair.fetch(0, epoch=1, **more))
+    assert pair.fetch(1, epoch=2, **more) == "waits"
+    pair.produce(acks=-1)
+    (found,) = [one for one in pair.run() if "records=" in one[1]][-1:]
+    assert "high_watermark=2" in found[1]
+    assert pair.fetch(2, epoch=3, **more) == "waits"
+    assert len(pair.sleep(500)) == 1
+    # Without a partition in the request, and without news in the response.
+    for epoch in (4, 5):
+        fetch = partial(pair.fetch, 0, epoch=epoch, is_listed=False, **more)
+        assert is_usual(pair, fetch)
+        ((_, response),) = pair.sleep(500)
+        assert response == f"Fetch.Response(session_id={SAME_ID})"
+    pair.log(lambda log: log.delete_records(1))
+    pair.fetch(0, epoch=6, is_listed=False, **more)
+    ((_, response),) = pair.sleep(500)
+    assert "log_start_offset=1" in response
+
+
+@pytest.mark.parametrize("version", [12, 13])
+@pytest.mark.parametrize("does_leave", [False, True])
+def test_a_session_continues_on_the_general_path(
+    pair: Pair, version: int, does_leave: bool
+) -> None:
+    """The general path takes over while a request waits, or between two requests."""
+    more: dict[str, Any] = {"version": version, "wait_ms": 500}
+    pair.fetch(1, epoch=0, **more)
+    pair.sleep(500)
+    assert pair.fetch(1, epoch=1, **more) == "waits"
+    begin_transaction(pair)
+    if does_leave:
+        pair.directory(lambda directory: directory.delete_topic("t"))
+    pair.sleep(500)
+    assert not any(side.waiting for side in pair.sides)
+    for offset in (1, 2):
+        pair.fetch(offset, epoch=pair.session_epoch, min_bytes=2, **more)
+        pair.sleep(500)
+        pair.fetch(offset, epoch=pair.session_epoch, **more)
+        pair.sleep(500)
+
+
+def test_a_request_of_a_session_ends_the_one_before_it(pair: Pair) -> None:
+    pair.fetch(1, epoch=0, wait_ms=500)
+    pair.sleep(500)
+    assert pair.fetch(1, epoch=1, wait_ms=500) == "waits"
+    assert pair.fetch(1, epoch=2, wait_ms=500) == "waits"
+    pair.produce(acks=-1)
+    answers = [response for _, response in pair.run()]
+    assert sum("error_code=71" in response for response in answers) == 1
+    pair.fetch(2, epoch=2, wait_ms=500)  # sent again
+    pair.fetch(2, epoch=3, is_listed=False)
+
+
+def test_sessions_of_several_partitions_are_answered_alike(pair: Pair) -> None:
+    pair.fetch(0, epoch=0)
+    pair.fetch(0, epoch=1, partition=1)
+    for epoch in (2, 3):
+        pair.produce(partition=1, acks=-1)
+        pair.run()
+        pair.fetch(1, epoch=epoch, is_listed=False)
+        pair.fetch(1, epoch=pair.session_epoch, topic="u")
 
 
 @pytest.mark.parametrize("version", [12, 13])
@@ -485,6 +583,7 @@ def random_request(pair: Pair, rng: random.Random) -> None:
         )
         return
     end = pair.sides[0].bench.logdir.partition("t", 0).log_end_offset
+    epoch = rng.choice((-1, -1, pair.session_epoch, pair.session_epoch, 0, 2))
     pair.fetch(
         max(-1, end - rng.choice((0, 0, 0, 1, 2, 3, 70, -1))),
         rng.choice((4, *FETCH_VERSIONS)),
@@ -496,6 +595,8 @@ def random_request(pair: Pair, rng: random.Random) -> None:
         max_bytes=rng.choice((0, 100, 300, 1 << 20)),
         current_leader_epoch=rng.choice((-1, -1, 0, 1)),
         last_fetched_epoch=rng.choice((-1, 0, 0, 1)),
+        epoch=epoch,
+        is_listed=epoch <= 0 or rng.random() < 0.6,
     )
 
 
@@ -553,7 +654,14 @@ def test_changed_frames_are_answered_alike(pair: Pair) -> None:
         asked = Bench.fetches(range(1))
         asked.isolation_level = 1
         fetched = wire.encode_request(wire.FETCH, max(10, version), 1, "c", asked)[4:]
-        for frame, api in ((produced, wire.PRODUCE), (fetched, wire.FETCH)):
+        asked.session_id, asked.session_epoch = 5, 1  # unknown to the brokers
+        listed = wire.encode_request(wire.FETCH, max(10, version), 1, "c", asked)[4:]
+        asked.topics = []
+        unlisted = wire.encode_request(wire.FETCH, max(10, version), 1, "c", asked)[4:]
+        for frame, api in (
+            (produced, wire.PRODUCE),
+            *((frame, wire.FETCH) for frame in (fetched, listed, unlisted)),
+        ):
             head = len(frame)
             if api is wire.PRODUCE:
                 head -= len(batch_of(1)) - 61

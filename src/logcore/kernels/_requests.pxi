@@ -5,10 +5,11 @@ netshim.wire is the general way and the oracle. read_request() returns None for 
 netshim then decodes it. A usual request has:
 
 - a version that current clients use: Produce 7 to 13, Fetch 10 to 18;
-- one topic and one partition, no tagged fields, and a client id and a topic name of ASCII characters;
+- one topic and one partition, no tagged fields, and a client id and a topic name of ASCII characters. A Fetch that
+  continues a session may list no partition;
 - Produce: acks 1 or -1, no transactional id, and exactly one batch of magic 2 with base offset 0, which belongs to no
   transaction;
-- Fetch: a consumer without a session, which waits for at least one byte.
+- Fetch: a consumer that waits for at least one byte, without a session or with one that continues.
 
 A usual Fetch of the newest batches is read with one pread, at a position that the active segment has noted when they
 were appended, into the bytes of the response.
@@ -163,6 +164,23 @@ cdef class UsualFetch(UsualRequest):
     cdef readonly int32_t last_epoch
     #: Position of max_wait_ms in the frame.
     cdef readonly Py_ssize_t wait_position
+    #: 0 without a session.
+    cdef readonly int32_t session_id
+    cdef readonly int32_t session_epoch
+    #: False if the request lists no partition, until continue_with() is called.
+    cdef readonly bint has_partition
+    cdef readonly int32_t partition_max_bytes
+
+    def continue_with(self, str topic, bytes topic_id, asked):
+        """See requests.UsualFetch."""
+        self.topic = topic
+        self.topic_id = topic_id
+        self.partition = asked.partition
+        self.leader_epoch = asked.current_leader_epoch
+        self.offset = asked.fetch_offset
+        self.last_epoch = asked.last_fetched_epoch
+        self.max_bytes = min(self.max_bytes, <int32_t>asked.partition_max_bytes)
+        self.has_partition = True
 
     cdef uint8_t *write_head(self, uint8_t *p, int64_t high_watermark, int64_t stable, int64_t log_start, int64_t size):
         """Writes the response up to the records, of which there are size bytes."""
@@ -174,7 +192,7 @@ cdef class UsualFetch(UsualRequest):
             p += 1
         lc_put32(p, 0)  # throttle_time_ms
         lc_put16(p + 4, 0)
-        lc_put32(p + 6, 0)  # session_id
+        lc_put32(p + 6, <uint32_t>self.session_id)
         p = write_count(p + 10, flexible)
         p = self.write_topic(p, flexible)
         lc_put32(p, <uint32_t>self.partition)
@@ -226,6 +244,29 @@ cdef class UsualFetch(UsualRequest):
         """The response without records, with its size."""
         return self.build(high_watermark, stable, log_start, -1, 0, 0)
 
+    def respond_without_news(self):
+        """The response of a session without partitions, with its size."""
+        cdef uint8_t room[32]
+        cdef bint flexible = self.version >= FETCH_FLEXIBLE
+        cdef uint8_t *p = room + 4
+        lc_put32(p, <uint32_t>self.correlation_id)
+        p += 4
+        if flexible:
+            p[0] = 0
+            p += 1
+        lc_put32(p, 0)  # throttle_time_ms
+        lc_put16(p + 4, 0)
+        lc_put32(p + 6, <uint32_t>self.session_id)
+        p += 10
+        if flexible:  # no topics, no tagged fields
+            p[0], p[1] = 1, 0
+            p += 2
+        else:
+            lc_put32(p, 0)
+            p += 4
+        lc_put32(room, <uint32_t>(p - room - 4))
+        return PyBytes_FromStringAndSize(<char *>room, p - room)
+
 
 cdef bint are_dense(const uint8_t *p, const uint8_t *end, int64_t offset) noexcept nogil:
     """Whether whole batches follow each other from the one with an offset on. CRCs are not checked."""
@@ -270,6 +311,13 @@ cdef inline const uint8_t *read_single(const uint8_t *p, const uint8_t *end, bin
     if flexible:
         return p + 1 if end - p >= 1 and p[0] == 2 else NULL
     return p + 4 if end - p >= 4 and lc_be32(p) == 1 else NULL
+
+
+cdef inline bint is_empty(const uint8_t *p, const uint8_t *end, bint flexible) noexcept nogil:
+    """Whether an array follows whose length is 0."""
+    if flexible:
+        return end - p >= 1 and p[0] == 1
+    return end - p >= 4 and lc_be32(p) == 0
 
 
 cdef inline bint is_over(const uint8_t *p, const uint8_t *end, bint flexible, Py_ssize_t tags) noexcept nogil:
@@ -358,6 +406,7 @@ cdef UsualFetch read_fetch(const uint8_t *base, const uint8_t *p, const uint8_t 
     cdef bint flexible = version >= FETCH_FLEXIBLE
     cdef const uint8_t *text
     cdef int64_t size
+    cdef Py_ssize_t tags = 0
     if version < FETCH_NO_REPLICA:
         if end - p < 4 or lc_be32(p) != 0xffffffff:
             return None
@@ -371,28 +420,38 @@ cdef UsualFetch read_fetch(const uint8_t *base, const uint8_t *p, const uint8_t 
     # A response of no bytes would be enough.
     if request.min_bytes < 1 or request.max_bytes < 1:
         return None
-    # No session: id 0 and epoch -1.
-    if p[12] > 1 or lc_be32(p + 13) or lc_be32(p + 17) != 0xffffffff:
-        return None
     request.is_committed = p[12]
-    p = read_topic(request, p + 21, end, flexible, version >= FETCH_IDS)
-    if p == NULL or end - p < (28 if flexible else 24):
+    request.session_id = <int32_t>lc_be32(p + 13)
+    request.session_epoch = <int32_t>lc_be32(p + 17)
+    # Id 0 and epoch -1 without a session. A session continues with its id and a positive epoch.
+    if p[12] > 1 or (request.session_epoch < 1 if request.session_id else request.session_epoch != -1):
         return None
-    request.leader_epoch = <int32_t>lc_be32(p)
-    request.offset = <int64_t>lc_be64(p + 4)
-    p += 12
+    p += 21
     request.last_epoch = -1
-    if flexible:
-        request.last_epoch = <int32_t>lc_be32(p)
-        p += 4
-    p += 8  # the log start offset of a follower
-    request.max_bytes = min(request.max_bytes, <int32_t>lc_be32(p))
-    p += 4
-    # Behind the partition: its tagged fields and those of the topic, no forgotten topics, and the rack.
-    if flexible:
-        if end - p < 3 or p[0] or p[1] or p[2] != 1:
+    request.has_partition = request.session_id == 0 or not is_empty(p, end, flexible)
+    if request.has_partition:
+        p = read_topic(request, p, end, flexible, version >= FETCH_IDS)
+        if p == NULL or end - p < (28 if flexible else 24):
             return None
-        p += 3
+        request.leader_epoch = <int32_t>lc_be32(p)
+        request.offset = <int64_t>lc_be64(p + 4)
+        p += 12
+        if flexible:
+            request.last_epoch = <int32_t>lc_be32(p)
+            p += 4
+        p += 8  # the log start offset of a follower
+        request.partition_max_bytes = <int32_t>lc_be32(p)
+        request.max_bytes = min(request.max_bytes, request.partition_max_bytes)
+        p += 4
+        tags = 2  # of the partition and of the topic
+    else:
+        request.topic = ""
+        p += 1 if flexible else 4
+    # No forgotten topics, and the rack.
+    if flexible:
+        if end - p < tags + 1 or (tags and (p[0] or p[1])) or p[tags] != 1:
+            return None
+        p += tags + 1
     else:
         if end - p < 4 or lc_be32(p):
             return None

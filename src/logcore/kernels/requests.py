@@ -41,7 +41,7 @@ class UsualProduce(UsualRequest):
 
 
 class UsualFetch(UsualRequest):
-    """A Fetch of a consumer without a session."""
+    """A Fetch of a consumer, without a session or with one that continues."""
 
     max_wait_ms: int
     #: Position of max_wait_ms in the frame, 4 bytes.
@@ -55,6 +55,26 @@ class UsualFetch(UsualRequest):
     offset: int
     #: The leader epoch of the client's last record, -1 if unknown.
     last_epoch: int
+    #: The limit of the partition alone.
+    partition_max_bytes: int
+    #: 0 without a session; else the epoch is positive.
+    session_id: int
+    session_epoch: int
+    #: False if a request of a session lists no partition. The fields of the partition
+    #: are valid after continue_with().
+    has_partition: bool
+
+    def continue_with(self, topic: str, topic_id: bytes | None, asked: object) -> None:
+        """Take over the partition of the session.
+
+        `asked` has the fields of a partition of wire.FETCH.Request. One of `topic` and
+        `topic_id` is empty, depending on the version.
+        """
+        raise NotImplementedError
+
+    def respond_without_news(self) -> bytes:
+        """Return the response of a session without partitions, with its size."""
+        raise NotImplementedError
 
     def respond_empty(self, high_watermark: int, stable: int, log_start: int) -> bytes:
         """Return the response without records, with its size."""

@@ -50,6 +50,8 @@ MAX_WAIT_MS: Final = 30_000
 #: Time after which the partitions of an idle follower are compared again: the retention
 #: may have deleted records.
 _COMPARE_MS: Final = 5_000
+#: Partitions of a session that are compared again at the deadline of a request: 0.1 ms.
+_FEW: Final = 100
 #: First version that identifies topics by their ids.
 _IDS_SINCE: Final = 13
 #: First version that may read a topic whose own `compression.type` is zstd. As in
@@ -225,6 +227,10 @@ class _SessionPartitions:
     def are_all_missing(self) -> bool:
         return not self.keys
 
+    @property
+    def are_many(self) -> bool:
+        return len(self._session.partitions) > _FEW
+
     def to_read(self) -> list[_Wanted]:
         if self._first is not None:
             first, self._first = self._first, None
@@ -324,7 +330,7 @@ def _fetch(
     parked = _ParkedFetch(
         request, partitions, keys, call, state, deadline_ms, size, growth
     )
-    if isinstance(partitions, _SessionPartitions):
+    if isinstance(partitions, _SessionPartitions) and partitions.are_many:
         parked.found = response
     return parked.park(looks_again=was_called)
 
@@ -432,8 +438,8 @@ class _ParkedFetch:
         self._is_looking = False
         self._was_called = False
         self._answer = PendingResponse()
-        #: The last result for a session, which is the response at the deadline. The next
-        #: request compares all partitions again.
+        #: The last result for a session of many partitions, which is the response at the
+        #: deadline. The next request compares all partitions again.
         self.found: FetchResponse | None = None
 
     def park(self, *, looks_again: bool) -> PendingResponse:
