@@ -18,7 +18,7 @@ help:
 	@echo 'make spark-example  a Spark pipeline on the same input; installs a Java if none is found'
 	@echo 'make test     the fast tests'
 	@echo 'make lint     format, lint, types (also of the examples in docs), import contracts, shape, prose'
-	@echo 'make check    the same, other types, and the fast tests: before a commit'
+	@echo 'make check    the same, other types, the fast tests and longer ones: before a commit'
 	@echo 'make coverage every line and branch of the core is run by tests, or it says which is not'
 	@echo 'make mutants  a hundred small changes of the core, and how many of them the tests notice'
 	@echo 'make meant-mutants  the same with mistakes that somebody might make, written by hand'
@@ -60,11 +60,11 @@ lint: .venv/.check
 check: lint
 	@$(show-kernels)
 	.venv/bin/pyright
-	$(RUN) -m pytest -q $(PARALLEL)
+	$(RUN) -m pytest -q $(PARALLEL) $(WITH_LONG)
 
 coverage: .venv/.check
 	$(RUN) -m coverage erase
-	$(RUN) -m coverage run -m pytest -q -n 2 --dist worksteal $(COVERING)
+	$(RUN) -m coverage run -m pytest -q -n 2 --dist worksteal $(WITH_LONG) $(COVERING)
 	$(RUN) -m coverage combine --quiet
 	$(RUN) -m coverage report --show-missing --fail-under=100
 
@@ -98,6 +98,7 @@ clean:
 
 # A process that is done takes work from the others.
 PARALLEL = -n auto --maxprocesses 4 --dist worksteal
+WITH_LONG = -m 'not slow and not interop and not static'
 
 # Few tests that reach all of the modules named in [tool.coverage.run] of pyproject.toml: rooms where most tests of one do,
 # without what tries the same again and again: every bit, every operation that fails, every crash.

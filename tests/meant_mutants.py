@@ -2535,6 +2535,7 @@ def run(tree: Path, tests: list[str]) -> tuple[int, str]:
         "PYTHONDONTWRITEBYTECODE": "1",
     }
     options = ["-x", "-q", "-p", "no:cacheprovider", "--tb=line", "--timeout=60"]
+    options += ["-m", "not slow"]
     command = [sys.executable, "-m", "pytest", *options, *tests]
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as said:
         process = subprocess.Popen(

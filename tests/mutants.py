@@ -390,6 +390,7 @@ if __name__ == "__main__":
     OUTPUT = os.dup(1)
     chain = [str(Path(__file__).parent / name) for name in CHAIN]
     flags = ["-s", "-q", "-p", "no:cacheprovider", "-k", f"not ({LEFT_OUT})"]
+    flags += ["-m", "not slow"]
     sys.exit(
         pytest.main(
             [*chain, *flags],

@@ -421,6 +421,7 @@ async def rest(
         ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("group_id", [None, "g"])
 @pytest.mark.parametrize("kind", ["getmany", "iteration", "columns", "arrow"])
 def test_a_consumer_hands_out_each_record_once(
@@ -482,6 +483,7 @@ def test_a_consumer_hands_out_each_record_once(
     assert explore(tmp_path, trial) >= 3
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "kind",
     [
@@ -540,6 +542,7 @@ def test_a_consumer_goes_on_after_any_call(tmp_path: Path, kind: str) -> None:
     assert explore(tmp_path, trial) >= 1
 
 
+@pytest.mark.long
 def test_a_rebalance_with_a_listener_goes_on(tmp_path: Path) -> None:
     """What the listener commits when a partition is taken away is committed; no record
     is handed out twice.

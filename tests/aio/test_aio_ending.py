@@ -85,6 +85,7 @@ def test_consumer_that_is_opened_later_wakes_too(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.long
 def test_signal_ends_a_tail_of_a_program(tmp_path: Path) -> None:
     """Its next lines run, and it exits with 0."""
     program = (
@@ -111,6 +112,7 @@ def test_signal_ends_a_tail_of_a_program(tmp_path: Path) -> None:
     assert process.returncode == 0
 
 
+@pytest.mark.long
 def test_second_signal_has_its_usual_effect(tmp_path: Path) -> None:
     program = (
         "import asyncio, signal, time\n"
@@ -180,6 +182,7 @@ def test_handlers_are_restored_and_other_threads_have_none() -> None:
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+@pytest.mark.long
 def test_service_with_followers_stops(tmp_path: Path) -> None:
     """uvicorn waits for open responses, so it never ended while one was connected."""
     pytest.importorskip("fastapi")

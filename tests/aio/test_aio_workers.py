@@ -177,6 +177,7 @@ def values(path: Path, topic: str) -> Counter[tuple[bytes, bytes | None]]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("count", [FEW, pytest.param(MANY, marks=pytest.mark.slow)])
 def test_orders_survive_signals_and_are_confirmed_once(
     tmp_path: Path, count: int

@@ -214,6 +214,7 @@ def snapshot(path: Path, backup: Path) -> str:
     return taken
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("count", [FEW, pytest.param(MANY, marks=pytest.mark.slow)])
 def test_snapshots_beside_a_loaded_broker_are_complete(
     tmp_path: Path, count: int

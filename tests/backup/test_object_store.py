@@ -36,6 +36,7 @@ def bucket() -> Iterator[str]:
         )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["s3", "file"])
 def test_object_store_has_snapshots_and_restores_them(
     tmp_path: Path, bucket: str, kind: str

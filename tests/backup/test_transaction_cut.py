@@ -165,6 +165,7 @@ def numbers_after_restore(
     return shown
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(25))
 def test_cut_at_every_moment_leaves_whole_transactions(seed: int) -> None:
     rng = random.Random(seed)

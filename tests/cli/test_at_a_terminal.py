@@ -70,6 +70,7 @@ def test_fitted_text_fits(columns: int) -> None:
         assert (made == text) == (cells(text) <= columns)
 
 
+@pytest.mark.long
 def test_verify_says_what_is_wrong_and_a_summary(path: Path) -> None:
     code, text = at_terminal("verify", path)
     assert (code, len(lines_of(text))) == (0, 1)

@@ -53,6 +53,7 @@ def test_the_demo_makes_its_own_directory_and_says_so(tmp_path):
     assert "remove it or choose another" in done.stderr
 
 
+@pytest.mark.long
 def test_a_failed_check_is_loud(tmp_path, monkeypatch):
     """As if the source and the log differed: one flight of those the demo compares with
     is changed after the load.

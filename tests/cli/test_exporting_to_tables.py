@@ -49,6 +49,7 @@ def to(kind: str, place: Path) -> list[object]:
     return ["--to", "iceberg", "--table", "shop.orders", "--warehouse", place]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_export_prints_its_report_and_continues(
     data: Path, tmp_path: Path, kind: str

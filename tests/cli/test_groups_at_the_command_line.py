@@ -183,6 +183,7 @@ def test_what_is_owed_is_committed_before_a_partition_is_given_up(
             assert not printed.is_owed
 
 
+@pytest.mark.long
 def test_the_end_of_a_group_is_that_of_all_its_members(data: Path) -> None:
     """Another member has all partitions first, then one of them, and then it leaves. It
     commits nothing.
@@ -318,6 +319,7 @@ def test_offsets_are_exported_and_imported(data: Path) -> None:
     )
 
 
+@pytest.mark.long
 def test_offsets_of_a_group_with_members_are_moved_by_force_alone(data: Path) -> None:
     with (
         logcore.open_dir(data, shared=True) as directory,

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import logcore
 from logcore import LogDir
 
@@ -30,6 +32,7 @@ def values(data: LogDir, topic: str) -> list[bytes | None]:
     return [record.value for record in log.read(0)]
 
 
+@pytest.mark.long
 def test_commands_write_beside_processes_that_share_the_directory(
     tmp_path: Path,
 ) -> None:

@@ -161,6 +161,7 @@ def test_only_what_a_query_names_is_read(
     assert len(asked) == 2 and asked[0][0] == [0, 1, 2]
 
 
+@pytest.mark.long
 def test_a_limit_ends_a_long_reading(tmp_path: Path) -> None:
     """pyarrow's scanner reads ahead in threads: the program then hung at its end, or
     was aborted.
@@ -240,6 +241,7 @@ def test_without_duckdb_it_says_what_to_install(
     ) == (2, True)
 
 
+@pytest.mark.long
 def test_a_terminal_gets_a_table(data: Path) -> None:
     code, text = at_terminal(
         "sql", data, "select key, count(*) as n from orders group by key order by key"
@@ -254,6 +256,7 @@ def test_a_terminal_gets_a_table(data: Path) -> None:
     ]
 
 
+@pytest.mark.long
 def test_values_do_not_command_the_terminal(data: Path) -> None:
     code, text = at_terminal(
         "sql", data, "select chr(27) || '[31mred' || chr(7) || chr(155) as v"

@@ -54,6 +54,7 @@ def committed(data: Path) -> list[int]:
     return [one.committed for _, one in sorted(offsets(data).items())]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("path", FORMS)
 def test_console_without_changes_has_no_such_page(
     data: Path, client: ConsoleClient, path: str
@@ -221,6 +222,7 @@ def test_form_without_its_token_changes_nothing(
     assert committed(data) == [4, 10]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("path", "fields"),
     [
@@ -249,6 +251,7 @@ def test_malformed_form_changes_nothing(
     assert committed(data) == [4, 10]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "path",
     [

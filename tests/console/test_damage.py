@@ -51,6 +51,7 @@ def write_at(path: Path, position: int, data: bytes) -> None:
         file.write(data)
 
 
+@pytest.mark.long
 def test_changed_byte_of_a_value_is_named_and_the_rest_is_shown(
     orders: Path, consoles: Consoles
 ) -> None:
@@ -98,6 +99,7 @@ def test_estimate_of_a_compaction(data: Path, consoles: Consoles) -> None:
     assert last.name in page.text and "CRC" in page.text
 
 
+@pytest.mark.long
 def test_changed_head_is_damage_on_the_map_without_a_check(
     orders: Path, consoles: Consoles
 ) -> None:
@@ -109,6 +111,7 @@ def test_changed_head_is_damage_on_the_map_without_a_check(
         consoles(orders).page(path)
 
 
+@pytest.mark.long
 def test_missing_segments_are_named(orders: Path, consoles: Consoles) -> None:
     first, middle = logs(orders)[:2]
     last = logs(orders, 1)[-1]
@@ -131,6 +134,7 @@ def test_segment_missing_in_the_middle_is_a_loss(
     assert len(messages.rows()) == 1_000
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size", [0, 1, 12, 61, 100, 5_000])
 def test_cut_segments_are_shown(orders: Path, consoles: Consoles, size: int) -> None:
     whole = logs(orders)[-1].stat().st_size

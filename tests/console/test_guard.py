@@ -37,6 +37,7 @@ def hostile(written: logcore.LogDir) -> logcore.LogDir:
     return written
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("path", "status"),
     [

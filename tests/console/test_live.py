@@ -41,6 +41,7 @@ def events(response: http.client.HTTPResponse) -> Iterator[tuple[str, Any]]:
             yield name, json.loads(line.removeprefix("data: "))
 
 
+@pytest.mark.long
 def test_new_records_arrive_as_escaped_rows(
     written: logcore.LogDir, console: ConsoleClient
 ) -> None:

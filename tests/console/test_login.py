@@ -144,6 +144,7 @@ def test_login_leads_to_the_wanted_page_and_logout_ends_it(
     assert client.get("/").status == 401
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("user", "password"),
     [
@@ -211,6 +212,7 @@ def test_session_ends_when_the_password_is_changed_or_the_user_removed(
     assert client.get("/").status == 401
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "place",
     [

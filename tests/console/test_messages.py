@@ -84,6 +84,7 @@ def test_links_walk_through_all_messages_in_both_directions(
     assert console.page(page.link("← older")).rows()[0][4] == "99"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("place", "first"),
     [
@@ -153,6 +154,7 @@ def test_search_finds_text_in_keys_values_and_headers(
     assert offsets(console, f"{path}&from=301") == [301, 302, 303]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("codec", ["uncompressed", "zstd"])
 @pytest.mark.parametrize(
     ("condition", "found"),
@@ -195,6 +197,7 @@ def test_search_for_a_condition(
     assert [json.loads(line)["offset"] for line in exported.splitlines()] == found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("condition", "reason"),
     [

@@ -51,6 +51,7 @@ def address(process: subprocess.Popen[str], lines: int) -> str:
     return line.split()[-1]
 
 
+@pytest.mark.long
 def test_console_runs_until_it_is_terminated(data: Path, start: Start) -> None:
     with logcore.open_dir(data, create=True) as logdir:
         logdir.create_topic("orders", 1)
@@ -83,6 +84,7 @@ def test_console_refuses_to_start(arguments: list[str], reason: str) -> None:
     assert reason in " ".join(result.output.split())
 
 
+@pytest.mark.long
 def test_broker_shows_its_clients_and_requests(data: Path, start: Start) -> None:
     from confluent_kafka import Producer
 
@@ -106,6 +108,7 @@ def test_broker_shows_its_clients_and_requests(data: Path, start: Start) -> None
         urllib.request.urlopen(client.url)
 
 
+@pytest.mark.long
 def test_broker_refuses_a_console_for_other_machines(data: Path, start: Start) -> None:
     process = start("serve", data, "--port", 0, "--console", "0.0.0.0:0")
     _, errors = process.communicate(timeout=DEADLINE_S)
@@ -113,6 +116,7 @@ def test_broker_refuses_a_console_for_other_machines(data: Path, start: Start) -
     assert "the console needs TLS and a login" in errors
 
 
+@pytest.mark.long
 def test_console_asks_for_a_login_and_says_how_to_create_a_user(
     data: Path, start: Start, tmp_path: Path
 ) -> None:
@@ -136,6 +140,7 @@ def add_user(data: Path, tmp_path: Path) -> None:
     assert CliRunner().invoke(main, arguments).exit_code == 0
 
 
+@pytest.mark.long
 def test_broker_with_rules_shows_what_they_allow(
     data: Path, start: Start, tmp_path: Path
 ) -> None:
@@ -156,6 +161,7 @@ def test_broker_with_rules_shows_what_they_allow(
     assert client.get("/broker").status == 403
 
 
+@pytest.mark.long
 def test_console_with_a_certificate_serves_https(
     data: Path, start: Start, tmp_path: Path
 ) -> None:
@@ -179,6 +185,7 @@ def test_console_with_a_certificate_serves_https(
     assert client.page("/").rows()[0][0] == "orders"
 
 
+@pytest.mark.long
 def test_change_through_a_broker_needs_the_permission_of_its_user(
     data: Path, start: Start, tmp_path: Path
 ) -> None:

@@ -823,6 +823,7 @@ def test_wakeup_ends_the_wait_for_other_processes(
             waker.join()
 
 
+@pytest.mark.long
 def test_idle_consumer_of_a_shared_directory_rarely_checks(tmp_path: Path) -> None:
     """It waits for events, also of deaths, and made 20 checks a second before."""
     with (

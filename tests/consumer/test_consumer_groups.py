@@ -724,6 +724,7 @@ def test_consumer_is_used_by_one_thread_at_a_time() -> None:
 # -------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "lives",
     [25, pytest.param(3000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])],
@@ -910,6 +911,7 @@ def _committed(data: LogDir) -> object:
         return consumer.committed([("t", 1)])[("t", 1)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_shared", [False, True], ids=["one process", "shared"])
 def test_crash_during_topic_deletion_leaves_no_offsets_to_a_new_topic(
     is_shared: bool,

@@ -101,6 +101,7 @@ def places(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["rm", "-rf", str(path)], check=True)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("recipe", ALLOWED)
 @pytest.mark.parametrize("every", [29, pytest.param(1, marks=pytest.mark.slow)])
 def test_kill_at_each_change_keeps_the_delivery_guarantee(
@@ -145,6 +146,7 @@ def test_change_of_owner_is_detected(places: Path) -> None:
     database.close()
 
 
+@pytest.mark.long
 def test_example_runs_as_a_program(places: Path) -> None:
     prepare(places)
     command = [

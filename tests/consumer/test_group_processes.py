@@ -262,6 +262,7 @@ def settle(ledger: Ledger, workers: list[Worker]) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "rounds",
     [

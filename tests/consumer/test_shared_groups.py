@@ -162,6 +162,7 @@ def test_another_process_takes_over_from_a_killed_one(
     assert set(sent) <= {*workers[0].values, *workers[1].values}
 
 
+@pytest.mark.long
 def test_member_that_was_stopped_for_long_commits_nothing(
     data: LogDir, start: Callable[..., Worker]
 ) -> None:

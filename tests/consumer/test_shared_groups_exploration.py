@@ -45,6 +45,7 @@ def test_static_members_keep_their_partitions_for_a_while(
     run_first(f"groups static {chances}", rounds)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rounds", [ROUNDS, LONG])
 @pytest.mark.parametrize("chances", GROUPS)
 @pytest.mark.parametrize("kind", ["rewind", "rewind dual"])
@@ -52,6 +53,7 @@ def test_no_commit_undoes_a_rewind(chances: str, kind: str, rounds: int) -> None
     run_first(f"groups {kind} {chances}", rounds)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rounds", [ROUNDS, LONG])
 @pytest.mark.parametrize("kind", ["kills", "power"])
 @pytest.mark.parametrize("stores", STORES)
@@ -67,6 +69,7 @@ def test_power_cut_loses_no_commit(rounds: int) -> None:
     run_first("groups power", rounds)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rounds", [ROUNDS, LONG])
 def test_member_that_froze_in_a_commit_changes_nothing(rounds: int) -> None:
     run_first("groups hasty freezes", 5 * rounds)

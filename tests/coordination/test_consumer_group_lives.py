@@ -24,6 +24,7 @@ from logcore.format.consumer_group_records import Current, Partitions
 from support.consumerlives import NOTHING, STEPS, Life, live
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("first", range(0, 100, 10))
 def test_partitions_have_one_owner_and_the_group_becomes_stable(first: int) -> None:
     for seed in range(first, first + 10):
@@ -195,6 +196,7 @@ MISTAKES = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.__name__)
 def test_histories_detect_the_mistake(
     mistake: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch

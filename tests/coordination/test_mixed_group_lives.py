@@ -153,6 +153,7 @@ MISTAKES = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.__name__)
 def test_histories_detect_the_mistake(
     mistake: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch

@@ -563,6 +563,7 @@ def is_found(module: Any, **more: Any) -> bool:
     return False
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name",
     [

@@ -139,6 +139,7 @@ def test_wrong_forks_have_no_effect(tmp_path: Path) -> None:
         assert logdir.partition("new", 0).log_start_offset == 10
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("limit", [5, pytest.param(40, marks=pytest.mark.slow)])
 def test_a_crash_in_a_fork_leaves_all_of_it_or_nothing(limit: int) -> None:
     def run(disk: SimulatedDisk, promise: Any) -> None:
@@ -168,6 +169,7 @@ def test_a_crash_in_a_fork_leaves_all_of_it_or_nothing(limit: int) -> None:
     assert explore(run, recover, judge, limit=limit, again_every=30).states > 100
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EXDEV])
 @pytest.mark.parametrize(
     "operation", ["link", "pwrite", "fsync", "sync_dir", "rename", "create"]

@@ -364,6 +364,7 @@ def _is_whole_or_not_at_all(disk: SimulatedDisk, act: str) -> None:
             assert not [name for name in disk.listdir("/d") if name.startswith("t-")]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("limit", [3, pytest.param(60, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("act", ["create", "delete", "grow", "alter", "fork"])
 def test_topic_changes_are_whole_or_not_at_all_after_a_crash_anywhere(
@@ -959,6 +960,7 @@ def test_close_releases_everything_when_any_operation_fails(operation: str) -> N
         ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.slow)])
 def test_start_offset_is_durable_before_deletion_on_full_disk(step: int) -> None:
     """The reserve file becomes the checkpoint. A crash in between leaves the old start

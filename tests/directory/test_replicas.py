@@ -227,6 +227,7 @@ def judge(promised: list[int], found: tuple[list[bytes], int]) -> None:
         assert topic_id == OTHER_ID.int
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("names", ["posix", "journal"])
 def test_each_crash_leaves_a_directory_that_can_be_completed(names: Any) -> None:
     report = explore(

@@ -368,6 +368,7 @@ def test_close_with_unusable_lock_record_releases_the_claim(
         ] == [1, 1]
 
 
+@pytest.mark.long
 def test_topic_of_open_transaction_deleted_elsewhere_stops_no_later_transaction(
     data: LogDir, other: Other
 ) -> None:

@@ -151,6 +151,7 @@ TWO_PROCESSES: dict[str, Callable[[Names], Story]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("step", "crashes"), [(43, 3), pytest.param(1, 30, marks=ALL)])
 @pytest.mark.parametrize("name", STORIES)
 def test_program_continues_after_a_failing_call_and_keeps_its_records(
@@ -159,6 +160,7 @@ def test_program_continues_after_a_failing_call_and_keeps_its_records(
     assert explore(STORIES[name], step=step, crashes=crashes) > 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("step", "crashes"), [(307, 2), pytest.param(1, 10, marks=ALL)]
 )

@@ -180,6 +180,7 @@ class VerifyingCache(ResultCache[Any]):
         return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("durability", "config", "limit"),
     [
@@ -382,6 +383,7 @@ def test_batch_torn_inside_its_offset_field_is_recovered(lost: int) -> None:
     raise AssertionError("no such size")
 
 
+@pytest.mark.long
 def test_truncation_into_compacted_gap_survives_crash() -> None:
     """Compaction left nothing below the offset. Once the segments above it were lost,
     the log ended below its recovery point, and could not be opened.
@@ -424,6 +426,7 @@ def test_opening_without_room_for_a_file_name_succeeds() -> None:
 # -- failing operations ----------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("durability", "step", "turns"),
     [

@@ -280,6 +280,7 @@ def test_failed_sync_raises_in_every_waiting_thread() -> None:
     log.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "operation", ["fsync", "pwrite", "truncate", "pread", "fdatasync"]
 )
@@ -668,6 +669,7 @@ def failing_later(fault: Fault, durability: str, recoveries: Recoveries) -> bool
     return bool(plan.hits)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("durability", "step", "errnos"),
     [
@@ -698,6 +700,7 @@ def test_every_operation_on_later_data_fails_once_and_forever(
     assert cases >= 1_600 * errnos // step
 
 
+@pytest.mark.long
 def test_failed_compaction_is_completed_in_durable_order() -> None:
     """Its file names were not durable yet when the compaction failed. The next opening
     treated them as durable and removed the files that they replace, and after a power

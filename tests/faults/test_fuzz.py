@@ -514,6 +514,7 @@ def main(count: int, seed: int) -> None:
     print(f"{sum(share for _, share, _ in done)} executions of {len(done)} decoders")
 
 
+@pytest.mark.long
 @pytest.mark.skipif(
     not Path("/proc/self/status").exists(), reason="needs Linux's /proc and RLIMIT_AS"
 )

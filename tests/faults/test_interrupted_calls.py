@@ -49,6 +49,7 @@ CASES = (
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "most",
     [FEW, pytest.param(1 << 60, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])],
@@ -64,6 +65,7 @@ def test_interrupted_call_breaks_no_promise(case: type[calls.Case], most: int) -
     print(f"{case.__name__}: interrupted at {met} of {lines} lines")
 
 
+@pytest.mark.long
 def test_interrupted_opening_of_a_partition_keeps_no_claim(tmp_path: Path) -> None:
     """A partition whose first use was interrupted could not be used again for the life
     of the process: the claim was acquired, and no object could release it.
@@ -89,6 +91,7 @@ def test_interrupted_opening_of_a_partition_keeps_no_claim(tmp_path: Path) -> No
     assert nth > 40
 
 
+@pytest.mark.long
 def test_interrupted_deletion_of_a_topic_keeps_no_claim(tmp_path: Path) -> None:
     nth = left = 0
     while not left:
@@ -112,6 +115,7 @@ def test_interrupted_deletion_of_a_topic_keeps_no_claim(tmp_path: Path) -> None:
     assert nth > 40
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shared", [False, True])
 def test_second_close_completes_an_interrupted_close(
     tmp_path: Path, shared: bool
@@ -142,6 +146,7 @@ def test_second_close_completes_an_interrupted_close(
     assert nth > 100
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["poll", "poll_columns"])
 def test_poll_interrupted_at_any_line_of_the_fetcher_passes_no_record_over(
     how: str,

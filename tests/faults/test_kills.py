@@ -194,6 +194,7 @@ def scenarios(campaign: Campaign, seed: int) -> Iterator[Scenario]:
         yield campaign.torn(scenario, rng)
 
 
+@pytest.mark.long
 def test_kills_at_every_kind_of_place(ram: Path) -> None:
     """First a kill at each distinct kind of place, then at random places."""
     count = int(os.environ.get("LOGCORE_KILLS", "18"))
@@ -273,6 +274,7 @@ def save_topics_last(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TopicRegistry, "save", late_save)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("workload", "lie"),
     [
@@ -427,6 +429,7 @@ def inject(
     return met
 
 
+@pytest.mark.long
 def test_system_calls_that_fail_or_kill(strace: Path) -> None:
     rng = random.Random(SEED)
     met = inject(

@@ -656,6 +656,7 @@ BYTES = "size=1m"
 NAMES = "size=1m,nr_inodes=40"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("policy", "options"),
     [

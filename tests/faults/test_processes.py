@@ -151,6 +151,7 @@ def test_B38_a_lock_that_goes_with_another_close_is_found(
         )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "policy",
     [
@@ -210,6 +211,7 @@ with logcore.open(sys.argv[1], create=True, durability=sys.argv[2], config={"seg
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("policy", ["group", "os"])
 @pytest.mark.parametrize("watch", [Inotify, Polling])
 def test_tail_wakes_for_another_process_and_sees_each_record_once(
@@ -370,6 +372,7 @@ def test_lock_file_content_is_only_informative(partition: Path) -> None:
     assert not note.exists()
 
 
+@pytest.mark.long
 def test_errors_and_info_name_all_processes_that_share_a_directory(
     tmp_path: Path,
 ) -> None:
@@ -441,6 +444,7 @@ CALLS: dict[str, Callable[[logcore.LogDir, logcore.Log], object]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", CALLS)
 def test_a_child_waits_for_no_thread_of_its_parent(tmp_path: Path, name: str) -> None:
     """The thread that holds a lock at the moment of a fork does not exist in the child,

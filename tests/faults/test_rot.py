@@ -90,6 +90,7 @@ def batch_positions(data: bytes) -> list[int]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "count",
     [FLIPS, pytest.param(MANY, marks=[pytest.mark.slow, pytest.mark.timeout(36000)])],
@@ -485,6 +486,7 @@ def _sent(log: logcore.Log, offset: int) -> bytes:
     return b"".join(log.stored(offset, max_bytes=1))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("read_only", [True, False], ids=["read", "written"])
 @pytest.mark.parametrize("made", [own, compacted, transactional])
 @pytest.mark.parametrize("step", [2, pytest.param(1, marks=pytest.mark.slow)])
@@ -508,6 +510,7 @@ def test_missing_batch_or_segment_is_never_silent(
     assert not silent, "\n".join(silent)[:3000]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("read_only", [True, False], ids=["read", "written"])
 @pytest.mark.parametrize("damages", [turned, large_damages])
 @pytest.mark.parametrize("name", ["clean", "crash", "compact-after"])
@@ -550,6 +553,7 @@ def of_snapshot(files: Files) -> Any:
         return log.append_batch(last).offset
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "ask"),
     [

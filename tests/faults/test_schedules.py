@@ -30,6 +30,7 @@ SHARE = 100
 PAUSED_IN_A_REBALANCE = (("groups clocks", 10_000_338), ("groups clocks", 10_000_373))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("first", range(0, SOME, SHARE))
 def test_some_schedules_of_each_world_keep_all_invariants(first: int) -> None:
     worlds = Counter(

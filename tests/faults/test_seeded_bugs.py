@@ -472,6 +472,7 @@ def hunt(
         explored(actions, durability, config=config, thorough_every=2, **options)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name",
     [
@@ -503,6 +504,7 @@ def test_a_seeded_bug_is_found(
     print(met.value)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed_bug", parameters(tuple(LIFE_BUGS)))
 def test_a_seeded_bug_of_later_lives_is_found(
     seed_bug: Seeder, monkeypatch: pytest.MonkeyPatch
@@ -562,6 +564,7 @@ def test_B18_a_cut_that_is_not_synced_is_found(
     assert {(b"first",), (b"first", b"other")} <= found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("limit", [1, pytest.param(10, marks=pytest.mark.slow)])
 def test_txnindex_is_durable_before_the_next_segment(
     limit: int,
@@ -748,6 +751,7 @@ def test_B35_a_waiter_of_the_next_sync_that_is_woken_is_found(
         two_appends()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed_bug", parameters(FAULT_BUGS))
 def test_a_seeded_bug_is_found_by_a_failing_disk(
     seed_bug: Seeder, monkeypatch: pytest.MonkeyPatch
@@ -764,6 +768,7 @@ def test_a_seeded_bug_is_found_by_a_failing_disk(
                 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "programs",
     [1, pytest.param(50, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])],

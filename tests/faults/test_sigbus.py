@@ -71,6 +71,7 @@ def outcome(child: Callable[[], int]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("read_only", [True, False])
 @pytest.mark.parametrize("name", READINGS)
 def test_a_file_that_was_shortened_is_an_error(

@@ -511,6 +511,7 @@ def test_zstd_frames_from_a_streaming_writer_are_read():
         decompress(Codec.ZSTD, packed, max_size=len(SAMPLE) - 1)
 
 
+@pytest.mark.long
 def test_zstd_window_of_the_highest_levels_is_accepted():
     compressor = zstandard.ZstdCompressor(level=22).compressobj()
     assert (
@@ -650,6 +651,7 @@ for name, (codec, body) in (t.BOMBS | honest).items():
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(
     not os.access("/proc/self/clear_refs", os.W_OK), reason="needs Linux's /proc"
 )

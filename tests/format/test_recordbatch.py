@@ -244,6 +244,7 @@ def test_an_incomplete_tail_ends_reading_quietly() -> None:
     assert [batch.size_bytes for batch in read_batches(data + data[:40])] == [len(data)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", NAMES)
 def test_every_single_bit_flip_of_a_vector_is_noticed_or_harmless(

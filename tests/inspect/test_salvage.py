@@ -172,6 +172,7 @@ def test_a_log_directory_keeps_its_topics_ids_and_producers(tmp_path: Path) -> N
 # -- damage ----------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("head_step", "step"), [(3, 97), pytest.param(1, 1, marks=pytest.mark.slow)]
 )
@@ -326,6 +327,7 @@ def test_what_a_recovery_or_compaction_left_fills_gaps_only(spare: str) -> None:
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_compaction_that_a_crash_ended_loses_nothing_that_opening_finds(
     step: int,
@@ -528,6 +530,7 @@ def test_a_log_directory_with_damaged_files_of_its_own() -> None:
         assert directory.host.next_producer_id() > 41, "no id is given out twice"
 
 
+@pytest.mark.long
 def test_random_damage_never_invents(tmp_path: Path) -> None:
     rng = random.Random(7)
     values = [(at, rng.randbytes(rng.randrange(300))) for at in range(120)]

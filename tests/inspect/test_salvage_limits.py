@@ -100,6 +100,7 @@ def test_many_gaps_do_not_read_a_spare_file_as_often(counted: Counted) -> None:
     assert counted.size_bytes < 8 * len(data), counted.size_bytes / len(data)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("magic", [0, 1, 2])
 def test_heads_that_claim_all_of_the_rest_do_not_make_the_work_grow_with_its_square(
     counted: Counted, magic: int
@@ -122,6 +123,7 @@ def test_heads_that_claim_all_of_the_rest_do_not_make_the_work_grow_with_its_squ
 # -- copies that were cut off ----------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["partition", "directory"])
 def test_a_copy_that_was_cut_off_is_no_log(kind: str) -> None:
     """After a crash at any change of the disk, the copy is complete, or opening it and

@@ -105,6 +105,7 @@ def test_a_partition_whose_directory_is_gone_has_a_verdict(own):
     ) and "reached offset 18" in found.detail
 
 
+@pytest.mark.long
 def test_a_topic_that_is_being_made_is_not_called_damaged():
     disk = SimulatedDisk()
     with logcore.open_dir(
@@ -351,6 +352,7 @@ def test_what_happens_meanwhile_is_not_called_damage(tmp_path, kind):
     assert after > 3
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("step", [18, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "config", [{}, {"cleanup.policy": "compact"}, {"retention.bytes": 900}]
@@ -625,6 +627,7 @@ def survive(path):
         json.dumps([one.as_dict() for one in found])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", KINDS)
 @settings(max_examples=25)
 @given(
@@ -651,6 +654,7 @@ def test_every_cut_of_a_file(crash, name, places):
         survive(crash / name)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("places", [25, pytest.param(80, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "name",

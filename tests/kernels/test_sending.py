@@ -288,6 +288,7 @@ def drawing(seed: int) -> Callable[[object, int], int]:
     return lambda fs, below: chance.randrange(below)
 
 
+@pytest.mark.long
 def test_threads_lose_no_record_and_each_keeps_its_order(
     directory: logcore.LogDir,
 ) -> None:

@@ -371,6 +371,7 @@ def test_rows_without_progress_are_refused(
         lake.export(data, TOPIC, target(kind, tmp_path, "other"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["a b", "ä", "50%", "a:b", "'"])
 def test_table_in_a_folder_with_an_unusual_name(
     data: logcore.LogDir, tmp_path: Path, kind: str, name: str

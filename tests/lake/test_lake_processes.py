@@ -53,6 +53,7 @@ def check(kind: str, data: logcore.LogDir, place: Path) -> int:
     return len(found)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kills", [KILLS, LONG])
 @pytest.mark.parametrize("kind", KINDS)
 def test_killed_export_neither_loses_nor_repeats_a_row(
@@ -89,6 +90,7 @@ def test_killed_export_neither_loses_nor_repeats_a_row(
         assert check(kind, data, tmp_path) == len(committed_offsets(data))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_exports_at_the_same_time_store_each_row_once(
     tmp_path: Path, kind: str

@@ -93,6 +93,7 @@ def catalog(store: dict[str, str], place: Path) -> Any:
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_export_to_an_object_store(
     tmp_path: Path, store: dict[str, str], kind: str

@@ -317,6 +317,7 @@ class ObservingPlan(FaultPlan):
 POLICIES = ["always", "group", "every(3)", "interval(1)", "os"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("before", POLICIES)
 @pytest.mark.parametrize("after", POLICIES)
 def test_visible_high_watermark_never_decreases(before: str, after: str) -> None:

@@ -118,6 +118,7 @@ def test_P45_crash_leaves_one_generation(names: Any, limit: int) -> None:
     assert report.states > 300
 
 
+@pytest.mark.long
 def test_readers_see_one_generation_after_a_crash_without_recovery() -> None:
     """A reader opens a disk that a crash during a swap left. No writer has recovered
     it.
@@ -195,6 +196,7 @@ def early_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cleaner._Round, "_note_keys", note)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("bug", [pytest.param("B10", marks=pytest.mark.slow), "B11"])
 def test_seeded_bugs_of_the_swap_are_found(
     bug: str, monkeypatch: pytest.MonkeyPatch
@@ -225,6 +227,7 @@ def test_seeded_bug_B12_order_of_renames_is_found(
         explore_compaction()
 
 
+@pytest.mark.long
 def test_seeded_bug_B41_lost_last_value_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -233,6 +236,7 @@ def test_seeded_bug_B41_lost_last_value_is_found(
         explore_compaction()
 
 
+@pytest.mark.long
 def test_seeded_bug_B44_early_checkpoint_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -258,6 +262,7 @@ def test_seeded_bug_B44_early_checkpoint_is_found(
         explore(run_keyed, recover, once, limit=40, again_every=0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("limit", [4, pytest.param(40, marks=pytest.mark.slow)])
 def test_cleaner_checkpoint_never_exceeds_the_compacted_range(limit: int) -> None:
     def recover(disk: SimulatedDisk) -> Any:
@@ -280,6 +285,7 @@ def test_cleaner_checkpoint_never_exceeds_the_compacted_range(limit: int) -> Non
 EACH_IN_TURN = {errno.EIO: 1, errno.ENOSPC: 2, errno.EMFILE: 3}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("step", [17, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("number", EACH_IN_TURN)
 def test_error_at_each_operation_of_a_round(number: int, step: int) -> None:

@@ -167,6 +167,7 @@ def _append_in_turns(path: Path, barrier: Any) -> None:
             done += 1
 
 
+@pytest.mark.long
 def test_processes_that_share_a_log_see_one_history(tmp_path: Path) -> None:
     path = tmp_path / "t-0"
     context = multiprocessing.get_context("spawn")

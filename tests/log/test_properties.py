@@ -602,6 +602,7 @@ class CountingDisk(SimulatedDisk):
         return super().map(handle, size)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("producer_id", [-1, 7])
 @pytest.mark.parametrize("is_clean", [True, False])
 def test_P29_open_reads_unsynced_bytes_and_an_index_interval(

@@ -90,6 +90,7 @@ def test_records_are_deleted_by_their_age(virtual: Kafka) -> None:
     assert [record.offset for record in virtual.records("t")] == [1]
 
 
+@pytest.mark.long
 def test_offsets_of_an_empty_group_expire(virtual: Kafka) -> None:
     virtual.create_topic("t")
     place = confluent_kafka.TopicPartition("t", 0, 0)

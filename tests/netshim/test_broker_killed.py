@@ -254,6 +254,7 @@ def results(path: Path) -> Counter[bytes]:
         )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "kills",
     [
@@ -328,6 +329,7 @@ started.wait()
 """
 
 
+@pytest.mark.long
 def test_broker_in_a_thread_ends_with_the_interpreter(tmp_path: Path) -> None:
     """Its thread outlived the main one. From then on it did no work on the disk, logged
     ten tracebacks a minute, and answered clients with errors.
@@ -399,6 +401,7 @@ def with_few_files(directory: Path) -> list[str]:
     return [sys.executable, "-c", program, str(directory)]
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no limit to set")
 def test_recovery_leaves_files_for_clients(tmp_path: Path) -> None:
     """Recovery opened all logs. Then no client could connect, and the event loop
@@ -426,6 +429,7 @@ def test_recovery_leaves_files_for_clients(tmp_path: Path) -> None:
     assert broker.returncode == 0
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no limit to set")
 def test_a_consumer_reads_more_partitions_than_logs_can_be_open(tmp_path: Path) -> None:
     """Each fetch opened the same logs, and closed the others for them, so most
@@ -464,6 +468,7 @@ def test_a_consumer_reads_more_partitions_than_logs_can_be_open(tmp_path: Path) 
     assert broker.returncode == 0
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no limit to set")
 def test_more_partitions_than_file_descriptors_are_served(tmp_path: Path) -> None:
     """A container's hard limit may be 1,024. Partitions were answered with a retriable

@@ -191,6 +191,7 @@ def test_every_option_of_serve_has_a_key_and_a_variable() -> None:
     assert all(str(name).startswith("NETSHIM_") for name in names)
 
 
+@pytest.mark.long
 def test_served_directory_has_the_topics_of_the_file(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with logcore.open_dir(data, create=True) as logdir:

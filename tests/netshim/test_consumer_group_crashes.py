@@ -146,6 +146,7 @@ def judge(expected: list[Any], promised: list[Any], found: Any) -> None:
     assert found in expected[acknowledged : asked + 1], (acknowledged, asked, found)
 
 
+@pytest.mark.long
 def test_crash_neither_splits_nor_loses_a_heartbeat(expected: list[Any]) -> None:
     report = explore(
         live,

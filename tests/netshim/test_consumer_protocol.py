@@ -616,6 +616,7 @@ while True:
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("subscribes", ["names", "pattern"])
 def test_confluent_members_take_over_from_a_killed_one(
     kafka_factory: Callable[..., Kafka], subscribes: str
@@ -661,6 +662,7 @@ def test_confluent_members_take_over_from_a_killed_one(
         survivor.close()
 
 
+@pytest.mark.long
 def test_confluent_members_are_replaced_one_by_one_and_back(
     kafka_factory: Callable[..., Kafka],
 ) -> None:

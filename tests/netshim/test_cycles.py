@@ -98,6 +98,7 @@ def world(request: pytest.FixtureRequest) -> World:
     return DisconnectingWorld(request.param)
 
 
+@pytest.mark.long
 def test_requests_of_all_apis_leave_no_cycles(world: World, no_collector: None) -> None:
     """Each API is tested in its newest and its oldest served version, under a policy
     that waits for syncs.
@@ -143,6 +144,7 @@ def stopped(bench: Bench, answer: PendingResponse) -> None:
     bench.broker.stop(bench.now_ms)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("durability", ["os", "group"])
 @pytest.mark.parametrize(("min_bytes", "isolation_level"), [(1, 0), (300, 1)])
 def test_waiting_fetches_leave_no_cycles(
@@ -270,6 +272,7 @@ def loop(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
         pytest.importorskip("uvloop")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "use", [nothing, plain_bytes, no_login, wrong_password, login, reset]
 )

@@ -101,6 +101,7 @@ def test_invalid_rule_of_a_list_adds_none(kafka: Kafka, door: Ask) -> None:
     assert not broker.faults.rules
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "rule",
     [
@@ -185,6 +186,7 @@ def test_index_lists_each_call_with_an_example(door: Ask) -> None:
     assert {"call": "GET /state", "example": "GET /state"} in listed
 
 
+@pytest.mark.long
 def test_command_prints_a_door_that_only_the_token_opens(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "netshim", "serve", str(tmp_path / "data")]
     process = subprocess.Popen(
@@ -206,6 +208,7 @@ def test_command_prints_a_door_that_only_the_token_opens(tmp_path: Path) -> None
         process.communicate()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "options", [["--door", "0.0.0.0:0"], ["--door-token-file", "x"], ["--door", "x"]]
 )
@@ -242,6 +245,7 @@ def served(tmp_path: Path) -> Iterator[tuple[str, Ask]]:
     assert process.returncode == 0
 
 
+@pytest.mark.long
 def test_time_nodes_and_disk_are_controlled(served: tuple[str, Ask]) -> None:
     address, send = served
     assert send("POST", "/topics/orders", {"partitions": 3})[0] == 200
@@ -275,6 +279,7 @@ def test_time_nodes_and_disk_are_controlled(served: tuple[str, Ask]) -> None:
     assert send("POST", "/release", {"release": None}) == (200, {"release": None})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("path", "body"),
     [

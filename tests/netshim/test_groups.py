@@ -278,6 +278,7 @@ NUMBERS = st.sampled_from([-(2**31), -1, 0, 1, 2, 2**31 - 1])
 LONGS = st.sampled_from([-(2**63), -1, 0, 1, 2**63 - 1])
 
 
+@pytest.mark.long
 @hypothesis_settings(max_examples=40)
 @given(data=st.data())
 def test_every_odd_request_is_answered(

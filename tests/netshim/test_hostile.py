@@ -287,6 +287,7 @@ def test_connections_reset_during_a_request_do_no_harm(
     wait_until(lambda: len(server.server._peers) == 1)
 
 
+@pytest.mark.long
 def test_partial_large_requests_share_a_bounded_memory(
     connect: Any, server: Any
 ) -> None:

@@ -29,6 +29,7 @@ async def endless(_: Any) -> StreamingResponse:
     return StreamingResponse(body())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("request_bytes", "count"), [(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", 1), (b"", 20)]
 )

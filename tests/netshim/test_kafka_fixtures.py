@@ -371,6 +371,7 @@ def test_session_fixture_uses_one_broker(pytester: pytest.Pytester) -> None:
     pytester.runpytest(*ALONE).assert_outcomes(passed=5)
 
 
+@pytest.mark.long
 def test_examples_of_the_testing_page_pass(pytester: pytest.Pytester) -> None:
     page = blocks(Path(__file__).resolve().parents[2] / "docs" / "testing.md")
     pytester.makepyfile(

@@ -295,6 +295,7 @@ def test_session_is_suspended_while_a_join_waits(rig: Rig) -> None:
     assert rig.beat(ids[0], 3) == codes.UNKNOWN_MEMBER_ID
 
 
+@pytest.mark.long
 @in_both_homes
 def test_rebalance_does_not_wait_forever_for_new_members(rig: Rig) -> None:
     rig.form(1, session_ms=1_800_000, rebalance_ms=1_800_000)

@@ -272,6 +272,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.long
 def test_command_serves_metrics_and_reports_health(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "netshim", "serve", str(tmp_path / "data")]
     process = subprocess.Popen(

@@ -87,6 +87,7 @@ def test_mutated_frames_harm_neither_the_broker_nor_other_clients(
     assert world.honest.rounds > 50
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("strangers", [4, pytest.param(10, marks=pytest.mark.slow)])
 def test_mutated_frames_do_not_pass_access_control(
     errors: Errors, strangers: int

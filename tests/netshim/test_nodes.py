@@ -150,6 +150,7 @@ def test_a_producer_follows_a_leader(three: Kafka) -> None:
     assert three.logdir.partition("t", 0).leader_epoch == 3
 
 
+@pytest.mark.long
 def test_a_consumer_follows_a_node_that_stops(three: Kafka) -> None:
     """Its coordinator and leaders stop; no record is lost or read twice."""
     reader = consumer(three, "g")

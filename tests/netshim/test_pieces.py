@@ -214,6 +214,7 @@ def answers_of_scripts() -> list[Any]:
     return answers
 
 
+@pytest.mark.long
 def test_scripts_of_all_apis_get_the_same_answers_in_chunks_of_one() -> None:
     whole = answers_of_scripts()
     with pytest.MonkeyPatch.context() as patch:

@@ -106,6 +106,7 @@ def _answers(path: Path, asked: list[Any]) -> list[Any]:
     return answers
 
 
+@pytest.mark.long
 @hypothesis.settings(max_examples=30)
 @hypothesis.given(asked=st.lists(requests, min_size=3, max_size=10))
 def test_fast_path_answers_and_stores_like_the_general_path(

@@ -161,6 +161,7 @@ def test_nothing_is_loaded_without_a_recording(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.long
 def test_serve_records_until_it_ends(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "netshim", "serve", str(tmp_path / "data")]
     command += ["--port", "0", "--record", str(tmp_path / "t.ksh")]

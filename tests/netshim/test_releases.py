@@ -46,6 +46,7 @@ def test_a_release_serves_what_it_has_and_we_have(kafka: Kafka, name: str) -> No
     assert served(kafka) == every
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", RELEASES)
 def test_clients_work_with_it(kafka: Kafka, name: str) -> None:
     """librdkafka needs Produce 3, which all of these have."""

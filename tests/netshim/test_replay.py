@@ -71,6 +71,7 @@ def brokers(kafka_factory: Callable[..., Kafka]) -> Iterator[tuple[Kafka, Kafka]
     yield kafka_factory(**options), kafka_factory(**options)
 
 
+@pytest.mark.long
 def test_work_of_real_clients_is_replayed_without_differences(
     brokers: tuple[Kafka, Kafka], tmp_path: Path
 ) -> None:

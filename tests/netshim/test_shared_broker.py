@@ -119,6 +119,7 @@ def _values(directory: Path) -> set[str]:
         return {record.value.decode() for record in data.topic("visits").read()}
 
 
+@pytest.mark.long
 def test_four_terminals_lose_no_record_when_members_are_killed(
     run: Callable[..., Program], tmp_path: Path
 ) -> None:
@@ -417,6 +418,7 @@ def test_waiting_fetch_gets_records_of_another_process(
         assert first.process.wait(DEADLINE_S) == 0
 
 
+@pytest.mark.long
 def test_directory_has_one_broker(run: Callable[..., Program], kafka: Any) -> None:
     path = kafka.server.logdir.path
     with open_registry(path) as registry:

@@ -398,6 +398,7 @@ def test_client_continues_after_a_broker_restart(
 # -- kafka-python ----------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("codec", [None, "gzip", "lz4", "zstd"])
 def test_kafka_python_produces_and_consumes(broker: Any, codec: str | None) -> None:
     kafka = pytest.importorskip("kafka")
@@ -563,6 +564,7 @@ def test_command_serves_until_a_signal_stops_it(command: Any, tmp_path: Path) ->
     assert (tmp_path / "data" / ".kafka_cleanshutdown").exists()
 
 
+@pytest.mark.long
 def test_command_reports_each_startup_error(command: Any, tmp_path: Path) -> None:
     _, address = command("--port", "0")
     port = address.rsplit(":", 1)[1]
@@ -643,6 +645,7 @@ def test_brokers_in_one_process_are_independent(kafka_factory: Any) -> None:
     assert os.path.realpath(one.logdir.path) != os.path.realpath(two.logdir.path)
 
 
+@pytest.mark.long
 def test_records_of_spark_reach_clients_of_a_live_broker(
     command: Any, tmp_path: Path
 ) -> None:

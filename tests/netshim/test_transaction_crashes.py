@@ -194,6 +194,7 @@ def judge(promised: list[Any], recovered: dict[str, Any]) -> None:
     )
 
 
+@pytest.mark.long
 def test_no_crash_splits_loses_or_hangs_a_transaction() -> None:
     report = explore(Life(2, turns=(1,)).live, recover, judge, limit=8, again_every=0)
     assert report.states > 50
@@ -231,6 +232,7 @@ def judge_open_ends(_promised: list[Any], recovered: dict[str, Any]) -> None:
     assert not recovered["hangs"], recovered
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("limit", [4, pytest.param(500, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("version", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_no_crash_hangs_a_transaction_without_a_record(

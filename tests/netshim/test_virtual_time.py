@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
 import netshim
 from logcore.recordbatch import encode
 from logcore.testing import SimulatedDisk
@@ -228,6 +230,7 @@ async def live_a_week(disk: SimulatedDisk, committed: int) -> None:
         client.writer.close()
 
 
+@pytest.mark.long
 def test_retention_and_sessions_last_a_day_and_offsets_a_week() -> None:
     disk = SimulatedDisk()
     committed = asyncio.run(live_a_day(disk))

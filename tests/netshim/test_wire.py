@@ -287,6 +287,7 @@ class KafkaPython:
         )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("message", MESSAGES, ids=repr)
 def test_same_bytes_as_kafka_python(message: Message) -> None:
     TRIED["kafka-python"].add(message)
@@ -578,6 +579,7 @@ def test_the_types_of_messages_are_those_of_the_table() -> None:
 # --- round trip, frames, tolerance ----------------------------------------------------
 
 
+@pytest.mark.long
 @hypothesis.settings(max_examples=300)
 @hypothesis.given(st.sampled_from(VERSIONED), st.randoms(use_true_random=False))
 def test_round_trip(which: tuple[Message, int], rng: random.Random) -> None:
@@ -885,6 +887,7 @@ def test_frames_of_another_protocol_are_refused(frame: bytes) -> None:
         wire.decode_header(memoryview(frame))
 
 
+@pytest.mark.long
 def test_lies_about_lengths_allocate_nothing() -> None:
     """Every four bytes in turn announce two billion, every byte a varint of four
     billion: memory stays small.

@@ -217,6 +217,7 @@ def test_restarted_follower_forgets_producers(disk: SimulatedDisk) -> None:
         assert log.append_batch(batch_of_producer(30)).offset == 40
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("names", ["posix", "journal"])
 def test_each_crash_leaves_a_log_before_or_after_its_restart(names: Any) -> None:
     def run(disk: SimulatedDisk, promise: Callable[[object], None]) -> None:
@@ -328,6 +329,7 @@ def lead(log: Log, rng: random.Random, steps: int, label: bytes) -> None:
             log.end_transaction(rng.randrange(1, 4), 0, commit=rng.random() < 0.5)
 
 
+@pytest.mark.long
 @given(st.integers(0, 1 << 30))
 def test_follower_and_leader_files_are_identical_after_leader_changes(
     seed: int,

@@ -689,6 +689,7 @@ def test_roll_reads_no_batch_twice_when_all_producers_have_expired(
     assert walked < 40 * 2
 
 
+@pytest.mark.long
 def test_no_flipped_bit_below_a_snapshot_makes_a_batch_new() -> None:
     """The headers below a snapshot are read for batches that it does not contain. They
     may not override the snapshot.

@@ -45,6 +45,7 @@ def write_crashed_partition(path: Path, data: bytes, *, policy: str = "group") -
     return path
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.slow)])
 def test_log_truncated_at_every_byte_opens_with_the_longest_whole_prefix(
     tmp_path: Path, step: int

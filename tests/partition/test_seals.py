@@ -182,6 +182,7 @@ def test_segment_from_before_the_open_gets_no_checksum_file_at_a_roll() -> None:
 # -- rot -------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("step", [19, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("codec", CODECS)
 def test_T11_every_bit_flip_of_a_sealed_segment_is_found(codec: str, step: int) -> None:
@@ -197,6 +198,7 @@ def test_T11_every_bit_flip_of_a_sealed_segment_is_found(codec: str, step: int) 
         assert file_name(0, SEAL) in damaged_files(bad), bit
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("step", [43, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "name", sorted(name for name in EXPECTED if name.startswith(("v0", "v1")))[::5]
@@ -430,6 +432,7 @@ CHANGES: dict[str, Callable[[logcore.Log], Any]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("what", CHANGES)
 def test_no_change_leaves_a_stale_checksum_file(what: str) -> None:
     disk = SimulatedDisk(now_ms=T0)
@@ -554,6 +557,7 @@ def test_read_only_scrub_writes_nothing() -> None:
     assert disk.files() == files
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("read_only", [True, False])
 @pytest.mark.parametrize("what", CHANGES)
 def test_change_at_any_step_of_a_scrub_is_not_damage(

@@ -20,6 +20,7 @@ LONG = pytest.param(
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rounds", [ROUNDS, LONG])
 @pytest.mark.parametrize("acts", ACTS)
 @pytest.mark.parametrize("chances", SHARING)
@@ -35,6 +36,7 @@ def test_power_cut_loses_no_acknowledged_record(rounds: int) -> None:
     assert sum(states) > 2 * rounds
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rounds", [ROUNDS, LONG])
 @pytest.mark.parametrize("kind", ["acks", "acks cuts", "acks flushed"])
 def test_acknowledged_records_are_on_disk(kind: str, rounds: int) -> None:

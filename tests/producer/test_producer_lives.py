@@ -16,6 +16,7 @@ from support.producerlives import Life
 SEED = int(os.environ.get("LOGCORE_TEST_SEED", "0")) or 20_261_123
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "lives",
     [30, pytest.param(5000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])],

@@ -820,6 +820,7 @@ def test_damaged_transaction_record_is_an_error(data: LogDir) -> None:
         producer.init_transactions()
 
 
+@pytest.mark.long
 def test_interrupt_at_any_line_leaves_no_transaction_open(data: LogDir) -> None:
     """The program catches the interrupt and commits again. Whatever that returns, the
     next producer of the id can begin.

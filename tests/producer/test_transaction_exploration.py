@@ -28,6 +28,7 @@ LONG = pytest.param(
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rounds", [ROUNDS, LONG])
 @pytest.mark.parametrize("chances", GROUPS)
 def test_every_order_of_steps(chances: str, rounds: int) -> None:
@@ -61,6 +62,7 @@ def test_no_two_producers_have_the_same_epoch() -> None:
         assert len(found) == len(set(found)) == 9, f"seed {seed}: {found}"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rounds", [ROUNDS, LONG])
 @pytest.mark.parametrize("kind", ["shared", "alone"])
 def test_power_cut_splits_no_transaction(kind: str, rounds: int) -> None:

@@ -13,6 +13,8 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 import logcore
 from logcore import LogDir
 from logcore.errors import LogcoreError
@@ -121,6 +123,7 @@ def _work(path: Path, number: int) -> None:
                 continue
 
 
+@pytest.mark.long
 def test_kills_neither_lose_nor_repeat_a_record(tmp_path: Path) -> None:
     """The exactly-once row of docs/producer.md, with SIGKILL."""
     path = tmp_path / "data"

@@ -215,6 +215,7 @@ def listed(found: Iterable[tuple[str, int, str]]) -> str:
     )
 
 
+@pytest.mark.long
 def test_only_fs_meets_the_world():
     found = set()
     for module in PURE_MODULES:
@@ -285,6 +286,7 @@ def imports_anywhere(tree: ast.Module) -> Iterator[tuple[int, str]]:
     return ((line, name.split(".")[0]) for line, name in uses(tree))
 
 
+@pytest.mark.long
 def test_optional_packages_are_imported_inside_functions():
     found = []
     for module in MODULES:

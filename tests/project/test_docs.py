@@ -120,6 +120,7 @@ CONTRACTS = [
 ]
 
 
+@pytest.mark.long
 def test_map_tables_are_current() -> None:
     """If this fails, run `python tools/module_map.py --update`."""
     assert (

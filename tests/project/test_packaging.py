@@ -87,6 +87,7 @@ def links_of(page: str) -> list[str]:
     return re.findall(r"\]\(([^)\s]+)\)", words)
 
 
+@pytest.mark.long
 def test_sdist_holds_what_tests_and_tasks_need_and_nothing_else(source: Path) -> None:
     expected = {
         path.relative_to(source).as_posix()
@@ -113,6 +114,7 @@ def test_sdist_holds_what_tests_and_tasks_need_and_nothing_else(source: Path) ->
     assert not files & left
 
 
+@pytest.mark.long
 def test_page_of_the_package_has_absolute_links(source: Path) -> None:
     repository = "https://github.com/OWNER/NAME"
     metadata = metadata_of(source, repository + "/")
@@ -135,6 +137,7 @@ def test_page_of_the_package_has_absolute_links(source: Path) -> None:
         assert found is None or (ROOT / found[2]).exists()
 
 
+@pytest.mark.long
 def test_page_without_a_repository_has_no_links(source: Path) -> None:
     metadata = metadata_of(source)
     page = metadata.get_payload()
@@ -146,6 +149,7 @@ def test_page_without_a_repository_has_no_links(source: Path) -> None:
     assert not metadata.get_all("Project-URL")
 
 
+@pytest.mark.long
 def test_container_copies_what_the_build_needs(tmp_path: Path) -> None:
     lines = (ROOT / "examples" / "Containerfile").read_text("utf-8").splitlines()
     copied = [line.split()[1:] for line in lines if line.startswith("COPY ")]

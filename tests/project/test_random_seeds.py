@@ -56,6 +56,7 @@ def seed_of_this_run() -> int:
     return int(given) if given else random.SystemRandom().randrange(1 << 32)
 
 
+@pytest.mark.long
 def test_some_properties_with_a_random_seed(tmp_path: Path) -> None:
     run(seed_of_this_run(), 3, FEW, tmp_path / "inner")
 

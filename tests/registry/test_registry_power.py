@@ -58,6 +58,7 @@ def judge(promised: list[tuple[int, bytes | None]], value: bytes | None) -> None
     assert value in STATES[last : last + 2], f"{value!r} behind {promised[-1:]!r}"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("names", ["posix", "journal"])
 def test_each_disk_a_crash_may_leave_of_a_persistent_node(names: Any) -> None:
     report = explore(

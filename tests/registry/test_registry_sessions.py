@@ -325,6 +325,7 @@ def test_the_end_of_a_session_is_reported_again_while_its_lock_may_be_held() -> 
         assert reported == [1, 3, 7, 15, 31, 63, 127]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("stay", [False, True], ids=["left", "stay"])
 def test_session_in_more_domains_than_its_record_holds(
     stay: bool, monkeypatch: pytest.MonkeyPatch

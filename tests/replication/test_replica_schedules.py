@@ -69,6 +69,7 @@ def marked(bug: Bug) -> object:
     return pytest.param(bug, id=bug.name.replace(" ", "-"), marks=marks)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("bug", [marked(bug) for bug in BUGS])
 def test_seeded_bug_is_found(bug: Bug) -> None:
     found = find(bug)

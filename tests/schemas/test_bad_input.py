@@ -46,6 +46,7 @@ def test_large_schemas_are_refused(kafka: Kafka, registry: RegistryClient) -> No
     assert registry.register("a", record({"name": "x", "type": "long"})) != 500
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "text",
     [
@@ -74,6 +75,7 @@ def test_invalid_avro_is_refused(
     assert rows(kafka) == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("fields", "code"),
     [
@@ -105,6 +107,7 @@ def test_bodies_with_wrong_fields_are_refused(
     assert (answer if isinstance(answer, int) else answer["id"]) == code
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"3", b"\xff", b"[" * 100_000])
 def test_bodies_that_are_no_object_are_refused(
     registry: RegistryClient, body: bytes
@@ -289,6 +292,7 @@ def test_registry_outside_of_this_machine_needs_an_option(tmp_path: Path) -> Non
         assert words in done.output
 
 
+@pytest.mark.long
 def test_command_serves_a_registry(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "netshim", "serve", str(tmp_path / "data")]
     command += ["--port", "0", "--schema-registry", "0"]
@@ -319,6 +323,7 @@ def test_missing_packages_are_named(
         kafka.schema_registry_url
 
 
+@pytest.mark.long
 def test_nothing_is_imported_while_console_and_registry_are_off(
     tmp_path: Path,
 ) -> None:

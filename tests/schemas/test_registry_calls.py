@@ -138,6 +138,7 @@ def test_deletion_is_soft_before_it_is_permanent(registry: RegistryClient) -> No
     assert registry.get("/subjects/a/versions") == [1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("level", "adds_default", "adds", "removes"),
     [

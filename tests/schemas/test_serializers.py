@@ -67,6 +67,7 @@ def data(kafka_module: Kafka) -> Iterator[Path]:
     yield Path(kafka_module.logdir.path)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("topic", TOPICS)
 def test_deserializers_return_what_was_serialized(
     topics: SerializedTopics, topic: str

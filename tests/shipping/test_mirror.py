@@ -480,6 +480,7 @@ def live(seed: int, offsets: str) -> None:
                 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rounds", [ROUNDS, LONG])
 @pytest.mark.parametrize("offsets", ["keep", "new"])
 def test_every_record_comes_once_whatever_is_cut_off(offsets: str, rounds: int) -> None:

@@ -70,6 +70,7 @@ def mirror_through_power_cuts(seed: int, offsets: str) -> None:
             ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rounds", [ROUNDS, LONG])
 @pytest.mark.parametrize("offsets", ["keep", "new"])
 def test_a_mirror_goes_on_after_the_power_went(offsets: str, rounds: int) -> None:
@@ -118,6 +119,7 @@ def forward_through_power_cuts(seed: int, at_least_once: bool) -> None:
             assert found == wanted
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rounds", [ROUNDS, LONG])
 @pytest.mark.parametrize(
     "at_least_once", [False, True], ids=["exactly-once", "at-least-once"]

@@ -74,6 +74,7 @@ def test_a_killed_forwarder_goes_on(
                 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kills", [KILLS, LONG])
 @pytest.mark.parametrize("kind", [pytest.param("keep", marks=pytest.mark.slow), "new"])
 def test_a_killed_mirror_goes_on(

@@ -171,6 +171,7 @@ def test_aborted_transactions(tmp_path: Path, isolation: str) -> None:
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "given",
     [

@@ -131,6 +131,7 @@ def explored(*, names: Names, remove: bool, limit: int) -> Report:
         raise
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("names", "limit", "remove"),
     [

@@ -280,6 +280,7 @@ def test_what_is_held_of_a_shipment_has_a_bound(
     assert kinds[-1] == "StagedFile"
 
 
+@pytest.mark.long
 @settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_any_life_of_local_writes_is_gathered_once(data: st.DataObject) -> None:

@@ -112,6 +112,7 @@ ALL = [("posix", 200, 5), ("journal", 200, 5)]
 LONG = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("config", "names", "limit", "again_every"),
     [
@@ -132,6 +133,7 @@ def test_each_disk_a_power_cut_may_leave_of_a_stream(
     assert report.states > 150
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("limit", [1, pytest.param(2000, marks=pytest.mark.slow)])
 def test_each_disk_a_power_cut_may_leave_of_a_write_without_a_name(
     stream: Stream, limit: int

@@ -172,6 +172,7 @@ def changes_of_a_life(ram: Path, config: str) -> int:
 ALL = pytest.param(1, id="all", marks=[pytest.mark.slow, pytest.mark.timeout(3600)])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("step", [pytest.param(71, id="some"), ALL])
 @pytest.mark.parametrize("config", CONFIGS)
 def test_a_driver_that_is_killed_at_any_change(
@@ -216,6 +217,7 @@ def stop(operation: str, file: int | str) -> Iterator[None]:
     yield
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("step", [pytest.param(83, id="some"), ALL])
 def test_a_driver_that_is_replaced_and_goes_on_late(ram: Path, step: int) -> None:
     """It is stopped, so nothing that it holds is given back; its successor comes
@@ -260,6 +262,7 @@ class FullFS(StrikingFS):
         return step
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "step",
     [pytest.param(59, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)],

@@ -76,6 +76,7 @@ def load(spark: SparkSession, path: Path, **given: object) -> Any:
     )
 
 
+@pytest.mark.long
 def test_spark_finds_it_by_its_name(spark: SparkSession, data: Path) -> None:
     pyspark_logcore.register(spark)  # once more than the session did, which is fine
     orders = load(spark, data, subscribe="orders", includeHeaders="true")
@@ -173,6 +174,7 @@ def test_null_headers_and_all_columns_of_a_read_go_back_in(
     assert copy.count() == 3000
 
 
+@pytest.mark.long
 def test_a_task_that_fails_is_tried_again_and_counts_once(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -282,6 +284,7 @@ def test_options_are_checked_when_it_is_loaded(spark: SparkSession, data: Path) 
     assert load(spark, data, subscribe="orders", endingOffsets=ends).count() == 1005
 
 
+@pytest.mark.long
 def test_the_page_runs(
     spark: SparkSession, spark_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -165,6 +165,7 @@ def test_every_row_is_what_the_log_holds(data: Path) -> None:
     assert {row["timestampType"] for row in found} == {0}
 
 
+@pytest.mark.long
 def test_subsets_of_columns(data: Path) -> None:
     """Each alone, each left out; one in another order."""
     whole = rows_of(data, subscribe="orders", includeHeaders="true")
@@ -429,6 +430,7 @@ def large(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("most", [100_000, 400_000, 10_000_000])
 def test_tasks_are_cut_by_size_where_batches_begin(large: Path, most: int) -> None:
     made = source(large, subscribe="t", maxPartitionBytes=most)
@@ -454,6 +456,7 @@ def test_tasks_are_cut_by_size_where_batches_begin(large: Path, most: int) -> No
     assert found == list(range(20_000))
 
 
+@pytest.mark.long
 def test_tasks_are_cut_without_indexes_too(large: Path) -> None:
     for path in (large / "t-0").glob("*.index"):
         path.unlink()
@@ -480,6 +483,7 @@ def many(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.long
 def test_small_partitions_share_tasks(many: Path) -> None:
     made = source(many, subscribe="t")
     reader = made.reader(columns.spark_schema(("partition", "offset")))
@@ -501,6 +505,7 @@ def test_small_partitions_share_tasks(many: Path) -> None:
         assert len(alone.reader(alone.schema()).partitions()) == 200
 
 
+@pytest.mark.long
 def test_a_task_of_several_partitions_names_the_one_that_is_damaged(many: Path) -> None:
     log = many / "t-123" / f"{0:020d}.log"
     raw = bytearray(log.read_bytes())
@@ -534,6 +539,7 @@ def test_most_records_of_a_task(data: Path) -> None:
     ]
 
 
+@pytest.mark.long
 def test_reading_under_a_memory_limit(tmp_path: Path) -> None:
     """A worker under spark.executor.pyspark.memory may not map a segment; then it is
     read in pieces.
@@ -967,6 +973,7 @@ def test_java_is_found_or_told_about(
     monkeypatch.setattr("tempfile.tempdir", None)
 
 
+@pytest.mark.long
 def test_marks_are_no_evidence(large: Path) -> None:
     for path in (large / "t-0").glob("*.index"):
         raw = np.frombuffer(path.read_bytes(), ">i4").copy()
@@ -1008,6 +1015,7 @@ def directory_with(path: Path, word: bytes) -> Path:
     return path
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("loss", ["true", "false"])
 @pytest.mark.parametrize("ids", ["directory", "topic", "none"])
 @pytest.mark.parametrize("there", ["another", "nothing"])

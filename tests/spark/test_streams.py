@@ -68,6 +68,7 @@ def run(frame: Any, checkpoint: Path, sink: Any, mode: str = "append") -> Any:
     return query
 
 
+@pytest.mark.long
 def test_a_stream_goes_on_from_its_checkpoint(
     spark: SparkSession, data: Path, tmp_path: Path
 ) -> None:

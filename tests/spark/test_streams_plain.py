@@ -198,6 +198,7 @@ def test_offsets_that_are_none(wrong: Any) -> None:
         admission.from_json(wrong)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("asked", "first"),
     [
@@ -331,6 +332,7 @@ def test_once_takes_everything_whatever_the_options(
     assert query.rows == expected((0, 0, 30), (1, 0, 20), (1, 20, 22))
 
 
+@pytest.mark.long
 @needs_limits
 @pytest.mark.parametrize(
     "asked", [{"maxOffsetsPerTrigger": 8}, {"minOffsetsPerTrigger": 1_000}, {}]
@@ -810,6 +812,7 @@ STEP = st.one_of(
 )
 
 
+@pytest.mark.long
 @settings(max_examples=15)
 @given(
     st.lists(STEP, min_size=3, max_size=25),

@@ -351,6 +351,7 @@ def test_a_clock_that_jumps_a_day_takes_no_staged_file(data: Path, first: str) -
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("ready", [True, False], ids=["ready", "assigned"])
 def test_a_rotten_digit_of_a_manifest_is_never_carried_out(

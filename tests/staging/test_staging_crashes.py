@@ -104,6 +104,7 @@ def crashes(
             yield at, state, state.disk()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("step", "limit"), [(11, 3), pytest.param(1, 60, marks=ALL)])
 @pytest.mark.parametrize(
     ("config", "carries"),
@@ -156,6 +157,7 @@ def test_a_crash_at_any_operation_leaves_all_or_nothing(
     assert outcomes == {(0, 0), (COUNT, COUNT)}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("step", "limit"), [(7, 3), pytest.param(1, 40, marks=ALL)])
 @pytest.mark.parametrize("durability", ["group", "os"])
 @pytest.mark.parametrize("config", CONFIGS, ids=CONFIG_NAMES)
@@ -331,6 +333,7 @@ def test_later_version_waits_for_one_that_is_half_in_place() -> None:
         ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("config", CONFIGS, ids=CONFIG_NAMES)
 def test_retry_after_failed_syncs_brings_the_records_to_the_disk(

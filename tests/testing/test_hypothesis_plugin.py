@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 
 import logcore
@@ -49,6 +50,7 @@ def python(code: str) -> str:
     return done.stdout
 
 
+@pytest.mark.long
 def test_the_entry_point_is_all_it_takes() -> None:
     """Also when the strategies are imported first, so that hypothesis comes while that
     module is not whole.

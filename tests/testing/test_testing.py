@@ -694,6 +694,7 @@ def test_the_machine_finds_a_log_that_loses() -> None:
     gc.collect()
 
 
+@pytest.mark.long
 def test_fixtures(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(
         "import logcore\n"
@@ -708,6 +709,7 @@ def test_fixtures(tmp_path: Path) -> None:
     pytest_run(tmp_path / "test_it.py", "2 passed", tmp_path / "inner", *plugin())
 
 
+@pytest.mark.long
 def test_the_example(tmp_path: Path) -> None:
     pytest_run(ROOT / "examples" / "test_outbox.py", "3 passed", tmp_path / "inner")
 

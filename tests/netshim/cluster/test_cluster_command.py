@@ -63,6 +63,7 @@ def test_only_a_process_that_holds_a_lock_is_overdue(
     assert not holders.overdue(process.pid, 7.0)
 
 
+@pytest.mark.long
 def test_command_kills_a_broker_that_is_stopped_inside_a_change(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -182,6 +182,7 @@ def test_a_member_that_cannot_read_loses_its_lease(
     until(lambda: member.has_lease, "the lease")
 
 
+@pytest.mark.long
 def test_a_number_or_a_directory_is_used_once(join: Join) -> None:
     join(1)
     with pytest.raises(NodeExistsError, match=r"has the number 1.*127\.0\.0\.1:9001"):
@@ -225,6 +226,7 @@ def test_a_change_that_could_not_be_read_is_read_later(
     assert failed == ["t"]
 
 
+@pytest.mark.long
 def test_a_number_in_use_is_refused_although_the_loop_waits_for_the_answer(
     join: Join,
 ) -> None:
@@ -342,6 +344,7 @@ def test_a_start_ends_with_the_address_of_a_registry_without_answers(
     assert "zoo:2181" in str(raised.value)
 
 
+@pytest.mark.long
 def test_a_member_registers_again_after_attempts_that_failed(
     join: Join, outage: Outage
 ) -> None:
@@ -355,6 +358,7 @@ def test_a_member_registers_again_after_attempts_that_failed(
     until(lambda: first.has_lease, "the lease")
 
 
+@pytest.mark.long
 def test_a_member_registers_again_after_its_number_was_in_use(
     join: Join,
 ) -> None:
@@ -371,6 +375,7 @@ def test_a_member_registers_again_after_its_number_was_in_use(
     until(lambda: first.epoch not in (None, before), "a new epoch")
 
 
+@pytest.mark.long
 def test_a_registry_that_was_emptied_is_not_joined(join: Join) -> None:
     """All topics would be missing there, as if they had been deleted."""
     first, second = join(1), join(2)
@@ -389,6 +394,7 @@ def test_a_registry_that_was_emptied_is_not_joined(join: Join) -> None:
     until(lambda: first.epoch not in (None, before), "a new epoch")
 
 
+@pytest.mark.long
 def test_a_member_without_answers_keeps_its_registration_and_its_view(
     join: Join, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -412,6 +418,7 @@ def test_a_member_without_answers_keeps_its_registration_and_its_view(
     assert member.epoch == epoch
 
 
+@pytest.mark.long
 def test_a_member_without_a_lease_reads_the_views_of_others(
     join: Join, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -56,6 +56,7 @@ def committed(cluster: Cluster, group: str, offset: int | None = None) -> int:
     return number
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("role", ["leader", "follower"])
 def test_broker_that_missed_a_deletion_starts_the_new_topic_empty(
     tmp_path: Path, role: str

@@ -159,6 +159,7 @@ def code_of(response: Any) -> int:
     return code
 
 
+@pytest.mark.long
 def test_transactions_of_a_user_span_brokers(secured: SecuredCluster) -> None:
     """Markers and questions about transactions go to other brokers, with a login."""
     secured.create("paid", 3)
@@ -307,6 +308,7 @@ def test_an_old_broker_epoch_is_refused(secured: SecuredCluster) -> None:
         assert code_of(found) == expected, (replica, epoch)
 
 
+@pytest.mark.long
 def test_nobody_can_take_the_name_of_the_brokers(secured: SecuredCluster) -> None:
     kind = wire.ALTER_USER_SCRAM_CREDENTIALS.Request
     salted = scram.salted_password("SCRAM-SHA-512", "mine", b"s" * 16, 4_096)
@@ -335,6 +337,7 @@ def test_nobody_can_take_the_name_of_the_brokers(secured: SecuredCluster) -> Non
 # -- changes reach all brokers ---------------------------------------------------------
 
 
+@pytest.mark.long
 def test_rules_of_one_broker_are_enforced_by_all(secured: SecuredCluster) -> None:
     secured.create("ruled")
     alice = secured.settings_of(ALICE)
@@ -383,6 +386,7 @@ def test_users_of_one_broker_log_in_at_all(secured: SecuredCluster) -> None:
         until(lambda number=number: not secured.logs_in(number, "bob"), "no login")
 
 
+@pytest.mark.long
 def test_quotas_of_one_broker_are_those_of_all(secured: SecuredCluster) -> None:
     netshim("quota", "set", secured.path, "--user", ALICE, "producer_byte_rate=1000000")
     request = wire.DESCRIBE_CLIENT_QUOTAS.Request(components=[], strict=False)

@@ -24,6 +24,7 @@ confluent_kafka = pytest.importorskip("confluent_kafka")
 admin_client = pytest.importorskip("confluent_kafka.admin")
 
 
+@pytest.mark.long
 def test_a_topic_is_created_used_changed_and_deleted(calm: Cluster) -> None:
     created = calm.create("orders", 3, retention_ms="86400000")
     assert created.replication_factor == 3
@@ -100,12 +101,14 @@ def test_a_topic_that_the_registry_lost_keeps_its_replicas(calm: Cluster) -> Non
         assert (calm.path / str(number) / "lost-0").is_dir()
 
 
+@pytest.mark.long
 def test_requests_that_a_cluster_refuses(calm: Cluster) -> None:
     calm.create("t", factor=4, expected=codes.INVALID_REPLICATION_FACTOR)
     calm.create("t")
     calm.create("t", expected=codes.TOPIC_ALREADY_EXISTS)
 
 
+@pytest.mark.long
 def test_only_the_leader_accepts_records(calm: Cluster) -> None:
     calm.create("led")
     one = calm.partition("led")
@@ -483,6 +486,7 @@ def test_replicas_of_a_topic_that_the_registry_lost_are_kept(cluster: Cluster) -
     until(lambda: "topic t is not in the registry" in cluster.log(1), "the warning")
 
 
+@pytest.mark.long
 def test_the_command_starts_and_stops_a_cluster(tmp_path: Path) -> None:
     import subprocess
     import sys
@@ -530,6 +534,7 @@ def test_the_command_starts_and_stops_a_cluster(tmp_path: Path) -> None:
     assert rows
 
 
+@pytest.mark.long
 def test_a_broker_without_a_cluster_does_not_import_it() -> None:
     import subprocess
     import sys
@@ -631,6 +636,7 @@ def test_follower_below_the_log_start_leads_at_the_right_offset(
     assert min(offsets) == end
 
 
+@pytest.mark.long
 def test_topics_whose_leaders_are_late_are_created_with_error_7(
     cluster: Cluster,
 ) -> None:

@@ -103,6 +103,7 @@ def test_offsets_of_a_transaction_are_committed_with_it(calm: Cluster) -> None:
     client.close()
 
 
+@pytest.mark.long
 def test_a_new_producer_fences_the_former_one(calm: Cluster) -> None:
     calm.create("fenced", PARTITIONS)
     former = producer(calm, "same")

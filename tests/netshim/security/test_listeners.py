@@ -290,6 +290,7 @@ def test_new_connections_use_a_renewed_certificate(
     assert shown() == after
 
 
+@pytest.mark.long
 def test_signal_renews_the_certificate(tmp_path: Path) -> None:
     with secured_process(tmp_path / "data") as broker:
 
@@ -382,6 +383,7 @@ def test_each_listener_advertises_its_own_address(tmp_path: Path) -> None:
     assert found == [("127.0.0.1", first), ("broker.example.com", 9093)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
 def test_connections_above_the_quota_of_an_address_are_closed(
     tmp_path: Path,

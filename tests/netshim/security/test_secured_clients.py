@@ -122,6 +122,7 @@ def test_deny_takes_effect_on_open_connections(orders: SecuredKafka) -> None:
     assert send().code() == confluent_kafka.KafkaError.TOPIC_AUTHORIZATION_FAILED
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("user", ["alice", "nobody"])
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 def test_wrong_password_and_unknown_user_look_the_same(
@@ -160,6 +161,7 @@ def test_user_without_rules_cannot_manage_topics(orders: SecuredKafka) -> None:
     assert "new" not in orders.topics()
 
 
+@pytest.mark.long
 def test_client_certificate_names_the_user(
     kafka_secured: SecuredKafka, tmp_path: Path
 ) -> None:
