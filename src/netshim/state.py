@@ -32,6 +32,7 @@ from netshim.fetch_sessions import FetchSessions
 from netshim.fetch_wakeups import WaitingFetches
 from netshim.leadership import Leadership, SoleLeadership
 from netshim.logs import BrokerLogs
+from netshim.refused_batches import RefusedBatches
 from netshim.request_log import Journal
 from netshim.request_order import WorkQueues
 from netshim.scheduling import (
@@ -127,6 +128,7 @@ class BrokerState:
         self.journal = Journal()
         self.lifecycle = Lifecycle()
         self.topic_ids = TopicIds(logdir)
+        self.refused_batches = RefusedBatches()
         self.work = WorkQueues(submit)
         self.syncs = Syncs(submit, policy_waits=logdir.durability.waits)
         self.fetch_sessions = FetchSessions(

@@ -20,6 +20,7 @@ from logcore.coordination.transactions import TransactionMachine
 from logcore.partition.producers import Producers
 from logcore.replication import electing, following, leading, state
 from netshim.cluster.transaction_shards import TransactionShard, TransactionShards
+from netshim.refused_batches import RefusedBatches
 from support.replicatransactions import DataWorld, HomeWorld, run_transactions
 from support.replicaworld import (
     Disk,
@@ -683,12 +684,36 @@ BUGS = [
         ),
     ),
     Bug(
+        "a batch after a refused one is out of order",
+        "R11",
+        400,
+        (
+            (
+                RefusedBatches.code_for,
+                "if refused is None or epoch < refused.epoch:",
+                "if True:",
+            ),
+        ),
+    ),
+    Bug(
+        "a new producer's batch after a refused one is stored",
+        "R11",
+        500,
+        (
+            (
+                World.code_of_batch,
+                "followed and batch.producer_id not in disk.producers",
+                "False",
+            ),
+        ),
+    ),
+    Bug(
         "a repeated batch is acknowledged before it is committed",
         "R01",
         100,
         (
             (
-                World.produce_batch,
+                World.code_of_batch,
                 "bisect.insort(process.waiters, waiter, key=lambda each: each.end)",
                 "self.acknowledge(waiter)",
             ),

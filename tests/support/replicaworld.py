@@ -7,6 +7,7 @@ that are late, lost or doubled, cut links, pauses, kills, power cuts, wiped disk
 reassignments.
 Producers, a client that commits offsets and a client that reads them use the partition.
 Idempotent producers send batches with sequences, and repeat them after lost answers.
+The brokers remember refused batches with netshim.refused_batches.
 
     run_schedule(seed)                 # raises InvariantBroken, with the seed and steps
     with seeded(function, old, new):   # the same with a bug
@@ -26,7 +27,8 @@ Invariants (the numbers are those of docs/replication.md):
     R08  leader epochs of the state only rise
     R09  after the faults the partition gets a leader and takes writes
     R10  after the faults all replicas join the ISR
-    R11  a batch that an idempotent producer sends again is stored once
+    R11  a batch that an idempotent producer sends again is stored once, and a producer
+         that sends its batches in order is not refused because one is missing
     R13  an answer about a committed offset is never older than a commit that was
          acknowledged, or than another answer, before the question
     R15  replicas that are in sync and idle have the same records, and followers have
@@ -67,6 +69,8 @@ from logcore.replication.state import (
     ReplicationError,
     Role,
 )
+from netshim.refused_batches import RefusedBatches
+from netshim.wire import codes
 
 SESSION_MS = 500
 LAG_MS = 1_000
@@ -82,6 +86,7 @@ EQUAL_WITHIN_MS = 1_000
 #: The address of the registry in the network.
 REGISTRY = 0
 PATH = "/brokers/topics/t/partitions/0/state"
+KEY = ("t", 0)
 
 
 @attrs.frozen
@@ -342,6 +347,11 @@ class IdempotentProducer:
         self.next_sequence = 0
         #: The batches in flight, in their order.
         self.unacknowledged: list[Batch] = []
+        #: The time until which it waits for answers, and sends nothing else.
+        self.waits_until_ms = 0
+        #: The latest leader epoch that acknowledged a batch. Clients ignore metadata
+        #: with an earlier one.
+        self.leader_epoch = -1
 
     def begin_batch(self) -> None:
         sequence = self.next_sequence
@@ -349,9 +359,11 @@ class IdempotentProducer:
         name = self.producer_id, sequence
         self.unacknowledged.append(Batch(self.producer_id, 0, sequence, name))
 
-    def acknowledge(self, batch: Batch) -> None:
+    def acknowledge(self, batch: Batch, leader_epoch: int) -> None:
+        """Remove the batch and those before it, whose answers were lost."""
+        self.leader_epoch = max(self.leader_epoch, leader_epoch)
         if batch in self.unacknowledged:
-            self.unacknowledged.remove(batch)
+            del self.unacknowledged[: self.unacknowledged.index(batch) + 1]
 
 
 class Process:
@@ -383,6 +395,7 @@ class Process:
         #: Rises with each truncation, which makes a running sync irrelevant.
         self.cuts = 0
         self.waiters: list[Waiter] = []
+        self.refused = RefusedBatches()
         #: The coordinator's memory: end and value of each commit in the log.
         self.commits: list[tuple[int, int]] | None = None
         self.is_proposing = False
@@ -1029,11 +1042,29 @@ class World:
     def produce_batch(
         self, process: Process, batch: Batch, done: Callable[[], None]
     ) -> bool:
-        """Handle a produce request of an idempotent producer, with acks=all."""
-        disk = process.disk
+        """Handle a produce request of an idempotent producer, with acks=all.
+
+        Returns False if the request is refused. Calls done() at the acknowledgement.
+        """
+        return self.code_of_batch(process, batch, done) == codes.NONE
+
+    def code_of_batch(
+        self, process: Process, batch: Batch, done: Callable[[], None]
+    ) -> int:
+        """Handle a produce request like produce_batch(), and return the error code."""
+        one = KEY, batch.producer_id, batch.epoch, batch.sequence
+        refused = process.refused
         if process.leader is None or not process.leader.has_min_isr:
-            return False
+            code = codes.NOT_LEADER_OR_FOLLOWER
+            if process.leader is not None:
+                code = codes.NOT_ENOUGH_REPLICAS
+            refused.add(*one, code, self.now_ms)
+            return code
+        disk = process.disk
+        followed = refused.code_for(*one, self.now_ms)
         try:
+            if followed and batch.producer_id not in disk.producers:
+                raise OutOfOrderSequenceError("the first batch is missing")
             duplicate = disk.producers.duplicate_of(
                 batch.producer_id,
                 batch.epoch,
@@ -1041,20 +1072,23 @@ class World:
                 1,
                 is_transactional=batch.is_transactional,
             )
-        except (
-            InvalidProducerEpochError,
-            InvalidTransactionStateError,
-            OutOfOrderSequenceError,
-        ):
-            return False
+        except OutOfOrderSequenceError:
+            if followed:
+                refused.judge(KEY, batch.producer_id, is_stored=False)
+            return followed or codes.OUT_OF_ORDER_SEQUENCE_NUMBER
+        except (InvalidProducerEpochError, InvalidTransactionStateError):
+            return codes.INVALID_PRODUCER_EPOCH
+        if followed:
+            refused.judge(KEY, batch.producer_id, is_stored=True)
         if duplicate is None:
-            return self.produce(process, waits=True, content=batch, done=done)
+            self.produce(process, waits=True, content=batch, done=done)
+            return codes.NONE
         # The log has the batch already. It is acknowledged when it is committed.
         end = duplicate.last_offset + 1
         waiter = Waiter(end, disk.records[end - 1], done)
         bisect.insort(process.waiters, waiter, key=lambda each: each.end)
         self.answer_waiters(process)
-        return True
+        return codes.NONE
 
     def sync(self, process: Process) -> None:
         if not process.is_syncing:
@@ -1269,6 +1303,11 @@ class World:
         chance = self.chance
         delay_ms = 20 + int(chance.random() * 80)
         self.at(delay_ms, None, self.idempotent_client, producer)
+        if producer.waits_until_ms > self.now_ms:
+            return
+        if chance.random() < 0.3:
+            self.send_in_flight(producer)
+            return
         process = self.pick_process()
         if process is None or self.is_idle:
             return
@@ -1299,10 +1338,57 @@ class World:
 
             def done(batch: Batch = batch, is_lost: bool = is_lost) -> None:
                 if not is_lost:
-                    producer.acknowledge(batch)
+                    self.acknowledge_batch(process, producer, batch)
 
             if not self.produce_batch(process, batch, done):
                 return
+
+    def acknowledge_batch(
+        self, process: Process, producer: IdempotentProducer, batch: Batch
+    ) -> None:
+        assert process.leader is not None
+        producer.acknowledge(batch, process.leader.state.leader_epoch)
+
+    def send_in_flight(self, producer: IdempotentProducer) -> None:
+        """Send all batches in one connection without waiting for the answers.
+
+        The broker may not lead yet, or lead no longer.
+        """
+        chance = self.chance
+        process = chance.choice(list(self.processes.values()))
+        if self.is_idle or not process.is_up or process.paused_until > self.now_ms:
+            return
+        found = process.state
+        if found is None or found.leader_epoch < producer.leader_epoch:
+            return
+        while len(producer.unacknowledged) < KNOWN_BATCHES:
+            producer.begin_batch()
+        producer.waits_until_ms = self.now_ms + 60
+        at_ms = 0
+        for batch in producer.unacknowledged:
+            at_ms += int(chance.random() * 12)
+            self.at(at_ms, process, self.receive_in_flight, process, producer, batch)
+
+    def receive_in_flight(
+        self, process: Process, producer: IdempotentProducer, batch: Batch
+    ) -> None:
+        """Handle a batch, also if those before it were refused."""
+        if self.is_idle or producer.waits_until_ms <= self.now_ms:
+            return  # the connection was closed
+        is_lost = self.chance.random() < 0.3
+
+        def done() -> None:
+            if not is_lost:
+                self.acknowledge_batch(process, producer, batch)
+
+        code = self.code_of_batch(process, batch, done)
+        require(
+            code != codes.OUT_OF_ORDER_SEQUENCE_NUMBER or self.may_lose_records,
+            "R11",
+            "broker {} is missing a batch before {}, and the producer sent all",
+            process.broker,
+            batch,
+        )
 
     # -- faults ------------------------------------------------------------------------
 

@@ -8,6 +8,8 @@ Rules (wire protocol section 5):
   refused while its partition is being added to the transaction, its successor is
   refused too. If the successor were stored first, the log would refuse the first batch
   in each retry.
+- In a cluster, a batch that is out of order because an earlier one was refused gets the
+  code of that one, see refused_batches.py.
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ from netshim.handlers.partitions import (
     name_leader,
 )
 from netshim.handlers.transactions import COORDINATOR_ERRORS, code_for_writer
+from netshim.refused_batches import RETRIED
 from netshim.scheduling import (
     ChunkCounter,
     CloseConnection,
@@ -409,6 +412,7 @@ class _ProduceRound:
                 state.leadership.check_in_sync((topic.name, asked.index))
             code, message = _check_batch(self.request, topic.name, records, self.call)
         except LogcoreError as error:
+            self.remember(topic.name, asked.index, records, code_of(error))
             self.refuse(result, code_of(error), message_of(error))
             return
         if code:
@@ -436,15 +440,23 @@ class _ProduceRound:
                 if refused is not None:
                     self.refuse(result, *_refusal_of(refused, self.call))
                     return
+        followed = 0
+        if state.refused_batches:
+            followed = self.code_of_refused(topic.name, asked.index, records)
+            if followed and append is _append:
+                append = _append_from_0
         # Step 3: append, outside of the event loop if that may block.
         if not state.work.is_busy(key) and not _may_wait(log, records):
-            self.stored(topic.name, log, records, result, append(log, records))
+            receipt = append(log, records)
+            self.stored(topic.name, log, records, result, receipt, followed)
             return
         kept = bytes(records)  # the buffer of the connection will be reused
         state.work.submit(
             key,
             lambda: append(log, kept),
-            lambda receipt: self.stored(topic.name, log, kept, result, receipt),
+            lambda receipt: self.stored(
+                topic.name, log, kept, result, receipt, followed
+            ),
         )
 
     def stored(
@@ -454,14 +466,30 @@ class _ProduceRound:
         records: Buffer,
         result: ProduceResponse.Topic.Partition,
         receipt: _Outcome,
+        followed: int,
     ) -> None:
-        """Record the outcome of an append, and wait for the disk if acks=all asks so."""
+        """Record the outcome of an append, and wait for the disk if acks=all asks so.
+
+        `followed` is the code of a refused batch that this one follows, or 0.
+        """
+        if followed:
+            self.state.refused_batches.judge(
+                (topic, result.index),
+                _PRODUCER.unpack_from(records, _PRODUCER_POSITION)[0],
+                is_stored=isinstance(receipt, Receipt),
+            )
+            if isinstance(receipt, OutOfOrderSequenceError):
+                self.refuse(
+                    result, followed, "an earlier batch of the producer was refused"
+                )
+                return
         if isinstance(receipt, TransactionError):
             self.refuse(result, *_refusal_of(receipt, self.call))
             return
         if isinstance(receipt, Exception):
             self._has_failed = True
             refuse_batch(result, log, records, receipt, self.call, self.state)
+            self.remember(topic, result.index, records, result.error_code)
             self.finish()
             return
         end = _accept(result, log, receipt)
@@ -484,6 +512,34 @@ class _ProduceRound:
             self.finish()
         else:
             self.refuse(result, code_of(error), message_of(error))
+
+    def remember(self, topic: str, number: int, records: Buffer, code: int) -> None:
+        """Remember a refused batch of an idempotent producer, in a cluster."""
+        if (
+            code in RETRIED
+            and self.state.leadership.is_clustered
+            and len(records) >= HEADER_SIZE
+            and records[MAGIC_POSITION] == 2
+        ):
+            producer_id, epoch = _PRODUCER.unpack_from(records, _PRODUCER_POSITION)
+            if producer_id >= 0:
+                (sequence,) = _SEQUENCE.unpack_from(records, _SEQUENCE_POSITION)
+                self.state.refused_batches.add(
+                    (topic, number),
+                    producer_id,
+                    epoch,
+                    sequence,
+                    code,
+                    self.call.now_ms,
+                )
+
+    def code_of_refused(self, topic: str, number: int, records: Buffer) -> int:
+        """Return the code of a refused batch that this one follows, or 0."""
+        producer_id, epoch = _PRODUCER.unpack_from(records, _PRODUCER_POSITION)
+        (sequence,) = _SEQUENCE.unpack_from(records, _SEQUENCE_POSITION)
+        return self.state.refused_batches.code_for(
+            (topic, number), producer_id, epoch, sequence, self.call.now_ms
+        )
 
     def refuse(
         self,

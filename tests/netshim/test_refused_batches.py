@@ -1,0 +1,147 @@
+"""Batches that are out of order because an earlier one was refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from logcore import NotLeaderError, recordbatch
+from logcore.config import INT32_MAX
+from logcore.errors import NotEnoughReplicasError
+from logcore.partition.producers import KNOWN_BATCHES
+from netshim import wire
+from netshim.leadership import SoleLeadership
+from netshim.refused_batches import RefusedBatches
+from netshim.wire import codes
+from support.conformance import build
+from support.rig import T0, Rig
+
+KEY = ("t", 0)
+
+
+class ChangingLeadership(SoleLeadership):
+    """A broker of a cluster whose role the test changes."""
+
+    is_clustered = True
+
+    def __init__(self, state: Any) -> None:
+        super().__init__(state.fetches, state.syncs)
+        self.refusal: type[Exception] | None = None
+
+    def check_leads(self, key: Any) -> None:
+        if self.refusal is NotLeaderError:
+            raise NotLeaderError("another broker leads this partition, or none")
+
+    def check_in_sync(self, key: Any) -> None:
+        if self.refusal is NotEnoughReplicasError:
+            raise NotEnoughReplicasError("too few replicas are in sync")
+
+
+@pytest.fixture
+def clustered(tmp_path: Path) -> Iterator[tuple[Rig, ChangingLeadership]]:
+    with Rig(tmp_path / "data") as rig:
+        rig.logdir.create_topic("t")
+        rig.logdir.partition("t", 0)
+        leadership = ChangingLeadership(rig.state)
+        rig.state.leadership = leadership
+        rig.state.logs.check_leads = leadership.check_leads
+        yield rig, leadership
+
+
+def produce(rig: Rig, sequence: int, epoch: int = 0) -> tuple[int, int]:
+    """Send a batch of producer 5, and return the code and the offset."""
+    records = recordbatch.encode(
+        [(b"k", b"v", (), T0)],
+        producer_id=5,
+        producer_epoch=epoch,
+        base_sequence=sequence,
+    )
+    part = {"index": 0, "records": records}
+    asked = {
+        "acks": -1,
+        "timeout_ms": 1_000,
+        "topic_data": [{"name": "t", "partition_data": [part]}],
+    }
+    request = build(wire.PRODUCE.request.shape, asked)
+    answer = rig.send(wire.PRODUCE, 9, request)
+    found = answer.value.responses[0].partition_responses[0]
+    return found.error_code, found.base_offset
+
+
+@pytest.mark.parametrize("stored", [0, 1], ids=["new-producer", "known-producer"])
+@pytest.mark.parametrize(
+    ("refusal", "code"),
+    [
+        (NotLeaderError, codes.NOT_LEADER_OR_FOLLOWER),
+        (NotEnoughReplicasError, codes.NOT_ENOUGH_REPLICAS),
+    ],
+)
+def test_batches_after_a_refused_one_are_not_out_of_order(
+    clustered: tuple[Rig, ChangingLeadership],
+    refusal: type[Exception],
+    code: int,
+    stored: int,
+) -> None:
+    """For OUT_OF_ORDER_SEQUENCE_NUMBER, librdkafka sends unanswered batches again in a
+    new epoch, and those that were stored already are then stored twice.
+    """
+    rig, leadership = clustered
+    if stored:
+        assert produce(rig, 0) == (codes.NONE, 0)
+    leadership.refusal = refusal
+    assert produce(rig, stored)[0] == code
+    leadership.refusal = None
+    in_flight = range(stored, stored + KNOWN_BATCHES)
+    assert [produce(rig, each)[0] for each in in_flight[1:]] == [code] * 4
+    assert [produce(rig, each) for each in in_flight] == [
+        (codes.NONE, each) for each in in_flight
+    ]
+
+
+def test_batch_that_is_missing_for_long_is_out_of_order(
+    clustered: tuple[Rig, ChangingLeadership],
+) -> None:
+    """A client that gave up the refused batch gets that code, so that it begins a new epoch."""
+    rig, leadership = clustered
+    assert produce(rig, 0) == (codes.NONE, 0)
+    leadership.refusal = NotLeaderError
+    assert produce(rig, 1)[0] == codes.NOT_LEADER_OR_FOLLOWER
+    leadership.refusal = None
+    found = [produce(rig, 2)[0] for _ in range(KNOWN_BATCHES)]
+    assert found == [codes.NOT_LEADER_OR_FOLLOWER] * 4 + [
+        codes.OUT_OF_ORDER_SEQUENCE_NUMBER
+    ]
+    assert produce(rig, 0, epoch=1) == (codes.NONE, 1)
+
+
+def test_refused_batch_is_forgotten_with_time_and_epoch() -> None:
+    refused = RefusedBatches()
+    refused.add(KEY, 5, 0, 7, codes.NOT_LEADER_OR_FOLLOWER, 0)
+    assert refused.code_for(KEY, 6, 0, 8, 0) == codes.NONE
+    assert refused.code_for(("t", 1), 5, 0, 8, 0) == codes.NONE
+    assert refused.code_for(KEY, 5, 0, 6, 0) == codes.NONE  # it came late
+    assert refused.code_for(KEY, 5, 0, 8, 0) == codes.NOT_LEADER_OR_FOLLOWER
+    assert refused.code_for(KEY, 5, 1, 0, 0) == codes.NONE
+    assert not refused
+    refused.add(KEY, 5, 0, 7, codes.NOT_LEADER_OR_FOLLOWER, 0)
+    assert refused.code_for(KEY, 5, 0, 8, 30_000) == codes.NONE
+    assert not refused
+
+
+def test_sequence_after_the_largest_one_follows() -> None:
+    refused = RefusedBatches()
+    refused.add(KEY, 5, 0, INT32_MAX, codes.NOT_ENOUGH_REPLICAS, 0)
+    assert refused.code_for(KEY, 5, 0, 0, 0) == codes.NOT_ENOUGH_REPLICAS
+    assert refused.code_for(KEY, 5, 0, INT32_MAX, 0) == codes.NONE
+
+
+def test_memory_for_refused_batches_is_bounded() -> None:
+    refused = RefusedBatches()
+    for producer_id in range(1_500):
+        refused.add(KEY, producer_id, 0, 0, codes.NOT_LEADER_OR_FOLLOWER, 0)
+    assert len(refused) == 1_000
+    assert refused.code_for(KEY, 0, 0, 1, 0) == codes.NONE
+    assert refused.code_for(KEY, 1_499, 0, 1, 0) == codes.NOT_LEADER_OR_FOLLOWER
