@@ -741,9 +741,31 @@ class ClusterMember:
                 continue
             if key[0] in topics:
                 states[key] = StoredState(state, _intact(node).version)
-        return attrs.evolve(
+        view = attrs.evolve(
             view, topics=topics, states=states, damaged=frozenset(damaged)
         )
+        replaced = self._replaced_topics(view, {name for name, _ in keys})
+        if replaced:
+            return self._with_topics(view, {(name, WHOLE_TOPIC) for name in replaced})
+        return view
+
+    def _replaced_topics(self, view: ClusterView, names: set[str]) -> set[str]:
+        """Return the topics that were deleted after the view has read their nodes.
+
+        The states that were read afterwards may be those of another topic of that name.
+        """
+        wanted = {paths.topic(name): name for name in names if name in view.topics}
+        read = self._read_nodes(wanted)
+        replaced: set[str] = set()
+        for path, name in wanted.items():
+            try:
+                node = nodes.unpack_topic(_intact(read[name]).value, path)
+            except (KeyError, CorruptRegistryError):
+                replaced.add(name)
+            else:
+                if node.topic_id != view.topics[name].node.topic_id:
+                    replaced.add(name)
+        return replaced
 
     def _unpack_topic(
         self, name: str, found: _Read | None, config: _Read | None

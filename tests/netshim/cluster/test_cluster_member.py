@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
+import uuid
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -73,8 +74,6 @@ def join(tmp_path: Path) -> Iterator[Join]:
 
 
 def create(member: ClusterMember, name: str, *replicas: tuple[int, ...]) -> None:
-    import uuid
-
     node = TopicNode(uuid.uuid4(), dict(enumerate(replicas)))
     member.registry.create(paths.topic(name), nodes.pack_topic(node))
     member.note([(name, WHOLE_TOPIC)])
@@ -495,6 +494,48 @@ def test_a_deletion_is_noted_before_the_topic_is_missing(join: Join) -> None:
     wait(first, lambda view: "t" not in view.topics)
     until(lambda: views and "t" not in views[-1].topics, "the last view")
     assert all(topic_id in one.deleted_ids for one in views if "t" not in one.topics)
+
+
+def test_topic_that_is_replaced_while_it_is_read_has_no_former_state(
+    join: Join, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker may be stopped between the reads of a topic and of its states. It must
+    not lead the former topic by the state of the next one.
+    """
+    first = join(1)
+    wait_for_brokers((first,), {1})
+    create(first, "t", (1,))
+    wait(first, lambda view: view.leader_of(("t", 0)) == 1)
+    former = first.view.topics["t"].node
+    state = first.registry.get(paths.partition_state("t", 0)).value
+    other = TopicNode(uuid.uuid4(), dict(former.replicas))
+    read = ClusterMember._read_nodes
+    replaced: list[uuid.UUID] = []
+
+    views: list[ClusterView] = []
+    first._on_view = views.append
+
+    def read_late(member: ClusterMember, wanted: Any) -> Any:
+        found = read(member, wanted)
+        if not replaced and paths.topic("t") in wanted:
+            replaced.append(other.topic_id)
+            registry = member.registry
+            registry.set(paths.topic("t"), nodes.pack_topic(other))
+            registry.set(paths.partition_state("t", 0), state)
+        return found
+
+    monkeypatch.setattr(ClusterMember, "_read_nodes", read_late)
+    first.note([("t", WHOLE_TOPIC)])
+    until(lambda: replaced, "the topic was read")
+    until(
+        lambda: views and views[-1].topics["t"].node.topic_id == other.topic_id,
+        "the next topic is read",
+    )
+    assert not any(
+        view.topics["t"].node.topic_id == former.topic_id
+        and view.states["t", 0].version > 0
+        for view in views
+    )
 
 
 def test_a_topic_that_the_registry_has_lost_is_not_deleted(join: Join) -> None:
