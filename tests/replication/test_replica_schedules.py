@@ -2,7 +2,7 @@
 found.
 
 `make slow` runs 1,000,000 schedules; LOGCORE_REPLICA_SCHEDULES chooses another number. A
-tenth as many schedules contain transactions.
+tenth as many schedules contain transactions, and as many replace the topic.
 A failure prints its seed and its steps; run_schedule() with that seed repeats it.
 """
 
@@ -13,12 +13,14 @@ import os
 import pytest
 
 from support.replicabugs import BUGS, Bug, find, seeded
+from support.replicatopics import run_topics
 from support.replicatransactions import run_transactions
 from support.replicaworld import InvariantBroken, World, run_schedule
 
 #: Schedules in the fast tests: 5 to 15 ms of CPU each, and 45 ms with transactions.
 FAST = 2_000
 FAST_TRANSACTIONS = 160
+FAST_TOPICS = 400
 SLOW = int(os.environ.get("LOGCORE_REPLICA_SCHEDULES", "1000000"))
 #: Each part is a test, so that workers share the schedules.
 PARTS = 8
@@ -63,8 +65,27 @@ def test_many_transactions_keep_the_invariants(part: int) -> None:
         run_transactions(seed)
 
 
+@pytest.mark.parametrize("part", range(PARTS))
+def test_topics_of_the_same_name_keep_the_invariants(part: int) -> None:
+    creations = acknowledged = 0
+    for seed in range(part, FAST_TOPICS, PARTS):
+        world = run_topics(seed)
+        creations += world.creations
+        acknowledged += world.acknowledged
+    assert creations > FAST_TOPICS // PARTS // 2
+    assert acknowledged > 20 * FAST_TOPICS // PARTS
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(86_400)
+@pytest.mark.parametrize("part", range(20))
+def test_many_topics_of_the_same_name_keep_the_invariants(part: int) -> None:
+    for seed in range(FAST_TOPICS + part, FAST_TOPICS + SLOW // 10, 20):
+        run_topics(seed)
+
+
 def marked(bug: Bug) -> object:
-    cost = bug.within if bug.run is run_schedule else 4 * bug.within
+    cost = 4 * bug.within if bug.run is run_transactions else bug.within
     marks = [pytest.mark.slow] if cost > FAST_WITHIN else []
     return pytest.param(bug, id=bug.name.replace(" ", "-"), marks=marks)
 

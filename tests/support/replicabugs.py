@@ -18,9 +18,10 @@ import attrs
 
 from logcore.coordination.transactions import TransactionMachine
 from logcore.partition.producers import Producers
-from logcore.replication import electing, following, leading, state
+from logcore.replication import electing, following, identity, leading, state
 from netshim.cluster.transaction_shards import TransactionShard, TransactionShards
 from netshim.refused_batches import RefusedBatches
+from support.replicatopics import TopicsWorld, run_topics
 from support.replicatransactions import DataWorld, HomeWorld, run_transactions
 from support.replicaworld import (
     Disk,
@@ -136,6 +137,11 @@ REASSIGNED = Options(
     brokers=4,
     faults=("reassign", "reassign", "cut_answers@leader", "kill@leader", "power_all"),
     fault_count=10,
+)
+
+CREATED_OFTEN = Options(
+    faults=("delete_topic", "delete_topic", "move_leader", "pause", "kill"),
+    fault_count=14,
 )
 
 BUGS = [
@@ -561,7 +567,7 @@ BUGS = [
     Bug(
         "a leader counts records that it has not synced",
         "R01 R02 R07",
-        200,
+        500,
         (
             (
                 leading.appended,
@@ -648,7 +654,7 @@ BUGS = [
     Bug(
         "a follower adds no batches to its state of the producers",
         "R11",
-        100,
+        500,
         (
             (
                 World.append_records,
@@ -910,5 +916,58 @@ BUGS = [
                 "candidates",
             ),
         ),
+    ),
+    Bug(
+        "a replica of a former topic has a role in the next one",
+        "R01 R03 R07 R14",
+        100,
+        (
+            (
+                identity.is_replica_of,
+                "own_id == topic_id",
+                "own_id is not None",
+            ),
+        ),
+        run=run_topics,
+    ),
+    Bug(
+        "the replica of a former topic is kept for the next one",
+        "R01 R03 R07 R14",
+        100,
+        (
+            (
+                identity.fate_of_replicas,
+                "if own_id == present_id:",
+                "if present_id is not None:",
+            ),
+        ),
+        run=run_topics,
+    ),
+    Bug(
+        "a leader answers the fetch of another topic",
+        "R01 R03 R07 R14",
+        100,
+        (
+            (
+                TopicsWorld.on_fetch_of,
+                "if topic_id == self.view_of(process).topic_id:",
+                "if True:",
+            ),
+        ),
+        run=run_topics,
+    ),
+    Bug(
+        "a view has the former topic and the state of the next one",
+        "R01 R03 R07 R14",
+        500,
+        (
+            (
+                TopicsWorld.read_registry,
+                "if topic_id == registry.topic_id:",
+                "if True:",
+            ),
+        ),
+        CREATED_OFTEN,
+        run=run_topics,
     ),
 ]

@@ -7,6 +7,7 @@ value, an event and the time, and gets the next value and the effects.
     leading    a leader's book: ends of followers, high watermark, changes of the ISR
     following  a follower's book: the next fetch, and the handling of its answer
     electing   the controller's decisions: members of the ISR, leaders, reassignments
+    identity   topics of the same name: which replicas belong to which
     placing    the placement of new partitions on brokers
 
 netshim.cluster carries the decisions out; see docs/replication.md.

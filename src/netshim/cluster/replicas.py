@@ -41,6 +41,11 @@ from logcore.metadata.checkpoint import Key
 from logcore.metadata.filenames import INTERNAL_TOPICS
 from logcore.partition.replication import begin_to_follow
 from logcore.replication import following, leading
+from logcore.replication.identity import (
+    ReplicaFate,
+    fate_of_replicas,
+    is_replica_of,
+)
 from logcore.replication.leading import FetchRefusal, FollowerFetch, LeaderBook
 from logcore.replication.state import ReplicationError, Role, role_of
 from netshim.cluster.broker_connections import Connect
@@ -183,7 +188,7 @@ class ClusterReplicas(Leadership):
         topic, stored = view.topics.get(key[0]), view.states.get(key)
         if topic is None or stored is None:
             return _NO_ROLE
-        if self._witnessed.get(key[0]) != topic.node.topic_id:
+        if not is_replica_of(self._witnessed.get(key[0]), topic.node.topic_id):
             # The directory may contain a replica of another topic of that name.
             return _NO_ROLE
         if node_id not in topic.node.replicas.get(key[1], ()):
@@ -426,13 +431,20 @@ class ClusterReplicas(Leadership):
 
         Another topic may have the name of one of them.
         """
-        view = self._view
+        topics = self._view.topics
         return {
             name
             for name, topic_id in self._witnessed.items()
-            if str(topic_id) in view.deleted_ids
-            and (name not in view.topics or view.topics[name].node.topic_id != topic_id)
+            if self._fate(
+                topic_id, topics[name].node.topic_id if name in topics else None
+            )
+            is ReplicaFate.DELETE
         }
+
+    def _fate(self, own_id: uuid.UUID, present_id: uuid.UUID | None) -> ReplicaFate:
+        """Return the treatment of replicas whose topic has an id."""
+        present = None if present_id is None else str(present_id)
+        return fate_of_replicas(str(own_id), present, self._view.deleted_ids)
 
     def _place_topics(
         self, topics: dict[str, TopicOfCluster], deleted: Iterable[str]
@@ -450,8 +462,11 @@ class ClusterReplicas(Leadership):
             node = topic.node
             wanted = node.assigned_to(self._member.settings.node_id)
             if name in local:
-                if local.topic_id(name) != node.topic_id:
-                    self._replace(name)
+                fate = self._fate(local.topic_id(name), node.topic_id)
+                if fate is ReplicaFate.DELETE:
+                    self._remove(name, local.partitions(name))
+                elif fate is ReplicaFate.SET_ASIDE:
+                    self._set_aside(name)
                 else:
                     extra = [n for n in local.partitions(name) if n not in wanted]
                     if extra:
@@ -467,18 +482,14 @@ class ClusterReplicas(Leadership):
         self._drop(name, numbers)
         self._local.host.remove_replicas(name, numbers)
 
-    def _replace(self, name: str) -> None:
-        """Remove the replicas of another topic of that name, or set them aside."""
-        numbers = self._local.partitions(name)
-        if str(self._local.topic_id(name)) in self._view.deleted_ids:
-            self._remove(name, numbers)
-            return
+    def _set_aside(self, name: str) -> None:
+        """Rename the replicas of another topic of that name."""
         _log.warning(
             "topic %s is another one than in %s; the former replicas are renamed to -stray",
             name,
             self._local.path,
         )
-        self._drop(name, numbers)
+        self._drop(name, self._local.partitions(name))
         self._local.host.set_topic_aside(name)
 
     def _drop(self, name: str, numbers: Iterable[int]) -> None:

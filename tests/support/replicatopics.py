@@ -1,0 +1,442 @@
+"""A topic that is deleted and created again under the same name. No tests.
+
+The world is that of replicaworld, with topic ids. A client requests the deletion of the
+topic, the controller removes its nodes in steps, and a client creates a topic of the
+same name, whose leader epochs begin again. Brokers that are paused, cut off or restarted
+read some of this late, or in one step. They drive logcore.replication.identity.
+
+    run_topics(seed)                   # raises InvariantBroken, with the seed and steps
+
+Each topic has its own records, and the invariants of replicaworld are judged for each.
+A write of a state is dropped if the topic of its writer does not exist any more. In a
+registry, it is refused if the new state has another version.
+
+Invariant, besides those of replicaworld:
+    R14  a topic that was created again contains no record of the former one
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+
+from logcore.errors import RegistryUnavailableError, SessionExpiredError
+from logcore.replication.following import FetchAnswer
+from logcore.replication.identity import ReplicaFate, fate_of_replicas, is_replica_of
+from logcore.replication.leading import FollowerFetch
+from logcore.replication.state import LeaderAndIsr, ReplicationError
+from support.replicaworld import (
+    FAULTS_END_MS,
+    SESSION_MS,
+    Disk,
+    IdempotentProducer,
+    InvariantBroken,
+    Options,
+    Process,
+    Record,
+    SimulatedRegistry,
+    Waiter,
+    World,
+    judge_pair,
+    require,
+)
+
+#: The deletion, and other faults that make a broker miss it.
+FAULTS = (
+    "delete_topic", "delete_topic", "delete_topic", "kill", "kill@leader", "power",
+    "pause", "pause@leader", "long_pause", "long_pause@leader", "cut", "cut_registry",
+    "cut_registry@leader", "cut_one_way", "move_leader", "storm",
+)  # fmt: skip
+#: The longest time between the reads of two nodes.
+_READ_MS = 40
+
+
+@attrs.define
+class Judged:
+    """The memory of the judge for one topic."""
+
+    shown: list[Any] = attrs.field(factory=list)
+    shown_epoch: int = -1
+    acknowledged_end: int = 0
+    appenders: dict[int, tuple[int, int]] = attrs.field(factory=dict)
+    committed_floor: int = -1
+
+
+def _judged(name: str) -> Any:
+    """Return a property of a world that is a field of its present topic."""
+
+    def read(world: TopicsWorld) -> Any:
+        return getattr(world.judged(), name)
+
+    def write(world: TopicsWorld, value: Any) -> None:
+        setattr(world.judged(), name, value)
+
+    return property(read, write)
+
+
+class TopicsRegistry(SimulatedRegistry):
+    """The nodes of one topic name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.topic_id: int | None = 1
+        self.last_id = 1
+        #: The time of each change of the topic, and its id since then.
+        self.ids: list[tuple[int, int | None]] = [(0, 1)]
+        self.is_deleting = False
+        #: Each deleted id, and the time of its note.
+        self.deleted_ids: dict[int, int] = {}
+
+    def set_topic(self, topic_id: int | None, now_ms: int) -> None:
+        self.topic_id = topic_id
+        self.ids.append((now_ms, topic_id))
+
+    def topic_at(self, at_ms: int) -> int | None:
+        return next(
+            topic_id
+            for changed_ms, topic_id in reversed(self.ids)
+            if changed_ms <= at_ms
+        )
+
+    def remove_state(self) -> None:
+        self.value = b""
+        self.version = -1
+        self.parsed = None
+        self.history.clear()
+
+
+class TopicDisk(Disk):
+    """A disk, and the topic whose replica it contains."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.topic_id: int | None = None
+
+
+class TopicView:
+    """The topic as a process has read it. Its role is one in `topic_id`."""
+
+    def __init__(self) -> None:
+        self.topic_id: int | None = None
+        self.deleted_ids: frozenset[int] = frozenset()
+        self.is_placing = False
+        self.is_deleting = False
+
+
+class TopicsWorld(World):
+    """One topic name, its topics one after the other, and the judge of R14."""
+
+    shown = _judged("shown")
+    shown_epoch = _judged("shown_epoch")
+    acknowledged_end = _judged("acknowledged_end")
+    appenders = _judged("appenders")
+    committed_floor = _judged("committed_floor")
+
+    def __init__(
+        self,
+        seed: int,
+        options: Options | None = None,
+        steps: list[str] | None = None,
+    ) -> None:
+        chance = random.Random(seed)
+        #: The topic whose records are judged now, and the judge's memory of each.
+        self.topic_id: int | None = 1
+        self._judged_topics: dict[int | None, Judged] = {}
+        self._views: dict[Process, TopicView] = {}
+        #: The topic of each record.
+        self.topic_of: dict[int, int | None] = {}
+        self.creations = 0
+        super().__init__(
+            seed,
+            options
+            or Options(
+                faults=FAULTS,
+                fault_count=chance.randint(3, 9),
+                loss=chance.choice([0.0, 0.02, 0.1]),
+            ),
+            steps,
+        )
+        self.registry: TopicsRegistry = TopicsRegistry()
+
+    def judged(self) -> Judged:
+        return self._judged_topics.setdefault(self.topic_id, Judged())
+
+    def view_of(self, process: Process) -> TopicView:
+        return self._views.setdefault(process, TopicView())
+
+    def disk_of(self, process: Process) -> TopicDisk:
+        assert isinstance(process.disk, TopicDisk)
+        return process.disk
+
+    def new_disk(self, broker: int) -> Disk:
+        self.disks += 1
+        return TopicDisk(f"disk-{broker}-{self.disks}")
+
+    # -- the topic ---------------------------------------------------------------------
+
+    def fault_delete_topic(self, victim: Process) -> None:
+        """Request the deletion, and create the topic again soon after it."""
+        registry = self.registry
+        if registry.is_deleting or registry.parsed is None:
+            return
+        registry.is_deleting = True
+        self.changed_registry()
+        self.at(1, None, self.create_topic)
+
+    def create_topic(self) -> None:
+        registry = self.registry
+        if registry.is_deleting or registry.topic_id is not None:
+            self.at(1 + int(self.chance.random() * 30), None, self.create_topic)
+            return
+        registry.last_id += 1
+        registry.set_topic(registry.last_id, self.now_ms)
+        self.creations += 1
+        self.note("topic {} is created", registry.last_id)
+        self.changed_registry()
+
+    def control(self, process: Process) -> None:
+        registry, view = self.registry, self.view_of(process)
+        if not registry.is_deleting:
+            if view.topic_id is not None:
+                super().control(process)
+            return
+        if process.session is None or view.is_deleting:
+            return
+        with contextlib.suppress(RegistryUnavailableError, SessionExpiredError):
+            with self.call_registry(process):
+                is_controller = registry.become_controller(
+                    process.session, process.broker
+                )
+            if is_controller:
+                view.is_deleting = True
+                self.delete_next(process, process.session, 0)
+
+    def delete_next(self, process: Process, session: int, step: int) -> None:
+        """Delete the nodes of a topic one after the other, the request last."""
+        registry, view = self.registry, self.view_of(process)
+        try:
+            with self.call_registry(process):
+                registry.check_session(session)
+                self.delete_node(step)
+                self.changed_registry()
+        except (RegistryUnavailableError, SessionExpiredError):
+            view.is_deleting = False
+            return
+        if step == 3:
+            view.is_deleting = False
+        else:
+            delay_ms = 1 + int(self.chance.random() * _READ_MS)
+            self.at(delay_ms, process, self.delete_next, process, session, step + 1)
+
+    def delete_node(self, step: int) -> None:
+        registry = self.registry
+        if step == 0 and registry.topic_id is not None:
+            registry.deleted_ids.setdefault(registry.topic_id, self.now_ms)
+        elif step == 1:
+            registry.remove_state()
+        elif step == 2:
+            registry.set_topic(None, self.now_ms)
+        elif step == 3:
+            registry.is_deleting = False
+            self.note("the topic is deleted")
+
+    # -- the view ----------------------------------------------------------------------
+
+    def read_registry(self, process: Process) -> None:
+        """Read the notes, the topic and its state, one after the other."""
+        sent_ms = self.now_ms - int(self.chance.random() * 60)
+        registry = self.registry
+        with self.call_registry(process):
+            if process.session is not None:
+                registry.renew(process.session, self.now_ms)
+            live, partition = registry.live(), self.partition
+            topic_ms = self.now_ms - int(self.chance.random() * _READ_MS)
+            notes_ms = topic_ms - int(self.chance.random() * _READ_MS)
+            topic_id = registry.topic_at(max(0, topic_ms))
+            found, version = registry.parsed, registry.version
+        process.live, process.partition = live, partition
+        # The topic is read again after the state.
+        if topic_id == registry.topic_id:
+            view = self.view_of(process)
+            view.deleted_ids = frozenset(
+                each
+                for each, at_ms in registry.deleted_ids.items()
+                if at_ms <= notes_ms
+            )
+            view.topic_id = topic_id
+            process.state, process.version = found, version
+        if process.session is not None:
+            process.lease_until = sent_ms + SESSION_MS
+        self.evaluate(process)
+
+    def evaluate(self, process: Process) -> None:
+        view, disk = self.view_of(process), self.disk_of(process)
+        if (
+            view.topic_id is not None
+            and process.state is not None
+            and is_replica_of(disk.topic_id, view.topic_id)
+        ):
+            super().evaluate(process)
+            return
+        process.leader = process.follower = process.taking_over = None
+        process.waiters = []
+        process.commits = None
+        if disk.topic_id != view.topic_id and not view.is_placing:
+            view.is_placing = True
+            delay_ms = 1 + int(self.chance.random() * 20)
+            self.at(delay_ms, process, self.place, process)
+
+    def place(self, process: Process) -> None:
+        """Make the replica on the disk one of the topic in the view."""
+        view, disk = self.view_of(process), self.disk_of(process)
+        view.is_placing = False
+        if disk.topic_id is not None:
+            fate = fate_of_replicas(disk.topic_id, view.topic_id, view.deleted_ids)
+            if fate is not ReplicaFate.KEEP:
+                self.note("broker {} removes topic {}", process.broker, disk.topic_id)
+                process.cuts += 1
+                process.high_watermark = 0
+                disk.restart_at(0)
+                disk.topic_id = None
+        if disk.topic_id is None or view.topic_id is not None:
+            disk.topic_id = view.topic_id
+        if view.topic_id is not None:
+            self.evaluate(process)
+
+    # -- messages ----------------------------------------------------------------------
+
+    def send(
+        self, source: int, target: int, call: Callable[..., None], *args: Any
+    ) -> None:
+        """Add the topic id to fetches, and to writes of the state."""
+        if call == self.on_fetch:
+            call = self.on_fetch_of
+            args = (*args, self.view_of(self.processes[source]).topic_id)
+        elif call == self.set_state:
+            call = self.set_state_of
+            args = (*args, self.view_of(args[0]).topic_id)
+        elif call == self.on_written:
+            call = self.on_written_of
+            args = (*args, self.registry.topic_id)
+        super().send(source, target, call, *args)
+
+    def on_fetch_of(
+        self, process: Process, fetch: FollowerFetch, life: int, topic_id: int | None
+    ) -> None:
+        if topic_id == self.view_of(process).topic_id:
+            self.on_fetch(process, fetch, life)
+            return
+        # UNKNOWN_TOPIC_ID, which a follower handles like this error.
+        answer = FetchAnswer(ReplicationError.NOT_LEADER_OR_FOLLOWER)
+        self.send(process.broker, fetch.replica, self.on_answer, fetch, life, answer)
+
+    def set_state_of(
+        self,
+        process: Process,
+        session: int | None,
+        new: LeaderAndIsr,
+        expected: int | None,
+        topic_id: int | None,
+    ) -> None:
+        if topic_id == self.registry.topic_id:
+            self.set_state(process, session, new, expected)
+
+    def on_written_of(
+        self,
+        process: Process,
+        life: int,
+        new: LeaderAndIsr | None,
+        version: int,
+        topic_id: int | None,
+    ) -> None:
+        if topic_id == self.view_of(process).topic_id:
+            self.on_written(process, life, new, version)
+
+    # -- the judge ---------------------------------------------------------------------
+
+    def idempotent_client(self, producer: IdempotentProducer) -> None:
+        """Do nothing: sequences of a former topic are unknown in the next one."""
+
+    def produce(self, process: Process, **fields: Any) -> bool:
+        self.topic_id = self.view_of(process).topic_id
+        self.topic_of[self.last_number + 1] = self.topic_id
+        return super().produce(process, **fields)
+
+    def append_records(self, process: Process, records: Any) -> None:
+        for record in records:
+            self.judge_topic(process, record)
+        super().append_records(process, records)
+
+    def judge_topic(self, process: Process, record: Record) -> None:
+        topic_id = self.view_of(process).topic_id
+        require(
+            self.topic_of[record.number] == topic_id,
+            "R14",
+            "broker {} has record {} of topic {} in topic {}",
+            process.broker,
+            record.number,
+            self.topic_of[record.number],
+            topic_id,
+        )
+
+    def show(self, process: Process, high_watermark: int) -> None:
+        self.topic_id = self.view_of(process).topic_id
+        before = max(process.high_watermark, process.disk.start)
+        for record in process.disk.records[before:high_watermark]:
+            self.judge_topic(process, record)
+        super().show(process, high_watermark)
+
+    def answer_waiters(self, process: Process) -> None:
+        self.topic_id = self.view_of(process).topic_id
+        super().answer_waiters(process)
+
+    def acknowledge(self, waiter: Waiter) -> None:
+        super().acknowledge(waiter)
+        if self.topic_id != self.registry.topic_id:
+            self.is_acknowledged_since_heal = False
+
+    def judge_leader(self, process: Process, epoch: int) -> None:
+        self.topic_id = self.view_of(process).topic_id
+        for record in process.disk.records[process.disk.start :]:
+            self.judge_topic(process, record)
+        super().judge_leader(process, epoch)
+
+    def fetch_offset(self, process: Process) -> int | None:
+        self.topic_id = self.view_of(process).topic_id
+        return super().fetch_offset(process)
+
+    def judge_logs(self) -> None:
+        disks = [self.disk_of(process) for process in self.processes.values()]
+        for number, one in enumerate(disks):
+            for other in disks[:number]:
+                if one.topic_id == other.topic_id:
+                    judge_pair(one, other)
+
+    def is_done(self) -> bool:
+        if self.registry.is_deleting or self.registry.topic_id is None:
+            require(
+                self.now_ms < FAULTS_END_MS + 4 * SESSION_MS,
+                "R09",
+                "the topic is not deleted and created again",
+            )
+            return False
+        return super().is_done()
+
+
+def run_topics(seed: int, options: Options | None = None) -> TopicsWorld:
+    """Run one schedule. If it fails, run it again to report its steps."""
+    try:
+        world = TopicsWorld(seed, options)
+        world.run()
+    except InvariantBroken as error:
+        steps: list[str] = []
+        with contextlib.suppress(InvariantBroken):
+            TopicsWorld(seed, options, steps).run()
+        error.add_note(f"repeat with run_topics({seed}, {options})")
+        error.add_note("\n".join(steps))
+        raise
+    return world
