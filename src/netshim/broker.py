@@ -22,7 +22,8 @@ from netshim.groups import BrokerGroups
 from netshim.handlers import HANDLERS, NOT_SHARED, Handler, refused_versions
 from netshim.handlers.authentication import Reply
 from netshim.request_counts import RequestCounts
-from netshim.request_log import errors_in, shown
+from netshim.request_log import shown
+from netshim.response_errors import errors_in
 from netshim.scheduling import (
     CloseConnection,
     CutResponse,

@@ -7,24 +7,19 @@ another thread may copy the values.
 from __future__ import annotations
 
 import bisect
-import functools
 from collections import Counter
-from itertools import islice
 from time import perf_counter
 from typing import Any, Final
 
+from netshim.response_errors import first_error
 from netshim.wire import codes
 from netshim.wire.codec import Api
-from netshim.wire.fields import Struct
 
 #: Upper bounds of the histograms, in seconds.
 BUCKETS_S: Final = (
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025,
     0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
 )  # fmt: skip
-#: Entries of a list in which an error code is searched. All of 100,000 partitions would
-#: hold the event loop.
-_MOST_ENTRIES: Final = 100
 
 
 class Histogram:
@@ -73,68 +68,6 @@ class RequestCounts:
         if histogram is None:
             histogram = histograms[api_name] = Histogram()
         histogram.add(perf_counter() - began_s)
-
-
-def first_error(api: Api[Any, Any], response: object) -> int:
-    """Return the first error code of a response, or 0.
-
-    At most 100 entries of each list are searched.
-    """
-    if response is None:
-        return codes.NONE
-    for path in _paths(api):
-        code = _first(response, path, 0)
-        if code:
-            return code
-    return codes.NONE
-
-
-def errors_of(api: Api[Any, Any], response: object) -> tuple[int, ...]:
-    """Return all error codes of a response, by the fields that contain them."""
-    found: list[int] = []
-    if response is not None:
-        for path in _paths(api):
-            _add_errors(found, response, path, 0)
-    return tuple(found)
-
-
-def _add_errors(
-    found: list[int], value: Any, path: tuple[str, ...], depth: int
-) -> None:
-    inner = getattr(value, path[depth], None)
-    if depth == len(path) - 1:
-        if inner:
-            found.append(inner)
-        return
-    for one in inner or ():
-        _add_errors(found, one, path, depth + 1)
-
-
-def _first(value: Any, path: tuple[str, ...], depth: int) -> int:
-    inner = getattr(value, path[depth], None)
-    if depth == len(path) - 1:
-        return inner or codes.NONE
-    for one in islice(inner or (), _MOST_ENTRIES):
-        code = _first(one, path, depth + 1)
-        if code:
-            return code
-    return codes.NONE
-
-
-@functools.cache
-def _paths(api: Api[Any, Any]) -> tuple[tuple[str, ...], ...]:
-    """Return the names of the fields that lead to each error code of a response."""
-    return tuple(_paths_in(api.response.shape))
-
-
-def _paths_in(struct: Struct) -> list[tuple[str, ...]]:
-    found: list[tuple[str, ...]] = []
-    for field in struct.fields:
-        if field.name.endswith("error_code"):
-            found.append((field.name,))
-        elif field.is_array and field.struct is not None:
-            found += [(field.name, *path) for path in _paths_in(field.struct)]
-    return found
 
 
 def name_of(code: int) -> str:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from netshim.session import ClientSession
 from netshim.wire import codes
@@ -208,30 +208,3 @@ class Repeated(logging.Filter):
             self._seen.clear()
         self._seen[key] = since, count + 1
         return count < self._most
-
-
-def errors_in(value: Any) -> list[tuple[int, str | None]]:
-    """Return the nonzero error codes and the messages in a response.
-
-    The argument may be a part of a response.
-    """
-    found = []
-    if isinstance(value, list):
-        for each in value:
-            found += errors_in(each)
-    elif hasattr(value, "__slots__"):
-        # AddPartitionsToTxn has a name of its own.
-        code = getattr(value, "error_code", 0) or getattr(
-            value, "partition_error_code", 0
-        )
-        if code:
-            found.append((code, getattr(value, "error_message", None)))
-        for name in value.__slots__:
-            inner = getattr(value, name)
-            if (
-                isinstance(inner, list)
-                and inner
-                and not isinstance(inner[0], (int, str, bytes))
-            ):
-                found += errors_in(inner)
-    return found

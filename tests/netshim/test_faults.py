@@ -17,7 +17,7 @@ from logcore import InvalidConfigError, recordbatch
 from netshim import wire
 from netshim.faults.control import FaultControl, seen_requests
 from netshim.faults.requests import TOPIC_RESOURCE, api_named, filters_of
-from netshim.request_log import errors_in
+from netshim.response_errors import errors_in
 from netshim.scheduling import CloseConnection, PendingResponse
 from netshim.security.acls import (
     Acl,

@@ -26,7 +26,8 @@ from logcore import InvalidConfigError
 from netshim import scheduling, wire
 from netshim.http import metrics
 from netshim.http.host import parse_address
-from netshim.request_counts import Histogram, RequestCounts, first_error
+from netshim.request_counts import Histogram, RequestCounts
+from netshim.response_errors import first_error
 from netshim.server import Server
 from netshim.server_thread import ServerThread
 from netshim.wire import codes

@@ -33,7 +33,7 @@ from netshim.faults.rules import (
     LoseResponse,
     Observe,
 )
-from netshim.request_counts import errors_of
+from netshim.response_errors import error_fields
 from netshim.scheduling import (
     CloseConnection,
     CutResponse,
@@ -136,8 +136,8 @@ class RequestFaultPlan:
         else:
             response = self._act(chosen, seen, handler, request, call, state)
         if isinstance(response, PendingResponse):
-            return changed(response, partial(_record, api, seen))
-        return _record(api, seen, response)
+            return changed(response, partial(_record, seen))
+        return _record(seen, response)
 
     def _act(
         self,
@@ -155,7 +155,7 @@ class RequestFaultPlan:
             case Delay(delay_ms):
                 return _delay(rule, delay_ms, serve, call, state)
             case LoseResponse(closes):
-                return _lose(rule, closes, serve, wire.APIS[call.api_key], seen)
+                return _lose(rule, closes, serve, seen)
             case Disconnect(0):
                 raise CloseConnection("a fault rule closes the connection")
             case Disconnect(after_bytes):
@@ -171,7 +171,6 @@ def _lose(
     rule: FaultRule,
     closes: bool,
     serve: Callable[[], Any],
-    api: wire.Api[Any, Any],
     seen: SeenRequest,
 ) -> PendingResponse:
     """Serve a request, and return a response that is never sent."""
@@ -182,7 +181,7 @@ def _lose(
         lost.set(CloseConnection("a fault rule lost the response"))
 
     def finish(value: Any) -> None:
-        _record(api, seen, value)
+        _record(seen, value)
         if closes:
             close()
 
@@ -255,13 +254,13 @@ def _cut(value: Any, after_bytes: int, call: Call) -> Any:
     return CutResponse(value, after_bytes)
 
 
-def _record(api: wire.Api[Any, Any], seen: SeenRequest, response: Any) -> Any:
+def _record(seen: SeenRequest, response: Any) -> Any:
     """Store the error codes of a response with its request, and return the response."""
     whole = response.response if isinstance(response, CutResponse) else response
     if isinstance(whole, Exception) and not isinstance(whole, CloseConnection):
         seen.codes = (codes.UNKNOWN_SERVER_ERROR,)
     elif seen.codes is None:
-        seen.codes = () if whole is None else errors_of(api, whole)
+        seen.codes = tuple(getattr(part, name) for part, name in error_fields(whole))
     return response
 
 

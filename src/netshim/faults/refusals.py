@@ -18,6 +18,7 @@ from netshim.faults.requests import (
     number_of,
     topic_name,
 )
+from netshim.response_errors import error_fields
 from netshim.scheduling import changed
 from netshim.security.acls import (
     WILDCARD,
@@ -186,20 +187,14 @@ def _split_topic(topic: Any, selects: Selects, name: str | None) -> tuple[Any, A
     return None, topic
 
 
-def _replace_codes(part: Any, code: int) -> bool:
+def _replace_codes(response: Any, code: int) -> bool:
     """Replace all errors in a response; return whether there are any."""
-    if isinstance(part, list):
-        return bool([one for one in part if _replace_codes(one, code)])
     has_error = False
-    for name in getattr(part, "__slots__", ()):
-        value = getattr(part, name)
-        if name.endswith("error_code") and value:
-            setattr(part, name, code)
-            has_error = True
-            if getattr(part, "error_message", None):
-                part.error_message = _MESSAGE
-        elif isinstance(value, list):
-            has_error = _replace_codes(value, code) or has_error
+    for part, name in error_fields(response):
+        has_error = True
+        setattr(part, name, code)
+        if getattr(part, "error_message", None):
+            part.error_message = _MESSAGE
     return has_error
 
 

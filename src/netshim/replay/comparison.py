@@ -18,7 +18,6 @@ Rules:
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -28,7 +27,7 @@ from logcore.errors import LogcoreError
 from logcore.recordbatch import RecordBatch, read_batches
 from netshim import wire
 from netshim.replay.id_mapping import IDENTITY, IdMapping
-from netshim.request_counts import first_error
+from netshim.response_errors import first_error
 from netshim.wire import codes
 from netshim.wire.codec import Api
 from netshim.wire.fields import Field, Struct
@@ -64,7 +63,6 @@ _UNREADY: Final = frozenset(
         codes.LEADER_NOT_AVAILABLE,
     )
 )
-_MASKED_HEAD: Final = struct.Struct(">i4xB")
 _APPEND_TIME: Final = 0x08
 _LATEST_MAGIC: Final = 2
 

@@ -32,7 +32,7 @@ from netshim.recording.traffic_file import TrafficKind, TrafficRecord
 from netshim.replay.comparison import FieldDifference, differences, is_early
 from netshim.replay.full_fetches import with_full_fetches
 from netshim.replay.id_mapping import IdMapping
-from netshim.request_counts import first_error
+from netshim.response_errors import first_error
 from netshim.wire import codes
 from netshim.wire.codec import Api
 
