@@ -27,8 +27,6 @@ from logcore.errors import InvalidConfigError
 from logcore.registry import registry_path
 from netshim.settings import Settings
 
-#: Limit for the start of all brokers.
-_START_S: Final = 60.0
 #: Limit for a broker to end after TERM: longer than its controlled shutdown.
 _END_S: Final = 40.0
 #: From this number of brokers on, a topic has three replicas, two of them in sync.

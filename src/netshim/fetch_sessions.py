@@ -285,8 +285,6 @@ class FetchSessions:
         self._random = random
         self._sessions: dict[int, FetchSession] = {}
         self._count = 0
-        #: Sessions that were closed for others.
-        self.evictions = 0
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -406,7 +404,6 @@ class FetchSessions:
             if _value(new) < _value(idle):
                 return False
         self._remove(idle.id)
-        self.evictions += 1
         return True
 
 

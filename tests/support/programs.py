@@ -26,7 +26,7 @@ from logcore.testing import (
 )
 from logcore.testing.expected import ResultCache
 from logcore.testing.explore import Seen
-from logcore.testing.oracle import Afterwards, recover_log, restart_log
+from logcore.testing.oracle import Afterwards, recover_log
 
 STATES = int(
     os.environ.get("LOGCORE_EXPLORE_STATES", "1500")
@@ -100,9 +100,7 @@ class Program:
             same=lambda one, other: (
                 (one.start, one.records) == (other.start, other.records)
             ),
-            restart=lambda disk: restart_log(
-                disk, config=config, durability=durability
-            ),
+            restart=self._restart,
             seed=seed,
             limit=limit,
             again_every=20,
@@ -111,6 +109,16 @@ class Program:
         if explore:
             self.explorer.attach(self.disk)
         self.log: Log | None = None
+
+    def _restart(self, disk: SimulatedDisk) -> None:
+        """Recover the log. The explorer may interrupt the recovery."""
+        logcore.open(
+            "t-0",
+            create=True,
+            config=self.config,
+            durability=self.durability,
+            fs=disk,
+        ).close()
 
     def run(self, actions: Sequence[str]) -> Report:
         for action in ["open", *actions, "close"]:

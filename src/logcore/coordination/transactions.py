@@ -161,14 +161,6 @@ class TransactionMachine:
             for name, each in self._transactions.items()
         )
 
-    @property
-    def has_open(self) -> bool:
-        """Whether a transaction is open, or lacks markers in some partitions."""
-        return any(
-            each.is_busy or (each.stored and each.stored.status not in _IDLE)
-            for each in self._transactions.values()
-        )
-
     def verify(
         self,
         transactional_id: str,

@@ -362,11 +362,6 @@ class SharedGroups(ProcessGroups):
         """
         return bool(self._answers or self._mine)
 
-    @property
-    def has_waiting(self) -> bool:
-        """Whether this process waits for an answer."""
-        return bool(self._answers)
-
     def expire_offsets(self) -> None:
         def expire(coordinator: Coordinator, now_ms: int) -> list[Effect]:
             return coordinator.expire_offsets(self._directory.host.trusted_ms(now_ms))

@@ -673,15 +673,3 @@ def _look_before(disk: SimulatedDisk, path: str) -> list[Record]:
     except (CorruptBatchError, CorruptLogError, LogNotFoundError):
         pass
     return shown
-
-
-def restart_log(
-    disk: SimulatedDisk,
-    path: str = "t-0",
-    *,
-    config: Mapping[str, object] | None = None,
-    durability: str | Durability = "group",
-) -> None:
-    """Open and close a log. This is the recovery that an exploration may interrupt."""
-    with open_log(path, create=True, config=config, durability=durability, fs=disk):
-        pass
