@@ -9,7 +9,7 @@ import click
 
 import logcore
 from logcore.cli.options import json_option, setting
-from logcore.cli.shipping import Reporter, client_option
+from logcore.cli.shipping import Reporter, client_option, until_end_option
 from logcore.cli.terminal import Lines, size_text
 from netshim.follow import Follower, Source, promote
 
@@ -59,9 +59,7 @@ def _line(metrics: Any) -> str:
     show_default=True,
     help="If the cluster has deleted records before they were copied.",
 )
-@click.option(
-    "--until-end", is_flag=True, help="End when all present records are copied."
-)
+@until_end_option("copied")
 @client_option
 @json_option
 def follow(
@@ -86,16 +84,7 @@ def follow(
             logdir, cluster, topics=topics, with_internal=internal, **choices
         )
         reporter = Reporter(stack.enter_context(Lines()), as_json, _line)
-
-        def report() -> None:
-            if reporter.is_due():
-                reporter.report(follower.metrics())
-
-        try:
-            follower.run(until_end=until_end, after_step=report)
-        finally:
-            reporter.report(follower.metrics())
-            reporter.end()
+        reporter.run(follower, until_end=until_end)
 
 
 @click.command("promote")

@@ -16,7 +16,7 @@ import contextlib
 import re
 import sys
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import click
 
@@ -24,8 +24,9 @@ import logcore
 from logcore.cli.opening import open_to_write, shared_option
 from logcore.cli.options import json_option, log_directory_argument, setting
 from logcore.cli.terminal import Lines, size_text, to_json, wants_json
-from logcore.errors import ShippingError
 from logcore.fs import OS
+
+_F = TypeVar("_F", bound=Callable[..., Any])
 
 #: Delay between two progress lines.
 _REPORT_MS: Final = 1_000
@@ -43,6 +44,44 @@ client_option = click.option(
     multiple=True,
     help="Setting of librdkafka. Repeatable.",
 )
+
+
+def _rename_option(place: str) -> Callable[[_F], _F]:
+    return click.option(
+        "--rename",
+        metavar="s/x/y/",
+        help=f"Rename topics in {place}, with a regular expression.",
+    )
+
+
+def _on_gap_option(which: str, done: str) -> Callable[[_F], _F]:
+    return click.option(
+        "--on-gap",
+        type=click.Choice(["fail", "skip"]),
+        default="fail",
+        show_default=True,
+        help=f"Policy if {which} were deleted before they were {done}.",
+    )
+
+
+def _on_error_option(text: str) -> Callable[[_F], _F]:
+    return click.option(
+        "--on-error",
+        type=click.Choice(["fail", "quarantine"]),
+        default="fail",
+        show_default=True,
+        help=text,
+    )
+
+
+def _name_option(text: str) -> Callable[[_F], _F]:
+    return click.option("--name", default="default", show_default=True, help=text)
+
+
+def until_end_option(done: str) -> Callable[[_F], _F]:
+    return click.option(
+        "--until-end", is_flag=True, help=f"End when all present records are {done}."
+    )
 
 
 def topic_names(texts: tuple[str, ...]) -> list[str]:
@@ -84,10 +123,30 @@ class Reporter:
         self._width = 0
         self._failures: set[tuple[str, int]] = set()
 
-    def is_due(self) -> bool:
-        return OS.monotonic_ms() >= self._due_ms
+    def run(
+        self,
+        work: Any,
+        *,
+        until_end: bool,
+        after_step: Callable[[], object] | None = None,
+    ) -> None:
+        """Run a Forwarder, Mirror or Follower, and print its progress."""
 
-    def report(self, metrics: Any) -> None:
+        def report() -> None:
+            if after_step is not None:
+                after_step()
+            if OS.monotonic_ms() >= self._due_ms:
+                self._report(work.metrics())
+
+        try:
+            work.run(until_end=until_end, after_step=report)
+        finally:
+            # The last line has the final counts, also after an error or Ctrl-C.
+            self._report(work.metrics())
+            if self._width:
+                click.echo(err=True)
+
+    def _report(self, metrics: Any) -> None:
         for partition, why in metrics.failures.items():
             if partition not in self._failures:
                 self._failures.add(partition)
@@ -103,10 +162,6 @@ class Reporter:
         text = self._line(metrics)
         click.echo("\r" + text.ljust(self._width), nl=False, err=True)
         self._width = len(text)
-
-    def end(self) -> None:
-        if self._width:
-            click.echo(err=True)
 
     def _clear(self) -> None:
         if self._width:
@@ -131,17 +186,8 @@ def _forward_line(metrics: Any) -> str:
     multiple=True,
     help="Topics to ship; all except internal topics by default.",
 )
-@click.option(
-    "--rename",
-    metavar="s/x/y/",
-    help="Rename topics in the cluster, with a regular expression.",
-)
-@click.option(
-    "--name",
-    default="default",
-    show_default=True,
-    help="Name of this forwarder; a second forwarder of this name takes over.",
-)
+@_rename_option("the cluster")
+@_name_option("Name of this forwarder; a second forwarder of this name takes over.")
 @click.option(
     "--at-least-once",
     is_flag=True,
@@ -150,20 +196,10 @@ def _forward_line(metrics: Any) -> str:
 @click.option(
     "--create-topics", is_flag=True, help="Create missing topics in the cluster."
 )
-@click.option(
-    "--on-error",
-    type=click.Choice(["fail", "quarantine"]),
-    default="fail",
-    show_default=True,
-    help="A refused record stops its partition, or is stored in the local topic TOPIC.dlq.",
+@_on_error_option(
+    "A refused record stops its partition, or is stored in the local topic TOPIC.dlq."
 )
-@click.option(
-    "--on-gap",
-    type=click.Choice(["fail", "skip"]),
-    default="fail",
-    show_default=True,
-    help="Policy if local records were deleted before they were shipped.",
-)
+@_on_gap_option("local records", "shipped")
 @click.option(
     "--on-lost",
     type=click.Choice(["fail", "noted", "start"]),
@@ -183,9 +219,7 @@ def _forward_line(metrics: Any) -> str:
     show_default=True,
     help="Bytes.",
 )
-@click.option(
-    "--until-end", is_flag=True, help="End when all present records are shipped."
-)
+@until_end_option("shipped")
 @client_option
 @json_option
 def forward(
@@ -224,20 +258,7 @@ def forward(
         )
         stack.enter_context(forwarder)
         reporter = Reporter(out, as_json, _forward_line)
-
-        def report() -> None:
-            if reporter.is_due():
-                reporter.report(forwarder.metrics())
-
-        try:
-            forwarder.run(until_end=until_end, after_step=report)
-        except ShippingError:
-            reporter.report(forwarder.metrics())
-            raise
-        else:
-            reporter.report(forwarder.metrics())
-        finally:
-            reporter.end()
+        reporter.run(forwarder, until_end=until_end)
 
 
 def _mirror_line(metrics: Any) -> str:
@@ -261,30 +282,15 @@ def _mirror_line(metrics: Any) -> str:
     show_default=True,
     help="Offsets of the mirrored records: the cluster's, or new ones.",
 )
-@click.option(
-    "--rename",
-    metavar="s/x/y/",
-    help="Rename topics in DIR, with a regular expression.",
-)
-@click.option(
-    "--name",
-    default="default",
-    show_default=True,
-    help="With new: name of this mirror; its progress is stored under the name.",
-)
+@_rename_option("DIR")
+@_name_option("With new: name of this mirror; its progress is stored under the name.")
 @click.option(
     "--groups",
     metavar="GROUP[,...]",
     multiple=True,
     help="With keep: groups whose committed offsets are copied.",
 )
-@click.option(
-    "--on-gap",
-    type=click.Choice(["fail", "skip"]),
-    default="fail",
-    show_default=True,
-    help="Policy if records of the cluster were deleted before they were mirrored.",
-)
+@_on_gap_option("records of the cluster", "mirrored")
 @click.option(
     "--on-divergence",
     type=click.Choice(["fail", "truncate"]),
@@ -293,16 +299,10 @@ def _mirror_line(metrics: Any) -> str:
     help="If the cluster has lost records that DIR has: truncate DIR, after asking.",
 )
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@click.option(
-    "--on-error",
-    type=click.Choice(["fail", "quarantine"]),
-    default="fail",
-    show_default=True,
-    help="With new: a record that cannot be stored stops its partition, or is stored in TOPIC.dlq.",
+@_on_error_option(
+    "With new: a record that cannot be stored stops its partition, or is stored in TOPIC.dlq."
 )
-@click.option(
-    "--until-end", is_flag=True, help="End when all present records are mirrored."
-)
+@until_end_option("mirrored")
 @shared_option
 @client_option
 @json_option
@@ -343,18 +343,4 @@ def mirror(
         out = stack.enter_context(Lines())
         mirrored = stack.enter_context(Mirror(logdir, cluster, **options))
         reporter = Reporter(out, as_json, _mirror_line)
-
-        def report() -> None:
-            logdir.tick()
-            if reporter.is_due():
-                reporter.report(mirrored.metrics())
-
-        try:
-            mirrored.run(until_end=until_end, after_step=report)
-        except ShippingError:
-            reporter.report(mirrored.metrics())
-            raise
-        else:
-            reporter.report(mirrored.metrics())
-        finally:
-            reporter.end()
+        reporter.run(mirrored, until_end=until_end, after_step=logdir.tick)
