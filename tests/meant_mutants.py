@@ -2021,8 +2021,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "two_processes_decide_at_once", "logcore/claim.py",
-        "        turn = self._common.transactions\n",
-        "        turn = None\n",
+        "        return _held(self._common.transactions)\n",
+        "        return _held(None)\n",
         "producer/test_producer_transactions.py producer/test_transaction_exploration.py -k 'not many'",
     ),
     Mistake(

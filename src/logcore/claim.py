@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Generator, Mapping
+from contextlib import AbstractContextManager
 from typing import cast
 
 import attrs
@@ -83,8 +84,7 @@ class Claim:
         """The handle of the lock file, for the locks of a shared directory."""
         return self._lock.handle
 
-    @contextlib.contextmanager
-    def changing(self) -> Generator[None, None, None]:
+    def changing(self) -> AbstractContextManager[None]:
         """Prevent other processes from changing files of the whole directory.
 
         These are the files that belong to no single partition. Reentrant.
@@ -92,26 +92,15 @@ class Claim:
         Raises:
             LogLockedError: another process has held the lock for too long.
         """
-        turn = self._common.turn
-        if turn is None:
-            yield
-            return
-        with turn.held():
-            yield
+        return _held(self._common.turn)
 
-    @contextlib.contextmanager
-    def deciding(self) -> Generator[None, None, None]:
+    def deciding(self) -> AbstractContextManager[None]:
         """Prevent other processes from deciding about transactions.
 
         Raises:
             LogLockedError: another process has held the lock for too long.
         """
-        turn = self._common.transactions
-        if turn is None:
-            yield
-            return
-        with turn.held():
-            yield
+        return _held(self._common.transactions)
 
     @contextlib.contextmanager
     def alone(self) -> Generator[bool, None, None]:
@@ -206,3 +195,8 @@ class Claim:
     def release(self) -> None:
         """Release the member; the last one releases the lock. Needs no memory."""
         self._lock.release()
+
+
+def _held(lock: ByteLock | None) -> AbstractContextManager[None]:
+    """Hold a lock of a shared directory. Other directories have none."""
+    return contextlib.nullcontext() if lock is None else lock.held()

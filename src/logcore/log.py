@@ -29,8 +29,7 @@ import re
 import warnings
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from types import TracebackType
-from typing import Final, Literal, NoReturn, Self
+from typing import Final, Literal, NoReturn
 
 import attrs
 import numpy as np
@@ -38,6 +37,7 @@ import numpy as np
 from logcore import retention
 from logcore.acquire import claim_directory
 from logcore.claim import Claim
+from logcore.closeable import Closeable
 from logcore.config import INT32_MAX, INT64_MAX, KEEPS_ALL, Durability, LogConfig
 from logcore.errors import (
     InvalidConfigError,
@@ -51,8 +51,7 @@ from logcore.errors import (
 from logcore.format.columns import (
     ColumnInput,
     TimesInput,
-    input_column,
-    input_timestamps,
+    input_columns,
 )
 from logcore.fs import FS, OS
 from logcore.index import AbortedTransaction
@@ -346,7 +345,7 @@ class LogHost:
     maintenance: LogMaintenance
 
 
-class Log(LogReader):
+class Log(LogReader, Closeable):
     """One partition directory, open for appending and reading, or for reading only.
 
     Created by logcore.open(). Most programs need eight methods: append, append_many,
@@ -394,17 +393,6 @@ class Log(LogReader):
         raise ReadOnlyLogError("the log was opened with read_only=True", path=self.path)
 
     # -- opening and closing -----------------------------------------------------------
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __del__(self) -> None:
         is_open = (
@@ -758,28 +746,9 @@ class Log(LogReader):
         timestamps; now by default. The log keeps no reference to the arrays. For
         expected_offset, expected and errors see append().
         """
-        if keys is None and values is None:
-            raise InvalidRecordError("append_columns needs keys or values")
-        key_column = None
-        if keys is not None:
-            key_column = input_column(keys, "keys")
-        value_column = None
-        if values is not None:
-            value_column = input_column(values, "values")
-        counts = {
-            len(column[1]) - 1
-            for column in (key_column, value_column)
-            if column is not None
-        }
-        if len(counts) != 1:
-            raise InvalidRecordError(
-                "keys and values must have as many rows as each other",
-                found=sorted(counts),
-            )
-        count = counts.pop()
-        times = None
-        if timestamps_ms is not None:
-            times = input_timestamps(timestamps_ms, count)
+        key_column, value_column, times, count = input_columns(
+            "append_columns", keys, values, timestamps_ms
+        )
         writer = self.host.writer
         with self._state.lock:
             writer.check_appendable_locked()

@@ -20,11 +20,11 @@ import os
 import uuid
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self, Unpack, overload
+from typing import TYPE_CHECKING, Any, Final, Unpack, overload
 
 from logcore.acquire import claim_directory
 from logcore.claim import Claim
+from logcore.closeable import Closeable
 from logcore.config import Durability, LogConfig
 from logcore.directory.forking import fork_topic
 from logcore.directory.identity import DirectoryIdentity, check_kind
@@ -193,7 +193,7 @@ def open_dir(
         raise
 
 
-class LogDir:
+class LogDir(Closeable):
     """A directory of partition logs. logcore.open_dir() creates it; a `with` block
     closes it.
 
@@ -335,17 +335,6 @@ class LogDir:
     @property
     def node_id(self) -> int:
         return self._identity.node_id
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __del__(self) -> None:
         # Missing if __init__() failed early.

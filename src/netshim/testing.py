@@ -29,8 +29,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final
 
 from logcore import (
     InvalidConfigError,
@@ -41,6 +40,7 @@ from logcore import (
     TopicNotFoundError,
     open_dir,
 )
+from logcore.closeable import Closeable
 from logcore.coordination.classic_group import DEAD
 from logcore.fs import OS, Lock
 from logcore.kernels import TopicRecord
@@ -734,7 +734,7 @@ class Kafka:
         return "\n".join(text)
 
 
-class TrafficRecording:
+class TrafficRecording(Closeable):
     """A recording of a broker's traffic. Kafka.record() returns it; use it in a `with`."""
 
     def __init__(self, server: ServerHandle, recorder: TrafficRecorder) -> None:
@@ -764,17 +764,6 @@ class TrafficRecording:
         self._recorder.close()
         if self._recorder.failure is not None:
             raise self._recorder.failure
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 class _Listening:

@@ -22,12 +22,13 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 import numpy as np
 import numpy.typing as npt
 
+from logcore.closeable import Closeable
 from logcore.distribution import install_command
 from logcore.errors import (
     CorruptBatchError,
@@ -42,7 +43,7 @@ from pyspark_logcore.ranges import Bounds, OffsetRange, TopicPartition, report_l
 from pyspark_logcore.tasks import NO_MARKS, Marks
 
 if TYPE_CHECKING:
-    from types import TracebackType
+    pass
 
 _FETCH_BYTES: Final = 8 << 20
 _FETCH_WAIT_MS: Final = 500
@@ -83,7 +84,7 @@ class ClusterIdentity:
     topic_id: str
 
 
-class BrokerOrigin:
+class BrokerOrigin(Closeable):
     """The cluster of a query; see origin.Origin. It connects at the first request."""
 
     def __init__(self, options: ReadOptions) -> None:
@@ -165,17 +166,6 @@ class BrokerOrigin:
         if self._connected is not None:
             self._connected.close()
             self._connected = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def read(
         self, one: OffsetRange, identity: ClusterIdentity

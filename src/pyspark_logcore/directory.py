@@ -13,13 +13,14 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 import numpy as np
 import numpy.typing as npt
 
 import logcore
+from logcore.closeable import Closeable
 from logcore.errors import LogNotFoundError
 from logcore.format.columns import RecordColumns
 from logcore.fs import OS
@@ -38,7 +39,7 @@ from pyspark_logcore.ranges import Bounds, OffsetRange, TopicPartition, report_l
 from pyspark_logcore.tasks import Marks
 
 if TYPE_CHECKING:
-    from types import TracebackType
+    pass
 
 
 #: Time for which a partition is checked closely after a change. The times of files have
@@ -88,7 +89,7 @@ class _PartitionView:
             )
 
 
-class DirectoryOrigin:
+class DirectoryOrigin(Closeable):
     """Origin of a local directory; see origin.Origin. Used in one thread of one process."""
 
     def __init__(
@@ -240,17 +241,6 @@ class DirectoryOrigin:
         if self._opened is not None:
             self._opened.close()
             self._opened = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def read(
         self, one: OffsetRange, identity: SourceIdentity

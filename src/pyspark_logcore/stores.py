@@ -21,13 +21,14 @@ import posixpath
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import attrs
 import numpy as np
 import numpy.typing as npt
 
 import logcore
+from logcore.closeable import Closeable
 from logcore.distribution import install_command
 from logcore.errors import (
     CorruptLogError,
@@ -49,8 +50,6 @@ from pyspark_logcore.ranges import Bounds, OffsetRange, TopicPartition, report_l
 from pyspark_logcore.tasks import Marks
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     import pyarrow.fs
 
 #: Bytes per request: for a sequential read, and for any other read.
@@ -346,7 +345,7 @@ class StoreFS:
     free_bytes = total_bytes = lock = watch = _refuse
 
 
-class StoreOrigin:
+class StoreOrigin(Closeable):
     """Origin of an object store; see origin.Origin. Used in one thread of one process."""
 
     def __init__(
@@ -478,14 +477,3 @@ class StoreOrigin:
         if self._directory is not None:
             self._directory.close()
             self._directory = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

@@ -21,7 +21,6 @@ import re
 import threading
 from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Mapping
 from itertools import chain
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeVar
 
 from logcore.aio.awaitable_open import Opening
@@ -258,12 +257,7 @@ class Consumer:
         self._home.check()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         await self._close(is_done=kind is None)
 
     def __repr__(self) -> str:

@@ -17,20 +17,18 @@ import functools
 import os
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping
-from types import TracebackType
-from typing import Any, Final, ParamSpec, Self, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar
 
 from logcore import log as synchronous
 from logcore.aio.awaitable_open import Opening
-from logcore.aio.loop_thread import Home
+from logcore.aio.closeable import AsyncCloseable
+from logcore.aio.loop_thread import Home, in_thread
 from logcore.aio.notify import Following, Lists, Pieces, Tail, followed, plain
 from logcore.config import Durability, LogConfig
 from logcore.errors import InvalidRecordError, RecordTooLargeError
-from logcore.format.columns import ColumnInput, TimesInput
 from logcore.fs import FS, OS
 from logcore.kernels import Receipt, Record
 from logcore.kernels.layout import (
-    Buffer,
     HeadersInput,
     Level,
     Piece,
@@ -281,7 +279,7 @@ def open(
     return Opening(begin)
 
 
-class Log:
+class Log(AsyncCloseable):
     """One partition directory, for tasks of one event loop.
 
     Made by logcore.aio.open() and LogDir.partition().
@@ -297,17 +295,6 @@ class Log:
         self._home = home
         self._appending = Appending(home, log)
         self._following = Following(home, fs_of(log), [log])
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
 
     def __repr__(self) -> str:
         return f"<aio {self.sync!r}>"
@@ -394,36 +381,9 @@ class Log:
             expected=expected,
         )
 
-    async def append_columns(
-        self,
-        *,
-        keys: ColumnInput | None = None,
-        values: ColumnInput | None = None,
-        timestamps_ms: TimesInput | None = None,
-        durability: Level | None = None,
-        expected_offset: int | None = None,
-        expected: Mapping[Piece, int] | None = None,
-    ) -> Receipt:
-        """See logcore.Log.append_columns()."""
-        return await self._call(
-            self.sync.append_columns,
-            keys=keys,
-            values=values,
-            timestamps_ms=timestamps_ms,
-            durability=durability,
-            expected_offset=expected_offset,
-            expected=expected,
-        )
-
-    async def append_batch(
-        self, data: Buffer, *, durability: Level | None = None
-    ) -> Receipt:
-        """See logcore.Log.append_batch()."""
-        return await self._call(self.sync.append_batch, data, durability=durability)
-
-    async def flush(self) -> None:
-        """Wait until all records appended before the call are on disk."""
-        await self._call(self.sync.flush)
+    append_columns = in_thread(synchronous.Log.append_columns)
+    append_batch = in_thread(synchronous.Log.append_batch)
+    flush = in_thread(synchronous.Log.flush)
 
     # -- reading -----------------------------------------------------------------------
 
@@ -482,17 +442,9 @@ class Log:
             self._home, self._following, followed([self.sync], [offset]), timeout, plain
         )
 
-    async def offset_for_timestamp(self, timestamp_ms: Time) -> int | None:
-        """See logcore.Log.offset_for_timestamp()."""
-        return await self._call(self.sync.offset_for_timestamp, timestamp_ms)
-
-    async def newest(self) -> tuple[int, int] | None:
-        """See logcore.Log.newest()."""
-        return await self._call(self.sync.newest)
-
-    async def refresh(self) -> bool:
-        """See logcore.Log.refresh()."""
-        return await self._call(self.sync.refresh)
+    offset_for_timestamp = in_thread(synchronous.Log.offset_for_timestamp)
+    newest = in_thread(synchronous.Log.newest)
+    refresh = in_thread(synchronous.Log.refresh)
 
     # -- attributes --------------------------------------------------------------------
 
@@ -530,22 +482,8 @@ class Log:
 
     # -- maintenance and segments ------------------------------------------------------
 
-    async def tick(self, now_ms: Time | None = None) -> bool:
-        """See logcore.Log.tick()."""
-        return await self._call(self.sync.tick, now_ms)
-
-    async def roll(self) -> None:
-        """See logcore.Log.roll()."""
-        await self._call(self.sync.roll)
-
-    async def delete_records(self, before_offset: int) -> int:
-        """See logcore.Log.delete_records()."""
-        return await self._call(self.sync.delete_records, before_offset)
-
-    async def truncate(self, offset: int) -> None:
-        """See logcore.Log.truncate()."""
-        await self._call(self.sync.truncate, offset)
-
-    async def statistics(self) -> synchronous.LogStatistics:
-        """See logcore.Log.statistics()."""
-        return await self._call(self.sync.statistics)
+    tick = in_thread(synchronous.Log.tick)
+    roll = in_thread(synchronous.Log.roll)
+    delete_records = in_thread(synchronous.Log.delete_records)
+    truncate = in_thread(synchronous.Log.truncate)
+    statistics = in_thread(synchronous.Log.statistics)

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterable, Mapping
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, Unpack, overload
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, overload
 
 from logcore import logdir as synchronous
 from logcore.aio import consumer as consumers
 from logcore.aio import producer as producers
 from logcore.aio.awaitable_open import Opening
+from logcore.aio.closeable import AsyncCloseable
 from logcore.aio.log import Log
-from logcore.aio.loop_thread import Home
+from logcore.aio.loop_thread import Home, in_thread
 from logcore.aio.notify import Following, Lists, Pieces, Tail, followed
 from logcore.config import Durability
 from logcore.consumer.settings import ConsumerOptions, consumer_settings
@@ -38,8 +38,9 @@ if TYPE_CHECKING:
     import pyarrow
 
     from logcore.backup import SnapshotResult
-    from logcore.consumer.settings import OffsetAndMetadata
-    from logcore.coordinators.group_descriptions import GroupDescription
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 
 def open_dir(
@@ -82,7 +83,7 @@ def open_dir(
     return Opening(begin)
 
 
-class LogDir:
+class LogDir(AsyncCloseable):
     """A directory of partition logs, for tasks of one event loop.
 
     Made by logcore.aio.open_dir().
@@ -97,17 +98,6 @@ class LogDir:
         self.sync = directory
         self._home = home
         self._logs: dict[tuple[str, int], Log] = {}
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
 
     def __repr__(self) -> str:
         return f"<aio {self.sync!r}>"
@@ -133,6 +123,11 @@ class LogDir:
             for log in self._logs.values():
                 log.release()
 
+    def _call(
+        self, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs
+    ) -> Coroutine[Any, Any, _T]:
+        return self._home.call(function, *args, **kwargs)
+
     # -- topics ------------------------------------------------------------------------
 
     def topics(self) -> list[str]:
@@ -143,50 +138,13 @@ class LogDir:
         """Numbers of a topic's partitions, rising. Raises TopicNotFoundError."""
         return self.sync.partitions(name)
 
-    async def create_topic(
-        self,
-        name: str,
-        partitions: int = 1,
-        config: Mapping[str, object] | None = None,
-        *,
-        exist_ok: bool = False,
-    ) -> bool:
-        """See logcore.LogDir.create_topic()."""
-        create = functools.partial(self.sync.create_topic, exist_ok=exist_ok)
-        return await self._home.call(create, name, partitions, config)
-
-    async def delete_topic(self, name: str) -> None:
-        """See logcore.LogDir.delete_topic()."""
-        await self._home.call(self.sync.delete_topic, name)
-
-    async def add_partitions(self, name: str, count: int) -> None:
-        """See logcore.LogDir.add_partitions()."""
-        await self._home.call(self.sync.add_partitions, name, count)
-
-    async def alter_topic(
-        self, name: str, changes: Mapping[str, object | None]
-    ) -> None:
-        """See logcore.LogDir.alter_topic()."""
-        await self._home.call(self.sync.alter_topic, name, changes)
-
-    async def delete_group(self, group_id: str) -> None:
-        """See logcore.LogDir.delete_group()."""
-        await self._home.call(self.sync.delete_group, group_id)
-
-    async def groups(self) -> dict[str, GroupDescription]:
-        """See logcore.LogDir.groups()."""
-        return await self._home.call(self.sync.groups)
-
-    async def alter_group_offsets(
-        self,
-        group_id: str,
-        offsets: Mapping[tuple[str, int], int | OffsetAndMetadata],
-        *,
-        force: bool = False,
-    ) -> None:
-        """See logcore.LogDir.alter_group_offsets()."""
-        alter = functools.partial(self.sync.alter_group_offsets, force=force)
-        await self._home.call(alter, group_id, offsets)
+    create_topic = in_thread(synchronous.LogDir.create_topic)
+    delete_topic = in_thread(synchronous.LogDir.delete_topic)
+    add_partitions = in_thread(synchronous.LogDir.add_partitions)
+    alter_topic = in_thread(synchronous.LogDir.alter_topic)
+    delete_group = in_thread(synchronous.LogDir.delete_group)
+    groups = in_thread(synchronous.LogDir.groups)
+    alter_group_offsets = in_thread(synchronous.LogDir.alter_group_offsets)
 
     async def sql(
         self, query: str, *, text: bool = True, schemas: bool | str = False
@@ -210,13 +168,8 @@ class LogDir:
             functools.partial(self.sync.snapshot, backup, keep=keep)
         )
 
-    async def refresh(self) -> None:
-        """See logcore.LogDir.refresh()."""
-        await self._home.call(self.sync.refresh)
-
-    async def tick(self, now_ms: Time | None = None) -> None:
-        """See logcore.LogDir.tick()."""
-        await self._home.call(self.sync.tick, now_ms)
+    refresh = in_thread(synchronous.LogDir.refresh)
+    tick = in_thread(synchronous.LogDir.tick)
 
     def incidents(self) -> tuple[Incident, ...]:
         """See logcore.LogDir.incidents()."""

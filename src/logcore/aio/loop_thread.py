@@ -17,9 +17,9 @@ import asyncio
 import contextvars
 import functools
 import queue
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from logcore.callbacks import call
 from logcore.errors import WrongLoopError
@@ -53,6 +53,24 @@ class _Asked:
 _ASKED: Final[contextvars.ContextVar[_Asked | None]] = contextvars.ContextVar(
     "logcore-asked", default=None
 )
+
+
+def in_thread(
+    method: Callable[Concatenate[Any, _P], _T],
+) -> Callable[Concatenate[Any, _P], Coroutine[Any, Any, _T]]:
+    """Return a coroutine method that calls a method of `self.sync` in its thread.
+
+    It has the name, arguments and documentation of that method. `self._call()` performs
+    the call.
+    """
+    name = method.__name__
+
+    @functools.wraps(method)
+    async def run(self: Any, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        result: _T = await self._call(getattr(self.sync, name), *args, **kwargs)
+        return result
+
+    return run
 
 
 class Home:

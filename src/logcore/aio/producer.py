@@ -25,12 +25,12 @@ import weakref
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from concurrent.futures import Future
-from types import TracebackType
 from typing import Any, Final, Self
 
 import attrs
 
 from logcore.aio.awaitable_open import Opening
+from logcore.aio.closeable import AsyncCloseable
 from logcore.aio.loop_thread import Home
 from logcore.callbacks import call
 from logcore.errors import (
@@ -155,7 +155,7 @@ class _Transactional(_Unhurried, transactional_producer.TransactionalProducer):
 _Sent = tuple[RecordFuture, "asyncio.Future[RecordMetadata]", OnDelivery | None]
 
 
-class Producer:
+class Producer(AsyncCloseable):
     """A producer made by LogDir.producer(). An `async with` block closes it.
 
     All methods must be called in the loop in which it was made, by any number of tasks.
@@ -190,14 +190,6 @@ class Producer:
     async def __aenter__(self) -> Self:
         self._home.check()
         return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
 
     def __repr__(self) -> str:
         return f"<aio {self._sync!r}>"

@@ -311,13 +311,7 @@ def group_export(
     """
     with _opened(directory, hosts, dry_run) as (logdir, registry):
         _check_members(directory, name, force)
-        stored = read_groups(logdir).offsets.get(name, {})
-        source = {
-            (topic, number): each.offset
-            for topic in stored
-            for number, each in stored[topic].items()
-        }
-        changes = _changes(name, source, _committed(registry, name))
+        changes = _changes(name, _stored(logdir, name), _committed(registry, name))
         if registry is not None and not dry_run:
             offsets.rewind(
                 registry,
@@ -349,17 +343,21 @@ def group_import(
     """
     with _opened(directory, hosts, dry_run) as (logdir, registry):
         _check_members(directory, name, force)
-        stored = read_groups(logdir).offsets.get(name, {})
-        present = {
-            (topic, number): each.offset
-            for topic in stored
-            for number, each in stored[topic].items()
-        }
-        changes = _changes(name, _committed(registry, name), present)
+        changes = _changes(name, _committed(registry, name), _stored(logdir, name))
         if not dry_run and changes:
             wanted = {partition: after for partition, (_, after) in changes.items()}
             logdir.alter_group_offsets(name, wanted, force=force)
     _print_changes(name, changes, as_json, is_done=not dry_run)
+
+
+def _stored(logdir: logcore.LogDir, name: str) -> dict[tuple[str, int], int]:
+    """Return the committed offsets of a group in the directory."""
+    stored = read_groups(logdir).offsets.get(name, {})
+    return {
+        (topic, number): each.offset
+        for topic in stored
+        for number, each in stored[topic].items()
+    }
 
 
 @contextlib.contextmanager

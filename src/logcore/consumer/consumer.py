@@ -28,7 +28,6 @@ import warnings
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 from logcore.consumer.assignment import Assignment
@@ -163,12 +162,7 @@ class Consumer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._close(is_done=kind is None)
 
     def __del__(self) -> None:

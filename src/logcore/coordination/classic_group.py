@@ -40,6 +40,7 @@ from logcore.coordination.group_requests import (
     SyncEnds,
     SyncResult,
     Waiter,
+    check_member,
 )
 from logcore.coordination.memory_budget import GROUP_BYTES, ITEM_BYTES, MEMBER_BYTES
 from logcore.format.consumer_group_records import RecordKind
@@ -165,15 +166,7 @@ class Group:
     def check_member(
         self, member_id: str, instance_id: str | None
     ) -> GroupError | None:
-        if instance_id is not None:
-            present = self.static.get(instance_id)
-            if present is None:
-                return GroupError.UNKNOWN_MEMBER_ID
-            if present != member_id:
-                return GroupError.FENCED_INSTANCE_ID
-        if member_id in self.members:
-            return None
-        return GroupError.UNKNOWN_MEMBER_ID
+        return check_member(self.members, self.static, member_id, instance_id)
 
     def check_committer(
         self, member_id: str, instance_id: str | None, generation: int

@@ -309,10 +309,19 @@ def begin_anew(group: Group, now_ms: int, *, rules: Rules) -> list[Effect]:
 
 def turn_away(group: Group) -> list[Effect]:
     """Answer all waiting requests with NOT_COORDINATOR."""
+    return _answer_waiting(group, GroupError.NOT_COORDINATOR)
+
+
+def end_rebalance(group: Group) -> list[Effect]:
+    """Answer all requests that wait for other members; these members must rejoin."""
+    return _answer_waiting(group, GroupError.REBALANCE_IN_PROGRESS)
+
+
+def _answer_waiting(group: Group, error: GroupError) -> list[Effect]:
     step = ClassicStep(group, None, 0)
     for member in group.members.values():
-        step.end_join(member, GroupError.NOT_COORDINATOR)
-        step.end_sync(member, GroupError.NOT_COORDINATOR)
+        step.end_join(member, error)
+        step.end_sync(member, error)
     return step.effects
 
 
@@ -340,15 +349,6 @@ def forget_timers(group: Group) -> list[Effect]:
     step.effects += forget_pending(group)
     step.cancel_join_timer()
     step.cancel_sync_timer()
-    return step.effects
-
-
-def end_rebalance(group: Group) -> list[Effect]:
-    """Answer all requests that wait for other members; these members must rejoin."""
-    step = ClassicStep(group, None, 0)
-    for member in group.members.values():
-        step.end_join(member, GroupError.REBALANCE_IN_PROGRESS)
-        step.end_sync(member, GroupError.REBALANCE_IN_PROGRESS)
     return step.effects
 
 

@@ -44,6 +44,7 @@ from logcore.coordination.group_requests import (
     GroupError,
     Result,
     Waiter,
+    check_member,
 )
 from logcore.coordination.memory_budget import ITEM_BYTES, MEMBER_BYTES
 from logcore.format.consumer_group_records import (
@@ -301,15 +302,7 @@ class ConsumerGroup:
         self, member_id: str, instance_id: str | None
     ) -> GroupError | None:
         """Check the two ids of a request that does not join."""
-        if instance_id is not None:
-            present = self.static.get(instance_id)
-            if present is None:
-                return GroupError.UNKNOWN_MEMBER_ID
-            if present != member_id:
-                return GroupError.FENCED_INSTANCE_ID
-        if member_id in self.members:
-            return None
-        return GroupError.UNKNOWN_MEMBER_ID
+        return check_member(self.members, self.static, member_id, instance_id)
 
     def check_epoch(self, member_id: str, member_epoch: int) -> GroupError | None:
         """Check that a member that commits or fetches offsets has its present epoch."""

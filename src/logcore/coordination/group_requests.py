@@ -6,7 +6,7 @@ This module does not contain protocol error codes.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Container, Hashable, Mapping
 
 import attrs
 
@@ -54,6 +54,28 @@ class GroupError(enum.Enum):
     INVALID_REGULAR_EXPRESSION = enum.auto()
     # A member of the consumer protocol sent a request of the classic protocol.
     UNSUPPORTED_VERSION = enum.auto()
+
+
+def check_member(
+    members: Container[str],
+    static: Mapping[str, str],
+    member_id: str,
+    instance_id: str | None,
+) -> GroupError | None:
+    """Check the two ids of a request that does not join.
+
+    `static` maps the instance ids of static members to their current member ids. A
+    process that was replaced by a newer one with its instance id is fenced.
+    """
+    if instance_id is not None:
+        present = static.get(instance_id)
+        if present is None:
+            return GroupError.UNKNOWN_MEMBER_ID
+        if present != member_id:
+            return GroupError.FENCED_INSTANCE_ID
+    if member_id in members:
+        return None
+    return GroupError.UNKNOWN_MEMBER_ID
 
 
 def _sees_all(topic: str) -> bool:

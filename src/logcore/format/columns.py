@@ -566,4 +566,32 @@ def input_timestamps(given: Any, count: int) -> npt.NDArray[np.int64]:
     return np.ascontiguousarray(array, np.int64)
 
 
+def input_columns(
+    method: str,
+    keys: ColumnInput | None,
+    values: ColumnInput | None,
+    timestamps_ms: TimesInput | None,
+) -> tuple[InputColumn | None, InputColumn | None, npt.NDArray[np.int64] | None, int]:
+    """Convert the columns of `method`; return keys, values, times and the row count.
+
+    A missing column of keys or of values means nulls. Missing times mean now.
+
+    Raises:
+        InvalidRecordError: keys and values are missing, or differ in length.
+    """
+    if keys is None and values is None:
+        raise InvalidRecordError(f"{method} needs keys or values")
+    key_column = None if keys is None else input_column(keys, "keys")
+    value_column = None if values is None else input_column(values, "values")
+    counts = {len(one[1]) - 1 for one in (key_column, value_column) if one is not None}
+    if len(counts) != 1:
+        raise InvalidRecordError(
+            "keys and values must have as many rows as each other",
+            found=sorted(counts),
+        )
+    count = counts.pop()
+    times = None if timestamps_ms is None else input_timestamps(timestamps_ms, count)
+    return key_column, value_column, times, count
+
+
 assert struct.calcsize(layout.HEADER_FORMAT) == layout.HEADER_SIZE

@@ -14,6 +14,7 @@ pyarrow is imported in the functions that use it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -188,18 +189,28 @@ def _text(array: Any, what: str, columns: RecordColumns, path: str) -> Any:
     try:
         return array.cast(pa.string())
     except pa.ArrowInvalid as error:
-        for row, piece in enumerate(array.to_pylist()):
-            piece = piece or b""
-            try:
-                piece.decode()
-            except UnicodeDecodeError:
-                raise RecordRefusedError(
-                    f"the {what} is not UTF-8: export bytes instead of text to a new table",
-                    path=path,
-                    offset=int(columns.offsets[row]),
-                    found=repr(piece[:40]),
-                ) from error
-        raise AssertionError("one of the pieces is not UTF-8") from error
+        named = ((row, what, value) for row, value in enumerate(array.to_pylist()))
+        raise _not_utf8(named, columns, path) from error
+
+
+def _not_utf8(
+    values: Iterable[tuple[int, str, bytes | None]], columns: RecordColumns, path: str
+) -> RecordRefusedError:
+    """Return the error for the first value that is not UTF-8.
+
+    Each element of `values` is a row, the name of its value for the error, and the value.
+    """
+    for row, what, value in values:
+        try:
+            (value or b"").decode()
+        except UnicodeDecodeError:
+            return RecordRefusedError(
+                f"the {what} is not UTF-8: export bytes instead of text to a new table",
+                path=path,
+                offset=int(columns.offsets[row]),
+                found=repr((value or b"")[:40]),
+            )
+    raise AssertionError("one of the values is not UTF-8")
 
 
 def _text_headers(array: Any, columns: RecordColumns, path: str) -> Any:
@@ -209,19 +220,12 @@ def _text_headers(array: Any, columns: RecordColumns, path: str) -> Any:
     try:
         texts = values.cast(pa.string())
     except pa.ArrowInvalid as error:
-        for row, pairs in enumerate(array.to_pylist()):
-            for pair in pairs:
-                value = pair["value"] or b""
-                try:
-                    value.decode()
-                except UnicodeDecodeError:
-                    raise RecordRefusedError(
-                        f"the header {pair['key']!r} is not UTF-8: export bytes instead of text to a new table",
-                        path=path,
-                        offset=int(columns.offsets[row]),
-                        found=repr(value[:40]),
-                    ) from error
-        raise AssertionError("one of the headers is not UTF-8") from error
+        named = (
+            (row, f"header {pair['key']!r}", pair["value"])
+            for row, pairs in enumerate(array.to_pylist())
+            for pair in pairs
+        )
+        raise _not_utf8(named, columns, path) from error
     pairs = pa.StructArray.from_arrays(
         [array.values.field("key"), texts], ["key", "value"]
     )

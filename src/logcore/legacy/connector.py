@@ -25,7 +25,6 @@ import os
 import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from types import TracebackType
 from typing import Any, Protocol, Self, Unpack, cast
 
 import attrs
@@ -162,12 +161,7 @@ class Connector:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.shutdown()
 
     def __repr__(self) -> str:

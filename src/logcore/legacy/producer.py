@@ -20,9 +20,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from types import TracebackType
-from typing import Any, Final, NamedTuple, Protocol, Self, cast
+from typing import Any, Final, NamedTuple, Protocol, cast
 
+from logcore.closeable import Closeable
 from logcore.errors import InvalidConfigError, InvalidRecordError
 from logcore.producer import Producer as PlainProducer
 from logcore.producer import RecordFuture, RecordMetadata
@@ -135,7 +135,7 @@ class SyncProducer:
         self._producer.close()
 
 
-class Producer:
+class Producer(Closeable):
     """A producer whose `config` has the names of Kafka 0.7; a value for a class is a
     function.
 
@@ -179,17 +179,6 @@ class Producer:
             chosen.setdefault("batch_records", 200)
         self._directory = directory
         self._producer = directory.producer(**cast("ProducerOptions", chosen))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<{self.type} {self._producer!r}>"

@@ -31,7 +31,7 @@ import inspect
 import operator
 import threading
 from collections.abc import Callable, Generator
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Final, Protocol
 
 import attrs
@@ -125,12 +125,7 @@ class SharedLock:
     def __enter__(self) -> bool:
         return self._acquire(True, _holder_above(inspect.currentframe()))
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.release()
 
     def acquire(self, blocking: bool = True) -> bool:

@@ -28,10 +28,10 @@ import warnings
 import weakref
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from logcore.callbacks import call
+from logcore.closeable import Closeable
 from logcore.coordination.transaction_effects import NO_TIMEOUT
 from logcore.coordinators.transactions import TransactionCoordinator
 from logcore.deadlines import milliseconds
@@ -50,8 +50,7 @@ from logcore.errors import (
 from logcore.format.columns import (
     ColumnInput,
     TimesInput,
-    input_column,
-    input_timestamps,
+    input_columns,
 )
 from logcore.fs import FS, offers_descriptors
 from logcore.kernels import ProducerFields, Receipt, WorkFields
@@ -179,7 +178,7 @@ class _Work(WorkFields):
                 self.news.wait(self.due_ms() / 1000)
 
 
-class Producer(ProducerFields):
+class Producer(ProducerFields, Closeable):
     """A producer of records. LogDir.producer() creates it.
 
     A `with` block closes it. Any thread may call its methods.
@@ -230,17 +229,6 @@ class Producer(ProducerFields):
         atexit.register(self._at_exit)
 
     # -- opening and closing -----------------------------------------------------------
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __del__(self) -> None:
         work = getattr(self, "_work", None)
@@ -491,35 +479,15 @@ class Producer(ProducerFields):
         send_many().
         """
         # Step 1: convert the arguments.
-        if keys is None and values is None:
-            raise InvalidRecordError("send_columns needs keys or values")
-        key_column = None
-        if keys is not None:
-            key_column = input_column(keys, "keys")
-        value_column = None
-        if values is not None:
-            value_column = input_column(values, "values")
-        counts = {
-            len(column[1]) - 1
-            for column in (key_column, value_column)
-            if column is not None
-        }
-        if len(counts) != 1:
-            raise InvalidRecordError(
-                "keys and values must have as many rows as each other",
-                found=sorted(counts),
-            )
-        count = counts.pop()
-        times = None
-        if timestamps_ms is not None:
-            times = input_timestamps(timestamps_ms, count)
-        columns = UnsentColumns(key_column, value_column, times, count)
+        columns = UnsentColumns(
+            *input_columns("send_columns", keys, values, timestamps_ms)
+        )
         # Step 2: divide the records among the partitions, and queue them.
         sizes = bulk.sizes_of_columns(columns)
         gathered = bulk.BatchOutcomes()
         with self._lock:
             self._check_open()
-            shares = list(self._routes.divide(topic, partition, key_column, sizes))
+            shares = list(self._routes.divide(topic, partition, columns.keys, sizes))
         for queue, places in shares:
             if places is None:
                 part = columns

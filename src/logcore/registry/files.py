@@ -50,6 +50,7 @@ from typing import Final, Literal, TypeVar
 
 import attrs
 
+from logcore.closeable import Closeable
 from logcore.errors import (
     BadVersionError,
     CorruptRegistryError,
@@ -391,7 +392,7 @@ class _OuterMissingError(Exception):
         self.names = names
 
 
-class FileRegistry:
+class FileRegistry(Closeable):
     """Registry of files; see protocol.Registry.
 
     open_registry() creates it. Several threads may use it. These fields change, under
@@ -443,12 +444,6 @@ class FileRegistry:
         else:
             state = f"session {self._lease.id}"
         return f"<FileRegistry {self.path}, {state}>"
-
-    def __enter__(self) -> FileRegistry:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def __del__(self) -> None:
         if getattr(self, "_lease", None) is not None and self._fs.forks == self._forks:

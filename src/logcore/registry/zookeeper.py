@@ -35,6 +35,7 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, Final
 from urllib.parse import unquote
 
+from logcore.closeable import Closeable
 from logcore.distribution import install_command
 from logcore.errors import (
     BadVersionError,
@@ -332,7 +333,7 @@ class ZooKeeperSession:
         return self._connection.has_lease
 
 
-class ZooKeeperRegistry:
+class ZooKeeperRegistry(Closeable):
     """A protocol.Registry on ZooKeeper, created by connect(). Any thread may use it."""
 
     def __init__(self, connection: _Connection) -> None:
@@ -345,12 +346,6 @@ class ZooKeeperRegistry:
         else:
             state = connection.state
         return f"<ZooKeeperRegistry, session {connection.session_id}, {state}>"
-
-    def __enter__(self) -> ZooKeeperRegistry:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     @property
     def session(self) -> ZooKeeperSession:

@@ -25,11 +25,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping
-from types import TracebackType
-from typing import Any, Final, Self, Unpack
+from typing import Any, Final, Unpack
 
 import attrs
 
+from logcore.closeable import Closeable
 from logcore.errors import (
     DivergedError,
     InvalidConfigError,
@@ -124,7 +124,7 @@ class _Counts:
     skipped: int = 0
 
 
-class Forwarder:
+class Forwarder(Closeable):
     """Ships topics to a cluster. See the top of this module.
 
     A with block closes it. One thread may use it.
@@ -198,17 +198,6 @@ class Forwarder:
         except BaseException:
             self._notes.close()
             raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         state = "closed"

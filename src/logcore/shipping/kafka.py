@@ -22,6 +22,7 @@ import logging
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 
+from logcore.closeable import Closeable
 from logcore.distribution import install_command
 from logcore.errors import (
     InvalidConfigError,
@@ -122,7 +123,7 @@ def _journal() -> logging.Logger:
     return journal
 
 
-class KafkaCluster:
+class KafkaCluster(Closeable):
     """A Kafka cluster to ship to, or to mirror from.
 
     A with block closes it. Connections are opened when they are needed.
@@ -154,12 +155,6 @@ class KafkaCluster:
 
     def __repr__(self) -> str:
         return f"<KafkaCluster {self.bootstrap_servers}>"
-
-    def __enter__(self) -> KafkaCluster:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """End the connections; a later call opens new ones."""

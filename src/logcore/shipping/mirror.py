@@ -25,11 +25,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
-from typing import Any, Final, Self, Unpack
+from typing import Any, Final, Unpack
 
 import attrs
 
+from logcore.closeable import Closeable
 from logcore.consumer.settings import OffsetAndMetadata
 from logcore.coordinators.stored_offsets import stored_groups
 from logcore.errors import (
@@ -125,7 +125,7 @@ class _Lane:
         return max(self.reached, self.position or 0)
 
 
-class Mirror:
+class Mirror(Closeable):
     """Copies topics of a cluster. See the top of this module.
 
     A with block closes it. One thread may use it.
@@ -174,17 +174,6 @@ class Mirror:
         self._skipped_offsets = 0
         self._closed = False
         self._check_names()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         state = "closed"

@@ -14,7 +14,6 @@ import contextlib
 import errno
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, Literal, Protocol, Self, TypeVar
 
 from logcore import LogDir
@@ -173,12 +172,7 @@ class FaultControl:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.clear()
 
     def clear(self) -> None:

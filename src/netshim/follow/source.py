@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Collection, Generator, Iterable, Mapping
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import attrs
 
+from logcore.closeable import Closeable
 from logcore.errors import RemoteTopicError, RemoteUnavailableError, ShippingError
 from netshim import wire
 from netshim.follow.connection import (
@@ -67,7 +67,7 @@ class FetchPosition:
     last_epoch: int
 
 
-class Source:
+class Source(Closeable):
     """A Kafka cluster. A with block closes it; used by one thread."""
 
     def __init__(
@@ -88,17 +88,6 @@ class Source:
         self._connections: dict[int, SourceConnection] = {}
         self._any: SourceConnection | None = None
         self.cluster_id = ""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Close all connections. A later call opens new ones."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import attrs
@@ -302,22 +303,21 @@ def _single(name: str, text: str, value: float) -> Metric:
     return GaugeMetricFamily(f"netshim_{name}", text, value=value)
 
 
-def _gauge(
-    name: str, text: str, labels: tuple[str, ...], values: Mapping[_Labels, float]
+def _family(
+    kind: type[GaugeMetricFamily | CounterMetricFamily],
+    name: str,
+    text: str,
+    labels: tuple[str, ...],
+    values: Mapping[_Labels, float],
 ) -> Metric:
-    family = GaugeMetricFamily(f"netshim_{name}", text, labels=labels)
+    family = kind(f"netshim_{name}", text, labels=labels)
     for row, value in values.items():
         family.add_metric(row, value)
     return family
 
 
-def _counter(
-    name: str, text: str, labels: tuple[str, ...], values: Mapping[_Labels, float]
-) -> Metric:
-    family = CounterMetricFamily(f"netshim_{name}", text, labels=labels)
-    for row, value in values.items():
-        family.add_metric(row, value)
-    return family
+_gauge: Final = partial(_family, GaugeMetricFamily)
+_counter: Final = partial(_family, CounterMetricFamily)
 
 
 def _histograms(name: str, text: str, values: Mapping[str, Histogram]) -> Metric:

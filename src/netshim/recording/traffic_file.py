@@ -34,7 +34,6 @@ import json
 import os
 import struct
 from collections.abc import Iterator
-from types import TracebackType
 from typing import Final, Self
 
 import attrs
@@ -141,12 +140,7 @@ class TrafficFile:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._fs.close(self._handle)
 
     def _read_head(self) -> int:

@@ -242,15 +242,24 @@ def _described(
 
 
 def list_groups(request: Any, asker: Asker) -> Any:
+    return _listing(
+        asker,
+        "groups",
+        lambda one: asker.may_group(AclOperation.DESCRIBE, one.group_id),
+    )
+
+
+def _listing(asker: Asker, field: str, may_describe: Callable[[Any], bool]) -> Any:
+    """Return the result of a guard that leaves entries out of a list.
+
+    A user who may describe the cluster gets all entries.
+    """
     if asker.may_cluster(AclOperation.DESCRIBE):
         return None
 
     def complete(response: Any) -> Any:
-        response.groups = [
-            one
-            for one in response.groups
-            if asker.may_group(AclOperation.DESCRIBE, one.group_id)
-        ]
+        entries = [one for one in getattr(response, field) if may_describe(one)]
+        setattr(response, field, entries)
         return response
 
     return complete
@@ -473,15 +482,8 @@ def describe_transactions(request: Any, asker: Asker) -> Any:
 
 
 def list_transactions(request: Any, asker: Asker) -> Any:
-    if asker.may_cluster(AclOperation.DESCRIBE):
-        return None
-
-    def complete(response: Any) -> Any:
-        response.transaction_states = [
-            one
-            for one in response.transaction_states
-            if asker.may_transact(AclOperation.DESCRIBE, one.transactional_id)
-        ]
-        return response
-
-    return complete
+    return _listing(
+        asker,
+        "transaction_states",
+        lambda one: asker.may_transact(AclOperation.DESCRIBE, one.transactional_id),
+    )

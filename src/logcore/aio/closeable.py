@@ -1,0 +1,20 @@
+"""Objects that an `async with` block closes."""
+
+from __future__ import annotations
+
+from typing import Self
+
+
+class AsyncCloseable:
+    """Closes the object at the end of the block, also after an exception."""
+
+    __slots__ = ()
+
+    async def close(self) -> None:
+        raise NotImplementedError
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.close()
