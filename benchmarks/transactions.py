@@ -148,7 +148,7 @@ def coordinator_alone(count: int) -> Result:
 def answered(machine: TransactionMachine, request: Request) -> object:
     """How a request ends when all that it asks for is done at once."""
     result: object = None
-    effects: list[Effect] = machine.ask(request, "waiter", 0)
+    effects: list[Effect] = machine.handle(request, "waiter", 0)
     while effects:
         effect = effects.pop(0)
         match effect:

@@ -822,13 +822,15 @@ MISTAKES: Final = (
     ),
     Mistake(
         "deleted_partition_takes_appends", "logcore/directory/shared_topics.py",
-        "                say_deleted(self._fs, self._claim.lock_handle, (topic, number), path)\n",
+        "                announce_deleted(\n"
+        "                    self._fs, self._claim.lock_handle, (topic, number), path\n"
+        "                )\n",
         "                pass\n",
         "directory/test_shared_directory.py",
     ),
     Mistake(
         "topics_of_others_overwritten", "logcore/directory/shared_topics.py",
-        "        with self._claim.changing():\n            self.look()\n            yield\n",
+        "        with self._claim.changing():\n            self.read_changes()\n            yield\n",
         "        with self._claim.changing():\n            yield\n",
         "directory/test_shared_directory.py",
     ),
@@ -942,7 +944,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "commit_answered_before_it_is_on_disk", "logcore/coordinators/shared_groups.py",
-        "        self._unsynced.settle()\n        return commit.error\n",
+        "        self._unsynced.wait_until_durable()\n        return commit.error\n",
         "        return commit.error\n",
         "consumer/test_shared_groups.py",
     ),
@@ -1009,7 +1011,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "offsets_stay_when_their_topic_goes", "logcore/coordinators/shared_groups.py",
-        "            self._look(number, self._opened(number))\n",
+        "            self._read_new_records(number, self._opened(number))\n",
         "            pass\n",
         "consumer/test_shared_groups.py",
     ),
@@ -1048,8 +1050,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "partition_is_read_while_another_owns_it", "logcore/consumer/assignment.py",
-        "            owned = self._ownership.settle(self._share, self._place.group_metadata())\n",
-        "            self._ownership.settle(self._share, self._place.group_metadata())\n",
+        "            owned = self._ownership.claim(self._share, self._place.group_metadata())\n",
+        "            self._ownership.claim(self._share, self._place.group_metadata())\n",
         "consumer/test_shared_groups_exploration.py",
     ),
     Mistake(
@@ -1131,7 +1133,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "steps_are_told_before_the_disk_has_them", "logcore/coordinators/flat_combining.py",
-        "            self._settle()\n            is_settled = True\n        finally:",
+        "            self._wait_until_durable()\n            is_settled = True\n        finally:",
         "            is_settled = True\n        finally:",
         "log/test_combining.py",
     ),
@@ -1270,13 +1272,13 @@ MISTAKES: Final = (
     ),
     Mistake(
         "commits_that_wait_come_behind_later_ones", "logcore/consumer/commits.py",
-        "        self.settle()\n        self._commit(chosen, timeout)\n",
-        "        self._commit(chosen, timeout)\n        self.settle()\n",
+        "        self.store_queued()\n        self._commit(chosen, timeout)\n",
+        "        self._commit(chosen, timeout)\n        self.store_queued()\n",
         "consumer/test_consumer_commits.py",
     ),
     Mistake(
         "commit_of_a_listener_waits_for_the_next_generation", "logcore/consumer/assignment.py",
-        "belong to the generation that ends.\n            self._commits.settle()\n",
+        "belong to the generation that ends.\n            self._commits.store_queued()\n",
         "belong to the generation that ends.\n",
         "consumer/test_consumer_commits.py",
     ),
@@ -1421,7 +1423,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "seek_overtaken_by_a_cancelled_step", "logcore/aio/consumer.py",
-        "        if self._steps and not self._home.is_asking:\n            self._later.append(function)\n",
+        "        if self._steps and not self._home.is_answering:\n            self._later.append(function)\n",
         "        if False:\n            self._later.append(function)\n",
         "aio/test_aio_consumer.py",
     ),
@@ -1452,7 +1454,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "deadlines_are_noticed_by_nobody_who_waits", "logcore/consumer/assignment.py",
-        "        self._groups.look()\n",
+        "        self._groups.poll()\n",
         "",
         "consumer/test_consumer_groups.py",
     ),
@@ -1744,7 +1746,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "registry_observer_goes_by_the_wall_clock", "logcore/registry/files.py",
-        "self._observer.look(self._fs.monotonic_ms(), ", "self._observer.look(self._fs.now_ms(), ",
+        "                self._fs.monotonic_ms(), self._sessions.all()\n",
+        "                self._fs.now_ms(), self._sessions.all()\n",
         "registry/test_registry_sessions.py",
     ),
     Mistake(
@@ -1900,7 +1903,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "transaction_continues_after_a_rollback", "netshim/rollback.py",
-        "                state.transactions.ask(request, now_ms, lambda _: None)\n",
+        "                state.transactions.request(request, now_ms, lambda _: None)\n",
         "                pass\n",
         "netshim/test_rollback.py::test_open_transaction_ends_and_a_new_one_commits",
     ),
@@ -2058,7 +2061,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "overdue_transactions_wait_for_a_producer", "logcore/coordinators/lookup.py",
-        "            self.transactions(directory).look()\n",
+        "            self.transactions(directory).end_overdue()\n",
         "            self.transactions(directory)\n",
         "producer/test_producer_transactions.py producer/test_transaction_exploration.py -k 'not many'",
     ),
@@ -2438,8 +2441,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "seek_takes_effect_inside_the_step_of_another_call", "logcore/aio/consumer.py",
-        "        if self._steps and not self._home.is_asking:\n",
-        "        if self._is_reading and self._home.is_asking:\n",
+        "        if self._steps and not self._home.is_answering:\n",
+        "        if self._is_reading and self._home.is_answering:\n",
         "aio",
     ),
     Mistake(

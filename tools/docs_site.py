@@ -134,11 +134,11 @@ NEEDED = {
 #: Public methods that only netshim and other packages of this repository call.
 FOR_HOSTS = (
     "host",
-    "look_after",
+    "prepare_to_read",
     "has_moved",
     "has_records",
     "watched_paths",
-    "look_again_seconds",
+    "max_wait_seconds",
     "register_with",
     "commit_elsewhere",
     "leave_unfinished",

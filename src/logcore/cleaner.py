@@ -61,7 +61,7 @@ from logcore.recordbatch import (
     stamp_crc,
     time_ms,
 )
-from logcore.reporting import INFO, tell
+from logcore.reporting import INFO, log_line
 from logcore.segment import Segment
 
 _SLOT_BYTES: Final = 24
@@ -656,7 +656,7 @@ class _Round:
             map_bytes=newest.memory_bytes,
             **attrs.asdict(self.counts),
         )
-        tell("compaction", INFO, "%s", report)
+        log_line("compaction", INFO, "%s", report)
         return report
 
     def _count_records(self) -> int:

@@ -161,7 +161,9 @@ class DirectoryHost:
         for (of, number), log in self._logs.known.items():
             if of == name and not log.is_closed:
                 # A poisoned log gets the settings when it is opened again.
-                with self._incidents.going_on("settings", partition_name(of, number)):
+                with self._incidents.reporting_errors(
+                    "settings", partition_name(of, number)
+                ):
                     log.reconfigure(settings)
 
     def place_topic(

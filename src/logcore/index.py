@@ -331,7 +331,7 @@ class IndexWriter:
     Entries are in memory and are written to the files in parts. `offsets` and `times`
     are the entries. The first `believed` offset entries come from the file; later ones
     belong to batches that this process has read or written. `until_look` is the number
-    of entries before the next look(), when room may run out. `offers` is True if the
+    of entries before the next check_room(), when room may run out. `offers` is True if the
     files contain the front of these entries, so that new ones can be appended.
 
     The writer calls all methods under the lock of its log. Readers in this process use
@@ -402,7 +402,7 @@ class IndexWriter:
             times.add(largest_timestamp, its_relative_offset)
         self.until_look -= 1
 
-    def look(self, most_bytes: int) -> int:
+    def check_room(self, most_bytes: int) -> int:
         """Return how many more entries fit, and schedule the next check."""
         left = self.room(most_bytes)
         self.until_look = max(1, min(left, _LOOK_ENTRIES))

@@ -281,7 +281,7 @@ class LogDir(Closeable):
             )
             if finishes:
                 self._registry.finish_interrupted()
-            self._registry.look()
+            self._registry.reload()
             self._check_cluster()
             if finishes:
                 self._registry.complete()
@@ -322,8 +322,8 @@ class LogDir(Closeable):
             error = CorruptLogError(
                 "the manifest of a staged write is damaged", path=path
             )
-            self._incidents.met("staging", path, error)
-        with self._incidents.going_on("staging", self.path):
+            self._incidents.record("staging", path, error)
+        with self._incidents.reporting_errors("staging", self.path):
             applying.apply_ready(self._fs, self)
 
     # -- opening and closing -----------------------------------------------------------
@@ -456,7 +456,7 @@ class LogDir(Closeable):
         with self.host.lock:
             self.host.check_open()
             if self._claim is None:
-                self._registry.look()
+                self._registry.reload()
             else:
                 self._sharing.follow()
 
@@ -1120,18 +1120,18 @@ class LogDir(Closeable):
         # In this order, until one of them has taken the time of a tick.
         if not self._upkeeper.visit_open(wall_ms):
             return
-        with self._incidents.going_on("transactions", self.path):
-            self.host.coordinators.look(self)
+        with self._incidents.reporting_errors("transactions", self.path):
+            self.host.coordinators.run_due_work(self)
         if not self.is_shared and not self.is_replicated:
             from logcore.staging import applying
 
-            with self._incidents.going_on(
+            with self._incidents.reporting_errors(
                 "staging", self.path
             ):  # the publisher finds the refusal too
                 if applying.apply_ready(self._fs, self, most=1):
                     return
         if self.is_shared and claim.runs_maintenance():
-            with self._incidents.going_on("registry", self.path):
+            with self._incidents.reporting_errors("registry", self.path):
                 self.host.coordinators.control(self)
         clock_ms = self._fs.monotonic_ms()
         with self.host.lock:
@@ -1140,7 +1140,10 @@ class LogDir(Closeable):
             ):
                 return
         if self._upkeeper.owes_high_watermarks:
-            with self.host.lock, self._incidents.going_on("checkpoints", self.path):
+            with (
+                self.host.lock,
+                self._incidents.reporting_errors("checkpoints", self.path),
+            ):
                 self._upkeeper.save_high_watermarks(high_watermarks(self._logs.known))
 
     # -- rot ---------------------------------------------------------------------------

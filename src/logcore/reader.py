@@ -952,7 +952,7 @@ class Tailed:
         self._cursor = Cursor()
 
     @property
-    def has_news(self) -> bool:
+    def has_records(self) -> bool:
         """Whether there are records to deliver, or a truncation to report.
 
         This is also checked while the log is shorter than the offset: once it has grown
@@ -970,7 +970,7 @@ class Tailed:
         lowest_cut = min(state.cuts[self._cuts :], default=self.offset)
         return lowest_cut < self.offset or state.visible < min(self.offset, self._shown)
 
-    def news(self) -> Iterator[list[Record]]:
+    def new_records(self) -> Iterator[list[Record]]:
         """Yield the records up to the present end, in lists.
 
         Raises:
@@ -1081,7 +1081,7 @@ def listen_to(log: LogReader, listener: Callable[[], None]) -> Callable[[], None
     return functools.partial(log._state.forget, listener)
 
 
-def wait_for_news(log: LogReader, offset: int, timeout: float) -> bool:
+def wait_for_records_or_end(log: LogReader, offset: int, timeout: float) -> bool:
     """Wait until there is a record at or above `offset`.
 
     Returns False after `timeout` seconds, or if the log is closed. Raises the errors of
@@ -1134,7 +1134,7 @@ def _follow(
         is_there_more = _waiting(tailed)(stack, tailed, timeout)
         try:
             while True:
-                yield from news_of(tailed)
+                yield from new_records_of(tailed)
                 if not is_there_more():
                     return
         except LogClosedError:
@@ -1142,13 +1142,13 @@ def _follow(
             return
 
 
-def news_of(tailed: Sequence[Tailed]) -> Iterator[tuple[int, list[Record]]]:
+def new_records_of(tailed: Sequence[Tailed]) -> Iterator[tuple[int, list[Record]]]:
     """Yield the present records, in lists with the number of their log.
 
-    Raises the errors of Tailed.news().
+    Raises the errors of Tailed.new_records().
     """
     for number, one in enumerate(tailed):
-        for records in one.news():
+        for records in one.new_records():
             yield number, records
 
 
@@ -1173,13 +1173,13 @@ def _wait_for_writer(
     def is_over() -> bool:
         return any(one.log.is_closed for one in tailed)
 
-    def has_news() -> bool:
-        return any(one.has_news for one in tailed)
+    def has_records() -> bool:
+        return any(one.has_records for one in tailed)
 
     def wait() -> bool:
         with moved:
-            moved.wait_for(lambda: has_news() or is_over(), timeout)
-        return has_news() and not is_over()
+            moved.wait_for(lambda: has_records() or is_over(), timeout)
+        return has_records() and not is_over()
 
     return wait
 
@@ -1212,7 +1212,7 @@ def _wait_for_reader(
             is_watched = True
             for one in tailed:
                 one.log.refresh()
-            if any(one.has_news for one in tailed):
+            if any(one.has_records for one in tailed):
                 return True
             if deadline is not None and fs.monotonic_ms() >= deadline:
                 return False

@@ -45,7 +45,7 @@ class Incident:
     last_ms: int
 
 
-def tell(area: str, level: int, text: str, *values: object) -> None:
+def log_line(area: str, level: int, text: str, *values: object) -> None:
     """Says a line to the logger `logcore.<area>`."""
     logging = sys.modules.get("logging")
     if logging is None:

@@ -926,7 +926,7 @@ class ActiveSegment(GrowingSegment):
 
     def _look_at_indexes(self) -> None:
         indexes = self._indexes
-        if indexes.look(self.config.segment_index_bytes) <= 0:
+        if indexes.check_room(self.config.segment_index_bytes) <= 0:
             self.limit_bytes = -1
         indexes.offer()
 

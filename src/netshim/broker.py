@@ -123,7 +123,7 @@ _FEATURES: Final = {
 }
 
 
-def tells(frame: memoryview) -> bool:
+def reports_changes(frame: memoryview) -> bool:
     """Return whether a request reports state that others change. Connection calls this."""
     return int.from_bytes(frame[:2], "big") in _TELLING
 
@@ -269,13 +269,13 @@ class Broker:
             if handler is None or (
                 self.state.is_shared and header.api_key in NOT_SHARED
             ):
-                self._say_unserved(header, session.peer, now_ms)
+                self._log_unserved(header, session.peer, now_ms)
                 raise CloseConnection(f"{api.name} is not served")
             request, entries = wire.decode_counted_request(
                 header, frame, self.state.settings.max_request_entries
             )
         except wire.ProtocolError as error:
-            self._say_unknown(frame, session.peer, now_ms)
+            self._log_unknown(frame, session.peer, now_ms)
             raise CloseConnection(str(error)) from error
         if entries > _LARGE_ENTRIES and self.state.pieces.is_full:
             raise CloseConnection(
@@ -439,10 +439,10 @@ class Broker:
 
         return response, complete
 
-    def _say_unserved(self, header: wire.Header, peer: str, now_ms: int) -> None:
+    def _log_unserved(self, header: wire.Header, peer: str, now_ms: int) -> None:
         name = wire.APIS[header.api_key].name
         feature = _FEATURES.get(header.api_key)
-        self.state.journal.say(
+        self.state.journal.log(
             logging.WARNING,
             f"unserved {name}",
             now_ms,
@@ -454,12 +454,12 @@ class Broker:
             f"; {feature} are not supported yet" if feature else "",
         )
 
-    def _say_unknown(self, frame: memoryview, peer: str, now_ms: int) -> None:
+    def _log_unknown(self, frame: memoryview, peer: str, now_ms: int) -> None:
         """Log a request of an unknown API, with the feature that it belongs to."""
         key = int.from_bytes(frame[:2], "big")
         if key in wire.APIS or key not in _FEATURES:
             return
-        self.state.journal.say(
+        self.state.journal.log(
             logging.WARNING,
             f"unserved {key}",
             now_ms,
@@ -468,7 +468,9 @@ class Broker:
             _FEATURES[key],
         )
 
-    def _note(self, call: Call, api: wire.Api[Any, Any], response: object) -> None:
+    def _log_refusals(
+        self, call: Call, api: wire.Api[Any, Any], response: object
+    ) -> None:
         """Log refusals in a response.
 
         Fetch and Produce log their own refusals: they are the most frequent requests,
@@ -491,7 +493,7 @@ class Broker:
             return response.cut(
                 self._finished_response(call, api, correlation_id, response.response)
             )
-        self._note(call, api, response)
+        self._log_refusals(call, api, response)
         return self._encode(api, call.version, correlation_id, response)
 
     def _encode(

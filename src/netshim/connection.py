@@ -64,7 +64,7 @@ def _answer_nothing(frame: memoryview, now_ms: int) -> Reply:
     return None
 
 
-def _tells_nothing(frame: memoryview) -> bool:
+def _reports_no_changes(frame: memoryview) -> bool:
     return False
 
 
@@ -87,7 +87,7 @@ class Budget:
     that memory.
 
     A connection that gets no memory is queued and reads nothing until it is first and
-    there is room. While one waits, relieve() selects requests that arrive too slowly,
+    there is room. While one waits, end_slow() selects requests that arrive too slowly,
     and their connections are closed. Otherwise, a few clients that send a little now
     and then would hold all of the memory.
     """
@@ -110,7 +110,7 @@ class Budget:
             return False
         self.used_bytes += size
         self._holders[holder] = self._holders.get(holder, 0) + size
-        self.wait_no_more(holder)
+        self.stop_waiting(holder)
         return True
 
     def give(self, holder: Connection, size: int) -> None:
@@ -137,7 +137,7 @@ class Budget:
     def is_waiting(self, holder: Connection) -> bool:
         return holder in self._waiting
 
-    def wait_no_more(self, holder: Connection) -> None:
+    def stop_waiting(self, holder: Connection) -> None:
         if self._waiting.pop(holder, None) is not None:
             self._call_first()
 
@@ -149,7 +149,7 @@ class Budget:
         ):
             first.wake()
 
-    def relieve(self, now_ms: int, timeout_ms: int) -> dict[Connection, str]:
+    def end_slow(self, now_ms: int, timeout_ms: int) -> dict[Connection, str]:
         """Return the connections to close for the first waiter, with the reasons.
 
         The caller calls this periodically. Connections whose frame would take longer
@@ -260,7 +260,7 @@ class Workload:
 class Connection:
     """State of one connection.
 
-    `ready` is called when take() may have bytes or reading may resume. `tells` returns
+    `ready` is called when take() may have bytes or reading may resume. `reports_changes` returns
     whether the request in a frame reports state that other requests change.
     """
 
@@ -272,13 +272,13 @@ class Connection:
         workload: Workload,
         now_ms: int,
         ready: Callable[[], None],
-        tells: Callable[[memoryview], bool] = _tells_nothing,
+        reports_changes: Callable[[memoryview], bool] = _reports_no_changes,
         session: ClientSession | None = None,
     ) -> None:
         self._session = session or ClientSession("", 0, "")
         self._session.wake = self.wake
         self._handle = handle
-        self._tells = tells
+        self._reports_changes = reports_changes
         self._settings = settings
         self._budget = budget
         self._workload = workload
@@ -330,7 +330,7 @@ class Connection:
         """
         has_room = len(self.get_buffer()) > 0
         if has_room:
-            self._budget.wait_no_more(self)
+            self._budget.stop_waiting(self)
         return has_room
 
     def wake(self) -> None:
@@ -403,7 +403,9 @@ class Connection:
                 break
             frame = view[start + 4 : stop]
             self._is_behind = (
-                bool(self._slots) and self._tells(frame) and self._is_changing()
+                bool(self._slots)
+                and self._reports_changes(frame)
+                and self._is_changing()
             )
             if self._is_behind or not self._workload.has_room(self):
                 break
@@ -629,7 +631,7 @@ class Connection:
         self._buffer = bytearray()
         self._view = memoryview(b"")
         self._start = self._end = 0
-        self._budget.wait_no_more(self)
+        self._budget.stop_waiting(self)
         self._budget.give(self, held)
         self._handle = _answer_nothing
         self._ready = _do_nothing

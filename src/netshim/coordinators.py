@@ -118,7 +118,7 @@ class TransactionService(ABC):
         """Load the stored transactions. Call done(True), or done(False) if that failed."""
 
     @abstractmethod
-    def ask(
+    def request(
         self, request: Request, now_ms: int, done: Callable[[TransactionResult], None]
     ) -> None:
         """Execute a request after load(), and deliver its result."""
@@ -172,7 +172,7 @@ class TransactionService(ABC):
                 partitions=frozenset(partitions),
                 client_version=2,
             )
-            self.ask(request, now_ms, added)
+            self.request(request, now_ms, added)
 
         def added(result: TransactionResult) -> None:
             if isinstance(result, TransactionError):
@@ -202,7 +202,9 @@ class TransactionService(ABC):
         return
 
     @abstractmethod
-    def look(self, names: Collection[str] | None, done: FoundTransactions) -> None:
+    def find_stored(
+        self, names: Collection[str] | None, done: FoundTransactions
+    ) -> None:
         """Find the last durable records of transactional ids, or of all for None."""
 
     @abstractmethod

@@ -89,7 +89,7 @@ class SessionPartition:
     #: request must read it.
     quiet: tuple[Log, Offsets] | None = None
 
-    def has_news(self, part: FetchResponse.Topic.Partition) -> bool:
+    def has_changed(self, part: FetchResponse.Topic.Partition) -> bool:
         """Return whether the client has not got this result yet."""
         return bool(
             part.error_code
@@ -193,7 +193,7 @@ class FetchSession:
                 key = name, part.partition_index
                 one = self.partitions.get(key)
                 if one is not None:
-                    if not is_full and not one.has_news(part):
+                    if not is_full and not one.has_changed(part):
                         continue
                     one.note_sent(part)
                     if part.records:

@@ -150,7 +150,7 @@ def report(effect: Effect, journal: Journal, now_ms: int) -> None:
         else getattr(effect, name)
         for name in fields
     ]
-    journal.say(logging.INFO, f"group {kind}", now_ms, text, *values)
+    journal.log(logging.INFO, f"group {kind}", now_ms, text, *values)
 
 
 def _unheard(_: GroupError | None) -> None:
@@ -171,9 +171,9 @@ class _Several:
 
     def another(self) -> GroupOutcome:
         self._left += 1
-        return self.told
+        return self.count_down
 
-    def told(self, error: GroupError | None) -> None:
+    def count_down(self, error: GroupError | None) -> None:
         self._left -= 1
         self._error = self._error or error
         if not self._left:
@@ -250,13 +250,13 @@ class BrokerGroups(LoopHost[Effect], GroupService):
             return handle()
         answer = PendingResponse()
 
-        def go_on(is_loaded: bool) -> None:
+        def when_loaded(is_loaded: bool) -> None:
             if is_loaded:
                 answer_with(handle, answer)
             else:
                 answer.set(refuse(GroupError.COORDINATOR_NOT_AVAILABLE))
 
-        self.load(now_ms, go_on)
+        self.load(now_ms, when_loaded)
         return answer
 
     def run_in_steps(self, steps: Steps[T]) -> T | PendingResponse:
@@ -288,7 +288,7 @@ class BrokerGroups(LoopHost[Effect], GroupService):
 
     # -- requests
 
-    def ask(self, group_id: str, request: GroupRequest, done: Done) -> None:
+    def request(self, group_id: str, request: GroupRequest, done: Done) -> None:
         self._act(request(self._coordinator, done, self._state.now_ms))
 
     def step(self, group_id: str, step: GroupStep) -> None:
@@ -311,7 +311,7 @@ class BrokerGroups(LoopHost[Effect], GroupService):
             request = attrs.evolve(
                 request, member_id=base64.urlsafe_b64encode(digest).decode().rstrip("=")
             )
-        self.ask(
+        self.request(
             request.group_id,
             lambda coordinator, waiter, now_ms: coordinator.beat(
                 request, waiter, now_ms, may_lack_id=may_lack_id
@@ -341,7 +341,7 @@ class BrokerGroups(LoopHost[Effect], GroupService):
                 return
             waiting = _Several(done)
             self._act(self._coordinator.forget_topics(names, waiting.another))
-            waiting.told(None)
+            waiting.count_down(None)
 
         self.load(now_ms, forget)
 

@@ -152,7 +152,9 @@ class InternalTopic:
             when_stored = leadership.when_safe
             if self._always_syncs:
                 when_stored = leadership.when_committed
-            when_stored(key, log, end, lambda error: self._settle(log, end, error))
+            when_stored(
+                key, log, end, lambda error: self._run_callbacks(log, end, error)
+            )
 
         if state.work.is_busy(self.name) or may_wait():
             state.work.submit(self.name, work, written)
@@ -163,7 +165,7 @@ class InternalTopic:
             result = as_value(error)
         written(result)
 
-    def _settle(self, log: Log, end: int, error: LogcoreError | None) -> None:
+    def _run_callbacks(self, log: Log, end: int, error: LogcoreError | None) -> None:
         """Call the callbacks of all appends up to `end`.
 
         A sync may be reported to a later append before an earlier one.

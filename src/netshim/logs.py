@@ -193,12 +193,12 @@ class BrokerLogs:
         those = list(dict.fromkeys(keys))
         if len(those) > scheduling.PIECE:
             return self.run_in_steps(
-                self._look_and_open(those, handle, needs_all=needs_all)
+                self._find_and_open(those, handle, needs_all=needs_all)
             )
         missing = [key for key in those if self._is_to_open(key)]
         return self._open_first(those, missing, handle, needs_all=needs_all)
 
-    def _look_and_open(
+    def _find_and_open(
         self, keys: list[Key], handle: Callable[[], _T], *, needs_all: bool
     ) -> Steps[_T | PendingResponse]:
         """Run when_open() for many keys: check in chunks which logs are not open."""
@@ -295,7 +295,7 @@ class BrokerLogs:
             failures[key] = result
             if isinstance(result, ResourceError):
                 text = "%s-%d cannot be opened: %s; raise the limit, or serve fewer partitions"
-                self._journal.say(
+                self._journal.log(
                     logging.ERROR,
                     "out of files",
                     self._lifecycle.now_ms,
@@ -339,7 +339,7 @@ class BrokerLogs:
                 "%d partitions are open, and the limit of open files allows %d: "
                 "%d that were not used lately are closed"
             )
-            self._journal.say(
+            self._journal.log(
                 logging.WARNING,
                 "closed for room",
                 self._lifecycle.now_ms,

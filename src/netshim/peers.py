@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
-from netshim.broker import tells
+from netshim.broker import reports_changes
 from netshim.connection import Budget, Connection, Workload
 from netshim.handlers.authentication import SaslGate
 from netshim.listeners import Listener
@@ -72,7 +72,7 @@ class PeerHost(Protocol):
     def admit(self, peer: Peer) -> float | None: ...
     def dismiss(self, peer: Peer) -> None: ...
     def watched(self, what: str, step: Callable[[], object]) -> None: ...
-    def say(
+    def log(
         self,
         level: int,
         kind: str,
@@ -163,7 +163,7 @@ class Peer(asyncio.BufferedProtocol):
 
     def _report_handshake(self, error: Exception) -> None:
         self.server.security.failures["TLS"] += 1
-        self.server.say(
+        self.server.log(
             logging.WARNING,
             f"TLS {self.address}",
             "no TLS connection with %s: %s",
@@ -213,7 +213,7 @@ class Peer(asyncio.BufferedProtocol):
             server.workload,
             server.now_ms(),
             self.flush_soon,
-            tells,
+            reports_changes,
             session,
         )
         if server.is_replacing:
@@ -302,7 +302,7 @@ class Peer(asyncio.BufferedProtocol):
             self.end(str(reason))
             return
         except Exception:
-            self.server.say(
+            self.server.log(
                 logging.ERROR,
                 "connection failed",
                 "an error of ours with a connection from %s",
@@ -402,7 +402,7 @@ class Peer(asyncio.BufferedProtocol):
         self.flush_soon()
 
     def end(self, reason: str) -> None:
-        self.server.say(
+        self.server.log(
             logging.INFO,
             "connection ended",
             "connection from %s ended: %s",
@@ -478,7 +478,7 @@ class TlsListening:
             try:
                 sock, address = await server.loop.sock_accept(self.sockets[0])
             except OSError as error:  # such as too many open files
-                server.say(logging.ERROR, "accept", "no connection: %s", error)
+                server.log(logging.ERROR, "accept", "no connection: %s", error)
                 await asyncio.sleep(_ACCEPT_RETRY_S)
                 continue
             peer = Peer(server, self._listener)
@@ -486,7 +486,7 @@ class TlsListening:
             try:
                 delay_s = server.admit(peer)
             except Exception:  # the listener must not end with it
-                server.say(logging.ERROR, "accept", "an internal error", error=True)
+                server.log(logging.ERROR, "accept", "an internal error", error=True)
                 peer.discard(sock)
                 continue
             if delay_s is None:

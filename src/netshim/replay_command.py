@@ -89,7 +89,7 @@ def replay(
                 report = replayer.run(traffic)
                 printer.finish(report, compares=compare)
                 is_different = report.total("differences") > 0
-            _tell_end(traffic)
+            _report_end(traffic)
     except FileNotFoundError as error:
         raise RecordingError("there is no such file", path=file) from error
     if is_different:
@@ -103,7 +103,7 @@ def _address(text: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def _tell_end(traffic: TrafficFile) -> None:
+def _report_end(traffic: TrafficFile) -> None:
     """Report a recording that was not closed."""
     if traffic.is_complete:
         return

@@ -88,7 +88,7 @@ class Journal:
         # kind -> (end of the period, number of lines, limit, level)
         self._periods: dict[str, tuple[int, int, int, int]] = {}
 
-    def say(
+    def log(
         self,
         level: int,
         kind: str,
@@ -130,7 +130,7 @@ class Journal:
         why = codes.name(code)
         if message:
             why = f"{why}, {message}"
-        self.say(
+        self.log(
             logging.WARNING,
             f"refused {api} {code}",
             call.now_ms,
@@ -147,7 +147,7 @@ class Journal:
         self, call: LoggedRequest, name: str | None, what: str, *, kind: str = "topic"
     ) -> None:
         """Log that a client changed a topic or the settings of a group."""
-        self.say(
+        self.log(
             logging.INFO,
             "topic",
             call.now_ms,

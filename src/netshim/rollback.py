@@ -73,7 +73,7 @@ class ReplacedBroker:
             if not isinstance(transactions, Exception):
                 found.update(transactions)
 
-        state.transactions.look(None, looked)
+        state.transactions.find_stored(None, looked)
         return cls(
             {
                 key: log.leader_epoch
@@ -107,12 +107,12 @@ class ReplacedBroker:
                 request = Initialize(
                     transactional_id=name, timeout_ms=stored.timeout_ms
                 )
-                state.transactions.ask(request, now_ms, lambda _: None)
+                state.transactions.request(request, now_ms, lambda _: None)
 
         if self.open_transactions and TRANSACTIONS_TOPIC in state.logdir:
             names = self.open_transactions.keys()
             state.transactions.load(
-                now_ms, lambda _: state.transactions.look(names, fence)
+                now_ms, lambda _: state.transactions.find_stored(names, fence)
             )
 
 

@@ -446,7 +446,7 @@ class Syncs:
             failure = result
         elif isinstance(result, BaseException):
             failure = LogcoreError(f"a sync failed: {result!r}")
-        self._queue.hear(log, failure)
+        self._queue.on_sync(log, failure)
         # Appends that were added while the sync was running may need another one.
         if self._queue.is_waiting_for(log) and log not in self._running:
             self._start(log)

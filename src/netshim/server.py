@@ -987,7 +987,7 @@ class Server:
         try:
             self.watched("what was due", lambda: self.broker.tick(self.now_ms()))
         except Exception:
-            self.say(
+            self.log(
                 logging.ERROR, "tick", "an internal error in a due task", error=True
             )
 
@@ -995,19 +995,19 @@ class Server:
         self._tick_broker()
         now_ms = self.now_ms()
         try:
-            for connection, reason in self.budget.relieve(
+            for connection, reason in self.budget.end_slow(
                 now_ms, self.settings.request_timeout_ms
             ).items():
                 connection.give_up(reason)
             for peer in self._next_checked():
                 peer.check(now_ms)
             self._loader.refresh(
-                self.broker.state, self._clock.monotonic_ms(), self.say
+                self.broker.state, self._clock.monotonic_ms(), self.log
             )
             if self._ticking is None or self._ticking.done():
                 self._ticking = self._begin_tick()
         except Exception:
-            self.say(
+            self.log(
                 logging.ERROR, "tick", "an internal error in a due task", error=True
             )
 
@@ -1036,7 +1036,7 @@ class Server:
         try:
             self.logdir.tick(self._clock.now_ms())
         except logcore.LogcoreError as error:
-            self.say(
+            self.log(
                 logging.ERROR, "log directory", "the log directory's work: %s", error
             )
 
@@ -1067,7 +1067,7 @@ class Server:
         try:
             self.watched("the end of work beside it", partial(done, outcome))
         except Exception:
-            self.say(
+            self.log(
                 logging.ERROR, "work", "an internal error after some work", error=True
             )
 
@@ -1089,7 +1089,7 @@ class Server:
                 held_ms = round(held_s * 1000)
                 last = self.broker.last_asked
                 text = "the loop was held for %d ms by %s; the last request was %s"
-                self.say(logging.INFO, "the loop was held", text, held_ms, what, last)
+                self.log(logging.INFO, "the loop was held", text, held_ms, what, last)
 
     # -- for metrics -------------------------------------------------------------------
 
@@ -1163,7 +1163,7 @@ class Server:
     def _new_id(self) -> str:
         return str(uuid.UUID(bytes=self._fs.random_bytes(16), version=4))
 
-    def say(
+    def log(
         self,
         level: int,
         kind: str,
@@ -1176,7 +1176,7 @@ class Server:
 
         `error` adds the traceback of the exception that is being handled.
         """
-        self.broker.state.journal.say(
+        self.broker.state.journal.log(
             level, kind, self.now_ms(), text, *values, error=error, most=most
         )
 
@@ -1208,7 +1208,7 @@ class Server:
             if delay_ms:
                 return min(_MOST_HELD_S, delay_ms / 1000)
             return None
-        self.say(
+        self.log(
             logging.WARNING,
             "connection refused",
             "connection from %s refused: %s",
@@ -1252,7 +1252,7 @@ class Server:
             (one for one in waiting if one.address == largest),
             key=lambda one: one.accepted_s,
         )
-        self.say(
+        self.log(
             logging.WARNING,
             "login place",
             "connection from %s ended: another address waits, and %d connections "

@@ -117,12 +117,12 @@ class SharedDirectoryGroups(GroupService):
                 # An InvalidNodeError is the fault of the client.
                 if not isinstance(result, InvalidNodeError):
                     text = "the groups cannot be asked: %s"
-                    self._state.journal.say(
+                    self._state.journal.log(
                         logging.ERROR, "groups", self._now_ms, text, str(result)
                     )
                 result = refuse(_error_of(result))
             pass_on(result, answer)
-            self._settle()
+            self._deliver_answers()
 
         def turn() -> object:
             self._open()
@@ -148,7 +148,7 @@ class SharedDirectoryGroups(GroupService):
             self._groups = groups
         return self._groups
 
-    def _settle(self) -> None:
+    def _deliver_answers(self) -> None:
         """Deliver the available answers and schedule polling for the others.
 
         This runs in the broker's thread after each request.
@@ -165,9 +165,9 @@ class SharedDirectoryGroups(GroupService):
         del self._news[: len(news)]
         for effect in news:
             report(effect, self._state.journal, self._now_ms)
-        self._look_later()
+        self._poll_later()
 
-    def _look_later(self) -> None:
+    def _poll_later(self) -> None:
         groups = self._groups
         if (
             groups is None
@@ -180,18 +180,18 @@ class SharedDirectoryGroups(GroupService):
         delay_ms = _LATER_MS
         if self._waits:
             delay_ms = _SOON_MS
-        self._state.timers.at(self._now_ms + delay_ms, self._look)
+        self._state.timers.at(self._now_ms + delay_ms, self._poll)
 
-    def _look(self, now_ms: int) -> None:
+    def _poll(self, now_ms: int) -> None:
         self._now_ms = max(self._now_ms, now_ms)
 
         def done(result: Any) -> None:
             self._is_looking = False
             if isinstance(result, Exception):
                 _log.error("the groups cannot be read: %s", result)
-            self._settle()
+            self._deliver_answers()
 
-        self._state.work.submit(_GROUPS, self._open().look, done)
+        self._state.work.submit(_GROUPS, self._open().poll, done)
 
     # -- requests, called in the worker thread
 
@@ -214,12 +214,12 @@ class SharedDirectoryGroups(GroupService):
     def all(self) -> list[Group]:
         return self._open().all()
 
-    def ask(self, group_id: str, request: GroupRequest, done: Done) -> None:
+    def request(self, group_id: str, request: GroupRequest, done: Done) -> None:
         if not group_id:
             self._outcomes.append(partial(done, GroupError.INVALID_GROUP_ID))
             return
         answer = PendingResult()
-        self._open().ask(group_id, request, answer)
+        self._open().request(group_id, request, answer)
         self._waits.append(_Wait(answer, done))
 
     def step(self, group_id: str, step: GroupStep) -> None:
@@ -298,16 +298,18 @@ class TransactionsBesideOthers(TransactionService):
 
         self._state.work.submit(_TRANSACTIONS, lambda: self._open().all(), loaded)
 
-    def ask(
+    def request(
         self, request: Request, now_ms: int, done: Callable[[TransactionResult], None]
     ) -> None:
-        def asked(result: Any) -> None:
+        def answered(result: Any) -> None:
             if isinstance(result, Exception):
                 _log.error("transactions cannot be asked: %s", result)
                 result = TransactionError.COORDINATOR_NOT_AVAILABLE
             guarded(done, result)
 
-        self._state.work.submit(_TRANSACTIONS, lambda: self._open().ask(request), asked)
+        self._state.work.submit(
+            _TRANSACTIONS, lambda: self._open().request(request), answered
+        )
 
     def create_topic(self) -> None:
         """Do nothing: the first record creates the topic."""
@@ -321,19 +323,21 @@ class TransactionsBesideOthers(TransactionService):
         """Call TransactionCoordinator.verified(), which blocks, in a worker thread."""
         return self._open().verified(producer, partition, write)
 
-    def look(self, names: Collection[str] | None, done: FoundTransactions) -> None:
+    def find_stored(
+        self, names: Collection[str] | None, done: FoundTransactions
+    ) -> None:
         def work() -> dict[str, StoredTransaction]:
             found = self._open().all()
             if names is None:
                 return found
             return {name: found[name] for name in names if name in found}
 
-        def looked(result: Any) -> None:
+        def found_all(result: Any) -> None:
             if isinstance(result, Exception):
                 _log.error("transactions cannot be read: %s", result)
             done(result)
 
-        self._state.work.submit(_TRANSACTIONS, work, looked)
+        self._state.work.submit(_TRANSACTIONS, work, found_all)
 
     def stop(self, now_ms: int) -> None:
         """Do nothing: each request in progress is answered when its work completes."""

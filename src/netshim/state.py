@@ -76,7 +76,7 @@ SECURITY: Final = "security"
 _PRODUCER_IDS: Final = "producer ids"
 
 
-def _behind_work(submit: Submit, action: Callable[[], None]) -> None:
+def _after_work(submit: Submit, action: Callable[[], None]) -> None:
     """Call an action after the work that was submitted earlier.
 
     It runs in another iteration of the event loop.
@@ -139,7 +139,7 @@ class BrokerState:
         # The server of a cluster's broker replaces the next two.
         self.leadership: Leadership = SoleLeadership(self.fetches, self.syncs)
         self.topology: Topology = SoleTopology(logdir, settings.max_replication_factor)
-        self.pieces = StepRunner(later or partial(_behind_work, submit))
+        self.pieces = StepRunner(later or partial(_after_work, submit))
         self.logs = BrokerLogs(
             logdir,
             self.lifecycle,

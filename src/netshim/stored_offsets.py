@@ -85,12 +85,17 @@ class OffsetsTopic:
                 log.host.writer, rows, *producer, durability="os"
             )
 
-        def told(error: Exception | None) -> None:
+        def stored(error: Exception | None) -> None:
             done(None if error is None else _error_of(group_id, error))
 
         size_bytes = sum(len(key) + len(value or b"") + 32 for key, value in records)
         self.topic.append(
-            group_id, size_bytes, write, now_ms, told, has_producer=producer is not None
+            group_id,
+            size_bytes,
+            write,
+            now_ms,
+            stored,
+            has_producer=producer is not None,
         )
 
 

@@ -488,7 +488,7 @@ class Kafka:
                 return
             for group in list(state.groups.all()):
                 if group.group_id.startswith(self.prefix):
-                    state.groups.ask_delete(group.group_id, lambda _: None)
+                    state.groups.request_delete(group.group_id, lambda _: None)
 
         self.server.call(forget)
 
@@ -613,7 +613,7 @@ class Kafka:
         with _Listening(self, topic, woken.set) as listening:
             while True:
                 woken.clear()
-                patience_s, found = listening.look(find)
+                patience_s, found = listening.read_or_listen(find)
                 left_s = deadline - time.monotonic()
                 if found is not None:
                     return found
@@ -645,7 +645,7 @@ class Kafka:
         with _Listening(self, topic, wake) as listening:
             while True:
                 woken.clear()
-                patience_s, found = listening.look(find)
+                patience_s, found = listening.read_or_listen(find)
                 left_s = deadline - time.monotonic()
                 if found is not None:
                     return found
@@ -782,7 +782,7 @@ class _Listening:
         with contextlib.suppress(RuntimeError):  # the broker has stopped
             self._exchange([])
 
-    def look(
+    def read_or_listen(
         self, find: Callable[[], list[TopicRecord] | None]
     ) -> tuple[float, list[TopicRecord] | None]:
         """Listen to the present partitions. Returns the records found by find().
@@ -817,13 +817,13 @@ class _Listening:
     def _exchange(self, keys: list[Key]) -> None:
         def exchange() -> None:
             waiting = self._kafka.server.server.broker.state.fetches
-            waiting.remove(self._keys, self._hear)
-            waiting.add(keys, self._hear)
+            waiting.remove(self._keys, self._on_append)
+            waiting.add(keys, self._on_append)
 
         self._kafka.server.call(exchange)
         self._keys = keys
 
-    def _hear(self, now_ms: int) -> None:
+    def _on_append(self, now_ms: int) -> None:
         self._wake()
 
 

@@ -164,7 +164,7 @@ class TransactionHost(LoopHost[Effect], TransactionService):
             case CancelTransactionTimer(name):
                 state.timers.cancel((self, name))
             case TimedOut(name):
-                state.journal.say(
+                state.journal.log(
                     logging.WARNING,
                     "transaction timed out",
                     state.now_ms,
@@ -263,10 +263,10 @@ class TransactionHost(LoopHost[Effect], TransactionService):
 
     # -- requests
 
-    def ask(self, request: Request, now_ms: int, done: Done) -> None:
+    def request(self, request: Request, now_ms: int, done: Done) -> None:
         self._state.advance_clock(now_ms)
         if self._is_loaded:
-            self._act(self._coordinator.ask(request, done, now_ms))
+            self._act(self._coordinator.handle(request, done, now_ms))
         else:  # the previous coordinator has ended, and its successor is not loaded yet
             done(TransactionError.COORDINATOR_NOT_AVAILABLE)
 
@@ -284,7 +284,9 @@ class TransactionHost(LoopHost[Effect], TransactionService):
         error = self._coordinator.verify(*producer, partition)
         return write() if error is None else error
 
-    def look(self, names: Collection[str] | None, done: FoundTransactions) -> None:
+    def find_stored(
+        self, names: Collection[str] | None, done: FoundTransactions
+    ) -> None:
         done(self.stored(names))
 
     def stored(self, names: Collection[str] | None) -> dict[str, StoredTransaction]:
@@ -344,7 +346,7 @@ def add_or_verify(
             client_version=2,
             only_verifies=not adds,
         )
-        transactions.ask(request, now_ms, partial(answered, those))
+        transactions.request(request, now_ms, partial(answered, those))
     if not wanted:
         done(errors)
 
@@ -366,7 +368,7 @@ class Markers:
         done: Callable[[Any, frozenset[Partition]], None] | None = None,
         *,
         coordinator_epoch: int | None = None,
-        told: Callable[[Partition, Exception | None], None] | None = None,
+        on_marker: Callable[[Partition, Exception | None], None] | None = None,
     ) -> None:
         self._state = state
         self._coordinator = coordinator
@@ -374,7 +376,7 @@ class Markers:
         self._now_ms = now_ms
         self._done = done
         self._coordinator_epoch = coordinator_epoch
-        self._told = told
+        self._on_marker = on_marker
         self._waits_for = set(effect.partitions)
         self._left: set[Partition] = set()
 
@@ -382,7 +384,7 @@ class Markers:
         """Start to append the markers, in chunks if there are very many partitions."""
         begun = self._state.run_in_steps(self._begin_each())
         if begun is not None:
-            begun.then(_say_failure)
+            begun.then(_log_failure)
 
     def _begin_each(self) -> Steps[None]:
         pace = ChunkCounter()
@@ -484,8 +486,8 @@ class Markers:
             self._state.groups.transaction_ended(
                 self._effect.producer_id, partition[1], commit=self._effect.commit
             )
-        if self._told is not None:
-            self._told(partition, error)
+        if self._on_marker is not None:
+            self._on_marker(partition, error)
         if error is not None and not self._is_refused(error):
             _log.error(
                 "%s-%d: the marker of a transaction was not stored: %s",
@@ -507,6 +509,6 @@ class Markers:
         return isinstance(error, TopicNotFoundError | InvalidProducerEpochError)
 
 
-def _say_failure(result: Any) -> None:
+def _log_failure(result: Any) -> None:
     if isinstance(result, Exception):
         _log.error("markers of a transaction were not begun", exc_info=result)

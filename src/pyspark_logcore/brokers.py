@@ -350,7 +350,7 @@ class _Cluster:
         patience = _Patience(self._brokers.timeout_seconds)
         while True:
             try:
-                answer = self._ask(request, None)
+                answer = self._request(request, None)
                 break
             except _AwayError as error:
                 patience.wait(
@@ -478,7 +478,7 @@ class _Cluster:
             max_version=_LIST_OFFSETS_VERSION,
         )
         try:
-            answer = self._ask(request, leader)
+            answer = self._request(request, leader)
         except _AwayError:
             return {}
         return {
@@ -577,7 +577,7 @@ class _Cluster:
             )
         return min(size_bytes * 8, _INT32_MAX)
 
-    def _ask(self, request: Any, node: int | None) -> Any:
+    def _request(self, request: Any, node: int | None) -> Any:
         return self._wait(self._manager.send(request, node_id=node))
 
     def _wait(self, coming: Any) -> Any:

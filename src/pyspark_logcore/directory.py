@@ -60,7 +60,7 @@ class _PartitionView:
     #: Facts of the files, read before `bounds`.
     facts: tuple[Any, ...] = ()
 
-    def see(self) -> tuple[Any, ...]:
+    def file_facts(self) -> tuple[Any, ...]:
         """Return the current facts. The first fact is about the directory; () if the
         directory is missing.
         """
@@ -154,24 +154,24 @@ class DirectoryOrigin(Closeable):
         found = {}
         for key in wanted:
             try:
-                found[key] = self._look(key, starts).bounds
+                found[key] = self._view_of(key, starts).bounds
             except LogNotFoundError:
                 self._forget(key)
         return found
 
-    def _look(self, key: TopicPartition, starts: tuple[Any, ...]) -> _PartitionView:
+    def _view_of(self, key: TopicPartition, starts: tuple[Any, ...]) -> _PartitionView:
         """Check a partition closely if its files have changed now or a moment ago."""
         look = self._looks.get(key)
         now = self._clock()
         if look is None:
-            look = self._looks[key] = self._first_look(key, now)
-        facts = (*look.see(), starts)
+            look = self._looks[key] = self._first_view(key, now)
+        facts = (*look.file_facts(), starts)
         if facts != look.facts:
             if (
                 look.facts and facts[:1] != look.facts[:1]
             ):  # another directory under that name, or none
                 self._forget(key)
-                return self._look(key, starts)
+                return self._view_of(key, starts)
             look.facts = facts
             look.changed_at = now
         if now - look.changed_at <= _RESTLESS_SECONDS:
@@ -180,7 +180,7 @@ class DirectoryOrigin(Closeable):
             look.bounds = self._bounds(look.log, look.bounds.incarnation)
         return look
 
-    def _first_look(self, key: TopicPartition, now: float) -> _PartitionView:
+    def _first_view(self, key: TopicPartition, now: float) -> _PartitionView:
         log = logcore.open(
             os.path.join(self._options.path, partition_name(*key)), read_only=True
         )

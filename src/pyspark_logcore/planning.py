@@ -134,7 +134,7 @@ def starting_offsets(
                 )
             starts[key] = bound.end if offset is None else offset
             continue
-        asked = _asked(where, key)
+        asked = _offset_or_bound(where, key)
         if asked == EARLIEST:
             starts[key] = bound.start
         elif asked == LATEST:
@@ -178,7 +178,7 @@ def _ending_offsets(
         if key in found:
             asked = LATEST
         else:
-            asked = _asked(where, key)
+            asked = _offset_or_bound(where, key)
         if offset is not None:
             ends[key] = offset
         elif asked == LATEST:
@@ -208,7 +208,7 @@ def _time_of(where: RangeEnd, key: TopicPartition) -> int | None:
     return times[key]
 
 
-def _asked(where: RangeEnd, key: TopicPartition) -> int:
+def _offset_or_bound(where: RangeEnd, key: TopicPartition) -> int:
     if where.offsets is not None:
         return where.offsets[key]
     if where.bound == "latest":

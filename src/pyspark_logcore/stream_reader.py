@@ -150,7 +150,7 @@ class LogcoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Raises:
             LogcoreError: the end offsets cannot be read.
         """
-        self._look()
+        self._read_bounds()
         self._target = {key: bound.end for key, bound in self._seen.items()}
 
     # Spark 4.2 detects support of limits by the presence of parameters. Older versions
@@ -166,7 +166,7 @@ class LogcoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not self._gave_latest:
             self._gave_latest = True
             self._keep_initial()
-        is_same = not self._look()
+        is_same = not self._read_bounds()
         if is_same and self._is_idle and start == self._answer:
             return self._answer
         self._is_idle = False
@@ -312,7 +312,7 @@ class LogcoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         check_names(options.start, wanted, "startingOffsets")
         return starting_offsets(options, origin, origin.bounds(wanted))
 
-    def _look(self) -> bool:
+    def _read_bounds(self) -> bool:
         """Read the start and end of each partition of this stream; return whether any of
         them changed.
         """

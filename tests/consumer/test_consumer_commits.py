@@ -444,7 +444,7 @@ def test_concurrent_commits_of_threads_share_batches(tmp_path: Path) -> None:
                 given = (Committer(group_id, -1, "", None), committed, producer)
                 threads.append(threading.Thread(target=groups.commit, args=given))
                 threads[-1].start()
-                while len(groups._steps._asked) < len(threads):
+                while len(groups._steps._requests) < len(threads):
                     time.sleep(0.0005)
         for thread in threads:
             thread.join()
@@ -535,7 +535,7 @@ def commit_concurrently(
         for one in commits:
             threads.append(threading.Thread(target=commit, args=one))
             threads[-1].start()
-            while len(groups._steps._asked) < len(threads):
+            while len(groups._steps._requests) < len(threads):
                 time.sleep(0.0005)
     for thread in threads:
         thread.join()

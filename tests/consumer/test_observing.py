@@ -43,7 +43,7 @@ def is_stuck_after(observed: list[tuple[int, int]]) -> bool:
     """
     observations = Observations()
     for at_ms, deadline_ms in observed:
-        observations.look(group(deadline_ms), {}, at_ms)
+        observations.observe(group(deadline_ms), {}, at_ms)
     return observations.is_over(group(observed[-1][1]), {}, M0)
 
 
@@ -59,7 +59,7 @@ def test_absent_member_has_its_own_timeout() -> None:
         one.members["m0"].is_absent = is_absent
         observations = Observations()
         for at_ms in (0, 300, 600, 900, 1_200):
-            observations.look(one, {}, at_ms)
+            observations.observe(one, {}, at_ms)
         assert observations.is_over(one, {}, M0) == is_absent
 
 
@@ -80,15 +80,15 @@ def test_detector_needs_observations_before_it_reports_a_member() -> None:
     observations = Observations()
     one = group(0, 0)
     assert not observations.is_over(one, {}, M0)
-    observations.look(one, {}, 0)
+    observations.observe(one, {}, 0)
     for at_ms in (1_000, 2_000, 3_000):
-        observations.look(one, {}, at_ms)
+        observations.observe(one, {}, at_ms)
     assert observations.is_over(one, {}, M1)
     assert not observations.is_over(group(0, 1), {}, M1), (
         "renewed since the last observation"
     )
     del one.members["m1"]
-    observations.look(one, {}, 3_100)
+    observations.observe(one, {}, 3_100)
     assert not observations.is_over(group(0, 0), {}, M1), "it has left"
     observations.forget("g")
     assert not observations.is_over(one, {}, M0)
@@ -102,14 +102,14 @@ def test_rebalance_is_over_after_its_deadline_was_observed(timeout: Timeout) -> 
     assert not observations.is_over(one, timers, timeout), (
         "a new detector has no observations"
     )
-    observations.look(one, timers, 0)
-    observations.look(one, timers, 3_600_000)
+    observations.observe(one, timers, 0)
+    observations.observe(one, timers, 3_600_000)
     assert not observations.is_over(one, timers, timeout), (
         "a pause counts as a third of the time"
     )
-    observations.look(one, timers, 3_600_000 + REBALANCE_MS // 3)
+    observations.observe(one, timers, 3_600_000 + REBALANCE_MS // 3)
     assert not observations.is_over(one, timers, timeout)
-    observations.look(one, timers, 3_600_000 + REBALANCE_MS * 2 // 3)
+    observations.observe(one, timers, 3_600_000 + REBALANCE_MS * 2 // 3)
     assert observations.is_over(one, timers, timeout)
     assert not observations.is_over(one, {timeout: REBALANCE_MS + 1}, timeout), (
         "it is another rebalance"
@@ -135,6 +135,6 @@ def test_no_member_is_stuck_before_two_thirds_of_its_session(
             deadline_ms += 1
             renewed_ms = at_ms
         at_ms += pause_ms
-        observations.look(group(deadline_ms), {}, at_ms)
+        observations.observe(group(deadline_ms), {}, at_ms)
         if observations.is_over(group(deadline_ms), {}, M0):
             assert at_ms - renewed_ms >= SESSION_MS * 2 // 3

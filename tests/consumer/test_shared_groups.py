@@ -360,7 +360,7 @@ def test_reader_of_an_unsynced_commit_syncs_it(
     first = data.consumer(**SETTINGS)
     first.commit({("t", 0): 1})
     with monkeypatch.context() as patch:
-        patch.setattr(DurableQueue, "settle", lambda _: None)
+        patch.setattr(DurableQueue, "wait_until_durable", lambda _: None)
         first.commit({("t", 0): 5})
     other = data.consumer(**SETTINGS)
     if how == "committed":
@@ -391,14 +391,14 @@ def test_concurrent_commits_of_threads_share_syncs(data: LogDir) -> None:
     log = data.partition(OFFSETS_TOPIC, 0)
     before = log.statistics().syncs
     together = threading.Barrier(len(consumers), timeout=SECONDS)
-    settle = DurableQueue.settle
+    settle = DurableQueue.wait_until_durable
 
     def settle_together(self: DurableQueue) -> None:
         together.wait()
         settle(self)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(DurableQueue, "settle", settle_together)
+        patch.setattr(DurableQueue, "wait_until_durable", settle_together)
         threads = [
             threading.Thread(target=consumer.commit, args=({("t", 0): 3},))
             for consumer in consumers

@@ -95,7 +95,7 @@ class Desk:
     def ask(self, request: Any) -> Any:
         """Send a request. Return its result, or "waits" if it has none yet."""
         self.waiters += 1
-        self.act(self.coordinator.ask(request, self.waiters, self.now_ms))
+        self.act(self.coordinator.handle(request, self.waiters, self.now_ms))
         return self.replies.get(self.waiters, "waits")
 
     def release(self) -> None:

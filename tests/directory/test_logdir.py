@@ -1007,7 +1007,7 @@ def test_two_threads_that_need_the_reserve_do_not_write_to_one_file() -> None:
             if self.left == 0:
                 with contextlib.suppress(logcore.DiskFullError):
                     checkpoint.write(self.disk, "/d", "y", b"y" * 30, reserve="/d")
-            return super().ask(operation, path)
+            return super().action_for(operation, path)
 
     for at in range(1, 100):
         disk = SimulatedDisk({"/d/x": b"old", "/d/y": b"old"})

@@ -379,7 +379,7 @@ def test_failure_in_tick_is_an_incident_and_stops_nothing() -> None:
 def test_incidents_are_bounded() -> None:
     with logcore.open_dir("data", create=True, fs=SimulatedDisk()) as logdir:
         for number in range(250):
-            logdir._incidents.met("tick", f"t-{number}", OSError("x"))
+            logdir._incidents.record("tick", f"t-{number}", OSError("x"))
         assert [one.where for one in logdir.incidents()] == [
             f"t-{number}" for number in range(150, 250)
         ]
@@ -434,11 +434,11 @@ def test_background_work_is_logged(
 def test_logging_is_silent_and_not_imported_by_default() -> None:
     code = """
 import sys, logcore
-from logcore.reporting import tell
-tell("tick", 30, "no logger")
+from logcore.reporting import log_line
+log_line("tick", 30, "no logger")
 print("logging" in sys.modules)
 import logging
-tell("tick", 30, "no handler for standard error")
+log_line("tick", 30, "no handler for standard error")
 """
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True

@@ -476,7 +476,9 @@ class Program:
         for name, topic in self.topics.items():
             if topic.config is not KEPT:
                 for number, history in topic.logs.items():
-                    history.settle(FoundLog.of(logdir.partition(name, number)))
+                    history.judge_failed_call(
+                        FoundLog.of(logdir.partition(name, number))
+                    )
 
 
 ACTIONS = (

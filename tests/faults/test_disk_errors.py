@@ -628,7 +628,7 @@ class LaterProgram(Program):
         faults, self.disk.faults = self.disk.faults, None
         self.history.take_end(log.log_end_offset)
         if self.history.may_go and log.high_watermark == log.log_end_offset:
-            self.history.settle(FoundLog.of(log))
+            self.history.judge_failed_call(FoundLog.of(log))
         self.disk.faults = faults
 
 

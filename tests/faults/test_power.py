@@ -610,7 +610,7 @@ def test_a_recovery_that_trusts_the_page_cache_is_found_out(
     disk: LoopDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The canary: it syncs the old file, and trusts the content in memory."""
-    monkeypatch.setattr(recovery, "_settle", believe_memory)
+    monkeypatch.setattr(recovery, "_sync_and_reread", believe_memory)
     with pytest.raises((AssertionError, LogcoreError)) as met:
         fail_under_an_append(disk)
     print(f"{met.value!r}"[:200])

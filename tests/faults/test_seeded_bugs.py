@@ -247,7 +247,7 @@ def b24_time_index_not_cut(patch: pytest.MonkeyPatch) -> None:
 
 
 def b28_page_cache_trusted(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(recovery, "_settle", believe_memory)
+    patch.setattr(recovery, "_sync_and_reread", believe_memory)
 
 
 def b29_removed_before_the_start_is_durable(patch: pytest.MonkeyPatch) -> None:
@@ -295,7 +295,7 @@ def b31_recovery_not_idempotent(patch: pytest.MonkeyPatch) -> None:
 
 
 def b32_served_before_it_is_synced(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(recovery, "_settle", lambda fs, segment, position: True)
+    patch.setattr(recovery, "_sync_and_reread", lambda fs, segment, position: True)
 
 
 def b34_clean_marker_before_sync(patch: pytest.MonkeyPatch) -> None:

@@ -311,7 +311,7 @@ class ObservingPlan(FaultPlan):
             self.is_looking = True
             self.look()
             self.is_looking = False
-        return super().ask(operation, path)
+        return super().action_for(operation, path)
 
 
 POLICIES = ["always", "group", "every(3)", "interval(1)", "os"]
@@ -423,7 +423,7 @@ class ActingPlan(FaultPlan):
         self.left -= 1
         if self.left == 0:
             self.action()
-        return super().ask(operation, path)
+        return super().action_for(operation, path)
 
 
 def test_unsynced_record_is_hidden_at_any_step_of_a_refresh() -> None:

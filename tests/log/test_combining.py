@@ -50,7 +50,9 @@ class World:
 
     def step(self, number: int, waits_for: int, error: Exception | None) -> None:
         self.begun.add(number)
-        while len(self.combined._asked) < waits_for and not self.all_there.wait(0.0005):
+        while len(self.combined._requests) < waits_for and not self.all_there.wait(
+            0.0005
+        ):
             pass
         self.taken.append(number)
         if error is not None:
@@ -91,7 +93,7 @@ class World:
             time.sleep(0.0005)
 
     def waiting(self) -> set[int]:
-        asked: list[Any] = list(self.combined._asked.copy())
+        asked: list[Any] = list(self.combined._requests.copy())
         return {one.step.args[0] for one in asked}
 
     def join(self) -> None:
@@ -122,7 +124,7 @@ def test_operations_queued_during_a_sync_are_combined_by_the_first() -> None:
                 world.start(number)
         world.settle()
 
-    world.combined._settle = settle
+    world.combined._wait_until_durable = settle
     world.ask(0)
     world.join()
     assert world.taken == [0, 1, 2]
@@ -158,7 +160,7 @@ def test_signal_handler_can_enqueue_in_the_combiner_thread(moment: str) -> None:
         handle("step")
         world.taken.append(0)
 
-    world.combined._settle = settle
+    world.combined._wait_until_durable = settle
     thread = threading.Thread(target=world.combined.take, args=(step,), daemon=True)
     world.threads.append(thread)
     thread.start()
@@ -169,7 +171,7 @@ def test_signal_handler_can_enqueue_in_the_combiner_thread(moment: str) -> None:
 
 
 def test_second_wake_has_no_effect() -> None:
-    asked = module._Asked(lambda: None)
+    asked = module._Request(lambda: None)
     asked.wake()
     asked.wake()
     assert asked.gate.acquire(timeout=0)

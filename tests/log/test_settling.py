@@ -48,7 +48,7 @@ def test_append_completes_after_its_sync(log: Log) -> None:
     recorder = Recorder()
     recorder.append(1, log)
     assert recorder.completed == []
-    recorder.settling.settle()
+    recorder.settling.wait_until_durable()
     assert recorder.completed == [(1, {})]
     assert log.durable_end_offset == 1
 
@@ -73,11 +73,11 @@ def test_append_during_the_sync_of_another_waits_for_the_next(
         recorder.append(2, log)
 
     monkeypatch.setattr(log, "flush", flush_and_append)
-    recorder.settling.settle()
+    recorder.settling.wait_until_durable()
     assert recorder.completed == [(1, {})], (
         "the second append completes when its own thread settles"
     )
-    recorder.settling.settle()
+    recorder.settling.wait_until_durable()
     assert recorder.completed == [(1, {}), (2, {})]
     assert log.durable_end_offset == 2
 
@@ -100,7 +100,7 @@ def test_settle_does_not_wait_for_appends_added_during_its_sync(
         recorder.append(flushes, log)
 
     monkeypatch.setattr(log, "flush", flush_and_append)
-    recorder.settling.settle()
+    recorder.settling.wait_until_durable()
     assert flushes == 1
     assert recorder.completed == [(0, {})]
 
@@ -118,7 +118,7 @@ def test_settle_waits_for_appends_made_by_callbacks(log: Log) -> None:
     recorder.settling.add(
         {log: log.append(b"v").last_offset + 1}, lambda failures: append_next(2)
     )
-    recorder.settling.settle()
+    recorder.settling.wait_until_durable()
     assert recorder.completed == [(2, {}), (1, {}), (0, {})]
     assert log.durable_end_offset == 3
 
@@ -131,7 +131,7 @@ def test_failed_sync_is_reported_to_the_appends_of_its_log(
         recorder.append(1, log, other)
         recorder.append(2, other)
         disk.faults = FaultPlan(Fault("fdatasync", path="/t-0/*.log"))
-        recorder.settling.settle()
+        recorder.settling.wait_until_durable()
     assert [number for number, _ in sorted(recorder.completed)] == [1, 2]
     failures: dict[int, Any] = dict(recorder.completed)
     assert list(failures[1]) == [log]
@@ -142,7 +142,7 @@ def test_truncated_append_completes_with_an_error(log: Log) -> None:
     recorder = Recorder()
     recorder.append(1, log)
     log.truncate(0)
-    recorder.settling.settle()
+    recorder.settling.wait_until_durable()
     assert [type(error) for error in recorder.completed[0][1].values()] == [
         LogFailedError
     ]
@@ -158,9 +158,9 @@ def test_interrupt_in_a_callback_keeps_later_appends_pending(log: Log) -> None:
     recorder.settling.add({log: log.append(b"v").last_offset + 1}, interrupt)
     recorder.append(3, log)
     with pytest.raises(KeyboardInterrupt):
-        recorder.settling.settle()
+        recorder.settling.wait_until_durable()
     assert recorder.completed == [(1, {})]
-    recorder.settling.settle()
+    recorder.settling.wait_until_durable()
     assert recorder.completed == [(1, {}), (3, {})]
 
 
@@ -170,12 +170,12 @@ def test_callback_that_syncs_again_completes_each_append_once(log: Log) -> None:
     first = log.append(b"v").last_offset + 1
 
     def sync_again(_: Mapping[Log, LogcoreError]) -> None:
-        recorder.settling.hear(log, None)
+        recorder.settling.on_sync(log, None)
 
     recorder.settling.add({log: first}, sync_again)
     recorder.append(2, log)
     recorder.append(3, log)
     log.flush()
-    recorder.settling.hear(log, None)
+    recorder.settling.on_sync(log, None)
     assert recorder.completed == [(2, {}), (3, {})]
     assert not recorder.settling.is_waiting_for(log)

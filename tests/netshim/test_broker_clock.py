@@ -36,18 +36,18 @@ def join(kafka: Kafka, connection: SourceConnection, group: str) -> None:
         protocol_type="consumer",
         protocols=[kind.Protocol(name="range", metadata=b"")],
     )
-    answer = connection.ask(wire.JOIN_GROUP, request, most_version=3)
+    answer = connection.request(wire.JOIN_GROUP, request, most_version=3)
     assert answer.error_code == codes.NONE
     sync = wire.SYNC_GROUP.Request(
         group_id=group, generation_id=answer.generation_id, member_id=answer.member_id
     )
-    assert connection.ask(wire.SYNC_GROUP, sync, most_version=2).error_code == 0
+    assert connection.request(wire.SYNC_GROUP, sync, most_version=2).error_code == 0
 
 
 def test_session_expires_after_ten_virtual_minutes(virtual: Kafka) -> None:
     connection = SourceConnection("127.0.0.1", virtual.port, ClientSettings())
     find = wire.FIND_COORDINATOR.Request(key_type=0, coordinator_keys=["g"])
-    connection.ask(wire.FIND_COORDINATOR, find)
+    connection.request(wire.FIND_COORDINATOR, find)
     join(virtual, connection, "g")
     virtual.clock.advance(minutes=9)
     virtual.wait_for_group("g", state="Stable", members=1)
@@ -112,7 +112,7 @@ def test_clients_remain_connected_over_skipped_time(virtual: Kafka) -> None:
     request = wire.METADATA.Request(topics=None)
     for _ in range(3):
         virtual.clock.advance(hours=1)
-        assert connection.ask(wire.METADATA, request).topics[0].name == "t"
+        assert connection.request(wire.METADATA, request).topics[0].name == "t"
     connection.close()
 
 

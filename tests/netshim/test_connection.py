@@ -343,7 +343,7 @@ class Crowd:
                 self.coming[host] = self.coming[host][len(piece) :]
                 room[: len(piece)] = piece
                 host.connection.received(len(piece), self.now_ms)
-        for connection, reason in self.budget.relieve(self.now_ms, 30_000).items():
+        for connection, reason in self.budget.end_slow(self.now_ms, 30_000).items():
             connection.give_up(reason)
         for host in self.hosts:
             reason = (

@@ -388,7 +388,7 @@ def test_recording_has_no_password_and_no_proof(
     with kafka.record(tmp_path / "t.ksh") as recording:
         source = SpyingSource("127.0.0.1", kafka.port, login)
         topics = [wire.METADATA.Request.Topic(name="in the clear")]
-        source.ask(wire.METADATA, wire.METADATA.Request(topics=topics))
+        source.request(wire.METADATA, wire.METADATA.Request(topics=topics))
         source.close()
     parts = [part for token in source.tokens for part in token.split(b",")]
     hidden = [PASSWORD.encode(), *filter(None, source.tokens), *parts]

@@ -164,7 +164,9 @@ def test_idle_transactional_producer_continues(kafka: Kafka) -> None:
     assert kafka.records("t", isolation="read_committed")[0].value == b"kept"
     found: list[Any] = []
     kafka.server.call(
-        lambda: kafka.server.server.broker.state.transactions.look(None, found.append)
+        lambda: kafka.server.server.broker.state.transactions.find_stored(
+            None, found.append
+        )
     )
     assert found[0].keys() == {"idle"}
 
@@ -257,7 +259,7 @@ def test_producer_ids_are_not_given_out_again(kafka: Kafka) -> None:
     def next_id() -> int:
         connection = SourceConnection("127.0.0.1", kafka.port, ClientSettings())
         request = wire.INIT_PRODUCER_ID.Request(transactional_id=None)
-        found: int = connection.ask(wire.INIT_PRODUCER_ID, request).producer_id
+        found: int = connection.request(wire.INIT_PRODUCER_ID, request).producer_id
         connection.close()
         return found
 

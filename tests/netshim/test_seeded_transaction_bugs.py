@@ -98,7 +98,7 @@ def test_T7_an_epoch_that_counts_although_its_record_could_not_be_written() -> N
                 "            if transaction.stored is not None and effect.stored is not None:\n"
                 "                epoch = effect.stored.producer_epoch\n"
                 "                transaction.stored = attrs.evolve(transaction.stored, producer_epoch=epoch)\n"
-                "            return self._go_on(transaction, now_ms)\n",
+                "            return self._resume_waiting(transaction, now_ms)\n",
             )
         )
     )

@@ -344,7 +344,7 @@ def test_durable_end_with_the_newer_number_is_used(path: Path) -> None:
             for end in range(5):
                 turn.note_synced(shared_lock.DurableEnd(end, 7))
                 assert turn.synced() == shared_lock.DurableEnd(end, 7)
-                assert turn.look()[1] == shared_lock.DurableEnd(end, 7)
+                assert turn.read_record()[1] == shared_lock.DurableEnd(end, 7)
 
 
 def test_many_recoveries_are_not_a_truncation(path: Path) -> None:

@@ -640,7 +640,7 @@ def test_failure_during_prepare_aborts_the_transaction(data: LogDir) -> None:
 
 
 def test_init_without_a_timeout_is_refused_by_default(data: LogDir) -> None:
-    effects = TransactionMachine().ask(
+    effects = TransactionMachine().handle(
         Initialize(transactional_id="id", timeout_ms=NO_TIMEOUT), "waiter", 0
     )
     assert effects == [
@@ -752,7 +752,7 @@ def test_failed_check_of_overdue_transactions_delays_no_record(
         raise LogLockedError("another process keeps this locked")
 
     with begin(data) as producer:
-        monkeypatch.setattr(TransactionCoordinator, "look", failing)
+        monkeypatch.setattr(TransactionCoordinator, "end_overdue", failing)
         disk.advance(5_000)
         future = producer.send("t", b"v", partition=0)
         producer.poll()

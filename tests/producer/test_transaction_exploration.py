@@ -104,7 +104,7 @@ def test_open_transactions_use_one_clock_for_all_processes() -> None:
             data.tick()
             transactions = data.host.coordinators.transactions(data)
             transactions._expired_ms = 0  # check expiration now
-            transactions.look()
+            transactions.end_overdue()
             data.host.coordinators.groups(data).expire_offsets()
             data.tick()
             assert set(transactions.all()) == {"id", "idle"}

@@ -36,7 +36,8 @@ def looks(*steps: tuple[int, int], interval_ms: int = INTERVAL_MS) -> list[bool]
     """Whether the session is stuck at each (time, polls)."""
     observer = Observer()
     return [
-        bool(observer.look(at, [session(polls, interval_ms)])) for at, polls in steps
+        bool(observer.find_stuck(at, [session(polls, interval_ms)]))
+        for at, polls in steps
     ]
 
 
@@ -71,7 +72,8 @@ def test_the_dead_and_the_expired_are_not_stuck() -> None:
     observer = Observer()
     for state in ("dead", "expired"):
         assert not any(
-            observer.look(at, [session(1, state=state)]) for at in range(0, 1_000, 50)
+            observer.find_stuck(at, [session(1, state=state)])
+            for at in range(0, 1_000, 50)
         )
 
 

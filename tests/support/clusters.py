@@ -207,7 +207,7 @@ class Cluster:
             self.host(number), self.ports[number], client or self.client
         )
         try:
-            return connection.ask(api, request, **options)
+            return connection.request(api, request, **options)
         finally:
             connection.close()
 

@@ -204,7 +204,7 @@ class HomeWorld(PartitionWorld):
         elif memory.machine is None:
             done(TransactionError.COORDINATOR_LOAD_IN_PROGRESS)
         else:
-            self.act(process, memory, memory.machine.ask(request, done, self.now_ms))
+            self.act(process, memory, memory.machine.handle(request, done, self.now_ms))
 
     def act(
         self, process: Process, memory: CoordinatorMemory, effects: Iterable[Effect]

@@ -6,7 +6,7 @@ from typing import Any
 
 
 def believe_memory(fs: Any, segment: Any, position: int) -> bool:
-    """A replacement of recovery._settle: syncs a segment, and assumes that the disk has
+    """A replacement of recovery._sync_and_reread: syncs a segment, and assumes that the disk has
     the content that memory shows.
     """
     handle = fs.open(segment.path)

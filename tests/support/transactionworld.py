@@ -309,7 +309,7 @@ class World:
             return  # lost on its way
         self.waiters += 1
         producer.waiter = self.waiters
-        self.act(self.coordinator.ask(request, self.waiters, self.now_ms))
+        self.act(self.coordinator.handle(request, self.waiters, self.now_ms))
 
     def step(self, producer: Producer, *, may_begin: bool = True) -> None:
         if producer.waiter != -1:

@@ -129,17 +129,19 @@ class _InLoop(consumer_settings.RebalanceListener):
         self._listener = listener
 
     def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
-        self._home.ask(
+        self._home.call_in_loop(
             functools.partial(self._listener.on_partitions_assigned, partitions)
         )
 
     def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
-        self._home.ask(
+        self._home.call_in_loop(
             functools.partial(self._listener.on_partitions_revoked, partitions)
         )
 
     def on_partitions_lost(self, partitions: frozenset[TopicPartition]) -> None:
-        self._home.ask(functools.partial(self._listener.on_partitions_lost, partitions))
+        self._home.call_in_loop(
+            functools.partial(self._listener.on_partitions_lost, partitions)
+        )
 
 
 class _Stepped(synchronous.Consumer):
@@ -160,7 +162,7 @@ class _Stepped(synchronous.Consumer):
         super()._wake()
         news = getattr(self, "_news", None)
         if news is not None:
-            news.tell()
+            news.notify()
 
     @property
     def fs(self) -> FS:
@@ -224,7 +226,7 @@ class _Stepped(synchronous.Consumer):
 
     def step(self) -> None:
         """Run all work before a read, in the thread. A first read may wait here."""
-        self.look_after()
+        self.prepare_to_read()
         self.has_records()
 
 
@@ -294,7 +296,7 @@ class Consumer:
             try:
                 return function()
             finally:
-                self._home.tell(self._end_step)
+                self._home.post_to_loop(self._end_step)
 
         step = self._home.begin(run)
         self._steps += 1
@@ -307,9 +309,9 @@ class Consumer:
             with contextlib.suppress(ConsumerStateError):  # the partition was revoked
                 function()
 
-    def _say(self, function: Callable[[], None]) -> None:
+    def _apply_change(self, function: Callable[[], None]) -> None:
         """Apply a change at once, or after the step of a call that was cancelled."""
-        if self._steps and not self._home.is_asking:
+        if self._steps and not self._home.is_answering:
             self._later.append(function)
         else:
             function()
@@ -332,7 +334,7 @@ class Consumer:
 
     def _refuse_listener(self, what: str) -> None:
         self._home.check()
-        if self._home.is_asking:
+        if self._home.is_answering:
             raise ConsumerStateError(
                 f"a listener may seek and commit; {what} has to wait until it has returned"
             )
@@ -351,7 +353,7 @@ class Consumer:
         told = None
         if listener is not None:
             told = _InLoop(self._home, listener)
-        self._say(
+        self._apply_change(
             functools.partial(
                 self._sync.subscribe, topics, pattern=pattern, listener=told
             )
@@ -383,11 +385,11 @@ class Consumer:
     def pause(self, *partitions: tuple[str, int]) -> None:
         """Exclude partitions from reads until resume()."""
         self._check(partitions)
-        self._say(functools.partial(self._sync.pause, *partitions))
+        self._apply_change(functools.partial(self._sync.pause, *partitions))
 
     def resume(self, *partitions: tuple[str, int]) -> None:
         self._check(partitions)
-        self._say(functools.partial(self._sync.resume, *partitions))
+        self._apply_change(functools.partial(self._sync.resume, *partitions))
 
     def paused(self) -> frozenset[TopicPartition]:
         self._home.check()
@@ -412,7 +414,7 @@ class Consumer:
         """Set the position to an offset. The next read of the partition checks it."""
         self._home.check()
         self._sync.check_seek(partition, offset)
-        self._say(functools.partial(self._sync.seek, partition, offset))
+        self._apply_change(functools.partial(self._sync.seek, partition, offset))
 
     async def seek_to_beginning(self, *partitions: tuple[str, int]) -> None:
         """Set the positions of these partitions, by default of all that are read."""
@@ -504,12 +506,12 @@ class Consumer:
         self._sync.check_open()
         told: OnCommit | None = None
         if callback is not None:
-            told = functools.partial(self._tell_committed, callback)
+            told = functools.partial(self._report_commit, callback)
         if self._sync.add_commit(offsets, told):
             self._look_at = 0.0
             self._news.wake()
 
-    def _tell_committed(
+    def _report_commit(
         self,
         callback: OnCommit,
         error: Exception | None,
@@ -519,7 +521,7 @@ class Consumer:
 
         Runs in the thread or in the loop.
         """
-        self._home.tell(functools.partial(call, callback, error, offsets))
+        self._home.post_to_loop(functools.partial(call, callback, error, offsets))
 
     async def committed(
         self, partitions: Iterable[tuple[str, int]]
@@ -675,7 +677,7 @@ class Consumer:
         """
         await asyncio.sleep(0)  # yields to the loop even if there are always records
         while True:
-            if self._is_look_due or not self._sync.has_records():
+            if self._is_check_due or not self._sync.has_records():
                 await self._begin_step(self._sync.step)
                 self._look_at = self._loop.time() + _LOOK_SECONDS
                 if self._steps:  # a step of another task was queued after this one
@@ -684,7 +686,7 @@ class Consumer:
                 raise WakeupError("wakeup() was called")
             if self._sync.has_records():
                 return True
-            left = self._sync.look_again_seconds()
+            left = self._sync.max_wait_seconds()
             if deadline is not None:
                 left = min(left, deadline - self._loop.time())
             if left <= 0:
@@ -694,7 +696,7 @@ class Consumer:
                 await self._news.wait(left)
 
     @property
-    def _is_look_due(self) -> bool:
+    def _is_check_due(self) -> bool:
         return (
             bool(self._steps)
             or self._sync.is_shared
@@ -707,7 +709,7 @@ class Consumer:
         The waiting getmany(), or the next one, raises WakeupError; an iteration ends.
         """
         self._sync.wakeup()
-        self._news.tell()
+        self._news.notify()
 
     end_waits = wakeup
 

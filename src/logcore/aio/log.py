@@ -124,7 +124,7 @@ class Appending:
             self._is_due = False
             self._home.submit(functools.partial(self._write, self._turn))
 
-    def let_pass(self) -> None:
+    def flush_first(self) -> None:
         """Mark that another call follows the queued appends, before later ones.
 
         Runs in the loop.
@@ -138,7 +138,9 @@ class Appending:
             together = self._next(turn)
             if together:
                 outcomes = _outcomes(self._log, together)
-                self._home.tell(functools.partial(_settle, together, outcomes))
+                self._home.post_to_loop(
+                    functools.partial(_complete, together, outcomes)
+                )
 
     def _next(self, turn: int) -> list[Appended]:
         """Return the appends for one batch. The first one determines the durability."""
@@ -231,7 +233,9 @@ def _outcome(log: synchronous.Log, one: Appended) -> Receipt | BaseException:
         return error
 
 
-def _settle(together: list[Appended], outcomes: list[Receipt | BaseException]) -> None:
+def _complete(
+    together: list[Appended], outcomes: list[Receipt | BaseException]
+) -> None:
     for one, outcome in zip(together, outcomes, strict=True):
         if one.future.done():
             continue
@@ -322,7 +326,7 @@ class Log(AsyncCloseable):
     ) -> Coroutine[Any, Any, _T]:
         """Run a call in the thread, after all earlier appends."""
         self._home.check()
-        self._appending.let_pass()
+        self._appending.flush_first()
         return self._home.call(function, *args, **kwargs)
 
     # -- appending ---------------------------------------------------------------------

@@ -32,7 +32,7 @@ _LOOK_SECONDS: Final = 1.0
 Job = Callable[[], None]
 
 
-class _Asked:
+class _LoopRequest:
     """A request of the worker thread to the event loop.
 
     Tasks that the answer has started may outlive the request.
@@ -50,7 +50,7 @@ class _Asked:
 
 
 #: The request that the current task answers, if there is one.
-_ASKED: Final[contextvars.ContextVar[_Asked | None]] = contextvars.ContextVar(
+_ASKED: Final[contextvars.ContextVar[_LoopRequest | None]] = contextvars.ContextVar(
     "logcore-asked", default=None
 )
 
@@ -100,14 +100,14 @@ class Home:
             )
 
     @property
-    def is_asking(self) -> bool:
+    def is_answering(self) -> bool:
         """Whether the worker thread waits for the current task or its parent task.
 
-        See ask().
+        See call_in_loop().
         """
-        return self._asked() is not None
+        return self._current_request() is not None
 
-    def _asked(self) -> _Asked | None:
+    def _current_request(self) -> _LoopRequest | None:
         asked = _ASKED.get()
         if asked is None or asked.home is not self or asked.is_over:
             return None
@@ -154,7 +154,7 @@ class Home:
         self.check()
         future: asyncio.Future[_T] = self.loop.create_future()
         job = functools.partial(self._run, function, future)
-        asked = self._asked()
+        asked = self._current_request()
         if asked is not None:
             asked.jobs.put(job)
         else:
@@ -180,9 +180,9 @@ class Home:
         except BaseException as caught:
             # Set on the future; a thread of a pool would keep a reference.
             error = caught
-        self.tell(functools.partial(_settle, future, result, error))
+        self.post_to_loop(functools.partial(_complete, future, result, error))
 
-    def tell(self, function: Callable[[], object]) -> bool:
+    def post_to_loop(self, function: Callable[[], object]) -> bool:
         """Call a function in the loop. Return False if the loop is closed.
 
         Any thread may call this.
@@ -195,7 +195,7 @@ class Home:
 
     # -- from the thread to the loop ---------------------------------------------------
 
-    def ask(self, function: Callable[[], Awaitable[object] | object]) -> Any:
+    def call_in_loop(self, function: Callable[[], Awaitable[object] | object]) -> Any:
         """Call a function in the loop from the worker thread, and return its result.
 
         If the result is awaitable, it is awaited. While the worker thread waits, it
@@ -205,8 +205,10 @@ class Home:
         Raises:
             WrongLoopError: the loop is closed.
         """
-        asked = _Asked(self)
-        if not self.tell(functools.partial(self._begin_answer, function, asked)):
+        asked = _LoopRequest(self)
+        if not self.post_to_loop(
+            functools.partial(self._begin_answer, function, asked)
+        ):
             raise WrongLoopError(f"the event loop of {self._what} is closed")
         while True:
             try:
@@ -225,13 +227,13 @@ class Home:
         return asked.result
 
     def _begin_answer(
-        self, function: Callable[[], Awaitable[object] | object], asked: _Asked
+        self, function: Callable[[], Awaitable[object] | object], asked: _LoopRequest
     ) -> None:
         task = self.loop.create_task(_answer(function, asked))
         self._questions.add(task)  # the loop itself keeps only a weak reference
         task.add_done_callback(functools.partial(self._end_answer, asked))
 
-    def _end_answer(self, asked: _Asked, task: asyncio.Task[Any]) -> None:
+    def _end_answer(self, asked: _LoopRequest, task: asyncio.Task[Any]) -> None:
         self._questions.discard(task)
         asked.is_over = True
         if task.cancelled():
@@ -249,14 +251,14 @@ class Home:
 
         The caller must submit no further calls.
         """
-        self.submit(functools.partial(self.tell, self._end))
+        self.submit(functools.partial(self.post_to_loop, self._end))
 
     def _end(self) -> None:
         self._is_ended = True
         self._pool.shutdown(wait=False)
 
 
-def _settle(
+def _complete(
     future: asyncio.Future[Any], result: object, error: BaseException | None
 ) -> None:
     if future.done():
@@ -268,7 +270,7 @@ def _settle(
 
 
 async def _answer(
-    function: Callable[[], Awaitable[object] | object], asked: _Asked
+    function: Callable[[], Awaitable[object] | object], asked: _LoopRequest
 ) -> object:
     _ASKED.set(asked)
     found = function()

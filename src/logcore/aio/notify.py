@@ -32,7 +32,7 @@ from logcore.reader import (
     is_written_elsewhere,
     is_written_here,
     listen_to,
-    news_of,
+    new_records_of,
 )
 
 _LOOK_SECONDS: Final = 1.0
@@ -45,7 +45,7 @@ _T = TypeVar("_T")
 class News:
     """Wakes the tasks of a loop.
 
-    Any thread may call tell(). All other methods are called in the loop.
+    Any thread may call notify(). All other methods are called in the loop.
     """
 
     def __init__(self, home: Home) -> None:
@@ -55,12 +55,12 @@ class News:
         # Called in the loop before the tasks wake.
         self.heard: Callable[[], None] | None = None
 
-    def tell(self) -> bool:
+    def notify(self) -> bool:
         """Schedule wake() in the loop. Return False if the loop is closed."""
         if self._is_told:  # wake() is scheduled already
             return True
         self._is_told = True
-        return self._home.tell(self.wake)
+        return self._home.post_to_loop(self.wake)
 
     def wake(self) -> None:
         self._is_told = False  # first: events from now on schedule another wake()
@@ -129,21 +129,21 @@ class Watching:
         if number >= 0:
             self._loop.add_reader(number, self._changed, watch.wait)
             self._end.callback(self._loop.remove_reader, number)
-            self._look_later(_LOOK_SECONDS)
+            self._poll_later(_LOOK_SECONDS)
         else:
-            self._look_later(_POLL_SECONDS)
+            self._poll_later(_POLL_SECONDS)
         return True
 
     def _changed(self, drain: Callable[[float], bool]) -> None:
         drain(0.0)
         self._news.wake()
 
-    def _look_later(self, seconds: float) -> None:
-        self._timer = self._loop.call_later(seconds, self._look, seconds)
+    def _poll_later(self, seconds: float) -> None:
+        self._timer = self._loop.call_later(seconds, self._poll, seconds)
 
-    def _look(self, seconds: float) -> None:
+    def _poll(self, seconds: float) -> None:
         if self._news.is_waited_for:
-            self._look_later(seconds)
+            self._poll_later(seconds)
             self._news.wake()
         else:
             self.close()
@@ -166,7 +166,7 @@ class Following:
         self._home = home
         self._logs = tuple(logs)
         self._news = News(home)
-        self._news.heard = self._hear
+        self._news.heard = self._on_wake
         self._watching = Watching(home, fs, self._news)
         #: Logs that another process may write. They do not notify listeners of this
         #: process.
@@ -187,12 +187,14 @@ class Following:
         """Wake the tasks, because the tails of the loop were ended."""
         self._news.wake()
 
-    async def look(self) -> None:
+    async def prepare(self) -> None:
         """Register for events, and make records of other processes visible."""
         self._was_waited_for = True
         if not self._forgets:
             self._forgets = [
-                listen_to(log, self._tell) for log in self._logs if is_written_here(log)
+                listen_to(log, self._notify)
+                for log in self._logs
+                if is_written_here(log)
             ]
         if self._watching.watch([log.path for log in self._watched]):
             self._has_looked = False
@@ -221,11 +223,11 @@ class Following:
     async def wait(self, seconds: float | None) -> bool:
         return await self._news.wait(seconds)
 
-    def _tell(self) -> None:
-        if not self._news.tell():
+    def _notify(self) -> None:
+        if not self._news.notify():
             self.close()
 
-    def _hear(self) -> None:
+    def _on_wake(self) -> None:
         self._has_looked = False
         if not self._was_waited_for and not self._news.is_waited_for:
             self.close()
@@ -342,15 +344,15 @@ class Tail(Lists[_T]):
             try:
                 for number, records in self._lists:
                     return self._placed(number, records)
-                await self._following.look()
+                await self._following.prepare()
             except LogClosedError:
                 raise StopAsyncIteration from None
             if self._following.is_ended:
                 raise StopAsyncIteration
             if any(one.log.is_closed for one in self._tailed):
                 raise StopAsyncIteration
-            if any(one.has_news for one in self._tailed):
-                self._lists = news_of(self._tailed)
+            if any(one.has_records for one in self._tailed):
+                self._lists = new_records_of(self._tailed)
                 continue
             if not self._following.is_fresh:
                 continue

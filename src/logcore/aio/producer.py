@@ -301,9 +301,9 @@ class Producer(AsyncCloseable):
     def _hand_over(self, first: Future[RecordMetadata]) -> None:
         """Pass a completed batch to the loop. Runs in the writing thread."""
         assert isinstance(first, RecordFuture)
-        self._home.tell(functools.partial(self._settle, first.batch))
+        self._home.post_to_loop(functools.partial(self._complete, first.batch))
 
-    def _settle(self, delivery: Delivery) -> None:
+    def _complete(self, delivery: Delivery) -> None:
         """Complete the futures of a batch, or of the completed half of it.
 
         Runs in the loop.
@@ -420,7 +420,7 @@ class Producer(AsyncCloseable):
         future: asyncio.Future[list[Receipt]] = self._loop.create_future()
         gathered = await self._home.call(send)
         gathered.add_done_callback(
-            lambda done: self._home.tell(
+            lambda done: self._home.post_to_loop(
                 functools.partial(self._settle_all, done, future)
             )
         )

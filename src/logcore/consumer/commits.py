@@ -52,7 +52,7 @@ from logcore.errors import (
 )
 from logcore.format.group_records import Committed
 from logcore.fs import FS
-from logcore.reporting import WARNING, tell
+from logcore.reporting import WARNING, log_line
 
 #: Called with None or the error of a commit_async(), and with its offsets.
 OnCommit = Callable[
@@ -152,7 +152,7 @@ class Commits:
 
         While another process holds the group, retry for `timeout` seconds.
         """
-        self.settle()
+        self.store_queued()
         self._commit(chosen, timeout)
 
     def _commit(
@@ -200,7 +200,7 @@ class Commits:
         chosen: Mapping[TopicPartition, OffsetAndMetadata],
         callback: OnCommit | None,
     ) -> bool:
-        """Queue a commit, and return whether settle() is due because the queue is long.
+        """Queue a commit, and return whether store_queued() is due because the queue is long.
 
         Raises:
             ConsumerStateError: the consumer has no group.
@@ -213,7 +213,7 @@ class Commits:
     def waiting(self) -> int:
         return len(self._waiting)
 
-    def settle(self) -> None:
+    def store_queued(self) -> None:
         """Store the queued commits with one sync, and call their callbacks."""
         if not self._waiting:
             return
@@ -229,7 +229,7 @@ class Commits:
         except (LogcoreError, OSError) as error:
             failure = error
             if any(one.callback is None for one in taken):
-                self.tell_uncommitted(chosen, error)
+                self.log_uncommitted(chosen, error)
         for one in taken:
             if one.callback is not None:
                 call(one.callback, failure, one.offsets)
@@ -326,7 +326,7 @@ class Commits:
         """
         if self._stores is None:
             return
-        self.settle()
+        self.store_queued()
         if not self._settings.enable_auto_commit:
             return
         chosen = self.finished()
@@ -337,9 +337,9 @@ class Commits:
             RebalanceInProgressError,
             FencedInstanceError,
         ) as error:
-            self.tell_uncommitted(chosen, error)
+            self.log_uncommitted(chosen, error)
 
-    def tell_uncommitted(
+    def log_uncommitted(
         self, chosen: Mapping[TopicPartition, OffsetAndMetadata], reason: object
     ) -> None:
         """Log offsets that were processed but not committed.
@@ -351,7 +351,7 @@ class Commits:
             text = (
                 "group %s: %s was processed up to offset %d, which is not committed: %s"
             )
-            tell("consumer", WARNING, text, group_id, one, each.offset, reason)
+            log_line("consumer", WARNING, text, group_id, one, each.offset, reason)
 
     def commit_when_due(self) -> None:
         """Run auto-commit every auto_commit_interval_ms."""

@@ -361,7 +361,7 @@ class Consumer:
             NoOffsetError: the position is not known yet.
         """
         with self._alone():
-            self._settle([TopicPartition(*partition)])
+            self._set_missing_positions([TopicPartition(*partition)])
             return self._placed(self._reading(partition))
 
     def _placed(self, reading: PartitionPosition) -> int:
@@ -409,7 +409,7 @@ class Consumer:
                 if partition is None
                 else [TopicPartition(*partition)]
             )
-            self._settle(wanted)
+            self._set_missing_positions(wanted)
             found = 0
             for one in wanted:
                 reading = self._reading(one)
@@ -520,7 +520,7 @@ class Consumer:
         with self._alone():
             self._check_open()
             if self._commits.add(self._chosen(offsets), callback):
-                self._commits.settle()
+                self._commits.store_queued()
 
     def _chosen(
         self, offsets: Offsets[PartitionKey] | None
@@ -771,7 +771,7 @@ class Consumer:
             WakeupError: wakeup() was called.
         """
         while True:
-            self.look_after()
+            self.prepare_to_read()
             if self._take_wakeup():
                 raise WakeupError("wakeup() was called")
             if self.has_records():
@@ -784,7 +784,7 @@ class Consumer:
             )
             self._wait(min(left, _LOOK_SECONDS))
 
-    def look_after(self) -> None:
+    def prepare_to_read(self) -> None:
         """Do the work before a read that may block on the disk.
 
         This checks the group, runs due commits, and sets positions of partitions that
@@ -798,14 +798,14 @@ class Consumer:
         with self._moved:
             self._has_moved = False
         self._looks += 1
-        self._commits.settle()
-        self._assignment.look()
+        self._commits.store_queued()
+        self._assignment.check_for_changes()
         self._commits.commit_when_due()
-        self._settle(list(self._readings))
+        self._set_missing_positions(list(self._readings))
 
     @property
     def has_moved(self) -> bool:
-        """Whether any change was reported since the latest look_after() began."""
+        """Whether any change was reported since the latest prepare_to_read() began."""
         with self._moved:
             return self._has_moved
 
@@ -822,7 +822,7 @@ class Consumer:
     def _wait(self, seconds: float) -> None:
         paths = self.watched_paths()
         if not paths:
-            seconds = self.look_again_seconds(seconds)
+            seconds = self.max_wait_seconds(seconds)
             with self._moved:
                 self._moved.wait_for(lambda: self._has_moved or self._is_woken, seconds)
             return
@@ -833,7 +833,7 @@ class Consumer:
             if is_over or (is_new and self.has_records()):
                 return
             self._changes.wait(
-                self.look_again_seconds(
+                self.max_wait_seconds(
                     seconds, reports_deaths=self._changes.reports_deaths
                 )
             )
@@ -850,15 +850,15 @@ class Consumer:
         ]
         return paths + self._assignment.watched_paths()
 
-    def look_again_seconds(
+    def max_wait_seconds(
         self, seconds: float = _LOOK_SECONDS, *, reports_deaths: bool = False
     ) -> float:
-        """Return how long to wait for changes until look_after() must run anyway.
+        """Return how long to wait for changes until prepare_to_read() must run anyway.
 
         `reports_deaths` is whether the death of another process ends the wait.
         """
         if self._is_shared:
-            return min(seconds, self._look_shared_seconds(reports_deaths))
+            return min(seconds, self._max_shared_wait_seconds(reports_deaths))
         if self._groups is not None and not self._is_read_only:
             next_ms = self._groups.next_ms()
             if next_ms is not None:
@@ -867,7 +867,7 @@ class Consumer:
                 )
         return seconds
 
-    def _look_shared_seconds(self, reports_deaths: bool) -> float:
+    def _max_shared_wait_seconds(self, reports_deaths: bool) -> float:
         # No event reports the end of a transaction that decides about a position.
         is_settled = all(
             reading.position is not None for reading in self._readings.values()
@@ -880,7 +880,7 @@ class Consumer:
 
     # -- initial positions -------------------------------------------------------------
 
-    def _settle(self, wanted: Sequence[TopicPartition]) -> None:
+    def _set_missing_positions(self, wanted: Sequence[TopicPartition]) -> None:
         """Set the positions of partitions without one.
 
         The position is the committed offset, or depends on auto_offset_reset.

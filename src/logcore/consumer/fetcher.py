@@ -43,7 +43,7 @@ from logcore.fs import FS
 from logcore.kernels import PositionFields, TopicRecord, kernel
 from logcore.log import Log
 from logcore.reader import placed_lists
-from logcore.reporting import WARNING, tell
+from logcore.reporting import WARNING, log_line
 
 _T = TypeVar("_T")
 #: Yields records of a list, from one index to another, and moves the position.
@@ -171,7 +171,7 @@ class Fetcher:
             raise error
         reading.place(self._beginning(reading.log, rule))
         group = self._settings.group_id
-        tell(
+        log_line(
             "consumer",
             WARNING,
             "group %s continues %s at offset %d: %s",

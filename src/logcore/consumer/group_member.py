@@ -197,16 +197,16 @@ class GroupMember:
 
     def leave(self) -> None:
         """Leave the group. A static member keeps its place for its session timeout."""
-        self._take_back(self._asking)
+        self._withdraw_join(self._asking)
         if not self.member_id and self._joining is not None:
-            self._take_back(self._joining)
+            self._withdraw_join(self._joining)
         if self.member_id and self.instance_id is None:
             self._groups.leave(self.group_id, [(self.member_id, None)])
         elif self.member_id:
             self._groups.absent(self.group_id, self.member_id)
         self._forget()
 
-    def _take_back(self, asked: PendingResult | None) -> None:
+    def _withdraw_join(self, asked: PendingResult | None) -> None:
         """Withdraw a request to join, which the group would otherwise wait for.
 
         If the request was answered concurrently, take the member id from the answer.
@@ -243,7 +243,7 @@ class GroupMember:
         """
         # Step 1: finish a request to join.
         if self._asking is not None:  # an interrupt or an error stopped the request
-            self._take_back(self._asking)
+            self._withdraw_join(self._asking)
         if self._joining is not None:
             if not self._joining.is_there:
                 return None

@@ -110,7 +110,7 @@ class Ownership:
         #: written again.
         self._entered: str | None = None
 
-    def announce_again(self) -> None:
+    def reannounce(self) -> None:
         """Write the node again after a change of the subscription."""
         self._entered = None
 
@@ -122,7 +122,7 @@ class Ownership:
         self._left |= self._held
         self._held.clear()
 
-    def settle(
+    def claim(
         self, wanted: frozenset[TopicPartition], member: GroupMetadata
     ) -> frozenset[TopicPartition]:
         """Claim the wanted partitions, release others, and return the owned ones.

@@ -298,7 +298,7 @@ def begin_sessions(group: Group, now_ms: int, *, rules: Rules) -> list[Effect]:
     return step.effects
 
 
-def begin_anew(group: Group, now_ms: int, *, rules: Rules) -> list[Effect]:
+def restart_rebalance(group: Group, now_ms: int, *, rules: Rules) -> list[Effect]:
     """Begin all sessions and a rebalance: all members must rejoin."""
     step = ClassicStep(group, rules, now_ms)
     for member in group.members.values():
@@ -307,7 +307,7 @@ def begin_anew(group: Group, now_ms: int, *, rules: Rules) -> list[Effect]:
     return step.effects
 
 
-def turn_away(group: Group) -> list[Effect]:
+def refuse_waiting(group: Group) -> list[Effect]:
     """Answer all waiting requests with NOT_COORDINATOR."""
     return _answer_waiting(group, GroupError.NOT_COORDINATOR)
 
@@ -335,7 +335,7 @@ def forget_pending(group: Group) -> list[Effect]:
     return effects
 
 
-def bury(group: Group) -> list[Effect]:
+def mark_dead(group: Group) -> list[Effect]:
     """Make a group Dead and cancel all its timers. No request is answered."""
     effects = forget_timers(group)
     group.state = DEAD
@@ -383,7 +383,7 @@ class ClassicStep:
                 self.remove(group.members[member_id])
                 self.rebalance_after_loss()
             self.reply(waiter, JoinRefused(GroupError.GROUP_MAX_SIZE_REACHED, ""))
-        elif self._says_too_much(request):
+        elif self._exceeds_limit(request):
             self.reply(waiter, JoinRefused(GroupError.INVALID_REQUEST, member_id))
         elif not group.supports(
             request.protocol_type, (name for name, _ in request.protocols)
@@ -402,7 +402,7 @@ class ClassicStep:
             else:
                 self._join_known(group.members[member_id], request, waiter)
 
-    def _says_too_much(self, request: Join) -> bool:
+    def _exceeds_limit(self, request: Join) -> bool:
         members = self.group.members.values()
         others = (
             member.protocols

@@ -157,7 +157,7 @@ def beat(
     try:
         result: Result = step.beat(request)
     except Refused as refused:
-        step.take_back()
+        step.undo()
         result = refused.result
     else:
         step.consumers.unsure.update(dict.fromkeys(owed))
@@ -208,7 +208,7 @@ def begin_sessions(group: Group, around: StepContext) -> list[Effect]:
     return step.effects
 
 
-def bury(group: Group) -> list[Effect]:
+def mark_dead(group: Group) -> list[Effect]:
     """Make a group of either protocol Dead and cancel all its timers.
 
     Requests that wait for queued records are refused. stored() answers requests that
@@ -229,7 +229,7 @@ def bury(group: Group) -> list[Effect]:
                     )
                 )
         consumers.queued.clear()
-    return effects + classic_transitions.bury(group)
+    return effects + classic_transitions.mark_dead(group)
 
 
 def forget_timers(group: Group, consumers: ConsumerGroup) -> list[Effect]:
@@ -296,7 +296,7 @@ class HeartbeatStep:
         self._written.records.append(self.consumers.record(fact, value))
         self.consumers.put(fact, value)
 
-    def take_back(self) -> None:
+    def undo(self) -> None:
         """Undo the changes of this step."""
         self._undo(self._written)
         self._written = Written()
@@ -736,7 +736,7 @@ class HeartbeatStep:
         self._check_identity(request)
         member_id = request.member_id
         if request.member_epoch == AWAY:
-            self._go_away(member_id)
+            self._leave_for_a_while(member_id)
         else:
             self._remove(member_id)
         return Beaten(
@@ -745,7 +745,7 @@ class HeartbeatStep:
             heartbeat_interval_ms=0,
         )
 
-    def _go_away(self, member_id: str) -> None:
+    def _leave_for_a_while(self, member_id: str) -> None:
         """Record that a static member left temporarily.
 
         The member keeps its assignment. By leaving it has given up the partitions it

@@ -430,7 +430,7 @@ class Coordinator:
     def leave(
         self, group_id: str, members: Sequence[tuple[str, str | None]], now_ms: int
     ) -> tuple[list[GroupError | None], list[Effect]]:
-        """Remove members from a group, like membership.leave()."""
+        """Remove members from a group, like classic_transitions.leave()."""
         group = self._groups.get(group_id)
         if group is None:
             return [GroupError.UNKNOWN_MEMBER_ID] * len(members), []
@@ -445,14 +445,14 @@ class Coordinator:
     def absent(
         self, group_id: str, member_ids: Iterable[str], now_ms: int
     ) -> list[Effect]:
-        """Report members as absent, like membership.absent()."""
+        """Report members as absent, like classic_transitions.absent()."""
         group = self._groups.get(group_id)
         if group is None or group.consumers is not None:
             return []
         return classic_transitions.absent(group, member_ids, now_ms, rules=self._rules)
 
     def withdraw(self, group_id: str, waiter: Waiter, now_ms: int) -> list[Effect]:
-        """Withdraw a waiting request, like membership.withdraw()."""
+        """Withdraw a waiting request, like classic_transitions.withdraw()."""
         group = self._groups.get(group_id)
         if group is None or group.consumers is not None:
             return []
@@ -644,14 +644,14 @@ class Coordinator:
         return [
             effect
             for group in self.all()
-            for effect in classic_transitions.turn_away(group)
+            for effect in classic_transitions.refuse_waiting(group)
         ]
 
     def unload(self) -> list[Effect]:
         """Drop all groups because the topic that stored them was deleted."""
         effects = self.stop()
         for group in self.all():
-            effects += consumer_transitions.bury(group)
+            effects += consumer_transitions.mark_dead(group)
         self._groups = {}
         self._dying = {}
         return effects

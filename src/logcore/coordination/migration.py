@@ -144,7 +144,8 @@ def _upgraded(group: Group, around: StepContext) -> ConsumerGroup:
     consumers.put((RecordKind.GROUP, ""), GroupEpoch(group.generation))
     consumers.put((RecordKind.TARGET_EPOCH, ""), group.generation)
     said = {
-        member_id: _said(group, member) for member_id, member in group.members.items()
+        member_id: _read_member(group, member)
+        for member_id, member in group.members.items()
     }
     # A partition has one owner. If a client's assignor gave it to two members, the
     # second one learns of the loss when it rejoins.
@@ -167,7 +168,7 @@ def _upgraded(group: Group, around: StepContext) -> ConsumerGroup:
     return consumers
 
 
-def _said(
+def _read_member(
     group: Group, member: ClassicGroupMember
 ) -> tuple[Subscription, Sequence[tuple[str, int]]]:
     """Return the subscription and the assignment of a member; may raise Refused."""
@@ -254,7 +255,7 @@ def downgrade(group: Group, around: StepContext) -> list[Effect]:
     group.enter(STABLE, around.now_ms)
     effects.append(AppendRecords(group, group.records()))
     effects.append(GroupConverted(group.group_id, "classic"))
-    return effects + classic_transitions.begin_anew(
+    return effects + classic_transitions.restart_rebalance(
         group, around.now_ms, rules=around.rules
     )
 
@@ -329,7 +330,7 @@ def join(
     if not member_id:
         member_id = classic_transitions.made_id(request, new_id)
         if request.takes_id_first and request.instance_id is None:
-            error = step.why_not(request, member_id)
+            error = step.check_join(request, member_id)
             return [
                 Reply(
                     waiter,
@@ -339,7 +340,7 @@ def join(
     try:
         result: Joined | JoinRefused = step.join(request, member_id)
     except Refused as refused:
-        step.take_back()
+        step.undo()
         result = JoinRefused(refused.error, request.member_id)
     step.finish([(waiter, result)])
     return step.effects
@@ -383,7 +384,7 @@ class _ClassicStep(consumer_transitions.HeartbeatStep):
 
     # -- joining
 
-    def why_not(self, request: Join, member_id: str) -> GroupError | None:
+    def check_join(self, request: Join, member_id: str) -> GroupError | None:
         """Check a Join against the group; return None if the member may join."""
         consumers = self.consumers
         names = [name for name, _ in request.protocols]
@@ -417,11 +418,11 @@ class _ClassicStep(consumer_transitions.HeartbeatStep):
         return read_subscription(request.protocols[0][1])
 
     def join(self, request: Join, member_id: str) -> Joined:
-        error = self.why_not(request, member_id)
+        error = self.check_join(request, member_id)
         if error is not None:
             raise Refused(error, "")
         subscription = self._subscription(request)
-        assert subscription is not None, "why_not() has checked this"
+        assert subscription is not None, "check_join() has checked this"
         if member_id not in self.consumers.members and subscription.owned:
             # The member was removed without knowing it, and its partitions may have new
             # owners. The error makes it drop them.
@@ -519,7 +520,7 @@ class _ClassicStep(consumer_transitions.HeartbeatStep):
             self.consumers.epoch > current.member_epoch
             and current.state is not MemberState.UNREVOKED
         ):
-            self._ask_to_rejoin(member_id)
+            self._request_rejoin(member_id)
             return GroupError.REBALANCE_IN_PROGRESS
         classic = self.consumers.members[member_id].classic
         assert classic is not None, "_check() has looked"
@@ -556,11 +557,11 @@ class _ClassicStep(consumer_transitions.HeartbeatStep):
             or current.state is MemberState.UNREVOKED
             or is_free
         ):
-            self._ask_to_rejoin(member_id)
+            self._request_rejoin(member_id)
             return GroupError.REBALANCE_IN_PROGRESS
         return None
 
-    def _ask_to_rejoin(self, member_id: str) -> None:
+    def _request_rejoin(self, member_id: str) -> None:
         if member_id not in self.consumers.rejoins:
             self.consumers.rejoins.add(member_id)
             self._set_timer(RejoinEnds(member_id), member_id)

@@ -86,8 +86,8 @@ def _check_consumer(group: Group, who: Committer) -> GroupError | None:
     if who.generation < 0 and group.state == EMPTY:
         return None
     error = group.consumers.check_epoch(who.member_id, who.generation)
-    is_told = who.knows_epochs or group.consumers.is_classic(who.member_id)
-    if error is not GroupError.UNKNOWN_MEMBER_ID and not is_told:
+    has_epoch = who.knows_epochs or group.consumers.is_classic(who.member_id)
+    if error is not GroupError.UNKNOWN_MEMBER_ID and not has_epoch:
         return GroupError.UNSUPPORTED_VERSION
     return error
 
@@ -270,7 +270,7 @@ def delete_group(group: Group, waiter: Waiter | None) -> list[Effect]:
     if group.consumers is not None:
         own = group.consumers.tombstones()
     order = group.next_order()
-    effects = consumer_transitions.bury(group)
+    effects = consumer_transitions.mark_dead(group)
     effects += [_deletion(group, batch, order) for batch in batches]
     # The record of the group is deleted last: until then the deletion can be repeated.
     records = (*_tombstones(group, last), *own)

@@ -2,7 +2,7 @@
 
     transactions = Transactions()
     effects = transactions.load(found, now_ms)  # found: read from __transaction_state
-    effects = transactions.ask(request, waiter, now_ms)
+    effects = transactions.handle(request, waiter, now_ms)
 
 Rules (broker reference, sections 3.3 to 3.11; Kafka's TransactionCoordinator):
 - A transition changes the state in memory when its record is durable. The prepare
@@ -290,8 +290,8 @@ class TransactionMachine:
             transaction.left = effect.stored.partitions
             effects += self._mark(transaction, now_ms)
         elif transaction.ending is not None:
-            effects += self._tell_ending(transaction)
-        return [*effects, *self._go_on(transaction, now_ms)]
+            effects += self._answer_ending(transaction)
+        return [*effects, *self._resume_waiting(transaction, now_ms)]
 
     def _mark(self, transaction: Transaction, now_ms: int) -> list[Effect]:
         """Write the missing markers, or the complete record if no marker is missing."""
@@ -330,11 +330,11 @@ class TransactionMachine:
         effects: list[Effect] = []
         if transaction.ending is not None:
             # The decision is durable, so it will be carried out.
-            effects += self._tell_ending(transaction)
+            effects += self._answer_ending(transaction)
         effects.append(
             SetTransactionTimer(transaction.transactional_id, now_ms + RETRY_MS)
         )
-        return [*effects, *self._go_on(transaction, now_ms)]
+        return [*effects, *self._resume_waiting(transaction, now_ms)]
 
     def taken(
         self, effect: TakeProducerId, producer_id: int | None, now_ms: int
@@ -343,7 +343,7 @@ class TransactionMachine:
         if self.is_over or producer_id is None:
             return _reply(effect.waiter, TransactionError.COORDINATOR_NOT_AVAILABLE)
         self._spare_ids.append(producer_id)
-        return self.ask(effect.request, effect.waiter, now_ms)
+        return self.handle(effect.request, effect.waiter, now_ms)
 
     def timed_out(self, transactional_id: str, now_ms: int) -> list[Effect]:
         """Handle the expiry of an At timer."""
@@ -352,7 +352,7 @@ class TransactionMachine:
             return []
         if transaction.is_stuck and transaction.storing is None:
             return self._mark(transaction, now_ms)
-        return self.ask(Overdue(transactional_id), None, now_ms)
+        return self.handle(Overdue(transactional_id), None, now_ms)
 
     def expire(self, now_ms: int) -> list[Effect]:
         """Delete ids that have been unused for a week. Call this about every
@@ -389,7 +389,7 @@ class TransactionMachine:
 
     # -- requests
 
-    def ask(self, request: Request, waiter: Waiter, now_ms: int) -> list[Effect]:
+    def handle(self, request: Request, waiter: Waiter, now_ms: int) -> list[Effect]:
         """Handle a request; the answer is a Reply.
 
         Initialize and End succeed with an Identity, AddPartitions with None. Initialize
@@ -445,7 +445,7 @@ class TransactionMachine:
                 return TransactionError.INVALID_TRANSACTION_TIMEOUT
         return None
 
-    def _go_on(self, transaction: Transaction, now_ms: int) -> list[Effect]:
+    def _resume_waiting(self, transaction: Transaction, now_ms: int) -> list[Effect]:
         """Process waiting requests until one of them makes the others wait."""
         effects: list[Effect] = []
         while transaction.waiting and not transaction.is_busy:
@@ -455,7 +455,7 @@ class TransactionMachine:
             if current is not None and current is not transaction:
                 current.waiting.append((request, waiter))
                 continue
-            effects += self.ask(request, waiter, now_ms)
+            effects += self.handle(request, waiter, now_ms)
         return effects
 
     def _store(
@@ -473,7 +473,7 @@ class TransactionMachine:
         transaction.storing = effect
         return [effect]
 
-    def _tell_ending(self, transaction: Transaction) -> list[Effect]:
+    def _answer_ending(self, transaction: Transaction) -> list[Effect]:
         assert transaction.ending is not None
         waiter, result = transaction.ending
         transaction.ending = None

@@ -1,12 +1,12 @@
 """Queue of appends that are waiting for an fsync, each with a completion callback.
 
 Rules:
-- The appending thread waits in settle() without holding the lock under which appends
+- The appending thread waits in wait_until_durable() without holding the lock under which appends
   are decided. Other threads can therefore decide concurrently, and threads that wait
   for the same log share a sync.
 - Callbacks run with the lock held, in the thread that finds the append durable. A
   callback may append more records.
-- settle() returns once every append added before the call, and every append added by
+- wait_until_durable() returns once every append added before the call, and every append added by
   their callbacks, is durable or has failed. It does not wait for later appends. (We
   measured the alternative: 64 threads that waited for each other shared no sync, and
   each processed the appends of all others.)
@@ -78,7 +78,7 @@ class DurableQueue:
         """Return whether an append waits for a sync of the log."""
         return log in self._waiting
 
-    def settle(self) -> None:
+    def wait_until_durable(self) -> None:
         """Wait until all appends added so far are durable or have failed.
 
         Called without the lock.
@@ -101,9 +101,9 @@ class DurableQueue:
                 except LogcoreError as error:
                     failure = error
                 with self._lock:
-                    self.hear(log, failure)
+                    self.on_sync(log, failure)
 
-    def hear(self, log: Log, failure: LogcoreError | None) -> None:
+    def on_sync(self, log: Log, failure: LogcoreError | None) -> None:
         """Update the appends of a log after a sync of it has ended. The lock is held.
 
         A failed sync may have followed one that made an append durable. A successful

@@ -37,7 +37,7 @@ _LOOK_SECONDS: Final = 1.0
 _CUT_OFF: Final = "the thread that worked for several was interrupted: this request may have been done"
 
 
-class _Asked:
+class _Request:
     """A step that one thread has queued.
 
     The leader writes the fields is_done, is_settled and error.
@@ -89,14 +89,14 @@ class FlatCombiner:
         """
         self._lock = lock
         self._finish = finish
-        self._settle = settle
+        self._wait_until_durable = settle
         self._leading = threading.Lock()
         # The thread that leads. An interrupt may leave its id here; the next step of
         # that thread then runs alone.
         self._leader: int | None = None
         # Each thread appends its step at the end. The leader takes steps from the
         # front.
-        self._asked: deque[_Asked] = deque()
+        self._requests: deque[_Request] = deque()
 
     def take(self, step: Callable[[], object]) -> None:
         """Run a step, and return when its results are durable.
@@ -106,9 +106,9 @@ class FlatCombiner:
         if self._leader == threading.get_ident():
             self._take_alone(step)
             return
-        mine = _Asked(step)
+        mine = _Request(step)
         try:
-            self._asked.append(mine)
+            self._requests.append(mine)
             may_lead = self._is_first(mine)
             while not mine.is_done:
                 if may_lead:
@@ -119,12 +119,12 @@ class FlatCombiner:
         except BaseException:
             mine.is_abandoned = True
             with contextlib.suppress(ValueError):  # the leader has taken it out
-                self._asked.remove(mine)
+                self._requests.remove(mine)
             with contextlib.suppress(IndexError):
-                self._asked[0].wake()  # that thread may lead now
+                self._requests[0].wake()  # that thread may lead now
             raise
         if not mine.is_settled:
-            self._settle()
+            self._wait_until_durable()
         if mine.error is not None:
             raise mine.error
 
@@ -134,15 +134,15 @@ class FlatCombiner:
                 step()
             finally:
                 self._finish()
-        self._settle()
+        self._wait_until_durable()
 
-    def _is_first(self, mine: _Asked) -> bool:
+    def _is_first(self, mine: _Request) -> bool:
         try:
-            return self._asked[0] is mine
+            return self._requests[0] is mine
         except IndexError:  # the leader has taken all steps
             return False
 
-    def _lead(self, mine: _Asked) -> None:
+    def _lead(self, mine: _Request) -> None:
         with self._leading:
             if not mine.is_done:
                 try:
@@ -156,18 +156,18 @@ class FlatCombiner:
                 mine.is_done = True
 
     def _take_all(self) -> None:
-        taken: list[_Asked] = []
+        taken: list[_Request] = []
         is_whole = False
         is_settled = False
         try:
             with self._lock:
-                while self._asked:
-                    taken.append(self._asked.popleft())
+                while self._requests:
+                    taken.append(self._requests.popleft())
                     if not taken[-1].is_abandoned:
                         taken[-1].run()
                 self._finish()
                 is_whole = True
-            self._settle()
+            self._wait_until_durable()
             is_settled = True
         finally:
             for one in taken:

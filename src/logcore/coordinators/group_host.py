@@ -41,7 +41,7 @@ def commit_request(
     offsets: Mapping[OffsetKey, Committed],
     producer: tuple[int, int] | None,
 ) -> GroupRequest:
-    """Return the transition of GroupHost.ask_commit().
+    """Return the transition of GroupHost.request_commit().
 
     The check and the append are one transition, so that no rebalance happens between
     them.
@@ -64,7 +64,7 @@ class GroupHost(ABC, Generic[DoneT]):
     """
 
     @abstractmethod
-    def ask(self, group_id: str, request: GroupRequest, done: DoneT) -> None:
+    def request(self, group_id: str, request: GroupRequest, done: DoneT) -> None:
         """Run a transition of a group that replies, and deliver the reply to `done`."""
 
     @abstractmethod
@@ -78,7 +78,7 @@ class GroupHost(ABC, Generic[DoneT]):
 
         The result is available when all members have joined: Joined or JoinRefused.
         """
-        self.ask(
+        self.request(
             request.group_id,
             lambda coordinator, waiter, now_ms: coordinator.join(
                 request, waiter, now_ms
@@ -91,7 +91,7 @@ class GroupHost(ABC, Generic[DoneT]):
 
         The result is available when the leader has assigned: SyncResult or GroupError.
         """
-        self.ask(
+        self.request(
             request.group_id,
             lambda coordinator, waiter, now_ms: coordinator.sync(
                 request, waiter, now_ms
@@ -130,7 +130,7 @@ class GroupHost(ABC, Generic[DoneT]):
 
     # -- offsets; the result is None, or a GroupError
 
-    def ask_commit(
+    def request_commit(
         self,
         who: Committer,
         offsets: Mapping[OffsetKey, Committed],
@@ -143,21 +143,21 @@ class GroupHost(ABC, Generic[DoneT]):
         belong to. Such offsets become valid when the transaction commits, and need not
         name a member.
         """
-        self.ask(who.group_id, commit_request(who, offsets, producer), done)
+        self.request(who.group_id, commit_request(who, offsets, producer), done)
 
-    def ask_delete(self, group_id: str, done: DoneT) -> None:
+    def request_delete(self, group_id: str, done: DoneT) -> None:
         """Delete a group without members, with its offsets."""
-        self.ask(
+        self.request(
             group_id,
             lambda coordinator, waiter, _: coordinator.delete(group_id, waiter),
             done,
         )
 
-    def ask_delete_offsets(
+    def request_delete_offsets(
         self, group_id: str, keys: Sequence[OffsetKey], done: DoneT
     ) -> None:
         """Delete committed offsets of a group."""
-        self.ask(
+        self.request(
             group_id,
             lambda coordinator, waiter, _: coordinator.delete_offsets(
                 group_id, keys, waiter

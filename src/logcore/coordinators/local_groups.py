@@ -82,7 +82,9 @@ class LocalGroups(ProcessGroups):
         self._naming: PendingResult | None = None
         self._timers: Deadlines[tuple[str, Timeout]] = Deadlines()
         self._effects: deque[Effect] = deque()
-        self._steps = FlatCombiner(self._lock, self._flush, self._unsynced.settle)
+        self._steps = FlatCombiner(
+            self._lock, self._flush, self._unsynced.wait_until_durable
+        )
         self._unwritten: deque[AppendRecords] = deque()  # in the order of the decisions
         self._started_ms = fs.now_ms() - fs.monotonic_ms()
         self._load()
@@ -120,12 +122,12 @@ class LocalGroups(ProcessGroups):
                         self._end_membership(group.group_id, member_id)
                 if classic:
                     self.leave(group.group_id, classic)
-        self._unsynced.settle()
+        self._unsynced.wait_until_durable()
 
     def _end_membership(self, group_id: str, member_id: str) -> None:
         """Remove a member of the consumer protocol."""
         leaves = Beat(group_id=group_id, member_id=member_id, member_epoch=-1)
-        self.ask(
+        self.request(
             group_id,
             lambda coordinator, waiter, now_ms: coordinator.beat(
                 leaves, waiter, now_ms
@@ -141,7 +143,9 @@ class LocalGroups(ProcessGroups):
 
     # -- requests
 
-    def ask(self, group_id: str, request: GroupRequest, done: PendingResult) -> None:
+    def request(
+        self, group_id: str, request: GroupRequest, done: PendingResult
+    ) -> None:
         def ask(now_ms: int) -> Iterable[Effect]:
             self._naming = done
             try:
@@ -185,7 +189,7 @@ class LocalGroups(ProcessGroups):
         # The committing thread waits for the disk and not for changes of the group.
         # When 64 consumers woke one another, a commit took 0.3 ms.
         answer = PendingResult(is_awaited=False)
-        self.ask_commit(who, offsets, answer, producer)
+        self.request_commit(who, offsets, answer, producer)
         return self._result_of(answer)
 
     @contextlib.contextmanager
@@ -199,7 +203,7 @@ class LocalGroups(ProcessGroups):
     def transaction_ended(self, producer_id: int, *, commit: bool) -> None:
         with self._lock:
             self._coordinator.transaction_ended(producer_id, commit=commit)
-            self._tell()
+            self._notify_listeners()
 
     def unstable(self, group_id: str) -> set[OffsetKey]:
         with self._lock:
@@ -241,7 +245,7 @@ class LocalGroups(ProcessGroups):
             )
         )
 
-    def look(self) -> None:
+    def poll(self) -> None:
         self._do(lambda _: ())
 
     def next_ms(self) -> int | None:
@@ -284,10 +288,10 @@ class LocalGroups(ProcessGroups):
                 self._effects.popleft()
         # Without this condition, waiting members would wake one another endlessly.
         if is_news:
-            self._tell()
+            self._notify_listeners()
 
     def _flush(self) -> None:
-        """Append the records of the decisions; settle() syncs them. The lock is held."""
+        """Append the records of the decisions; wait_until_durable() syncs them. The lock is held."""
         while self._unwritten:
             stores = [self._unwritten.popleft()]
             try:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from logcore.registry import FileRegistry
 
 
-#: Interval of the work in look().
+#: Interval of the work in run_due_work().
 _LOOK_MS: Final = 1_000
 #: Interval of the deletion of expired offsets, like Kafka's
 #: offsets.retention.check.interval.ms.
@@ -153,7 +153,7 @@ class Coordinators:
     def control(self, directory: HostDirectory) -> None:
         """Update the registry, in the one process that does the maintenance.
 
-        Raises the same errors as Controller.look().
+        Raises the same errors as Controller.run_due_work().
         """
         from logcore.directory.controller import Controller
 
@@ -163,7 +163,7 @@ class Coordinators:
             if controller is None:
                 controller = Controller(self._fs, directory)
                 self._controller = controller
-        controller.look(registry)
+        controller.run_due_work(registry)
 
     def transactions(self, directory: HostDirectory) -> TransactionCoordinator:
         """Return the transactions of this process, or of all that share the directory."""
@@ -204,7 +204,7 @@ class Coordinators:
             if self._groups is not None:
                 self._groups.transaction_ended(producer_id, commit=commit)
 
-    def look(self, directory: HostDirectory) -> None:
+    def run_due_work(self, directory: HostDirectory) -> None:
         """End transactions past their timeout, and delete expired offsets.
 
         Transactions are checked at most once a second, offsets every ten minutes.
@@ -215,7 +215,7 @@ class Coordinators:
             return
         self._looked_ms = now_ms
         if TRANSACTIONS_TOPIC in directory:
-            self.transactions(directory).look()
+            self.transactions(directory).end_overdue()
         if now_ms - self._expired_ms >= _EXPIRY_CHECK_MS:
             self._expired_ms = now_ms
             if OFFSETS_TOPIC in directory:

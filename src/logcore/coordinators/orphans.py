@@ -15,7 +15,7 @@ from logcore.format.transaction_records import Partition
 from logcore.log import Log
 from logcore.metadata.filenames import TRANSACTIONS_TOPIC
 from logcore.partition.coordinator_append import producers_of
-from logcore.reporting import WARNING, tell
+from logcore.reporting import WARNING, log_line
 
 _UNKNOWN_PRODUCERS: Final = (
     "%s-%d cannot be read: a new producer may get the id of one that wrote there: %s"
@@ -72,7 +72,7 @@ def first_free_producer_id(directory: Partitions) -> int:
                     )
                 )
             except (LogcoreError, OSError) as error:
-                tell("producer", WARNING, _UNKNOWN_PRODUCERS, topic, number, error)
+                log_line("producer", WARNING, _UNKNOWN_PRODUCERS, topic, number, error)
     if TRANSACTIONS_TOPIC in directory.topics():
         try:
             logs = [
@@ -86,5 +86,7 @@ def first_free_producer_id(directory: Partitions) -> int:
                     stored.next_producer_id,
                 }
         except (LogcoreError, OSError) as error:
-            tell("producer", WARNING, _UNKNOWN_PRODUCERS, TRANSACTIONS_TOPIC, 0, error)
+            log_line(
+                "producer", WARNING, _UNKNOWN_PRODUCERS, TRANSACTIONS_TOPIC, 0, error
+            )
     return 1 + max(each for each in found if each < _INVENTED_IDS)

@@ -41,7 +41,7 @@ from logcore.kernels.layout import Level, RecordInput
 from logcore.log import Log
 from logcore.metadata.filenames import OFFSETS_TOPIC
 from logcore.partition.coordinator_append import append_to_transaction, append_whole
-from logcore.reporting import ERROR, tell
+from logcore.reporting import ERROR, log_line
 
 _LONGEST_MS: Final = 2**31 - 1
 
@@ -88,7 +88,7 @@ class ProcessGroups(GroupHost[PendingResult]):
                 one for one in self._listeners if one is not listener
             )
 
-    def _tell(self) -> None:
+    def _notify_listeners(self) -> None:
         for listener in self._listeners:
             listener()
 
@@ -99,7 +99,7 @@ class ProcessGroups(GroupHost[PendingResult]):
         """Return the time of the groups."""
 
     @abstractmethod
-    def look(self) -> None:
+    def poll(self) -> None:
         """Act on deadlines that have passed."""
 
     @abstractmethod
@@ -131,7 +131,7 @@ class ProcessGroups(GroupHost[PendingResult]):
         offsets: Mapping[OffsetKey, Committed],
         producer: tuple[int, int] | None = None,
     ) -> GroupError | None:
-        """Commit offsets as ask_commit() does, and return the result."""
+        """Commit offsets as request_commit() does, and return the result."""
 
     @abstractmethod
     def committing(self, who: Committer) -> AbstractContextManager[GroupError | None]:
@@ -176,13 +176,13 @@ class ProcessGroups(GroupHost[PendingResult]):
         ) -> list[Effect]:
             return coordinator.rewind(group_id, offsets, waiter, now_ms)
 
-        self.ask(group_id, rewind, answer)
+        self.request(group_id, rewind, answer)
         return self._result_of(answer)
 
     def delete(self, group_id: str) -> GroupError | None:
         """Delete a group without members, with its offsets, or return the error."""
         answer = PendingResult()
-        self.ask_delete(group_id, answer)
+        self.request_delete(group_id, answer)
         return self._result_of(answer)
 
     def _result_of(self, answer: PendingResult) -> GroupError | None:
@@ -222,7 +222,7 @@ class ProcessGroups(GroupHost[PendingResult]):
     def _not_stored(self, group_id: str, error: Exception) -> GroupError:
         """Record and log that a record was not stored. The lock is held."""
         self.failure = error
-        tell(
+        log_line(
             "groups",
             ERROR,
             "%s: a record of group %r was not stored: %s",

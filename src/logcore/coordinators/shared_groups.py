@@ -167,7 +167,9 @@ class SharedGroups(ProcessGroups):
 
     # -- requests
 
-    def ask(self, group_id: str, request: GroupRequest, done: PendingResult) -> None:
+    def request(
+        self, group_id: str, request: GroupRequest, done: PendingResult
+    ) -> None:
         waiter = f"{self._session}:{next(self._numbers)}"
         with self._lock:
             self._answers.setdefault(group_id, {})[waiter] = done
@@ -255,7 +257,7 @@ class SharedGroups(ProcessGroups):
                 commit.ends,
                 lambda failures: self._end_commit(who.group_id, commit, failures),
             )
-        self._unsynced.settle()
+        self._unsynced.wait_until_durable()
         return commit.error
 
     def _end_commit(
@@ -288,7 +290,7 @@ class SharedGroups(ProcessGroups):
 
     def unstable(self, group_id: str) -> set[OffsetKey]:
         with self._lock, self._registry.holding(_path(group_id)):
-            self._offsets.look(group_id)
+            self._offsets.read_new_records(group_id)
             return {
                 key
                 for keys in self._offsets.unstable(group_id).values()
@@ -297,7 +299,7 @@ class SharedGroups(ProcessGroups):
 
     def committed(self, group_id: str) -> dict[OffsetKey, Committed]:
         with self._lock, self._registry.holding(_path(group_id)):
-            self._offsets.look(group_id)
+            self._offsets.read_new_records(group_id)
             return {
                 (topic, partition): each
                 for topic, partitions in self._offsets.of(group_id).items()
@@ -318,7 +320,7 @@ class SharedGroups(ProcessGroups):
             answers: list[PendingResult] = []
             for group_id in self._offsets.groups_of(names):
                 answers.append(PendingResult())
-                self.ask(group_id, ask, answers[-1])
+                self.request(group_id, ask, answers[-1])
             check_forgotten([answer.result for answer in answers], self.failure)
 
     def get(self, group_id: str) -> Group | None:
@@ -336,7 +338,7 @@ class SharedGroups(ProcessGroups):
                 value = b""
                 with contextlib.suppress(NodeNotFoundError):
                     value = self._registry.get(path).value
-                self._offsets.look(group_id)
+                self._offsets.read_new_records(group_id)
                 group = self._opened(
                     group_id, GroupNode.unpack(group_id, value) if value else None
                 ).group
@@ -358,7 +360,7 @@ class SharedGroups(ProcessGroups):
     def has_members(self) -> bool:
         """Whether this process has members or pending answers.
 
-        Otherwise, look() has no work.
+        Otherwise, poll() has no work.
         """
         return bool(self._answers or self._mine)
 
@@ -369,7 +371,7 @@ class SharedGroups(ProcessGroups):
         for group in self.all():
             self.step(group.group_id, expire)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Fetch answers, and act on passed deadlines and dead processes."""
         with self._lock:
             clock_ms = self._fs.monotonic_ms()
@@ -381,7 +383,7 @@ class SharedGroups(ProcessGroups):
                 self._note_mine(group_id, node)
                 if node is None:
                     continue
-                self._observed.look(node.group, node.timers, clock_ms)
+                self._observed.observe(node.group, node.timers, clock_ms)
                 self._fetch(group_id, node)
                 if self._is_over(node) or (is_due and any(self._dead(node))):
                     self.step(group_id, lambda coordinator, now_ms: ())
@@ -491,7 +493,7 @@ class SharedGroups(ProcessGroups):
                 return None
             known = found.version, GroupNode.unpack(group_id, found.value)
             self._nodes[group_id] = known
-            self._tell()
+            self._notify_listeners()
         return known[1] if known[1].boot == self._boot else None
 
     def _fetch(self, group_id: str, node: GroupNode) -> None:
@@ -501,7 +503,7 @@ class SharedGroups(ProcessGroups):
             waiting[waiter].set(node.mail[waiter])
             # This is last, so that after an interrupt the next call finds the answer.
             del waiting[waiter]
-            self._tell()
+            self._notify_listeners()
         if not waiting:
             self._answers.pop(group_id, None)
 
@@ -538,8 +540,8 @@ class SharedGroups(ProcessGroups):
             if node is not None:
                 if group_id in self._mine:
                     # Observe a deadline from the step that sets it, not only from the
-                    # next look().
-                    self._observed.look(
+                    # next poll().
+                    self._observed.observe(
                         node.group, node.timers, self._fs.monotonic_ms()
                     )
                 self._fetch(group_id, node)
@@ -586,7 +588,7 @@ class SharedGroups(ProcessGroups):
         if is_quick:
             self._offsets.know(group_id)
         else:
-            self._offsets.look(group_id)
+            self._offsets.read_new_records(group_id)
         node = self._opened(group_id, node)
         coordinator = Coordinator(self.rules, lambda: self._fs.random_bytes(16).hex())
         run = _Run(
@@ -598,7 +600,7 @@ class SharedGroups(ProcessGroups):
             # because removing a member may leave a group that only its offsets keep
             # alive.
             self._clear_mail(node)
-            self._look_after(node, coordinator, run, now_ms)
+            self._evict_and_time_out(node, coordinator, run, now_ms)
         # Step 3: run the step, and encode the node if it has changed.
         deadlines = {
             member.member_id: member.deadline_ms
@@ -611,7 +613,7 @@ class SharedGroups(ProcessGroups):
         packed = node.pack()
         return None if packed == value else packed
 
-    def _look_after(
+    def _evict_and_time_out(
         self, node: GroupNode, coordinator: Coordinator, run: _Run, now_ms: int
     ) -> None:
         """Remove or mark members of dead processes, and execute due timeouts."""
@@ -914,20 +916,20 @@ class _Offsets:
     def know(self, group_id: str) -> None:
         """Read the group's log if it was never read.
 
-        Steps that do not need new records call this instead of look().
+        Steps that do not need new records call this instead of read_new_records().
         """
         if (
             OFFSETS_TOPIC in self._directory
             and self._number(group_id) not in self._found
         ):
-            self.look(group_id)
+            self.read_new_records(group_id)
 
-    def look(self, group_id: str) -> None:
+    def read_new_records(self, group_id: str) -> None:
         """Sync the group's log, and read its new records."""
         if OFFSETS_TOPIC in self._directory:
-            self._look(self._number(group_id), self.log(group_id))
+            self._read_new_records(self._number(group_id), self.log(group_id))
 
-    def _look(self, number: int, log: Log) -> None:
+    def _read_new_records(self, number: int, log: Log) -> None:
         log.refresh()
         sync_present(log)  # includes records of a process that died before its sync
         known, end = self._ends.pop(number, (None, 0))
@@ -990,7 +992,7 @@ class _Offsets:
 
         This includes open transactions, and logs that were never read.
         """
-        self._look_at_all()
+        self._read_all_new_records()
         found = [
             (name, topic)
             for each in self._found.values()
@@ -1008,15 +1010,15 @@ class _Offsets:
 
     def all(self) -> set[str]:
         """Return all groups in the logs, including logs that were never read."""
-        self._look_at_all()
+        self._read_all_new_records()
         return {
             name
             for found in self._found.values()
             for name in (*found.offsets, *found.groups)
         }
 
-    def _look_at_all(self) -> None:
+    def _read_all_new_records(self) -> None:
         if OFFSETS_TOPIC not in self._directory:
             return
         for number in self._directory.partitions(OFFSETS_TOPIC):
-            self._look(number, self._opened(number))
+            self._read_new_records(number, self._opened(number))

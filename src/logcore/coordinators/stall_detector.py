@@ -54,7 +54,7 @@ class Observations:
         # group -> timeout -> its observed deadline
         self._watched: dict[str, dict[Timeout, _Watched]] = {}
 
-    def look(self, group: Group, timers: Mapping[Timeout, int], now_ms: int) -> None:
+    def observe(self, group: Group, timers: Mapping[Timeout, int], now_ms: int) -> None:
         """Observe the current state of a group and its timers.
 
         `now_ms` is the time of this process's monotonic clock.

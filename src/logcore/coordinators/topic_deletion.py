@@ -26,7 +26,7 @@ from logcore.directory.shared_topics import Sharing
 from logcore.directory.topics import TopicRegistry
 from logcore.fs import FS
 from logcore.metadata.filenames import OFFSETS_TOPIC, partition_name
-from logcore.reporting import INFO, tell
+from logcore.reporting import INFO, log_line
 
 if TYPE_CHECKING:
     from logcore.directory.interface import HostDirectory
@@ -92,9 +92,9 @@ class Deletions:
                             held.release()
                             raise
                 self._registry.start_deleting(topic)
-            tell("topics", INFO, "%s: topic %s deleted", self._registry.path, name)
+            log_line("topics", INFO, "%s: topic %s deleted", self._registry.path, name)
             directory.host.close_logs({name})
-            self._sharing.say_deleted(name, topic.numbers)
+            self._sharing.announce_deleted(name, topic.numbers)
             claims.close()
             self._forgetting.add(name)
         try:
@@ -124,7 +124,7 @@ class Deletions:
         """Remove remaining files and unneeded rows. An error is reported as an
         incident.
         """
-        with self._incidents.going_on(
+        with self._incidents.reporting_errors(
             "deletion", ", ".join(sorted(self._registry.deleting))
         ):
             self._finish(lock)
@@ -146,7 +146,7 @@ class Deletions:
         """
         is_forgotten = False
         try:
-            with self._incidents.going_on("deletion", name):
+            with self._incidents.reporting_errors("deletion", name):
                 self.forget(directory, name)
                 is_forgotten = True
         finally:
@@ -190,7 +190,7 @@ class Deletions:
         if not names or clock_ms < self._forget_from_ms:
             return
         self._forget_from_ms = clock_ms + _FORGET_AGAIN_MS
-        with self._incidents.going_on("deletion", ", ".join(sorted(names))):
+        with self._incidents.reporting_errors("deletion", ", ".join(sorted(names))):
             # Offsets in memory.
             if directory.host.forget_topic is not None or self._coordinators.has_groups:
                 for name in names:

@@ -13,7 +13,7 @@ Rules (clients reference 2.9):
   holds the lock, the next one executes its stored decisions.
 - If a record could not be stored, it is unknown whether the log contains it. So the
   state in memory is discarded, and the log is read again.
-- No thread runs in the background: look() ends transactions that have been open for too
+- No thread runs in the background: end_overdue() ends transactions that have been open for too
   long.
 
 This module does not define how a request changes a transaction (logcore.coordination).
@@ -75,7 +75,7 @@ from logcore.fs import FS
 from logcore.log import Log
 from logcore.metadata.filenames import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from logcore.partition.coordinator_append import marker_epoch
-from logcore.reporting import ERROR, WARNING, tell
+from logcore.reporting import ERROR, WARNING, log_line
 
 _COMPLETE: Final = frozenset({Status.COMPLETE_COMMIT, Status.COMPLETE_ABORT})
 #: Errors after which a marker is not retried: its partition was deleted, or has a later
@@ -132,7 +132,7 @@ class TransactionCoordinator:
 
     # -- requests
 
-    def ask(self, request: Request) -> Result:
+    def request(self, request: Request) -> Result:
         """Execute a request and return its durable result.
 
         The result is an Identity, None or a TransactionError.
@@ -143,15 +143,15 @@ class TransactionCoordinator:
             LogcoreError: `__transaction_state` could not be read.
         """
         answer = PendingResult()
-        self._do(lambda now_ms: self._machine.ask(request, answer, now_ms))
+        self._do(lambda now_ms: self._machine.handle(request, answer, now_ms))
         assert answer.is_there, request
         result: Result = answer.result
         return result
 
-    def look(self) -> None:
+    def end_overdue(self) -> None:
         """End transactions that are overdue, or that a process that died began to end.
 
-        This raises the errors of ask().
+        This raises the errors of request().
         """
         if TRANSACTIONS_TOPIC in self._directory:
             self._do(self._expire)
@@ -165,7 +165,7 @@ class TransactionCoordinator:
     def end(self, transactional_id: str, *, commit: bool) -> None:
         """End the open transaction of an id on behalf of its producer.
 
-        This raises the errors of ask() too.
+        This raises the errors of request() too.
 
         Raises:
             InvalidTransactionStateError: no transaction is open.
@@ -174,7 +174,7 @@ class TransactionCoordinator:
         stored = self.all().get(transactional_id)
         result: Result = TransactionError.INVALID_TXN_STATE
         if stored is not None and stored.status is Status.ONGOING:
-            result = self.ask(
+            result = self.request(
                 End(
                     transactional_id=transactional_id,
                     producer_id=stored.producer_id,
@@ -222,7 +222,7 @@ class TransactionCoordinator:
     def all(self) -> dict[str, StoredTransaction]:
         """Return the latest record of each transactional id.
 
-        This raises the errors of ask().
+        This raises the errors of request().
         """
         if TRANSACTIONS_TOPIC not in self._directory:
             return {}
@@ -244,7 +244,7 @@ class TransactionCoordinator:
                     for name in self._timers.due(now_ms):
                         self._act(self._machine.timed_out(name, now_ms))
                     self._act(step(now_ms))
-                self._unsynced.settle()
+                self._unsynced.wait_until_durable()
             except BaseException:
                 # After an interrupt within a transaction, the stored records define its
                 # progress.
@@ -253,7 +253,7 @@ class TransactionCoordinator:
                 raise
             if self._directory.is_shared:
                 with self._lock:
-                    self._note_ends()
+                    self._remember_ends()
 
     # -- stored records
 
@@ -263,7 +263,9 @@ class TransactionCoordinator:
         Raises:
             LogcoreError: a log cannot be read, or a record cannot be decoded.
         """
-        if self._is_loaded and not (self._directory.is_shared and self._has_news()):
+        if self._is_loaded and not (
+            self._directory.is_shared and self._has_new_records()
+        ):
             return
         logs = [self._opened(number) for number in self._numbers()]
         for log in logs:
@@ -275,7 +277,7 @@ class TransactionCoordinator:
         self._machine = TransactionMachine(is_two_phase=True)
         self._timers = Deadlines()
         self._is_loaded = True
-        self._note_ends()
+        self._remember_ends()
         self._act(self._machine.load(found, now_ms))
         if self._expects_orphans:
             self._expects_orphans = False
@@ -286,7 +288,7 @@ class TransactionCoordinator:
             return self._directory.partitions(TRANSACTIONS_TOPIC)
         return ()
 
-    def _has_news(self) -> bool:
+    def _has_new_records(self) -> bool:
         """Return whether another process has appended records."""
         for number in self._numbers():
             log = self._opened(number)
@@ -295,7 +297,7 @@ class TransactionCoordinator:
                 return True
         return False
 
-    def _note_ends(self) -> None:
+    def _remember_ends(self) -> None:
         for number in self._numbers():
             log = self._opened(number)
             self._ends[number] = (log, log.log_end_offset)
@@ -337,7 +339,7 @@ class TransactionCoordinator:
                 case CancelTransactionTimer(name):
                     self._timers.cancel(name)
                 case TimedOut(name):
-                    tell(
+                    log_line(
                         "transactions",
                         WARNING,
                         "the transaction of %r was open too long and is aborted",
@@ -381,7 +383,7 @@ class TransactionCoordinator:
     ) -> None:
         if failure is not None and not machine.is_over:
             name = effect.transactional_id
-            tell(
+            log_line(
                 "transactions",
                 ERROR,
                 "%s: a record of %r was not stored: %s",
@@ -433,7 +435,7 @@ class TransactionCoordinator:
                     ),
                 )
             except (LogcoreError, OSError) as error:
-                tell(
+                log_line(
                     "transactions",
                     ERROR,
                     "%s-%d: an open transaction was not aborted: %s",
@@ -456,7 +458,7 @@ class TransactionCoordinator:
     def _miss(
         self, partition: Partition, error: Exception, left: set[Partition]
     ) -> None:
-        tell(
+        log_line(
             "transactions",
             ERROR,
             "%s-%d: the marker of a transaction was not stored: %s",
@@ -485,5 +487,5 @@ class TransactionCoordinator:
         try:
             producer_id = self._directory.host.next_producer_id()
         except (LogcoreError, OSError) as error:
-            tell("transactions", ERROR, "no producer id could be had: %s", error)
+            log_line("transactions", ERROR, "no producer id could be had: %s", error)
         self._act(self._machine.taken(effect, producer_id, self.now_ms()))

@@ -2,10 +2,10 @@
 the registry current.
 
 Rules:
-- It is elected on its first look(), by an ephemeral node, and publishes no topics
+- It is elected on its first run_due_work(), by an ephemeral node, and publishes no topics
   before. Its epoch is higher than that of every earlier controller.
 - After the election, and again after each change of topics, all topics are compared: a
-  few with each look().
+  few with each run_due_work().
 - Every ten seconds it removes nodes of ended sessions, if there are any.
 
 registry/views.py defines the nodes. claim.py decides which process does the
@@ -25,7 +25,7 @@ from logcore.errors import TopicNotFoundError
 from logcore.fs import FS
 from logcore.registry import FileRegistry, paths, views
 from logcore.registry.views import TopicView
-from logcore.reporting import INFO, tell
+from logcore.reporting import INFO, log_line
 
 #: A topic initially costs one file for each partition.
 _TOPICS_A_LOOK: Final = 10
@@ -50,7 +50,7 @@ class Controller:
         self._version = -1
         self._publishing: Iterator[str] = iter(())
 
-    def look(self, registry: FileRegistry) -> None:
+    def run_due_work(self, registry: FileRegistry) -> None:
         """Do part of the due work.
 
         If changing the registry raises an error, the next call starts again.
@@ -79,7 +79,7 @@ class Controller:
         if epoch is None:
             return
         self.epoch = epoch
-        tell(
+        log_line(
             "registry",
             INFO,
             "%s: this process is the controller, epoch %d",

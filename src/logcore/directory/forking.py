@@ -59,7 +59,7 @@ def fork_topic(
         registry.save()
     except BaseException:
         registry.undo(made)
-        with incidents.going_on("deletion", made.name):
+        with incidents.reporting_errors("deletion", made.name):
             for name in set(away.values()) & set(fs.listdir(registry.path)):
                 registry.remove_tree(name)
         raise

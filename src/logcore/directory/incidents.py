@@ -17,7 +17,7 @@ from typing import Final
 
 from logcore.errors import LogClosedError, LogcoreError
 from logcore.fs import FS
-from logcore.reporting import WARNING, Incident, tell
+from logcore.reporting import WARNING, Incident, log_line
 
 _MOST_KINDS: Final = 100
 
@@ -45,7 +45,7 @@ class Incidents:
         with self._lock:
             return tuple(self._known.values())
 
-    def met(self, work: str, where: str, error: LogcoreError | OSError) -> None:
+    def record(self, work: str, where: str, error: LogcoreError | OSError) -> None:
         """Store an error. `where` is the name of a partition or topic, or a path.
 
         A closed log is not an error: its topic was deleted, or its user closed it,
@@ -78,7 +78,7 @@ class Incidents:
         # 1, 10, 100 and so on, so that an error in every tick is not reported each
         # time. This runs without the lock, because the callback may read the incidents.
         if str(incident.count).strip("0") == "1":
-            tell(
+            log_line(
                 work,
                 WARNING,
                 "%s: %s: %s (%d times)",
@@ -91,11 +91,11 @@ class Incidents:
                 self._on_incident(incident)
 
     @contextlib.contextmanager
-    def going_on(self, work: str, where: str) -> Generator[None, None, None]:
+    def reporting_errors(self, work: str, where: str) -> Generator[None, None, None]:
         """Record an error inside the block as an incident, and continue after the
         block.
         """
         try:
             yield
         except (LogcoreError, OSError) as error:
-            self.met(work, where, error)
+            self.record(work, where, error)

@@ -231,7 +231,7 @@ class Upkeeper:
                 acted, recovery_point = log.host.maintenance.tick_gathered(now_ms)
             next_ms = log.host.maintenance.next_due_ms()
         except (LogcoreError, OSError) as error:
-            self._incidents.met("tick", "{}-{}".format(*key), error)
+            self._incidents.record("tick", "{}-{}".format(*key), error)
         finally:
             if (
                 self._directory.host.known_logs().get(key) is log
@@ -294,7 +294,7 @@ class Upkeeper:
         facts = {}
         for name in self._directory.topics():
             for number in self._directory.partitions(name):
-                with self._incidents.going_on(
+                with self._incidents.reporting_errors(
                     "retention", partition_name(name, number)
                 ):
                     # The only segment of a partition is never deleted here, so it is
@@ -308,7 +308,9 @@ class Upkeeper:
                         ).host.maintenance.facts(now_ms)
         acted = False
         for (name, number), count in to_fit(facts, excess_bytes).items():
-            with self._incidents.going_on("retention", partition_name(name, number)):
+            with self._incidents.reporting_errors(
+                "retention", partition_name(name, number)
+            ):
                 acted |= (
                     self._directory.partition(name, number).retain(
                         now_ms, segments=count
@@ -338,7 +340,9 @@ class Upkeeper:
         if "delete" not in config.cleanup_policy:
             return
         path = self._partition_path(name, number)
-        with self._incidents.going_on("retention", partition_name(name, number)):
+        with self._incidents.reporting_errors(
+            "retention", partition_name(name, number)
+        ):
             bases = list_bases(self._fs, path)
             if len(bases) < 2 and not (
                 bases and self._directory.size_bytes(name, number)
@@ -457,7 +461,7 @@ class Upkeeper:
 
         A damaged file may be restored in the meantime.
         """
-        self._incidents.met("compaction", "{}-{}".format(*key), error)
+        self._incidents.record("compaction", "{}-{}".format(*key), error)
         if not getattr(error, "retriable", False):
             if key in self._uncleanable:
                 waited_ms = self._uncleanable[key][2]
@@ -501,7 +505,7 @@ class Upkeeper:
                 and log.recovery_point == point
             )
 
-        with self._incidents.going_on("checkpoints", self._directory.path):
+        with self._incidents.reporting_errors("checkpoints", self._directory.path):
             self._claim.checkpoints.set(checkpoint.RECOVERY_POINT, points, holds=holds)
 
     @property

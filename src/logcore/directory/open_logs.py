@@ -226,7 +226,7 @@ class OpenLogs:
             if log is None:
                 continue
             self._upkeeper.stop_compacting(log)
-            with self._incidents.going_on("deletion", partition_name(*key)):
+            with self._incidents.reporting_errors("deletion", partition_name(*key)):
                 log.close()
             # Last: after an interrupt, close_all() still finds the log.
             self.known.pop(key, None)

@@ -70,17 +70,17 @@ class Sharing:
             yield
             return
         with self._claim.changing():
-            self.look()
+            self.read_changes()
             yield
 
-    def look(self) -> None:
+    def read_changes(self) -> None:
         """Read topics that other processes created, changed or deleted."""
         if not self.is_shared:
             return
         seen = self._state_of_file()
         if seen == self._seen:
             return
-        self._registry.look()
+        self._registry.reload()
         rows = {
             row.name
             for row in read_topics(self._fs, self._registry.path)
@@ -91,14 +91,14 @@ class Sharing:
         self.is_behind = True
 
     def follow(self) -> None:
-        """Read changes like look(), and apply them to the open logs.
+        """Read changes like read_changes(), and apply them to the open logs.
 
         Logs of deleted topics are closed, and changed settings take effect. Every tick
         calls this, so the logs are compared only if the file of topics has changed.
         """
         if not self.is_shared:
             return
-        self.look()
+        self.read_changes()
         if not self.is_behind:
             return
         stale = self._directory.host.stale_topics()
@@ -108,7 +108,7 @@ class Sharing:
         for (topic, number), log in list(self._directory.host.known_logs().items()):
             settings = self._directory.settings(topic)
             if not log.is_closed and not log.has_failed and log.config != settings:
-                with self._incidents.going_on(
+                with self._incidents.reporting_errors(
                     "settings", partition_name(topic, number)
                 ):
                     log.reconfigure(settings)
@@ -135,11 +135,11 @@ class Sharing:
             if name in names and name not in self._registry.deleting
         }
         for name, row in ours.items():
-            self.say_deleted(name, row.numbers)
+            self.announce_deleted(name, row.numbers)
         with self.changing():
             self._registry.finish_rows(set(ours))
             self._seen = None
-            self.look()
+            self.read_changes()
 
     def _state_of_file(self) -> tuple[object, ...]:
         path = os.path.join(self._registry.path, checkpoint.TOPICS)
@@ -152,7 +152,7 @@ class Sharing:
         except FileNotFoundError:
             return ()
 
-    def say_deleted(self, topic: str, numbers: Collection[int]) -> None:
+    def announce_deleted(self, topic: str, numbers: Collection[int]) -> None:
         """Notify processes with open partitions that these will be deleted next.
 
         Must not be called inside changing().
@@ -160,9 +160,11 @@ class Sharing:
         if self._claim is None or not self.is_shared:
             return
         # Imported late because few directories are shared.
-        from logcore.partition.shared_writer import say_deleted
+        from logcore.partition.shared_writer import announce_deleted
 
         for number in numbers:
             path = self._registry.partition_path(topic, number)
             if self._fs.is_directory(path):
-                say_deleted(self._fs, self._claim.lock_handle, (topic, number), path)
+                announce_deleted(
+                    self._fs, self._claim.lock_handle, (topic, number), path
+                )

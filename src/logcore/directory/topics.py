@@ -62,7 +62,7 @@ from logcore.metadata.filenames import (
     partition_name,
     partition_of,
 )
-from logcore.reporting import INFO, tell
+from logcore.reporting import INFO, log_line
 
 #: Maximum number of attempts of a reader whose listing is outdated by concurrent
 #: changes.
@@ -109,7 +109,7 @@ class TopicRegistry:
         incidents: Incidents,
         given: Mapping[str, object],
     ) -> None:
-        """Create a registry without topics; look() reads them.
+        """Create a registry without topics; reload() reads them.
 
         `given` contains settings for topics that do not set them.
         """
@@ -135,7 +135,7 @@ class TopicRegistry:
 
     # -- listing ---------------------------------------------------------------------
 
-    def look(self) -> None:
+    def reload(self) -> None:
         """Read the topics from the file of topics and the directories.
 
         While a topic is incomplete, its writer creates or removes directories, and
@@ -226,7 +226,7 @@ class TopicRegistry:
         # Directories that were renamed for deletion and not removed.
         for name in self._fs.listdir(self.path):
             if is_deleted_partition(name):
-                with self._incidents.going_on("deletion", name):
+                with self._incidents.reporting_errors("deletion", name):
                     self.remove_tree(name)
 
     def complete(self) -> None:
@@ -400,7 +400,7 @@ class TopicRegistry:
             self.version += 1
             self.save()
             for topic in made:
-                tell(
+                log_line(
                     "topics",
                     INFO,
                     "%s: topic %s made with %d partitions",
@@ -420,7 +420,7 @@ class TopicRegistry:
             self.known.pop(topic.name, None)
             self.version += 1
             self.deleting[topic.name] = topic
-        with self._incidents.going_on("deletion", made[0].name):
+        with self._incidents.reporting_errors("deletion", made[0].name):
             self.finish_deleting()
 
     def grow(self, name: str, count: int, *, check_only: bool = False) -> None:
@@ -449,7 +449,7 @@ class TopicRegistry:
             self.make_partitions([(grown, range(present, count))])
             self.save(grown)
         except BaseException:
-            with self._incidents.going_on("deletion", name):
+            with self._incidents.reporting_errors("deletion", name):
                 self._remove_partitions({name: range(present, count)})
                 self.save(makes_room=True)
             raise

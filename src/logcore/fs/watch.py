@@ -128,9 +128,9 @@ class Polling:
         self.saw_removal = False
         self._directories = directories
         self._is_woken = False
-        self._seen = self._look()
+        self._seen = self._scan()
 
-    def _look(self) -> dict[str, tuple[int, int]]:
+    def _scan(self) -> dict[str, tuple[int, int]]:
         seen = {}
         for directory in self._directories:
             try:
@@ -149,7 +149,7 @@ class Polling:
         deadline = None
         if timeout is not None:
             deadline = time.monotonic() + timeout
-        while (seen := self._look()) == self._seen and not self._is_woken:
+        while (seen := self._scan()) == self._seen and not self._is_woken:
             if deadline is not None and time.monotonic() >= deadline:
                 return False
             time.sleep(0.001)

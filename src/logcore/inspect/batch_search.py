@@ -226,7 +226,7 @@ class Search:
         else:
             self.stop = stop
         self.expected = low  # the lowest offset that the next batch may have
-        # The last batch that was kept, for _take_back(). last_size is 0 if no batch can
+        # The last batch that was kept, for _drop_last_batch(). last_size is 0 if no batch can
         # be taken back.
         self.last_size = 0
         self.last_base = 0
@@ -271,7 +271,7 @@ class Search:
                 if self._is_last_wrong(facts[0]) or (
                     reason == _GAP and self._is_last_unproven()
                 ):
-                    self._take_back()
+                    self._drop_last_batch()
                 elif (
                     reason == _GAP
                     and self._base_at(facts[0]) == int(facts[0]["last_offset"]) + 1
@@ -477,7 +477,7 @@ class Search:
         extent.has_gaps |= records < self.expected - extent.next_offset
         extent.next_offset = self.expected
 
-    def _take_back(self) -> None:
+    def _drop_last_batch(self) -> None:
         """Remove the last batch kept, and record it as damage."""
         extent = self.found[-1]
         assert isinstance(extent, Extent), "last_size is set only if a batch was kept"

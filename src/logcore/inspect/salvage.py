@@ -74,7 +74,7 @@ from logcore.metadata.filenames import (
 from logcore.partition import gaps, order
 from logcore.partition.aborted_transactions import PartitionTransactions
 from logcore.partition.gaps import Gaps
-from logcore.partition.persisted import PersistedState, is_understood, or_else
+from logcore.partition.persisted import PersistedState, is_understood, value_or
 from logcore.partition.producer_state import coordinator_epochs
 from logcore.partition.producers import Producers
 from logcore.partition.segment_files import list_bases
@@ -228,7 +228,7 @@ def salvage(
         left_out = list[Part]()
         if staged is not None:
             checkpoint.write(fs, real, checkpoint.TOPICS, _UNFINISHED_TOPICS)
-        known = or_else(
+        known = value_or(
             {}, checkpoint.read_offsets, fs, origin, checkpoint.RECOVERY_POINT
         )
         gone: dict[Key, int | None] = {}
@@ -334,7 +334,7 @@ def _known_as(fs: FS, source: str, target: str, key: Key) -> dict[str, Key]:
     own = _key_of(source)
     parent = os.path.dirname(source)
     known = _beside(source)
-    if own is not None and own in or_else(
+    if own is not None and own in value_or(
         {}, checkpoint.read_offsets, fs, parent, checkpoint.RECOVERY_POINT
     ):
         return known
@@ -435,10 +435,10 @@ def _copy_directory(
         if fs.is_directory(path) and _key_of(path) is None:
             logs = [
                 os.path.join(path, file_name(base, LOG))
-                for base in or_else((), list_bases, fs, path)
+                for base in value_or((), list_bases, fs, path)
             ]
             if partition_of(name) is not None and any(
-                or_else(1, fs.file_size, log) for log in logs
+                value_or(1, fs.file_size, log) for log in logs
             ):
                 reason = "the name differs from the partition's name in checkpoints and Kafka; recover it separately"
                 lost.append(Part(path=path, reason=reason))
@@ -506,7 +506,7 @@ class _Staged:
         )  # its directories to copy: a kept manifest names their files
         self.unplaced: set[str] = set()  # its directories of the writes in `given`
         if fs.is_directory(self.path):
-            self.names = or_else([], fs.listdir, self.path)
+            self.names = value_or([], fs.listdir, self.path)
         else:
             self.names = []
         for name in sorted(self.names):
@@ -568,7 +568,7 @@ class _Staged:
         make_directories(fs, target)
         for txid in sorted(self.txids & set(self.names)):
             make_directories(fs, os.path.join(target, txid))
-            for name in or_else([], fs.listdir, os.path.join(self.path, txid)):
+            for name in value_or([], fs.listdir, os.path.join(self.path, txid)):
                 self._copy(os.path.join(txid, name), target, lost)
             fs.sync_dir(os.path.join(target, txid))
         for name in self.kept:
@@ -682,7 +682,7 @@ class _Partition:
         for base, parts in segments.items():
             copy.write(base, parts)
         self.lost += [Part(path=self.source, reason=reason) for reason in copy.doubts()]
-        epochs = or_else([], checkpoint.read_epochs, fs, self.source) or copy.epochs
+        epochs = value_or([], checkpoint.read_epochs, fs, self.source) or copy.epochs
         checkpoint.write_epochs(
             fs, self.work, [one for one in epochs if one[1] <= end] or [(0, start)]
         )
@@ -720,7 +720,7 @@ class _Partition:
             if (offset := base_offset_of(name, SNAPSHOT)) is not None
         ]
         for offset in sorted(offsets, reverse=True):
-            content = or_else(
+            content = value_or(
                 None, checkpoint.read, self.fs, self.source, file_name(offset, SNAPSHOT)
             )
             producers = None
@@ -803,7 +803,7 @@ class _Partition:
         if self.gaps.is_loss(reached, next_base):
             return []  # _account() reports this gap
         segment = Segment(self.fs, self.source, base)
-        reason = or_else("", self.gaps.loss_behind, segment, reached, next_base)
+        reason = value_or("", self.gaps.loss_behind, segment, reached, next_base)
         if reason:
             return [BadStretch(source, base, source.size, source.size, reason)]
         return []
@@ -1177,7 +1177,7 @@ class _Copy:
             behind = ids[ids["base_offset"] >= self.producers.next_offset]
             epochs_of = coordinator_epochs(cast(Segment, source))
             self.producers.add_facts(
-                behind, lambda position: or_else(-1, epochs_of, position)
+                behind, lambda position: value_or(-1, epochs_of, position)
             )
         # No CRC covers the leader epoch of a batch. Epochs never fall, so one that is
         # above the next one is damaged.
@@ -1197,5 +1197,5 @@ class _Copy:
 
 
 def _control_type(source: BatchFile, position: int) -> str:
-    batch = or_else(None, source.batch, position)
-    return (batch and or_else(None, batch.control_type)) or "UNKNOWN"
+    batch = value_or(None, source.batch, position)
+    return (batch and value_or(None, batch.control_type)) or "UNKNOWN"

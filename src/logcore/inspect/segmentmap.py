@@ -39,7 +39,7 @@ from logcore.metadata.filenames import (
 )
 from logcore.partition.aborted_transactions import PartitionTransactions, walk_on
 from logcore.partition.gaps import Gaps
-from logcore.partition.persisted import begin, noted_gaps, noted_offset, or_else
+from logcore.partition.persisted import begin, noted_gaps, noted_offset, value_or
 from logcore.partition.producers import snapshot_entries
 from logcore.retention import PartitionFacts, SegmentFacts, kafka_rules
 from logcore.segment import GrowingSegment, Segment
@@ -204,11 +204,11 @@ def segment_map(
         problems.append(_reason(error))
         transactions = {}
     summaries = [summary for _, summary in found]
-    log_start = or_else(0, noted_offset, fs, directory, checkpoint.LOG_START)
+    log_start = value_or(0, noted_offset, fs, directory, checkpoint.LOG_START)
     log_start = max([log_start, *bases[:1]])
     cleaned_to = -1
     if settings.is_compacted:
-        cleaned_to = or_else(0, noted_offset, fs, directory, checkpoint.CLEANER)
+        cleaned_to = value_or(0, noted_offset, fs, directory, checkpoint.CLEANER)
         summaries = [
             attrs.evolve(
                 one, is_dirty=not one.is_active and one.base_offset >= cleaned_to
@@ -399,7 +399,7 @@ def _open_transactions(
     known = sorted(one for one in offsets if one is not None and one <= end)
     for offset in reversed(known):
         snapshot = checkpoint.read(fs, directory, file_name(offset, SNAPSHOT))
-        entries = or_else(None, snapshot_entries, snapshot or b"")
+        entries = value_or(None, snapshot_entries, snapshot or b"")
         if entries is not None:
             rows = entries[["producer_id", "current_txn_first_offset"]].tolist()
             state.open = {producer: first for producer, first in rows if first >= 0}

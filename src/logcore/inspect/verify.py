@@ -68,7 +68,7 @@ from logcore.metadata.filenames import (
 )
 from logcore.partition import checksum_file, order, recovery
 from logcore.partition.gaps import Gaps
-from logcore.partition.persisted import PersistedState, or_else
+from logcore.partition.persisted import PersistedState, value_or
 from logcore.partition.recovery import Action, TailFacts, decide
 from logcore.segment import ActiveSegment, GrowingSegment, Segment
 
@@ -158,7 +158,7 @@ def _topics_going(fs: FS, directory: str) -> set[str]:
     logcore.topics marks a topic as deleted until its creation is complete, and while
     its files are removed.
     """
-    content = or_else(None, checkpoint.read, fs, directory, checkpoint.TOPICS)
+    content = value_or(None, checkpoint.read, fs, directory, checkpoint.TOPICS)
     rows = checkpoint.unpack_topics(content or b"") or ()
     return {
         str(row.get("topic"))
@@ -183,7 +183,7 @@ def _verify_missing(fs: FS, directory: str) -> Iterator[Verdict]:
 def _missing(fs: FS, directory: str) -> dict[tuple[str, int], int]:
     """Return missing partitions: (topic, number) to the offset that each reached."""
     points, starts = (
-        or_else({}, checkpoint.read_offsets, fs, directory, name)
+        value_or({}, checkpoint.read_offsets, fs, directory, name)
         for name in (checkpoint.RECOVERY_POINT, checkpoint.LOG_START)
     )
     names = fs.listdir(directory)
@@ -751,7 +751,7 @@ def _judge_log(
     # The decision is that of partition/recovery.py, as when the log is opened. The
     # writer may have truncated the file since it was walked.
     segment.refresh()
-    only_zeros, next_batch_bytes = recovery.look_behind(
+    only_zeros, next_batch_bytes = recovery.search_after_damage(
         cast(ActiveSegment, segment), position, walked.end_offset
     )
     known = position  # bytes below this position were on disk

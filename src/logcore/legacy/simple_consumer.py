@@ -30,7 +30,7 @@ from logcore.fs import FS
 from logcore.kernels import TopicRecord, kernel
 from logcore.log import Log
 from logcore.partition.fetch_data import fetched_columns, next_offset
-from logcore.reader import aborted_transactions, segment_times, wait_for_news
+from logcore.reader import aborted_transactions, segment_times, wait_for_records_or_end
 
 #: Kafka's times for the ends of a log.
 LATEST: Final = -1
@@ -160,7 +160,7 @@ class SimpleConsumer:
                 or left_ms <= 0
             ):
                 return fetched
-            if not wait_for_news(log, fetched.high_watermark, left_ms / 1000):
+            if not wait_for_records_or_end(log, fetched.high_watermark, left_ms / 1000):
                 return self._fetch(topic, partition, log, offset, max_bytes)
 
     def _fetch(

@@ -34,7 +34,7 @@ from typing import Final, NamedTuple, cast
 from logcore.errors import LogcoreError
 from logcore.fs import FS, SharedFS
 from logcore.metadata import checkpoint
-from logcore.reporting import WARNING, tell
+from logcore.reporting import WARNING, log_line
 
 #: A wall clock that differs by more than this from the time that has passed was set.
 JUMP_MS: Final = 3_600_000
@@ -124,7 +124,7 @@ class TrustedClock:
                 and self._trust.suspect is not before.suspect
             )
         if is_new:
-            tell(
+            log_line(
                 "retention",
                 WARNING,
                 "%s: the wall clock is off by %.1f hours from the time that has passed; it is not used for deletion by "

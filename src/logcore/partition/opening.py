@@ -62,7 +62,7 @@ from logcore.partition.persisted import begin
 from logcore.partition.producer_state import remove_snapshots_above
 from logcore.partition.scan import batch_around
 from logcore.partition.segment_files import SegmentFiles, list_names, segments_gone
-from logcore.reporting import WARNING, tell
+from logcore.reporting import WARNING, log_line
 from logcore.segment import ActiveSegment, Segment
 
 
@@ -166,7 +166,7 @@ def open_partition(place: OpenRequest) -> Opened:
     # 3. Recover the end.
     report = _recover(place, found, names, notes, recovery_point, has_producers)
     if report.cut_position is not None or report.damage:
-        tell("recovery", WARNING, "%s", report)
+        log_line("recovery", WARNING, "%s", report)
     # 4. Remove leftovers. In a shared log, .cleaned files may belong to another process
     # that is compacting.
     if place.believed_end is None:
@@ -347,7 +347,7 @@ def _recover_once(
     except CorruptLogError as error:
         if not place.keeps_damage:
             raise
-        report = recovery.look_past(active, error, recovery_point)
+        report = recovery.index_after_damage(active, error, recovery_point)
     # After a crash these indexes may disagree with their batches. Once the recovery
     # point has moved, no later opening would check them.
     if indexes != "whole":

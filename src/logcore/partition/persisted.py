@@ -67,7 +67,7 @@ class PersistedState(NamedTuple):
         """
 
         def lines(name: str) -> dict[Key, int]:
-            found = or_else({}, checkpoint.read_offsets, fs, directory, name)
+            found = value_or({}, checkpoint.read_offsets, fs, directory, name)
             return {
                 one: offset
                 for one, offset in found.items()
@@ -76,11 +76,11 @@ class PersistedState(NamedTuple):
 
         points = lines(checkpoint.RECOVERY_POINT)
         starts = lines(checkpoint.LOG_START)
-        epochs = or_else([], checkpoint.read_epochs, fs, path)
+        epochs = value_or([], checkpoint.read_epochs, fs, path)
         epoch_start = None
         if epochs:
             epoch_start = epochs[0][1]
-        shown: checkpoint.StoredWatermark | None = or_else(
+        shown: checkpoint.StoredWatermark | None = value_or(
             None, checkpoint.read_shown_end, fs, path
         )
         durable_end = 0
@@ -96,10 +96,10 @@ class PersistedState(NamedTuple):
             and (bool(starts) or is_understood(fs, directory, checkpoint.LOG_START)),
             durable_end=durable_end,
             epoch_start=epoch_start,
-            notes=or_else(
+            notes=value_or(
                 checkpoint.PartitionMetadata(), checkpoint.read_notes, fs, path
             ),
-            has_seals=or_else(
+            has_seals=value_or(
                 False, fs.exists, os.path.join(path, checkpoint.SEALS_HOLD)
             ),
         )
@@ -132,17 +132,17 @@ class PersistedState(NamedTuple):
 
 def is_understood(fs: FS, directory: str, name: str) -> bool:
     """Return whether an offset checkpoint is missing, empty or valid."""
-    content = or_else(b"?", checkpoint.read, fs, directory, name)
+    content = value_or(b"?", checkpoint.read, fs, directory, name)
     lines = (content or b"").split()
     if lines in (
         [],
         [b"0", b"0"],
     ):  # no file, an empty one, or version 0 with 0 entries
         return True
-    return bool(or_else({}, checkpoint.read_offsets, fs, directory, name))
+    return bool(value_or({}, checkpoint.read_offsets, fs, directory, name))
 
 
-def or_else(otherwise: _U, call: Callable[..., _T], *arguments: Any) -> _T | _U:
+def value_or(otherwise: _U, call: Callable[..., _T], *arguments: Any) -> _T | _U:
     """Return the result of `call`, or `otherwise` if it raises a LogcoreError.
 
     That is the case if a file is unreadable or invalid.
@@ -194,13 +194,13 @@ class NotedOffsets:
         fresh = self._fresh.get(name)
         if fresh is not None and fresh[0] == changed_ms:
             return fresh[1]
-        offset = self._look(name)
+        offset = self._read(name)
         # Two changes within SETTLING_MS may leave the same time.
         if changed_ms < self._fs.now_ms() - SETTLING_MS:
             self._fresh[name] = changed_ms, offset
         return offset
 
-    def _look(self, name: str) -> int:
+    def _read(self, name: str) -> int:
         file = os.path.join(self._parent, name)
         try:
             changed_ms = self._fs.modified_ms(file)

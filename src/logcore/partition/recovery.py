@@ -184,7 +184,7 @@ def recover(
 
     Raises:
         CorruptLogError: a crash cannot have caused the damage. The files are
-            unchanged, and look_past() can continue from there.
+            unchanged, and index_after_damage() can continue from there.
         StorageReadError, StorageWriteError: the disk failed.
     """
     # 1. All data below the recovery point was durable. Find its end from the headers,
@@ -199,7 +199,9 @@ def recover(
     )
     # 2. Sync the data above that before reading it: a kept batch must be on disk, and
     # not only in memory.
-    is_on_disk = size <= recovery_position or _settle(fs, segment, recovery_position)
+    is_on_disk = size <= recovery_position or _sync_and_reread(
+        fs, segment, recovery_position
+    )
     # 3. Index both parts up to the first invalid batch. Above the point, check the
     # CRCs.
     bad = next(
@@ -230,7 +232,7 @@ def recover(
         if last is None:
             last = start - segment.since_entry_bytes
         _check_before(segment, last)
-    only_zeros, next_batch_bytes = look_behind(segment, bad, end_offset)
+    only_zeros, next_batch_bytes = search_after_damage(segment, bad, end_offset)
     # An end below the recovery point is damage, because durable data is missing. A
     # recovery position after the end of the file makes decide() return FAIL.
     if end_offset >= recovery_point:
@@ -296,7 +298,7 @@ def _check_before(segment: ActiveSegment, position: int) -> None:
         )
 
 
-def look_past(
+def index_after_damage(
     segment: ActiveSegment, error: CorruptLogError, recovery_point: int
 ) -> RecoveryReport:
     """Index the valid batches after damage that recover() found.
@@ -354,7 +356,7 @@ def _has_failed_sync(segment: Segment) -> bool:
     return segment.fs.exists(os.path.join(segment.directory, FAILED_SYNC))
 
 
-def _settle(fs: FS, segment: Segment, position: int) -> bool:
+def _sync_and_reread(fs: FS, segment: Segment, position: int) -> bool:
     """Sync a segment, and return whether reads from `position` on come from the disk.
 
     After a failed sync, the page cache contains data that the disk does not have, but
@@ -428,7 +430,7 @@ def check_sealed(
         if _has_failed_sync(segment):
             _rewrite(fs, segment.path, fs.file_size(segment.path))
         start = segment.start_position(recovery_point)
-        _settle(fs, segment, start)
+        _sync_and_reread(fs, segment, start)
         damage = _damage_in(segment, start, end)
         if damage is not None:
             damaged.append(damage)
@@ -690,7 +692,7 @@ def _walk_to(
     return [facts[facts["position"] < found] for facts in walked], found
 
 
-def look_behind(
+def search_after_damage(
     segment: ActiveSegment, position: int, expected: int
 ) -> tuple[bool, int | None]:
     """Search for valid data after damage.

@@ -217,7 +217,7 @@ class SegmentFiles:
             for path in paths:
                 fs.rename(path + CLEANED, path + SWAP)
         except BaseException:
-            self._take_back(paths, failed)
+            self._delete_markers(paths, failed)
             raise
         # 2. From here on the new segment counts: opening completes the swap after a
         # crash. The old segments are renamed, durably, before the new one gets their
@@ -236,7 +236,7 @@ class SegmentFiles:
             raise
         self._note_retired(away, delay_ms)
 
-    def _take_back(
+    def _delete_markers(
         self, paths: Sequence[str], failed: Callable[[BaseException], None]
     ) -> None:
         """Delete files that mark a new segment as complete.

@@ -226,7 +226,7 @@ class Turn:
 
     # -- the lock record ---------------------------------------------------------------
 
-    def look(self) -> tuple[LockRecord | None, DurableEnd | None]:
+    def read_record(self) -> tuple[LockRecord | None, DurableEnd | None]:
         """Return the lock record and the durable end. The caller holds the write lock.
 
         Returns the same objects as the last call (or the objects written last) if the

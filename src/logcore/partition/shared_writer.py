@@ -171,7 +171,7 @@ class SharedLock:
             self._has_turn = True
             # The call returns the same objects while the file is unchanged, so the usual
             # case costs one read.
-            note, synced = self._turn.look()
+            note, synced = self._turn.read_record()
             if note is not self._note or synced is not self._synced:
                 self._catch_up(note, synced)
             # From here on, a crash leaves "busy". A log that refuses writes is not
@@ -187,7 +187,7 @@ class SharedLock:
         """Record the present state for the next holder, and release the lock."""
         try:
             if self._has_turn:
-                self.settle()
+                self.write_record()
         finally:
             self._give()
 
@@ -264,7 +264,7 @@ class SharedLock:
                     believed_end = note.end
                 self._turn.leave(self._note)
                 yield believed_end
-                self.settle()
+                self.write_record()
             finally:
                 self._is_held = False
                 self._turn.give()
@@ -285,7 +285,7 @@ class SharedLock:
         self._writer = writer
         self._open = open_again
         with self._turn.publishing.held():
-            synced = self._settle_synced(opened, believed_end)
+            synced = self._write_durable_end(opened, believed_end)
             self._cuts = synced.cuts
         writer.commit.renew(synced.durable_end)
         if writer.durability.waits:
@@ -293,7 +293,9 @@ class SharedLock:
         self.is_believed = believed_end is not None
         self._shape = self._present_shape()
 
-    def _settle_synced(self, opened: Opened, believed_end: int | None) -> DurableEnd:
+    def _write_durable_end(
+        self, opened: Opened, believed_end: int | None
+    ) -> DurableEnd:
         """Return the durable end after opening, and write it if it changed.
 
         The caller holds `publishing`. After a recovery, the whole log is durable. A
@@ -315,7 +317,7 @@ class SharedLock:
         self._turn.note_synced(synced)
         return synced
 
-    def settle(self) -> None:
+    def write_record(self) -> None:
         """Write the lock record for the next holder. The caller holds the lock."""
         writer = self._writer
         assert writer is not None, "attach() was not called"
@@ -347,7 +349,7 @@ class SharedLock:
         """
         try:
             if self._has_turn:
-                self.settle()
+                self.write_record()
         finally:
             self._turn.give_rewriting()
             if self._has_turn:
@@ -469,7 +471,7 @@ class SharedLock:
         with writer.commit.held():
             opened = self._open(believed_end)
             with self._turn.publishing.held():
-                synced = self._settle_synced(opened, believed_end)
+                synced = self._write_durable_end(opened, believed_end)
                 cut_offset = synced.lowest_cut_since(self._cuts, opened.log_start)
                 self._cuts = synced.cuts
                 writer.reload_locked(opened, synced.durable_end, cut_offset)
@@ -568,7 +570,7 @@ class SharedLock:
                 writer.commit.wait(last + 1)
 
 
-def say_deleted(fs: FS, handle: int, key: Key, path: str) -> None:
+def announce_deleted(fs: FS, handle: int, key: Key, path: str) -> None:
     """Mark a partition as about to be deleted, for processes that have it open.
 
     Each of them finds the mark when it next acquires the lock. `handle` is the lock

@@ -30,7 +30,7 @@ from logcore.partition import aborted_transactions, epochs, order, recovery
 from logcore.partition.scan import slot_of
 from logcore.partition.writer import Writer
 from logcore.recordbatch import empty_batch, front_of
-from logcore.reporting import INFO, tell
+from logcore.reporting import INFO, log_line
 from logcore.segment import ActiveSegment, Segment
 
 #: Truncates the leader epochs: epochs.cut_end or epochs.truncate_end.
@@ -49,7 +49,7 @@ def delete_below_locked(writer: Writer, offset: int) -> None:
     count = max(0, slot_of(state.segments, offset))
     if count:
         _retire_locked(writer, state.segments[:count], state.segments[count:])
-        tell(
+        log_line(
             "deletion",
             INFO,
             "%s: %d segments deleted, the log begins at offset %d",

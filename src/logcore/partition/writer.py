@@ -79,7 +79,7 @@ from logcore.partition.writer_fields import (
     encoding_of,
     refusal_of_copy,
 )
-from logcore.reporting import ERROR, tell
+from logcore.reporting import ERROR, log_line
 from logcore.segment import ActiveSegment, Segment
 
 if TYPE_CHECKING:
@@ -1100,7 +1100,7 @@ class Writer(Appender):
             if self.sharing is not None:
                 self.sharing.fail()
         if not isinstance(cause, LogClosedError):
-            tell(
+            log_line(
                 "log",
                 ERROR,
                 "%s refuses writes until it is opened again: %r",

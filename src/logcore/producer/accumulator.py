@@ -28,7 +28,7 @@ import numpy.typing as npt
 from logcore.format.compression import Codec, codec_named
 from logcore.kernels import AccumulatorFields, BatchFields, QueueFields, Receipt
 from logcore.kernels.sending import HELD_BYTES
-from logcore.producer.futures import Delivery, Teller
+from logcore.producer.futures import CallbackRunner, Delivery
 from logcore.producer.partitioners import Draw
 from logcore.producer.settings import ProducerSettings
 
@@ -269,7 +269,9 @@ class Ratios:
 class Accumulator(AccumulatorFields):
     """All queues of a producer, and their memory."""
 
-    def __init__(self, settings: ProducerSettings, teller: Teller, draw: Draw) -> None:
+    def __init__(
+        self, settings: ProducerSettings, teller: CallbackRunner, draw: Draw
+    ) -> None:
         self._settings = settings
         self._teller = teller
         self._draw = draw

@@ -36,7 +36,7 @@ _PENDING: Final = "PENDING"
 _FINISHED: Final = "FINISHED"
 
 
-class Teller:
+class CallbackRunner:
     """Runs the callbacks of one producer. `thread` is the thread that runs them now;
     only that thread writes it.
     """
@@ -52,13 +52,13 @@ class Teller:
         """
         return self.thread == threading.get_ident()
 
-    def tell(self, delivery: Delivery) -> None:
+    def run_callbacks(self, delivery: Delivery) -> None:
         """Run the callbacks of a resolved delivery. The sender calls it in one thread
         at a time.
         """
         self.thread = threading.get_ident()
         try:
-            delivery.tell(self.interceptors)
+            delivery.run_callbacks(self.interceptors)
         finally:
             self.thread = None
 
@@ -106,7 +106,7 @@ class Delivery:
         self,
         topic: str,
         partition: int,
-        teller: Teller,
+        teller: CallbackRunner,
         first: int = 0,
         origin: Delivery | None = None,
     ) -> None:
@@ -136,16 +136,16 @@ class Delivery:
         self.parts: tuple[Delivery, Delivery, int] | None = None
 
     @property
-    def is_told(self) -> bool:
+    def has_run_callbacks(self) -> bool:
         """Return whether the outcome is final and its callbacks have run, of all parts."""
         if self.parts is not None:
-            return self.parts[0].is_told and self.parts[1].is_told
+            return self.parts[0].has_run_callbacks and self.parts[1].has_run_callbacks
         return self.has_told
 
-    def wait_told(self, seconds: float | None) -> bool:
+    def wait_for_callbacks(self, seconds: float | None) -> bool:
         """Wait until the callbacks have run; return whether that happened in time."""
         with self.condition:
-            return self.condition.wait_for(lambda: self.is_told, seconds)
+            return self.condition.wait_for(lambda: self.has_run_callbacks, seconds)
 
     def split(self, at: int) -> tuple[Delivery, Delivery]:
         """Return two deliveries: for the records before number `at`, and for the
@@ -183,7 +183,7 @@ class Delivery:
     ) -> None:
         """Make the outcome final, and wake the threads that wait for it.
 
-        The caller then runs the callbacks with tell(), outside the sender's locks. A
+        The caller then runs the callbacks with run_callbacks(), outside the sender's locks. A
         second call, after an interrupt, has no effect.
         """
         with self.condition:
@@ -205,7 +205,7 @@ class Delivery:
                         waiter.add_exception(future)
             self.condition.notify_all()
 
-    def tell(self, interceptors: tuple[ProducerInterceptor, ...]) -> None:
+    def run_callbacks(self, interceptors: tuple[ProducerInterceptor, ...]) -> None:
         """Run the callbacks of the records, then the callbacks of the futures."""
         callbacks = self.callbacks
         error = self.error

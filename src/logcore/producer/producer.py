@@ -64,7 +64,7 @@ from logcore.producer.accumulator import (
     Queue,
     UnsentColumns,
 )
-from logcore.producer.futures import Delivery, RecordFuture, Teller
+from logcore.producer.futures import CallbackRunner, Delivery, RecordFuture
 from logcore.producer.partitioners import Draw
 from logcore.producer.routing import Routes
 from logcore.producer.sender import Sender
@@ -77,7 +77,7 @@ from logcore.producer.settings import (
 )
 from logcore.producer.transaction_manager import Transacting
 from logcore.recordbatch import time_ms
-from logcore.reporting import ERROR, tell
+from logcore.reporting import ERROR, log_line
 
 #: How long the exit of the interpreter waits for a producer that was not closed.
 _EXIT_SECONDS: Final = 5.0
@@ -119,7 +119,7 @@ class _Work(WorkFields):
         self.is_closing = False
         #: The thread ends. Written under the lock.
         self.is_over = False
-        self.teller = Teller(settings.interceptors)
+        self.teller = CallbackRunner(settings.interceptors)
         self.accumulator = Accumulator(settings, self.teller, draw)
         self.transacting: Transacting | None = None
         if coordinator is not None:
@@ -169,7 +169,7 @@ class _Work(WorkFields):
                     self.sender.rest()
             except Exception as error:
                 # No batch is lost: batches without an outcome are retried.
-                tell("producer", ERROR, "a round of the sender failed: %r", error)
+                log_line("producer", ERROR, "a round of the sender failed: %r", error)
             with self.lock:
                 if self.is_closing:
                     self.accumulator.close_all()
@@ -679,7 +679,7 @@ class Producer(ProducerFields, Closeable):
         with self._lock:
             pending = self._closed_batches()
         if not self._wait_for(pending, timeout):
-            left = sum(not one.is_told for one in pending)
+            left = sum(not one.has_run_callbacks for one in pending)
             raise DeliveryTimeoutError(
                 "flush() did not end in time",
                 expected=f"within {timeout} s",
@@ -693,7 +693,7 @@ class Producer(ProducerFields, Closeable):
         """Close all batches, and return the deliveries to wait for. The lock is held."""
         self._accumulator.close_all()
         self._work.news.notify()
-        return self._accumulator.pending() + self._work.sender.untold()
+        return self._accumulator.pending() + self._work.sender.without_callbacks()
 
     def _wait_for(self, pending: Sequence[Delivery], timeout: float | None) -> bool:
         """Wait for the outcomes and callbacks of deliveries.
@@ -716,7 +716,7 @@ class Producer(ProducerFields, Closeable):
                 if not self._settings.threaded:
                     with self._lock:
                         left_ms = min(left_ms, self._work.due_ms())
-                if delivery.wait_told(max(0, min(left_ms, _LOOK_MS)) / 1000):
+                if delivery.wait_for_callbacks(max(0, min(left_ms, _LOOK_MS)) / 1000):
                     break
                 if end_ms is not None and self._fs.monotonic_ms() >= end_ms:
                     return False

@@ -85,7 +85,7 @@ class Routes:
 
         Raises TopicNotFoundError, and InvalidConfigError if no partition can be chosen.
         """
-        route = self.known.get(topic) or self._look(topic)
+        route = self.known.get(topic) or self._find_route(topic)
         if partition is not None:
             return route.at(partition) or self._added(topic, partition)
         if key is not None or route.sticky is None:
@@ -117,7 +117,7 @@ class Routes:
         if partition is not None:
             yield self.queue(topic, None, partition, 0), None
             return
-        route = self.known.get(topic) or self._look(topic)
+        route = self.known.get(topic) or self._find_route(topic)
         route = self._refreshed(topic, route)
         numbers = self._numbers(route, keys, len(sizes))
         if isinstance(numbers, int) and numbers >= 0:
@@ -163,7 +163,7 @@ class Routes:
             numbers[nulls != 0] = -1
         return numbers
 
-    def _look(self, topic: str) -> Route:
+    def _find_route(self, topic: str) -> Route:
         numbers = self._directory.partitions(topic)
         chooser = Chooser(
             self._settings.partitioner,
@@ -178,7 +178,7 @@ class Routes:
     def _refreshed(self, topic: str, route: Route) -> Route:
         if self._directory.partitions(topic) == route.numbers:
             return route
-        return self._look(topic)
+        return self._find_route(topic)
 
     def refresh(self, topic: str) -> None:
         """Read the partitions again when a batch begins, because some may have been
@@ -193,7 +193,7 @@ class Routes:
             del self.known[topic]
 
     def _added(self, topic: str, partition: int) -> Queue:
-        queue = self._look(topic).at(partition)
+        queue = self._find_route(topic).at(partition)
         if queue is None:
             raise TopicNotFoundError(
                 f"topic {topic!r} has no such partition",

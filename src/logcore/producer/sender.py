@@ -59,11 +59,11 @@ from logcore.producer.accumulator import (
     Row,
     UnsentColumns,
 )
-from logcore.producer.futures import Delivery, Teller
+from logcore.producer.futures import CallbackRunner, Delivery
 from logcore.producer.settings import ProducerSettings
 from logcore.producer.transaction_manager import Transacting
 from logcore.recordbatch import RecordBatch, compressor, target_codec
-from logcore.reporting import ERROR, WARNING, tell
+from logcore.reporting import ERROR, WARNING, log_line
 
 #: Maximum number of bytes that one round writes to a partition, so that others need not
 #: wait.
@@ -123,7 +123,7 @@ class Sender:
         directory: ClientDirectory,
         settings: ProducerSettings,
         accumulator: Accumulator,
-        teller: Teller,
+        teller: CallbackRunner,
         room: threading.Condition,
         transacting: Transacting | None = None,
     ) -> None:
@@ -137,7 +137,7 @@ class Sender:
         self._scratch = bytearray()
         self._producer_id: int | None = None
         # The following two fields belong to the current round. In other threads,
-        # untold() only reads them and fail_all() only adds.
+        # without_callbacks() only reads them and fail_all() only adds.
         self._unsynced: set[Log] = set()  # logs with invisible records of acks 0 and 1
         # Deliveries whose callbacks have not run.
         self._ended: deque[Delivery] = deque()
@@ -153,7 +153,7 @@ class Sender:
         now_ms = self._fs.monotonic_ms()
         work: list[tuple[Queue, list[ProducerBatch]]] = []
         if self._transacting is not None:
-            self._transacting.look()
+            self._transacting.end_overdue()
             if self._transacting.has_failed:
                 self.end_all("the transaction of the record failed and must be aborted")
         with self._room:
@@ -174,10 +174,10 @@ class Sender:
             self._sync(written)
         # Step 3: run the callbacks.
         is_idle = not work and not self._ended
-        self._tell()
+        self._run_callbacks()
         return not is_idle
 
-    def untold(self) -> list[Delivery]:
+    def without_callbacks(self) -> list[Delivery]:
         """Return the deliveries with an outcome whose callbacks have not run."""
         return list(self._ended)
 
@@ -201,9 +201,9 @@ class Sender:
                     "the producer was closed before the record was written"
                 )
                 self._give_up(queue, batch, error)
-        # In a callback, a running _tell() calls the new callbacks.
+        # In a callback, a running _run_callbacks() calls the new callbacks.
         if not self._teller.is_me:
-            self._tell()
+            self._run_callbacks()
 
     def end_all(self, why: str) -> None:
         """Fail every batch of a transaction that will not be committed."""
@@ -211,16 +211,16 @@ class Sender:
             for queue, batch in list(self._accumulator.all()):
                 self._end(queue, batch, TransactionAbortedError(why))
         if not self._teller.is_me:
-            self._tell()
+            self._run_callbacks()
 
-    def _tell(self) -> None:
+    def _run_callbacks(self) -> None:
         """Run the callbacks of completed deliveries.
 
         After an interrupt, the next call continues.
         """
         while self._ended:
-            self._teller.tell(self._ended[0])
-            self._ended.popleft()  # last, because tell() continues after an interrupt
+            self._teller.run_callbacks(self._ended[0])
+            self._ended.popleft()  # last, because run_callbacks() continues after an interrupt
 
     def _admitted(
         self, transacting: Transacting, work: list[tuple[Queue, list[ProducerBatch]]]
@@ -308,7 +308,7 @@ class Sender:
                 path=log.path,
             )
         queue.reopened_ms = now_ms
-        tell(
+        log_line(
             "producer",
             ERROR,
             "%s: a write or sync failed; the log is opened again",
@@ -558,7 +558,7 @@ class Sender:
             self._accumulator.split(queue, batch)
         else:
             if isinstance(error, OutOfOrderSequenceError):
-                tell(
+                log_line(
                     "producer",
                     WARNING,
                     "%s-%d: %s; a new producer id follows",

@@ -43,7 +43,7 @@ from logcore.errors import (
     TransactionAbortedError,
 )
 from logcore.fs import FS
-from logcore.reporting import WARNING, tell
+from logcore.reporting import WARNING, log_line
 
 #: The delay before a request is retried. It doubles from the first value to the second.
 _FIRST_WAIT_MS: Final = 1
@@ -280,7 +280,7 @@ class Transacting:
             timeout_ms=self._timeout_ms,
             keeps_open=keeps_prepared,
         )
-        return self._ask_until(deadline_ms, asked)
+        return self._request_until(deadline_ms, asked)
 
     def prepared(self) -> str:
         """Return the prepared transaction as text, or "" if it has no writes."""
@@ -303,7 +303,7 @@ class Transacting:
             ProducerFencedError: another producer has taken over the id.
         """
         identity = self.known_identity()
-        self._ask(
+        self._request(
             AddPartitions(
                 transactional_id=self.transactional_id,
                 producer_id=identity.producer_id,
@@ -333,7 +333,7 @@ class Transacting:
                 commit=commit,
                 client_version=_VERSION,
             )
-            found = self._ask_until(deadline_ms, ended)
+            found = self._request_until(deadline_ms, ended)
             # The previous producer may have sent the same request and received the same
             # epoch. So this producer gets a new one.
             if self._is_of_before:
@@ -343,7 +343,7 @@ class Transacting:
             self.identity = identity
             self.enter(TransactionState.READY)
 
-    def look(self) -> None:
+    def end_overdue(self) -> None:
         """End overdue transactions of this directory, at most once a second.
 
         A failure does not stop the producer. Its next request raises the error itself.
@@ -352,9 +352,9 @@ class Transacting:
         if now_ms - self._looked_ms >= _LOOK_MS:
             self._looked_ms = now_ms
             try:
-                self._coordinator.look()
+                self._coordinator.end_overdue()
             except LogcoreError as error:
-                tell(
+                log_line(
                     "transactions",
                     WARNING,
                     "transactions that are overdue were not ended: %s",
@@ -366,13 +366,13 @@ class Transacting:
         assert self.identity is not None, self.state
         return self.identity
 
-    def _ask_until(
+    def _request_until(
         self, deadline_ms: int | None, request: Request
     ) -> ProducerIdAndEpoch | Unended:
         wait_ms = _FIRST_WAIT_MS
         while True:
             try:
-                found = self._ask(request)
+                found = self._request(request)
             except (ResourceError, LogLockedError):
                 if (
                     deadline_ms is not None
@@ -386,8 +386,8 @@ class Transacting:
             assert found is not None, request
             return found
 
-    def _ask(self, request: Request) -> ProducerIdAndEpoch | Unended | None:
-        result = self._coordinator.ask(request)
+    def _request(self, request: Request) -> ProducerIdAndEpoch | Unended | None:
+        result = self._coordinator.request(request)
         if isinstance(result, TransactionError):
             self._refuse(result)
         return result

@@ -44,7 +44,7 @@ from logcore.metadata.checkpoint import PartitionKey
 from logcore.producer.producer import Producer
 from logcore.producer.settings import ProducerSettings
 from logcore.producer.transaction_manager import Transacting, TransactionState
-from logcore.reporting import WARNING, tell
+from logcore.reporting import WARNING, log_line
 
 
 class CommittingMember(Protocol):
@@ -121,7 +121,7 @@ class TransactionalProducer(Producer):
                 self.abort_transaction(timeout)
             except LogcoreError as error:
                 text = "the open transaction of %r was not aborted, and waits for its timeout: %s"
-                tell(
+                log_line(
                     "transactions",
                     WARNING,
                     text,

@@ -101,7 +101,7 @@ from logcore.registry.sessions import (
     read_file,
 )
 from logcore.registry.watching import FileWatch
-from logcore.reporting import WARNING, tell
+from logcore.reporting import WARNING, log_line
 
 #: Whether the nodes of topics can be rebuilt; see open_registry().
 TopicNodes = Literal["view", "truth"]
@@ -460,7 +460,7 @@ class FileRegistry(Closeable):
     def get(self, path: str) -> Node:
         names = node_names(path)
         self._check_open()
-        found = self._look(names)
+        found = self._read_node(names)
         if found is None:
             raise NodeNotFoundError("no such node", path=path)
         slot = found[1]
@@ -502,7 +502,7 @@ class FileRegistry(Closeable):
         versions: list[tuple[bytes, int] | str | None] = []
         for names in values:
             try:
-                found = self._look(names)
+                found = self._read_node(names)
             except (CorruptRegistryError, UnsupportedRegistryError) as error:
                 versions.append(str(error))  # get() raises it
                 continue
@@ -551,7 +551,9 @@ class FileRegistry(Closeable):
         """
         self._check_open()
         with self._mutex:
-            return self._observer.look(self._fs.monotonic_ms(), self._sessions.all())
+            return self._observer.find_stuck(
+                self._fs.monotonic_ms(), self._sessions.all()
+            )
 
     def end_stuck_sessions(self) -> list[str]:
         """End the sessions that stuck() returns, and return their ids."""
@@ -571,7 +573,7 @@ class FileRegistry(Closeable):
     def _file(self, names: Names) -> str:
         return self._directory(names) + SUFFIX
 
-    def _look(self, names: Names) -> tuple[Head, Slot] | None:
+    def _read_node(self, names: Names) -> tuple[Head, Slot] | None:
         """Read a node; return None if it does not exist."""
         return self._believed(self._file(names))
 
@@ -590,7 +592,7 @@ class FileRegistry(Closeable):
             )
             if not self._layout.is_lost_with_power(names):
                 raise
-            tell(
+            log_line(
                 "registry",
                 WARNING,
                 "a node that is not synced is damaged, and counts as none: %s",
@@ -662,7 +664,7 @@ class FileRegistry(Closeable):
             kind = NodeKind.EPHEMERAL
 
         def make() -> int:
-            if self._look(names) is not None:
+            if self._read_node(names) is not None:
                 raise NodeExistsError("the node exists", path=path)
             self._make_node(names, bytes(value), kind)
             return 0
@@ -711,7 +713,7 @@ class FileRegistry(Closeable):
         names = node_names(path)
 
         def replace() -> Node | None:
-            found = self._look(names)
+            found = self._read_node(names)
             if found is None:
                 value = change(None)
                 if value is None:
@@ -778,7 +780,7 @@ class FileRegistry(Closeable):
                 # change is retried.
                 outer = missing.names
                 with self._turn(self._layout.domain_of(outer)):
-                    if self._look(outer) is None:
+                    if self._read_node(outer) is None:
                         self._make_node(outer, b"", NodeKind.PERSISTENT)
 
     @contextlib.contextmanager
@@ -836,7 +838,7 @@ class FileRegistry(Closeable):
         )
 
     def _expected(self, names: Names, path: str, version: int) -> tuple[Head, Slot]:
-        found = self._look(names)
+        found = self._read_node(names)
         if found is None:
             raise NodeNotFoundError("no such node", path=path)
         if version not in (ANY, found[1].version):
@@ -922,7 +924,7 @@ class FileRegistry(Closeable):
             InvalidNodeError: a parent is an ephemeral node.
         """
         for depth in range(len(names) - 1, 0, -1):
-            found = self._look(names[:depth])
+            found = self._read_node(names[:depth])
             if found is not None:
                 if found[1].session is not None:
                     raise InvalidNodeError(

@@ -227,7 +227,7 @@ class Sessions:
         finally:
             self._fs.close(handle)
 
-    def look(self, session: str) -> SessionInfo | None:
+    def find(self, session: str) -> SessionInfo | None:
         """Return the session with this id, or None if it has no file."""
         for suffix in ("", EXPIRED):
             path = posixpath.join(self.directory, session + suffix)
@@ -257,7 +257,7 @@ class Sessions:
         ids = {
             one for name in names if _ID.fullmatch(one := name.removesuffix(EXPIRED))
         }
-        return [info for one in sorted(ids) if (info := self.look(one)) is not None]
+        return [info for one in sorted(ids) if (info := self.find(one)) is not None]
 
     def _facts(self, handle: int, path: str) -> Facts | None:
         """Return the record of a session, or None if it is damaged, as after a power cut."""
@@ -338,7 +338,7 @@ class Observer:
     def __init__(self) -> None:
         self._seen: dict[str, _Observation] = {}
 
-    def look(self, now_ms: int, sessions: Iterable[SessionInfo]) -> list[str]:
+    def find_stuck(self, now_ms: int, sessions: Iterable[SessionInfo]) -> list[str]:
         """Return the ids of living sessions whose count of polls did not increase for
         their interval, across repeated calls.
 

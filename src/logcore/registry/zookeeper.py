@@ -107,7 +107,7 @@ def connect(
     try:
         client.start(timeout=connect_timeout_ms / 1000)  # pyright: ignore[reportArgumentType]  # any number of seconds
         if names:
-            connection.ask("/", lambda: client.ensure_path_async(_encoded(names)))
+            connection.call("/", lambda: client.ensure_path_async(_encoded(names)))
             client.chroot = _encoded(names)
         connection.begin()
     except KazooTimeoutError as error:
@@ -234,7 +234,7 @@ class _Connection:
             except Exception as error:
                 _kazoo_log.warning("the client of ZooKeeper did not stop: %r", error)
 
-    def ask(
+    def call(
         self, path: str, begin: Callable[[], Any], *, is_writing: bool = False
     ) -> Any:
         """Send a call and return its answer. `begin` returns an async result of kazoo."""
@@ -354,11 +354,11 @@ class ZooKeeperRegistry(Closeable):
 
     def _read(self, path: str, begin: Callable[[Any], Any]) -> Any:
         client = self._connection.client
-        return self._connection.ask(path, lambda: begin(client))
+        return self._connection.call(path, lambda: begin(client))
 
     def _change(self, path: str, begin: Callable[[Any], Any]) -> Any:
         client = self._connection.client
-        return self._connection.ask(path, lambda: begin(client), is_writing=True)
+        return self._connection.call(path, lambda: begin(client), is_writing=True)
 
     def create(self, path: str, value: bytes = b"", *, ephemeral: bool = False) -> int:
         names = node_names(path)
@@ -594,11 +594,11 @@ class ZooKeeperWatch:
         client = self._connection.client
         if of_children:
             with contextlib.suppress(NodeNotFoundError):
-                self._connection.ask(
+                self._connection.call(
                     path, lambda: client.get_children_async(path, watch=report)
                 )
                 return
-        self._connection.ask(path, lambda: client.exists_async(path, watch=report))
+        self._connection.call(path, lambda: client.exists_async(path, watch=report))
 
     def _report(self, one: tuple[str, bool], event: object) -> None:
         if not self._is_closed:

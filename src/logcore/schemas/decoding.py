@@ -32,7 +32,7 @@ from logcore.errors import (
 from logcore.format.schema_records import SchemaVersion, guid_of, read_references
 from logcore.inspect.dump import shown, shown_value
 from logcore.kernels import Record
-from logcore.reporting import WARNING, tell
+from logcore.reporting import WARNING, log_line
 from logcore.schemas.parsing import message_indexes, value_decoder
 from logcore.schemas.state import SchemaState
 
@@ -217,7 +217,7 @@ class ValueDecoder:
         is_counted = reason in self.failures or len(self.failures) < _MOST_REASONS
         counted = reason if is_counted else _OTHER
         if counted not in self.failures:
-            tell("schemas", WARNING, "a value was not decoded: %s", counted)
+            log_line("schemas", WARNING, "a value was not decoded: %s", counted)
         self.failures[counted] += 1
         return DecodedPiece(shown(data), named, reason)
 

@@ -49,7 +49,7 @@ from logcore.kernels import Record
 from logcore.log import Log
 from logcore.logdir import LogDir
 from logcore.reader import LogReader, segments_between
-from logcore.reporting import WARNING, tell
+from logcore.reporting import WARNING, log_line
 from logcore.shipping.cluster import (
     ClusterSender,
     Outcome,
@@ -102,7 +102,7 @@ _RECORD_BYTES: Final = 64
 
 
 @attrs.define
-class _Under:
+class _BatchInProgress:
     """The batch in progress.
 
     `size_bytes` is the size of its keys, values and headers.
@@ -175,18 +175,20 @@ class Forwarder(Closeable):
         self._sender: ClusterSender | None = (
             None  # None until connected, and after an error
         )
-        self._under: _Under | None = None
+        self._under: _BatchInProgress | None = None
         self._counts = _Counts()
         self._state: State = "connecting"
         self._reason = ""
         self._attempts = 0  # consecutive failed attempts
         self._retry_ms = 0  # time of the next attempt to connect
-        self._look_ms = 0  # time at which _look() is due; the next two likewise
+        self._look_ms = (
+            0  # time at which _find_partitions() is due; the next two likewise
+        )
         self._note_ms = 0
         self._refresh_ms = fs.monotonic_ms() + _REFRESH_MS
         self._noted: dict[
             Partition, ShippedProgress
-        ] = {}  # of delivered records, to be written by _note()
+        ] = {}  # of delivered records, to be written by _write_progress()
         self._cluster_id = ""
         self._turn = 0  # index of the lane with which the next batch begins
         self._closed = False
@@ -215,7 +217,7 @@ class Forwarder(Closeable):
         self._closed = True
         try:
             self._drop_sender()
-            self._note(is_last=True)
+            self._write_progress(is_last=True)
         finally:
             if self._consumer is not None:
                 self._consumer.close()
@@ -282,14 +284,14 @@ class Forwarder(Closeable):
         try:
             return self._step(timeout_s)
         except RemoteUnavailableError as error:
-            self._lose(error)
+            self._wait_after_error(error)
         except ProducerFencedError as error:
             # The cluster returns the same error for a transaction that it aborted
             # because it took too long.
             if not self._took_too_long():
                 self.close()
                 raise self._fenced() from error
-            self._lose(error)
+            self._wait_after_error(error)
         except BaseException:
             # A batch may be sent in part, also after Ctrl-C. Closing the sender aborts
             # the batch or discards its result. The next sender begins at the delivered
@@ -304,7 +306,7 @@ class Forwarder(Closeable):
             self._cluster.pause(min(timeout_s, (self._retry_ms - now_ms) / 1000))
             return 0
         if now_ms >= self._look_ms or self._sender is None:
-            self._look()
+            self._find_partitions()
             self._look_ms = now_ms + _LOOK_MS
         if self._sender is None:
             self._sender = self._connected()
@@ -312,7 +314,7 @@ class Forwarder(Closeable):
         if self._under is None:
             self._under = self._read()
             if self._under is None:
-                self._rest(timeout_s)
+                self._idle(timeout_s)
                 return 0
             self._sender.start(self._under.batch)
         outcome = self._sender.wait(timeout_s)
@@ -322,9 +324,9 @@ class Forwarder(Closeable):
                 self._state = "waiting"
                 self._reason = f"the cluster has not answered for {waited_ms // 1000} s"
             return 0
-        return self._settle(outcome)
+        return self._finish_batch(outcome)
 
-    def _rest(self, timeout_s: float) -> None:
+    def _idle(self, timeout_s: float) -> None:
         """Update the state and wait, because there is nothing to ship now."""
         is_stopped = self._lanes and all(
             lane.failure is not None for lane in self._lanes.values()
@@ -335,10 +337,10 @@ class Forwarder(Closeable):
             self._state = "idle"
         self._reason = ""
         self._attempts = 0
-        self._note()
+        self._write_progress()
         self._cluster.pause(timeout_s)
 
-    def _lose(self, error: LogcoreError) -> None:
+    def _wait_after_error(self, error: LogcoreError) -> None:
         """Schedule a new connection.
 
         The new sender finds out whether the batch in progress was committed.
@@ -347,7 +349,7 @@ class Forwarder(Closeable):
         self._attempts += 1
         self._counts.retries += 1
         if self._state != "waiting":
-            tell(
+            log_line(
                 "shipping",
                 WARNING,
                 "forwarder %s waits: %s",
@@ -430,7 +432,7 @@ class Forwarder(Closeable):
                     found=f"{' and '.join(sources)} to {target}",
                 )
 
-    def _look(self) -> None:
+    def _find_partitions(self) -> None:
         """Add lanes for new partitions.
 
         Raises:
@@ -505,7 +507,7 @@ class Forwarder(Closeable):
         """
         if not self._attempts:
             self._state = "connecting"
-        note = self._read_note()
+        note = self._read_progress()
         if self._keeper == "directory":
             sender = self._cluster.plain_sender()
             progress = {**note.progress, **self._noted}
@@ -528,7 +530,7 @@ class Forwarder(Closeable):
                 self._place(lane, progress.get(target), note.progress.get(target))
         return sender
 
-    def _read_note(self) -> RecordedProgress:
+    def _read_progress(self) -> RecordedProgress:
         """Return the recorded progress of this forwarder.
 
         Raises:
@@ -617,7 +619,7 @@ class Forwarder(Closeable):
         if decided.skipped:
             self._counts.skipped += decided.skipped
             text = "forwarder %s: %d offsets of %s-%d were deleted before they were shipped"
-            tell(
+            log_line(
                 "shipping",
                 WARNING,
                 text,
@@ -629,7 +631,7 @@ class Forwarder(Closeable):
 
     def _stop(self, lane: Lane, error: LogcoreError) -> None:
         lane.failure = error
-        tell(
+        log_line(
             "shipping",
             WARNING,
             "%s-%d is not shipped any more: %s",
@@ -664,7 +666,7 @@ class Forwarder(Closeable):
         log.refresh()
         return log.last_stable_offset
 
-    def _read(self) -> _Under | None:
+    def _read(self) -> _BatchInProgress | None:
         """Read the next batch, of all partitions in turn.
 
         Returns None if it is empty.
@@ -702,7 +704,7 @@ class Forwarder(Closeable):
         if not progress:
             return None
         batch = OutgoingBatch(reading.records, progress)
-        return _Under(batch, reading.size_bytes, began_ms, self._fs.now_ms())
+        return _BatchInProgress(batch, reading.size_bytes, began_ms, self._fs.now_ms())
 
     def _read_lane(self, lane: Lane, reading: _AssembledBatch) -> None:
         log = self._log(lane)
@@ -729,7 +731,7 @@ class Forwarder(Closeable):
 
     # -- settling ----------------------------------------------------------------------
 
-    def _settle(self, outcome: Outcome) -> int:
+    def _finish_batch(self, outcome: Outcome) -> int:
         """Process the result of the batch in progress.
 
         Returns the delivered record count.
@@ -774,7 +776,7 @@ class Forwarder(Closeable):
             self._state = "shipping"
             self._reason = ""
             self._attempts = 0
-        self._note(is_due=self._keeper == "directory")
+        self._write_progress(is_due=self._keeper == "directory")
         return delivered
 
     def _refused(self, lane: Lane, records: list[Record], reason: str) -> None:
@@ -794,7 +796,7 @@ class Forwarder(Closeable):
         count = len(self._logdir.partitions(lane.source[0]))
         if self._quarantine.keep(lane.source, count, record, reason):
             self._counts.quarantined += 1
-            tell(
+            log_line(
                 "shipping",
                 WARNING,
                 "a record of %s-%d was refused and kept: %s",
@@ -804,7 +806,7 @@ class Forwarder(Closeable):
         lane.leave_out(record.offset + 1)
         lane.owes = True
 
-    def _note(self, *, is_due: bool = False, is_last: bool = False) -> None:
+    def _write_progress(self, *, is_due: bool = False, is_last: bool = False) -> None:
         """Write the progress, for the next forwarder and for local retention."""
         now_ms = self._fs.monotonic_ms()
         if not is_due and not is_last and now_ms < self._note_ms:

@@ -53,7 +53,7 @@ from logcore.logdir import LogDir
 from logcore.metadata.filenames import OFFSETS_TOPIC
 from logcore.reader import LogReader
 from logcore.recordbatch import empty_batch
-from logcore.reporting import WARNING, tell
+from logcore.reporting import WARNING, log_line
 from logcore.shipping import mirror_rules
 from logcore.shipping.cluster import (
     FetchResult,
@@ -256,7 +256,7 @@ class Mirror(Closeable):
             if not error.retriable:
                 self._forget()
                 raise
-            self._lose(error)
+            self._wait_after_error(error)
         except BaseException:
             self._forget()
             raise
@@ -274,7 +274,7 @@ class Mirror(Closeable):
             self._cluster.pause(min(timeout_s, (self._retry_ms - now_ms) / 1000))
             return 0
         if now_ms >= self._look_ms:
-            self._look()
+            self._find_partitions()
             self._look_ms = now_ms + _LOOK_MS
         self._place_all()
         lanes = self._lanes.values()
@@ -310,13 +310,15 @@ class Mirror(Closeable):
             self._state = "idle"
         return self._store(found)
 
-    def _lose(self, error: LogcoreError) -> None:
+    def _wait_after_error(self, error: LogcoreError) -> None:
         """Wait after a transient error, and restart from the positions on disk."""
         self._forget()
         self._attempts += 1
         self._retry_count += 1
         if self._state != "waiting":
-            tell("shipping", WARNING, "mirror %s waits: %s", self._settings.name, error)
+            log_line(
+                "shipping", WARNING, "mirror %s waits: %s", self._settings.name, error
+            )
         self._state = "waiting"
         self._reason = str(error)
         chance = self._fs.random_bytes(1)[0] / 255
@@ -344,7 +346,7 @@ class Mirror(Closeable):
                 found=str(targets),
             )
 
-    def _look(self) -> None:
+    def _find_partitions(self) -> None:
         """Add lanes for new partitions. Checks that the topics were not recreated."""
         if not self._cluster_id:
             self._cluster_id = self._cluster.cluster_id()
@@ -441,7 +443,7 @@ class Mirror(Closeable):
             if decided.skipped:
                 self._skipped_offsets += decided.skipped
                 text = "mirror %s: %d offsets of %s-%d were deleted before they were mirrored"
-                tell(
+                log_line(
                     "shipping",
                     WARNING,
                     text,
@@ -514,7 +516,9 @@ class Mirror(Closeable):
         if self._settings.confirm is not None and not self._settings.confirm(question):
             self._stop(lane, error)
             return
-        tell("shipping", WARNING, "mirror %s: %s yes", self._settings.name, question)
+        log_line(
+            "shipping", WARNING, "mirror %s: %s yes", self._settings.name, question
+        )
         log.truncate_to_epoch(_epoch_before(log, cut), cut)
         lane.position = None
 
@@ -537,7 +541,7 @@ class Mirror(Closeable):
 
     def _stop(self, lane: _Lane, error: LogcoreError) -> None:
         lane.failure = error
-        tell(
+        log_line(
             "shipping",
             WARNING,
             "%s-%d is not mirrored any more: %s",

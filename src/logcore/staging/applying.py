@@ -48,7 +48,7 @@ from logcore.metadata.filenames import (
 from logcore.partition.rewriting import adopting, save_recovery_points
 from logcore.partition.segment_files import list_bases
 from logcore.partition.writer import Writer
-from logcore.reporting import ERROR, tell
+from logcore.reporting import ERROR, log_line
 from logcore.segment import GrowingSegment, Segment
 from logcore.staging.manifest import (
     CLAIM,
@@ -226,7 +226,7 @@ def roll_forward(fs: FS, directory: str) -> dict[str, LogcoreError]:
                 os.path.join(path, name[: -len(ASSIGNED)] + DAMAGED),
             )
             fs.sync_dir(path)
-            tell(
+            log_line(
                 "staging",
                 ERROR,
                 "a staged write was set aside, and may be in the log in part: %s",

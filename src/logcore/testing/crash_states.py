@@ -97,14 +97,16 @@ class Moment:
             yield (
                 mask,
                 new,
-                functools.partial(_said, self.journal, mask, "with all data"),
+                functools.partial(_description, self.journal, mask, "with all data"),
                 "power",
             )
         for mask in masks_of_old:
             yield (
                 mask,
                 old,
-                functools.partial(_said, self.journal, mask, "without unsynced data"),
+                functools.partial(
+                    _description, self.journal, mask, "without unsynced data"
+                ),
                 "power",
             )
         if changed is not None and len(files) > 1:
@@ -253,7 +255,7 @@ class Moment:
         return ordered
 
 
-def _said(journal: Sequence[Naming], mask: int, how: str) -> str:
+def _description(journal: Sequence[Naming], mask: int, how: str) -> str:
     kept = [naming.what for at, naming in enumerate(journal) if mask >> at & 1]
     names = ""
     if 0 < len(kept) < 5:

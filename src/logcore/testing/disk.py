@@ -511,13 +511,13 @@ class SimulatedDisk(Environment, DiskLocks):
                 errno.EBADF, os.strerror(errno.EBADF)
             )
 
-    def _ask(self, operation: str, path: str) -> int | str | None:
+    def _fault_for(self, operation: str, path: str) -> int | str | None:
         """Return the fault for the next call, None if there is none."""
         if self.is_dead:
             raise SimulatedCrash
         if self.faults is None:
             return None
-        action = self.faults.ask(operation, path)
+        action = self.faults.action_for(operation, path)
         if isinstance(action, Slow):
             raise InvalidConfigError(
                 "the action of a fault of SimulatedDisk",
@@ -527,7 +527,7 @@ class SimulatedDisk(Environment, DiskLocks):
         return action
 
     def _reading(self, operation: str, path: str) -> None:
-        action = self._ask(operation, path)
+        action = self._fault_for(operation, path)
         if action == "crash":
             self._die()
         if isinstance(action, int):
@@ -535,7 +535,7 @@ class SimulatedDisk(Environment, DiskLocks):
 
     def _begin(self, operation: str, path: str) -> int | str | None:
         """Record a change or a sync before it happens, and return its fault, if any."""
-        action = self._ask(operation, path)
+        action = self._fault_for(operation, path)
         self._writing = None
         if self.observer is not None:
             self.observer(operation, False)
@@ -673,7 +673,7 @@ class SimulatedDisk(Environment, DiskLocks):
                 kind: _Failure = StorageReadError
                 if write:
                     kind = StorageWriteError
-                action = self._ask("open", path)
+                action = self._fault_for("open", path)
                 if action == "crash":
                     self._die()
                 if isinstance(action, int):
@@ -857,11 +857,11 @@ class SimulatedDisk(Environment, DiskLocks):
         return 1, self._get(path_or_handle).number
 
     def exists(self, path: str) -> bool:
-        self._ask("exists", path)
+        self._fault_for("exists", path)
         return self._find(path) is not None
 
     def is_directory(self, path: str) -> bool:
-        self._ask("is_directory", path)
+        self._fault_for("is_directory", path)
         return isinstance(self._find(path), DirectoryNode)
 
     def listdir(self, path: str) -> list[str]:

@@ -200,7 +200,7 @@ class Explorer(Generic[Found]):
     def finish(self) -> Report:
         """Explore the last moment and detach from the disk."""
         assert self._disk is not None
-        self._look_again()
+        self._explore_again()
         self._disk.observer = None
         self.report.operations += len(self._disk.operations)
         self._disk = None
@@ -218,19 +218,19 @@ class Explorer(Generic[Found]):
     def _look_at(self, operation: str, is_done: bool) -> None:
         if not is_done:
             if self._is_stale:
-                self._look_again()
+                self._explore_again()
         elif operation in SYNCS:
             # A sync reduces the possible losses. The states are explored on demand.
             self._live = None
         elif self._live is None:
-            self._look(newest=False)
+            self._explore(newest=False)
         else:
-            self._look(newest=True)
+            self._explore(newest=True)
 
-    def _look_again(self) -> None:
+    def _explore_again(self) -> None:
         self._is_stale = False
         if self._live is None:
-            self._look(newest=False)
+            self._explore(newest=False)
             return
         self.report.moments += 1
         self._call_power(self._complete)
@@ -238,7 +238,7 @@ class Explorer(Generic[Found]):
             for found in self._seen[key]:
                 self._check(found, state)
 
-    def _look(self, *, newest: bool) -> None:
+    def _explore(self, *, newest: bool) -> None:
         assert self._disk is not None
         self.report.moments += 1
         live = self._live = self._live or {}

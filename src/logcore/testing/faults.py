@@ -93,7 +93,7 @@ class FaultPlan:
     def __repr__(self) -> str:
         return f"FaultPlan({', '.join(map(repr, self.faults))})"
 
-    def ask(self, operation: str, path: str) -> int | str | Slow | None:
+    def action_for(self, operation: str, path: str) -> int | str | Slow | None:
         """Return the action for this call, None if it should succeed."""
         action: int | str | Slow | None = None
         for at, fault in enumerate(self.faults):
@@ -167,7 +167,7 @@ class FaultFS(OsFS):
         with self._plans_lock:
             for plan, directory in self._plans.items():
                 if os.path.join(path, "").startswith(directory):
-                    action = plan.ask(operation, path)
+                    action = plan.action_for(operation, path)
                     if isinstance(action, int):
                         return OSError(action, os.strerror(action))
                     if isinstance(action, Slow):

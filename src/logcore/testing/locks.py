@@ -198,7 +198,7 @@ class DiskLocks:
 
     if TYPE_CHECKING:  # attributes of SimulatedDisk
 
-        def _ask(self, operation: str, path: str) -> int | str | None: ...
+        def _fault_for(self, operation: str, path: str) -> int | str | None: ...
         def _directory(self, path: str, kind: Any = ...) -> DirectoryNode: ...
         def _held(self, handle: int) -> tuple[File, str, bool]: ...
 
@@ -210,7 +210,7 @@ class DiskLocks:
         """
         disk = cast("SimulatedDisk", self)
         with self._mutex:
-            self._ask("lock", directory)
+            self._fault_for("lock", directory)
             node = self._directory(directory, StorageWriteError)
             held = self._locks.get(node)
             if held is None:
@@ -258,7 +258,7 @@ class DiskLocks:
         disk = cast("SimulatedDisk", self)
         file, path, _ = self._held(handle)
         with self._mutex:
-            self._ask("lock_byte", path)
+            self._fault_for("lock_byte", path)
             if self.byte_locks.take(file, byte, handle, shared=shared):
                 return True
             disk.advance(timeout_ms)

@@ -230,7 +230,7 @@ class LogHistory:
             ), f"{record.offset} is left"
         self._note_gone(found)
 
-    def settle(self, found: FoundLog) -> None:
+    def judge_failed_call(self, found: FoundLog) -> None:
         """Judge the log after a failed call, and continue from its current state.
 
         The call may have been executed in part.
@@ -442,7 +442,7 @@ def recover_log(
     before = disk.view()
     shown = None
     if thorough:
-        shown = _look_before(disk, path)
+        shown = _records_before_recovery(disk, path)
     is_compacted = LogConfig.parse(config).is_compacted
     with open_log(
         path, create=True, config=config, durability=durability, fs=disk
@@ -661,7 +661,7 @@ def check_memory(log: Log) -> None:
     )
 
 
-def _look_before(disk: SimulatedDisk, path: str) -> list[Record]:
+def _records_before_recovery(disk: SimulatedDisk, path: str) -> list[Record]:
     """Return the records that a reader gets before the writer recovers the log.
 
     The reader stops at damage, which it reports as an error.

@@ -238,7 +238,7 @@ class SimulatedWatch:
         if self in self._process.watches:
             self._process.watches.remove(self)
 
-    def hear(self, kind: str, path: str, rng: random.Random, lost: float) -> None:
+    def notice(self, kind: str, path: str, rng: random.Random, lost: float) -> None:
         place = posixpath.dirname(path)
         if kind == "rmdir" and path in self._directories | self._closing:
             self._directories.discard(path)
@@ -403,7 +403,7 @@ class Machine:
     def report(self, kind: str, path: str) -> None:
         for process in self.processes:
             for watch in process.watches:
-                watch.hear(kind, path, self.rng, self.chances.lost)
+                watch.notice(kind, path, self.rng, self.chances.lost)
 
     def cut(self, size: int) -> int:
         """Return how many bytes of a write or a read its first step covers."""

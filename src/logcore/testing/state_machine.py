@@ -701,7 +701,7 @@ class LogStateMachine(RuleBasedStateMachine):
             self.log.flush()
             self.history.take_end(self.log.log_end_offset)
             self.history.acknowledge(self.log.log_end_offset, "disk")
-            self.history.settle(FoundLog.of(self.log))
+            self.history.judge_failed_call(FoundLog.of(self.log))
             self._forget_batches()
             return
         except LogcoreError:
@@ -724,7 +724,7 @@ class LogStateMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.readers)
     @rule(count=st.integers(1, 10))
-    def go_on_reading(self, count: int) -> None:
+    def continue_reading(self, count: int) -> None:
         reader, expected = self.readers[0]
         found = list(itertools.islice(reader, count))
         assert found == expected[:count], (

@@ -208,7 +208,7 @@ class LeaderFetcher:
                     del self._sent[one.place]
                     forgotten.append(one.place)
                 if not one.is_dropped and one.book.stopped is None:
-                    self._look_again(one)
+                    self._retry_next_round(one)
                 continue
             sent = self._sent[one.place] = _SentFetch(one, fetch, one.book.log_start)
             if before is None and one.place not in forgotten:
@@ -226,7 +226,7 @@ class LeaderFetcher:
         if is_full:
             listed, forgotten = list(self._sent.values()), []
         try:
-            response = self._connection.ask(
+            response = self._connection.request(
                 wire.FETCH,
                 self._request(listed, forgotten),
                 most_version=_FETCH_VERSION,
@@ -263,7 +263,7 @@ class LeaderFetcher:
                 if sent is not None and place not in answered:
                     answered.add(place)
                     self._take(sent.one, sent.fetch, part)
-                    self._look_again(sent.one)
+                    self._retry_next_round(sent.one)
         return answered
 
     def _begin_again(self, *, keeps_connection: bool = False) -> None:
@@ -282,9 +282,9 @@ class LeaderFetcher:
                 with one.mutex:
                     one.book = following.gave_up(one.book)
                     one.retry_at_ms = self._fs.monotonic_ms() + delay_ms
-                self._look_again(one)
+                self._retry_next_round(one)
 
-    def _look_again(self, one: FollowedPartition) -> None:
+    def _retry_next_round(self, one: FollowedPartition) -> None:
         """Look for the next fetch of a partition in the next round."""
         with self._changed:
             self._due[one] = None

@@ -41,8 +41,10 @@ class PeerConnection:
         self._mutex = threading.Lock()
         self._connection: SourceConnection | None = None
 
-    def ask(self, api: Api[Any, Any], request: Any, *, most_version: int = 99) -> Any:
-        """Send a request and return its response; see SourceConnection.ask().
+    def request(
+        self, api: Api[Any, Any], request: Any, *, most_version: int = 99
+    ) -> Any:
+        """Send a request and return its response; see SourceConnection.request().
 
         Raises:
             RemoteUnavailableError: the broker is not registered or does not answer.
@@ -53,7 +55,7 @@ class PeerConnection:
             connection = self._connect(self._broker)
             with self._mutex:
                 self._connection = connection
-        return connection.ask(api, request, most_version=most_version)
+        return connection.request(api, request, most_version=most_version)
 
     def interrupt(self) -> None:
         """Make a request that waits in another thread fail."""
@@ -140,7 +142,7 @@ class PeerQueue(Generic[_Entry, _Result]):
         results: Sequence[_Result | LogcoreError]
         try:
             request = self._pack([entry for entry, _ in taken])
-            results = self._unpack(self._connection.ask(self._api, request))
+            results = self._unpack(self._connection.request(self._api, request))
             if len(results) != len(taken):
                 raise RemoteUnavailableError(
                     f"broker {self._broker}: {self._api.name} has {len(results)} results",

@@ -47,7 +47,7 @@ class PeerViews:
         """
         for number in view.brokers:
             if number != self._node_id:
-                self._ask(number)
+                self._request_view(number)
         with self._mutex:
             leaders, self._leaders = self._leaders, {}
         states = dict(view.states)
@@ -66,7 +66,7 @@ class PeerViews:
                 states[key] = attrs.evolve(stored, state=state)
         return view if states == view.states else attrs.evolve(view, states=states)
 
-    def _ask(self, number: int) -> None:
+    def _request_view(self, number: int) -> None:
         with self._mutex:
             if number in self._asking:
                 return
@@ -84,7 +84,7 @@ class PeerViews:
             request = wire.METADATA.Request(
                 topics=None, allow_auto_topic_creation=False
             )
-            response = connection.ask(wire.METADATA, request)
+            response = connection.request(wire.METADATA, request)
             with self._mutex:
                 for topic in response.topics:
                     for one in topic.partitions:

@@ -179,12 +179,12 @@ class GroupShards(GroupService):
     def run_in_steps(self, steps: Steps[_T]) -> _T | PendingResponse:
         return self._state.run_in_steps(steps)
 
-    def ask(self, group_id: str, request: GroupRequest, done: Done) -> None:
+    def request(self, group_id: str, request: GroupRequest, done: Done) -> None:
         shard = self._find(group_id)
         if isinstance(shard, GroupError):
             done(shard)
         else:
-            shard.ask(group_id, request, done)
+            shard.request(group_id, request, done)
 
     def step(self, group_id: str, step: GroupStep) -> None:
         shard = self._find(group_id)

@@ -211,7 +211,7 @@ class TransactionPeers:
             )
         queue.add(markers, done)
 
-    def ask(
+    def request(
         self,
         broker: int,
         question: _TransactionQuestion,
@@ -314,7 +314,7 @@ class _Preparation:
     partitions: frozenset[Partition]
     adds: bool
     done: Callable[[TransactionErrors], None]
-    is_asking: bool = False
+    is_requesting: bool = False
     errors: TransactionErrors = attrs.field(factory=dict)
     #: Partitions with a marker after the question: its answer may be older.
     changed: set[Partition] = attrs.field(factory=set)
@@ -381,16 +381,18 @@ class TransactionShards(TransactionService):
             exist_ok=True,
         )
 
-    def ask(
+    def request(
         self, request: Request, now_ms: int, done: Callable[[TransactionResult], None]
     ) -> None:
         shard = self.shards.find(request.transactional_id)
         if isinstance(shard, NoShard):
             done(TransactionError[shard.name])
         else:
-            shard.ask(request, now_ms, done)
+            shard.request(request, now_ms, done)
 
-    def look(self, names: Collection[str] | None, done: FoundTransactions) -> None:
+    def find_stored(
+        self, names: Collection[str] | None, done: FoundTransactions
+    ) -> None:
         shards = self.shards.loaded()
         if names is not None:
             each = {self.shards.find(name) for name in names}
@@ -448,25 +450,25 @@ class TransactionShards(TransactionService):
     def _prepare_next(self, producer_id: int) -> None:
         """Complete the requests of a producer, up to one that must ask."""
         waiting = self._preparations.get(producer_id, deque())
-        while waiting and not waiting[0].is_asking:
+        while waiting and not waiting[0].is_requesting:
             one = waiting[0]
             unknown = self._unknown(one.producer, one.partitions)
             if unknown and not one.errors:
-                self._ask(one, unknown)
+                self._request_errors(one, unknown)
                 continue
             waiting.popleft()
             guarded(one.done, one.errors)
         if not waiting:
             self._preparations.pop(producer_id, None)
 
-    def _ask(self, one: _Preparation, unknown: frozenset[Partition]) -> None:
+    def _request_errors(self, one: _Preparation, unknown: frozenset[Partition]) -> None:
         producer = one.producer
-        one.is_asking = True
+        one.is_requesting = True
         one.changed.clear()
         has_returned = False
 
         def answered(found: TransactionErrors | LogcoreError) -> None:
-            one.is_asking = False
+            one.is_requesting = False
             if isinstance(found, LogcoreError):
                 error = TransactionError.COORDINATOR_NOT_AVAILABLE
                 found = dict.fromkeys(unknown, error)
@@ -484,7 +486,7 @@ class TransactionShards(TransactionService):
         elif coordinator is None or coordinator == NO_NODE:
             answered(LogcoreError("the transaction has no coordinator now"))
         else:
-            self.peers.ask(
+            self.peers.request(
                 coordinator, _TransactionQuestion(producer, unknown, one.adds), answered
             )
         has_returned = True

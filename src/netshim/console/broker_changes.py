@@ -55,7 +55,7 @@ class BrokerChanges:
 
     handle: ServerHandle
 
-    def ask(
+    def request(
         self, viewer: ConsoleViewer, api: Api[Any, Any], version: int, request: Any
     ) -> Any:
         """Return the response to a request of a user. Blocks.
@@ -107,7 +107,7 @@ class BrokerChanges:
                     committed_metadata="",
                 )
             )
-        response = self.ask(
+        response = self.request(
             viewer,
             wire.OFFSET_COMMIT,
             _OFFSET_COMMIT,
@@ -124,7 +124,7 @@ class BrokerChanges:
     ) -> None:
         # As `kafka-transactions.sh forceTerminateTransaction`: the id gets a new epoch,
         # which aborts the open transaction and fences its producer.
-        response = self.ask(
+        response = self.request(
             viewer,
             wire.INIT_PRODUCER_ID,
             _INIT_PRODUCER_ID,
@@ -137,7 +137,7 @@ class BrokerChanges:
             _check([(transactional_id, response.error_code, None)])
 
     def delete_topic(self, viewer: ConsoleViewer, topic: str) -> None:
-        response = self.ask(
+        response = self.request(
             viewer,
             wire.DELETE_TOPICS,
             _DELETE_TOPICS,
@@ -160,7 +160,7 @@ class BrokerChanges:
                 for number, offset in before.items()
             ],
         )
-        response = self.ask(
+        response = self.request(
             viewer,
             wire.DELETE_RECORDS,
             _DELETE_RECORDS,

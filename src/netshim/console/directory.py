@@ -28,7 +28,7 @@ from logcore.inspect.segmentmap import PartitionSize, PartitionSizes
 from logcore.metadata import checkpoint
 from logcore.metadata.checkpoint import Key
 from logcore.metadata.filenames import INTERNAL_TOPICS, partition_of
-from logcore.partition.persisted import or_else
+from logcore.partition.persisted import value_or
 from netshim.console.access import ConsoleAccess, ConsoleViewer
 from netshim.console.broker import BrokerPageFacts, LiveGroup
 from netshim.console.changes import ConsoleChanges
@@ -102,7 +102,7 @@ class DirectoryView:
                 topics = _numbers(paths)
             if logdir is not None and not topics:
                 # A directory of one partition opens as a directory without topics.
-                paths = or_else({}, _listed, self.fs, self.path)
+                paths = value_or({}, _listed, self.fs, self.path)
                 topics = _numbers(paths)
             if viewer.rules is not None:
                 topics = {
@@ -203,7 +203,7 @@ class OpenDirectory:
             LogcoreError, OSError: the files cannot be read.
         """
         if self._starts is None:
-            self._starts = or_else(
+            self._starts = value_or(
                 {},
                 checkpoint.read_offsets,
                 self.view.fs,

@@ -189,7 +189,9 @@ class SourceConnection:
 
     # -- requests ----------------------------------------------------------------------
 
-    def ask(self, api: Api[Any, Any], request: Any, *, most_version: int = 99) -> Any:
+    def request(
+        self, api: Api[Any, Any], request: Any, *, most_version: int = 99
+    ) -> Any:
         """Send a request and return its response.
 
         Records in it are views of a buffer that the next response overwrites.
@@ -235,7 +237,7 @@ class SourceConnection:
     def receive(self) -> Any:
         """Return the response to the oldest request without one.
 
-        Raises what ask() raises.
+        Raises what request() raises.
         """
         expected, api, version = self._waiting.pop(0)
         try:
@@ -284,7 +286,7 @@ class SourceConnection:
         }
         if not settings.uses_sasl:
             return
-        chosen = self.ask(
+        chosen = self.request(
             wire.SASL_HANDSHAKE,
             wire.SASL_HANDSHAKE.Request(mechanism=settings.mechanism),
         )
@@ -330,7 +332,7 @@ class SourceConnection:
             raise LoginError(f"{self._address} does not know the password")
 
     def _token(self, token: bytes) -> bytes:
-        response = self.ask(
+        response = self.request(
             wire.SASL_AUTHENTICATE, wire.SASL_AUTHENTICATE.Request(auth_bytes=token)
         )
         if response.error_code:

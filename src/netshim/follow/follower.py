@@ -34,7 +34,7 @@ from logcore.errors import (
 from logcore.log import Log
 from logcore.logdir import LogDir
 from logcore.metadata import checkpoint
-from logcore.reporting import WARNING, tell
+from logcore.reporting import WARNING, log_line
 from netshim.follow import rules
 from netshim.follow.rules import (
     Append,
@@ -170,7 +170,7 @@ class Follower:
         self._size_bytes = 0
         self._truncation_count = 0
         self._skipped_offsets = 0
-        self._note = _read_note(logdir)
+        self._note = _read_progress(logdir)
 
     # -- work --------------------------------------------------------------------------
 
@@ -246,7 +246,7 @@ class Follower:
         """Try again later, with new connections and metadata."""
         self._source.close()
         if self._state != "waiting":
-            tell("follow", WARNING, "the source does not answer: %s", error)
+            log_line("follow", WARNING, "the source does not answer: %s", error)
         self._state = "waiting"
         self._reason = str(error)
         delay_s = min(_MOST_RETRY_S, _FIRST_RETRY_S * 2**self._retries)
@@ -382,7 +382,7 @@ class Follower:
                         found=f"the copy ends at {before}",
                     )
                 self._truncation_count += 1
-                tell(
+                log_line(
                     "follow",
                     WARNING,
                     "%s: an unclean election in the source; offsets %d to %d were removed",
@@ -405,7 +405,7 @@ class Follower:
 
     def _stop(self, name: Partition, copy: _PartitionCopy, error: LogcoreError) -> None:
         copy.failure = error
-        tell("follow", WARNING, "%s-%d stopped: %s", *name, error)
+        log_line("follow", WARNING, "%s-%d stopped: %s", *name, error)
 
     # -- progress ----------------------------------------------------------------------
 
@@ -458,13 +458,13 @@ def _known_settings(settings: Mapping[str, str]) -> dict[str, str]:
         try:
             LogConfig.parse({name: value})
         except InvalidConfigError:
-            tell("follow", WARNING, "the setting %s=%s is not copied", name, value)
+            log_line("follow", WARNING, "the setting %s=%s is not copied", name, value)
         else:
             known[name] = value
     return known
 
 
-def _read_note(logdir: LogDir) -> dict[str, Any]:
+def _read_progress(logdir: LogDir) -> dict[str, Any]:
     """Return the progress note; empty if there is none or it is damaged."""
     content = checkpoint.read(logdir.host.fs, logdir.path, _NOTE)
     return checkpoint.unpack_checked(content or b"") or {}
@@ -509,7 +509,7 @@ def promote(
 
 def _check_complete(logdir: LogDir, names: list[str], source: Source | None) -> None:
     advice = "--anyway to promote the copy as it is"
-    if _read_note(logdir).get("partial", True):
+    if _read_progress(logdir).get("partial", True):
         raise ShippingError(
             "the copy has never caught up with its source", expected=advice
         )

@@ -147,7 +147,7 @@ class Source(Closeable):
         request = wire.METADATA.Request(topics=None, allow_auto_topic_creation=False)
         if connection.version_of(wire.METADATA) < _METADATA_WITH_IDS:
             raise ShippingError("the source needs Apache Kafka 3.1 or later")
-        response = connection.ask(wire.METADATA, request)
+        response = connection.request(wire.METADATA, request)
         self.cluster_id = response.cluster_id or ""
         self._brokers = {one.node_id: (one.host, one.port) for one in response.brokers}
         patterns = list(patterns)
@@ -182,7 +182,7 @@ class Source(Closeable):
                 for name in names
             ]
         )
-        response = self._bootstrapped().ask(wire.DESCRIBE_CONFIGS, request)
+        response = self._bootstrapped().request(wire.DESCRIBE_CONFIGS, request)
         found = {}
         for one in response.results:
             if one.error_code:
@@ -240,16 +240,16 @@ class Source(Closeable):
                     for name, numbers in wanted.items()
                 ],
             )
-            response = self._ask(leader, wire.LIST_OFFSETS, request)
+            response = self._request(leader, wire.LIST_OFFSETS, request)
             for topic in response.topics:
                 for one in topic.partitions:
                     if not one.error_code:
                         found[topic.name, one.partition_index] = one.offset
         return found
 
-    def _ask(self, broker: int, api: Any, request: Any) -> Any:
+    def _request(self, broker: int, api: Any, request: Any) -> Any:
         try:
-            return self._connection(broker).ask(api, request)
+            return self._connection(broker).request(api, request)
         except RemoteUnavailableError:
             self._connections.pop(broker, None)
             raise

@@ -310,7 +310,7 @@ class SaslGate:
         security = self._state.security
         is_known = mechanism in security.mechanisms
         security.failures[mechanism if is_known else "other"] += 1
-        self._state.journal.say(
+        self._state.journal.log(
             logging.WARNING,
             f"authentication failed {self._session.peer}",
             self._state.now_ms,

@@ -178,7 +178,7 @@ class _SessionPartitions:
         self._first: list[_Wanted] | None = None
         self._first = self.to_read()
 
-    def _look_at_topics(self) -> None:
+    def _check_topics(self) -> None:
         """Read every partition again if topics or leaders have changed."""
         state = self._state
         version = state.logdir.host.topics_version
@@ -235,7 +235,7 @@ class _SessionPartitions:
         if self._first is not None:
             first, self._first = self._first, None
             return first
-        self._look_at_topics()
+        self._check_topics()
         self._reading = []
         wanted: list[_Wanted] = []
         self._wakes = None
@@ -263,7 +263,7 @@ class _SessionPartitions:
         session, leadership = self._session, self._state.leadership
         for (one, log, offsets), part in zip(self._reading, parts, strict=True):
             one.quiet = None
-            if log is None or one.place is None or one.has_news(part):
+            if log is None or one.place is None or one.has_changed(part):
                 continue
             end = part.last_stable_offset
             if self._replica >= 0:
@@ -448,22 +448,22 @@ class _ParkedFetch:
         `looks_again` means that records may have arrived since the logs were read.
         """
         answer = self._answer
-        self._timer = self._state.timers.at(self._deadline_ms, self._look)
-        self._state.fetches.add(self._keys, self._look)
+        self._timer = self._state.timers.at(self._deadline_ms, self._retry)
+        self._state.fetches.add(self._keys, self._retry)
         answer.when_cancelled(self._forget)
         if looks_again:
-            self._look(self._state.now_ms)
+            self._retry(self._state.now_ms)
         return answer
 
     def _forget(self) -> None:
-        self._state.fetches.remove(self._keys, self._look)
+        self._state.fetches.remove(self._keys, self._retry)
         self._state.timers.cancel(self._timer)
 
     def _finish(self, response: FetchResponse | Exception) -> None:
         self._forget()
         self._answer.set(response)
 
-    def _look(self, now_ms: int) -> None:
+    def _retry(self, now_ms: int) -> None:
         if self._is_looking:
             self._was_called = True
             return
@@ -498,11 +498,11 @@ class _ParkedFetch:
             self._finish(error)
             return
         if isinstance(found, PendingResponse):
-            found.then(lambda value: self._looked(value, now, state.now_ms))
+            found.then(lambda value: self._handle_found(value, now, state.now_ms))
         else:
-            self._looked(found, now, now_ms)
+            self._handle_found(found, now, now_ms)
 
-    def _looked(
+    def _handle_found(
         self,
         found: tuple[FetchResponse, int, bool] | Exception,
         now: _Extent | None,
@@ -524,7 +524,7 @@ class _ParkedFetch:
         # After a wake-up, the chunks that were already read may have changed.
         if self._was_called:
             self._was_called = False
-            self._look(now_ms)
+            self._retry(now_ms)
 
 
 def _extent(

@@ -435,7 +435,7 @@ def offset_commit(
             result.error_code = code or result.error_code
         answer.set(response)
 
-    groups.ask_commit(who, offsets, done)
+    groups.request_commit(who, offsets, done)
     return answer
 
 
@@ -678,7 +678,7 @@ def offset_delete(
             result.error_code = _code_of(error, call)
         answer.set(response_type(topics=topics))
 
-    groups.ask_delete_offsets(request.group_id, keys, done)
+    groups.request_delete_offsets(request.group_id, keys, done)
     return answer
 
 
@@ -821,5 +821,5 @@ def delete_groups(
     for result in response.results:
         if pace.is_over():
             yield
-        groups.ask_delete(result.group_id, partial(done, result))
+        groups.request_delete(result.group_id, partial(done, result))
     return answer

@@ -244,13 +244,13 @@ def _metadata(
         cluster_id=state.logdir.cluster_id,
         controller_id=state.topology.controller_id,
         topics=results,
-        cluster_authorized_operations=_asked(
+        cluster_authorized_operations=_operations_or_default(
             request.include_cluster_authorized_operations, _CLUSTER_OPERATIONS
         ),
     )
 
 
-def _asked(wanted: bool, operations: int) -> int:
+def _operations_or_default(wanted: bool, operations: int) -> int:
     if wanted:
         return operations
     return -(2**31)
@@ -290,7 +290,7 @@ def _topic_metadata(
         topic_id=topic_id,
         is_internal=name in INTERNAL_TOPICS,
         partitions=partitions,
-        topic_authorized_operations=_asked(
+        topic_authorized_operations=_operations_or_default(
             request.include_topic_authorized_operations, _TOPIC_OPERATIONS
         ),
     )
@@ -324,7 +324,7 @@ def describe_cluster(
             )
             for one in state.topology.brokers(call.session)
         ],
-        cluster_authorized_operations=_asked(
+        cluster_authorized_operations=_operations_or_default(
             request.include_cluster_authorized_operations, _CLUSTER_OPERATIONS
         ),
     )

@@ -126,17 +126,17 @@ def when_transactions_are_loaded(
         return handle()
     answer = PendingResponse()
 
-    def go_on(is_loaded: bool) -> None:
+    def when_loaded(is_loaded: bool) -> None:
         if is_loaded:
             answer_with(handle, answer)
         else:
             answer.set(refuse(codes.COORDINATOR_NOT_AVAILABLE))
 
-    state.transactions.load(call.now_ms, go_on)
+    state.transactions.load(call.now_ms, when_loaded)
     return answer
 
 
-def _when_looked_up(
+def _when_found(
     names: Collection[str] | None,
     call: Call,
     state: BrokerState,
@@ -150,7 +150,7 @@ def _when_looked_up(
     def handle() -> PendingResponse:
         answer = PendingResponse()
 
-        def looked(found: dict[str, StoredTransaction] | Exception) -> None:
+        def found_all(found: dict[str, StoredTransaction] | Exception) -> None:
             if isinstance(found, NotLeaderError):
                 answer.set(refuse(codes.NOT_COORDINATOR))
             elif isinstance(found, Exception):
@@ -158,7 +158,7 @@ def _when_looked_up(
             else:
                 answer_with(lambda: state.run_in_steps(respond(found)), answer)
 
-        state.transactions.look(names, looked)
+        state.transactions.find_stored(names, found_all)
         return answer
 
     return when_transactions_are_loaded(call, state, handle, refuse)
@@ -192,7 +192,7 @@ def init_transactional_id(
                     response_type(error_code=_code(result, call), producer_epoch=-1)
                 )
 
-        state.transactions.ask(asked, call.now_ms, done)
+        state.transactions.request(asked, call.now_ms, done)
         return answer
 
     return when_transactions_are_loaded(
@@ -245,7 +245,7 @@ def add_partitions_to_txn(
         partitions=frozenset(wanted),
     )
     return when_transactions_are_loaded(
-        call, state, lambda: _asked(asked, call, state, response), response
+        call, state, lambda: _answer_with_code(asked, call, state, response), response
     )
 
 
@@ -339,7 +339,7 @@ def _code_of_unknown(known: set[Partition], partition: Partition) -> int:
     return codes.UNKNOWN_TOPIC_OR_PARTITION
 
 
-def _asked(
+def _answer_with_code(
     asked: Any, call: Call, state: BrokerState, response: Callable[[int], Any]
 ) -> PendingResponse:
     """Return the answer that contains the code of a request."""
@@ -354,7 +354,7 @@ def _asked(
             )
         )
 
-    state.transactions.ask(asked, call.now_ms, done)
+    state.transactions.request(asked, call.now_ms, done)
     return answer
 
 
@@ -379,7 +379,10 @@ def add_offsets_to_txn(
             partitions=frozenset({_home_of(request.group_id, state)}),
         )
         return when_transactions_are_loaded(
-            call, state, lambda: _asked(asked, call, state, response), response
+            call,
+            state,
+            lambda: _answer_with_code(asked, call, state, response),
+            response,
         )
 
     return _with_offsets_topic(state, response, add)
@@ -436,7 +439,7 @@ def end_txn(request: EndTxnRequest, call: Call, state: BrokerState) -> Any:
             else:
                 answer.set(response_type())
 
-        state.transactions.ask(asked, call.now_ms, done)
+        state.transactions.request(asked, call.now_ms, done)
         return answer
 
     return when_transactions_are_loaded(
@@ -546,7 +549,7 @@ def _commit_offsets(
     error = state.transactions.verified(
         (request.transactional_id, *producer),
         _home_of(request.group_id, state),
-        lambda: state.groups.ask_commit(committer, offsets, done, producer),
+        lambda: state.groups.request_commit(committer, offsets, done, producer),
     )
     if error is not None:
         refuse_all(_code_of_offsets(error, call))
@@ -584,7 +587,7 @@ def write_txn_markers(
         return response
     answer = PendingResponse()
 
-    def told(
+    def count_down(
         places: dict[Partition, Any], place: Partition, error: Exception | None
     ) -> None:
         nonlocal left
@@ -613,7 +616,7 @@ def write_txn_markers(
             effect,
             call.now_ms,
             coordinator_epoch=marker.coordinator_epoch,
-            told=partial(told, places),
+            on_marker=partial(count_down, places),
         ).write()
     return answer
 
@@ -665,7 +668,7 @@ def describe_transactions(
             ]
         )
 
-    return _when_looked_up(request.transactional_ids, call, state, respond, refuse)
+    return _when_found(request.transactional_ids, call, state, respond, refuse)
 
 
 def list_transactions(
@@ -715,7 +718,7 @@ def list_transactions(
             unknown_state_filters=sorted(states - labels), transaction_states=listed
         )
 
-    return _when_looked_up(
+    return _when_found(
         None, call, state, respond, lambda code: response_type(error_code=code)
     )
 

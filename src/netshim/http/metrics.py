@@ -175,7 +175,7 @@ def _open_transactions(state: BrokerState) -> int:
                 labels = (one.status.label for one in transactions.values())
                 found.append(sum(label in _OPEN for label in labels))
 
-        state.transactions.look(None, looked)
+        state.transactions.find_stored(None, looked)
     return sum(found)
 
 

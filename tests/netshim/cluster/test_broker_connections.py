@@ -203,7 +203,7 @@ def test_only_the_login_of_brokers_is_one_of_a_broker(
         settings = choose("SASL_PLAINTEXT://127.0.0.1:1").client_settings(facts.brokers)
         connection = SourceConnection("127.0.0.1", alone.port, settings)
         for _ in range(20):  # for longer than the lifetime of an ordinary login
-            connection.ask(wire.METADATA, wire.METADATA.Request())
+            connection.request(wire.METADATA, wire.METADATA.Request())
         connection.close()
         for mechanism in ("PLAIN", "SCRAM-SHA-256"):
             other = attrs.evolve(settings, mechanism=mechanism)

@@ -409,7 +409,7 @@ def test_a_fetch_session_ends_to_serve_a_topic_without_a_rule(
     allow(secured, leader, "session", AclOperation.READ)
     connection = secured.connect(leader, secured.settings_of(ALICE))
     try:
-        begun = connection.ask(
+        begun = connection.request(
             wire.FETCH, fetch_request(topic_id, session_id=0, session_epoch=0)
         )
         assert begun.session_id and begun.responses[0].partitions[0].records
@@ -422,7 +422,7 @@ def test_a_fetch_session_ends_to_serve_a_topic_without_a_rule(
         later = wire.FETCH.Request(
             max_wait_ms=0, session_id=begun.session_id, session_epoch=1, topics=[]
         )
-        found = connection.ask(wire.FETCH, later)
+        found = connection.request(wire.FETCH, later)
         assert code_of(found) == codes.TOPIC_AUTHORIZATION_FAILED
         assert not found.responses[0].partitions[0].records
     finally:
