@@ -258,7 +258,7 @@ def results(path: Path) -> Counter[bytes]:
 @pytest.mark.parametrize(
     "kills",
     [
-        pytest.param(KILLS, marks=pytest.mark.timeout(300), id="few"),
+        pytest.param(KILLS, id="few"),
         pytest.param(
             MANY, marks=[pytest.mark.slow, pytest.mark.timeout(3600)], id="many"
         ),

@@ -20,10 +20,6 @@ from pyspark_logcore.options import parse_read
 from pyspark_logcore.testing import failing, forget_commit, kafka_alias
 from support import kafka_job
 
-pytestmark = pytest.mark.timeout(
-    300
-)  # the first of those that need Spark waits for it to start
-
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:

@@ -21,8 +21,6 @@ from pyspark_logcore import gather, write_local
 from pyspark_logcore.testing import failing, forget_commit
 from support.local import values
 
-pytestmark = pytest.mark.timeout(300)
-
 
 @pytest.mark.slow
 def test_a_stream_and_a_batch_job_write_locally_and_are_gathered_once(

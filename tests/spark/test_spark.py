@@ -31,7 +31,6 @@ import logcore
 import pyspark_logcore
 from logcore.metadata.filenames import staging_path
 
-pytestmark = pytest.mark.timeout(300)
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "flights_spark.py"
 PIPELINE = ROOT / "examples" / "pipeline" / "pipeline.py"

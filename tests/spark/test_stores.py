@@ -16,8 +16,6 @@ from pyspark.sql import SparkSession
 import logcore
 from support.s3 import SECRET, upload
 
-pytestmark = pytest.mark.timeout(300)
-
 
 @pytest.mark.slow  # without a JVM it is in test_stores_plain.py
 def test_spark_reads_an_archive_and_shows_no_secret(

@@ -22,7 +22,6 @@ from pyspark.sql import functions as F
 import logcore
 from pyspark_logcore.testing import forget_commit
 
-pytestmark = pytest.mark.timeout(300)
 T0 = 1_700_000_000_000
 
 
