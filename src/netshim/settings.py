@@ -72,7 +72,7 @@ class Settings:
         3,
         1,
         32_767,
-        doc="Largest replication factor that CreateTopics accepts; there is always one replica.",
+        doc="Largest replication factor that CreateTopics accepts; outside a cluster there is always one replica.",
     )
     max_partitions_per_request: int = _setting(
         10_000,
