@@ -159,8 +159,14 @@ def test_the_session_is_renewed_during_long_work(
             renewed.append(len(polls) > before)
 
     monkeypatch.setattr("netshim.cluster.member.review_cluster", work_for_long)
-    member.note([])
-    until(lambda: len(renewed) >= 3, "the work is done")
+
+    def is_done() -> bool:
+        # The controller may have reviewed its view before the function was replaced.
+        member._reviewed = None
+        member.note([])
+        return len(renewed) >= 3
+
+    until(is_done, "the work is done")
     assert all(renewed[:3])
 
 
