@@ -24,7 +24,6 @@ from pyspark_logcore.ranges import Bounds, OffsetRange, TopicPartition
 from pyspark_logcore.tasks import Marks
 
 if TYPE_CHECKING:
-    from types import TracebackType
     from typing import Self
 
 
@@ -98,12 +97,7 @@ class Origin(Protocol):
 
     def __enter__(self) -> Self: ...
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None: ...
+    def __exit__(self, *error: object) -> None: ...
 
 
 def origin_of(options: ReadOptions) -> Origin:
