@@ -867,6 +867,36 @@ MISTAKES: Final = (
         "netshim/test_fast_path.py::test_a_waiting_fetch_passes_on_if_a_transaction_begins",
     ),
     Mistake(
+        "fast_path_ignores_rules", "netshim/fast_path.py",
+        "        if not self._state.security.may(session, operation, name):\n            return None\n",
+        "",
+        "netshim/test_fast_path.py::test_rules_are_enforced_alike",
+    ),
+    Mistake(
+        "waiting_fetch_ignores_new_rules", "netshim/fast_path.py",
+        "log is None or not may_read",
+        "log is None",
+        "netshim/test_fast_path.py::test_rules_are_enforced_alike",
+    ),
+    Mistake(
+        "fast_path_ignores_logins", "netshim/broker.py",
+        "            and (session.gate is None or session.gate.is_passed(now_ms))\n",
+        "",
+        "netshim/test_fast_path.py::test_a_connection_must_authenticate_first",
+    ),
+    Mistake(
+        "session_is_not_undone", "netshim/fast_path.py",
+        "            if turn is not None:\n                turn.undo()\n            return None",
+        "            return None",
+        "netshim/test_fast_path.py::test_random_requests_are_answered_alike",
+    ),
+    Mistake(
+        "overtaken_request_is_answered", "netshim/fast_path.py",
+        "        if turn is not None and not turn.is_current:\n",
+        "        if False:\n",
+        "netshim/test_fast_path.py::test_a_request_of_a_session_ends_the_one_before_it",
+    ),
+    Mistake(
         "failed_write_is_tried_again", "netshim/fast_path.py",
         "            as_value(error)\n            result",
         "            as_value(error)\n            return None\n            result",

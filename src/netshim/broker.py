@@ -222,15 +222,13 @@ class Broker:
         Raises:
             CloseConnection: the frame is no valid request, or its API is not served.
         """
-        security = self.state.security
         if (
             self._fast_path is not None
-            and session.gate is None
+            and (session.gate is None or session.gate.is_passed(now_ms))
             and self.faults is None
             and self._nodes is None
             and self.state.release is None
-            and security.acls is None
-            and not security.quotas.keys
+            and not self.state.security.quotas.keys
         ):
             reply = self._fast_path.handle(session, frame, now_ms, self.counts)
             if reply is not None:

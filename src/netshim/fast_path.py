@@ -12,6 +12,7 @@ Rules:
 - The partition is led by this broker, which is alone, and its log is open and idle.
 - A Fetch that waits, and then cannot be answered here, passes to the general path with
   the rest of its time.
+- The rules allow the request, when it arrives and when it is answered.
 - A fetch session is answered here if it has one partition and continues.
 """
 
@@ -32,6 +33,7 @@ from netshim.handlers.failures import code_of, message_of
 from netshim.handlers.fetch import MAX_WAIT_MS
 from netshim.handlers.produce import refuse, refuse_batch
 from netshim.scheduling import PendingResponse, answer_with, as_value
+from netshim.security.acls import AclOperation
 from netshim.state import BrokerState, Call
 from netshim.wire import codes
 
@@ -79,13 +81,17 @@ class FastPath:
         name = request.topic
         if request.topic_id is not None:
             name = self._state.topic_ids.name_of(request.topic_id) or ""
+        is_fetch = isinstance(request, UsualFetch)
+        operation = AclOperation.READ if is_fetch else AclOperation.WRITE
+        if not self._state.security.may(session, operation, name):
+            return None
         log = self._state.logs.free_log(name, request.partition)
         if log is None:
             return None
         key = name, request.partition
         counter = None
         if counts is not None:
-            api = wire.FETCH if isinstance(request, UsualFetch) else wire.PRODUCE
+            api = wire.FETCH if is_fetch else wire.PRODUCE
             counter = _Counter(counts, api.name, len(frame))
         if isinstance(request, UsualFetch):
             return self._fetch(request, turn, key, log, session, frame, now_ms, counter)
@@ -378,7 +384,9 @@ class _WaitingFetch:
             or state.topic_ids.name_of(request.topic_id) == self._key[0]
         )
         log = state.logs.free_log(*self._key)
-        if not is_same or log is None:
+        # The rules may have changed.
+        may_read = state.security.may(self._session, AclOperation.READ, self._key[0])
+        if not is_same or log is None or not may_read:
             return None
         return self._fast.read(request, self._turn, log, may_wait=not is_over)
 

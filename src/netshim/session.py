@@ -34,6 +34,10 @@ class Gate(Protocol):
         """Whether the next frame is a token without a header."""
         ...
 
+    def is_passed(self, now_ms: int) -> bool:
+        """Whether handle() passes a Produce or a Fetch to its handler."""
+        ...
+
     def handle(self, frame: memoryview, now_ms: int) -> Any:
         """Return the response to a frame, or True to pass it to its handler."""
         ...

@@ -23,6 +23,14 @@ from netshim import wire
 from netshim.fast_path import FastPath
 from netshim.request_counts import RequestCounts
 from netshim.scheduling import CloseConnection, PendingResponse
+from netshim.security.acls import (
+    Acl,
+    AclIndex,
+    AclOperation,
+    Pattern,
+    Permission,
+    ResourceType,
+)
 from support.bench import SESSION, Bench
 
 IS_COMPILED = kernel.__name__.endswith("_compiled")
@@ -398,6 +406,74 @@ def test_a_waiting_fetch_ends_with_its_topic(
     pair.produce(acks=-1)
     pair.sleep(500)
     assert not any(side.waiting for side in pair.sides)
+
+
+def rules_for(*operations: AclOperation) -> AclIndex:
+    """Return rules that allow operations on the topic t."""
+    return AclIndex(
+        Acl(
+            ResourceType.TOPIC,
+            Pattern.LITERAL,
+            "t",
+            SESSION.principal,
+            "*",
+            operation,
+            Permission.ALLOW,
+        )
+        for operation in operations
+    )
+
+
+def enforce(pair: Pair, *operations: AclOperation) -> None:
+    for side in pair.sides:
+        side.bench.broker.state.security.acls = rules_for(*operations)
+
+
+@compiled
+@pytest.mark.parametrize("version", [12, 13])
+def test_rules_are_enforced_alike(pair: Pair, version: int) -> None:
+    enforce(pair, AclOperation.READ)
+    assert is_usual(pair, lambda: pair.fetch(0, version))
+    assert "error_code=29" in str(pair.produce(version))
+    assert "error_code=29" in str(pair.fetch(0, version, topic="u"))
+    enforce(pair, AclOperation.WRITE)
+    pair.produce(version)
+    assert "error_code=29" in str(pair.fetch(0, version))
+    enforce(pair, AclOperation.READ, AclOperation.WRITE)
+    pair.fetch(0, version, epoch=0)
+    assert pair.fetch(2, version, epoch=1, wait_ms=500) == "waits"
+    enforce(pair)
+    ((_, response),) = pair.sleep(500)
+    assert "error_code=29" in response
+
+
+class Login:
+    """A connection that must authenticate."""
+
+    is_open = takes_tokens = False
+
+    def __init__(self) -> None:
+        self.is_done = False
+
+    def is_passed(self, now_ms: int) -> bool:
+        return self.is_done
+
+    def handle(self, frame: memoryview, now_ms: int) -> Any:
+        if not self.is_done:
+            raise CloseConnection("a request before authentication")
+        return True
+
+
+def test_a_connection_must_authenticate_first(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    login = Login()
+    monkeypatch.setattr(SESSION, "gate", login)
+    assert pair.fetch(0) == "closed"
+    assert pair.produce() == "closed"
+    login.is_done = True
+    pair.produce(acks=-1)
+    assert "records=" in str([pair.fetch(0), *pair.run()])
 
 
 def begin_transaction(pair: Pair) -> None:

@@ -114,6 +114,10 @@ class SaslGate:
         """
         self._session = ClientSession("", 0, self._session.peer)
 
+    def is_passed(self, now_ms: int) -> bool:
+        """Whether handle() passes a Produce or a Fetch to its handler."""
+        return self._stage is _Stage.DONE and not self._has_expired(now_ms)
+
     def handle(self, frame: memoryview, now_ms: int) -> Reply | bool:
         """Handle a frame. True: pass it to its handler.
 
@@ -148,9 +152,12 @@ class SaslGate:
             return self._handshake(header, frame)
         if self._exchange is not None and key == wire.SASL_AUTHENTICATE.key:
             return self._handle_token(header, frame, now_ms)
-        if self._expires_ms is not None and now_ms >= self._expires_ms:
+        if self._has_expired(now_ms):
             raise CloseConnection("the authentication has expired")
         return True
+
+    def _has_expired(self, now_ms: int) -> bool:
+        return self._expires_ms is not None and now_ms >= self._expires_ms
 
     def _handshake(self, header: wire.Header, frame: memoryview) -> Reply:
         request: SaslHandshakeRequest = _decoded(header, frame)

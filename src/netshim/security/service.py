@@ -175,12 +175,14 @@ class Security:
 
     def may_describe(self, session: ClientSession, topic: str) -> bool:
         """Return whether a client may learn of a topic, by the rules as they are now."""
+        return self.may(session, AclOperation.DESCRIBE, topic)
+
+    def may(self, session: ClientSession, operation: AclOperation, topic: str) -> bool:
+        """Return whether a client may perform an operation on a topic, by the rules as
+        they are now.
+        """
         return self.acls is None or self.acls.allows(
-            session.principal,
-            session.peer,
-            AclOperation.DESCRIBE,
-            ResourceType.TOPIC,
-            topic,
+            session.principal, session.peer, operation, ResourceType.TOPIC, topic
         )
 
     def _index(self, acls: tuple[Acl, ...]) -> AclIndex:
