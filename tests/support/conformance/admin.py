@@ -7,6 +7,7 @@ from typing import Any
 from netshim import wire
 from support.conformance import Asker, Script
 from support.conformance.data import batch
+from support.conformance.groups import commit, coordinator
 
 #: Kinds of resources in requests about settings.
 TOPIC = 2
@@ -99,6 +100,9 @@ def create_topics(asker: Asker) -> None:
         "a policy that is not there",
         {"name": name, "configs": config("cleanup.policy", "keep")},
     )
+    # The first commit creates the topic.
+    coordinator(asker, f"{asker.name}-group")
+    commit(asker, f"{asker.name}-group", there)
     ask("an internal name", {"name": "__consumer_offsets"})
     ask("one twice", {"name": f"{name}-twice"}, {"name": f"{name}-twice"})
     assigned = [{"partition_index": 0, "broker_ids": [1]}]

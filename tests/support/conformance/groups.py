@@ -186,7 +186,7 @@ def leave_group(asker: Asker) -> None:
 def describe_groups(asker: Asker) -> None:
     name = asker.topic()
     group_id, _ = stable(asker)
-    _commit(
+    commit(
         asker, "", name
     )  # else it would depend on other scripts whether there is a group without a name
     asker.ask("a group", groups=[group_id])
@@ -281,7 +281,7 @@ def offset_commit(asker: Asker) -> None:
     asker.ask("no topics", group_id=simple, generation_id_or_member_epoch=-1, topics=[])
 
 
-def _commit(asker: Asker, group_id: str, topic: str, offset: int = 5) -> None:
+def commit(asker: Asker, group_id: str, topic: str, offset: int = 5) -> None:
     part = {
         "partition_index": 0,
         "committed_offset": offset,
@@ -299,7 +299,7 @@ def offset_fetch(asker: Asker) -> None:
     name = asker.topic()
     group_id = f"{asker.name}-simple"
     coordinator(asker, group_id)
-    _commit(asker, group_id, name)
+    commit(asker, group_id, name)
     has_groups = asker.version >= 8
 
     def ask(
@@ -342,8 +342,8 @@ def delete_groups(asker: Asker) -> None:
     name = asker.topic()
     group_id = f"{asker.name}-simple"
     coordinator(asker, group_id)
-    _commit(asker, group_id, name)
-    _commit(asker, "", name)
+    commit(asker, group_id, name)
+    commit(asker, "", name)
     full, _ = stable(asker, "-full")
     asker.ask("a group with members", groups_names=[full])
     asker.ask("a group", groups_names=[group_id])
@@ -356,7 +356,7 @@ def offset_delete(asker: Asker) -> None:
     name = asker.topic()
     group_id = f"{asker.name}-simple"
     coordinator(asker, group_id)
-    _commit(asker, group_id, name)
+    commit(asker, group_id, name)
     full, _ = stable(asker, "-full")
 
     def ask(step: str, group_id: str, topic: str = name, partition: int = 0) -> None:
