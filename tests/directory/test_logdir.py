@@ -1002,7 +1002,7 @@ def test_two_threads_that_need_the_reserve_do_not_write_to_one_file() -> None:
             self.disk = disk
             self.left = at
 
-        def ask(self, operation: str, path: str) -> Any:
+        def action_for(self, operation: str, path: str) -> Any:
             self.left -= 1
             if self.left == 0:
                 with contextlib.suppress(logcore.DiskFullError):

@@ -306,7 +306,7 @@ class ObservingPlan(FaultPlan):
         self.look = look
         self.is_looking = False
 
-    def ask(self, operation: str, path: str) -> Any:
+    def action_for(self, operation: str, path: str) -> Any:
         if not self.is_looking:
             self.is_looking = True
             self.look()
@@ -419,7 +419,7 @@ class ActingPlan(FaultPlan):
         self.left = at
         self.action = action
 
-    def ask(self, operation: str, path: str) -> Any:
+    def action_for(self, operation: str, path: str) -> Any:
         self.left -= 1
         if self.left == 0:
             self.action()

@@ -150,7 +150,7 @@ def calls(make: Callable[[], Story]) -> int:
 class _Counter(FaultPlan):
     count = 0
 
-    def ask(self, operation: str, path: str) -> int | str | None:
+    def action_for(self, operation: str, path: str) -> int | str | None:
         self.count += 1
         return None
 

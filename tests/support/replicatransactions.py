@@ -297,7 +297,7 @@ class HomeWorld(PartitionWorld):
     ) -> None:
         """Handle the question of a leader whether a producer may write."""
         service: Any = SimpleNamespace(
-            ask=lambda request, _, done: self.ask(process, request, done)
+            request=lambda request, _, done: self.ask(process, request, done)
         )
         add_or_verify(
             service,
@@ -360,7 +360,7 @@ class SimulatedPeers:
         target_world.send(process.broker, target, handler, message, reply)
         world.at(ANSWER_MS, process, finish, LogcoreError("no answer"))
 
-    def ask(self, broker: int, question: Any, done: Callable[[Any], None]) -> None:
+    def request(self, broker: int, question: Any, done: Callable[[Any], None]) -> None:
         home = self.world.all_of.home
         self.call(home, broker, home.on_question, question, done)
 

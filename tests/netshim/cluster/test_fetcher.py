@@ -37,7 +37,7 @@ class PlayedLeader:
         self.responses: queue.Queue[Any] = queue.Queue()
         self.closed = 0
 
-    def ask(self, api: object, request: Any, *, most_version: int) -> Any:
+    def request(self, api: object, request: Any, *, most_version: int) -> Any:
         self.requests.put(request)
         response = self.responses.get(timeout=LIMIT_S)
         if response is None:
@@ -52,7 +52,7 @@ class PlayedLeader:
 
     # -- for the test ------------------------------------------------------------------
 
-    def request(self) -> tuple[tuple[int, int], dict[int, int], list[int]]:
+    def next_request(self) -> tuple[tuple[int, int], dict[int, int], list[int]]:
         """Return the session, the offsets by partition, and the forgotten partitions."""
         found = self.requests.get(timeout=LIMIT_S)
         listed = {
@@ -141,7 +141,7 @@ def begin(
 
     def follow_all() -> None:
         follow(fetcher, [followed(number, log) for number, log in enumerate(logs)])
-        assert leader.request() == ((0, 0), {0: 0, 1: 0, 2: 0}, [])
+        assert leader.next_request() == ((0, 0), {0: 0, 1: 0, 2: 0}, [])
         leader.answer(_0={}, _1={}, _2={})
 
     return follow_all
@@ -156,7 +156,7 @@ def test_idle_partitions_are_listed_once(
 ) -> None:
     begin()
     for epoch in (1, 2, 3):
-        assert leader.request() == ((5, epoch), {}, [])
+        assert leader.next_request() == ((5, epoch), {}, [])
         leader.answer()
 
 
@@ -164,11 +164,11 @@ def test_only_the_partition_with_records_is_listed_again(
     begin: Callable[[], None], leader: PlayedLeader, logs: list[Log]
 ) -> None:
     begin()
-    assert leader.request() == ((5, 1), {}, [])
+    assert leader.next_request() == ((5, 1), {}, [])
     leader.answer(_1={"records": batch(), "high_watermark": 0})
-    assert leader.request() == ((5, 2), {1: 1}, [])
+    assert leader.next_request() == ((5, 2), {1: 1}, [])
     leader.answer(_1={"high_watermark": 1})
-    assert leader.request() == ((5, 3), {}, [])
+    assert leader.next_request() == ((5, 3), {}, [])
     assert (logs[1].log_end_offset, logs[1].high_watermark) == (1, 1)
     leader.answer()
 
@@ -178,14 +178,14 @@ def test_partition_with_an_error_is_forgotten_until_it_is_tried_again(
 ) -> None:
     """The leader repeats an error at once, in each response of the session."""
     begin()
-    leader.request()
+    leader.next_request()
     leader.answer(_1={"error_code": codes.NOT_LEADER_OR_FOLLOWER})
-    assert leader.request() == ((5, 2), {}, [1])
+    assert leader.next_request() == ((5, 2), {}, [1])
     epoch = 2
     while True:
         leader.answer()
         epoch += 1
-        session, listed, forgotten = leader.request()
+        session, listed, forgotten = leader.next_request()
         assert (session, forgotten) == ((5, epoch), [])
         if listed:
             break
@@ -197,11 +197,11 @@ def test_unknown_session_is_begun_again(
     begin: Callable[[], None], leader: PlayedLeader
 ) -> None:
     begin()
-    leader.request()
+    leader.next_request()
     leader.answer(0, codes.FETCH_SESSION_ID_NOT_FOUND)
-    assert leader.request() == ((5, 0), {0: 0, 1: 0, 2: 0}, [])
+    assert leader.next_request() == ((5, 0), {0: 0, 1: 0, 2: 0}, [])
     leader.answer(6, _0={}, _1={}, _2={})
-    assert leader.request() == ((6, 1), {}, [])
+    assert leader.next_request() == ((6, 1), {}, [])
     assert not leader.closed
     leader.answer(6)
 
@@ -210,9 +210,9 @@ def test_lost_connection_begins_another_session(
     begin: Callable[[], None], leader: PlayedLeader
 ) -> None:
     begin()
-    leader.request()
+    leader.next_request()
     leader.interrupt()
-    assert leader.request() == ((5, 0), {0: 0, 1: 0, 2: 0}, [])
+    assert leader.next_request() == ((5, 0), {0: 0, 1: 0, 2: 0}, [])
     assert leader.closed
     leader.answer(6, _0={}, _1={}, _2={})
 
@@ -222,7 +222,7 @@ def test_without_a_session_all_partitions_are_listed_each_time(
 ) -> None:
     follow(fetcher, [followed(0, logs[0])])
     for _ in range(3):
-        assert leader.request() == ((0, 0), {0: 0}, [])
+        assert leader.next_request() == ((0, 0), {0: 0}, [])
         leader.answer(0, _0={})
 
 
@@ -230,10 +230,10 @@ def test_dropped_partition_is_forgotten(
     begin: Callable[[], None], leader: PlayedLeader, fetcher: LeaderFetcher
 ) -> None:
     begin()
-    leader.request()
+    leader.next_request()
     fetcher.drop(("t", 2))
     leader.answer(_2={"records": batch()})
-    assert leader.request() == ((5, 2), {}, [2])
+    assert leader.next_request() == ((5, 2), {}, [2])
     leader.answer()
 
 
@@ -245,10 +245,10 @@ def test_next_role_of_a_partition_begins_another_session(
 ) -> None:
     """The next role has not got the high watermark that the former role has got."""
     begin()
-    leader.request()
+    leader.next_request()
     fetcher.drop(("t", 2))
     follow(fetcher, [followed(2, logs[2], leader_epoch=1)])
     leader.answer()
-    session, listed, _ = leader.request()
+    session, listed, _ = leader.next_request()
     assert session[1] == 0 and listed == {0: 0, 1: 0, 2: 0}
     leader.answer(6, _0={}, _1={}, _2={})

@@ -45,7 +45,7 @@ def reports(monkeypatch: pytest.MonkeyPatch) -> Reports:
             assert connect is not_called
             self._broker = broker
 
-        def ask(self, api: object, request: object) -> Any:
+        def request(self, api: object, request: object) -> Any:
             if self._broker not in found:
                 raise RemoteUnavailableError("no answer")
             kind = wire.METADATA.Response.Topic

@@ -29,7 +29,7 @@ class Questions:
     def leader_of(self, partition: tuple[str, int]) -> int:
         return OTHER_BROKER
 
-    def ask(self, broker: int, question: Any, done: Callable[[Any], None]) -> None:
+    def request(self, broker: int, question: Any, done: Callable[[Any], None]) -> None:
         assert broker == OTHER_BROKER
         self.asked.append(question)
         self._answers.append(done)
