@@ -306,6 +306,8 @@ class BrokerGroups(LoopHost[Effect], GroupService):
         Call done(Beaten or BeatRefused). With `may_lack_id`, a new member without an id
         gets one of 22 characters, as in Kafka.
         """
+        # The broker gives ids in version 0 of the heartbeat only; later clients make
+        # their own.
         if may_lack_id and not request.member_id and request.member_epoch == 0:
             digest = hashlib.blake2b(self._new_id().encode(), digest_size=16).digest()
             request = attrs.evolve(
@@ -323,6 +325,8 @@ class BrokerGroups(LoopHost[Effect], GroupService):
         self._coordinator.transaction_ended(
             producer_id,
             commit=commit,
+            # The marker concerns groups in this partition. Those in others have markers
+            # of their own, which may not be written yet.
             is_there=lambda group_id: self._topic.partition_of(group_id) == number,
         )
 
@@ -330,6 +334,8 @@ class BrokerGroups(LoopHost[Effect], GroupService):
         self, names: set[str], now_ms: int, done: GroupOutcome = _unheard
     ) -> None:
         self._state.advance_clock(now_ms)
+        # Without their topic, groups are stored nowhere. A group that is used again has
+        # no offsets.
         if OFFSETS_TOPIC in names:
             self.unload()
             done(None)
@@ -339,6 +345,7 @@ class BrokerGroups(LoopHost[Effect], GroupService):
             if not is_loaded:
                 done(GroupError.COORDINATOR_NOT_AVAILABLE)
                 return
+            # One deletion for each group: done() is called after the last of them.
             waiting = _Several(done)
             self._act(self._coordinator.forget_topics(names, waiting.another))
             waiting.count_down(None)

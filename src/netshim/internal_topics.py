@@ -77,6 +77,8 @@ class InternalTopic:
             LogcoreError: a log could not be opened.
         """
         numbers = self._state.logdir.partitions(self.name) if self.exists else ()
+        # The other partitions have coordinators of their own, possibly in other
+        # brokers.
         if self._only is not None:
             numbers = (self._only,)
         return [self._state.logs.open(self.name, number) for number in numbers]
@@ -88,6 +90,8 @@ class InternalTopic:
         alone. Call done(error) if another broker leads the partition.
         """
         number = self._only
+        # Without a cluster, records are committed once they are on disk, and only those
+        # on disk were read.
         if number is None:
             done(None)
             return
@@ -97,6 +101,8 @@ class InternalTopic:
             if isinstance(result, Exception):
                 done(result)
                 return
+            # The end includes records of the previous leader that may not be committed
+            # yet.
             key, end = (self.name, number), result.log_end_offset
             state.leadership.when_committed(key, result, end, done)
 
@@ -119,9 +125,12 @@ class InternalTopic:
         state = self._state
 
         def work() -> tuple[Log, int, Receipt]:
+            # The first record creates the topic.
             self.create()
             number = self.partition_of(name)
             log = state.logs.open(self.name, number)
+            # Before the write, so that nothing is stored when too few replicas are in
+            # sync.
             state.leadership.check_in_sync((self.name, number))
             return log, number, write(log)
 
@@ -145,10 +154,13 @@ class InternalTopic:
                 return
             log, number, receipt = result
             end = receipt.last_offset + 1
+            # Queued before the sync is requested: the callback of a sync may run at
+            # once.
             self._unsynced.setdefault(log, deque()).append((end, done))
             key = self.name, number
             leadership = state.leadership
             leadership.appended(key, log, end, now_ms)
+            # The policy of the log decides whether an append waits for the disk.
             when_stored = leadership.when_safe
             if self._always_syncs:
                 when_stored = leadership.when_committed
@@ -156,6 +168,8 @@ class InternalTopic:
                 key, log, end, lambda error: self._run_callbacks(log, end, error)
             )
 
+        # An append must not overtake queued ones: the newest value of a key must be the
+        # last one in the log.
         if state.work.is_busy(self.name) or may_wait():
             state.work.submit(self.name, work, written)
             return

@@ -95,6 +95,7 @@ class SharedDirectoryGroups(GroupService):
         self._waits: list[_Wait] = []
         # Called in the broker's thread after the request.
         self._outcomes: list[Callable[[], None]] = []
+        # Events of other processes, to be logged in the broker's thread.
         self._news: list[Effect] = []
         self._is_looking = False
         self._now_ms = 0
@@ -126,6 +127,7 @@ class SharedDirectoryGroups(GroupService):
 
         def turn() -> object:
             self._open()
+            # Opening reads the directory, so that the worker thread does it.
             return handle()
 
         self._state.work.submit(_GROUPS, turn, done)
@@ -154,9 +156,12 @@ class SharedDirectoryGroups(GroupService):
         This runs in the broker's thread after each request.
         """
         outcomes = self._outcomes[:]
+        # Only the copied ones: the worker thread may add others now.
         del self._outcomes[: len(outcomes)]
         for outcome in outcomes:
             outcome()
+        # Another process may have answered, such as the one whose member was the last
+        # to join.
         there = [wait for wait in self._waits if wait.answer.is_there]
         for wait in there:
             self._waits.remove(wait)
@@ -179,6 +184,8 @@ class SharedDirectoryGroups(GroupService):
         self._is_looking = True
         delay_ms = _LATER_MS
         if self._waits:
+            # A member waits for a rebalance: its client sees each millisecond of this
+            # delay.
             delay_ms = _SOON_MS
         self._state.timers.at(self._now_ms + delay_ms, self._poll)
 
@@ -231,6 +238,7 @@ class SharedDirectoryGroups(GroupService):
                 result = JoinRefused(result, request.member_id)
             done(result)
 
+        # A refused Join has the member id of its request in the response.
         super().join(request, joined)
 
     def heartbeat(

@@ -71,11 +71,14 @@ class Throttle:
         control has refused the whole request.
         """
         call = self._call
+        # Kafka counts bytes that were received, also those that are refused.
         if call.api_key == wire.PRODUCE.key:
             self._record(quotas.PRODUCE, self._request_bytes)
         elif is_refused:
             return
         elif call.api_key == wire.FETCH.key:
+            # As in Kafka, one fetch gets at most the bytes of a whole window of the
+            # quota.
             most_bytes = self._bounds.most_fetch_bytes(self._user, call.client_id)
             if most_bytes is not None:
                 request.max_bytes = min(request.max_bytes, most_bytes)
@@ -100,6 +103,8 @@ class Throttle:
                 for topic in response.responses
                 for one in topic.partitions
             )
+            # Over the quota, no record is sent, so that the bytes are not counted. The
+            # client fetches the same records after the delay.
             if self._record(quotas.FETCH, size):
                 self._bounds.take_out(
                     quotas.FETCH, self._user, call.client_id, size, self._now_ms()
@@ -148,6 +153,8 @@ class Throttle:
                 is_strict=is_strict,
             )
             delay_ms = max(delay_ms, topic_delay_ms)
+            # Older clients do not know the error: their change is made, and their next
+            # request is delayed.
             if is_strict and topic_delay_ms:
                 self._refused.append(topic)
             else:
@@ -191,6 +198,7 @@ def _changed_partitions(topic: Any, call: Call, state: BrokerState) -> int:
     if call.api_key == wire.CREATE_TOPICS.key:
         if topic.assignments:
             return len(topic.assignments)
+        # -1 requests the default of the broker.
         if topic.num_partitions < 0:
             return state.settings.num_partitions
         # The handler refuses more, and a refused number must not fill the quota.
@@ -209,6 +217,7 @@ def _changed_partitions(topic: Any, call: Call, state: BrokerState) -> int:
 def mute(call: Call, delay_ms: int, state: BrokerState) -> None:
     """Take no request from a connection for some time."""
     session = call.session
+    # A number: two quotas may delay the same connection for different times.
     session.mutes += 1
 
     def unmute(now_ms: int) -> None:

@@ -118,17 +118,24 @@ def _flaw(beat: Beat, may_lack_id: bool) -> str:
     texts = (beat.group_id, beat.member_id, beat.instance_id or "", beat.pattern or "")
     if any(map(classic_transitions.is_too_long, texts)):
         return "a text is too long"
+    # Since KIP-1082, members make their own ids, before they join.
     if not beat.member_id and (
         not may_lack_id or beat.member_epoch > 0 or beat.member_epoch == _LEAVES
     ):
         return "the member id is empty"
+    # Kafka requires these fields of a new member, which has nothing that they could
+    # default to.
     if beat.member_epoch == _JOINS:
         if beat.rebalance_timeout_ms == -1:
             return "a joining member must give its rebalance timeout"
+        # A member that was fenced must have given up its partitions, because another
+        # member may have them.
         if beat.owned is None or beat.owned:
             return "a joining member must report that it owns no partition"
         if beat.topic_names is None and beat.pattern is None:
             return "a joining member must give its subscription"
+    # Its partitions wait for a member with the same instance id. Without one, no member
+    # could take them.
     if beat.member_epoch == AWAY and beat.instance_id is None:
         return "only a member with an instance id leaves for a while"
     if beat.member_epoch < AWAY:
@@ -156,6 +163,7 @@ def beat(
     step = HeartbeatStep(group, around)
     try:
         result: Result = step.beat(request)
+    # The checks run during the step, after some changes were made.
     except Refused as refused:
         step.undo()
         result = refused.result
@@ -191,6 +199,8 @@ def stored(group: Group, error: GroupError | None, around: StepContext) -> list[
     """Handle the outcome of a Store: the records are durable, or `error` is set."""
     step = HeartbeatStep(group, around)
     if group.state == DEAD:
+        # The group was deleted while its records were being stored. The members must
+        # find another group.
         step.answer_stored(error or GroupError.NOT_COORDINATOR)
     elif error is None:
         step.have_stored()
@@ -303,8 +313,10 @@ class HeartbeatStep:
         self._events = []
 
     def _undo(self, written: Written) -> None:
+        # In reverse, because a step may change a fact twice.
         for fact, value in reversed(written.before):
             self.consumers.put(fact, value)
+        # Derived from the facts, so that it is computed again.
         self.consumers.seen_version = None
         self.consumers.seen_by_pattern.clear()
 
@@ -345,6 +357,7 @@ class HeartbeatStep:
 
     def _store(self) -> None:
         consumers = self.consumers
+        # One batch at a time: steps that arrive while it is stored share the next one.
         if consumers.is_busy or not consumers.queued:
             return
         count = _fitting(consumers.queued)
@@ -365,6 +378,8 @@ class HeartbeatStep:
         )
 
     def have_stored(self) -> None:
+        # The batch began with all unsure facts, so that the disk agrees with memory
+        # again.
         self.consumers.unsure.clear()
         self.answer_stored(None)
         self._store()
@@ -373,6 +388,8 @@ class HeartbeatStep:
         consumers = self.consumers
         # The queued steps fail too: they were decided on facts that are undone here.
         lost = [*consumers.storing, *consumers.queued]
+        # Newest first, so that each fact ends at its value before the first of these
+        # steps.
         for written in reversed(lost):
             self._undo(written)
         consumers.storing = lost

@@ -177,6 +177,8 @@ class Coordinator:
         transactions. Their order (see Group) is below that of later commits.
         `consumers` contains the facts of groups of the consumer protocol.
         """
+        # Built aside and added at once: requests must not see a group without its
+        # offsets.
         taken: dict[str, Group] = {}
         for group_id in {**groups, **committed, **unstable, **consumers}:
             group = Group(group_id, offsets=committed.get(group_id, {}))
@@ -308,8 +310,12 @@ class Coordinator:
     def join(self, request: Join, waiter: Waiter, now_ms: int) -> list[Effect]:
         error = classic_transitions.check_join(request, self._rules)
         group = self._groups.get(request.group_id)
+        # The id was given out by a group that no longer exists. The client must join as
+        # a new member.
         if error is None and group is None and request.member_id:
             error = GroupError.UNKNOWN_MEMBER_ID
+        # Kafka has no such limit. A faulty client that joins in a loop could otherwise
+        # use all memory.
         size_bytes = MEMBER_BYTES + classic_transitions.size_of(request.protocols)
         if error is None and not self._admits(request.group_id, size_bytes, now_ms):
             error = GroupError.COORDINATOR_NOT_AVAILABLE
@@ -318,6 +324,7 @@ class Coordinator:
         if group is None:
             group = Group(request.group_id)
         effects: list[Effect] = []
+        # A rolling upgrade: members of both protocols share the group (KIP-848).
         if group.consumers is not None and group.state != EMPTY and self._rules.may_mix:
             return migration.join(
                 group, request, waiter, self._around(now_ms), new_id=self._new_id
@@ -397,6 +404,7 @@ class Coordinator:
         group = self._groups.get(request.group_id)
         if group is None:
             return [Reply(waiter, GroupError.UNKNOWN_MEMBER_ID)]
+        # Only the leader sends assignments. Requests of other members add nothing.
         size_bytes = sum(map(len, request.assignments.values()))
         if size_bytes and not self._admits(request.group_id, size_bytes, now_ms):
             return [Reply(waiter, GroupError.COORDINATOR_NOT_AVAILABLE)]
@@ -475,6 +483,7 @@ class Coordinator:
         group = self._groups.get(who.group_id)
         if group is not None:
             return offsets.check_commit(group, who, now_ms, rules=self._rules)
+        # The client believes that it is a member.
         if who.generation >= 0:
             return GroupError.GROUP_ID_NOT_FOUND, []
         return None, []
@@ -509,6 +518,7 @@ class Coordinator:
         """
         effects: list[Effect] = []
         group = self._groups.get(group_id)
+        # Each member must leave, because its next commit would undo the rewind.
         if group is not None and group.members:
             everyone = [
                 (member.member_id, member.instance_id)
@@ -605,6 +615,7 @@ class Coordinator:
         if group is None:
             return [Reply(waiter, GroupError.GROUP_ID_NOT_FOUND)]
         if group.state != EMPTY:
+            # Members would continue, and their commits would create the group again.
             return [Reply(waiter, GroupError.NON_EMPTY_GROUP)]
         # If the records of the last step cannot be stored, its members return.
         if group.consumers is not None and group.consumers.is_busy:

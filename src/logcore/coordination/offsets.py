@@ -74,6 +74,8 @@ def check_commit(
     error = group.check_generation(who.member_id, who.instance_id, who.generation)
     if error is not None:
         return error, []
+    # The partition may be another member's in this generation. The client commits again
+    # after SyncGroup. A member that leaves cannot.
     if group.state == COMPLETING and not who.is_leaving:
         return GroupError.REBALANCE_IN_PROGRESS, []
     step = classic_transitions.ClassicStep(group, rules, now_ms)
@@ -86,6 +88,8 @@ def _check_consumer(group: Group, who: Committer) -> GroupError | None:
     if who.generation < 0 and group.state == EMPTY:
         return None
     error = group.consumers.check_epoch(who.member_id, who.generation)
+    # A member that lost its partitions is fenced by its epoch, which older versions of
+    # the request do not contain.
     has_epoch = who.knows_epochs or group.consumers.is_classic(who.member_id)
     if error is not GroupError.UNKNOWN_MEMBER_ID and not has_epoch:
         return GroupError.UNSUPPORTED_VERSION
@@ -102,6 +106,7 @@ def commit(
         (commit_key(group.group_id, *key), commit_value(each))
         for key, each in offsets.items()
     )
+    # Until the records are stored, the group must not expire or be forgotten.
     group.storing.update(offsets.keys())
     return [
         AppendRecords(
@@ -141,6 +146,7 @@ def pending(
     unstable = group.unstable.get(done.producer_id, {})
     if error is not None:
         for key in done.offsets:
+            # A later commit of the same transaction may have replaced this one.
             if key in unstable and unstable[key][0] == done.order:
                 del unstable[key]
         if not unstable:
@@ -158,6 +164,7 @@ def committed(
         if not group.storing[key]:
             del group.storing[key]
         if error is None:
+            # put() ignores a commit that completes after a later one.
             group.put(key, each, done.order)
     if group.is_unused:
         group.state = DEAD
@@ -169,6 +176,7 @@ def delete(
 ) -> list[Effect]:
     """Delete offsets; `waiter` is None if no request waits."""
     batches = _in_batches(group, keys)
+    # The waiter is in the last batch: its answer needs the outcome of all.
     if batches:
         order = group.next_order()
         effects = [_deletion(group, batch, order) for batch in batches[:-1]]
@@ -186,6 +194,7 @@ def _in_batches(group: Group, keys: Iterable[OffsetKey]) -> list[list[OffsetKey]
     for key in keys:
         size_bytes = len(commit_key(group.group_id, *key)) + RECORD_HEAD_BYTES
         left -= size_bytes
+        # Also for the first key, because there is no batch yet.
         if left < 0:
             batches.append([])
             left = _BATCH_BYTES - size_bytes
@@ -241,12 +250,16 @@ def forget_topics(
         return []
     order = group.next_order()
     group.forget(keys, order)
+    # A commit that is being written has a lower order, so it is ignored when it
+    # completes.
     group.applied.update((key, order) for key in keys if key in group.storing)
     return delete(group, keys, new_waiter())
 
 
 def expire(group: Group, now_ms: int) -> list[Effect]:
     """Delete expired offsets, and the group if it has no members and no other offsets."""
+    # Kafka deletes an empty group with its last offset. A group that waits for an
+    # outcome is kept.
     keys = group.expired(now_ms)
     is_all = len(keys) == sum(map(len, group.offsets.values()))
     is_busy = group.consumers is not None and group.consumers.is_busy
@@ -268,6 +281,7 @@ def delete_group(group: Group, waiter: Waiter | None) -> list[Effect]:
         (group_key(group.group_id), None),
     )
     if group.consumers is not None:
+        # The consumer protocol has a record for each member and target.
         own = group.consumers.tombstones()
     order = group.next_order()
     effects = consumer_transitions.mark_dead(group)

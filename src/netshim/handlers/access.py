@@ -60,6 +60,8 @@ def _check_known(kind: int, pattern: int, operation: int, permission: int) -> No
 
 def _error_of(acl: Acl) -> str | None:
     """Return why a rule is refused, if it is."""
+    # A rule is about one type, one name, one operation. ANY and MATCH select among
+    # rules.
     specific = (
         acl.resource_type != ResourceType.ANY
         and acl.pattern in (Pattern.LITERAL, Pattern.PREFIXED)
@@ -70,8 +72,11 @@ def _error_of(acl: Acl) -> str | None:
         return "ANY, MATCH and unknown types are for filters only"
     if not acl.name or "\0" in acl.name or len(acl.name) > _MOST_NAME_CHARS:
         return "the name of the resource is empty, too long or contains NUL"
+    # A rule about another cluster would never apply.
     if acl.resource_type == ResourceType.CLUSTER and acl.name != CLUSTER_NAME:
         return f"the only cluster is {CLUSTER_NAME}"
+    # No client has a principal without a type. A rule that denies would silently have
+    # no effect.
     if ":" not in acl.principal or len(acl.principal) > _MOST_NAME_CHARS:
         return "a principal has the form User:name"
     return None

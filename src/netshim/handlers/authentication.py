@@ -125,6 +125,7 @@ class SaslGate:
             CloseConnection: the connection must be closed without a response.
         """
         if self._stage is _Stage.BARE:
+            # Clients before KIP-152 send the tokens of SASL without a header of Kafka.
             return self._authenticate(bytes(frame), now_ms, self._bare)
         try:
             header = wire.decode_header(frame)
@@ -137,6 +138,7 @@ class SaslGate:
             if key != wire.SASL_AUTHENTICATE.key:
                 return self._refuse(header, "only SaslAuthenticate may follow")
             return self._handle_token(header, frame, now_ms)
+        # A client must learn the versions before it can authenticate.
         if key == wire.API_VERSIONS.key and not self._has_versions:
             return True
         if key != wire.SASL_HANDSHAKE.key:
@@ -150,6 +152,8 @@ class SaslGate:
         key = header.api_key
         if key == wire.SASL_HANDSHAKE.key:
             return self._handshake(header, frame)
+        # A client authenticates again on the same connection before its session expires
+        # (KIP-368).
         if self._exchange is not None and key == wire.SASL_AUTHENTICATE.key:
             return self._handle_token(header, frame, now_ms)
         if self._has_expired(now_ms):
@@ -161,6 +165,8 @@ class SaslGate:
 
     def _handshake(self, header: wire.Header, frame: memoryview) -> Reply:
         request: SaslHandshakeRequest = _decoded(header, frame)
+        # The response lists them also if it refuses, so that a client can choose
+        # another one.
         mechanisms = list(self._state.security.mechanisms)
         response = wire.SASL_HANDSHAKE.Response(mechanisms=mechanisms)
         mechanism = request.mechanism
@@ -169,6 +175,8 @@ class SaslGate:
             self._session.is_ending = True
             self._log_failure("the mechanism is not served", "", mechanism)
             return _encoded(header, response)
+        # As in Kafka: the connection keeps its mechanism and its user for its whole
+        # life.
         if self._first is not None and self._first[1] != mechanism:
             raise CloseConnection("another mechanism than at the first authentication")
         self._mechanism = mechanism
@@ -208,6 +216,7 @@ class SaslGate:
     ) -> Reply:
         """Pass a token to the exchange, and return the response or its promise."""
         assert self._exchange is not None, "no mechanism was chosen"
+        # Tokens contain times of the wall clock.
         step = self._exchange.step(token, self._state.wall_ms())
         if isinstance(step, Challenge):
             return answer(step, now_ms)
@@ -234,6 +243,8 @@ class SaslGate:
                 pending.set(CloseConnection(f"authentication failed: {outcome!r}"))
 
         assert isinstance(step, Work), step
+        # Key derivation takes milliseconds of processor time. In a thread of its own,
+        # logins cannot delay other clients.
         self._state.submit_login(step.run, finished)
         return pending
 
@@ -252,6 +263,8 @@ class SaslGate:
         self._exchange = None
         session = self._session
         session.principal = principal
+        # Before authentication, a stranger may not make the broker reserve memory for a
+        # large frame.
         session.frame_limit_bytes = None
         lifetime_ms = self._lifetime_ms(step, now_ms)
         self._expires_ms = None
@@ -270,6 +283,7 @@ class SaslGate:
         if most_ms:
             limits.append(most_ms)
         if step.expires_ms is not None:
+            # At least 1, because 0 means that the session never expires.
             limits.append(max(1, step.expires_ms - self._state.wall_ms()))
         return min(limits, default=0)
 
@@ -315,6 +329,7 @@ class SaslGate:
 
     def _log_failure(self, reason: str, user: str, mechanism: str) -> None:
         security = self._state.security
+        # A client chooses the text, and each label of a metric costs memory.
         is_known = mechanism in security.mechanisms
         security.failures[mechanism if is_known else "other"] += 1
         self._state.journal.log(
@@ -378,6 +393,7 @@ def describe_user_scram_credentials(
     results = []
     for name, count in Counter(names).items():
         result = response_type.User(user=name)
+        # The response has one entry for each user.
         if count > 1:
             result.error_code = codes.DUPLICATE_RESOURCE
             result.error_message = "the user is named twice"

@@ -73,6 +73,7 @@ def source_of(name: str, overrides: Iterable[str], given: Mapping[str, object]) 
     """Return the source of a setting. `given` contains the settings with which the
     broker was started.
     """
+    # The nearest source wins: the topic, the broker, the default.
     if name in overrides:
         return _FROM_TOPIC
     if name in given and given[name] != _default(name):
@@ -114,6 +115,7 @@ def _describe_configs(
                 state.node_id
             ):
                 result.configs = list(_broker_configs(asked, state))
+            # An empty name means all brokers of the cluster.
             elif asked.resource_type == _BROKER_RESOURCE and not asked.resource_name:
                 result.configs = list(_cluster_configs(asked, request, state))
             elif asked.resource_type == _BROKER_RESOURCE:
@@ -145,6 +147,8 @@ def _topic_configs(
     given = state.logdir.given_config
     for name, value in described.config.as_mapping().items():
         facts = CONFIGS[name].metadata
+        # Kafka does not know logcore's own settings. A tool that copies a topic would
+        # send them to a cluster, which refuses them.
         if facts.get("ours") or (
             asked.configuration_keys and name not in asked.configuration_keys
         ):
@@ -156,6 +160,7 @@ def _topic_configs(
                 (given.get(name), _FROM_BROKER),
                 (_default(name), _FROM_DEFAULT),
             ]
+            # The broker's value is Kafka's default, which would be listed twice.
             if source_of(name, (), given) == _FROM_DEFAULT:
                 del chain[1]
             synonyms = [
@@ -306,6 +311,7 @@ class _Topics:
     def elements(self, name: str, key: str) -> list[str] | None:
         """Return the present value of a list, or None for a setting that is not a list."""
         check_topic_name(name)
+        # APPEND and SUBTRACT are defined for lists only.
         if CONFIGS.get(key) is None or CONFIGS[key].metadata["type"] != "list":
             return None
         present = str(self._logdir.describe_topic(name).config.as_mapping()[key])
@@ -384,6 +390,7 @@ def incremental_alter_configs(
                     f"{each.name} is no list to append to or to subtract from",
                 )
             given = (each.value or "").split(",")  # refuse() saw that there is one
+            # An element that is appended again is there once.
             kept = [part for part in parts if part not in given]
             result[each.name] = ",".join(
                 kept if operation == _SUBTRACT else [*kept, *given]
@@ -417,6 +424,8 @@ def alter_configs(
     def changes(
         asked: AlterConfigsRequest.Resource, those: _Topics | _Groups
     ) -> dict[str, object | None]:
+        # The request replaces all settings: those that it does not name return to their
+        # defaults.
         before = those.own(asked.resource_name)
         return {
             **dict.fromkeys(before),

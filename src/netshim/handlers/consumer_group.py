@@ -75,6 +75,8 @@ def consumer_group_heartbeat(
         client_id=call.client_id,
         client_host="/" + call.session.peer,
         rebalance_timeout_ms=request.rebalance_timeout_ms,
+        # null means that the field did not change since the last heartbeat. An empty
+        # list is a change.
         topic_names=None if names is None else tuple(names),
         pattern=request.subscribed_topic_regex,
         assignor=request.server_assignor,
@@ -104,6 +106,7 @@ def _beat_response(result: Result, call: Call) -> ConsumerGroupHeartbeatResponse
         )
     assert isinstance(result, Beaten), result
     assignment = None
+    # An assignment is sent only if it changed, so that an idle heartbeat is small.
     if result.assigned is not None:
         topic_type = response_type.Assignment.Topic
         assignment = response_type.Assignment(
@@ -170,6 +173,7 @@ def _described(
     if not group_id:
         return group_type(group_id=group_id, error_code=codes.INVALID_GROUP_ID)
     if group is None or group.consumers is None:
+        # DescribeGroups describes classic groups.
         text = f"Group {group_id} not found."
         if group is not None:
             text = f"Group {group_id} is not a consumer group."

@@ -272,7 +272,8 @@ class _SessionPartitions:
                 end = offsets[2]
             if one.asked.fetch_offset >= end:
                 one.quiet = log, offsets
-        # Outside a cluster, programs of this process may append without a call of wake().
+        # Outside a cluster, programs of this process may append without a call of
+        # wake().
         is_woken = self._replica >= 0 and not self._state.fetches.has_other_writers
         if self._wakes is None or not is_woken:
             return
@@ -366,8 +367,11 @@ class _Growth:
     def may_reach(self, missing: int, now: _Extent | None) -> bool:
         """Return whether `missing` more bytes may be readable, or records were removed."""
         found = self._found
+        # An unknown size, or records that were removed: the answer may have changed in
+        # any way.
         if now is None or found is None or now.taken != found.taken:
             return True
+        # Appends that readers may not see yet do not matter to them.
         if now.readable == found.readable:
             return False
         if self._surely_found is None:

@@ -255,6 +255,7 @@ def _refuse_join(request: JoinGroupRequest, call: Call, code: int) -> JoinGroupR
 
 
 def _join_failure(call: Call, code: int, member_id: str) -> JoinGroupResponse:
+    # Clients of older versions cannot read a null here.
     protocol_name = None
     if call.version < _NULL_PROTOCOL_SINCE:
         protocol_name = ""
@@ -272,6 +273,7 @@ def join_group(
         member_id=request.member_id,
         instance_id=request.group_instance_id,
         client_id=call.client_id,
+        # The form of Java's InetAddress, which admin tools print.
         client_host="/" + call.session.peer,
         protocol_type=request.protocol_type,
         protocols=tuple(
@@ -322,6 +324,7 @@ def sync_group(
         protocol_type=request.protocol_type,
         protocol=request.protocol_name,
         assignments={each.member_id: each.assignment for each in request.assignments},
+        # A leader may assign topics that the member must not see.
         may_see=partial(state.security.may_describe, call.session),
     )
     answer = PendingResponse()
@@ -411,13 +414,16 @@ def offset_commit(
     """Handle OffsetCommit. Partitions that do not exist fail alone. If the group
     refuses the commit, all others fail.
     """
+    # One entry for each partition in the order of the request, with no error yet.
     response = _refuse_commit(request, call, codes.NONE)
     expire_ms = -1
     if request.retention_time_ms >= 0:  # of versions 2 to 4
+        # The limit keeps the sum within the int64 of the record.
         expire_ms = call.now_ms + min(request.retention_time_ms, 2**62)
     offsets, results = yield from offsets_in(
         request.topics, response.topics, call, state, expire_ms
     )
+    # No partition of the request exists.
     if not results:
         return response
     who = Committer(
@@ -498,6 +504,8 @@ def _refuse_fetch(
     request: OffsetFetchRequest, call: Call, code: int
 ) -> OffsetFetchResponse:
     response_type = wire.OFFSET_FETCH.Response
+    # The place of an error moved with the versions: each partition, the response, each
+    # group.
     if call.version >= 8:
         return response_type(
             groups=[
@@ -515,6 +523,7 @@ def _refuse_fetch(
                 partitions=[
                     topic_type.Partition(
                         partition_index=number,
+                        # -1 means that nothing was committed.
                         committed_offset=-1,
                         metadata="",
                         error_code=code,
@@ -572,6 +581,8 @@ def _fetched_group(
     protocol must also have its present epoch.
     """
     group_type = wire.OFFSET_FETCH.Response.Group
+    # Admin clients name no member. A member with an old epoch must not start at offsets
+    # that another member has passed (KIP-848).
     is_named = asked.member_id is not None or asked.member_epoch >= 0
     if is_named and group is not None and group.consumers is not None:
         error = group.consumers.check_epoch(asked.member_id or "", asked.member_epoch)
@@ -611,6 +622,8 @@ def _fetched(
                 partition_index=number, committed_offset=-1, metadata=""
             )
             partitions.append(partition)
+            # The transaction may still commit a higher offset. A consumer that starts
+            # at the lower one would process records twice (KIP-447).
             if is_strict and group is not None and group.is_unstable((name, number)):
                 partition.error_code = codes.UNSTABLE_OFFSET_COMMIT
                 continue
@@ -660,8 +673,11 @@ def offset_delete(
     group = groups.get(request.group_id)
     if group is None:
         return response_type(error_code=codes.GROUP_ID_NOT_FOUND)
+    # Only consumers name the topics that they use. Others might use any.
     if group.state != EMPTY and group.protocol_type != "consumer":
         return response_type(error_code=codes.NON_EMPTY_GROUP)
+    # A member would continue at its own position, and its next commit would restore the
+    # offset.
     used = {topic.name for topic in request.topics if group.may_use(topic.name)}
     keys = []
     stored = []
@@ -715,6 +731,7 @@ def describe_groups(
         if pace.is_over():
             yield
         group = groups.get(group_id)
+        # ConsumerGroupDescribe describes groups of the consumer protocol.
         if group is None or group.consumers is not None:
             missing = group_type(
                 group_id=group_id, group_state=DEAD, authorized_operations=operations
@@ -764,6 +781,7 @@ def list_groups(
     types = {name.lower() for name in request.types_filter}
     listed = []
     pace = ChunkCounter()
+    # A copy, because groups come and go between two chunks.
     for group in list(groups.all()):
         if pace.is_over():
             yield
@@ -805,6 +823,7 @@ def delete_groups(
     request: DeleteGroupsRequest, call: Call, groups: GroupService, state: BrokerState
 ) -> Steps[DeleteGroupsResponse | PendingResponse]:
     response = _refuse_delete(request, call, codes.NONE)
+    # The response waits for the records of all groups, which are deleted independently.
     left = len(response.results)
     if not left:
         return response

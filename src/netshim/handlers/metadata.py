@@ -70,6 +70,8 @@ def metadata(
             for each in request.topics or ()
             if call.version < _IDS_SINCE or each.topic_id == NO_ID
         }
+        # This is the log of Kafka's controllers. A client that searches for one must
+        # not create it.
         names.discard(METADATA_LOG)
         missing = sorted(
             name for name in names if is_topic_name(name) and name not in state.logdir
@@ -81,6 +83,8 @@ def metadata(
     missing = missing[:allowed]
     if not missing:
         return _metadata_when_known(request, call, state, every, refused)
+    # Counted before the creation: a client may send more requests while the first one
+    # is at work.
     call.session.topics_made += len(missing)
     answer = PendingResponse()
 
@@ -155,6 +159,7 @@ def _when_epochs_are_known(
         return handle()
 
     def read() -> None:
+        # A file of each partition is read, so a worker thread does it.
         for name, number in unread:
             with contextlib.suppress(
                 LogcoreError, OSError
@@ -173,6 +178,8 @@ def _make_topics(names: list[str], state: BrokerState, call: Call) -> dict[str, 
     failures = {}
     for name in names:
         try:
+            # Its partition count decides which partition has a group, and it must be
+            # compacted.
             if name == OFFSETS_TOPIC:
                 is_new = state.logdir.create_topic(
                     name,
@@ -304,6 +311,7 @@ def describe_cluster(
     request: DescribeClusterRequest, call: Call, state: BrokerState
 ) -> DescribeClusterResponse:
     response_type = wire.DESCRIBE_CLUSTER.Response
+    # 1 means brokers, and 2 means controllers, which have no port here.
     if request.endpoint_type != 1:
         mismatched = request.endpoint_type == 2
         return response_type(
@@ -337,6 +345,7 @@ def describe_topic_partitions(
     if Kafka would return other replicas.
     """
     names = sorted({topic.name for topic in request.topics}) or state.logdir.topics()
+    # No answer has such a cursor.
     if request.cursor is not None and request.cursor.partition_index < 0:
         topic_type = wire.DESCRIBE_TOPIC_PARTITIONS.Response.Topic
         refused = [
@@ -357,6 +366,8 @@ def _describe_topic_partitions(
     response_type = wire.DESCRIBE_TOPIC_PARTITIONS.Response
     topic_type = response_type.Topic
     cursor = request.cursor
+    # 2,000 is Kafka's default of max.request.partition.size.limit. With a limit below
+    # 1, a client would page forever.
     left = max(1, min(request.response_partition_limit, 2_000))
     topics: list[DescribeTopicPartitionsResponse.Topic] = []
     next_cursor = None
@@ -364,6 +375,7 @@ def _describe_topic_partitions(
     for name in names:
         if pace.is_over():
             yield
+        # Topics are returned in the order of their names: earlier answers had this one.
         if cursor is not None and name < cursor.topic_name:
             continue
         if name not in state.logdir:
@@ -389,6 +401,8 @@ def _describe_topic_partitions(
             for partition in described.partitions
             if partition.partition_index >= first
         ]
+        # The answer is full. The next one begins at the first partition that does not
+        # fit.
         if left <= 0 or len(partitions) > left:
             next_cursor = response_type.Cursor(
                 topic_name=name,

@@ -79,6 +79,8 @@ def _when_shown(
             yield
         with contextlib.suppress(LogcoreError):  # the request itself will say so
             log = state.logs.log(name, number)
+            # A client that has just produced with acks=1 expects its records below the
+            # latest offset.
             if log.durability.waits and log.high_watermark < log.log_end_offset:
                 unsynced.append(log)
     if not unsynced:
@@ -127,6 +129,8 @@ def _list_offsets(
         log: Log,
     ) -> None:
         timestamp = asked.timestamp
+        # A negative number that this version does not define is no time: a search for
+        # it would find the first record.
         if timestamp < 0 and _SINCE.get(timestamp, 99) > call.version:
             result.error_code = codes.UNSUPPORTED_VERSION
             return
@@ -135,6 +139,8 @@ def _list_offsets(
             end = log.last_stable_offset
         else:
             end = log.high_watermark
+        # A new leader learns the high watermark from the fetches of its followers
+        # (KIP-207). Its own, older one would let the latest offset go backwards.
         if timestamp == _LATEST and not state.leadership.knows_end(key):
             result.error_code = codes.LEADER_NOT_AVAILABLE
             if call.version >= _NOT_AVAILABLE_SINCE:
@@ -143,9 +149,12 @@ def _list_offsets(
             result.offset = end
         elif timestamp in (_EARLIEST, _EARLIEST_LOCAL):
             result.offset = log.log_start_offset
+        # This broker has no remote storage. Kafka then answers offset -1 without an
+        # epoch.
         elif timestamp == _LATEST_TIERED:
             result.leader_epoch = -1
         elif timestamp == _MAX_TIMESTAMP:
+            # Readers at this isolation level must be able to reach the record.
             newest = newest_place(log)
             if newest is not None and newest[0] < end:
                 result.offset, result.timestamp = newest
@@ -153,6 +162,7 @@ def _list_offsets(
             found = place_of_timestamp(log, timestamp)
             if found is not None and found[0] < end:
                 result.offset, result.timestamp = found
+        # No record was found, so there is no offset to which an epoch could belong.
         if result.offset < 0:
             result.leader_epoch = -1
 
@@ -161,6 +171,8 @@ def _list_offsets(
     for topic in request.topics:
         for partition in topic.partitions:
             key = topic.name, partition.partition_index
+            # Kafka refuses a partition that is named twice: the response has one entry
+            # for each.
             (twice if key in seen else seen).add(key)
     topic_type = wire.LIST_OFFSETS.Response.Topic
     response = wire.LIST_OFFSETS.Response(topics=[])
@@ -203,6 +215,7 @@ def _list_offsets(
                 )
         response.topics.append(topic_type(name=topic.name, partitions=results))
 
+    # Only ends are requested, which are in memory, so that no thread is needed.
     if not reads:
         for step in work:
             if pace.is_over():
@@ -283,12 +296,16 @@ def _delete_records(
         result: DeleteRecordsResponse.Topic.Partition,
         log: Log,
     ) -> None:
+        # A compacted topic keeps the last value of each key. Keys that are not written
+        # again would be lost.
         if "delete" not in log.config.cleanup_policy:
             result.error_code = codes.POLICY_VIOLATION
             return
         if log.durability.waits:
-            # Records with acks=1 are visible, and may be deleted, once they are on disk.
+            # Records with acks=1 are visible, and may be deleted, once they are on
+            # disk.
             sync_present(log)
+        # -1 means the high watermark.
         if asked.offset == -1:
             before = log.high_watermark
         else:
@@ -332,6 +349,8 @@ def _delete_records(
     answer = PendingResponse()
 
     def done(error: object) -> None:
+        # Fetches that wait below the new start are refused now, not at the end of their
+        # waits.
         keys = [
             (topic.name, each.partition_index)
             for topic in request.topics

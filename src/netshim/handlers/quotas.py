@@ -57,6 +57,8 @@ def _entity_of(parts: list[Any]) -> Entity:
         if part.entity_type in names:
             raise _QuotaError(f"the entity type {part.entity_type!r} is named twice")
         name = part.entity_name
+        # null names the default: the quota of all users, or clients, without one of
+        # their own.
         if name is None:
             name = DEFAULT
         elif not name or "\0" in name or len(name) > 1_024:
@@ -64,6 +66,8 @@ def _entity_of(parts: list[Any]) -> Entity:
         names[part.entity_type] = name
     address = names.get("ip")
     if address is not None:
+        # Connections are counted before the client names itself: only its address is
+        # known.
         if len(names) > 1:
             raise _QuotaError("an IP address cannot be combined with another entity")
         if address != DEFAULT:
@@ -86,11 +90,14 @@ def _change_of(operation: Any, entity: Entity) -> tuple[str, float | None]:
     known: tuple[str, ...] = quotas.CLIENT_KEYS
     if entity[2] is not None:
         known = (quotas.CONNECTION,)
+    # A broker would store the quota, and never apply it.
     if key not in known:
         raise _QuotaError(f"unknown quota {key!r}; expected {' or '.join(known)}")
     value = operation.value
+    # A rate of 0 would delay a client forever.
     if math.isnan(value) or value <= 0:
         raise _QuotaError(f"{key}: expected a number above 0, found {value}")
+    # The wire has float64 for all quotas. Only shares of time are fractions in Kafka.
     if key not in _FRACTIONS:
         most = _INT64_MAX
         if key == quotas.CONNECTION:
@@ -133,6 +140,7 @@ def alter_client_quotas(
             result.error_message = str(error)
         else:
             entities.append(entity)
+    # The order of two changes of one entity is not defined.
     counts = Counter(entities)
     for slot, named in enumerate(entities):
         if named is not None and counts[named] > 1:
@@ -218,6 +226,8 @@ def describe_client_quotas(
 def _is_selected(
     names: dict[str, str], filters: dict[str, str | bool | None], *, is_strict: bool
 ) -> bool:
+    # A strict filter excludes entities with further types: `user` does not select
+    # quotas of a user's client.
     if is_strict and (names.keys() != filters.keys() or not filters):
         return False
     return all(

@@ -53,6 +53,7 @@ def _elect_leaders(
     is_unclean = request.election_type == _UNCLEAN
     topics = []
     pace = ChunkCounter()
+    # null requests all partitions.
     if request.topic_partitions is None and is_known and state.leadership.is_clustered:
         for name in state.logdir.topics():
             codes_by_number = {
@@ -67,6 +68,8 @@ def _elect_leaders(
                             partition_id=number, error_code=code, error_message=None
                         )
                         for number, code in codes_by_number.items()
+                        # With thousands of partitions, those without a change would
+                        # hide the others.
                         if code != codes.ELECTION_NOT_NEEDED
                     ],
                 )
@@ -78,6 +81,8 @@ def _elect_leaders(
         for number in topic.partitions:
             if pace.is_over():
                 yield
+            # The error of the request is also the error of each partition, because some
+            # tools read only that.
             if not is_known:
                 code = codes.INVALID_REQUEST
             elif number not in numbers:
@@ -126,6 +131,7 @@ def _reassign(
                 message = "The topic or the partition does not exist."
             else:
                 key = topic.name, asked.partition_index
+                # null replicas cancel a move.
                 code = state.topology.reassign(
                     key,
                     asked.replicas,
@@ -160,6 +166,7 @@ def list_partition_reassignments(
         }
     topics: dict[str, ListPartitionReassignmentsResponse.Topic] = {}
     for (name, number), move in sorted(state.topology.reassignments().items()):
+        # null topics request all moves.
         if wanted is not None and (name, number) not in wanted:
             continue
         topic = topics.setdefault(name, response_type.Topic(name=name, partitions=[]))

@@ -59,6 +59,7 @@ def create_topics(
     def work() -> CreateTopicsResponse:
         results: dict[str, CreateTopicsResponse.Topic] = {}
         wanted: dict[str, tuple[int, dict[str, object]]] = {}
+        # 1. Check each topic alone: one that is refused must not prevent the others.
         for topic in request.topics:
             result = results[topic.name] = response_type.Topic(name=topic.name)
             result.error_code, result.error_message = _check_new_topic(
@@ -76,6 +77,8 @@ def create_topics(
             except LogcoreError as error:
                 result.error_code = code_of(error)
                 result.error_message = message_of(error)
+        # 2. Create the topics in groups: one write of the file of topics serves a
+        # group.
         names = list(wanted)
         placements = {topic.name: _placement(topic) for topic in request.topics}
         for first in range(0, len(names), _TOPICS_AT_ONCE):
@@ -87,6 +90,8 @@ def create_topics(
                 request,
                 state,
             )
+        # 3. Describe the new topics. Since KIP-525, clients read it from this
+        # response.
         wanted = {name: wanted[name] for name in names if not results[name].error_code}
         for name, (count, given) in wanted.items():
             result = results[name]
@@ -94,6 +99,7 @@ def create_topics(
             result.replication_factor = state.topology.factor_of(placements[name])
             overrides: Iterable[str] = given
             if request.validate_only:
+                # The topic does not exist: its settings would be these.
                 settings = LogConfig.parse({**logdir.given_config, **given})
             else:
                 described = logdir.describe_topic(name)
@@ -161,6 +167,7 @@ def _partition_count(topic: CreateTopicsRequest.Topic, state: BrokerState) -> in
     if topic.assignments:
         return len(topic.assignments)
     count: int = topic.num_partitions
+    # -1 requests the default of the broker (KIP-464).
     if count == -1:
         return state.settings.num_partitions
     return count
@@ -189,11 +196,13 @@ def _check_new_topic(
             f"creation of internal topic {METADATA_LOG} is prohibited",
         )
     if topic.assignments:
+        # The assignment gives both numbers. A second one could differ.
         if topic.num_partitions != -1 or topic.replication_factor != -1:
             return (
                 codes.INVALID_REQUEST,
                 "a manual assignment excludes a number of partitions and replicas",
             )
+        # A gap would be a partition that no broker stores.
         if sorted(each.partition_index for each in topic.assignments) != list(
             range(len(topic.assignments))
         ):
@@ -239,6 +248,8 @@ def create_partitions(
                     result.error_message = (
                         "the number of partitions of an internal topic does not change"
                     )
+                # Partitions cannot be removed: records, and the keys that hash to them,
+                # would be lost.
                 elif topic.count <= present:
                     result.error_code = codes.INVALID_PARTITIONS
                     result.error_message = f"the topic has {present} partitions; expected more, found {topic.count}"
@@ -275,6 +286,8 @@ def create_partitions(
                         )
             except LogcoreError as error:
                 code = code_of(error)
+                # The library reports a wrong count as an invalid setting. Kafka has a
+                # code for it.
                 if code == codes.INVALID_CONFIG:
                     result.error_code = codes.INVALID_PARTITIONS
                 else:
@@ -312,6 +325,7 @@ def delete_topics(
         wanted = Counter((topic.name, topic.topic_id) for topic in request.topics)
     else:
         wanted = Counter()
+    # A name and an id may be of the same topic, which is then named twice.
     named = Counter(
         name if name is not None else state.topic_ids.name_of(topic_id)
         for name, topic_id in wanted.elements()
@@ -321,6 +335,7 @@ def delete_topics(
     }.values():
         result = response_type.Topic(name=topic.name, topic_id=topic.topic_id)
         results.append(result)
+        # The name may belong to a newer topic than the id.
         if (topic.name is None) == (topic.topic_id == NO_ID):
             result.error_code = codes.INVALID_REQUEST
             result.error_message = "expected a name or an id, and not both"

@@ -106,6 +106,9 @@ def code_for_writer(error: TransactionError, version: int, abortable_since: int)
     """Return the code for a producer that writes records or offsets (sections 3.6 and
     3.7). `abortable_since` is the first version of the API with TRANSACTION_ABORTABLE.
     """
+    # Since KIP-588, a producer can recover from this code by an abort. PRODUCER_FENCED
+    # is fatal, and the newer epoch may be one that the coordinator gave to this
+    # producer.
     if error is TransactionError.PRODUCER_FENCED:
         return codes.INVALID_PRODUCER_EPOCH
     if error is TransactionError.TRANSACTION_ABORTABLE and version < abortable_since:
@@ -151,6 +154,8 @@ def _when_found(
         answer = PendingResponse()
 
         def found_all(found: dict[str, StoredTransaction] | Exception) -> None:
+            # The client then requests the new coordinator. After the other code, it
+            # asks this broker again.
             if isinstance(found, NotLeaderError):
                 answer.set(refuse(codes.NOT_COORDINATOR))
             elif isinstance(found, Exception):
@@ -187,6 +192,8 @@ def init_transactional_id(
                     )
                 )
             else:
+                # The third result, Unended, is for producers of this process that keep
+                # their transaction open (KIP-939).
                 assert isinstance(result, TransactionError), result
                 answer.set(
                     response_type(error_code=_code(result, call), producer_epoch=-1)
@@ -268,6 +275,8 @@ def _add_for_brokers(
     response_type = wire.ADD_PARTITIONS_TO_TXN.Response
     topic_type = response_type.Transaction.Topic
     response = response_type(results_by_transaction=[])
+    # One more than the transactions, so that an answer that comes at once does not
+    # finish the response before all are requested.
     left = 1
     answer = PendingResponse()
 
@@ -315,6 +324,8 @@ def _add_for_brokers(
         response.results_by_transaction.append(result)
         left += 1
         known = _known(partitions, state)
+        # The transactions of one request are independent: an unknown partition refuses
+        # only the transaction that names it.
         if len(known) < len(set(partitions)):
             complete(result, partitions, partial(_code_of_unknown, known))
             continue
@@ -327,6 +338,7 @@ def _add_for_brokers(
             adds=not asked.verify_only,
         )
     finish()
+    # All answers came at once, from memory, so that the connection need not wait.
     if answer.is_set:
         return response
     return answer
@@ -392,6 +404,7 @@ def _with_offsets_topic(
     state: BrokerState, response: Callable[[int], Any], handle: Callable[[], Any]
 ) -> Any:
     """Call handle() once `__consumer_offsets` exists."""
+    # A transaction may be the first to commit offsets.
     if OFFSETS_TOPIC in state.logdir:
         return handle()
     answer = PendingResponse()
@@ -414,6 +427,8 @@ def _home_of(group_id: str, state: BrokerState) -> tuple[str, int]:
 
 def end_txn(request: EndTxnRequest, call: Call, state: BrokerState) -> Any:
     response_type = wire.END_TXN.Response
+    # In the second protocol (KIP-890), each end raises the epoch, so that a late batch
+    # of this transaction cannot enter the next one.
     is_second = call.version >= _SECOND_END
     asked = End(
         transactional_id=request.transactional_id,
@@ -429,6 +444,8 @@ def end_txn(request: EndTxnRequest, call: Call, state: BrokerState) -> Any:
         def done(result: Result) -> None:
             if isinstance(result, TransactionError):
                 answer.set(response_type(error_code=_code(result, call)))
+            # The client continues with this id and epoch. The id is new after an epoch
+            # of 32,767.
             elif isinstance(result, ProducerIdAndEpoch) and is_second:
                 answer.set(
                     response_type(
@@ -472,6 +489,7 @@ def txn_offset_commit(
         )
 
     def refuse(code: int) -> TxnOffsetCommitResponse:
+        # Clients of these versions fail on the code. They retry after the other one.
         is_old = code == codes.COORDINATOR_LOAD_IN_PROGRESS and call.version < 2
         return response(codes.COORDINATOR_NOT_AVAILABLE if is_old else code)
 
@@ -490,7 +508,11 @@ def txn_offset_commit(
     def when_added() -> PendingResponse | TxnOffsetCommitResponse:
         who = request.transactional_id, request.producer_id, request.producer_epoch
         home = {_home_of(request.group_id, state)}
+        # In the second protocol, the client sends no AddOffsetsToTxn: the commit itself
+        # adds the partition.
         adds = call.version >= _SECOND_OFFSETS
+        # The usual case: the coordinator is in this process and already has the
+        # partition.
         if state.transactions.is_prepared(who, home, adds=adds):
             return when_groups_are_known()
         answer = PendingResponse()
@@ -512,6 +534,8 @@ def txn_offset_commit(
 
 
 def _code_of_offsets(error: TransactionError, call: Call) -> int:
+    # This request went to the coordinator of the group. NOT_COORDINATOR would send the
+    # client in search of that one, but the coordinator of the transaction is meant.
     if error in COORDINATOR_ERRORS:
         return codes.COORDINATOR_NOT_AVAILABLE
     return code_for_writer(error, call.version, _ABORTABLE_OFFSETS)
@@ -527,6 +551,7 @@ def _commit_offsets(
     offsets, results = yield from offsets_in(
         request.topics, response.topics, call, state
     )
+    # No partition of the request exists.
     if not results:
         return response
     answer = PendingResponse()
@@ -545,6 +570,8 @@ def _commit_offsets(
         request.member_id,
         request.group_instance_id,
     )
+    # The check and the append are one step. If the transaction ended between them, the
+    # offsets would belong to the next transaction of the producer, or to none.
     producer = request.producer_id, request.producer_epoch
     error = state.transactions.verified(
         (request.transactional_id, *producer),
@@ -582,6 +609,8 @@ def write_txn_markers(
         results.append(marker_type(producer_id=marker.producer_id, topics=topics))
         work.append((marker, places))
     response = response_type(markers=results)
+    # The response waits for the marker of each partition: the coordinator then forgets
+    # the transaction.
     left = sum(len(places) for _, places in work)
     if not left:
         return response
@@ -592,6 +621,8 @@ def write_txn_markers(
     ) -> None:
         nonlocal left
         result = places[place]
+        # After these two codes, a coordinator gives up the marker. It retries after all
+        # others.
         if isinstance(error, InvalidProducerEpochError):
             result.error_code = codes.INVALID_PRODUCER_EPOCH
         elif isinstance(error, CoordinatorFencedError):
@@ -629,6 +660,7 @@ def describe_transactions(
 
     def described(name: str, stored: StoredTransaction | None) -> Any:
         if stored is None:
+            # No transaction can have an empty id, so that the request is wrong.
             missing = (
                 codes.TRANSACTIONAL_ID_NOT_FOUND if name else codes.INVALID_REQUEST
             )
@@ -691,6 +723,7 @@ def list_transactions(
         if producer_ids and stored.producer_id not in producer_ids:
             return False
         if request.duration_filter >= 0:
+            # A transaction that is over has no duration.
             is_open = stored.status is Status.ONGOING or stored.status.label.startswith(
                 "Prepare"
             )
@@ -703,6 +736,7 @@ def list_transactions(
     ) -> Steps[ListTransactionsResponse]:
         listed = []
         pace = ChunkCounter()
+        # A copy, because other requests change the transactions between two chunks.
         for name, stored in list(found.items()):
             if pace.is_over():
                 yield
