@@ -19,8 +19,8 @@ Rules:
 - Offsets in an offset index strictly increase. Timestamps in a time index strictly
   increase, and its offsets never decrease.
 
-This module does not read the .log file: segment.py does, and rebuilds an index from it
-when needed.
+This module does not read the .log file. partition/recovery.py walks its batches and
+rebuilds the indexes, with ActiveSegment of segment.py.
 """
 
 from __future__ import annotations
