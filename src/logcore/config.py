@@ -58,12 +58,10 @@ def _int(
     return attrs.field(default=default, metadata=facts)
 
 
-def _long(
-    name: str, default: int, low: int, high: int = INT64_MAX, doc: str = ""
-) -> Any:
+def _long(name: str, default: int, low: int, *, doc: str = "") -> Any:
     return attrs.field(
         default=default,
-        metadata={"name": name, "type": "long", "range": (low, high), "doc": doc},
+        metadata={"name": name, "type": "long", "range": (low, INT64_MAX), "doc": doc},
     )
 
 
@@ -88,13 +86,11 @@ def _list(name: str, default: str, pattern: str, expected: str) -> Any:
     return attrs.field(default=default, metadata=facts)
 
 
-def _boolean(
-    name: str, default: bool, doc: str = "", *, only: bool | None = None
-) -> Any:
+def _boolean(name: str, default: bool, *, only: bool | None = None) -> Any:
     """only: the one value that is taken."""
     return attrs.field(
         default=default,
-        metadata={"name": name, "type": "boolean", "only": only, "doc": doc},
+        metadata={"name": name, "type": "boolean", "only": only, "doc": ""},
     )
 
 
@@ -105,10 +101,10 @@ def _text(name: str, default: str, doc: str = "", *, ours: bool = False) -> Any:
     )
 
 
-def _double(name: str, default: float, low: float, high: float, doc: str = "") -> Any:
+def _double(name: str, default: float, low: float, high: float) -> Any:
     return attrs.field(
         default=default,
-        metadata={"name": name, "type": "double", "range": (low, high), "doc": doc},
+        metadata={"name": name, "type": "double", "range": (low, high), "doc": ""},
     )
 
 

@@ -419,13 +419,6 @@ class LogDir(Closeable):
                 is_forked=self.host.is_forked,
             )
 
-    def _check_alone(self, what: str) -> None:
-        self.host.check_writable()
-        if self.is_shared:
-            raise InvalidConfigError(
-                f"{what} needs the directory for itself; open it without shared=True"
-            )
-
     # -- topics ------------------------------------------------------------------------
 
     def topics(self) -> list[str]:
@@ -561,7 +554,11 @@ class LogDir(Closeable):
         OffsetOutOfRangeError outside [log start, high watermark] of a partition.
         """
         with self.host.lock:
-            self._check_alone("fork()")
+            self.host.check_writable()
+            if self.is_shared:
+                raise InvalidConfigError(
+                    "fork() needs the directory for itself; open it without shared=True"
+                )
             source = self._topic(topic)
             overrides = self._registry.own_overrides(source)
             made = TopicEntry(

@@ -813,14 +813,12 @@ def time_ms(given: layout.Time | None) -> int | None:
     return found
 
 
-def check_timestamps(
-    times: Any, now_ms: int, config: LogConfig, position: int | None = None
-) -> None:
+def check_timestamps(times: Any, now_ms: int, config: LogConfig) -> None:
     """Raise InvalidTimestampError if a time is outside the topic's limits.
 
     `times` is an array of int64 ms; -1 means no timestamp.
     """
-    _check_records(times, None, now_ms, config, position)
+    _check_records(times, None, now_ms, config, None)
 
 
 def _check_records(

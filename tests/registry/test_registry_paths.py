@@ -25,7 +25,6 @@ def test_the_layout_is_the_one_of_kafkas_documents() -> None:
     assert paths.offset("g", "orders", 3) == "/consumers/g/offsets/orders/3"
     assert paths.group_state("g") == "/consumers/g/group"
     assert paths.topic_config("orders") == "/config/topics/orders"
-    assert paths.client_config("c") == "/config/clients/c"
     assert paths.deletion("orders") == "/admin/delete_topics/orders"
 
 

@@ -17,7 +17,6 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from logcore.config import MAX_DECOMPRESSED_BYTES
 from logcore.format.columns import RecordColumns
 from logcore.kernels import kernel, layout
 from logcore.partition.scan import Run
@@ -43,15 +42,13 @@ def fetched_columns(
     *,
     aborted: Sequence[tuple[int, int]] = (),
     source: str,
-    max_size: int = MAX_DECOMPRESSED_BYTES,
 ) -> Iterator[tuple[RecordColumns, npt.NDArray[np.int32]]]:
     """Yield the records with start <= offset < end, as columns with timestamp types.
 
     A timestamp type is 0 for CreateTime, 1 for LogAppendTime and -1 for none. `data` is
     the content of one partition; the columns borrow it. `aborted` lists (producer id,
     first offset) of the aborted transactions in it, from a response under
-    read_committed. `source` describes the origin of the data in errors. `max_size` is
-    the maximum size to which one batch may inflate.
+    read_committed. `source` describes the origin of the data in errors.
 
     Raises:
         CorruptBatchError, InvalidRecordError, RecordTooLargeError,
@@ -92,7 +89,7 @@ def fetched_columns(
         if batch.is_transactional and batch.producer_id in discarded:
             batch.verify()  # a damaged producer id would leave out committed records
             continue
-        for part in batch.column_slices(SLICE_ROWS, max_size=max_size):
+        for part in batch.column_slices(SLICE_ROWS):
             types = np.full(len(part), batch.timestamp_type, np.int32)
             yield from _between(part, types, start, end)
 

@@ -81,7 +81,6 @@ def open_cluster_registry(
     session_timeout_ms: int,
     fs: SharedFS,
     lock_timeout_ms: int,
-    connect_timeout_ms: int = _CONNECT_TIMEOUT_MS,
     create: bool = True,
 ) -> Registry:
     """Open the registry of a cluster, and create it if it does not exist.
@@ -108,7 +107,7 @@ def open_cluster_registry(
     registry = connect(
         address.removeprefix(ZOOKEEPER_SCHEME),
         session_timeout_ms=session_timeout_ms,
-        connect_timeout_ms=connect_timeout_ms,
+        connect_timeout_ms=_CONNECT_TIMEOUT_MS,
     )
     try:
         _claim_path(registry, address, create=create)

@@ -102,10 +102,6 @@ def topic_config(name: str) -> str:
     return f"{TOPIC_CONFIGS}/{element(name)}"
 
 
-def client_config(client_id: str) -> str:
-    return f"/config/clients/{element(client_id)}"
-
-
 def deletion(name: str) -> str:
     """Return the path of the request to the controller to delete a topic."""
     return f"/admin/delete_topics/{element(name)}"

@@ -166,7 +166,7 @@ def inlined_avro(text: str, references: Resolved) -> Any:
     for _, one in references:
         schema = parse_json(one)
         if isinstance(schema, dict):
-            missing[_full_name(schema, "")] = schema
+            missing[_full_name(schema)] = schema
 
     def inlined(schema: Any, namespace: str) -> Any:
         if isinstance(schema, str):
@@ -201,9 +201,9 @@ def _namespace(schema: dict[str, Any], outer: str) -> str:
     return str(schema.get("namespace", outer) or "")
 
 
-def _full_name(schema: dict[str, Any], outer: str) -> str:
+def _full_name(schema: dict[str, Any]) -> str:
     name = str(schema.get("name", ""))
-    namespace = _namespace(schema, outer)
+    namespace = _namespace(schema, "")
     return name if "." in name or not namespace else f"{namespace}.{name}"
 
 
