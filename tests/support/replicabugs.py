@@ -131,6 +131,8 @@ WIPES = Options(
     faults=("wipe", "wipe", "kill", "kill", "cut"), fault_count=10, loss=0.2
 )
 
+RESTARTS = Options(faults=("wipe", "kill", "kill"), fault_count=14, loss=0.1)
+
 DELETIONS = Options(faults=("delete_records", "delete_records", "kill"), fault_count=8)
 
 REASSIGNED = Options(
@@ -587,7 +589,7 @@ BUGS = [
     Bug(
         "the broker epoch of a fetch is not checked",
         "R01 R02 R07",
-        4000,
+        12_000,
         (
             (
                 leading.refuse_fetch,
@@ -605,7 +607,7 @@ BUGS = [
                 "InSyncReplica(registered.epoch, registered.disk)",
             ),
         ),
-        WIPES,
+        RESTARTS,
     ),
     Bug(
         "the registry does not sync the state",

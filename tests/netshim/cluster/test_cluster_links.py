@@ -73,7 +73,7 @@ def test_leader_without_followers_acknowledges_nothing(
     leader = proxies[one.leader_id]
     for follower in {1, 2, 3} - {one.leader_id}:
         leader.cut(follower, Cut.REQUESTS)
-    time.sleep(0.5)  # requests that are on their way
+    until(lambda: not load.is_moving(), "answers that are on their way have arrived")
     before = len(load.acknowledged)
     until(
         lambda: len(cluster.partition("t").isr_nodes) == 1,
