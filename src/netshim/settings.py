@@ -94,7 +94,9 @@ class Settings:
         doc="Time after which a follower that lags leaves the in-sync replicas.",
     )
     replica_fetch_wait_max_ms: int = _setting(
-        500, 1, doc="Longest time that a fetch of a follower waits for records."
+        500,
+        1,
+        doc="Longest time that a fetch of a follower waits for records, after one with news.",
     )
     replica_fetch_max_bytes: int = _setting(
         1 << 20, 1, doc="Most bytes of a partition in one fetch of a follower."

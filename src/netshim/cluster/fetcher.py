@@ -54,6 +54,9 @@ _FETCH_VERSION: Final = 17
 #: connection.
 _BACK_OFF_MS: Final = 100
 _MOST_BYTES: Final = 10 << 20
+#: How many times longer a fetch waits if the one before brought nothing. Records, other
+#: leaders and new partitions end the wait.
+_QUIET_WAITS: Final = 5
 
 _CODES: Final = {int(error): error for error in ReplicationError}
 
@@ -132,6 +135,8 @@ class LeaderFetcher:
         self._session_id = NO_SESSION
         self._epoch = INITIAL_EPOCH
         self._sent: dict[_Place, _SentFetch] = {}
+        #: Whether the last response contained no partition.
+        self._was_quiet = False
         self._connection = PeerConnection(leader, connect)
         self._thread = threading.Thread(
             target=self._run, name=f"netshim-fetch-{leader}", daemon=True
@@ -223,12 +228,14 @@ class LeaderFetcher:
             self._pause()
             return
         is_full = self._epoch == INITIAL_EPOCH
+        # A partition that backs off is due before a long wait would end.
+        is_quiet = self._was_quiet and not (is_full or listed or self._due)
         if is_full:
             listed, forgotten = list(self._sent.values()), []
         try:
             response = self._connection.request(
                 wire.FETCH,
-                self._request(listed, forgotten),
+                self._request(listed, forgotten, is_quiet=is_quiet),
                 most_version=_FETCH_VERSION,
             )
         except (RemoteUnavailableError, ShippingError) as error:
@@ -245,6 +252,7 @@ class LeaderFetcher:
                 self._pause()
             return
         answered = self._take_all(response)
+        self._was_quiet = not answered
         if response.session_id == NO_SESSION:
             # Without a session, a partition that the response lacks is given up.
             self._give_up(answered, _BACK_OFF_MS)
@@ -271,6 +279,7 @@ class LeaderFetcher:
         if not keeps_connection:
             self._connection.close()
         self._give_up(set())
+        self._was_quiet = False
         self._epoch = INITIAL_EPOCH
 
     def _give_up(self, answered: set[_Place], delay_ms: int = 0) -> None:
@@ -310,7 +319,9 @@ class LeaderFetcher:
             one.book = following.sent(one.book, step.fetch)
             return step.fetch
 
-    def _request(self, listed: list[_SentFetch], forgotten: list[_Place]) -> Any:
+    def _request(
+        self, listed: list[_SentFetch], forgotten: list[_Place], *, is_quiet: bool
+    ) -> Any:
         kind = wire.FETCH.Request.Topic
         topics: dict[bytes, Any] = {}
         for each in listed:
@@ -334,7 +345,7 @@ class LeaderFetcher:
             replica_state=wire.FETCH.Request.ReplicaState(
                 replica_id=any_fetch.replica, replica_epoch=any_fetch.broker_epoch
             ),
-            max_wait_ms=self._settings.wait_ms,
+            max_wait_ms=self._settings.wait_ms * (_QUIET_WAITS if is_quiet else 1),
             min_bytes=1,
             max_bytes=_MOST_BYTES,
             isolation_level=0,

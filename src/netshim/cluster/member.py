@@ -425,21 +425,25 @@ class ClusterMember:
 
     def _run(self) -> None:
         pause_s = min(1.0, self.settings.session_timeout_ms / 6_000)
+        has_changed = True
         while not self._is_closing.is_set():
             try:
+                is_due = self._is_refresh_due(has_changed)
+                has_changed = True  # until this pass is complete
                 if self._epoch is None and not self._register_again():
                     self._is_closing.wait(_OPEN_RETRY_S)
                     continue
                 self._renew()
-                self._end_stuck_sessions()
                 if self._unnoted:
                     self.note([])
-                self._refresh()
+                if is_due:
+                    self._end_stuck_sessions()
+                    self._refresh()
                 self._control()
                 if self._warned is not None:
                     self._warned = None
                     _log.info("the registry of the cluster answers again")
-                self._wait(pause_s)
+                has_changed = self._wait(pause_s)
             except SessionExpiredError as error:
                 self._give_up_session(error)
             except (LogcoreError, OSError) as error:
@@ -469,16 +473,25 @@ class ClusterMember:
             self._read_all_at_ms = 0
             self._publish(view)
 
-    def _wait(self, pause_s: float) -> None:
-        """Wait until the registry may have changed."""
+    def _is_refresh_due(self, has_changed: bool) -> bool:
+        """Return whether to read the registry, and to check for stuck sessions.
+
+        Without a report of the watch, it is read three times in a session timeout,
+        because the report may be lost, and because the lease ends otherwise.
+        """
+        age_ms = self._fs.monotonic_ms() - self._read_at_ms
+        return has_changed or age_ms >= self.settings.session_timeout_ms // 3
+
+    def _wait(self, pause_s: float) -> bool:
+        """Wait until the registry may have changed, and return whether it may."""
         if self._watch is None:
             writers = {*self.view.known_brokers, self.settings.node_id}
             self._watch = self.registry.watch(
                 [paths.CONTROLLER, *map(nodes.changes_of, sorted(writers))],
                 children=[paths.BROKERS, nodes.DELETIONS],
             )
-        else:
-            self._watch.wait(pause_s)
+            return True
+        return self._watch.wait(pause_s)
 
     def _renew(self) -> None:
         """Renew the session if the event loop has turned since the last call.

@@ -544,6 +544,15 @@ def test_topic_that_is_replaced_while_it_is_read_has_no_former_state(
     )
 
 
+def test_idle_registry_is_read_three_times_in_a_session(join: Join) -> None:
+    first = join(1, timeout_ms=30 * 60_000)
+    wait(first, lambda view: view.controller == 1)
+    assert first._is_refresh_due(True)
+    assert not first._is_refresh_due(False)
+    first._read_at_ms -= 10 * 60_000
+    assert first._is_refresh_due(False)
+
+
 def test_a_topic_that_the_registry_has_lost_is_not_deleted(join: Join) -> None:
     first = join(1)
     create(first, "t", (1,))

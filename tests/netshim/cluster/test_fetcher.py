@@ -36,6 +36,8 @@ class PlayedLeader:
         self.requests: queue.Queue[Any] = queue.Queue()
         self.responses: queue.Queue[Any] = queue.Queue()
         self.closed = 0
+        #: The time that the last request may wait.
+        self.wait_ms = 0
 
     def request(self, api: object, request: Any, *, most_version: int) -> Any:
         self.requests.put(request)
@@ -55,6 +57,7 @@ class PlayedLeader:
     def next_request(self) -> tuple[tuple[int, int], dict[int, int], list[int]]:
         """Return the session, the offsets by partition, and the forgotten partitions."""
         found = self.requests.get(timeout=LIMIT_S)
+        self.wait_ms = found.max_wait_ms
         listed = {
             part.partition: part.fetch_offset
             for topic in found.topics
@@ -191,6 +194,33 @@ def test_partition_with_an_error_is_forgotten_until_it_is_tried_again(
             break
     assert listed == {1: 0}
     leader.answer()
+
+
+def test_fetch_waits_longer_after_one_without_news(
+    begin: Callable[[], None], leader: PlayedLeader
+) -> None:
+    """An idle follower would otherwise send two requests a second to each leader."""
+    begin()
+    waits = []
+    for parts in ({}, {"_1": {"records": batch(), "high_watermark": 0}}, {}, {}):
+        leader.request()
+        waits.append(leader.wait_ms)
+        leader.answer(**parts)
+    assert waits == [500, 2_500, 500, 2_500]
+
+
+def test_fetch_waits_no_longer_while_a_partition_backs_off(
+    begin: Callable[[], None], leader: PlayedLeader
+) -> None:
+    begin()
+    leader.request()
+    leader.answer(_1={"error_code": codes.NOT_LEADER_OR_FOLLOWER})
+    is_listed = False
+    while not is_listed:
+        _, listed, _ = leader.request()
+        is_listed = 1 in listed
+        assert leader.wait_ms == 500
+        leader.answer()
 
 
 def test_unknown_session_is_begun_again(
