@@ -96,6 +96,7 @@ class Settings:
     replica_fetch_wait_max_ms: int = _setting(
         500,
         1,
+        20_000,
         doc="Longest time that a fetch of a follower waits for records, after one with news.",
     )
     replica_fetch_max_bytes: int = _setting(

@@ -54,9 +54,9 @@ _FETCH_VERSION: Final = 17
 #: connection.
 _BACK_OFF_MS: Final = 100
 _MOST_BYTES: Final = 10 << 20
-#: How many times longer a fetch waits if the one before brought nothing. Records, other
-#: leaders and new partitions end the wait.
-_QUIET_WAITS: Final = 5
+#: Least time that a fetch waits if the one before brought nothing. Records, other leaders
+#: and new partitions end the wait. A connection is given up after 30 s without an answer.
+_QUIET_WAIT_MS: Final = 2_500
 
 _CODES: Final = {int(error): error for error in ReplicationError}
 
@@ -322,6 +322,9 @@ class LeaderFetcher:
     def _request(
         self, listed: list[_SentFetch], forgotten: list[_Place], *, is_quiet: bool
     ) -> Any:
+        wait_ms = self._settings.wait_ms
+        if is_quiet:
+            wait_ms = max(wait_ms, _QUIET_WAIT_MS)
         kind = wire.FETCH.Request.Topic
         topics: dict[bytes, Any] = {}
         for each in listed:
@@ -345,7 +348,7 @@ class LeaderFetcher:
             replica_state=wire.FETCH.Request.ReplicaState(
                 replica_id=any_fetch.replica, replica_epoch=any_fetch.broker_epoch
             ),
-            max_wait_ms=self._settings.wait_ms * (_QUIET_WAITS if is_quiet else 1),
+            max_wait_ms=wait_ms,
             min_bytes=1,
             max_bytes=_MOST_BYTES,
             isolation_level=0,

@@ -203,7 +203,7 @@ def test_fetch_waits_longer_after_one_without_news(
     begin()
     waits = []
     for parts in ({}, {"_1": {"records": batch(), "high_watermark": 0}}, {}, {}):
-        leader.request()
+        leader.next_request()
         waits.append(leader.wait_ms)
         leader.answer(**parts)
     assert waits == [500, 2_500, 500, 2_500]
@@ -213,11 +213,11 @@ def test_fetch_waits_no_longer_while_a_partition_backs_off(
     begin: Callable[[], None], leader: PlayedLeader
 ) -> None:
     begin()
-    leader.request()
+    leader.next_request()
     leader.answer(_1={"error_code": codes.NOT_LEADER_OR_FOLLOWER})
     is_listed = False
     while not is_listed:
-        _, listed, _ = leader.request()
+        _, listed, _ = leader.next_request()
         is_listed = 1 in listed
         assert leader.wait_ms == 500
         leader.answer()
