@@ -85,8 +85,6 @@ class SegmentSummary:
     #: Bytes of the batches by codec; all bytes count for the codec of the first batch if
     #: heads were not read.
     codec_bytes: dict[str, int] = attrs.Factory(dict)
-    #: Number of batches of transactions, without markers.
-    transactional_batches: int = 0
     damage: SegmentDamage | None = None
     #: Description of records that are missing after this segment, or "".
     loss: str = ""
@@ -257,7 +255,7 @@ def _summary(
     if is_over():
         return _outline(segment, next_base)
     end_offset = segment.base_offset
-    batches = records = transactional = position = 0
+    batches = records = position = 0
     first_ms = max_ms = -1
     codecs: Counter[int] = Counter()
     why = layout.WALK_LIMIT
@@ -271,11 +269,9 @@ def _summary(
         records += int(facts["record_count"].clip(0).sum())
         max_ms = max(max_ms, int(facts["max_timestamp"].max()))
         end_offset = int(facts["last_offset"][-1]) + 1
-        attributes = facts["attributes"]
-        kinds = attributes & (layout.TRANSACTIONAL_BIT | layout.CONTROL_BIT)
-        transactional += int((kinds == layout.TRANSACTIONAL_BIT).sum())
-        for codec in set((attributes & layout.CODEC_MASK).tolist()):
-            rows = (attributes & layout.CODEC_MASK) == codec
+        codes = facts["attributes"] & layout.CODEC_MASK
+        for codec in set(codes.tolist()):
+            rows = codes == codec
             codecs[codec] += int(facts["size_bytes"][rows].sum())
         if why == layout.WALK_LIMIT and is_over():
             return attrs.evolve(
@@ -305,7 +301,6 @@ def _summary(
             _CODECS.get(code, f"unknown({code})"): size
             for code, size in sorted(codecs.items())
         },
-        transactional_batches=transactional,
         damage=damage,
     )
 
