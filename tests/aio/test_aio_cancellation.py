@@ -201,6 +201,7 @@ def test_a_tail_that_waits_goes_on(tmp_path: Path) -> None:
     assert explore(tmp_path, trial) >= 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "kind",
     [
@@ -295,6 +296,7 @@ def test_a_send_that_waits_for_memory_leaves_no_trace(tmp_path: Path) -> None:
     assert explore(tmp_path, trial) >= 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "kind",
     ["send", "send_and_wait", "send_many", "send_columns", "flush", "close", "open"],

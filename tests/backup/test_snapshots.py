@@ -462,6 +462,7 @@ def test_directory_of_kafka_is_restored(tmp_path: Path) -> None:
     assert restored(tmp_path / "backup", tmp_path / "copy") == before
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.slow)])
 def test_crash_leaves_earlier_snapshots_and_no_partial_one(step: int) -> None:
     disk = SimulatedDisk()

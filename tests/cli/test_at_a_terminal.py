@@ -44,6 +44,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "t-0"
 
 
+@pytest.mark.long
 def test_long_values_are_cut_to_the_width(path: Path) -> None:
     code, text = at_terminal("read", path, columns=70)
     first, second = lines_of(text)
@@ -56,6 +57,7 @@ def test_long_values_are_cut_to_the_width(path: Path) -> None:
     assert lines_of(at_terminal("tail", path, "-n", 1, columns=70)[1]) == [second]
 
 
+@pytest.mark.long
 def test_full_and_formats_are_never_cut(path: Path) -> None:
     whole = "漢字" * 100
     for arguments in (["--full"], ["--format", "%s\\n"], ["--json"]):
@@ -94,6 +96,7 @@ def test_verify_verbose_has_a_line_for_each_file(path: Path) -> None:
             assert file.name in text
 
 
+@pytest.mark.long
 def test_delete_asks(tmp_path: Path) -> None:
     with logcore.open_dir(tmp_path, create=True) as logdir:
         logdir.create_topic("orders", 3)

@@ -78,6 +78,7 @@ def test_a_failed_check_is_loud(tmp_path, monkeypatch):
     assert "FAILED: the values differ from the source" in done.stderr
 
 
+@pytest.mark.long
 def test_a_writer_that_was_not_killed_is_loud(tmp_path, monkeypatch):
     monkeypatch.setattr(demo, "KILL_AT", 2)
     done = invoke("--rows", 10, "--dir", tmp_path)

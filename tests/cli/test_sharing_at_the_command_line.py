@@ -60,6 +60,7 @@ def test_a_directory_that_a_process_has_for_itself_is_refused(tmp_path: Path) ->
         )
 
 
+@pytest.mark.long
 def test_a_command_shares_when_it_is_told_to(tmp_path: Path) -> None:
     path = tmp_path / "data"
     logcore_command("topic", "create", path, "t")
@@ -88,6 +89,7 @@ def test_a_command_shares_when_it_is_told_to(tmp_path: Path) -> None:
         assert appending.wait(30) == 0
 
 
+@pytest.mark.long
 def test_an_append_counts_its_own_records_and_not_those_of_others(
     tmp_path: Path,
 ) -> None:

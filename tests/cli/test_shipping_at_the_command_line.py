@@ -36,6 +36,7 @@ def data(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.long
 def test_topics_are_shipped_under_other_names(data: Path, kafka: Kafka) -> None:
     options = [
         "--bootstrap",

@@ -66,6 +66,7 @@ def test_console_without_changes_has_no_such_page(
         assert "Delete" not in reader.page("/topics/orders").text
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("place", "after"),
     [
@@ -149,6 +150,7 @@ os._exit(0)
 """
 
 
+@pytest.mark.long
 def test_abort_of_a_transaction_whose_process_has_ended(
     data: Path, client: ConsoleClient
 ) -> None:
@@ -198,6 +200,7 @@ def test_change_of_a_locked_directory_names_its_writer(
     assert client.submit(page, "/group/reset").status == 303
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "change",
     [

@@ -76,6 +76,7 @@ def test_changed_byte_of_a_value_is_named_and_the_rest_is_shown(
     assert 'class="damage"' not in client.page("/topics/orders/segments/0").source
 
 
+@pytest.mark.long
 def test_estimate_of_a_compaction(data: Path, consoles: Consoles) -> None:
     config = {"cleanup.policy": "compact", "segment.bytes": 5_000}
     path = "/topics/orders/segments/0"
@@ -124,6 +125,7 @@ def test_missing_segments_are_named(orders: Path, consoles: Consoles) -> None:
         consoles(orders).page(path)
 
 
+@pytest.mark.long
 def test_segment_missing_in_the_middle_is_a_loss(
     orders: Path, consoles: Consoles
 ) -> None:
@@ -216,6 +218,7 @@ def test_partition_without_rights_is_named(orders: Path, consoles: Consoles) -> 
         (orders / "orders-0").chmod(0o755)
 
 
+@pytest.mark.long
 def test_any_changed_byte_is_no_traceback(orders: Path, consoles: Consoles) -> None:
     path = logs(orders)[1]
     content = path.read_bytes()

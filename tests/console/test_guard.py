@@ -169,6 +169,7 @@ def test_headers_of_a_proxy_change_nothing(
     assert console.get("/", **headers).status == 403
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "origin", ["http://evil.example", "null", "http://127.0.0.1:1", "http://localhost"]
 )
@@ -187,6 +188,7 @@ def test_own_origin_and_localhost_are_accepted(
     assert console.get("/", Host=f"localhost:{port}").status == 200
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "PATCH"])
 def test_only_get_is_answered(
     written: logcore.LogDir, console: ConsoleClient, method: str

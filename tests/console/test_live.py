@@ -60,6 +60,7 @@ def test_new_records_arrive_as_escaped_rows(
             assert "old" not in value["html"]
 
 
+@pytest.mark.long
 def test_one_partition_is_followed(
     written: logcore.LogDir, console: ConsoleClient
 ) -> None:

@@ -336,6 +336,7 @@ def test_super_user_sees_everything_and_a_new_rule_counts_at_once(
     assert limited.get("/topics/orders/messages").status == 200
 
 
+@pytest.mark.long
 def test_live_tail_ends_with_the_session(
     limited: ConsoleClient, users: LoginSetup
 ) -> None:

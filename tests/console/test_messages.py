@@ -133,6 +133,7 @@ def budget_of(view: DirectoryView, seconds: float = 60.0) -> TimeBudget:
     return TimeBudget.of(view.fs, seconds)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("codec", ["uncompressed", "gzip", "snappy", "lz4", "zstd"])
 def test_search_finds_text_in_keys_values_and_headers(
     written: logcore.LogDir, console: ConsoleClient, codec: str
@@ -246,6 +247,7 @@ def test_search_reports_how_far_it_came_and_continues(
     assert found == ['{"n": 7}']
 
 
+@pytest.mark.long
 def test_full_page_of_a_search_continues_without_loss(
     written: logcore.LogDir, console: ConsoleClient
 ) -> None:

@@ -52,6 +52,7 @@ def test_filter_selects_topics_and_internal_ones_are_hidden(
     assert "No topic contains “<b>”" in console.page("/?filter=%3Cb%3E").text
 
 
+@pytest.mark.long
 def test_many_topics_are_divided_into_pages(
     written: logcore.LogDir, console: ConsoleClient
 ) -> None:
@@ -170,6 +171,7 @@ def test_transaction_without_a_coordinator_is_marked(
     ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("path", ["/groups", "/transactions", "/segments", "/"])
 def test_pages_of_an_empty_directory(
     written: logcore.LogDir, console: ConsoleClient, path: str

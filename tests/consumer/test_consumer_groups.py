@@ -552,6 +552,7 @@ def test_offsets_are_deleted_with_their_topic() -> None:
         one.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_shared", [False, True], ids=["one process", "shared"])
 @pytest.mark.parametrize("reset", ["earliest", "latest"])
 @pytest.mark.parametrize(

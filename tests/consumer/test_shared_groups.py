@@ -144,6 +144,7 @@ def start(data: LogDir) -> Iterator[Callable[..., Worker]]:
         worker.process.join()
 
 
+@pytest.mark.long
 def test_another_process_takes_over_from_a_killed_one(
     data: LogDir, start: Callable[..., Worker]
 ) -> None:

@@ -20,12 +20,14 @@ LONG = pytest.param(
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rounds", [ROUNDS, LONG])
 @pytest.mark.parametrize("chances", GROUPS)
 def test_every_order_of_steps(chances: str, rounds: int) -> None:
     run_first(f"groups {chances}", rounds)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rounds", [ROUNDS, LONG])
 @pytest.mark.parametrize("chances", GROUPS)
 def test_owner_nodes_exclude_others_when_partitions_move_at_once(
@@ -37,6 +39,7 @@ def test_owner_nodes_exclude_others_when_partitions_move_at_once(
     run_first(f"groups hasty {chances}", rounds)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rounds", [ROUNDS, LONG])
 @pytest.mark.parametrize("chances", GROUPS)
 def test_static_members_keep_their_partitions_for_a_while(

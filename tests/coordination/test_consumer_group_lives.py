@@ -38,6 +38,7 @@ def test_many_more_histories(first: int) -> None:
         live(seed)
 
 
+@pytest.mark.long
 def test_histories_without_shared_batches(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

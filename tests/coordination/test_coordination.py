@@ -1054,6 +1054,7 @@ STEPS = st.one_of(
 )
 
 
+@pytest.mark.long
 @settings(max_examples=60)
 @given(
     delay_ms=st.sampled_from([0, 500]),

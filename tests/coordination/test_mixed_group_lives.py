@@ -29,6 +29,7 @@ def live(seed: int) -> None:
     MixedLife(seed, CALMS[seed % len(CALMS)]).live()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("first", range(0, 60, 10))
 def test_partitions_have_one_owner_and_the_group_becomes_stable(first: int) -> None:
     for seed in range(first, first + 10):

@@ -106,6 +106,7 @@ def check_even(members: Sequence[Subscriber], targets: Targets) -> None:
                 assert not {topic for topic, _ in targets[rich.member_id]} & poor.topics
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("assignor", sorted(ASSIGNORS))
 @given(cases())
 def test_every_subscribed_partition_has_one_subscribed_member(

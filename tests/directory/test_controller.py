@@ -201,6 +201,7 @@ def keeping(machine: Machine, fs: SharedFS) -> None:
         assert shown(machine.disk) == told
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kill", [0.0, 0.0015], ids=["quiet", "kills"])
 def test_registry_matches_topics_after_any_process_is_killed(
     kill: float,

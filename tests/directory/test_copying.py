@@ -34,6 +34,7 @@ def rows(log: logcore.Log) -> list[tuple[int, bytes | None, bytes | None]]:
     ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("at", [0, 1, 7, 12, 13, 40, 79, 80, None])
 def test_fork_contains_records_below_its_offset(tmp_path: Path, at: int | None) -> None:
     with logcore.open_dir(tmp_path / "data", create=True) as logdir:

@@ -441,6 +441,7 @@ def test_closed_directory_raises(data: str) -> None:
 # -- what went wrong once --------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_topic_whose_deletion_was_interrupted_can_be_made_again() -> None:
     for stop in itertools.count():
         disk = SimulatedDisk()

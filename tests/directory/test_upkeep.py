@@ -91,6 +91,7 @@ def visits_of(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return visited
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "durability", ["group", "always", "os", "every(2)", "interval(100)"]
 )

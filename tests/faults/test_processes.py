@@ -136,6 +136,7 @@ def test_B37_a_forked_child_that_writes_is_found(
         )
 
 
+@pytest.mark.long
 def test_B38_a_lock_that_goes_with_another_close_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -526,6 +526,7 @@ def test_B42_a_marker_written_before_its_data_is_found(
         explored(actions, "os", config=COMPACTED, limit=4)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_synced", [True, False])
 def test_B18_a_cut_that_is_not_synced_is_found(
     is_synced: bool, monkeypatch: pytest.MonkeyPatch

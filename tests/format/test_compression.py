@@ -481,6 +481,7 @@ def test_lz4_block_above_the_frames_block_size_is_refused():
         decompress(Codec.LZ4, lz4_frame(inner[7:-4]))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("write_content_size", [False, True])
 @pytest.mark.parametrize("write_checksum", [False, True])
 @pytest.mark.parametrize("level", [-5, 1, 3, 19])
@@ -600,6 +601,7 @@ class traced_peak:
         return self._peak
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_gibibyte_of_zeros_is_stopped_at_the_limit(name):
     codec, body = BOMBS[name]

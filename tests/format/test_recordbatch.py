@@ -764,6 +764,7 @@ def test_a_sound_batch_is_stored_untouched_but_for_offset_and_epoch() -> None:
             )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("codec", CODECS)
 @given(
     counts=st.lists(st.integers(1, 4), min_size=1, max_size=3),
@@ -1194,6 +1195,7 @@ def test_a_count_that_the_bytes_cannot_hold_is_an_error_before_the_first_slice()
 MANY = 100_000
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("codec", ["uncompressed", "zstd"])
 @pytest.mark.parametrize(
     "how",

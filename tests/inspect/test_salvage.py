@@ -233,6 +233,7 @@ def test_no_cut_of_the_last_segment_loses_more_than_what_is_cut(step: int) -> No
         )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("step", [12007, pytest.param(1501, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("filler", [b"\0", b"\xff", b"noise"])
 @pytest.mark.parametrize("size", [17, 61, 512, 4096])

@@ -313,6 +313,7 @@ class Meddling(OsFS):
         return super().file_size(path)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "kind",
     [
@@ -642,6 +643,7 @@ def test_any_bytes_in_any_file(tmp_path_factory, name, data):
     survive(path)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("places", [25, pytest.param(80, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "name",

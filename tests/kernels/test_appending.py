@@ -401,6 +401,7 @@ class Twin:
         return []
 
 
+@pytest.mark.long
 @given(st.lists(steps, max_size=30))
 def test_both_ways_leave_the_same_files(program: list[tuple[Any, ...]]) -> None:
     directories = [tempfile.mkdtemp(), tempfile.mkdtemp()]

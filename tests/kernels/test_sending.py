@@ -230,6 +230,7 @@ def test_a_full_memory_or_a_closed_producer_is_left_to_the_slow_way(
 # -- results ---------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @given(
     sends=st.lists(SENDS, max_size=60),
     seed=st.integers(0, 100),

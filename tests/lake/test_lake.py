@@ -547,6 +547,7 @@ def test_progress_reports_reach_the_total(
     assert all(a[0] <= b[0] for a, b in itertools.pairwise(seen))
 
 
+@pytest.mark.long
 def test_commits_are_of_bounded_size(
     data: logcore.LogDir, tmp_path: Path, kind: str
 ) -> None:

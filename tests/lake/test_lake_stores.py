@@ -161,6 +161,7 @@ def test_object_store_that_does_not_answer(
         assert str(found.value).isprintable()
 
 
+@pytest.mark.long
 def test_catalog_that_does_not_answer(tmp_path: Path) -> None:
     properties = {"type": "rest", "uri": "http://127.0.0.1:9"}
     with pytest.raises(LakeTableError, match="cannot open the catalog 'tests'"):

@@ -277,6 +277,7 @@ def test_P36_P37_P38_P40_P42_P43_random_histories(seed: int) -> None:
     assert not bad
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(8))
 def test_bitmap_and_offset_map_compact_to_the_same_bytes(
     seed: int, monkeypatch: pytest.MonkeyPatch

@@ -177,6 +177,7 @@ def test_second_wake_has_no_effect() -> None:
     assert asked.gate.acquire(timeout=0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("interrupted", [0, 1, 2])
 def test_interrupt_at_any_line_leaves_no_thread_waiting(
     interrupted: int, monkeypatch: pytest.MonkeyPatch

@@ -206,6 +206,7 @@ def test_seeded_bugs_of_the_swap_are_found(
         explore_compaction()
 
 
+@pytest.mark.long
 def test_seeded_bug_B12_order_of_renames_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -390,6 +391,7 @@ def test_transaction_index_without_its_new_segment_is_deleted() -> None:
     assert not [name for name in again.files() if name.endswith((".swap", ".cleaned"))]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_dense", [True, False])
 def test_flipped_offset_supersedes_no_record(tmp_path: Path, is_dense: bool) -> None:
     """No CRC covers the offset. If compaction trusted it, the flipped offset would drop

@@ -744,6 +744,7 @@ def _commit_and_fetch(broker: StillBroker, *, commits: bool) -> int:
     )
 
 
+@pytest.mark.long
 def test_broker_crash_during_topic_deletion_leaves_no_offsets_to_a_new_topic() -> None:
     for stop in itertools.count():
         disk = SimulatedDisk()

@@ -171,6 +171,7 @@ def test_waiting_fetches_leave_no_cycles(
     bench.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("api", [wire.PRODUCE, wire.FETCH], ids=lambda api: api.name)
 def test_logs_that_fail_to_open_leave_no_cycles(
     bench: Bench,

@@ -16,6 +16,7 @@ from logcore.testing.faults import Slow
 from netshim.testing import Kafka
 
 
+@pytest.mark.long
 def test_producer_on_a_full_disk_delivers_once_there_is_room(kafka: Kafka) -> None:
     kafka.create_topic("orders")
     kafka.append("orders", b"1 pear")

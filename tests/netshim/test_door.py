@@ -173,6 +173,7 @@ def test_wait_for_group_ends_when_it_is_stable(kafka: Kafka, door: Ask) -> None:
     consumer.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("topic", ["..", "a%00b", "%2e%2e", "a" * 300])
 def test_invalid_topic_creates_nothing(kafka: Kafka, door: Ask, topic: str) -> None:
     status, _ = door("POST", f"/topics/{topic}/records", b'{"value": "x"}')

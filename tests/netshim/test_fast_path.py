@@ -388,6 +388,7 @@ def test_sessions_of_several_partitions_are_answered_alike(pair: Pair) -> None:
         pair.fetch(1, epoch=pair.session_epoch, topic="u")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("version", [12, 13])
 @pytest.mark.parametrize("is_noticed", [True, False])
 def test_a_waiting_fetch_ends_with_its_topic(

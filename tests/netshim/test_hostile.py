@@ -704,6 +704,7 @@ def test_long_error_messages_are_truncated(connect: Any) -> None:
     assert answer.topics[0].error_code == codes.INVALID_TOPIC_EXCEPTION
 
 
+@pytest.mark.long
 def test_waits_of_disconnected_clients_are_removed(connect: Any, server: Any) -> None:
     client = connect()
     client.create()

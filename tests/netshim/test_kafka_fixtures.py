@@ -221,6 +221,7 @@ def test_failed_wait_for_reports_the_existing_records(shared: Kafka) -> None:
         shared.wait_for("ordres", 1, timeout=0)
 
 
+@pytest.mark.long
 def test_stopped_broker_can_be_read_and_ends_waits(
     kafka: Kafka,
 ) -> None:

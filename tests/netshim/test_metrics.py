@@ -315,6 +315,7 @@ def test_unknown_page_is_not_found(broker: CountedBroker) -> None:
     assert broker.get("/no-such-page")[0] == 404
 
 
+@pytest.mark.long
 def test_broker_without_metrics_counts_nothing(tmp_path: Path) -> None:
     """Its packages are not imported, and it has no thread for pages."""
     program = (

@@ -66,6 +66,7 @@ def test_partitions_have_leaders_on_all_nodes(three: Kafka) -> None:
     assert sorted(found.topics["t"].partitions[1].isrs) == [1, 2, 3]
 
 
+@pytest.mark.long
 def test_records_arrive_through_all_nodes(three: Kafka) -> None:
     """Each node serves its partitions only."""
     seen = three.requests("Fetch")
@@ -204,6 +205,7 @@ def test_coordinators_are_the_leaders_of_internal_partitions(three: Kafka) -> No
         assert answer.error_code == codes.UNKNOWN_MEMBER_ID
 
 
+@pytest.mark.long
 def test_a_transaction_ends_at_its_new_coordinator(three: Kafka) -> None:
     client = producer(three, **{"transactional.id": "x"})
     client.init_transactions(LIMIT_S)

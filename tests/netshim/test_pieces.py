@@ -278,6 +278,7 @@ LARGE = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("api", "version", "request_"), LARGE, ids=[api.name for api, _, _ in LARGE]
 )
@@ -766,6 +767,7 @@ def test_chunked_commits_take_effect_in_both_kinds_of_directories(
     }
 
 
+@pytest.mark.long
 def test_clients_are_served_in_chunks(
     kafka_factory: Callable[..., Kafka], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,6 +28,7 @@ def receiver(tmp_path: Path) -> Iterator[socket.socket]:
         yield sock
 
 
+@pytest.mark.long
 def test_parent_is_told_when_clients_may_connect(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     options = [str(tmp_path / "data"), "--port", "0", "--ready-fd", str(writing)]
@@ -50,6 +51,7 @@ def test_parent_is_told_when_clients_may_connect(tmp_path: Path) -> None:
         process.communicate()
 
 
+@pytest.mark.long
 def test_systemd_is_told_of_the_start_the_watchdog_and_the_stop(
     tmp_path: Path, receiver: socket.socket
 ) -> None:

@@ -147,6 +147,7 @@ def test_file_system_without_permissions_is_refused(
         kafka.record(tmp_path / "traffic.ksh")
 
 
+@pytest.mark.long
 def test_nothing_is_loaded_without_a_recording(tmp_path: Path) -> None:
     script = (
         "import sys, threading, netshim\n"

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import pytest
 
 import logcore
 from netshim import wire
@@ -102,6 +103,7 @@ def partitions_of_new_topic(port: int, name: str) -> int:
         return len(client.ask(wire.METADATA, 9, request).topics[0].partitions)
 
 
+@pytest.mark.long
 def test_broker_takes_over_its_file_on_sighup(tmp_path: Path) -> None:
     path = tmp_path / "n.toml"
     path.write_text("num_partitions = 2\n")
@@ -123,6 +125,7 @@ def test_broker_takes_over_its_file_on_sighup(tmp_path: Path) -> None:
         assert logdir.topics() == ["a", "b", "c", "more"]
 
 
+@pytest.mark.long
 def test_options_on_the_command_line_remain(tmp_path: Path) -> None:
     path = tmp_path / "n.toml"
     path.write_text("log_level = 'info'\n")
@@ -132,6 +135,7 @@ def test_options_on_the_command_line_remain(tmp_path: Path) -> None:
         assert partitions_of_new_topic(port, "a") == 4
 
 
+@pytest.mark.long
 def test_lines_of_a_reload_are_json_in_a_pipe(tmp_path: Path) -> None:
     (tmp_path / "n.toml").write_text("")
     with serving(tmp_path) as (process, _):
@@ -143,6 +147,7 @@ def test_lines_of_a_reload_are_json_in_a_pipe(tmp_path: Path) -> None:
         assert lines[-1]["level"] == "info"
 
 
+@pytest.mark.long
 def test_damaged_file_changes_nothing(tmp_path: Path) -> None:
     (tmp_path / "n.toml").write_text("")
     with serving(tmp_path) as (process, port):
@@ -152,6 +157,7 @@ def test_damaged_file_changes_nothing(tmp_path: Path) -> None:
         assert partitions_of_new_topic(port, "a") == 1
 
 
+@pytest.mark.long
 def test_broker_without_files_stops_when_its_terminal_is_closed(
     tmp_path: Path,
 ) -> None:

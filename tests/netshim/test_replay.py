@@ -111,6 +111,7 @@ def test_work_of_real_clients_is_replayed_without_differences(
     assert len(committed) == 200 and len(second.records("copies")) == 300
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("client", ["kafka-python", "aiokafka"])
 def test_other_clients_are_replayed_without_differences(
     brokers: tuple[Kafka, Kafka], tmp_path: Path, client: str
@@ -239,6 +240,7 @@ def api_of(record: TrafficRecord) -> int | None:
     return int.from_bytes(record.frame[:2], "big")
 
 
+@pytest.mark.long
 def test_missing_response_is_a_difference(
     brokers: tuple[Kafka, Kafka], small: Path
 ) -> None:
@@ -311,6 +313,7 @@ def test_requests_without_responses_are_processed(
     assert len(contents(second, "t")) == 100
 
 
+@pytest.mark.long
 def test_unready_coordinator_is_asked_again(
     brokers: tuple[Kafka, Kafka], tmp_path: Path
 ) -> None:

@@ -110,6 +110,7 @@ def test_consumer_of_a_group_continues(kafka: Kafka, protocol: str) -> None:
     another.close()
 
 
+@pytest.mark.long
 def test_waiting_fetch_gets_records_after_the_rollback(kafka: Kafka) -> None:
     kafka.create_topic("t")
     before = kafka.snapshot()
@@ -171,6 +172,7 @@ def test_idle_transactional_producer_continues(kafka: Kafka) -> None:
     assert found[0].keys() == {"idle"}
 
 
+@pytest.mark.long
 def test_work_that_submits_more_work_ends_before_the_rollback(kafka: Kafka) -> None:
     """The threads were shut down under it, and the broker ended."""
     before = kafka.snapshot()

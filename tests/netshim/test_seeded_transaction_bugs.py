@@ -589,6 +589,7 @@ class Offsets:
                 )
 
 
+@pytest.mark.long
 def test_offsets_of_transactions_count_from_their_commit_on_and_the_latest_record_wins() -> (
     None
 ):

@@ -479,6 +479,7 @@ def test_transaction_queries_during_another_turn_block_no_client(
         ]
 
 
+@pytest.mark.long
 def test_clients_and_processes_share_transactions(kafka: Any) -> None:
     confluent = pytest.importorskip("confluent_kafka")
     kafka.create_topic("in", 1)

@@ -207,6 +207,7 @@ def test_second_producer_fences_the_first(broker: Kafka) -> None:
     assert committed(broker.logdir) == [b"kept"]
 
 
+@pytest.mark.long
 def test_transaction_of_a_silent_producer_is_aborted(broker: Kafka) -> None:
     producer = transactional(
         broker.bootstrap_servers, **{"transaction.timeout.ms": 1_000}

@@ -376,6 +376,7 @@ def test_follower_and_leader_files_are_identical_after_leader_changes(
             assert list(log.read(0, isolation="read_committed")) == committed[0]
 
 
+@pytest.mark.long
 def test_follower_holds_a_prefix_of_its_leader_after_any_crash() -> None:
     origin = SimulatedDisk(now_ms=T0)
     with open_replicated(origin, "/a/t-0") as leader:

@@ -98,6 +98,7 @@ def test_garbage_tail_is_truncated_and_reported(tmp_path: Path, tail: bytes) -> 
         assert "cut" in str(log.recovery_report)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.slow)])
 def test_every_bit_flip_is_truncated_and_reported_or_an_error(
     tmp_path: Path, step: int

@@ -219,6 +219,7 @@ def test_every_bit_flip_of_an_old_segment_is_found(name: str, step: int) -> None
         assert file_name(0, SEAL) in damaged_files(bad), bit
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.slow)])
 def test_every_bit_flip_of_a_checksum_file_disables_it(step: int) -> None:
     files = files_of(rolls=1)
@@ -601,6 +602,7 @@ def test_change_at_any_step_of_a_scrub_is_not_damage(
     assert count > 4
 
 
+@pytest.mark.long
 def test_scrub_runs_concurrently_with_a_writer_and_a_cleaner(tmp_path: Path) -> None:
     path = tmp_path / "t-0"
     config = {"cleanup.policy": "compact,delete", "segment.bytes": 4000}

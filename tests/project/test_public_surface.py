@@ -149,6 +149,7 @@ def test_there_are_many_mistakes() -> None:
     assert len(MISTAKES) >= 40
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("mistake", "finder", "message"), MISTAKES, ids=[row[0] for row in MISTAKES]
 )

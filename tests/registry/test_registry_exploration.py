@@ -68,6 +68,7 @@ def test_who_was_declared_over_writes_nothing_more() -> None:
         assert reads[0] == reads[1], f"fenced: seed {seed}"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("chances", REGISTRY)
 def test_every_order_of_steps_fits_a_plain_registry(chances: str) -> None:
     run_first(f"registry {chances}", ROUNDS)

@@ -66,6 +66,7 @@ def judge(promised: list[bytes | None], value: bytes | None) -> None:
     assert value in states[last : last + 2], f"{value!r} after {promised!r}"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("names", ["posix", "journal"])
 def test_no_power_cut_brings_an_old_state_back(names: Any) -> None:
     report = explore(

@@ -149,6 +149,7 @@ def test_a_controller_is_elected_once_and_each_epoch_has_one() -> None:
         assert other.get(paths.CONTROLLER_EPOCH).value == b"2"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "chances",
     [Chances(switch=0.4), Chances(switch=0.3, kill=0.003)],

@@ -158,6 +158,7 @@ def rounds(place: Path, seed: int, count: int) -> None:
         assert [info.id for info in registry.sessions()] == [registry.session.id]
 
 
+@pytest.mark.long
 def test_counts_survive_kills_and_stops(tmp_path: Path) -> None:
     rounds(tmp_path / "data", 1, ROUNDS)
 

@@ -253,6 +253,7 @@ def test_domains_are_first_names_and_groups() -> None:
     assert domain_byte("consumers/g") != domain_byte("consumers/h")
 
 
+@pytest.mark.long
 def test_a_living_session_is_never_declared_over_by_cleaning() -> None:
     for seed in range(40):
         machine = Machine(

@@ -265,6 +265,7 @@ def test_texts_with_open_comments_are_read_once() -> None:
         assert time.process_time() - started_s < 20
 
 
+@pytest.mark.long
 def test_deep_or_foreign_protobuf_is_refused(registry: RegistryClient) -> None:
     pytest.importorskip("grpc_tools")
     for text in (

@@ -97,6 +97,7 @@ def test_deserializers_return_what_was_serialized(
     assert found == VALUES[topic]
 
 
+@pytest.mark.long
 def test_decoder_finds_schemas_in_the_directory_and_at_a_registry(
     topics: SerializedTopics,
 ) -> None:

@@ -717,6 +717,7 @@ def repeated_in_order(found: list[bytes | None]) -> int:
     return reached
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rounds", [ROUNDS, LONG])
 @pytest.mark.parametrize(
     "at_least_once", [False, True], ids=["exactly-once", "at-least-once"]

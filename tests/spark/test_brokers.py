@@ -303,6 +303,7 @@ def test_no_broker_there_is_an_error_that_names_the_address() -> None:
     assert address in str(met.value)
 
 
+@pytest.mark.long
 def test_a_broker_that_comes_back_is_asked_again(data: Path) -> None:
     broker = start(data)
     port = broker.port

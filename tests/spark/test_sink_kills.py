@@ -189,6 +189,7 @@ def test_a_driver_that_is_killed_at_any_change(
         end(path, driver.done)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "rounds",
     [2, pytest.param(100, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])],

@@ -254,6 +254,7 @@ def test_a_stream_names_its_own_writes(tmp_path: Path, name: str) -> None:
         made(tmp_path / "data", **{name: "1"})
 
 
+@pytest.mark.long
 def test_rows_without_a_key_go_where_each_attempt_sends_them(tmp_path: Path) -> None:
     path = tmp_path / "data"
     with logcore.open_dir(path, create=True) as directory:
@@ -287,6 +288,7 @@ def test_rows_where_spark_has_no_arrow_for_streams(
 # -- small writes are carried ----------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("partitions", [1, 8, 64])
 def test_what_a_small_batch_syncs(
     tmp_path: Path, partitions: int, monkeypatch: pytest.MonkeyPatch

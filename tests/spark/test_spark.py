@@ -92,6 +92,7 @@ def test_spark_finds_it_by_its_name(spark: SparkSession, data: Path) -> None:
     assert orders.where("headers is null").count() == 1500
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "columns",
     [
@@ -212,6 +213,7 @@ def test_a_task_that_fails_is_tried_again_and_counts_once(
     assert os.listdir(staging_path(path)) == []
 
 
+@pytest.mark.long
 def test_a_write_that_fails_leaves_nothing(spark: SparkSession, tmp_path: Path) -> None:
     path = str(tmp_path / "data")
     rows = spark.range(10).select(

@@ -273,6 +273,7 @@ def test_a_store_that_refuses_or_fails_says_so_and_no_secret(
         )
 
 
+@pytest.mark.long
 def test_a_copy_that_is_not_whole_is_an_error(store: Path) -> None:
     last = segment(store, "plain-0", -1)
     content = last.read_bytes()

@@ -472,6 +472,7 @@ def test_files_that_are_gone_close_the_partitions_that_wait_for_them(
             directory.partition("t", 0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("at", range(0, 60, 3))
 def test_a_rotten_state_is_made_good(data: Path, at: int) -> None:
     """A version that a rotten byte raised had all writes up to it skipped as done."""

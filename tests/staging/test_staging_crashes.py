@@ -214,6 +214,7 @@ def assigned_at(config: dict[str, str] | None) -> int:
     return rename_at(life(config).operations, ".assigned")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("step", "limit"), [(4, 3), pytest.param(1, 60, marks=ALL)])
 @pytest.mark.parametrize("config", CONFIGS, ids=CONFIG_NAMES)
 def test_a_crash_while_rolling_forward_is_rolled_forward(

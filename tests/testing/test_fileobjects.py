@@ -60,6 +60,7 @@ def do(file: Any, rng: random.Random, is_text: bool) -> Any:
         return type(error).__name__
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "mode", [kind + rest for kind in "rwax" for rest in ("", "b", "+", "b+")]
 )

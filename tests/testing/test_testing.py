@@ -526,6 +526,7 @@ def judge(promised: list[int], found: list[int]) -> None:
     assert set(promised) <= set(found)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("names", ["posix", "journal"])
 def test_explore_passes_what_is_right(names: Any) -> None:
     report = explore(run, recover, judge, names=names)
@@ -604,6 +605,7 @@ def test_the_history_sees_a_changed_record() -> None:
 # -- strategies, machine, plugin, example ----------------------------------------------
 
 
+@pytest.mark.long
 @given(strategies.logs(), strategies.faults())
 @settings(max_examples=40)
 def test_drawn_logs_hold_what_they_say(log: strategies.StoredLog, fault: Fault) -> None:

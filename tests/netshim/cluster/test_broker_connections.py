@@ -297,6 +297,7 @@ def test_a_broker_that_cannot_join_does_not_start(
     assert not (tmp_path / "cluster.registry").exists()
 
 
+@pytest.mark.long
 def test_a_cluster_without_security_reads_no_users_until_a_quota_is_set(
     tmp_path: Path,
 ) -> None:

@@ -51,6 +51,7 @@ def lock_of(tmp_path: Path) -> str:
     return f"{registry_path(str(tmp_path / 'cluster'))}/.lock"
 
 
+@pytest.mark.long
 def test_only_a_process_that_holds_a_lock_is_overdue(
     stopped: tuple[str, subprocess.Popen[str]], tmp_path: Path
 ) -> None:

@@ -122,6 +122,7 @@ def test_a_member_that_ends_is_replaced(join: Join) -> None:
         assert set(member.view.states["t", 0].state.isr) == {2, 3}
 
 
+@pytest.mark.long
 def test_an_expired_member_registers_again(join: Join) -> None:
     first, second = join(1), join(2)
     before = first.epoch
@@ -170,6 +171,7 @@ def test_the_session_is_renewed_during_long_work(
     assert all(renewed[:3])
 
 
+@pytest.mark.long
 def test_a_member_that_cannot_read_loses_its_lease(
     join: Join, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,6 +211,7 @@ def test_a_change_whose_note_was_lost_is_found(
     wait(second, lambda view: "t" in view.topics)
 
 
+@pytest.mark.long
 def test_a_change_that_could_not_be_read_is_read_later(
     join: Join, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -242,6 +245,7 @@ def test_a_number_in_use_is_refused_although_the_loop_waits_for_the_answer(
         join(1, disk="other", timeout_ms=300, turns=blocked)
 
 
+@pytest.mark.long
 def test_a_leaving_controller_gives_up_its_post(join: Join) -> None:
     members = {number: join(number) for number in (1, 2)}
     wait_for_brokers(members.values(), {1, 2})
@@ -267,6 +271,7 @@ def test_a_controller_without_an_epoch_steps_back(
     wait(first, lambda view: view.leader_of(("t", 0)) == 1)
 
 
+@pytest.mark.long
 def test_a_damaged_topic_is_offline_and_others_continue(
     join: Join, tmp_path: Path
 ) -> None:
@@ -451,6 +456,7 @@ def test_a_member_without_a_lease_reads_the_views_of_others(
     wait(member, lambda view: view.leader_of(("t", 0)) == 1)
 
 
+@pytest.mark.long
 def test_a_blocked_event_loop_ends_the_session(
     tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
@@ -488,6 +494,7 @@ def test_a_blocked_event_loop_ends_the_session(
 # -- deletions -------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_deletion_is_noted_before_the_topic_is_missing(join: Join) -> None:
     views: list[ClusterView] = []
     first = join(1)
@@ -553,6 +560,7 @@ def test_idle_registry_is_read_three_times_in_a_session(join: Join) -> None:
     assert first._is_refresh_due(False)
 
 
+@pytest.mark.long
 def test_a_topic_that_the_registry_has_lost_is_not_deleted(join: Join) -> None:
     first = join(1)
     create(first, "t", (1,))

@@ -216,6 +216,7 @@ def test_a_stranger_reaches_no_broker(secured: SecuredCluster) -> None:
             assert sock.recv(1) == b""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("user", [ALICE, BROKER_USER])
 def test_a_wrong_password_reaches_no_broker(secured: SecuredCluster, user: str) -> None:
     for number in NUMBERS:
@@ -401,6 +402,7 @@ def test_quotas_of_one_broker_are_those_of_all(secured: SecuredCluster) -> None:
         ]
 
 
+@pytest.mark.long
 def test_a_fetch_session_ends_to_serve_a_topic_without_a_rule(
     secured: SecuredCluster,
 ) -> None:

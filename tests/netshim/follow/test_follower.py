@@ -80,6 +80,7 @@ def transact(kafka: Kafka, topic: str, *, commits: bool) -> None:
         producer.abort_transaction(30)
 
 
+@pytest.mark.long
 def test_copy_has_the_bytes_of_the_source(
     kafka: Kafka, copy: LogDir, source: Source
 ) -> None:
@@ -124,6 +125,7 @@ def test_follower_continues_after_a_restart_of_both_sides(
         kafka.stop()
 
 
+@pytest.mark.long
 def test_new_partitions_topics_and_settings_are_followed(
     kafka: Kafka, copy: LogDir, source: Source
 ) -> None:
@@ -280,6 +282,7 @@ def test_invalid_settings_of_a_source_are_refused(
         Source(addresses, settings)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
 def test_secured_source_is_followed(
     kafka_secured: SecuredKafka, copy: LogDir, mechanism: str
@@ -360,6 +363,7 @@ def test_directory_without_copies_is_not_promoted(copy: LogDir) -> None:
 # -- faults and commands ---------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(3))
 def test_lost_connections_repeat_and_lose_nothing(
     kafka: Kafka,

@@ -155,6 +155,7 @@ def test_quotas_are_set_listed_and_removed(data: Path) -> None:
     assert len(stored(data).quotas) == 1
 
 
+@pytest.mark.long
 def test_running_broker_uses_the_first_quota(kafka_factory: Any, data: Path) -> None:
     """Its directory had no user, rule or quota when the broker started."""
     kafka = kafka_factory(data)

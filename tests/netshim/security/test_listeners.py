@@ -169,6 +169,7 @@ def test_old_tls_is_refused(kafka_secured: SecuredKafka) -> None:
         assert sock.version() == "TLSv1.2"
 
 
+@pytest.mark.long
 def test_half_open_handshakes_do_not_stop_others(
     kafka_secured: SecuredKafka, address: tuple[str, int]
 ) -> None:
@@ -218,6 +219,7 @@ def test_idle_logins_without_tls_count_as_unauthenticated(tmp_path: Path) -> Non
                 sock.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("protocol", ["SASL_PLAINTEXT", "SASL_SSL"])
 def test_an_address_cannot_take_all_login_places(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protocol: str

@@ -145,6 +145,7 @@ def test_idle_entities_are_forgotten() -> None:
     assert len(bounds._rates) <= 10_001
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "entity", [("u", DEFAULT, None), (DEFAULT, DEFAULT, None), (None, DEFAULT, None)]
 )

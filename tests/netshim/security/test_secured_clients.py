@@ -52,6 +52,7 @@ def test_confluent_kafka_logs_in(orders: SecuredKafka, mechanism: Any) -> None:
     assert record.value == b"4 apples"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 def test_kafka_python_logs_in(orders: SecuredKafka, mechanism: Any) -> None:
     settings = orders.client_config("alice", "kafka-python", mechanism)
