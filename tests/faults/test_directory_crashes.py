@@ -499,7 +499,6 @@ def explored(seed: int) -> Report:
         raise
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     "count",
     [STATES, pytest.param(MANY, marks=[pytest.mark.slow, pytest.mark.timeout(36000)])],

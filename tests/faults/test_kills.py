@@ -429,7 +429,6 @@ def inject(
     return met
 
 
-@pytest.mark.long
 def test_system_calls_that_fail_or_kill(strace: Path) -> None:
     rng = random.Random(SEED)
     met = inject(

@@ -287,7 +287,6 @@ def live_with_a_failure(operation: str, at: int, version: int) -> bool:
     return has_failed
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("operation", ["fdatasync", "pwrite"])
 @pytest.mark.parametrize("stride", [4, pytest.param(1, marks=pytest.mark.slow)])
 def test_failed_disk_call_splits_and_hangs_no_transaction(

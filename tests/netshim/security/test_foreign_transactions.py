@@ -199,7 +199,6 @@ def attack(tmp_path: Path) -> Iterator[Attack]:
     found.bench.close()
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("request_of", "code"),
     [
