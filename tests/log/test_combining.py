@@ -69,13 +69,14 @@ class World:
         threads are queued.
         """
         result: BaseException | None = None
-        sys.settrace(trace)
+        before = sys.gettrace()
+        sys.settrace(trace or before)
         try:
             self.combined.take(functools.partial(self.step, number, waits_for, error))
         except BaseException as caught:
             result = caught
         finally:
-            sys.settrace(None)
+            sys.settrace(before)
         self.results[number] = result
         if result is None:
             assert number in self.on_disk

@@ -40,6 +40,7 @@ def test_append_expects_the_last_offset_of_its_key(log: logcore.Log) -> None:
     assert log.log_end_offset == 3
     assert values(log.history(b"a")) == [b"1", b"2"]
     assert values(log.history(bytearray(b"a"), start=1)) == [b"2"]
+    assert values(log.history(b"a", end=second)) == [b"1"]
     assert values(log.history(b"missing")) == []
 
 

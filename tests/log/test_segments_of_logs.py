@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import logcore
 from logcore.config import Durability
-from logcore.index import TXN_ENTRY
+from logcore.index import TXN_ENTRY, read_front
 from logcore.kernels import layout
 from logcore.reader import avoid_mapping, segments_between
 from logcore.recordbatch import encode, read_batches
@@ -1044,3 +1044,25 @@ def test_offset_for_timestamp_is_the_first_record_at_or_after_it(
                 assert log_.offset_for_timestamp(T0 + time) == want, time
             if log_ is not log:
                 log_.close()
+
+
+class ShrinkingFile:
+    """A file system with one file, which may be shorter than its size says."""
+
+    def __init__(self, data: bytes, size: int) -> None:
+        self.data = data
+        self.size_bytes = size
+
+    def size(self, handle: int) -> int:
+        return self.size_bytes
+
+    def pread(self, handle: int, count: int, position: int) -> bytes:
+        return self.data[position : position + count]
+
+
+@pytest.mark.parametrize("zeros", [0, 7, 100_000])
+@pytest.mark.parametrize("missing", [0, 50_000])
+def test_large_index_is_read_up_to_its_zeros(zeros: int, missing: int) -> None:
+    entries = b"\0\0\0\1\0\0\1\0" * 25_000
+    file: Any = ShrinkingFile(entries + bytes(zeros), len(entries) + zeros + missing)
+    assert read_front(file, 0, 8).rstrip(b"\0") == entries.rstrip(b"\0")

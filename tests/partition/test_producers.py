@@ -76,6 +76,22 @@ def test_P47_last_five_batches_are_known_and_stored_once(log: Log) -> None:
     assert offsets(log) == list(range(12))
 
 
+def test_batch_that_is_sent_again_after_an_interrupt_is_shown(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The interrupt came between the write of the batch and its publication."""
+
+    def interrupt(_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(log.host.writer, "settle_locked", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            log.append_batch(batch(0))
+    assert log.append_batch(batch(0)).offset == 0
+    assert offsets(log) == [0]
+
+
 def test_P48_overlaps_gaps_and_other_sizes_are_out_of_order(log: Log) -> None:
     log.append_batch(batch(5, count=2))  # unknown producer: any sequence
     log.append_batch(batch(7, count=2))

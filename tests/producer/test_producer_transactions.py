@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import itertools
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,7 +48,7 @@ from logcore.producer.transaction_manager import NEXT, Transacting, TransactionS
 from logcore.producer.transactional_producer import TransactionalProducer
 from logcore.recordbatch import encode
 from logcore.testing import Fault, FaultPlan, SimulatedDisk
-from support.interrupting import Interrupt
+from support.interrupting import interrupted
 
 
 @pytest.fixture
@@ -832,14 +831,12 @@ def test_interrupt_at_any_line_leaves_no_transaction_open(data: LogDir) -> None:
         producer = begin(data, f"id{nth}")
         producer.send("t", b"%d" % nth, partition=0)
         producer.flush()
-        trace = Interrupt(nth, producer_coordinator.__file__, durable_queue.__file__)
-        sys.settrace(trace)
-        try:
-            producer.commit_transaction()
-        except KeyboardInterrupt:
-            assert trace.left == 0
-        finally:
-            sys.settrace(None)
+        trace = interrupted(
+            producer.commit_transaction,
+            nth,
+            producer_coordinator.__file__,
+            durable_queue.__file__,
+        )
         is_met = trace.left == 0
         with contextlib.suppress(LogcoreError):
             producer.commit_transaction()

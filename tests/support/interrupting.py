@@ -58,13 +58,14 @@ def interrupted(call: Callable[[], object], nth: int, *files: str | None) -> Int
     raised.
     """
     tracer = Interrupt(nth, *files)
+    before = sys.gettrace()  # that of a coverage run
     sys.settrace(tracer)
     try:
         call()
     except KeyboardInterrupt:
         assert tracer.left == 0
     finally:
-        sys.settrace(None)
+        sys.settrace(before)
     return tracer
 
 
