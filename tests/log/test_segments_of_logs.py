@@ -1047,7 +1047,7 @@ def test_offset_for_timestamp_is_the_first_record_at_or_after_it(
 
 
 class ShrinkingFile:
-    """A file system with one file, which may be shorter than its size says."""
+    """A file system with one file, which may be shorter than its reported size."""
 
     def __init__(self, data: bytes, size: int) -> None:
         self.data = data

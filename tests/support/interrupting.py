@@ -58,7 +58,7 @@ def interrupted(call: Callable[[], object], nth: int, *files: str | None) -> Int
     raised.
     """
     tracer = Interrupt(nth, *files)
-    before = sys.gettrace()  # that of a coverage run
+    before = sys.gettrace()  # a coverage run has one
     sys.settrace(tracer)
     try:
         call()
