@@ -85,7 +85,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 
 #: Seconds that a test may ask for which is neither slow nor interop. One that needs
-#: more has no place in `make test`.
+#: more has no place in `make check`.
 LONGEST = 300
 
 

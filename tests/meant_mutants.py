@@ -880,7 +880,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "fast_path_ignores_logins", "netshim/broker.py",
-        "            and (session.gate is None or session.gate.is_passed(now_ms))\n",
+        "            and (session.gate is None or session.gate.lets_pass(now_ms))\n",
         "",
         "netshim/test_fast_path.py::test_a_connection_must_authenticate_first",
     ),

@@ -75,7 +75,7 @@ class FastPath:
             return None
         turn = None
         if isinstance(request, UsualFetch) and request.session_id:
-            turn = self._state.fetch_sessions.single(request)
+            turn = self._state.fetch_sessions.single_turn(request)
             if turn is None:
                 return None
         name = request.topic

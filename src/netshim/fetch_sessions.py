@@ -330,7 +330,7 @@ class FetchSessions:
             return codes.FETCH_SESSION_ID_NOT_FOUND
         return SessionTurn(found, False, found.epoch)
 
-    def single(self, request: UsualFetch) -> SingleTurn | None:
+    def single_turn(self, request: UsualFetch) -> SingleTurn | None:
         """Return the turn of a request if its session has one partition, else None.
 
         A request without a partition gets the session's partition. The session does not

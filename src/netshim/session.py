@@ -34,7 +34,7 @@ class Gate(Protocol):
         """Whether the next frame is a token without a header."""
         ...
 
-    def is_passed(self, now_ms: int) -> bool:
+    def lets_pass(self, now_ms: int) -> bool:
         """Whether handle() passes a Produce or a Fetch to its handler."""
         ...
 

@@ -1,7 +1,7 @@
 """examples/orders_workers.py, under load, while its workers get SIGTERM and SIGKILL.
 
 Each acknowledged order must be stored, and each stored order must be confirmed exactly
-once. `make test` sends two signals, `make slow` 200. LOGCORE_SERVICE_SIGNALS=n sends n.
+once. `make check` sends two signals, `make slow` 200. LOGCORE_SERVICE_SIGNALS=n sends n.
 """
 
 from __future__ import annotations

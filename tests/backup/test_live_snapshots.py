@@ -3,7 +3,7 @@
 Each restored snapshot must have every record that was acknowledged before the snapshot
 began, and each transaction in all of its partitions or in none.
 
-`make test` restores 3 snapshots, `make slow` 100. LOGCORE_SNAPSHOTS=n restores n.
+`make check` restores 3 snapshots, `make slow` 100. LOGCORE_SNAPSHOTS=n restores n.
 """
 
 from __future__ import annotations

@@ -577,7 +577,7 @@ def test_random_histories_detect_a_coordinator_with_a_mistake(name: str) -> None
     assert is_found(with_mistakes(MISTAKES[name]))
 
 
-@pytest.mark.slow  # `make test` detects similar mistakes
+@pytest.mark.slow  # `make check` detects similar mistakes
 def test_random_histories_detect_markers_before_the_prepare_record() -> None:
     assert is_found(transactions, marks_early=True)
 

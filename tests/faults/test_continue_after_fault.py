@@ -1,7 +1,7 @@
 """Programs continue after one failing call of the disk: nothing acknowledged is lost,
 and nothing is there twice.
 
-`make test` fails a sample of the calls, `make slow` every call, with more disks after a
+`make check` fails a sample of the calls, `make slow` every call, with more disks after a
 power cut for each.
 """
 

@@ -1,7 +1,7 @@
 """Ctrl-C at any line of any public call: records are returned or not committed, no
 claim is kept, and no member is left in a group.
 
-`make test` interrupts each call at a few evenly spaced lines; `make slow` interrupts at
+`make check` interrupts each call at a few evenly spaced lines; `make slow` interrupts at
 every line. LOGCORE_INTERRUPTS=n sets the number of lines per call.
 """
 

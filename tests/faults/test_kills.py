@@ -1,7 +1,7 @@
 """Processes that die by SIGKILL at each change they make on disk, and system calls that
 fail: on the real library.
 
-`make test` strikes at a choice of places, every kind of place first; `make slow` at all
+`make check` strikes at a choice of places, every kind of place first; `make slow` at all
 of them, under one seed after the other, until the count is reached. -s prints the
 figures and the seed.
 

@@ -21,7 +21,7 @@ from support import schedules
 GOAL = int(os.environ.get("LOGCORE_SCHEDULES", "1000000"))
 SECONDS = float(os.environ.get("LOGCORE_SCHEDULES_SECONDS", "1800"))
 FILE = Path(os.environ.get("LOGCORE_SCHEDULES_FILE", "build/schedules.json"))
-#: Of `make test`, and of each of its tests. 15 to 30 of them take a second of a core.
+#: Of `make check`, and of each of its tests. 15 to 30 of them take a second of a core.
 SOME = 200
 SHARE = 100
 #: They once removed members that were paused in the middle of a rebalance: by the

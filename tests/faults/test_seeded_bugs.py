@@ -515,7 +515,7 @@ def test_a_seeded_bug_of_later_lives_is_found(
     print(met.value)
 
 
-@pytest.mark.slow  # `make test` finds others of its kind
+@pytest.mark.slow  # `make check` finds others of its kind
 def test_B42_a_marker_written_before_its_data_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

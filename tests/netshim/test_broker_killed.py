@@ -6,7 +6,7 @@ transaction with their offsets. A third client sends records to "in" and stores 
 them were acknowledged. In the end, each acknowledged record must be in "out" exactly
 once.
 
-`make slow` kills the broker 100 times, `make test` three times. LOGCORE_BROKER_KILLS=n
+`make slow` kills the broker 100 times, `make check` three times. LOGCORE_BROKER_KILLS=n
 kills it n times.
 """
 

@@ -456,7 +456,7 @@ class Login:
     def __init__(self) -> None:
         self.is_done = False
 
-    def is_passed(self, now_ms: int) -> bool:
+    def lets_pass(self, now_ms: int) -> bool:
         return self.is_done
 
     def handle(self, frame: memoryview, now_ms: int) -> Any:

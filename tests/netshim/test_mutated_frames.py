@@ -4,7 +4,7 @@ serves an honest client.
 Goal: no crash, no hang, no unbounded memory, and no harm to another client. Method:
 support/hostileworld.py runs a broker, and support/hostileframes.py creates the frames.
 
-`make test` sends some 70,000 frames, of which one core processes 5,000 a second. `make
+`make check` sends some 70,000 frames, of which one core processes 5,000 a second. `make
 slow` continues where it ended, up to 100,000,000. LOGCORE_FRAMES sets another goal, and
 LOGCORE_FRAMES_SECONDS limits the time. A failure prints the seed of the run and the
 frame.

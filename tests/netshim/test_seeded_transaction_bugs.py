@@ -44,7 +44,7 @@ def found_in_lives(module: Any, **more: Any) -> str:
     pytest.fail(f"not found in {LIVES} lives")
 
 
-@pytest.mark.slow  # `make test` finds others of its kind
+@pytest.mark.slow  # `make check` finds others of its kind
 def test_T1_a_marker_before_its_decision_is_on_disk() -> None:
     found_in_lives(transactions, marks_early=True)
 
@@ -130,7 +130,7 @@ def test_T8_after_a_load_only_those_markers_that_memory_misses() -> None:
     assert "open transaction" in found or "is committed in" in found
 
 
-@pytest.mark.slow  # `make test` finds others of its kind
+@pytest.mark.slow  # `make check` finds others of its kind
 def test_T12_the_same_end_again_raises_the_epoch_again() -> None:
     found = found_in_lives(
         with_mistakes(
@@ -268,7 +268,7 @@ def explore_orphans(limit: int) -> list[list[int]]:
     return broken
 
 
-@pytest.mark.slow  # `make test` finds others of its kind
+@pytest.mark.slow  # `make check` finds others of its kind
 def test_T5_what_was_left_open_is_aborted_with_its_own_epoch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -186,7 +186,7 @@ def test_segment_from_before_the_open_gets_no_checksum_file_at_a_roll() -> None:
 @pytest.mark.parametrize("step", [19, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("codec", CODECS)
 def test_T11_every_bit_flip_of_a_sealed_segment_is_found(codec: str, step: int) -> None:
-    """This includes the 17 bytes of each batch header that no CRC covers. `make test`
+    """This includes the 17 bytes of each batch header that no CRC covers. `make check`
     flips one bit in 19, `make slow` all.
     """
     files = files_of(rolls=1, codec=codec)

@@ -6,7 +6,7 @@ Spark would have it do, and says over a pipe which are committed. What it leaves
 judged; then another one replays the batches that were not committed, with other tasks.
 In the end every row is there once, and in order.
 
-`make test` strikes at a choice of places; `make slow` at all of them, and at random
+`make check` strikes at a choice of places; `make slow` at all of them, and at random
 ones of drivers that follow one another. LOGCORE_TEST_SEED repeats it.
 """
 

@@ -2,7 +2,7 @@
 it or nothing, and once.
 
 On the simulated disk. Driver and tasks are played by drive(); what ends them is a crash
-while one of them changes the disk. `make test` crashes in some operations, `make slow`
+while one of them changes the disk. `make check` crashes in some operations, `make slow`
 in all, and judges more of the disks that each may leave.
 """
 

@@ -30,7 +30,7 @@ from logcore.testing.oracle import Afterwards, recover_log
 
 STATES = int(
     os.environ.get("LOGCORE_EXPLORE_STATES", "1500")
-)  # that `make test` has time for
+)  # that `make check` has time for
 MANY_STATES = int(
     os.environ.get("LOGCORE_EXPLORE_STATES", "50000")
 )  # of a run of `make slow`

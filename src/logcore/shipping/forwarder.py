@@ -181,14 +181,12 @@ class Forwarder(Closeable):
         self._reason = ""
         self._attempts = 0  # consecutive failed attempts
         self._retry_ms = 0  # time of the next attempt to connect
-        self._look_ms = (
-            0  # time at which _find_partitions() is due; the next two likewise
-        )
+        # Times at which _find_partitions() and the next two are due.
+        self._look_ms = 0
         self._note_ms = 0
         self._refresh_ms = fs.monotonic_ms() + _REFRESH_MS
-        self._noted: dict[
-            Partition, ShippedProgress
-        ] = {}  # of delivered records, to be written by _write_progress()
+        # Of delivered records, to be written by _write_progress().
+        self._noted: dict[Partition, ShippedProgress] = {}
         self._cluster_id = ""
         self._turn = 0  # index of the lane with which the next batch begins
         self._closed = False

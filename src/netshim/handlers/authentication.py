@@ -114,7 +114,7 @@ class SaslGate:
         """
         self._session = ClientSession("", 0, self._session.peer)
 
-    def is_passed(self, now_ms: int) -> bool:
+    def lets_pass(self, now_ms: int) -> bool:
         """Whether handle() passes a Produce or a Fetch to its handler."""
         return self._stage is _Stage.DONE and not self._has_expired(now_ms)
 

@@ -50,8 +50,6 @@ MAX_WAIT_MS: Final = 30_000
 #: Time after which the partitions of an idle follower are compared again: the retention
 #: may have deleted records.
 _COMPARE_MS: Final = 5_000
-#: Partitions of a session that are compared again at the deadline of a request: 0.1 ms.
-_FEW: Final = 100
 #: First version that identifies topics by their ids.
 _IDS_SINCE: Final = 13
 #: First version that may read a topic whose own `compression.type` is zstd. As in
@@ -229,7 +227,8 @@ class _SessionPartitions:
 
     @property
     def are_many(self) -> bool:
-        return len(self._session.partitions) > _FEW
+        """Whether a second comparison at the deadline would cost more than its result."""
+        return len(self._session.partitions) > 1
 
     def to_read(self) -> list[_Wanted]:
         if self._first is not None:
@@ -442,7 +441,7 @@ class _ParkedFetch:
         self._is_looking = False
         self._was_called = False
         self._answer = PendingResponse()
-        #: The last result for a session of many partitions, which is the response at the
+        #: The last result for a session of several partitions, which is the response at the
         #: deadline. The next request compares all partitions again.
         self.found: FetchResponse | None = None
 
