@@ -31,8 +31,8 @@ from logcore.metadata.filenames import INTERNAL_TOPICS
 from netshim import wire
 from netshim.handlers.failures import code_of, message_of
 from netshim.handlers.fetch import MAX_WAIT_MS
-from netshim.handlers.produce import refuse, refuse_batch
-from netshim.scheduling import PendingResponse, answer_with, as_value
+from netshim.handlers.produce import refuse
+from netshim.scheduling import PendingResponse, answer_with
 from netshim.security.acls import AclOperation
 from netshim.state import BrokerState, Call
 from netshim.wire import codes
@@ -107,27 +107,21 @@ class FastPath:
         now_ms: int,
         counter: _Counter | None,
     ) -> list[Piece] | PendingResponse | None:
-        start, stop = request.start, request.stop
-        if key[0] in INTERNAL_TOPICS or log.host.writer.may_wait(
-            stop - start, request.max_timestamp, has_producer=request.has_producer
-        ):
+        if key[0] in INTERNAL_TOPICS:
             return None
-        records = frame[start:stop]
         try:
-            receipt = log.append_batch(records, durability="os")
+            offset = log.host.writer.append_request(request, frame)
         except LogcoreError as error:
-            as_value(error)
-            result = _result_of(request)
+            result = _result_of(request, -1)
             call = _call_of(request, session, now_ms)
-            refuse_batch(result, log, records, error, call, self._state)
+            refuse(result, code_of(error), message_of(error), call, self._state)
             _count(counter, result.error_code)
             return _refusal(request, result)
-        end = receipt.last_offset + 1
-        append_time_ms = -1
-        if log.config.is_append_time:
-            append_time_ms = receipt.timestamp_ms
+        if offset is None:
+            return None
+        end = offset + request.record_count
         log_start = log.log_start_offset
-        response = request.respond(receipt.offset, append_time_ms, log_start)
+        response = request.respond(offset, -1, log_start)
         leadership = self._state.leadership
         leadership.appended(key, log, end, now_ms)
         if request.acks == 1 or leadership.is_committed(log, end):
@@ -136,7 +130,7 @@ class FastPath:
         waiting = _WaitingProduce(
             request,
             response,
-            _result_of(request, append_time_ms, log_start),
+            _result_of(request, log_start),
             _call_of(request, session, now_ms),
             self._state,
             counter,
@@ -250,14 +244,11 @@ def _call_of(request: UsualProduce, session: ClientSession, now_ms: int) -> Call
 
 
 def _result_of(
-    request: UsualProduce, append_time_ms: int = -1, log_start: int = -1
+    request: UsualProduce, log_start: int
 ) -> ProduceResponse.Topic.Partition:
     """Return the result of a batch for a refusal, without the error."""
     return wire.PRODUCE.Response.Topic.Partition(
-        index=request.partition,
-        base_offset=-1,
-        log_append_time_ms=append_time_ms,
-        log_start_offset=log_start,
+        index=request.partition, base_offset=-1, log_start_offset=log_start
     )
 
 

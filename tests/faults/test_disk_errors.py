@@ -872,7 +872,7 @@ def test_write_that_cannot_be_undone_fails_the_log(
 
     with monkeypatch.context() as patch:
         patch.setattr(writer_module.ActiveSegment, "append", append)
-        patch.setattr(writer_module.Writer, "_rollback_append_locked", not_called)
+        patch.setattr(writer_module.Writer, "roll_back_append_locked", not_called)
         with pytest.raises(MemoryError):
             log.append(b"two")
     with pytest.raises(logcore.LogFailedError):

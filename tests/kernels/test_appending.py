@@ -1,5 +1,5 @@
-"""The compiled fast path of append() against the path in Python: the appends that it
-accepts, and their results.
+"""The compiled fast paths of append() and append_batch() against the path in Python: the
+appends that they accept, and their results.
 
 Two logs get the same operations, one on OsFS and one on a subclass of it. The subclass
 never uses the fast path, and its clock repeats the times of the other log's receipts.
@@ -25,14 +25,17 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import logcore
-from logcore.config import LogConfig
+from logcore.config import Durability, LogConfig
 from logcore.fs import OsFS
-from logcore.kernels import Appender, appending, layout, plain
+from logcore.kernels import Appender, appending, kernel, layout, plain
 from logcore.kernels.checksum import crc32c
 from logcore.partition.writer import Writer
 from logcore.reader import listen_to
+from logcore.recordbatch import encode
 from logcore.segment import ActiveSegment
 from logcore.testing import SimulatedDisk
+from netshim import wire
+from support.bench import Bench
 from support.kernels import compiled, runs_compiled
 
 pytestmark = runs_compiled
@@ -104,6 +107,45 @@ def quickly(
     )
 
 
+def batch_of(
+    count: int = 1,
+    *,
+    value: bytes = b"v",
+    key: bytes | None = b"k",
+    times: tuple[int, ...] = (T0,),
+    producer: tuple[int, int, int] = (-1, -1, -1),
+    **more: Any,
+) -> bytes:
+    producer_id, epoch, sequence = producer
+    rows = [(key, value, (), times[at % len(times)]) for at in range(count)]
+    return bytes(
+        encode(
+            rows,
+            now_ms=T0,
+            producer_id=producer_id,
+            producer_epoch=epoch,
+            base_sequence=sequence,
+            **more,
+        )
+    )
+
+
+def requested(log: logcore.Log, batch: bytes | None = None) -> int | None:
+    """The result of append_request() with a batch."""
+    batch = batch_of() if batch is None else batch
+    frame = memoryview(
+        wire.encode_request(wire.PRODUCE, 9, 1, "client", Bench.produces(batch))[4:]
+    )
+    request = kernel.read_request(frame)
+    if request is None:
+        return None
+    assert isinstance(request, compiled.UsualProduce)
+    return log.host.writer.append_request(request, frame)
+
+
+WAYS = pytest.mark.parametrize("way", [quickly, requested])
+
+
 # -- accepted --------------------------------------------------------------------------
 
 
@@ -170,6 +212,90 @@ def test_what_is_unusual_about_a_record_goes_the_slow_way(
     refused(log, lambda: quickly(log, **given))
 
 
+@pytest.mark.parametrize(
+    "batch",
+    [
+        batch_of(codec="zstd"),
+        batch_of(transactional=True, producer=(7, 0, 0)),
+        batch_of(producer=(7, 0, 0)),
+        batch_of()[:-1] + b"x",
+        batch_of(value=bytes(2_000_000)),
+    ],
+    ids=["compressed", "transaction", "unknown producer", "damaged", "large"],
+)
+def test_an_unusual_batch_takes_the_general_path(
+    log: logcore.Log, batch: bytes
+) -> None:
+    refused(log, lambda: requested(log, batch))
+
+
+@pytest.mark.parametrize(
+    ("times", "is_accepted"),
+    [
+        ((-5_000, 5_000), True),
+        ((-70_000, 0), False),
+        ((0, 70_000), False),
+        ((None,), True),
+    ],
+    ids=str,
+)
+def test_times_near_the_clock_are_accepted(
+    tmp_path: Path, times: tuple[int | None, ...], is_accepted: bool
+) -> None:
+    config = {
+        "message.timestamp.before.max.ms": "60000",
+        "message.timestamp.after.max.ms": "60000",
+    }
+    now_ms = OsFS().now_ms()
+    given = tuple(-1 if time is None else now_ms + time for time in times)
+    with logcore.open(
+        tmp_path / "t-0", create=True, durability="os", config=config, fs=OsFS()
+    ) as log:
+        log.append(b"first")
+        batch = batch_of(2, times=given)
+        assert (requested(log, batch) is not None) == is_accepted
+
+
+def test_the_next_batch_of_a_producer_is_accepted(log: logcore.Log) -> None:
+    log.append_batch(batch_of(2, producer=(7, 3, 0)))
+    assert requested(log, batch_of(3, producer=(7, 3, 2))) == 3
+    for sequence, epoch in ((2, 3), (4, 3), (6, 3), (5, 2), (0, 4), (5, 4)):
+        refused(log, lambda: requested(log, batch_of(1, producer=(7, epoch, sequence))))  # noqa: B023
+    assert log.append_batch(batch_of(3, producer=(7, 3, 2))).offset == 3
+    with pytest.raises(logcore.OutOfOrderSequenceError):
+        log.append_batch(batch_of(1, producer=(7, 3, 6)))
+    assert requested(log, batch_of(1, producer=(7, 3, 5))) == 6
+    log.host.writer.producers.forget()
+    refused(log, lambda: requested(log, batch_of(1, producer=(7, 3, 6))))
+
+
+def test_a_batch_of_a_producer_outside_its_transaction_is_refused(
+    log: logcore.Log,
+) -> None:
+    log.append_batch(batch_of(1, producer=(7, 0, 0)))
+    log.append_batch(batch_of(1, producer=(7, 0, 1), transactional=True))
+    refused(log, lambda: requested(log, batch_of(1, producer=(7, 0, 2))))
+    with pytest.raises(logcore.InvalidTransactionStateError):
+        log.append_batch(batch_of(1, producer=(7, 0, 2)))
+
+
+def test_a_batch_beyond_the_unsynced_limit_takes_the_general_path(
+    tmp_path: Path,
+) -> None:
+    policy = Durability("group", max_bytes=500)
+    with logcore.open(
+        tmp_path / "t-0", create=True, durability=policy, fs=OsFS()
+    ) as log:
+        log.append(b"first")
+        size = len(batch_of())
+        for number in range(500 // size):
+            assert requested(log) == 1 + number
+        refused(log, lambda: requested(log))
+        assert log.high_watermark == 1
+        log.flush()
+        assert requested(log) is not None
+
+
 def refused(log: logcore.Log, append: Callable[[], object]) -> None:
     """The quick way declines, and nothing has changed."""
     before = facts(log), files(log)
@@ -201,6 +327,39 @@ def refused(log: logcore.Log, append: Callable[[], object]) -> None:
 def test_what_is_unusual_about_the_log_goes_the_slow_way(
     log: logcore.Log, owner: str, field: str, value: object
 ) -> None:
+    is_refused(log, quickly, owner, field, value)
+
+
+@pytest.mark.parametrize(
+    ("owner", "field", "value"),
+    [
+        ("writer", "is_held", True),
+        ("writer", "has_unfinished_write", True),
+        ("writer", "client_batch_bytes", 0),
+        ("writer", "unsynced_limit", 10),
+        ("writer", "forks", 7),
+        ("writer", "slow_until_ns", 2**62),
+        ("state", "is_closed", True),
+        ("active", "limit_bytes", 100),
+        ("active", "limit_timestamp", 5),
+        ("active", "limit_offset", 0),
+        ("active", "_size", 0),
+        ("commit", "failure", logcore.LogFailedError("it failed")),
+    ],
+)
+def test_an_unusual_log_takes_the_general_path(
+    log: logcore.Log, owner: str, field: str, value: object
+) -> None:
+    is_refused(log, requested, owner, field, value)
+
+
+def is_refused(
+    log: logcore.Log,
+    way: Callable[[logcore.Log], object],
+    owner: str,
+    field: str,
+    value: object,
+) -> None:
     writer = log.host.writer
     holder: Any = {
         "writer": writer,
@@ -211,12 +370,12 @@ def test_what_is_unusual_about_the_log_goes_the_slow_way(
     before = getattr(holder, field)
     setattr(holder, field, value)
     try:
-        assert quickly(log) is None
+        assert way(log) is None
         assert getattr(holder, field) == value
     finally:
         setattr(holder, field, before)
     assert log.log_end_offset == 1
-    assert quickly(log) is not None
+    assert way(log) is not None
 
 
 def test_a_batch_that_just_fits_the_segment_goes_the_quick_way(
@@ -231,10 +390,12 @@ def test_a_batch_that_just_fits_the_segment_goes_the_quick_way(
     refused(log, lambda: quickly(log))
 
 
-def test_an_append_waits_for_who_has_the_lock(log: logcore.Log) -> None:
+@WAYS
+def test_a_fast_path_does_not_wait_for_the_lock(log: logcore.Log, way: Any) -> None:
     with log.host.writer.state.lock:
-        refused(log, lambda: quickly(log))
-    assert quickly(log) is not None
+        refused(log, lambda: way(log))
+    assert way(log) is not None
+    assert not log.host.writer.state.lock.locked()
 
 
 @pytest.mark.parametrize(
@@ -248,16 +409,18 @@ def test_an_append_waits_for_who_has_the_lock(log: logcore.Log) -> None:
     ],
     ids=str,
 )
+@WAYS
 def test_settings_that_ask_for_more_go_the_slow_way(
-    tmp_path: Path, config: dict[str, str]
+    tmp_path: Path, config: dict[str, str], way: Any
 ) -> None:
     with logcore.open(tmp_path / "t-0", create=True, durability="os", fs=OsFS()) as log:
         log.append(b"first")
-        assert quickly(log) is not None
+        assert way(log) is not None
         log.reconfigure(config)
-        refused(log, lambda: quickly(log))
+        if way is quickly or "message.timestamp.after.max.ms" not in config:
+            refused(log, lambda: way(log))
         log.reconfigure({})
-        assert quickly(log) is not None
+        assert way(log) is not None
 
 
 def test_a_compacted_topic_takes_keys_alone(tmp_path: Path) -> None:
@@ -268,6 +431,8 @@ def test_a_compacted_topic_takes_keys_alone(tmp_path: Path) -> None:
         log.append(b"first", key=b"k")
         assert quickly(log) is not None
         refused(log, lambda: quickly(log, key=None))
+        assert requested(log) is not None
+        refused(log, lambda: requested(log, batch_of(key=None)))
 
 
 @pytest.mark.parametrize(
@@ -279,6 +444,8 @@ def test_other_policies_go_the_slow_way(tmp_path: Path, durability: Any) -> None
     ) as log:
         log.append(b"first")
         refused(log, lambda: quickly(log))
+        if durability != "group":
+            refused(log, lambda: requested(log))
 
 
 @pytest.mark.parametrize(
@@ -292,7 +459,12 @@ def test_logs_that_others_write_copy_or_watch_go_the_slow_way(
     with logcore.open(tmp_path / "t-0", create=True, durability="os", **how) as log:
         log.append(b"first")
         assert quickly(log) is None
-        assert log.append(b"second").offset == 1
+        if "replicated" not in how:
+            assert requested(log) is None
+            assert log.append(b"second").offset == 1
+        else:  # the high watermark does not move
+            assert requested(log) == 1
+            assert log.high_watermark == 0
 
 
 def test_a_simulated_disk_sees_each_append() -> None:
@@ -300,6 +472,7 @@ def test_a_simulated_disk_sees_each_append() -> None:
         log.append(b"first")
         assert log.host.writer.fast_path_bytes == 0
         assert quickly(log) is None
+        assert requested(log) is None
 
 
 def test_a_tail_is_woken_by_each_append(log: logcore.Log) -> None:
@@ -307,9 +480,10 @@ def test_a_tail_is_woken_by_each_append(log: logcore.Log) -> None:
     forget = listen_to(log, lambda: ends.append(log.high_watermark))
     for _ in range(3):
         log.append(b"x")
+    assert requested(log) == 4
     forget()
     log.append(b"x")
-    assert ends == [2, 3, 4]
+    assert ends == [2, 3, 4, 5]
 
 
 # -- results ---------------------------------------------------------------------------
@@ -324,6 +498,13 @@ steps = st.one_of(
     st.tuples(st.just("expected"), st.integers(0, 5)),
     st.tuples(st.just("many"), st.integers(0, 40)),
     st.tuples(st.just("burst"), st.integers(1, 60)),
+    st.tuples(
+        st.just("batch"),
+        st.integers(1, 40),
+        st.sampled_from([b"", bytes(100), bytes(5000)]),
+        st.none() | st.tuples(st.integers(0, 1), st.integers(0, 1), st.integers(0, 2)),
+    ),
+    st.tuples(st.just("batch"), st.just(1), st.just(b"v"), st.just((0, 0, 0))),
     st.tuples(st.just("roll")),
     st.tuples(st.just("flush")),
     st.tuples(st.just("truncate"), st.integers(0, 60)),
@@ -353,14 +534,21 @@ CONFIG = {"retention.ms": "-1", "segment.ms": "1000000"}
 class Twin:
     """A log, and the steps done to it."""
 
-    def __init__(self, directory: str, fs: OsFS) -> None:
+    def __init__(self, directory: str, fs: OsFS, durability: str) -> None:
         self.path = Path(directory, "t-0")
         self.fs = fs
+        self.durability: Any = durability
         self.log = self.open()
+        #: The next sequence of each producer and epoch.
+        self.sequences: dict[tuple[int, int], int] = {}
 
     def open(self) -> logcore.Log:
         return logcore.open(
-            self.path, create=True, durability="os", config=CONFIG, fs=self.fs
+            self.path,
+            create=True,
+            durability=self.durability,
+            config=CONFIG,
+            fs=self.fs,
         )
 
     def do(self, step: tuple[Any, ...]) -> list[Any]:
@@ -385,6 +573,8 @@ class Twin:
             return [
                 log.append_many([(b"k", b"v%d" % number) for number in range(given[0])])
             ]
+        if kind == "batch":
+            return [self._append_batch(*given)]
         if kind == "truncate":
             log.truncate(max(log.log_start_offset, log.log_end_offset - given[0]))
         if kind == "delete":
@@ -400,14 +590,41 @@ class Twin:
             getattr(log, kind)()
         return []
 
+    def _append_batch(
+        self, count: int, value: bytes, producer: tuple[int, int, int] | None
+    ) -> int:
+        """Append a batch; `producer` has id, epoch, and the lag of the sequence."""
+        log = self.log
+        if producer is None:
+            batch = batch_of(count, value=value)
+        else:
+            producer_id, epoch, lag = producer
+            next_sequence = self.sequences.get((producer_id, epoch), 0)
+            sequence = max(0, next_sequence - lag)
+            batch = batch_of(
+                count, value=value, producer=(producer_id, epoch, sequence)
+            )
+        end = log.log_end_offset
+        offset = requested(log, batch)
+        if offset is None:
+            offset = log.append_batch(batch, durability="os").offset
+        if producer is not None and offset == end:
+            self.sequences[producer_id, epoch] = sequence + count
+        return offset
+
 
 @pytest.mark.long
-@given(st.lists(steps, max_size=30))
-def test_both_ways_leave_the_same_files(program: list[tuple[Any, ...]]) -> None:
+@given(st.lists(steps, max_size=30), st.sampled_from(["os", "os", "group"]))
+def test_both_ways_leave_the_same_files(
+    program: list[tuple[Any, ...]], durability: str
+) -> None:
     directories = [tempfile.mkdtemp(), tempfile.mkdtemp()]
     other = Shown()
     other.clock_ms = OsFS().now_ms()
-    twins = [Twin(directories[0], OsFS()), Twin(directories[1], other)]
+    twins = [
+        Twin(directories[0], OsFS(), durability),
+        Twin(directories[1], other, durability),
+    ]
     try:
         for step in program:
             for one in (
@@ -416,7 +633,7 @@ def test_both_ways_leave_the_same_files(program: list[tuple[Any, ...]]) -> None:
                 mine = twins[0].do(one)
                 other.clock_ms = (
                     mine[0].timestamp_ms
-                    if mine and not isinstance(mine[0], str)
+                    if mine and isinstance(mine[0], tuple | logcore.Receipt)
                     else OsFS().now_ms()
                 )
                 assert twins[1].do(one) == mine
@@ -526,14 +743,15 @@ def file_limit() -> Iterator[Callable[[int], None]]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
+@WAYS
 @pytest.mark.parametrize("room", [0, 1, 50])
 def test_a_write_that_is_short_leaves_no_byte(
-    log: logcore.Log, file_limit: Callable[[int], None], room: int
+    log: logcore.Log, file_limit: Callable[[int], None], room: int, way: Any
 ) -> None:
-    quickly(log)
+    way(log)
     before = facts(log), files(log)
     file_limit(log.host.writer.active.size_bytes + room)
-    assert quickly(log) is None
+    assert way(log) is None
     assert (facts(log), files(log)) == before
     with pytest.raises(logcore.DiskFullError):
         log.append(b"v", key=b"k")
@@ -544,8 +762,9 @@ def test_a_write_that_is_short_leaves_no_byte(
     assert [record.offset for record in log.read(0)] == [0, 1, 2]
 
 
+@pytest.mark.parametrize("way", [lambda log: log.append(b"v"), requested])
 def test_a_write_that_cannot_be_cut_back_poisons_the_log(
-    log: logcore.Log, tmp_path: Path
+    log: logcore.Log, tmp_path: Path, way: Any
 ) -> None:
     quickly(log)
     handle = log.host.writer.active.handle
@@ -554,7 +773,7 @@ def test_a_write_that_cannot_be_cut_back_poisons_the_log(
     try:
         os.dup2(read_only, handle)
         with pytest.raises(logcore.StorageWriteError, match="could not be cut back"):
-            log.append(b"v")
+            way(log)
     finally:
         os.dup2(kept, handle)
         os.close(kept)

@@ -6,6 +6,8 @@ responses. With the plain kernels, no request is usual and both take the general
 
 from __future__ import annotations
 
+import contextlib
+import os
 import random
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -15,7 +17,7 @@ from typing import Any
 import pytest
 
 import logcore
-from logcore import DurabilityUnknownError, StorageWriteError
+from logcore import DurabilityUnknownError
 from logcore.fs import OsFS
 from logcore.kernels import kernel
 from logcore.recordbatch import encode
@@ -595,35 +597,36 @@ def test_a_failed_sync_is_reported_alike(pair: Pair) -> None:
     assert all("error_code=56" in response for _, response in found)
 
 
-def test_a_batch_whose_write_failed_is_not_written_again(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_batch_whose_write_failed_is_not_written_again(pair: Pair) -> None:
     """The write may have been complete. The client learns that it failed, and decides."""
-    write = OsFS.pwrite
-    failing = True
-
-    def write_and_fail(fs: OsFS, handle: int, data: Any, position: int) -> Any:
-        written = write(fs, handle, data, position)
-        if failing:
-            raise StorageWriteError("the disk failed")
-        return written
-
-    with monkeypatch.context() as patch:
-        patch.setattr(OsFS, "pwrite", write_and_fail)
-        for side in pair.sides:
-            failing = True
+    for side in pair.sides:
+        log = side.bench.logdir.partition("t", 0)
+        with read_only_file(log.host.writer.active):
             outcome = side_produces(side)
-            failing = False
             side.bench.run()
-            assert "error_code=56" in str(outcome or side.ready())
+        assert "error_code=56" in str(outcome or side.ready())
     for side in pair.sides:
         side.bench.run()
         log = side.bench.logdir.partition("t", 0)
-        if log.has_failed:
-            log = side.bench.logdir.host.open_again("t", 0)
-        assert [record.value for record in log.read(0)].count(b"once") <= 1
+        assert log.has_failed
+        log = side.bench.logdir.host.open_again("t", 0)
+        assert [record.value for record in log.read(0)].count(b"once") == 0
     pair.produce(acks=-1)
     pair.run()
+
+
+@contextlib.contextmanager
+def read_only_file(segment: Any) -> Iterator[None]:
+    """Make each write and truncation of a segment fail."""
+    kept = os.dup(segment.handle)
+    read_only = os.open(segment.path, os.O_RDONLY)
+    try:
+        os.dup2(read_only, segment.handle)
+        yield
+    finally:
+        os.dup2(kept, segment.handle)
+        os.close(kept)
+        os.close(read_only)
 
 
 def side_produces(side: Side) -> Outcome:

@@ -1073,41 +1073,51 @@ def decode_columns(data, Py_ssize_t position, Py_ssize_t limit, block, Py_ssize_
         PyBuffer_Release(&view)
 
 
+cdef struct Sound:
+    # See plain.sound_batch.
+    int64_t oldest, newest
+    int32_t keyless
+
+
+cdef bint read_sound(const uint8_t *p, int64_t size, Facts *facts, Sound *sound) except -1:
+    """Whether a plain client batch may be stored as it is. See plain.sound_batch."""
+    cdef Row row
+    cdef const uint8_t *end = p + size
+    cdef int64_t timestamp, newest = -1, oldest = -1
+    cdef int32_t at = 0, keyless = 0
+    if check_head(p, size) != WALK_END or p[16] != 2:
+        return False
+    read_facts(p, 0, facts)
+    if (facts.size_bytes != size or facts.attributes & ~TRANSACTIONAL_BIT or facts.record_count < 1
+            or facts.last_offset - facts.base_offset != facts.record_count - 1
+            or (facts.producer_id >= 0 and facts.base_sequence < 0)
+            or crc_of(p + CRC_START, facts.size_bytes - CRC_START) != facts.crc):
+        return False
+    p += HEADER_SIZE
+    while at < facts.record_count:
+        if read_row(&p, end, &row, True) or row.offset_delta != at:
+            return False
+        timestamp = <int64_t>(<uint64_t>facts.base_timestamp + <uint64_t>row.timestamp_delta)
+        if timestamp > newest:
+            newest = timestamp
+        if timestamp != -1 and (timestamp < oldest or oldest == -1):
+            oldest = timestamp
+        keyless += row.key_size < 0
+        at += 1
+    sound.oldest, sound.newest, sound.keyless = oldest, newest, keyless
+    return p == end and newest == facts.max_timestamp
+
+
 def sound_batch(data):
     """What a plain client batch holds, if it may be stored as it is. See plain.sound_batch."""
     cdef Py_buffer view
     cdef Facts facts
-    cdef Row row
-    cdef const uint8_t *p
-    cdef const uint8_t *end
-    cdef int64_t timestamp, newest = -1, oldest = -1
-    cdef int32_t at = 0, keyless = 0
+    cdef Sound sound
     PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
     try:
-        p = <const uint8_t *>view.buf
-        if check_head(p, view.len) != WALK_END or p[16] != 2:
+        if not read_sound(<const uint8_t *>view.buf, view.len, &facts, &sound):
             return None
-        read_facts(p, 0, &facts)
-        if (facts.size_bytes != view.len or facts.attributes & ~TRANSACTIONAL_BIT or facts.record_count < 1
-                or facts.last_offset - facts.base_offset != facts.record_count - 1
-                or (facts.producer_id >= 0 and facts.base_sequence < 0)
-                or crc_of(p + CRC_START, facts.size_bytes - CRC_START) != facts.crc):
-            return None
-        end = p + view.len
-        p += HEADER_SIZE
-        while at < facts.record_count:
-            if read_row(&p, end, &row, True) or row.offset_delta != at:
-                return None
-            timestamp = <int64_t>(<uint64_t>facts.base_timestamp + <uint64_t>row.timestamp_delta)
-            if timestamp > newest:
-                newest = timestamp
-            if timestamp != -1 and (timestamp < oldest or oldest == -1):
-                oldest = timestamp
-            keyless += row.key_size < 0
-            at += 1
-        if p != end or newest != facts.max_timestamp:
-            return None
-        return facts.record_count, oldest, newest, keyless
+        return facts.record_count, sound.oldest, sound.newest, sound.keyless
     finally:
         PyBuffer_Release(&view)
 

@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from logcore.kernels.layout import EncodedBatch, Receipt
-from logcore.kernels.requests import UsualFetch
+from logcore.kernels.layout import Buffer, EncodedBatch, Receipt
+from logcore.kernels.requests import UsualFetch, UsualProduce
 
 #: Maximum size of a quick append, head and record together. Other threads of the
 #: process cannot run during the write, so the write must be short.
@@ -137,6 +137,16 @@ class Appender:
     #: Whether the segments have descriptors of the operating system, and no other process
     #: writes the log.
     has_descriptors: bool
+    #: Maximum size of a client batch for append_request(). It is 0 if the policy, the
+    #: settings, the disk or other processes prevent that path.
+    client_batch_bytes: int
+    #: Maximum number of unsynced bytes after an append that does not sync.
+    unsynced_limit: int
+    #: Limits of the timestamps of records, relative to the clock.
+    max_ahead_ms: int
+    max_behind_ms: int
+    #: Whether readers see an append before a sync.
+    shows_appends: bool
 
     def append_quickly(
         self,
@@ -154,6 +164,19 @@ class Appender:
 
         Raises:
             StorageWriteError: A write failed, and its bytes could not be removed.
+        """
+        return None
+
+    def append_request(self, request: UsualProduce, frame: Buffer) -> int | None:
+        """Append the batch of a Produce without waiting for its durability.
+
+        Returns the offset of the first record. Returns None without any effect if the
+        batch or the log is unusual, or if the append would wait: the caller then calls
+        Log.append_batch(), which defines the behavior and the errors.
+
+        Raises:
+            StorageWriteError: a write failed, and its bytes could not be removed. The
+                log refuses writes.
         """
         return None
 

@@ -30,6 +30,7 @@ class UsualProduce(UsualRequest):
     stop: int
     #: Of the batch.
     max_timestamp: int
+    record_count: int
     has_producer: bool
 
     def respond(self, base_offset: int, append_time_ms: int, log_start: int) -> bytes:

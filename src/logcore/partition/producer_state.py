@@ -210,6 +210,38 @@ class ProducerState:
             ahead.add(producer_id, epoch, batch, is_transactional=is_transactional)
         return found or None
 
+    def is_next(self, producer_id: int, epoch: int, first_sequence: int) -> bool:
+        """Return whether the next batch of a loaded producer has this sequence.
+
+        False if the state is not loaded, and for a batch of a transaction.
+        """
+        return self._known is not None and self._known.is_next(
+            producer_id, epoch, first_sequence
+        )
+
+    def add_last(
+        self,
+        producer_id: int,
+        epoch: int,
+        first_sequence: int,
+        record_count: int,
+        max_timestamp: int,
+    ) -> None:
+        """Add the last batch of the log, which belongs to no transaction."""
+        try:
+            _, end = self._extent()
+            batch = SequencedBatch(
+                first_sequence,
+                last_sequence(first_sequence, record_count),
+                end - record_count,
+                end - 1,
+                max_timestamp,
+            )
+            self.known().add(producer_id, epoch, batch, is_transactional=False)
+        except BaseException:
+            self.forget()
+            raise
+
     @contextlib.contextmanager
     def storing(
         self, sequenced: Sequenced | None, *, is_judged: bool

@@ -169,6 +169,19 @@ class Producers:
             )
         return None
 
+    def is_next(self, producer_id: int, epoch: int, first_sequence: int) -> bool:
+        """Return whether a batch is the next one of a producer without a transaction.
+
+        If so, duplicate_of() returns None.
+        """
+        known = self._known.get(producer_id)
+        if known is None or known.epoch != epoch or known.open_offset >= 0:
+            return False
+        if not known.batches:
+            return False
+        expected = (known.batches[-1].last_sequence + 1) & INT32_MAX
+        return first_sequence == expected
+
     def check_epoch(self, producer_id: int, epoch: int) -> None:
         """Raise InvalidProducerEpochError if the producer was replaced."""
         known = self._known.get(producer_id)

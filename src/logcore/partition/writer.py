@@ -89,7 +89,6 @@ if TYPE_CHECKING:
 #: next opening must check after a crash.
 _RECOVERY_LAG_BYTES: Final = 64 << 20
 RECOVERY_LAG_MS: Final = 5_000
-_NO_LIMIT: Final = 1 << 63
 
 
 def check_level(durability: object) -> None:
@@ -176,8 +175,8 @@ class Writer(Appender):
         # Maximum number of unsynced bytes besides the next write. recovery.decide()
         # relies on it under `group` and `always`. A valid batch that is further above
         # the damage was synced after it, so the damage is not a torn write.
-        self._unsynced_limit = {"group": policy.max_bytes, "always": 0}.get(
-            policy.kind, _NO_LIMIT
+        self.unsynced_limit = {"group": policy.max_bytes, "always": 0}.get(
+            policy.kind, INT64_MAX
         )
         self._apply_config()
         publish = None if sharing is None else sharing.publish
@@ -234,6 +233,10 @@ class Writer(Appender):
         )
         self.requires_key = self.encoding.requires_key
         self.fast_path_bytes = self.encoding.fast_path_bytes
+        self.client_batch_bytes = self.encoding.client_batch_bytes
+        self.shows_appends = self.encoding.shows_appends
+        self.max_ahead_ms = self.state.config.message_timestamp_after_max_ms
+        self.max_behind_ms = self.state.config.message_timestamp_before_max_ms
 
     @locked
     def set_following_locked(self, is_following: bool) -> None:
@@ -682,7 +685,7 @@ class Writer(Appender):
             if has_producer and not has_state:
                 return True
             unsynced_bytes = self.written_bytes + size_bytes - self.commit.synced_bytes
-            return unsynced_bytes > self._unsynced_limit or self.active.is_full(
+            return unsynced_bytes > self.unsynced_limit or self.active.is_full(
                 size_bytes, max_timestamp, self.state.end, self.fs.now_ms()
             )
         finally:
@@ -826,9 +829,7 @@ class Writer(Appender):
         if segment.is_full(size, max_timestamp, last_offset, now_ms):
             self.roll_locked()  # which syncs all written data
             segment = self.active
-        elif (
-            self.written_bytes + size - self.commit.synced_bytes > self._unsynced_limit
-        ):
+        elif self.written_bytes + size - self.commit.synced_bytes > self.unsynced_limit:
             self.sync_locked()
         state = self.state
         if aborted_transactions.may_change(
@@ -859,13 +860,13 @@ class Writer(Appender):
         except (
             BaseException
         ):  # an interrupt after the write: no receipt names these records
-            self._rollback_append_locked(start, end, written_bytes)
+            self.roll_back_append_locked(start, end, written_bytes)
             self.has_unfinished_write = False
             raise
 
     @locked
     def undo_failed_write_locked(self) -> None:
-        """Undo a failed or short write of append_quickly(), which has set has_unfinished_write.
+        """Undo a failed or short write of a kernel, which has set has_unfinished_write.
 
         On return the log is as before the append.
 
@@ -930,7 +931,7 @@ class Writer(Appender):
                 if self.durability.kind == "always" and stored < len(batches):
                     self.sync_locked()
         except DiskFullError as error:
-            if self.active is segment and self._rollback_append_locked(
+            if self.active is segment and self.roll_back_append_locked(
                 start, end, written
             ):
                 raise
@@ -943,7 +944,7 @@ class Writer(Appender):
             ) from error
 
     @locked
-    def _rollback_append_locked(self, size: int, end: int, written_bytes: int) -> bool:
+    def roll_back_append_locked(self, size: int, end: int, written_bytes: int) -> bool:
         """Remove the bytes that this call wrote to the active segment.
 
         No receipt names their records. Returns False if a sync of another thread has

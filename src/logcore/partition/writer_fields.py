@@ -11,7 +11,7 @@ This module writes no files.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import attrs
 
@@ -25,6 +25,9 @@ from logcore.partition import aborted_transactions, epochs
 from logcore.partition.aborted_transactions import PartitionTransactions
 from logcore.recordbatch import compressor, target_codec
 from logcore.segment import Segment
+
+#: Values of compression.type with which a batch without compression remains as it is.
+_KEEPS_PLAIN: Final = ("producer", "uncompressed")
 
 
 @attrs.frozen
@@ -46,6 +49,10 @@ class Encoding:
     is_copy: bool
     #: Maximum size of a batch for the compiled fast path; 0 if the settings prevent it.
     fast_path_bytes: int
+    #: Maximum size of a batch for append_request(); 0 if the settings prevent it.
+    client_batch_bytes: int
+    #: Whether readers see an append before a sync, if it requests no durability.
+    shows_appends: bool
 
 
 def refusal_of_copy(path: str, config: LogConfig) -> LogcoreError:
@@ -96,6 +103,15 @@ def encoding_of(
     is_plain = is_os and attributes == 0 and not checks_times and not is_copy
     if is_plain and allows_fast_path:
         fast_path_bytes = min(max_bytes, QUICK_BYTES)
+    # The conditions for append_request(): an append never syncs, and batches without
+    # compression are stored as clients encoded them.
+    client_batch_bytes = 0
+    never_syncs = (
+        durability.kind in ("os", "group") and config.flush_messages == INT64_MAX
+    )
+    keeps_batches = attributes == 0 and config.compression_type in _KEEPS_PLAIN
+    if never_syncs and keeps_batches and not is_copy and allows_fast_path:
+        client_batch_bytes = max_bytes
     return Encoding(
         one=(max_bytes, attributes, compress, requires_key),
         many=(
@@ -111,6 +127,8 @@ def encoding_of(
         requires_key=requires_key,
         is_copy=is_copy,
         fast_path_bytes=fast_path_bytes,
+        client_batch_bytes=client_batch_bytes,
+        shows_appends=durability.kind == "os" and not is_replicated,
     )
 
 
