@@ -97,16 +97,16 @@ class Budget:
         self.used_bytes = 0
         self.kept_bytes = 0  # the part of used_bytes that requests in progress hold
         self._holders: dict[Connection, int] = {}
-        # The number of bytes that each connection waits for, in FIFO order.
-        self._waiting: dict[Connection, int] = {}
+        #: The number of bytes that each connection waits for, in FIFO order.
+        self.waiting: dict[Connection, int] = {}
         # The first of _waiting, and the time since when it has been first.
         self._waited_for: tuple[Connection, int] | None = None
 
     def take(self, holder: Connection, size: int) -> bool:
         # A connection that is not first must wait, even if there is room.
-        is_first = holder is next(iter(self._waiting), holder)
+        is_first = holder is next(iter(self.waiting), holder)
         if not is_first or self.used_bytes + size > self.limit_bytes:
-            self._waiting[holder] = size
+            self.waiting[holder] = size
             return False
         self.used_bytes += size
         self._holders[holder] = self._holders.get(holder, 0) + size
@@ -134,18 +134,15 @@ class Budget:
         self.used_bytes -= size
         self._call_first()
 
-    def is_waiting(self, holder: Connection) -> bool:
-        return holder in self._waiting
-
     def stop_waiting(self, holder: Connection) -> None:
-        if self._waiting.pop(holder, None) is not None:
+        if self.waiting.pop(holder, None) is not None:
             self._call_first()
 
     def _call_first(self) -> None:
-        first = next(iter(self._waiting), None)
+        first = next(iter(self.waiting), None)
         if (
             first is not None
-            and self.used_bytes + self._waiting[first] <= self.limit_bytes
+            and self.used_bytes + self.waiting[first] <= self.limit_bytes
         ):
             first.wake()
 
@@ -157,13 +154,13 @@ class Budget:
         none and the first has waited for a quarter of timeout_ms, the slowest of all is
         closed.
         """
-        first = next(iter(self._waiting), None)
+        first = next(iter(self.waiting), None)
         if first is None:
             self._waited_for = None
             return {}
         if self._waited_for is None or self._waited_for[0] is not first:
             self._waited_for = first, now_ms
-        wanted = self._waiting[first]
+        wanted = self.waiting[first]
         if self._holders.get(first, 0) + wanted > self.limit_bytes:
             return {
                 first: f"a request larger than the {self.limit_bytes} bytes for requests of all connections"
@@ -210,31 +207,31 @@ class Workload:
         self.limit = limit
         self._budget = budget
         self.count = 0
-        self._line: dict[Connection, None] = {}  # in FIFO order
+        #: Connections that wait, in FIFO order.
+        self.line: dict[Connection, None] = {}
 
     def has_room(self, holder: Connection) -> bool:
         """Return whether `holder` may start a request now.
 
         If not, it is woken when it may.
         """
-        is_first = holder is next(iter(self._line), holder)
-        if (
-            not is_first
-            or self.count >= self.limit
-            or self._budget.kept_bytes >= self._budget.limit_bytes
-        ):
-            self._line[holder] = None
+        has_room = (
+            self.count < self.limit
+            and self._budget.kept_bytes < self._budget.limit_bytes
+        )
+        if has_room and not self.line:
+            return True
+        is_first = holder is next(iter(self.line), holder)
+        if not is_first or not has_room:
+            self.line[holder] = None
             return False
-        self._line.pop(holder, None)
+        self.line.pop(holder, None)
         self._call_first(self.limit - 1)  # the room that is left after this request
         return True
 
-    def is_in_line(self, holder: Connection) -> bool:
-        return holder in self._line
-
     def leave_line(self, holder: Connection) -> None:
-        if holder in self._line:
-            del self._line[holder]
+        if holder in self.line:
+            del self.line[holder]
             self._call_first(self.limit)
 
     def begin(self, size: int) -> None:
@@ -248,7 +245,7 @@ class Workload:
         self._call_first(self.limit)
 
     def _call_first(self, limit: int) -> None:
-        first = next(iter(self._line), None)
+        first = next(iter(self.line), None)
         if (
             first is not None
             and self.count < limit
@@ -288,7 +285,8 @@ class Connection:
         # buffer[start:end] holds the received bytes that are not processed
         self._start = self._end = 0
         self._slots: deque[list[Piece] | PendingResponse] = deque()
-        self._outgoing: deque[Piece] = deque()
+        #: Pieces of responses that were not sent.
+        self.outgoing: deque[Piece] = deque()
         self.unsent_bytes = 0  # bytes of complete responses
         self._draining = self._is_closed = False
         # The next request waits until earlier ones are answered.
@@ -328,8 +326,8 @@ class Connection:
 
         It has none while all connections together hold too much memory.
         """
-        has_room = len(self.get_buffer()) > 0
-        if has_room:
+        has_room = self._end < len(self._buffer) or len(self.get_buffer()) > 0
+        if has_room and self in self._budget.waiting:
             self._budget.stop_waiting(self)
         return has_room
 
@@ -354,7 +352,7 @@ class Connection:
             self._view[self._start : self._start + 4], "big", signed=True
         )
         until_ms = now_ms
-        if self._budget.is_waiting(self):
+        if self in self._budget.waiting:
             until_ms = self.active_ms
         return (
             max(0, size - came)
@@ -386,7 +384,8 @@ class Connection:
             CloseConnection: the bytes are no frame, or the handler refused the request.
         """
         view = self._view
-        limit = self._frame_limit
+        session = self._session
+        most = self._settings.max_request_bytes
         handle = self._handle
         before = self._start
         self._is_behind = False
@@ -394,6 +393,7 @@ class Connection:
         while self._end - self._start >= 4 and not self._is_at_limit:
             start = self._start
             size = int.from_bytes(view[start : start + 4], "big", signed=True)
+            limit = session.frame_limit_bytes or most  # authentication raises it
             if not 0 < size <= limit:
                 raise CloseConnection(
                     _refusal(bytes(view[start : start + 4]), size, limit)
@@ -413,7 +413,6 @@ class Connection:
             if self.recorder is not None:
                 self.recorder.request(frame, is_first=not self._slots)
             reply = handle(frame, now_ms)
-            limit = self._frame_limit  # authentication raises it
             if reply is None:
                 continue
             if isinstance(reply, PendingResponse) or self._slots:
@@ -423,7 +422,7 @@ class Connection:
             else:
                 self._put(reply)
         # Step 2: leave the queue if this connection could not use its place.
-        if self._is_at_limit:
+        if self in self._workload.line and self._is_at_limit:
             # Connections after this one may use the room.
             self._workload.leave_line(self)
         self.is_waiting = self._end - self._start >= 4 and self.is_full
@@ -478,7 +477,7 @@ class Connection:
 
         Responses must be sent first, or other requests must end.
         """
-        return self._is_at_limit or self._workload.is_in_line(self)
+        return self in self._workload.line or self._is_at_limit
 
     @property
     def _frame_limit(self) -> int:
@@ -496,15 +495,13 @@ class Connection:
             or self._session.is_ending
             or self._session.mutes > 0
             or (self._is_behind and self._is_changing())
-            or self._is_in_pieces()
+            or (len(self._slots) > 0 and self._is_in_pieces())
             or len(self._slots) >= self._settings.max_pipelined_requests
             or self.unsent_bytes > self._settings.max_unread_bytes
         )
 
     def _is_in_pieces(self) -> bool:
-        """Return whether the latest request is being processed in chunks."""
-        if not self._slots:
-            return False
+        """Return whether the latest of the pending requests is processed in chunks."""
         last = self._slots[-1]
         return (
             isinstance(last, PendingResponse) and last.runs_in_steps and not last.is_set
@@ -527,7 +524,7 @@ class Connection:
             return self._given_up
         since = self._frame_since_ms
         # While the connection waits for memory, the client is not slow.
-        if since is not None and self._budget.is_waiting(self):
+        if since is not None and self in self._budget.waiting:
             self._frame_since_ms = now_ms
             self._frame_bytes = self._end - self._start
         elif (
@@ -575,7 +572,7 @@ class Connection:
     def _put(self, pieces: list[Piece]) -> None:
         if self.recorder is not None:
             self.recorder.response(pieces)
-        self._outgoing += pieces
+        self.outgoing += pieces
         for piece in pieces:
             self.unsent_bytes += len(piece)
 
@@ -585,7 +582,7 @@ class Connection:
         At most max_bytes are returned: a view of a large piece, or several small pieces
         joined.
         """
-        outgoing = self._outgoing
+        outgoing = self.outgoing
         if not outgoing:
             return None
         piece = outgoing.popleft()
@@ -614,7 +611,7 @@ class Connection:
     @property
     def is_idle(self) -> bool:
         """Return whether every request that was started has been answered and sent."""
-        return not self._slots and not self._outgoing
+        return not self._slots and not self.outgoing
 
     def close(self) -> None:
         """Release the memory and the references to the host.
@@ -645,5 +642,5 @@ class Connection:
                 if not slot.is_set and not slot.is_parked:
                     self._workload.end(slot.held_bytes)
         self._slots.clear()
-        self._outgoing.clear()
+        self.outgoing.clear()
         self.unsent_bytes = 0

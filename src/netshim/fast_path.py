@@ -109,23 +109,30 @@ class FastPath:
     ) -> list[Piece] | PendingResponse | None:
         if key[0] in INTERNAL_TOPICS:
             return None
+        writer = log.host.writer
         try:
-            offset = log.host.writer.append_request(request, frame)
+            offset = writer.append_request(request, frame)
         except LogcoreError as error:
             result = _result_of(request, -1)
             call = _call_of(request, session, now_ms)
             refuse(result, code_of(error), message_of(error), call, self._state)
-            _count(counter, result.error_code)
+            if counter is not None:
+                counter.count(result.error_code)
             return _refusal(request, result)
         if offset is None:
             return None
         end = offset + request.record_count
-        log_start = log.log_start_offset
+        log_start = writer.state.log_start
         response = request.respond(offset, -1, log_start)
         leadership = self._state.leadership
         leadership.appended(key, log, end, now_ms)
-        if request.acks == 1 or leadership.is_committed(log, end):
-            _count(counter, codes.NONE)
+        if (
+            request.acks == 1
+            or writer.shows_appends
+            or leadership.is_committed(log, end)
+        ):
+            if counter is not None:
+                counter.count(codes.NONE)
             return [response]
         waiting = _WaitingProduce(
             request,
@@ -162,7 +169,8 @@ class FastPath:
                 turn.undo()
             return None
         if response:
-            _count(counter, codes.NONE)
+            if counter is not None:
+                counter.count(codes.NONE)
             return [response]
         waiting = _WaitingFetch(
             self, request, turn, key, session, bytes(frame), now_ms + wait_ms, counter
@@ -185,17 +193,18 @@ class FastPath:
         ):
             return None
         # Before the high watermark, which another thread may raise in between.
-        stable = log.known_stable_offset if request.is_committed else log.high_watermark
-        if stable is None:
+        state = writer.state
+        stable = log.known_stable_offset if request.is_committed else state.visible
+        if stable is None or state.is_closed:
             return None
-        high_watermark = log.high_watermark
-        log_start = log.log_start_offset
+        high_watermark = state.visible
+        log_start = state.log_start
         if request.offset < stable:
             most_bytes = min(request.max_bytes, self._state.settings.fetch_max_bytes)
             response: bytes | None = writer.respond_recent(request, stable, most_bytes)
             if response is None:
                 return None
-        elif not log_start <= request.offset <= log.log_end_offset:
+        elif not log_start <= request.offset <= state.end:
             return None
         elif may_wait:
             return b""
@@ -232,11 +241,6 @@ class _Counter:
     def count(self, code: int, *, is_parked: bool = False) -> None:
         self._counts.received_bytes += self._size_bytes
         self._counts.add(self._api, code, self._began_s, is_parked=is_parked)
-
-
-def _count(counter: _Counter | None, code: int, *, is_parked: bool = False) -> None:
-    if counter is not None:
-        counter.count(code, is_parked=is_parked)
 
 
 def _call_of(request: UsualProduce, session: ClientSession, now_ms: int) -> Call:
@@ -311,12 +315,14 @@ class _WaitingProduce:
     def committed(self, error: LogcoreError | None) -> None:
         """Answer the request. `error` is the reason why the batch may not be durable."""
         if error is None:
-            _count(self._counter, codes.NONE)
+            if self._counter is not None:
+                self._counter.count(codes.NONE)
             self.answer.set([self._response])
             return
         result = self._result
         refuse(result, code_of(error), message_of(error), self._call, self._state)
-        _count(self._counter, result.error_code)
+        if self._counter is not None:
+            self._counter.count(result.error_code)
         self.answer.set(_refusal(self._request, result))
 
 
@@ -396,11 +402,13 @@ class _WaitingFetch:
         self._forget()
         turn = self._turn
         if turn is not None and not turn.is_current:
-            _count(self._counter, codes.INVALID_FETCH_SESSION_EPOCH, is_parked=True)
+            if self._counter is not None:
+                self._counter.count(codes.INVALID_FETCH_SESSION_EPOCH, is_parked=True)
             self._answer.set(_session_refusal(self._request))
             return
         if response is not None:
-            _count(self._counter, codes.NONE, is_parked=True)
+            if self._counter is not None:
+                self._counter.count(codes.NONE, is_parked=True)
             self._answer.set([response])
             return
         # The general path counts the request, and applies it to its session again.

@@ -60,7 +60,7 @@ class WaitingFetches(Waiting):
     def wake(self, keys: Iterable[Key], now_ms: int) -> None:
         """Call each action that waits for any of the keys, or for any partition, once."""
         self.wakes += 1
-        if not self.is_empty:
+        if self._by_key:
             super().wake([*keys, ANY_PARTITION], now_ms)
 
     def appended(

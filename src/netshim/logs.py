@@ -86,6 +86,9 @@ class BrokerLogs:
         self._syncs = syncs
         self._pieces = pieces
         self._requests = RequestQueues()
+        # Keys of logs whose requests or work are not done; they change with the queues.
+        self._queued = self._requests.keys()
+        self._at_work = work.keys()
         #: Raises NotLeaderError for partitions that another broker leads. Set in a
         #: cluster.
         self.check_leads: Callable[[Key], None] | None = None
@@ -140,7 +143,7 @@ class BrokerLogs:
         Otherwise, return None.
         """
         key = topic, partition
-        is_busy = self._requests.is_busy(key) or self._work.is_busy(key)
+        is_busy = key in self._queued or key in self._at_work
         if is_busy or key in self._closing:
             return None
         log = self._logdir.host.opened(topic, partition)

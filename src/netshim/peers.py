@@ -71,7 +71,9 @@ class PeerHost(Protocol):
     def now_ms(self) -> int: ...
     def admit(self, peer: Peer) -> float | None: ...
     def dismiss(self, peer: Peer) -> None: ...
-    def watched(self, what: str, step: Callable[[], object]) -> None: ...
+    def watched(
+        self, what: str, step: Callable[..., object], *arguments: object
+    ) -> None: ...
     def log(
         self,
         level: int,
@@ -284,7 +286,7 @@ class Peer(asyncio.BufferedProtocol):
             # even if reading was paused there.
             self.transport.pause_reading()
             return
-        self._guarded(lambda: self.connection.received(nbytes, self.server.now_ms()))
+        self._guarded(self.connection.received, nbytes, self.server.now_ms())
 
     def eof_received(self) -> bool:
         if not self.is_open:
@@ -295,9 +297,9 @@ class Peer(asyncio.BufferedProtocol):
         # TLS has no such half-open state.
         return not self.listener.uses_tls and not self.connection.is_idle
 
-    def _guarded(self, step: Callable[[], None]) -> None:
+    def _guarded(self, step: Callable[..., None], *arguments: int) -> None:
         try:
-            self.server.watched("requests of a connection", step)
+            self.server.watched("requests of a connection", step, *arguments)
         except CloseConnection as reason:
             self.end(str(reason))
             return
@@ -329,17 +331,16 @@ class Peer(asyncio.BufferedProtocol):
         self._flushing = False
         if self.is_open:
             # The responses may have freed room that received requests waited for.
-            self._guarded(lambda: self.connection.process(self.server.now_ms()))
+            self._guarded(self.connection.process, self.server.now_ms())
 
     def flush(self) -> None:
         connection = self.connection
         transport = self.transport
         if not self.is_open or transport.is_closing():
             return
-        while not self.is_blocked:
+        while connection.outgoing and not self.is_blocked:
             piece = connection.take()
-            if piece is None:
-                break
+            assert piece is not None
             transport.write(piece)
             counts = self.server.broker.counts
             if counts is not None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, KeysView
 from functools import partial
 from typing import Any, Final
 
@@ -53,8 +53,8 @@ class WorkQueues:
         # Waiting work; a key is present while its work runs.
         self._waiting: dict[Hashable, deque[_Work]] = {}
 
-    def keys(self) -> Iterable[Hashable]:
-        """Return the keys whose work is not done."""
+    def keys(self) -> KeysView[Hashable]:
+        """Return a view of the keys whose work is not done."""
         return self._waiting.keys()
 
     def is_busy(self, key: Hashable) -> bool:
@@ -120,8 +120,8 @@ class RequestQueues:
         self._next: deque[QueuedRequest] = deque()
         self._is_starting = False
 
-    def keys(self) -> Iterable[Key]:
-        """Return the keys of all requests that have not left."""
+    def keys(self) -> KeysView[Key]:
+        """Return a view of the keys of all requests that have not left."""
         return self._queues.keys()
 
     def is_busy(self, key: Key) -> bool:

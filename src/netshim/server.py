@@ -1074,14 +1074,16 @@ class Server:
     def _later(self, action: Callable[[], None]) -> None:
         self.loop.call_soon(self.watched, "a piece of a large request", action)
 
-    def watched(self, what: str, step: Callable[[], object]) -> None:
+    def watched(
+        self, what: str, step: Callable[..., object], *arguments: object
+    ) -> None:
         """Run a step in the event loop, and log it if it takes long.
 
         Exceptions are passed on.
         """
         began = time.perf_counter()
         try:
-            step()
+            step(*arguments)
         finally:
             held_s = time.perf_counter() - began
             self._held_s = max(self._held_s, held_s)
