@@ -575,7 +575,7 @@ def test_broker_stops_while_a_response_is_lost(kafka: Kafka) -> None:
         client.sock.settimeout(60)
         with contextlib.suppress(ConnectionError):
             assert client.sock.recv(1) == b""
-    assert not kafka._server.is_running
+    assert not kafka.server.is_running
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", kafka.port), timeout=60)
 
