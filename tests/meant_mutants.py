@@ -921,6 +921,12 @@ MISTAKES: Final = (
         "kernels/test_appending.py::test_the_next_batch_of_a_producer_is_accepted",
     ),
     Mistake(
+        "aborted_transactions_are_not_named", "netshim/fast_path.py",
+        "            if request.is_committed and request.offset < state.no_transactions_from:\n",
+        "            if False:\n",
+        "netshim/test_fast_path.py::test_aborted_transactions_are_named",
+    ),
+    Mistake(
         "old_logs_are_served", "netshim/logs.py",
         "                return log.has_failed or (\n"
         "                    self._logdir.is_shared and log.host.writer.state.is_behind()\n"
@@ -1253,7 +1259,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "later_request_overtakes_one_in_pieces", "netshim/connection.py",
-        "            or self._is_in_pieces()\n",
+        "            or (len(self._slots) > 0 and self._is_in_pieces())\n",
         "",
         "netshim/test_pieces.py",
     ),
@@ -1568,8 +1574,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "released_memory_wakes_no_reader", "netshim/connection.py",
-        "        self.used_bytes -= size\n        self._call_first()\n\n    def is_waiting",
-        "        self.used_bytes -= size\n\n    def is_waiting",
+        "        self.used_bytes -= size\n        self._call_first()\n\n    def stop_waiting",
+        "        self.used_bytes -= size\n\n    def stop_waiting",
         "netshim/test_connection.py",
     ),
     Mistake(
@@ -2180,8 +2186,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "append_overtakes_those_that_wait", "netshim/logs.py",
-        "        is_busy = self._requests.is_busy(key) or self._work.is_busy(key)\n",
-        "        is_busy = self._requests.is_busy(key)\n",
+        "        is_busy = key in self._queued or key in self._at_work\n",
+        "        is_busy = key in self._queued\n",
         "netshim/test_produce.py",
     ),
     Mistake(

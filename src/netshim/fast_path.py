@@ -200,6 +200,9 @@ class FastPath:
         high_watermark = state.visible
         log_start = state.log_start
         if request.offset < stable:
+            # The response names no aborted transactions.
+            if request.is_committed and request.offset < state.no_transactions_from:
+                return None
             most_bytes = min(request.max_bytes, self._state.settings.fetch_max_bytes)
             response: bytes | None = writer.respond_recent(request, stable, most_bytes)
             if response is None:

@@ -494,6 +494,25 @@ def test_a_waiting_fetch_passes_on_if_a_transaction_begins(pair: Pair) -> None:
     pair.fetch(1, wait_ms=500)
 
 
+def add_transaction(pair: Pair, producer_id: int, *, commit: bool) -> None:
+    batch = batch_of(1, producer=(producer_id, 0, 0), transactional=True)
+    pair.log(lambda log: log.append_batch(batch).offset)
+    pair.log(lambda log: log.end_transaction(producer_id, 0, commit=commit).offset)
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_aborted_transactions_are_named(pair: Pair, commit: bool) -> None:
+    """Without their names, a client would return their records as committed."""
+    add_transaction(pair, 7, commit=commit)
+    pair.produce(acks=-1)
+    pair.run()
+    for offset in (1, 1, 2, 3, 0):
+        _, response = pair.fetch(offset)
+        named = "aborted_transactions=[Fetch.Response" in response
+        assert named == (not commit and offset < 3)
+    assert is_usual(pair, lambda: pair.fetch(3))
+
+
 def test_an_open_transaction_is_not_returned(pair: Pair) -> None:
     begin_transaction(pair)
     _, response = pair.fetch(1)
@@ -681,7 +700,7 @@ def random_request(pair: Pair, rng: random.Random) -> None:
 
 
 def random_event(pair: Pair, rng: random.Random) -> None:
-    kind = rng.randrange(7)
+    kind = rng.randrange(9)
     end = pair.log(lambda log: log.high_watermark)
     if kind == 0:
         below = max(rng.randrange(end + 1), end - 3)
@@ -699,6 +718,12 @@ def random_event(pair: Pair, rng: random.Random) -> None:
         pair.log(lambda log: log.reconfigure({"segment.bytes": 2000}))
     elif kind == 4:
         pair.log(lambda log: log.roll())
+    elif kind in (5, 6):
+        before = pair.log(lambda log: log.log_end_offset)
+        add_transaction(pair, rng.randrange(100, 1 << 40), commit=rng.random() < 0.3)
+        for _ in range(3):
+            pair.fetch(before, isolation=rng.randrange(2))
+            pair.run()
     else:
         pair.sleep(rng.choice((1, 50, 300)))
 
@@ -708,7 +733,7 @@ def test_random_requests_are_answered_alike(pair: Pair, seed: int) -> None:
     rng = random.Random(seed)
     for _ in range(500):
         random_request(pair, rng)
-        if rng.random() < 0.05:
+        if rng.random() < 0.1:
             random_event(pair, rng)
         if rng.random() < 0.7:
             pair.run()
