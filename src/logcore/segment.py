@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import struct
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, NamedTuple
@@ -51,6 +52,7 @@ from logcore.recordbatch import RecordBatch, are_markers
 #: Bytes read from an active segment at once. The walk for one offset covers at most an
 #: index interval and a batch.
 _SEEK_BYTES: Final = 32 << 10
+_HEAD: Final = struct.Struct(layout.HEADER_FORMAT)
 _WALK_BATCHES: Final = 4096
 _WALK_BYTES: Final = 4 << 20
 #: From this size on, mapping the growing segment is cheaper than a copy: 0.02 ms a MB
@@ -608,11 +610,9 @@ class GrowingSegment(Segment):
         # Kafka's entries contain the last offset of an append of several batches. The
         # batch may therefore end before the entry, but not before the preceding entry.
         if 0 < position < self._size:
-            facts, _, _ = kernel.walk(*self.head(position), 1, False)
-            if (
-                len(facts)
-                and before < int(facts["last_offset"][0]) - self.base_offset <= relative
-            ):
+            data = self.fs.pread(self.handle, layout.HEADER_SIZE, position)
+            batch = self._whole_batch(data, position)
+            if batch and before < batch[1] - self.base_offset <= relative:
                 return position
         return 0
 
@@ -638,17 +638,20 @@ class GrowingSegment(Segment):
     def find(self, offset: int) -> int:
         position = self.start_position(offset)
         while position < self._size:
-            data: memoryview | bytes = self.fs.pread(
+            data = self.fs.pread(
                 self.handle, min(_SEEK_BYTES, self._size - position), position
             )
             # The file was truncated concurrently.
             if not data:
                 break
             at = kernel.find_batch(data, 0, len(data), offset)
-            # The batch may be larger than the bytes that were read.
             if at == 0 and position + len(data) < self._size:
-                data, _, _ = self.head(position)
-                at = kernel.find_batch(data, 0, len(data), offset)
+                # The batch is larger than the bytes that were read: its head suffices.
+                batch = self._whole_batch(data, position)
+                if batch is None or batch[1] >= offset:
+                    return position
+                position += batch[0]
+                continue
             is_found = at < len(data)
             is_last_piece = position + len(data) >= self._size
             if is_found and at and not is_last_piece:
@@ -662,6 +665,24 @@ class GrowingSegment(Segment):
                 return position + at
             position += at
         return position
+
+    def _whole_batch(self, data: bytes, position: int) -> tuple[int, int] | None:
+        """Return size and last offset of the whole batch at a position of the file.
+
+        `data` begins with its head. The result is None for damage and for a torn batch.
+        """
+        if len(data) < layout.HEADER_SIZE:
+            return None
+        last_offset, length, _, magic, _, _, delta, *_ = _HEAD.unpack_from(data)
+        if magic == 2:
+            last_offset += delta  # in older batches, the field has the last offset
+        size = length + layout.LOG_OVERHEAD
+        least = layout.HEADER_SIZE
+        if magic < 2:
+            least = layout.MIN_LENGTH + layout.LOG_OVERHEAD
+        if 0 <= magic <= 2 and least <= size <= self._size - position:
+            return size, last_offset
+        return None
 
     def max_timestamp(self) -> int:
         """Return the largest timestamp by walking the heads.
@@ -975,6 +996,12 @@ class ActiveSegment(GrowingSegment):
                     self._mapped(self._size), self._indexes.offsets, self._own_from
                 )
         return super().read_one(offset, end_offset, dense)
+
+    def find(self, offset: int) -> int:
+        position = self.find_recent(offset)
+        if position < 0:
+            position = super().find(offset)
+        return position
 
     def start_position(self, offset: int) -> int:
         index = self.offset_index

@@ -604,6 +604,15 @@ class Connection:
         self.unsent_bytes -= len(piece)
         return piece
 
+    def take_together(self) -> list[Piece]:
+        """Return the next pieces, which one system call may send."""
+        pieces: list[Piece] = []
+        left = _SEND_BYTES
+        while left > 0 and (piece := self.take(left)) is not None:
+            pieces.append(piece)
+            left -= len(piece)
+        return pieces
+
     def drain(self) -> None:
         """Start no further requests. Requests in progress are still answered."""
         self._draining = True

@@ -339,12 +339,15 @@ class Peer(asyncio.BufferedProtocol):
         if not self.is_open or transport.is_closing():
             return
         while connection.outgoing and not self.is_blocked:
-            piece = connection.take()
-            assert piece is not None
-            transport.write(piece)
+            unsent_bytes = connection.unsent_bytes
+            pieces = connection.take_together()
+            if len(pieces) == 1:
+                transport.write(pieces[0])
+            else:
+                transport.writelines(pieces)
             counts = self.server.broker.counts
             if counts is not None:
-                counts.sent_bytes += len(piece)
+                counts.sent_bytes += unsent_bytes - connection.unsent_bytes
             connection.active_ms = self.server.now_ms()
         if connection.is_waiting and not connection.is_full:
             self.flush_soon()

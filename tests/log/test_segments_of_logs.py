@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import logcore
 from logcore.config import Durability
+from logcore.fs import OsFS
 from logcore.index import TXN_ENTRY, read_front
 from logcore.kernels import layout
 from logcore.reader import avoid_mapping, segments_between
@@ -1066,3 +1067,43 @@ def test_large_index_is_read_up_to_its_zeros(zeros: int, missing: int) -> None:
     entries = b"\0\0\0\1\0\0\1\0" * 25_000
     file: Any = ShrinkingFile(entries + bytes(zeros), len(entries) + zeros + missing)
     assert read_front(file, 0, 8).rstrip(b"\0") == entries.rstrip(b"\0")
+
+
+class CountingFS(OsFS):
+    """Counts the bytes that are read."""
+
+    read_bytes = 0
+
+    def pread(self, handle: int, size: int, position: int) -> bytes:
+        self.read_bytes += size
+        return super().pread(handle, size, position)
+
+
+def test_batches_of_all_sizes_are_found_by_their_heads(tmp_path: Path) -> None:
+    """A batch that is larger than one read is passed without reading its records."""
+    sizes = [10, 2_000_000, 33_000, 40_000, 10, 10, 900_000, *[500] * 70, 100_000, 10]
+    path = tmp_path / "t-0"
+    fs = CountingFS()
+    config = {"batch.size": "9000000", "max.message.bytes": "9000000"}
+    with logcore.open(path, create=True, durability="os", config=config, fs=fs) as log:
+        for size in sizes:
+            log.append_many([(None, bytes(size // 2))] * 2)
+        found = []
+        (segment,) = log._state.segments
+        for facts, _, _ in segment.walk(0, crc=True):
+            found += [(int(row["last_offset"]), int(row["position"])) for row in facts]
+        assert len(found) == len(sizes)
+        check_find(segment, found, fs)
+        with logcore.open(path, read_only=True, fs=fs) as reader:
+            check_find(reader._state.segments[-1], found, fs)
+    with logcore.open(path, durability="os", fs=fs) as log:
+        check_find(log._state.segments[-1], found, fs)
+
+
+def check_find(segment: Segment, found: list[tuple[int, int]], fs: CountingFS) -> None:
+    for last_offset, position in found:
+        for offset in (last_offset - 1, last_offset):
+            fs.read_bytes = 0
+            assert segment.find(offset) == position
+            assert fs.read_bytes <= 300_000
+    assert segment.find(found[-1][0] + 1) == segment.size_bytes

@@ -717,7 +717,7 @@ def test_truncation_does_not_discard_batches_after_damage(
     with logcore.open(
         path, create=True, config={"index.interval.bytes": 1 << 20}
     ) as log:
-        for at in range(20):
+        for at in range(100):  # more than the segment remembers the positions of
             log.append(b"%d" % at * 10)
         position = next(log.batches(3)).position
         with (path / LOG).open("r+b") as file:

@@ -71,6 +71,7 @@ cdef enum:
     RECENT = 64
 
 cdef int64_t PAUSE_NS = 1_000_000_000
+cdef int64_t NO_LIMIT = 0x7fffffffffffffff
 
 assert ROOM_BYTES == _appending.QUICK_BYTES
 
@@ -203,7 +204,7 @@ cdef class SegmentFields:
     def __dealloc__(self):
         free(self.ring)
 
-    cdef bint find_recent(self, int64_t offset, int64_t end, int64_t most, int64_t *position, int64_t *size) noexcept:
+    cdef bint range_of(self, int64_t offset, int64_t end, int64_t most, int64_t *position, int64_t *size) noexcept:
         """The range of the whole batches from the one with an offset on, below an end. False if they are too many."""
         cdef int64_t stop = self._size, number = self.noted, behind = -1
         cdef Noted *one
@@ -228,6 +229,13 @@ cdef class SegmentFields:
         position[0] = stop
         size[0] = behind - stop
         return True
+
+    def find_recent(self, int64_t offset):
+        """The position of the batch with an offset, or -1. See appending.SegmentFields."""
+        cdef int64_t position = 0, size = 0
+        if not self.range_of(offset, NO_LIMIT, NO_LIMIT, &position, &size):
+            return -1
+        return position
 
     def is_full(self, int64_t size, int64_t max_timestamp, int64_t last_offset, int64_t now_ms):
         """Whether an append needs a new segment first. See appending.SegmentFields."""
@@ -332,7 +340,7 @@ cdef class Appender:
         if not self.has_descriptors or state.is_closed or self.has_unfinished_write or request.offset < state.log_start:
             return None
         # Like append_quickly(), this lets no other thread run: the segment is not closed before the read.
-        if not active.find_recent(request.offset, stable, min(most_bytes, RECENT_BYTES), &position, &size):
+        if not active.range_of(request.offset, stable, min(most_bytes, RECENT_BYTES), &position, &size):
             return None
         response = request.build(state.visible, stable, state.log_start, active.handle, position, size)
         if lc_ticks_ns() - began_ns > SLOW_NS:

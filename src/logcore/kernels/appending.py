@@ -59,6 +59,13 @@ class SegmentFields:
     limit_offset: int
     _indexes: Any
 
+    def find_recent(self, offset: int) -> int:
+        """Return the position of the batch with an offset if it was appended recently.
+
+        Otherwise, return -1.
+        """
+        return -1
+
     def is_full(
         self, size: int, max_timestamp: int, last_offset: int, now_ms: int
     ) -> bool:
