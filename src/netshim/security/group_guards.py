@@ -29,18 +29,26 @@ def group(
     return guard
 
 
+def _refused_topic(
+    topic_type: Any, name: str, numbers: Iterable[int], **fields: Any
+) -> Any:
+    """Return a topic of a response whose partitions all have the same fields."""
+    return topic_type(
+        name=name,
+        partitions=[
+            topic_type.Partition(partition_index=number, **fields) for number in numbers
+        ],
+    )
+
+
 def _topics_refused(api: wire.Api[Any, Any], topics: Iterable[Any], code: int) -> Any:
     """Return a list of topics whose partitions all have an error code."""
-    topic_type = api.Response.Topic
     return [
-        topic_type(
-            name=topic.name,
-            partitions=[
-                topic_type.Partition(
-                    partition_index=one.partition_index, error_code=code
-                )
-                for one in topic.partitions
-            ],
+        _refused_topic(
+            api.Response.Topic,
+            topic.name,
+            (one.partition_index for one in topic.partitions),
+            error_code=code,
         )
         for topic in topics
     ]
@@ -71,17 +79,13 @@ def commit(api: wire.Api[Any, Any]) -> Guard:
 
 def _fetched_topics(topic_type: Any, parts: Iterable[Any]) -> list[Any]:
     return [
-        topic_type(
-            name=topic.name,
-            partitions=[
-                topic_type.Partition(
-                    partition_index=number,
-                    committed_offset=-1,
-                    metadata="",
-                    error_code=codes.TOPIC_AUTHORIZATION_FAILED,
-                )
-                for number in topic.partition_indexes
-            ],
+        _refused_topic(
+            topic_type,
+            topic.name,
+            topic.partition_indexes,
+            committed_offset=-1,
+            metadata="",
+            error_code=codes.TOPIC_AUTHORIZATION_FAILED,
         )
         for topic in parts
     ]
@@ -175,27 +179,28 @@ def find_coordinator(request: Any, asker: Asker) -> Any:
     )
 
 
+def _split_groups(
+    names: Iterable[str], operation: AclOperation, asker: Asker, group_type: Any
+) -> tuple[list[str], list[Any]]:
+    """Return the allowed names, and the entries of the response for the others."""
+    allowed, parts = split(names, lambda name: asker.may_group(operation, name))
+    code = codes.GROUP_AUTHORIZATION_FAILED
+    return allowed, [group_type(group_id=name, error_code=code) for name in parts]
+
+
 def describe_groups(request: Any, asker: Asker) -> Any:
     response_type = wire.DESCRIBE_GROUPS.Response
-    request.groups, parts = split(
-        request.groups, lambda name: asker.may_group(AclOperation.DESCRIBE, name)
+    request.groups, refused = _split_groups(
+        request.groups, AclOperation.DESCRIBE, asker, response_type.Group
     )
-    refused = [
-        response_type.Group(group_id=name, error_code=codes.GROUP_AUTHORIZATION_FAILED)
-        for name in parts
-    ]
     return _described(request.groups, refused, response_type(), asker)
 
 
 def consumer_group_describe(request: Any, asker: Asker) -> Any:
     response_type = wire.CONSUMER_GROUP_DESCRIBE.Response
-    request.group_ids, parts = split(
-        request.group_ids, lambda name: asker.may_group(AclOperation.DESCRIBE, name)
+    request.group_ids, refused = _split_groups(
+        request.group_ids, AclOperation.DESCRIBE, asker, response_type.Group
     )
-    refused = [
-        response_type.Group(group_id=name, error_code=codes.GROUP_AUTHORIZATION_FAILED)
-        for name in parts
-    ]
     completed = _described(request.group_ids, refused, response_type(), asker)
     if not callable(completed):
         return completed
@@ -267,13 +272,9 @@ def _listing(asker: Asker, field: str, may_describe: Callable[[Any], bool]) -> A
 
 def delete_groups(request: Any, asker: Asker) -> Any:
     response_type = wire.DELETE_GROUPS.Response
-    request.groups_names, parts = split(
-        request.groups_names, lambda name: asker.may_group(AclOperation.DELETE, name)
+    request.groups_names, refused = _split_groups(
+        request.groups_names, AclOperation.DELETE, asker, response_type.Group
     )
-    refused = [
-        response_type.Group(group_id=name, error_code=codes.GROUP_AUTHORIZATION_FAILED)
-        for name in parts
-    ]
     return complete_with(request.groups_names, refused, "results", response_type())
 
 
@@ -402,21 +403,16 @@ def write_txn_markers(request: Any, asker: Asker) -> Any:
     ):
         return None
     response_type = wire.WRITE_TXN_MARKERS.Response
-    topic_type = response_type.Marker.Topic
     return response_type(
         markers=[
             response_type.Marker(
                 producer_id=marker.producer_id,
                 topics=[
-                    topic_type(
-                        name=topic.name,
-                        partitions=[
-                            topic_type.Partition(
-                                partition_index=number,
-                                error_code=codes.CLUSTER_AUTHORIZATION_FAILED,
-                            )
-                            for number in topic.partition_indexes
-                        ],
+                    _refused_topic(
+                        response_type.Marker.Topic,
+                        topic.name,
+                        topic.partition_indexes,
+                        error_code=codes.CLUSTER_AUTHORIZATION_FAILED,
                     )
                     for topic in marker.topics
                 ],
@@ -428,20 +424,15 @@ def write_txn_markers(request: Any, asker: Asker) -> Any:
 
 def describe_producers(request: Any, asker: Asker) -> Any:
     response_type = wire.DESCRIBE_PRODUCERS.Response
-    topic_type = response_type.Topic
     request.topics, parts = split(
         request.topics, lambda one: asker.may_topic(AclOperation.READ, one.name)
     )
     refused = [
-        topic_type(
-            name=topic.name,
-            partitions=[
-                topic_type.Partition(
-                    partition_index=number,
-                    error_code=codes.TOPIC_AUTHORIZATION_FAILED,
-                )
-                for number in topic.partition_indexes
-            ],
+        _refused_topic(
+            response_type.Topic,
+            topic.name,
+            topic.partition_indexes,
+            error_code=codes.TOPIC_AUTHORIZATION_FAILED,
         )
         for topic in parts
     ]
