@@ -263,12 +263,3 @@ def advice_to_create(missing: Mapping[str, tuple[int, int]]) -> str:
             verb = "--alter"
         told.append(f"kafka-topics {verb} --topic {name} --partitions {wanted}")
     return "; ".join(told)
-
-
-def backoff_ms(attempts: int, *, first_ms: int, most_ms: int, chance: float) -> int:
-    """Return the time to wait after this many failed attempts.
-
-    It doubles with each attempt, and varies by up to a fifth with `chance` (0 to 1).
-    """
-    plain = min(most_ms, first_ms * 2 ** min(attempts - 1, 30))
-    return int(plain * (0.8 + 0.4 * chance))

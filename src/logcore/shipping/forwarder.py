@@ -65,7 +65,6 @@ from logcore.shipping.forward_rules import (
     Lane,
     Stop,
     advice_to_create,
-    backoff_ms,
     check_witness,
     missing_topics,
     resume,
@@ -78,8 +77,8 @@ from logcore.shipping.settings import (
     ForwardMetrics,
     ForwardOptions,
     ForwardSettings,
-    State,
 )
+from logcore.shipping.status import ShippingStatus
 
 #: Interval of the search for new topics and partitions.
 _LOOK_MS: Final = 1_000
@@ -92,8 +91,6 @@ _REFRESH_MS: Final = 3_600_000
 #: A batch that takes longer counts as waiting for the cluster. Usually a batch takes a
 #: few milliseconds.
 _SLOW_MS: Final = 2_000
-_FIRST_BACKOFF_MS: Final = 100
-_MOST_BACKOFF_MS: Final = 10_000
 #: The cluster aborts a transaction that is open for longer. Its error is then the same
 #: as after a takeover.
 _TRANSACTION_TIMEOUT_MS: Final = 60_000
@@ -119,7 +116,6 @@ class _Counts:
     records: int = 0
     bytes: int = 0
     batches: int = 0
-    retries: int = 0
     quarantined: int = 0
     skipped: int = 0
 
@@ -177,10 +173,7 @@ class Forwarder(Closeable):
         )
         self._under: _BatchInProgress | None = None
         self._counts = _Counts()
-        self._state: State = "connecting"
-        self._reason = ""
-        self._attempts = 0  # consecutive failed attempts
-        self._retry_ms = 0  # time of the next attempt to connect
+        self._status = ShippingStatus(fs, f"forwarder {self._settings.name}")
         # Times at which _find_partitions() and the next two are due.
         self._look_ms = 0
         self._note_ms = 0
@@ -202,7 +195,7 @@ class Forwarder(Closeable):
     def __repr__(self) -> str:
         state = "closed"
         if not self._closed:
-            state = self._state
+            state = self._status.state
         return f"<Forwarder {self._settings.name} of {self._logdir.path}, {state}, {len(self._lanes)} partitions>"
 
     def close(self) -> None:
@@ -299,10 +292,11 @@ class Forwarder(Closeable):
         return 0
 
     def _step(self, timeout_s: float) -> int:
-        now_ms = self._fs.monotonic_ms()
-        if now_ms < self._retry_ms:
-            self._cluster.pause(min(timeout_s, (self._retry_ms - now_ms) / 1000))
+        remaining_s = self._status.remaining_s()
+        if remaining_s > 0:
+            self._cluster.pause(min(timeout_s, remaining_s))
             return 0
+        now_ms = self._fs.monotonic_ms()
         if now_ms >= self._look_ms or self._sender is None:
             self._find_partitions()
             self._look_ms = now_ms + _LOOK_MS
@@ -319,8 +313,10 @@ class Forwarder(Closeable):
         if outcome is None:
             waited_ms = self._fs.monotonic_ms() - self._under.began_ms
             if waited_ms >= _SLOW_MS:
-                self._state = "waiting"
-                self._reason = f"the cluster has not answered for {waited_ms // 1000} s"
+                self._status.state = "waiting"
+                self._status.reason = (
+                    f"the cluster has not answered for {waited_ms // 1000} s"
+                )
             return 0
         return self._finish_batch(outcome)
 
@@ -329,12 +325,7 @@ class Forwarder(Closeable):
         is_stopped = self._lanes and all(
             lane.failure is not None for lane in self._lanes.values()
         )
-        if is_stopped:
-            self._state = "stopped"
-        else:
-            self._state = "idle"
-        self._reason = ""
-        self._attempts = 0
+        self._status.succeed("stopped" if is_stopped else "idle")
         self._write_progress()
         self._cluster.pause(timeout_s)
 
@@ -344,26 +335,7 @@ class Forwarder(Closeable):
         The new sender finds out whether the batch in progress was committed.
         """
         self._drop_sender()
-        self._attempts += 1
-        self._counts.retries += 1
-        if self._state != "waiting":
-            log_line(
-                "shipping",
-                WARNING,
-                "forwarder %s waits: %s",
-                self._settings.name,
-                error,
-            )
-        self._state = "waiting"
-        self._reason = str(error)
-        chance = self._fs.random_bytes(1)[0] / 255
-        wait_ms = backoff_ms(
-            self._attempts,
-            first_ms=_FIRST_BACKOFF_MS,
-            most_ms=_MOST_BACKOFF_MS,
-            chance=chance,
-        )
-        self._retry_ms = self._fs.monotonic_ms() + wait_ms
+        self._status.fail(error)
 
     def _drop_sender(self) -> None:
         """Close the sender.
@@ -503,8 +475,8 @@ class Forwarder(Closeable):
         that. Creating the sender ends an open transaction, so the progress cannot
         change any more.
         """
-        if not self._attempts:
-            self._state = "connecting"
+        if not self._status.attempts:
+            self._status.state = "connecting"
         note = self._read_progress()
         if self._keeper == "directory":
             sender = self._cluster.plain_sender()
@@ -771,9 +743,7 @@ class Forwarder(Closeable):
         for target, reason in outcome.refused.items():
             self._refused(self._lanes[target], undelivered[target], reason)
         if delivered or outcome.delivered:
-            self._state = "shipping"
-            self._reason = ""
-            self._attempts = 0
+            self._status.succeed("shipping")
         self._write_progress(is_due=self._keeper == "directory")
         return delivered
 
@@ -868,11 +838,11 @@ class Forwarder(Closeable):
             buffered_bytes = self._under.size_bytes
         counts = self._counts
         return ForwardMetrics(
-            state=self._state,
+            state=self._status.state,
             record_count=counts.records,
             size_bytes=counts.bytes,
             batch_count=counts.batches,
-            retry_count=counts.retries,
+            retry_count=self._status.retry_count,
             quarantined_count=counts.quarantined,
             skipped_offsets=counts.skipped,
             buffered_bytes=buffered_bytes,
@@ -884,7 +854,7 @@ class Forwarder(Closeable):
                 for lane in self._lanes.values()
                 if lane.failure is not None
             },
-            reason=self._reason,
+            reason=self._status.reason,
         )
 
 

@@ -64,20 +64,17 @@ from logcore.shipping.cluster import (
     SourceCluster,
 )
 from logcore.shipping.dead_letters import Quarantine
-from logcore.shipping.forward_rules import backoff_ms
 from logcore.shipping.mirror_rules import Diverged, Stopped
 from logcore.shipping.settings import (
     MirrorMetrics,
     MirrorOptions,
     MirrorSettings,
-    State,
 )
+from logcore.shipping.status import ShippingStatus
 
 #: Interval at which partitions are listed, ends are read and offsets of groups are
 #: copied.
 _LOOK_MS: Final = 5_000
-_FIRST_BACKOFF_MS: Final = 100
-_MOST_BACKOFF_MS: Final = 10_000
 _REFUSING: Final = (InvalidRecordError, RecordTooLargeError)
 #: Number of offsets at our end that are compared with the cluster's before a partition
 #: continues.
@@ -162,14 +159,10 @@ class Mirror(Closeable):
         self._producer: Any = None
         self._consumers: dict[str, Any] = {}  # of local groups
         self._copied: dict[str, dict[Partition, int]] = {}
-        self._state: State = "connecting"
-        self._reason = ""
-        self._attempts = 0
-        self._retry_ms = 0
+        self._status = ShippingStatus(fs, f"mirror {self._settings.name}")
         self._look_ms = 0
         self._record_count = 0
         self._size_bytes = 0
-        self._retry_count = 0
         self._quarantined_count = 0
         self._skipped_offsets = 0
         self._closed = False
@@ -178,7 +171,7 @@ class Mirror(Closeable):
     def __repr__(self) -> str:
         state = "closed"
         if not self._closed:
-            state = self._state
+            state = self._status.state
         return f"<Mirror {self._settings.name} into {self._logdir.path}, {state}, {len(self._lanes)} partitions>"
 
     def close(self) -> None:
@@ -269,10 +262,11 @@ class Mirror(Closeable):
             lane.position = None
 
     def _step(self, timeout_s: float) -> int:
-        now_ms = self._fs.monotonic_ms()
-        if now_ms < self._retry_ms:
-            self._cluster.pause(min(timeout_s, (self._retry_ms - now_ms) / 1000))
+        remaining_s = self._status.remaining_s()
+        if remaining_s > 0:
+            self._cluster.pause(min(timeout_s, remaining_s))
             return 0
+        now_ms = self._fs.monotonic_ms()
         if now_ms >= self._look_ms:
             self._find_partitions()
             self._look_ms = now_ms + _LOOK_MS
@@ -285,9 +279,9 @@ class Mirror(Closeable):
         }
         if not positions:
             if self._lanes:
-                self._state = "stopped"
+                self._status.state = "stopped"
             else:
-                self._state = "idle"
+                self._status.state = "idle"
             self._cluster.pause(timeout_s)
             return 0
         fetched = self._cluster.fetch(positions, timeout_s)
@@ -302,33 +296,13 @@ class Mirror(Closeable):
                 left = self._checked(lane, fetched)
                 if left:
                     found[one] = left
-        self._attempts = 0
-        self._reason = ""
-        if found:
-            self._state = "shipping"
-        else:
-            self._state = "idle"
+        self._status.succeed("shipping" if found else "idle")
         return self._store(found)
 
     def _wait_after_error(self, error: LogcoreError) -> None:
         """Wait after a transient error, and restart from the positions on disk."""
         self._forget()
-        self._attempts += 1
-        self._retry_count += 1
-        if self._state != "waiting":
-            log_line(
-                "shipping", WARNING, "mirror %s waits: %s", self._settings.name, error
-            )
-        self._state = "waiting"
-        self._reason = str(error)
-        chance = self._fs.random_bytes(1)[0] / 255
-        wait_ms = backoff_ms(
-            self._attempts,
-            first_ms=_FIRST_BACKOFF_MS,
-            most_ms=_MOST_BACKOFF_MS,
-            chance=chance,
-        )
-        self._retry_ms = self._fs.monotonic_ms() + wait_ms
+        self._status.fail(error)
 
     # -- which partitions --------------------------------------------------------------
 
@@ -743,10 +717,10 @@ class Mirror(Closeable):
         """The progress up to now; see MirrorMetrics."""
         lanes = self._lanes.values()
         return MirrorMetrics(
-            state=self._state,
+            state=self._status.state,
             record_count=self._record_count,
             size_bytes=self._size_bytes,
-            retry_count=self._retry_count,
+            retry_count=self._status.retry_count,
             quarantined_count=self._quarantined_count,
             skipped_offsets=self._skipped_offsets,
             lag_records=sum(max(0, lane.span.log_end - lane.end) for lane in lanes),
@@ -755,7 +729,7 @@ class Mirror(Closeable):
                 for lane in lanes
                 if lane.failure is not None
             },
-            reason=self._reason,
+            reason=self._status.reason,
         )
 
 
