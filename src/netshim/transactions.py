@@ -25,6 +25,8 @@ from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from typing import Any, Final, TypeVar
 
+import attrs
+
 from logcore import (
     CoordinatorFencedError,
     InvalidProducerEpochError,
@@ -351,6 +353,7 @@ def add_or_verify(
         done(errors)
 
 
+@attrs.define(eq=False)
 class Markers:
     """Appends the markers of one transaction to its partitions.
 
@@ -359,26 +362,22 @@ class Markers:
     the epoch in the request of an admin tool, and None for the broker's own markers.
     """
 
-    def __init__(
-        self,
-        state: BrokerState,
-        coordinator: TransactionMachine | None,
-        effect: WriteMarkers,
-        now_ms: int,
-        done: Callable[[Any, frozenset[Partition]], None] | None = None,
-        *,
-        coordinator_epoch: int | None = None,
-        on_marker: Callable[[Partition, Exception | None], None] | None = None,
-    ) -> None:
-        self._state = state
-        self._coordinator = coordinator
-        self._effect = effect
-        self._now_ms = now_ms
-        self._done = done
-        self._coordinator_epoch = coordinator_epoch
-        self._on_marker = on_marker
-        self._waits_for = set(effect.partitions)
-        self._left: set[Partition] = set()
+    _state: BrokerState
+    _coordinator: TransactionMachine | None
+    _effect: WriteMarkers
+    _now_ms: int
+    _done: Callable[[Any, frozenset[Partition]], None] | None = None
+    _coordinator_epoch: int | None = attrs.field(default=None, kw_only=True)
+    _on_marker: Callable[[Partition, Exception | None], None] | None = attrs.field(
+        default=None, kw_only=True
+    )
+    #: The partitions whose markers are not written yet.
+    _waits_for: set[Partition] = attrs.field(init=False)
+    #: The partitions whose markers must be retried.
+    _left: set[Partition] = attrs.field(init=False, factory=set)
+
+    def __attrs_post_init__(self) -> None:
+        self._waits_for = set(self._effect.partitions)
 
     def write(self) -> None:
         """Start to append the markers, in chunks if there are very many partitions."""

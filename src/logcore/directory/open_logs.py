@@ -17,6 +17,8 @@ import contextlib
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping
 
+import attrs
+
 from logcore.claim import Claim
 from logcore.config import Durability
 from logcore.directory.incidents import Incidents
@@ -31,35 +33,25 @@ from logcore.metadata.checkpoint import Key
 from logcore.metadata.filenames import partition_name
 
 
+@attrs.define(eq=False)
 class OpenLogs:
     """The open logs of one directory."""
 
-    def __init__(
-        self,
-        fs: FS,
-        registry: TopicRegistry,
-        claim: Claim | None,
-        upkeeper: Upkeeper,
-        incidents: Incidents,
-        on_corruption: OnCorruption,
-        *,
-        is_replicated: bool,
-    ) -> None:
-        self._is_replicated = is_replicated
-        self._fs = fs
-        self._registry = registry
-        self._claim = claim
-        self._upkeeper = upkeeper
-        self._incidents = incidents
-        self._on_corruption: OnCorruption = on_corruption
-        #: By topic and partition. The user may have closed some of them.
-        self.known: dict[Key, Log] = {}
-        # For each log in `known`, the topic id that it was opened for.
-        self._topic_ids: dict[Key, uuid.UUID | None] = {}
-        # True after close_all().
-        self.is_released = False
-        # Cache for partitions that are not open.
-        self._leader_epochs: dict[Key, int] = {}
+    _fs: FS
+    _registry: TopicRegistry
+    _claim: Claim | None
+    _upkeeper: Upkeeper
+    _incidents: Incidents
+    _on_corruption: OnCorruption
+    _is_replicated: bool = attrs.field(kw_only=True)
+    #: By topic and partition. The user may have closed some of them.
+    known: dict[Key, Log] = attrs.field(init=False, factory=dict)
+    #: For each log in `known`, the topic id that it was opened for.
+    _topic_ids: dict[Key, uuid.UUID | None] = attrs.field(init=False, factory=dict)
+    #: True after close_all().
+    is_released: bool = attrs.field(init=False, default=False)
+    #: Cache for partitions that are not open.
+    _leader_epochs: dict[Key, int] = attrs.field(init=False, factory=dict)
 
     def opened(self, key: Key) -> Log | None:
         """Return the log of a partition, or None if it is not open."""

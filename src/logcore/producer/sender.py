@@ -26,6 +26,8 @@ import threading
 from collections import Counter, deque
 from typing import Any, Final, NamedTuple
 
+import attrs
+
 from logcore.directory.interface import ClientDirectory
 from logcore.errors import (
     DeliveryTimeoutError,
@@ -110,6 +112,7 @@ class Counts:
         self.sizes_bytes: deque[int] = deque(maxlen=_KEPT)
 
 
+@attrs.define(eq=False)
 class Sender:
     """Runs the rounds of one producer.
 
@@ -117,31 +120,22 @@ class Sender:
     freed.
     """
 
-    def __init__(
-        self,
-        fs: FS,
-        directory: ClientDirectory,
-        settings: ProducerSettings,
-        accumulator: Accumulator,
-        teller: CallbackRunner,
-        room: threading.Condition,
-        transacting: Transacting | None = None,
-    ) -> None:
-        self._fs = fs
-        self._directory = directory
-        self._settings = settings
-        self._accumulator = accumulator
-        self._teller = teller
-        self._room = room
-        self._transacting = transacting
-        self._scratch = bytearray()
-        self._producer_id: int | None = None
-        # The following two fields belong to the current round. In other threads,
-        # without_callbacks() only reads them and fail_all() only adds.
-        self._unsynced: set[Log] = set()  # logs with invisible records of acks 0 and 1
-        # Deliveries whose callbacks have not run.
-        self._ended: deque[Delivery] = deque()
-        self.counts = Counts()
+    _fs: FS
+    _directory: ClientDirectory
+    _settings: ProducerSettings
+    _accumulator: Accumulator
+    _teller: CallbackRunner
+    _room: threading.Condition
+    _transacting: Transacting | None = None
+    _scratch: bytearray = attrs.field(init=False, factory=bytearray)
+    _producer_id: int | None = attrs.field(init=False, default=None)
+    # The following two fields belong to the current round. In other threads,
+    # without_callbacks() only reads them and fail_all() only adds.
+    #: Logs with invisible records of acks 0 and 1.
+    _unsynced: set[Log] = attrs.field(init=False, factory=set)
+    #: Deliveries whose callbacks have not run.
+    _ended: deque[Delivery] = attrs.field(init=False, factory=deque)
+    counts: Counts = attrs.field(init=False, factory=Counts)
 
     def round(self, *, closed_only: bool = False) -> bool:
         """Write the ready batches, set their outcomes and run the callbacks.

@@ -208,40 +208,29 @@ class _ReplayConnection:
         self._sock.close()
 
 
+@attrs.define(eq=False)
 class TrafficReplayer:
-    """One replay."""
+    """One replay to the broker at the address (host, port)."""
 
-    def __init__(
-        self,
-        address: tuple[str, int],
-        *,
-        speed: float | None = None,
-        compares: bool = False,
-        timeout_s: float = 30.0,
-        report: Callable[[ResponseDifference], None] = lambda _: None,
-        clock_s: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
-        """Prepare a replay to the broker at (host, port).
-
-        `speed` divides the recorded times; None sends as fast as the order allows.
-        `compares` is whether responses are compared; each difference is passed to
-        `report`. `timeout_s` limits the wait for a response.
-        """
-        self._address = address
-        self._speed = speed
-        self._compares = compares
-        self._timeout_s = timeout_s
-        self._report = report
-        self._clock_s = clock_s
-        self._sleep = sleep
-        self._ids = IdMapping()
-        self._links: dict[int, _ReplayConnection] = {}
-        self._leaving: deque[_ReplayConnection] = deque()
-        #: APIs whose time limit has passed.
-        self._late: set[str] = set()
-        self._sent_count = 0
-        self.found = ReplayReport()
+    _address: tuple[str, int]
+    #: Divides the recorded times. None sends as fast as the order allows.
+    _speed: float | None = attrs.field(default=None, kw_only=True)
+    #: Whether responses are compared. Each difference is passed to `report`.
+    _compares: bool = attrs.field(default=False, kw_only=True)
+    #: Limit of the wait for a response.
+    _timeout_s: float = attrs.field(default=30.0, kw_only=True)
+    _report: Callable[[ResponseDifference], None] = attrs.field(
+        default=lambda _: None, kw_only=True
+    )
+    _clock_s: Callable[[], float] = attrs.field(default=time.monotonic, kw_only=True)
+    _sleep: Callable[[float], None] = attrs.field(default=time.sleep, kw_only=True)
+    _ids: IdMapping = attrs.field(init=False, factory=IdMapping)
+    _links: dict[int, _ReplayConnection] = attrs.field(init=False, factory=dict)
+    _leaving: deque[_ReplayConnection] = attrs.field(init=False, factory=deque)
+    #: APIs whose time limit has passed.
+    _late: set[str] = attrs.field(init=False, factory=set)
+    _sent_count: int = attrs.field(init=False, default=0)
+    found: ReplayReport = attrs.field(init=False, factory=ReplayReport)
 
     def run(self, records: Iterable[TrafficRecord]) -> ReplayReport:
         """Send the requests of a recording, and return the numbers.
