@@ -11,8 +11,9 @@ import ipaddress
 import os
 from collections.abc import Generator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+import attrs
 import click
 
 from logcore import InvalidConfigError, LogNotFoundError
@@ -213,72 +214,80 @@ def _resource_options(command: click.decorators.FC) -> click.decorators.FC:
     return command
 
 
-def _rules(
-    principal: str,
-    topic: str | None,
-    group: str | None,
-    transactional_id: str | None,
-    cluster: bool,
-    prefixed: bool,
-    producer: bool,
-    consumer: bool,
-    operations: tuple[str, ...],
-    host: str,
-    deny: bool,
-) -> list[Acl]:
-    """Return the rules that the options describe.
+@attrs.frozen
+class _AclOptions:
+    """The options that describe rules."""
 
-    Raises:
-        InvalidConfigError: the options describe none.
-    """
-    if ":" not in principal:
-        raise InvalidConfigError(
-            "principal", expected="User:NAME", found=repr(principal)
-        )
-    pattern = Pattern.PREFIXED if prefixed else Pattern.LITERAL
-    resources = [
-        (kind, name)
-        for kind, name in (
-            (ResourceType.TOPIC, topic),
-            (ResourceType.GROUP, group),
-            (ResourceType.TRANSACTIONAL_ID, transactional_id),
-        )
-        if name is not None
-    ]
-    found: list[tuple[ResourceType, str, Pattern, AclOperation]] = []
-    for kind, name in resources:
-        wanted = {_OPERATIONS[one.lower()] for one in operations}
-        if producer and kind == ResourceType.TOPIC:
-            wanted |= {AclOperation.WRITE, AclOperation.CREATE, AclOperation.DESCRIBE}
-        if producer and kind == ResourceType.TRANSACTIONAL_ID:
-            wanted |= {AclOperation.WRITE, AclOperation.DESCRIBE}
-        if consumer and kind == ResourceType.TOPIC:
-            wanted |= {AclOperation.READ, AclOperation.DESCRIBE}
-        if consumer and kind == ResourceType.GROUP:
-            wanted |= {AclOperation.READ}
-        found += [(kind, name, pattern, one) for one in sorted(wanted)]
-    if cluster:
-        found += [
-            (
-                ResourceType.CLUSTER,
-                CLUSTER_NAME,
-                Pattern.LITERAL,
-                _OPERATIONS[one.lower()],
+    principal: str
+    topic: str | None
+    group: str | None
+    transactional_id: str | None
+    cluster: bool
+    prefixed: bool
+    producer: bool
+    consumer: bool
+    operations: tuple[str, ...]
+    host: str
+    deny: bool
+
+    def rules(self) -> list[Acl]:
+        """Return the rules.
+
+        Raises:
+            InvalidConfigError: the options describe none.
+        """
+        if ":" not in self.principal:
+            raise InvalidConfigError(
+                "principal", expected="User:NAME", found=repr(self.principal)
             )
-            for one in operations
+        pattern = Pattern.PREFIXED if self.prefixed else Pattern.LITERAL
+        resources = [
+            (kind, name)
+            for kind, name in (
+                (ResourceType.TOPIC, self.topic),
+                (ResourceType.GROUP, self.group),
+                (ResourceType.TRANSACTIONAL_ID, self.transactional_id),
+            )
+            if name is not None
         ]
-    if not found:
-        raise InvalidConfigError(
-            "rule",
-            expected="a resource such as --topic NAME, and --producer, --consumer or "
-            "--operation",
-            found="neither or one of them",
-        )
-    permission = Permission.DENY if deny else Permission.ALLOW
-    return [
-        Acl(kind, shape, name, principal, host, operation, permission)
-        for kind, name, shape, operation in found
-    ]
+        found: list[tuple[ResourceType, str, Pattern, AclOperation]] = []
+        for kind, name in resources:
+            wanted = {_OPERATIONS[one.lower()] for one in self.operations}
+            if self.producer and kind == ResourceType.TOPIC:
+                wanted |= {
+                    AclOperation.WRITE,
+                    AclOperation.CREATE,
+                    AclOperation.DESCRIBE,
+                }
+            if self.producer and kind == ResourceType.TRANSACTIONAL_ID:
+                wanted |= {AclOperation.WRITE, AclOperation.DESCRIBE}
+            if self.consumer and kind == ResourceType.TOPIC:
+                wanted |= {AclOperation.READ, AclOperation.DESCRIBE}
+            if self.consumer and kind == ResourceType.GROUP:
+                wanted |= {AclOperation.READ}
+            found += [(kind, name, pattern, one) for one in sorted(wanted)]
+        if self.cluster:
+            found += [
+                (
+                    ResourceType.CLUSTER,
+                    CLUSTER_NAME,
+                    Pattern.LITERAL,
+                    _OPERATIONS[one.lower()],
+                )
+                for one in self.operations
+            ]
+        if not found:
+            raise InvalidConfigError(
+                "rule",
+                expected="a resource such as --topic NAME, and --producer, --consumer or "
+                "--operation",
+                found="neither or one of them",
+            )
+        permission = Permission.DENY if self.deny else Permission.ALLOW
+        return [
+            Acl(kind, shape, name, self.principal, self.host, operation, permission)
+            for kind, name, shape, operation in found
+        ]
 
 
 def _cells(rule: Acl) -> tuple[str, ...]:
@@ -300,12 +309,12 @@ def _cells(rule: Acl) -> tuple[str, ...]:
 @_DIRECTORY
 @click.argument("principal", metavar="User:NAME")
 @_resource_options
-def add_acl(directory: str, principal: str, **options: object) -> None:
+def add_acl(directory: str, principal: str, **options: Any) -> None:
     """Allow or deny operations of a user.
 
     For example: netshim acl add data User:alice --producer --topic orders
     """
-    rules = _rules(principal, **options)  # type: ignore[arg-type]
+    rules = _AclOptions(principal, **options).rules()
     with _opened(directory, creates=True) as store:
         store.add_acls(rules)
     for rule in rules:
@@ -316,9 +325,9 @@ def add_acl(directory: str, principal: str, **options: object) -> None:
 @_DIRECTORY
 @click.argument("principal", metavar="User:NAME")
 @_resource_options
-def remove_acl(directory: str, principal: str, **options: object) -> None:
+def remove_acl(directory: str, principal: str, **options: Any) -> None:
     """Remove the rules that `acl add` with the same options stores."""
-    rules = _rules(principal, **options)  # type: ignore[arg-type]
+    rules = _AclOptions(principal, **options).rules()
     with _opened(directory) as store:
         present = set(store.load().acls)
         store.remove_acls(rules)
