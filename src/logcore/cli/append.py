@@ -17,11 +17,12 @@ This module does not parse: record_parsing.py turns lines into rows.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Generator, Iterable, Mapping
+from typing import Any, Final
 
 import attrs
 import click
@@ -36,7 +37,7 @@ from logcore.cli.options import (
     json_option,
     setting,
 )
-from logcore.cli.record_parsing import InputRow, LineError, row_groups
+from logcore.cli.record_parsing import InputFormat, InputRow, LineError
 from logcore.cli.terminal import Lines, progress, to_json, wants_json
 from logcore.errors import InvalidRecordError, LogcoreError, RecordTooLargeError
 from logcore.metadata.filenames import partition_of
@@ -46,50 +47,15 @@ _ACKS = {"0": "os", "1": "os", "all": "group", "-1": "group"}
 
 
 @attrs.frozen
-class _Input:
-    """Options that describe how lines of the input become records."""
+class _NewTopic:
+    """Options of a topic that does not exist yet."""
 
-    #: "lines", "ndjson" or "csv".
-    form: str
-    #: For lines: the bytes between key and value.
-    key_delimiter: bytes | None
-    #: For ndjson: the field that is the key.
-    key_field: str | None
-    #: For csv: the columns that form the key.
-    key_columns: list[str]
-    #: Maximum number of records per group.
-    batch_rows: int
-    #: The key of records that have none.
-    key: bytes | None = None
-    #: Headers that are appended to the headers of each record.
-    headers: tuple[tuple[str, bytes], ...] = ()
-
-    def groups(
-        self, stream: Any, tick: Callable[[int], None]
-    ) -> Iterator[list[InputRow]]:
-        """Yield records in groups; each group is stored by one call.
-
-        Raises:
-            LineError: a line is not a valid record.
-        """
-        groups = row_groups(
-            stream,
-            self.form,
-            self.batch_rows,
-            key_delimiter=self.key_delimiter,
-            key_field=self.key_field,
-            key_columns=self.key_columns,
-            tick=tick,
-        )
-        if self.key is None and not self.headers:
-            return groups
-        return ([self._completed(one) for one in group] for group in groups)
-
-    def _completed(self, one: InputRow) -> InputRow:
-        key, value, headers, timestamp_ms = one.row
-        if key is None:
-            key = self.key
-        return InputRow(one.line, (key, value, [*headers, *self.headers], timestamp_ms))
+    #: Whether a missing directory and topic are created.
+    create: bool
+    #: Number of partitions.
+    partitions: int
+    #: Settings.
+    config: Mapping[str, str]
 
 
 @attrs.frozen
@@ -100,12 +66,7 @@ class _Target:
     directory: str
     #: TOPIC or TOPIC:PARTITION; None if the directory is one partition.
     topic: str | None
-    #: Whether a missing directory and topic are created.
-    create: bool
-    #: Number of partitions of a topic that is created.
-    partitions: int
-    #: Settings of a topic that is created.
-    config: Mapping[str, str]
+    new_topic: _NewTopic
     #: Durability of each append.
     durability: str
     #: Whether other processes may open the directory for writing.
@@ -116,8 +77,8 @@ class _Target:
     ) -> tuple[str | None, dict[int, logcore.Log]]:
         """Open the destination; return the topic and the log of each partition."""
         options = {
-            "create": self.create,
-            "config": self.config,
+            "create": self.new_topic.create,
+            "config": self.new_topic.config,
             "durability": self.durability,
         }
         if self.topic is None:
@@ -129,59 +90,100 @@ class _Target:
         logdir = stack.enter_context(
             open_to_write(self.directory, shared=self.shared, **options)
         )
-        return _partitions_of(
-            logdir, self.topic, self.partitions if self.create else 0, self.config
+        return _partitions_of(logdir, self.topic, self.new_topic)
+
+
+_INPUT_OPTIONS: Final = (
+    click.option(
+        "--format",
+        "form",
+        type=click.Choice(["lines", "ndjson", "csv"]),
+        default="lines",
+        show_default=True,
+    ),
+    click.option(
+        "-K",
+        "--key-delimiter",
+        "--key-separator",
+        "key_delimiter",
+        metavar="TEXT",
+        help="lines: the text before it is the key. \\t and \\0 are recognized.",
+    ),
+    click.option(
+        "--key-field",
+        metavar="NAME",
+        help="ndjson: this field is the key; the whole object is the value.",
+    ),
+    click.option(
+        "--create",
+        is_flag=True,
+        help="Create the directory and the topic if they are missing.",
+    ),
+    click.option(
+        "--partitions",
+        type=click.IntRange(1),
+        default=1,
+        show_default=True,
+        help="Number of partitions of a topic that is created.",
+    ),
+    config_option,
+    click.option(
+        "--batch",
+        "batch_rows",
+        type=click.IntRange(1),
+        default=1000,
+        show_default=True,
+        help="Records per call.",
+    ),
+)
+
+
+def _input_options(
+    columns_option: str,
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Add the options that both commands have.
+
+    The command gets them as `records` and `new_topic`. `columns_option` is the name of
+    its option for the key columns of csv.
+    """
+
+    def add(command: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def run(
+            *,
+            form: str,
+            create: bool,
+            partitions: int,
+            configs: tuple[str, ...],
+            batch_rows: int,
+            **options: Any,
+        ) -> None:
+            key_delimiter = options.pop("key_delimiter")
+            key_field = options.pop("key_field")
+            key_columns = options.pop("key_columns")
+            _check_input(form, key_delimiter, key_field, key_columns, columns_option)
+            records = InputFormat(
+                form,
+                _delimiter(key_delimiter),
+                key_field,
+                _columns(key_columns),
+                batch_rows,
+            )
+            config = dict(map(setting, configs))
+            new_topic = _NewTopic(create, partitions, config)
+            command(records=records, new_topic=new_topic, **options)
+
+        columns = click.option(
+            columns_option,
+            "key_columns",
+            metavar="COLUMN[,COLUMN]",
+            help="csv: the key is these columns, joined by '-'.",
         )
+        for option in (columns, *reversed(_INPUT_OPTIONS)):
+            run = option(run)
+        return run
 
-
-def _input_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options that both commands have: input format and creation of topics."""
-    options = (
-        click.option(
-            "--format",
-            "form",
-            type=click.Choice(["lines", "ndjson", "csv"]),
-            default="lines",
-            show_default=True,
-        ),
-        click.option(
-            "-K",
-            "--key-delimiter",
-            "--key-separator",
-            "key_delimiter",
-            metavar="TEXT",
-            help="lines: the text before it is the key. \\t and \\0 are recognized.",
-        ),
-        click.option(
-            "--key-field",
-            metavar="NAME",
-            help="ndjson: this field is the key; the whole object is the value.",
-        ),
-        click.option(
-            "--create",
-            is_flag=True,
-            help="Create the directory and the topic if they are missing.",
-        ),
-        click.option(
-            "--partitions",
-            type=click.IntRange(1),
-            default=1,
-            show_default=True,
-            help="Number of partitions of a topic that is created.",
-        ),
-        config_option,
-        click.option(
-            "--batch",
-            "batch_rows",
-            type=click.IntRange(1),
-            default=1000,
-            show_default=True,
-            help="Records per call.",
-        ),
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
+    return add
 
 
 @click.command()
@@ -192,13 +194,7 @@ def _input_options(command: Callable[..., None]) -> Callable[..., None]:
     nargs=-1,
     shell_complete=complete_topic_or_file,
 )
-@_input_options
-@click.option(
-    "--key",
-    "key_columns",
-    metavar="COLUMN[,COLUMN]",
-    help="csv: the key is these columns, joined by '-'.",
-)
+@_input_options("--key")
 @click.option(
     "--durability",
     default="group",
@@ -210,15 +206,9 @@ def _input_options(command: Callable[..., None]) -> Callable[..., None]:
 def append(
     directory: str,
     words: tuple[str, ...],
-    form: str,
-    key_delimiter: str | None,
-    key_field: str | None,
-    key_columns: str | None,
-    create: bool,
-    partitions: int,
+    records: InputFormat,
+    new_topic: _NewTopic,
     durability: str,
-    configs: tuple[str, ...],
-    batch_rows: int,
     shared: bool,
     as_json: bool,
 ) -> None:
@@ -238,14 +228,9 @@ def append(
     If a line is not a valid record, the command stops and prints the line number.
     Records of earlier lines remain stored.
     """
-    _check_input(form, key_delimiter, key_field, key_columns, "--key")
-    given = _Input(
-        form, _delimiter(key_delimiter), key_field, _columns(key_columns), batch_rows
-    )
     topic, source = _topic_and_file(directory, words)
-    config = dict(setting(text) for text in configs)
-    target = _Target(directory, topic, create, partitions, config, durability, shared)
-    _store(target, source, given, as_json=as_json, is_verbose=False)
+    target = _Target(directory, topic, new_topic, durability, shared)
+    _store(target, source, records, as_json=as_json, is_verbose=False)
 
 
 @click.command()
@@ -275,12 +260,7 @@ def append(
     show_default=True,
     help="all, -1: each call waits for the disk; 0, 1: for the operating system only.",
 )
-@_input_options
-@click.option(
-    "--key-columns",
-    metavar="COLUMN[,COLUMN]",
-    help="csv: the key is these columns, joined by '-'.",
-)
+@_input_options("--key-columns")
 @click.option(
     "-v",
     "--verbose",
@@ -296,14 +276,8 @@ def produce(
     headers: tuple[str, ...],
     partition: int | None,
     acks: str,
-    form: str,
-    key_delimiter: str | None,
-    key_field: str | None,
-    key_columns: str | None,
-    create: bool,
-    partitions: int,
-    configs: tuple[str, ...],
-    batch_rows: int,
+    records: InputFormat,
+    new_topic: _NewTopic,
     is_verbose: bool,
     as_json: bool,
 ) -> None:
@@ -314,19 +288,10 @@ def produce(
     DIR/TOPIC is a topic in a directory of topics. Other processes can write the
     directory if they share it as well. `logcore append --help` describes the formats.
     """
-    _check_input(form, key_delimiter, key_field, key_columns, "--key-columns")
     key = None
     if record_key is not None:
         key = record_key.encode("utf-8", "surrogateescape")
-    given = _Input(
-        form,
-        _delimiter(key_delimiter),
-        key_field,
-        _columns(key_columns),
-        batch_rows,
-        key,
-        tuple(map(_header, headers)),
-    )
+    records = attrs.evolve(records, key=key, headers=tuple(map(_header, headers)))
     directory, topic = os.path.split(place)
     if not topic or (":" in topic and partition is not None):
         raise click.BadParameter(
@@ -335,15 +300,17 @@ def produce(
         )
     if partition is not None:
         topic = f"{topic}:{partition}"
-    config = dict(setting(text) for text in configs)
-    target = _Target(
-        directory or ".", topic, create, partitions, config, _ACKS[acks], shared=True
-    )
-    _store(target, source, given, as_json=as_json, is_verbose=is_verbose)
+    target = _Target(directory or ".", topic, new_topic, _ACKS[acks], shared=True)
+    _store(target, source, records, as_json=as_json, is_verbose=is_verbose)
 
 
 def _store(
-    target: _Target, source: str, given: _Input, *, as_json: bool, is_verbose: bool
+    target: _Target,
+    source: str,
+    records: InputFormat,
+    *,
+    as_json: bool,
+    is_verbose: bool,
 ) -> None:
     """Store all records of a file or of stdin, and print how many were stored."""
     started = time.perf_counter()
@@ -367,7 +334,7 @@ def _store(
             tick = stack.enter_context(progress("appending", total))
         stack.callback(done.note_ends)  # before the logs are closed
         try:
-            for group in given.groups(stream, tick):
+            for group in records.groups(stream, tick):
                 done.append(group)
         except LineError as error:
             done.note_ends()
@@ -478,15 +445,12 @@ def _topic_and_file(directory: str, words: tuple[str, ...]) -> tuple[str | None,
 
 
 def _partitions_of(
-    logdir: logcore.LogDir, text: str, partitions: int, config: Mapping[str, object]
+    logdir: logcore.LogDir, text: str, new_topic: _NewTopic
 ) -> tuple[str, dict[int, logcore.Log]]:
-    """Return the topic and the logs that TOPIC[:PARTITION] names.
-
-    A missing topic is created with this number of partitions, unless the number is 0.
-    """
+    """Return the topic and the logs that TOPIC[:PARTITION] names."""
     name = text.partition(":")[0]
-    if partitions and name not in logdir:
-        logdir.create_topic(name, partitions, config)
+    if new_topic.create and name not in logdir:
+        logdir.create_topic(name, new_topic.partitions, new_topic.config)
     name, numbers = named_partitions(logdir, text)
     return name, {number: logdir.partition(name, number) for number in numbers}
 

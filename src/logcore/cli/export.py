@@ -34,7 +34,7 @@ from logcore.cli.filters import Where, where_option
 from logcore.cli.lake import KINDS, TableArguments, export_to_table, table_options
 from logcore.cli.options import directory_argument, fail, json_option
 from logcore.cli.read import shown_by
-from logcore.cli.schemas import open_decoder, report_failures, schema_options
+from logcore.cli.schemas import SchemaSource, report_failures, schema_options
 from logcore.cli.terminal import Lines, progress, size_text, to_json, wants_json
 from logcore.format.columns import TOPIC_COLUMNS
 from logcore.query.arrow_batches import batches_of, grouped, schema_of
@@ -90,8 +90,7 @@ def export(
     isolation: Any,
     is_text: bool,
     force: bool,
-    uses_schemas: bool,
-    registry_url: str | None,
+    schema_source: SchemaSource,
     as_json: bool,
     **table: Any,
 ) -> None:
@@ -133,8 +132,7 @@ def export(
             directory,
             topic,
             arguments,
-            uses_schemas=uses_schemas,
-            registry_url=registry_url,
+            schema_source=schema_source,
             start=span[0],
             end=span[1],
             where=Where.parse(conditions),
@@ -167,9 +165,7 @@ def export(
     where = Where.parse(conditions)
     with contextlib.ExitStack() as stack:
         source = open_source(stack, directory, topic)
-        decoder = open_decoder(
-            directory, source.logdir, is_wanted=uses_schemas, url=registry_url
-        )
+        decoder = schema_source.open_decoder(directory, source.logdir)
         stack.callback(report_failures, decoder)
         now_ms = time.time_ns() // 1_000_000
         starts = source.places(start, now_ms)

@@ -17,7 +17,7 @@ import click
 from logcore.cli.arguments import open_source
 from logcore.cli.filters import Where
 from logcore.cli.options import fail, setting
-from logcore.cli.schemas import avro_schemas, open_decoder
+from logcore.cli.schemas import SchemaSource, avro_schemas
 from logcore.cli.terminal import Lines, progress, to_json, wants_json
 
 #: What --to accepts beside a file.
@@ -113,8 +113,7 @@ def export_to_table(
     where: Where | None,
     is_text: bool,
     as_json: bool,
-    uses_schemas: bool,
-    registry_url: str | None,
+    schema_source: SchemaSource,
 ) -> None:
     """Export a topic and print the result.
 
@@ -139,9 +138,7 @@ def export_to_table(
         source = open_source(stack, directory, topic)
         assert source.logdir is not None, "a topic was named"
         schemas = dict(map(_schema, arguments.schemas))
-        decoder = open_decoder(
-            directory, source.logdir, is_wanted=uses_schemas, url=registry_url
-        )
+        decoder = schema_source.open_decoder(directory, source.logdir)
         if decoder is not None and arguments.value == "avro":
             schemas |= avro_schemas(decoder.schemas, f"{topic}-value")
             decoder = None

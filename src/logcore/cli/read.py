@@ -21,6 +21,7 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
+import attrs
 import click
 
 import logcore
@@ -34,7 +35,7 @@ from logcore.cli.arguments import (
 )
 from logcore.cli.filters import Where, where_option
 from logcore.cli.options import directory_argument, full_option, json_option
-from logcore.cli.schemas import open_decoder, schema_options
+from logcore.cli.schemas import SchemaSource, schema_options
 from logcore.cli.terminal import (
     Lines,
     cells,
@@ -95,8 +96,7 @@ def read(
     order: str,
     isolation: Any,
     form: str | None,
-    uses_schemas: bool,
-    registry_url: str | None,
+    schema_source: SchemaSource,
     full: bool,
     as_json: bool,
 ) -> None:
@@ -115,11 +115,7 @@ def read(
     where = Where.parse(conditions)
     with contextlib.ExitStack() as stack:
         source = open_source(stack, directory, topic)
-        show = shown_by(
-            open_decoder(
-                directory, source.logdir, is_wanted=uses_schemas, url=registry_url
-            )
-        )
+        show = shown_by(schema_source.open_decoder(directory, source.logdir))
         now_ms = time.time_ns() // 1_000_000
         starts = source.places(start, now_ms)
         ends = source.places(end, now_ms)
@@ -128,15 +124,8 @@ def read(
             for number, log in source.logs.items()
         }
         with Lines() as out:
-            _print_records(
-                out,
-                source,
-                itertools.islice(_together(source, streams, order), count),
-                form,
-                full,
-                as_json,
-                show,
-            )
+            printer = _RecordPrinter(out, source, form, full, as_json, show)
+            printer.print(itertools.islice(_together(source, streams, order), count))
 
 
 @click.command()
@@ -169,8 +158,7 @@ def tail(
     follow: bool,
     timeout: float | None,
     conditions: tuple[str, ...],
-    uses_schemas: bool,
-    registry_url: str | None,
+    schema_source: SchemaSource,
     full: bool,
     as_json: bool,
 ) -> None:
@@ -182,11 +170,7 @@ def tail(
     where = Where.parse(conditions)
     with contextlib.ExitStack() as stack:
         source = open_source(stack, directory, topic)
-        show = shown_by(
-            open_decoder(
-                directory, source.logdir, is_wanted=uses_schemas, url=registry_url
-            )
-        )
+        show = shown_by(schema_source.open_decoder(directory, source.logdir))
         ends = {number: log.high_watermark for number, log in source.logs.items()}
         streams = {
             number: iter(last_records(log, count, where))
@@ -197,12 +181,13 @@ def tail(
         else:
             last = []
         with Lines() as out:
-            _print_records(out, source, last, None, full, as_json, show)
+            printer = _RecordPrinter(out, source, None, full, as_json, show)
+            printer.print(last)
             if follow:
                 out.flush()
                 for record in _following(source, ends, timeout):
                     if where is None or where.passes(record):
-                        _print_records(out, source, [record], None, full, as_json, show)
+                        printer.print([record])
                     if _is_last(
                         source, record
                     ):  # nothing more to wait for: show it now
@@ -277,28 +262,6 @@ def last_records(
     return []
 
 
-def _print_records(
-    out: Lines,
-    source: NamedLogs,
-    records: Iterable[_Found],
-    form: str | None,
-    full: bool,
-    as_json: bool,
-    show: Shower,
-) -> None:
-    if form is not None:
-        own: dict[str, Part] = {"t": lambda _: source.topic.encode()}
-        if show is not _shown:
-            own["k"] = lambda record: _piece(show(record)["key"])
-            own["s"] = lambda record: _piece(show(record)["value"])
-        if source.logdir is None:
-            ((number, _),) = source.logs.items()
-            own["p"] = lambda _: b"%d" % number
-        print_formatted(out, format_parts(form, own), records)
-    else:
-        print_lines(out, records, full, as_json, show)
-
-
 def _piece(value: Any) -> bytes:
     """Return a key or value of a row as the bytes that --format prints."""
     text = value if isinstance(value, str) else to_json(value)
@@ -332,6 +295,34 @@ def _shown(record: _Found) -> dict[str, Any]:
 
 #: Function that returns a record as a dict for JSON.
 Shower = Callable[[_Found], dict[str, Any]]
+
+
+@attrs.frozen
+class _RecordPrinter:
+    """Prints records as the options of a command say."""
+
+    out: Lines
+    source: NamedLogs
+    #: Format as in kcat, None for lines.
+    form: str | None
+    full: bool
+    as_json: bool
+    show: Shower
+
+    def print(self, records: Iterable[_Found]) -> None:
+        source = self.source
+        show = self.show
+        if self.form is None:
+            print_lines(self.out, records, self.full, self.as_json, show)
+            return
+        own: dict[str, Part] = {"t": lambda _: source.topic.encode()}
+        if show is not _shown:
+            own["k"] = lambda record: _piece(show(record)["key"])
+            own["s"] = lambda record: _piece(show(record)["value"])
+        if source.logdir is None:
+            ((number, _),) = source.logs.items()
+            own["p"] = lambda _: b"%d" % number
+        print_formatted(self.out, format_parts(self.form, own), records)
 
 
 def shown_by(decoder: ValueDecoder | None) -> Shower:

@@ -21,6 +21,8 @@ import select
 from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
+import attrs
+
 from logcore.cli.terminal import to_json
 
 #: Maximum number of bytes read from the stream at once.
@@ -43,40 +45,55 @@ class InputRow(NamedTuple):
     row: tuple[bytes | None, bytes | None, list[tuple[str, bytes | None]], int | None]
 
 
-def row_groups(
-    stream: Any,
-    form: str,
-    most: int,
-    *,
-    key_delimiter: bytes | None = None,
-    key_field: str | None,
-    key_columns: list[str],
-    tick: Callable[[int], None],
-) -> Iterator[list[InputRow]]:
-    """Yield the rows of a binary stream in groups, one group per call of append_many.
+@attrs.frozen
+class InputFormat:
+    """How the lines of an input become records."""
 
-    Args:
-        form: "lines", "ndjson" or "csv".
-        key_delimiter: for lines, ends the key. A line without it is a value with a null
-            key, as in kcat.
-        key_field: for ndjson, the field that is the key. The whole object is the value.
-        key_columns: for csv, the columns that form the key.
-        tick: called with the number of bytes of each read.
+    #: "lines", "ndjson" or "csv".
+    form: str
+    #: For lines, ends the key. A line without it has a null key, as in kcat.
+    key_delimiter: bytes | None
+    #: For ndjson: the field that is the key. The whole object is the value.
+    key_field: str | None
+    #: For csv: the columns that form the key.
+    key_columns: list[str]
+    #: Maximum number of records per group.
+    batch_rows: int
+    #: The key of records that have none.
+    key: bytes | None = None
+    #: Headers that are appended to the headers of each record.
+    headers: tuple[tuple[str, bytes], ...] = ()
 
-    Raises:
-        LineError: a line is not a valid record.
-    """
-    lines = _lines(stream, tick)
-    if form == "csv":
-        inputs = _from_csv(lines, key_columns)
-    else:
-        parse: Callable[[bytes], Any] | None = None
-        if form == "ndjson":
-            parse = functools.partial(_from_json, key_field=key_field)
-        elif key_delimiter is not None:
-            parse = functools.partial(_from_keyed, delimiter=key_delimiter)
-        inputs = _from_lines(lines, parse)
-    return _groups(inputs, most)
+    def groups(
+        self, stream: Any, tick: Callable[[int], None]
+    ) -> Iterator[list[InputRow]]:
+        """Yield the rows of a binary stream in groups, one group per call of append_many.
+
+        `tick` is called with the number of bytes of each read.
+
+        Raises:
+            LineError: a line is not a valid record.
+        """
+        lines = _lines(stream, tick)
+        if self.form == "csv":
+            inputs = _from_csv(lines, self.key_columns)
+        else:
+            parse: Callable[[bytes], Any] | None = None
+            if self.form == "ndjson":
+                parse = functools.partial(_from_json, key_field=self.key_field)
+            elif self.key_delimiter is not None:
+                parse = functools.partial(_from_keyed, delimiter=self.key_delimiter)
+            inputs = _from_lines(lines, parse)
+        groups = _groups(inputs, self.batch_rows)
+        if self.key is None and not self.headers:
+            return groups
+        return ([self._completed(one) for one in group] for group in groups)
+
+    def _completed(self, one: InputRow) -> InputRow:
+        key, value, headers, timestamp_ms = one.row
+        if key is None:
+            key = self.key
+        return InputRow(one.line, (key, value, [*headers, *self.headers], timestamp_ms))
 
 
 def _lines(stream: Any, tick: Callable[[int], None]) -> Iterator[bytes | None]:

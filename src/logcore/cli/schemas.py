@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
+import attrs
 import click
 
 import logcore
@@ -15,23 +17,63 @@ from logcore.format.schema_records import SCHEMAS_TOPIC
 if TYPE_CHECKING:  # imported only if an option asks for it
     from logcore.schemas import SchemaState, ValueDecoder
 
-_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+@attrs.frozen
+class SchemaSource:
+    """The schemas that the options of a command name."""
+
+    #: Whether the schemas in the topic `_schemas` of the directory are used.
+    is_local: bool
+    #: Address of a registry.
+    url: str | None
+
+    @property
+    def is_given(self) -> bool:
+        return self.is_local or self.url is not None
+
+    def open_decoder(
+        self, directory: str, logdir: logcore.LogDir | None
+    ) -> ValueDecoder | None:
+        """Return the decoder of keys and values, or None without schemas.
+
+        Raises:
+            InvalidConfigError: both options were given. Others are those of
+                open_schemas().
+        """
+        if self.is_local and self.url is not None:
+            raise InvalidConfigError(
+                "--schemas and --schema-registry", expected="one of them", found="both"
+            )
+        if not self.is_given:
+            return None
+        from logcore.schemas import ValueDecoder
+
+        return ValueDecoder(open_schemas(directory, logdir, self.url))
 
 
-def schema_options(command: _Command) -> _Command:
-    """Add --schemas and --schema-registry to a command."""
-    command = click.option(
+def schema_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add --schemas and --schema-registry to a command, which gets them as `schema_source`."""
+
+    @functools.wraps(command)
+    def run(
+        *args: Any, uses_schemas: bool, registry_url: str | None, **options: Any
+    ) -> None:
+        command(
+            *args, schema_source=SchemaSource(uses_schemas, registry_url), **options
+        )
+
+    run = click.option(
         "--schema-registry",
         "registry_url",
         metavar="URL",
         help="Decode keys and values by the schemas of this registry.",
-    )(command)
+    )(run)
     return click.option(
         "--schemas",
         "uses_schemas",
         is_flag=True,
         help="Decode keys and values by the schemas in the topic _schemas of the directory.",
-    )(command)
+    )(run)
 
 
 def open_schemas(
@@ -79,25 +121,6 @@ def _loaded(log: logcore.Log) -> SchemaState:
             err=True,
         )
     return state
-
-
-def open_decoder(
-    directory: str, logdir: logcore.LogDir | None, *, is_wanted: bool, url: str | None
-) -> ValueDecoder | None:
-    """Return the decoder that schema_options() ask for, or None.
-
-    Raises:
-        InvalidConfigError: both options were given. Others are those of open_schemas().
-    """
-    if is_wanted and url is not None:
-        raise InvalidConfigError(
-            "--schemas and --schema-registry", expected="one of them", found="both"
-        )
-    if not is_wanted and url is None:
-        return None
-    from logcore.schemas import ValueDecoder
-
-    return ValueDecoder(open_schemas(directory, logdir, url))
 
 
 def report_failures(decoder: ValueDecoder | None) -> None:

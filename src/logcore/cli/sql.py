@@ -14,7 +14,7 @@ import click
 
 import logcore
 from logcore.cli.options import full_option, json_option
-from logcore.cli.schemas import open_decoder, report_failures, schema_options
+from logcore.cli.schemas import SchemaSource, report_failures, schema_options
 from logcore.cli.terminal import Lines, print_table, to_json, wants_json
 from logcore.query.sql import connect, query_error
 
@@ -45,8 +45,7 @@ def sql(
     query: str,
     is_bytes: bool,
     as_csv: bool,
-    uses_schemas: bool,
-    registry_url: str | None,
+    schema_source: SchemaSource,
     full: bool,
     as_json: bool,
 ) -> None:
@@ -59,15 +58,13 @@ def sql(
     and values with a schema are JSON. Write a name such as "my-topic" in
     double quotes. The command needs the extra sql; the language is DuckDB's.
     """
-    if is_bytes and (uses_schemas or registry_url is not None):
+    if is_bytes and schema_source.is_given:
         raise click.BadParameter(
             "is not for values with a schema", param_hint="'--bytes'"
         )
     with contextlib.ExitStack() as stack:
         logdir = stack.enter_context(logcore.open_dir(directory, read_only=True))
-        decoder = open_decoder(
-            directory, logdir, is_wanted=uses_schemas, url=registry_url
-        )
+        decoder = schema_source.open_decoder(directory, logdir)
         stack.callback(report_failures, decoder)
         connection = stack.enter_context(
             contextlib.closing(
