@@ -41,6 +41,8 @@ from logcore.coordination.group_requests import (
 )
 from logcore.errors import UnsupportedRegistryError
 
+#: Processes with different releases may share a directory. A process refuses the nodes of
+#: another version, because it could not preserve their fields.
 _VERSION: Final = 1
 _TEXT_OR_NONE: Final = (str, type(None))
 _NODE: Final[Mapping[str, tuple[type, ...]]] = {
@@ -135,6 +137,7 @@ class GroupNode:
 
     def pack(self) -> bytes:
         group = self.group
+        # Only this process could complete a pending write.
         assert not group.storing, "a commit is on its way"
         facts = {
             "version": _VERSION,
@@ -194,6 +197,7 @@ class GroupNode:
 
     @classmethod
     def _read(cls, group_id: str, facts: Mapping[str, Any]) -> GroupNode:
+        # 1. The fields of the group.
         _check(facts, _NODE)
         if facts["state"] not in _STATES:
             raise ValueError(f"state {facts['state']!r}")
@@ -214,6 +218,7 @@ class GroupNode:
             is_first=facts["is_first"],
             has_newcomer=facts["has_newcomer"],
         )
+        # 2. Its members.
         for row in facts["members"]:
             _check(row, _MEMBER)
             for pair in row["protocols"]:
@@ -226,7 +231,9 @@ class GroupNode:
             member.assignment = _bytes(row["assignment"])
             group.members[member.member_id] = member
             if member.instance_id is not None:
+                # An index of the members. It is not stored, so it cannot contradict them.
                 group.static[member.instance_id] = member.member_id
+        # 3. Its timers.
         join_timer = _read_timeout(facts["join_timer"])
         if not isinstance(
             join_timer, group_requests.JoinEnds | group_requests.DelayEnds | None
@@ -243,6 +250,7 @@ class GroupNode:
             for row, at_ms in facts["timers"]
             if (timeout := _read_timeout(row)) is not None
         }
+        # 4. The results that processes have not fetched.
         mail = {waiter: _read_result(row) for waiter, row in facts["mail"].items()}
         return cls(
             group, facts["boot"], facts["clock_ms"], timers, facts["sessions"], mail
@@ -270,6 +278,7 @@ def _text(data: bytes) -> str:
 
 
 def _bytes(text: str) -> bytes:
+    # Without `validate`, characters outside the alphabet are skipped in silence.
     return base64.b64decode(text, validate=True)
 
 
@@ -293,6 +302,7 @@ def _read_timeout(row: dict[str, Any] | None) -> Timeout | None:
     fields: dict[str, Any] = {
         name: value for name, value in row.items() if name != "kind"
     }
+    # The constructor refuses fields that its kind does not have.
     return _TIMEOUTS[row["kind"]](**fields)
 
 

@@ -43,6 +43,7 @@ from logcore.metadata.filenames import OFFSETS_TOPIC
 from logcore.partition.coordinator_append import append_to_transaction, append_whole
 from logcore.reporting import ERROR, log_line
 
+#: The protocol stores timeouts in 32 bits.
 _LONGEST_MS: Final = 2**31 - 1
 
 
@@ -80,6 +81,7 @@ class ProcessGroups(GroupHost[PendingResult]):
         It runs in the thread that detects the change.
         """
         with self._lock:
+            # A new tuple, because _notify_listeners() may iterate in another thread.
             self._listeners = (*self._listeners, listener)
 
     def forget(self, listener: Callable[[], None]) -> None:
@@ -186,6 +188,8 @@ class ProcessGroups(GroupHost[PendingResult]):
         return self._result_of(answer)
 
     def _result_of(self, answer: PendingResult) -> GroupError | None:
+        # One thread stores the records of several. If it is interrupted, the others do
+        # not know whether their records were written.
         if not answer.is_there:
             raise DurabilityUnknownError(
                 "a thread was interrupted that stored records for this one: whether they are stored is not known",
@@ -239,6 +243,8 @@ def home_of(directory: ClientDirectory, group_id: str) -> tuple[str, int]:
     Raises:
         LogcoreError: the topic could not be created.
     """
+    # One partition is enough for one directory. An existing topic, such as one of a
+    # broker, keeps its number, by which Kafka's clients find the partition of a group.
     directory.create_topic(OFFSETS_TOPIC, 1, OFFSETS_CONFIG, exist_ok=True)
     return OFFSETS_TOPIC, partition_of(
         group_id, directory.partitions(OFFSETS_TOPIC)[-1] + 1
@@ -283,6 +289,7 @@ def forget_stored(directory: ClientDirectory, topics: set[str]) -> None:
     for number in directory.partitions(OFFSETS_TOPIC):
         log = directory.partition(OFFSETS_TOPIC, number)
         found = stored_groups([log])
+        # Offsets in open transactions count, because their commit would restore them.
         for group_id in {**found.offsets, **found.unstable}:
             group = Group(
                 group_id,
@@ -297,4 +304,5 @@ def forget_stored(directory: ClientDirectory, topics: set[str]) -> None:
                     None,
                     "os",
                 )
+        # One sync for the tombstones of all groups.
         log.flush()

@@ -40,6 +40,7 @@ VALUE_HEADER: Final = "__value_schema_id"
 KEY_HEADER: Final = "__key_schema_id"
 _FRAME: Final = struct.Struct(">bI")
 _GUID_BYTES: Final = 16
+#: Limits of a request to a registry: seconds, and bytes of the answer.
 _ANSWER_S: Final = 10
 _MOST_ANSWER_BYTES: Final = 16 << 20
 #: Reasons that are counted one by one.
@@ -73,6 +74,7 @@ class RemoteSchemas(SchemaState):
             )
         self._url = url.rstrip("/")
         self._found: dict[str, SchemaVersion | None] = {}
+        # A wrong address is an error here. Later it would count as undecodable values.
         self._get("/schemas/types")
 
     def find(self, number: int) -> SchemaVersion | None:
@@ -86,6 +88,7 @@ class RemoteSchemas(SchemaState):
     def version(self, subject: str, version: int) -> SchemaVersion | None:
         """Return a version of a subject."""
         name = urllib.parse.quote(subject, safe="")
+        # Schemas may refer to versions that were deleted since.
         return self._fetched(f"/subjects/{name}/versions/{version}?deleted=true", 0)
 
     def all_versions(self, subject: str) -> list[SchemaVersion]:
@@ -98,6 +101,7 @@ class RemoteSchemas(SchemaState):
     def _fetched(self, path: str, number: int) -> SchemaVersion | None:
         if path not in self._found:
             fields = self._get(path)
+            # A missing schema is remembered too: a topic may have millions of its values.
             self._found[path] = None
             if isinstance(fields, dict):
                 self._found[path] = _version_of(fields, number)
@@ -214,6 +218,8 @@ class ValueDecoder:
             return self._failed(data, named, reason[:300])
 
     def _failed(self, data: bytes, named: dict[str, Any], reason: str) -> DecodedPiece:
+        # Reasons contain text from the values. Without a limit, each damaged value could
+        # add an entry and a log line.
         is_counted = reason in self.failures or len(self.failures) < _MOST_REASONS
         counted = reason if is_counted else _OTHER
         if counted not in self.failures:
@@ -230,6 +236,8 @@ class ValueDecoder:
         if schema is None:
             return None
         decode: Callable[[bytes, tuple[int, ...]], Any] | LogcoreError
+        # A schema that cannot be parsed is kept with its error, so that it is not parsed
+        # again for each value.
         try:
             references = self.schemas.resolve(schema.references)
             decode = value_decoder(schema.type, schema.text, references)
@@ -268,6 +276,8 @@ def _schema_of(
     Raises:
         InvalidRecordError: the header is damaged.
     """
+    # 1. The header comes first: with it, the value has no frame, and may begin with a
+    # zero byte of its own.
     for header, content in headers:
         if header == name:
             if content is None or len(content) <= _GUID_BYTES or content[0] != 1:
@@ -278,6 +288,7 @@ def _schema_of(
                 )
             guid = uuid.UUID(bytes=bytes(content[1 : 1 + _GUID_BYTES]))
             return str(guid), content, 0
+    # 2. The frame in the value. Other values are plain bytes.
     if len(data) < _FRAME.size or data[0]:
         return None
     return _FRAME.unpack_from(data)[1], data[: _FRAME.size], _FRAME.size

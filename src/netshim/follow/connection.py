@@ -39,6 +39,7 @@ _MECHANISMS: Final = ("PLAIN", *_SCRAM)
 #: Largest response. Kafka's own clients have no limit; a peer that is no broker would
 #: otherwise make us allocate 2 GiB.
 _MOST_RESPONSE_BYTES: Final = 512 << 20
+#: Limit of each wait for the socket.
 _TIMEOUT_S: Final = 30.0
 
 
@@ -70,6 +71,7 @@ class ClientSettings:
         left = dict(settings)
         found = cls(
             protocol=left.pop("security.protocol", "PLAINTEXT").upper(),
+            # librdkafka has both names for one setting.
             mechanism=left.pop("sasl.mechanism", left.pop("sasl.mechanisms", "PLAIN")),
             username=left.pop("sasl.username", ""),
             password=left.pop("sasl.password", ""),
@@ -80,6 +82,7 @@ class ClientSettings:
             checks_name=left.pop("ssl.endpoint.identification.algorithm", "https")
             != "none",
         )
+        # A misspelled setting of TLS must not lead to a connection without it.
         if left:
             raise InvalidConfigError(
                 "unknown client settings",
@@ -148,6 +151,8 @@ class SourceConnection:
         self._correlation_id = 0
         self._versions: dict[int, tuple[int, int]] = {}
         self._buffer = bytearray(1 << 16)
+        #: Sent requests without a response: correlation id, API and version. Brokers answer
+        #: in the order of the requests.
         self._waiting: list[tuple[int, Api[Any, Any], int]] = []
         try:
             self._sock = self._connect(host, port, settings)
@@ -168,6 +173,8 @@ class SourceConnection:
         context = settings.tls_context() if settings.uses_tls else None
         sock = socket.create_connection((host, port), timeout=_TIMEOUT_S)
         try:
+            # Nagle's algorithm would hold back a small request until the previous one
+            # is acknowledged, which takes up to 40 ms with delayed acknowledgments.
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if context is not None:
                 return context.wrap_socket(sock, server_hostname=host)
@@ -254,12 +261,16 @@ class SourceConnection:
         return response
 
     def _frame(self) -> memoryview:
+        # The size does not include its own four bytes. A response has at least a
+        # correlation id.
         size = int.from_bytes(self._exactly(4), "big", signed=True)
         if not 4 <= size <= _MOST_RESPONSE_BYTES:
             raise ConnectionError(f"a response of {size} bytes")
         return self._exactly(size)
 
     def _exactly(self, size: int) -> memoryview:
+        # One buffer for all responses. It is replaced, not resized: resizing fails while
+        # a caller has views of it.
         if len(self._buffer) < size:
             self._buffer = bytearray(size)
         view = memoryview(self._buffer)[:size]
@@ -272,6 +283,7 @@ class SourceConnection:
         return view
 
     def _unavailable(self, reason: object) -> RemoteUnavailableError:
+        # The connection may have failed before there was a socket.
         if hasattr(self, "_sock"):
             self.close()
         return RemoteUnavailableError(f"{self._address}: {reason}")
@@ -279,6 +291,7 @@ class SourceConnection:
     # -- login -------------------------------------------------------------------------
 
     def _log_in(self, settings: ClientSettings) -> None:
+        # Every broker serves version 0.
         self._send(wire.API_VERSIONS, 0, wire.API_VERSIONS.Request())
         served = self.receive()
         self._versions = {
@@ -297,28 +310,36 @@ class SourceConnection:
                 found=settings.mechanism,
             )
         if settings.mechanism == "PLAIN":
+            # RFC 4616: an empty authorization identity, the user and the password.
             self._token(f"\0{settings.username}\0{settings.password}".encode())
         else:
             self._log_in_with_scram(settings)
 
     def _log_in_with_scram(self, settings: ClientSettings) -> None:
         """Authenticate by RFC 5802, and check that the broker knows the password."""
+        # 1. The client sends its name and nonce. "=" and "," are escaped, because they
+        # separate the attributes of a message.
         digest = _SCRAM[settings.mechanism]
         name = settings.username.replace("=", "=3D").replace(",", "=2C")
         nonce = base64.b64encode(os.urandom(24)).decode()
         first = f"n={name},r={nonce}"
         challenge = self._token(f"n,,{first}".encode()).decode()
+        # 2. The broker sends the salt and the iterations. "biws" is "n,," in base64: the
+        # connection has no channel binding.
         try:
             parts = dict(part.split("=", 1) for part in challenge.split(","))
             salt, iterations = base64.b64decode(parts["s"]), int(parts["i"])
             final = f"c=biws,r={parts['r']}"
         except (KeyError, ValueError) as error:
             raise LoginError(f"{self._address}: a malformed challenge") from error
+        # Without our nonce, the challenge may be a recorded one. Few iterations would let
+        # a false broker guess the password from the proof; 4,096 is the least of RFC 5802.
         if not parts["r"].startswith(nonce) or iterations < 4_096:
             raise LoginError(f"{self._address}: an insecure challenge")
         salted = hashlib.pbkdf2_hmac(
             digest, settings.password.encode(), salt, iterations
         )
+        # 3. The proof shows the broker that the client knows the password.
         signed = f"{first},{challenge},{final}".encode()
         client_key = hmac.digest(salted, b"Client Key", digest)
         stored_key = hashlib.new(digest, client_key).digest()
@@ -326,6 +347,7 @@ class SourceConnection:
         proof = bytes(a ^ b for a, b in zip(client_key, signature, strict=True))
         text = f"{final},p={base64.b64encode(proof).decode()}"
         answer = self._token(text.encode())
+        # 4. The signature shows the client that the broker knows it, too.
         server_key = hmac.digest(salted, b"Server Key", digest)
         expected = base64.b64encode(hmac.digest(server_key, signed, digest))
         if not hmac.compare_digest(answer, b"v=" + expected):

@@ -33,6 +33,9 @@ from logcore.kernels import kernel
 from logcore.kernels.layout import Buffer
 from netshim.wire import codes
 
+#: Errors that end when the metadata is read again. They occur during an election, after a
+#: move of the leader, and while a broker starts. Stopping a partition for one of them
+#: would need an operator after each restart of the source.
 _NEWS: Final = frozenset(
     {
         codes.UNKNOWN_TOPIC_OR_PARTITION,
@@ -49,6 +52,7 @@ _NEWS: Final = frozenset(
         codes.UNKNOWN_SERVER_ERROR,
     }
 )
+#: More batches than a response can have: walk() stops at the end of the bytes.
 _MOST_BATCHES: Final = 1 << 30
 
 
@@ -111,6 +115,8 @@ class CopyPosition:
 
 def decide(answer: Any, copy: CopyPosition, policies: Policies) -> Decision:
     """Return the decision about a partition of a Fetch response. None: do nothing."""
+    # 1. The divergence comes before the error code and the records. The high watermark
+    # in such an answer belongs to a log that the copy does not follow (KAFKA-13141).
     diverging = answer.diverging_epoch
     if diverging.end_offset >= 0:
         if policies.on_divergence == "stop":
@@ -122,21 +128,28 @@ def decide(answer: Any, copy: CopyPosition, policies: Policies) -> Decision:
                 )
             )
         return Truncate(diverging.epoch, diverging.end_offset)
+    # 2. Records.
     code = answer.error_code
     if code == codes.NONE:
         return _append(answer.records, copy)
+    # 3. Errors that depend on the position of the copy.
     if code == codes.OFFSET_OUT_OF_RANGE:
         return _outside(copy, policies)
+    # 4. Errors that end without an operator, and then all others.
     if code in _NEWS:
         return AwaitMetadata(codes.name(code))
     return StopCopy(RemoteTopicError(f"{copy.name}: {codes.name(code)}"))
 
 
 def _append(records: Buffer | None, copy: CopyPosition) -> Decision:
+    # The copy is at the high watermark, or other partitions have filled the response.
     if not records:
         return None
     data = memoryview(records)
+    # A broker cuts a response at its size limit, so the last batch may be incomplete.
     facts, position, _ = kernel.walk(data, 0, len(data), _MOST_BATCHES, False)
+    # Since Fetch version 3, a broker sends at least one complete batch, however large
+    # it is. Another fetch would get the same bytes, forever.
     if not len(facts):
         return StopCopy(
             RemoteTopicError(
@@ -150,6 +163,7 @@ def _append(records: Buffer | None, copy: CopyPosition) -> Decision:
 
 def _outside(copy: CopyPosition, policies: Policies) -> Decision:
     """Decide about a copy whose end is not an offset of the source."""
+    # Retention of the source was faster than the copy.
     if copy.end < copy.source_start:
         if policies.on_gap == "skip":
             return SkipGap(copy.source_start)
@@ -159,6 +173,8 @@ def _outside(copy: CopyPosition, policies: Policies) -> Decision:
                 expected="--on-gap skip to continue without them",
             )
         )
+    # Truncating here would remove the only remaining copy of records that the source
+    # has lost, such as after a restore from a backup.
     if copy.end > copy.source_end:
         return StopCopy(
             DivergedError(
@@ -167,4 +183,5 @@ def _outside(copy: CopyPosition, policies: Policies) -> Decision:
                 found=copy.source_end,
             )
         )
+    # The offset is in the listed range. The listed offsets are older than the answer.
     return AwaitMetadata("the offset was out of range for a moment")

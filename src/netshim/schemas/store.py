@@ -55,6 +55,7 @@ DEFAULT_MODE: Final = "READWRITE"
 #: Attempts to read a log that is closed for others, or replaced by a rollback.
 _ATTEMPTS: Final = 20
 _PAUSE_S: Final = 0.05
+#: Limit of a name from outside. Each record about a subject repeats its name.
 _LONGEST_SUBJECT: Final = 1_000
 _RESERVED_SUBJECTS: Final = ("__GLOBAL", "__EMPTY")
 
@@ -211,6 +212,8 @@ def registered(
 
 def register(state: SchemaState, subject: str, wanted: WantedSchema) -> Decision:
     """Add a schema to a subject. The answer is a SchemaVersion and messages."""
+    # Serializers register their schema at each start, so an existing one is the normal
+    # case. It is not a change, and is allowed in a read-only registry.
     known = registered(state, subject, wanted, with_deleted=False)
     if known is not None and wanted.version in (None, known.version):
         return Decision((known, ()))
@@ -223,6 +226,7 @@ def register(state: SchemaState, subject: str, wanted: WantedSchema) -> Decision
             f"Subject {subject} is{negation} in import mode: expected "
             f"{'an' if imports else 'no'} id in the request",
         )
+    # An import copies the history of another registry, which has judged it already.
     messages: tuple[str, ...] = ()
     if not imports:
         verdict = judged(state, subject, wanted, state.active(subject))
@@ -235,13 +239,17 @@ def register(state: SchemaState, subject: str, wanted: WantedSchema) -> Decision
                 f"details: {'; '.join(messages)}",
             )
     identity = identity_of(wanted.type, wanted.text, wanted.references, wanted.metadata)
+    # An equal schema has one id in all subjects, as in Confluent's registry.
     number = wanted.id or state.id_of(identity) or state.max_id + 1
+    # Records name a schema by its id alone. Two schemas with one id would decode the
+    # records of one of them as the other.
     twin = state.find(number)
     if twin is not None and identity != identity_of(
         twin.type, twin.text, twin.references, twin.metadata
     ):
         raise RegistryRefusal(42205, f"id {number} has another schema")
     versions = state.versions.get(subject, {})
+    # Softly deleted versions count, because their numbers are still readable.
     version = wanted.version or max(versions, default=0) + 1
     if version in versions:
         raise RegistryRefusal(42205, f"Subject {subject} has a version {version}")
@@ -281,6 +289,8 @@ def delete_version(
     if version_number(text) is None and not is_permanent:
         found = version_of(state, subject, text)
     name = f"Subject '{subject}' Version {found.version}"
+    # Confluent deletes in two steps: a soft deletion hides a version, and its records
+    # remain readable by id. Only a second call with permanent=true removes it.
     if not is_permanent:
         if found.is_deleted:
             raise RegistryRefusal(
@@ -449,9 +459,12 @@ class SchemaStore:
         Raises what read() raises, and the errors of Log.append().
         """
         while True:
+            # 1. Decide on a state, and keep the offset after the last record in it.
             decision, end = self.read(lambda state: (decide(state), self._end))
             if not decision.records:
                 return decision.answer
+            # 2. Append only if no record came between. Two requests could otherwise get
+            # one id for two schemas.
             log = self._repeated(self._created)
             try:
                 log.append_many(decision.records, expected_offset=end)
@@ -506,6 +519,7 @@ class SchemaStore:
             self._begin_again(log)
         if end == self._end:
             return
+        # DeleteRecords may have moved the start of the log.
         skipped = self._state.skipped
         start = max(self._end, log.log_start_offset)
         for offset, _, key, value, _ in log.read(start, end):

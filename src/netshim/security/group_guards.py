@@ -22,6 +22,7 @@ def group(
         if asker.may_group(operation, request.group_id):
             return None
         response = api.Response(error_code=codes.GROUP_AUTHORIZATION_FAILED)
+        # Clients of older versions cannot read a null in this field.
         if api is wire.JOIN_GROUP and asker.version >= 7:
             response.protocol_name = None
         return response
@@ -122,6 +123,7 @@ def offset_fetch(request: Any, asker: Asker) -> Any:
             "topics",
             response_type(),
         )
+    # Version 8 and later ask about several groups, each with its own error.
     group_type = response_type.Group
     request.groups, without = split(
         request.groups, lambda one: asker.may_group(AclOperation.DESCRIBE, one.group_id)
@@ -201,6 +203,7 @@ def consumer_group_describe(request: Any, asker: Asker) -> Any:
     request.group_ids, refused = _split_groups(
         request.group_ids, AclOperation.DESCRIBE, asker, response_type.Group
     )
+    # Topics are checked in the response, because the request names groups only.
     completed = _described(request.group_ids, refused, response_type(), asker)
     if not callable(completed):
         return completed
@@ -296,6 +299,7 @@ def consumer_group_heartbeat(request: Any, asker: Asker) -> Any:
     response_type = wire.CONSUMER_GROUP_HEARTBEAT.Response
     if not asker.may_group(AclOperation.READ, request.group_id):
         return response_type(error_code=codes.GROUP_AUTHORIZATION_FAILED)
+    # A null means that the subscription has not changed since the last heartbeat.
     names = request.subscribed_topic_names or ()
     if not all(asker.may_topic(AclOperation.DESCRIBE, name) for name in names):
         return response_type(error_code=codes.TOPIC_AUTHORIZATION_FAILED)
@@ -326,6 +330,8 @@ def init_producer_id(request: Any, asker: Asker) -> Any:
     if request.transactional_id is not None:
         if not asker.may_transact(AclOperation.WRITE, request.transactional_id):
             code = codes.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+    # Since KIP-679, a producer that may write some topic is idempotent without a rule
+    # for the cluster.
     elif not (
         asker.may_cluster(AclOperation.IDEMPOTENT_WRITE)
         or asker.index.allows_some_topic(asker.principal, asker.host)
@@ -398,6 +404,7 @@ def end_txn(request: Any, asker: Asker) -> Any:
 
 
 def write_txn_markers(request: Any, asker: Asker) -> Any:
+    # Other brokers have CLUSTER_ACTION. An admin tool that aborts a transaction has ALTER.
     if asker.may_cluster(AclOperation.CLUSTER_ACTION) or asker.may_cluster(
         AclOperation.ALTER
     ):
