@@ -635,7 +635,7 @@ class _Round:
         newest = OffsetMap(
             self.memory_bytes, self._count_records(), view.fs.random_bytes, offsets
         )
-        yield from self._note_keys(newest)
+        yield from self._record_keys(newest)
         # Second pass: rewrite the clean part too, because it may contain older records
         # of those keys. It ends at the end of the first pass, which lack of memory may
         # have shortened.
@@ -648,7 +648,7 @@ class _Round:
         ):
             yield from self._rewrite(old, newest, passing, end)
         # Last: a crash before it only repeats the round.
-        view.note_cleaned(end)
+        view.record_cleaned(end)
         report = CleaningReport(
             path=view.path,
             first_dirty=plan.first_dirty,
@@ -736,7 +736,7 @@ class _Round:
             yield _Part(facts, view, None, batch, columns)
             at += batch.size_bytes
 
-    def _note_keys(self, newest: OffsetMap) -> Generator[ScrubProgress, None, None]:
+    def _record_keys(self, newest: OffsetMap) -> Generator[ScrubProgress, None, None]:
         """Read the dirty part once (section 9.3)."""
         newest.latest_offset = self.plan.first_dirty - 1
         passing = _Passing(self.view.transactions())

@@ -1020,7 +1020,7 @@ class ActiveSegment(GrowingSegment):
         self.refresh()
         self.is_own = False
 
-    def note_markers(self, are_present: bool) -> None:
+    def record_markers(self, are_present: bool) -> None:
         """Record that the segment has transaction markers, if they are present."""
         self.has_markers |= are_present
 
@@ -1044,10 +1044,10 @@ class ActiveSegment(GrowingSegment):
         else:
             parts = (facts for facts, _, _ in self.walk(start, crc=False))
         for facts in parts:
-            self.note_all(facts)
+            self.record_all_batches(facts)
             yield facts
 
-    def note_all(self, facts: layout.Facts) -> None:
+    def record_all_batches(self, facts: layout.Facts) -> None:
         """Record batches like note_each(), after walking the file."""
         columns = (
             facts[name].tolist()

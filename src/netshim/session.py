@@ -46,7 +46,7 @@ class Gate(Protocol):
         """Use the state of another broker."""
         ...
 
-    def note_versions(self) -> None:
+    def record_versions(self) -> None:
         """Record a successful ApiVersions request."""
         ...
 

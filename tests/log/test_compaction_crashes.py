@@ -187,13 +187,13 @@ def never_newest(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def early_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = cleaner._Round._note_keys
+    real = cleaner._Round._record_keys
 
     def note(self: Any, newest: OffsetMap) -> Iterator[Any]:
-        self.view.note_cleaned(self.plan.first_uncleanable)
+        self.view.record_cleaned(self.plan.first_uncleanable)
         yield from real(self, newest)
 
-    monkeypatch.setattr(cleaner._Round, "_note_keys", note)
+    monkeypatch.setattr(cleaner._Round, "_record_keys", note)
 
 
 @pytest.mark.long

@@ -342,7 +342,7 @@ def test_durable_end_with_the_newer_number_is_used(path: Path) -> None:
         turn: Any = one.host.writer.sharing._turn  # type: ignore[union-attr]
         with turn.publishing.held():
             for end in range(5):
-                turn.note_synced(shared_lock.DurableEnd(end, 7))
+                turn.record_synced(shared_lock.DurableEnd(end, 7))
                 assert turn.synced() == shared_lock.DurableEnd(end, 7)
                 assert turn.read_record()[1] == shared_lock.DurableEnd(end, 7)
 

@@ -332,15 +332,15 @@ def _store(
             )
         else:
             tick = stack.enter_context(progress("appending", total))
-        stack.callback(done.note_ends)  # before the logs are closed
+        stack.callback(done.record_ends)  # before the logs are closed
         try:
             for group in records.groups(stream, tick):
                 done.append(group)
         except LineError as error:
-            done.note_ends()
+            done.record_ends()
             fail(f"line {error.line}: {error.reason}", done.advice())
         except LogcoreError as error:
-            done.note_ends()
+            done.record_ends()
             fail(str(error), done.advice())
     seconds = time.perf_counter() - started
     if wants_json(as_json):
@@ -521,7 +521,7 @@ class _Appended:
         if len(logs) > 1:
             self._partitioner = Partitioner(tuple(logs))
 
-    def note_ends(self) -> None:
+    def record_ends(self) -> None:
         """Count all records up to the end of each log that only this process can write.
 
         That includes records of a call that was interrupted before it returned.

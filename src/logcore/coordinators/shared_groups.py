@@ -380,7 +380,7 @@ class SharedGroups(ProcessGroups):
                 self._looked_ms = clock_ms
             for group_id in sorted({*self._answers, *self._mine}):
                 node = self._peek(group_id)
-                self._note_mine(group_id, node)
+                self._record_own_members(group_id, node)
                 if node is None:
                     continue
                 self._observed.observe(node.group, node.timers, clock_ms)
@@ -411,7 +411,7 @@ class SharedGroups(ProcessGroups):
                 return True  # a dead process is not merely paused
         return self._observed.is_over(node.group, node.timers, timeout)
 
-    def _note_mine(self, group_id: str, node: GroupNode | None) -> None:
+    def _record_own_members(self, group_id: str, node: GroupNode | None) -> None:
         """Record whether a group has members of this process.
 
         Other groups need no polling.
@@ -536,7 +536,7 @@ class SharedGroups(ProcessGroups):
         with self._lock:
             self._change(group_id, step, None)
             node = self._peek(group_id)
-            self._note_mine(group_id, node)
+            self._record_own_members(group_id, node)
             if node is not None:
                 if group_id in self._mine:
                     # Observe a deadline from the step that sets it, not only from the
@@ -609,7 +609,7 @@ class SharedGroups(ProcessGroups):
         run.act(step(coordinator, now_ms))
         if is_quick:
             _keep_deadlines(node.group, deadlines)
-        run.note_sessions()
+        run.record_sessions()
         packed = node.pack()
         return None if packed == value else packed
 
@@ -868,7 +868,7 @@ class _Run:
     def _take(self, group: Group) -> None:
         self._node.group = group
 
-    def note_sessions(self) -> None:
+    def record_sessions(self) -> None:
         """Record the session in which each member sent its pending or latest request."""
         node = self._node
         for member in node.group.members.values():

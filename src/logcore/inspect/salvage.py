@@ -893,9 +893,9 @@ class _Partition:
             is_lost = is_front or self.gaps.is_loss(low, high)
             if low < high and (here or one is None or is_lost or not is_compacted):
                 filling = self._fill(low, high)
-                self._note_lost(low, high, here, filling, is_end=one is None)
+                self._record_lost(low, high, here, filling, is_end=one is None)
             else:
-                self._note_damage(here, is_end=one is None)
+                self._record_damage(here, is_end=one is None)
             extents += filling
             here = []
             if one is not None:
@@ -987,7 +987,7 @@ class _Partition:
             self.read_spares[name] = theirs
         return self.read_spares[name]
 
-    def _note_lost(
+    def _record_lost(
         self,
         low: int,
         high: int,
@@ -998,7 +998,7 @@ class _Partition:
     ) -> None:
         gaps = _gaps(low, high, filling)
         if not gaps:
-            self._note_damage(here, is_end=False)
+            self._record_damage(here, is_end=False)
         path = self.source
         position = None
         size = 0
@@ -1024,7 +1024,7 @@ class _Partition:
                 )
             )
 
-    def _note_damage(self, here: Sequence[BadStretch], *, is_end: bool) -> None:
+    def _record_damage(self, here: Sequence[BadStretch], *, is_end: bool) -> None:
         """Record damage that costs no offset.
 
         After the end of the log it may have cost some. It is then a loss, unless the

@@ -586,7 +586,7 @@ def rebuild(segment: ActiveSegment) -> None:
     """Rebuild the indexes of a segment whose batches are all valid."""
     segment.reset()
     for facts, _, _ in segment.walk(0, crc=False):
-        segment.note_all(facts)
+        segment.record_all_batches(facts)
 
 
 def rebuild_sound(segment: ActiveSegment, end: int) -> bool:
@@ -610,7 +610,7 @@ def _note(segment: ActiveSegment, facts: layout.Facts) -> int | None:
     Returns the position of the first batch whose offset does not, or None.
     """
     count = in_order(facts, segment.last_offset + 1, reach(segment.base_offset))
-    segment.note_all(facts[:count])
+    segment.record_all_batches(facts[:count])
     if count < len(facts):
         return int(facts["position"][count])
     return None
@@ -628,7 +628,7 @@ def _take(
         count, fault = first_fault(
             facts, expected, reach(segment.base_offset), dense_from=dense_from
         )
-        segment.note_all(facts[:count])
+        segment.record_all_batches(facts[:count])
         if fault is OrderFault.GAP:
             # A crash never leaves a gap before a valid batch. The offset in the header,
             # which no CRC covers, is therefore damaged.

@@ -155,7 +155,7 @@ def _store_run_locked(
             known.add(run, control_types_in(view))
         for entry in known.entries_between(before, writer.state.end):
             writer.active.add_aborted(entry)
-        writer.active.note_markers(is_marker(run))
+        writer.active.record_markers(is_marker(run))
     except BaseException as error:
         # Kafka trusts the index file, so it must not lack an entry. Opening the log
         # again writes the entry.

@@ -277,7 +277,7 @@ class Rewriting:
             self._created = None
             writer.wake_maintenance_locked()
 
-    def note_cleaned(self, offset: int) -> None:
+    def record_cleaned(self, offset: int) -> None:
         """Record that all records below `offset` are compacted.
 
         The next round begins there.

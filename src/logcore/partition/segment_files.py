@@ -66,9 +66,9 @@ class SegmentFiles:
         The renames are not durable yet.
         """
         for base in bases:
-            self._note_retired(self._put_away(base), delay_ms)
+            self._record_retired(self._put_away(base), delay_ms)
 
-    def _note_retired(self, paths: Sequence[str], delay_ms: int) -> None:
+    def _record_retired(self, paths: Sequence[str], delay_ms: int) -> None:
         due_ms = self._fs.monotonic_ms() + delay_ms
         self._retired += [(due_ms, path) for path in paths]
 
@@ -234,7 +234,7 @@ class SegmentFiles:
         except BaseException as error:
             failed(error)
             raise
-        self._note_retired(away, delay_ms)
+        self._record_retired(away, delay_ms)
 
     def _delete_markers(
         self, paths: Sequence[str], failed: Callable[[BaseException], None]

@@ -309,7 +309,7 @@ class Turn:
                 return None
         return None
 
-    def note_synced(self, synced: DurableEnd) -> None:
+    def record_synced(self, synced: DurableEnd) -> None:
         """Write the durable end to the older slot. The caller holds `publishing`."""
         content = self._fs.pread(self._note_handle, _SYNCED_BYTES, _SYNCED_AT).ljust(
             _SYNCED_BYTES, b"\0"

@@ -314,7 +314,7 @@ class SharedLock:
             synced = attrs.evolve(
                 synced.cut(opened.end), durable_end=opened.end, has_failed=False
             )
-        self._turn.note_synced(synced)
+        self._turn.record_synced(synced)
         return synced
 
     def write_record(self) -> None:
@@ -513,7 +513,7 @@ class SharedLock:
             if end > synced.durable_end:
                 # If the write fails, others read the new end after the next sync.
                 with contextlib.suppress(DiskFullError, StorageWriteError):
-                    self._turn.note_synced(attrs.evolve(synced, durable_end=end))
+                    self._turn.record_synced(attrs.evolve(synced, durable_end=end))
                     writer.show_elsewhere(end)
         return True
 
@@ -528,7 +528,7 @@ class SharedLock:
         with self._turn.publishing.held():
             synced = self._turn.synced() or DurableEnd(offset, self._cuts)
             self._cuts = synced.cuts + 1
-            self._turn.note_synced(synced.cut(offset))
+            self._turn.record_synced(synced.cut(offset))
             writer.show_elsewhere(min(writer.state.visible, offset))
 
     def fail(self) -> None:
@@ -540,7 +540,7 @@ class SharedLock:
             synced = self._turn.synced()
             if synced is not None:
                 with contextlib.suppress(DiskFullError, StorageWriteError):
-                    self._turn.note_synced(attrs.evolve(synced, has_failed=True))
+                    self._turn.record_synced(attrs.evolve(synced, has_failed=True))
 
     def wait(self, last: int) -> None:
         """Block until this process's record at offset `last` is durable.

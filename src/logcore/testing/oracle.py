@@ -228,7 +228,7 @@ class LogHistory:
             assert record.offset >= end or not (
                 is_superseded or record.offset in aborted
             ), f"{record.offset} is left"
-        self._note_gone(found)
+        self._record_deletion(found)
 
     def judge_failed_call(self, found: FoundLog) -> None:
         """Judge the log after a failed call, and continue from its current state.
@@ -236,7 +236,7 @@ class LogHistory:
         The call may have been executed in part.
         """
         self.judge(found, "kill")
-        self._note_gone(found)
+        self._record_deletion(found)
         self.start_low = self.start_high = found.start
 
     def take_end(self, end: int) -> None:
@@ -252,7 +252,7 @@ class LogHistory:
     def take(self, found: FoundLog) -> None:
         """Continue after a crash with the state found. That state is durable."""
         self._cut(found.end)
-        self._note_gone(found)
+        self._record_deletion(found)
         self.start_low = self.start_high = found.start
         self.durable_end = self.written_end = found.end
         self._truncating = None
@@ -270,7 +270,7 @@ class LogHistory:
             for offset in [offset for offset in table if offset >= end]:
                 del table[offset]
 
-    def _note_gone(self, found: FoundLog) -> None:
+    def _record_deletion(self, found: FoundLog) -> None:
         there = {record.offset for record in found.records}
         self.gone.update(
             {offset: by for offset, by in self.may_go.items() if offset not in there}

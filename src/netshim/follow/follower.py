@@ -235,7 +235,7 @@ class Follower:
         self._state = "copying" if any(one.lag for one in self._going()) else "idle"
         if self._copies and not any(True for _ in self._going()):
             self._state = "stopped"
-        self._note_progress()
+        self._record_progress()
         self._logdir.tick()
         return count
 
@@ -409,7 +409,7 @@ class Follower:
 
     # -- progress ----------------------------------------------------------------------
 
-    def _note_progress(self) -> None:
+    def _record_progress(self) -> None:
         """Record the source, and whether the copy has caught up once."""
         is_partial = self._note.get("partial", True) and not (
             self._copies

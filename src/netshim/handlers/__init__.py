@@ -83,7 +83,7 @@ def api_versions(
         features = {}
     response = served_versions(sorted(served), state.release)
     if call.session.gate is not None:
-        call.session.gate.note_versions()
+        call.session.gate.record_versions()
     response_type = wire.API_VERSIONS.Response
     response.finalized_features_epoch = 0
     response.finalized_features = [

@@ -103,7 +103,7 @@ class SaslGate:
         """Whether the next frame is a token without a header."""
         return self._stage is _Stage.BARE
 
-    def note_versions(self) -> None:
+    def record_versions(self) -> None:
         """Record a successful ApiVersions request. Another one closes the connection."""
         self._has_versions = True
 
