@@ -48,6 +48,7 @@ Assignor = Callable[[Sequence[Subscriber], Counts], Targets]
 def uniform(members: Sequence[Subscriber], counts: Counts) -> Targets:
     if not members:
         return {}
+    # Groups of one application subscribe to the same topics. No search is needed for them.
     first = members[0].topics
     if all(member.topics is first or member.topics == first for member in members):
         return _same_topics(members, counts)
@@ -120,7 +121,8 @@ def _same_topics(members: Sequence[Subscriber], counts: Counts) -> Targets:
         for partition in keeps:
             del free[partition]
         kept[member.member_id] = keeps
-        # Only enough members remain for the extra partitions.
+        # Only enough members remain for the extra partitions: this one takes one, even if
+        # it has not kept so many.
         must_take_more = extra > len(members) - place - 1
         quota = least
         if extra and (len(keeps) > least or must_take_more):
@@ -128,6 +130,7 @@ def _same_topics(members: Sequence[Subscriber], counts: Counts) -> Targets:
             extra -= 1
         if len(keeps) < quota:
             missing.append((member.member_id, quota - len(keeps)))
+    # The quotas add up to all partitions, so that `left` is empty afterwards.
     left = iter(free)
     for member_id, count in missing:
         kept[member_id] += [next(left) for _ in range(count)]
@@ -158,9 +161,13 @@ class _Balance:
         }
 
     def targets(self) -> Targets:
+        # 1. Members keep their partitions.
         free = self._keep()
+        # 2. Free partitions are assigned. Topics with few subscribers come first, because
+        # their partitions have the fewest possible owners.
         for topic_id in sorted(free, key=lambda topic_id: len(self._takers[topic_id])):
             self._give(topic_id, free[topic_id])
+        # 3. Partitions move until no move helps.
         self._even_out()
         found: dict[int, set[Partition]] = {
             place: set() for place in range(len(self._members))
@@ -195,6 +202,7 @@ class _Balance:
         self._loads[place] += 1
 
     def _give(self, topic_id: bytes, numbers: Iterable[int]) -> None:
+        # A heap, so that a topic with P partitions and M members takes P log M steps.
         waiting = [(self._loads[place], place) for place in self._takers[topic_id]]
         heapq.heapify(waiting)
         for number in numbers:

@@ -28,7 +28,8 @@ from netshim.console.logins import ConsoleLogins
 from netshim.http.host import names_this_host
 from netshim.session import ANONYMOUS
 
-#: Headers of each response.
+#: Headers of each response. Messages of topics contain text from outside: scripts run only
+#: from files of the console, no other page may frame it, and nothing is cached.
 _HEADERS: Final = {
     "content-security-policy": "default-src 'self'; base-uri 'none'; "
     "form-action 'self'; frame-ancestors 'none'",
@@ -67,6 +68,7 @@ class ConsoleGuard:
         self._takes_forms = takes_changes or access.needs_login
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # The console has no web sockets.
         if scope["type"] != "http":
             return
 
@@ -92,6 +94,7 @@ class ConsoleGuard:
         elif self._access.is_open:
             viewer = ConsoleViewer(host=_address(request))
         else:
+            # In a thread, because the users are read from the disk.
             try:
                 viewer = await run_in_threadpool(self._viewer, request)
             except LogcoreError as error:
@@ -100,6 +103,7 @@ class ConsoleGuard:
             request.state.viewer = viewer
             request.state.viewer_again = partial(self._viewer, request)
             return None
+        # Only a browser can use the page of the login. Scripts get a status.
         is_page = "text/html" in request.headers.get("accept", "")
         if request.method == "GET" and is_page:
             place = request.url.path
@@ -110,8 +114,11 @@ class ConsoleGuard:
 
     def _why_not(self, request: Request) -> str:
         """Return why a request is refused, or ""."""
+        # 1. A page of a foreign name that resolves to this address would count as the same
+        # origin.
         if not names_this_host(request):
             return f"unknown host {request.headers.get('host', '')!r}"
+        # 2. Browsers send the origin with each form. Programs send none.
         origin = request.headers.get("origin")
         own = f"{request.url.scheme}://{request.headers.get('host', '')}"
         if origin is not None and origin != own:
@@ -184,6 +191,7 @@ def set_cookie(request: Request, response: Response, cookie: str) -> None:
 
 def local_place(text: str) -> str:
     """Return the path of a page after a login; "/" for an address elsewhere."""
+    # Browsers read "//" and "/\\" as the beginning of another host.
     is_local = text.startswith("/") and not text.startswith(("//", "/\\", LOGIN))
     return text if is_local and text.isascii() and text.isprintable() else "/"
 
@@ -199,6 +207,7 @@ async def read_form(request: Request) -> dict[str, str]:
         raise HTTPException(415, "expected a form")
     body = bytearray()
     async for chunk in request.stream():
+        # Checked while reading: the length in the header may be missing or wrong.
         body += chunk
         if len(body) > _MOST_BYTES:
             raise HTTPException(413, f"a form has at most {_MOST_BYTES:,} bytes")

@@ -36,12 +36,15 @@ _METADATA_WITH_IDS: Final = 10
 _FETCH_WITH_IDS: Final = 13
 #: The newest version of Fetch in which a consumer is known by `replica_id`.
 _FETCH_VERSION: Final = 16
+#: Type of a topic in DescribeConfigs.
 _TOPIC: Final = 2
 #: Kafka's default, which is the same here. Other settings were set for the topic or for
 #: brokers. Without the brokers' retention, the copy would delete records by its own.
 _DEFAULT: Final = 5
+#: Timestamps that ListOffsets takes for the log start and the high watermark.
 _EARLIEST: Final = -2
 _LATEST: Final = -1
+#: As long as a follower waits by Kafka's default (replica.fetch.wait.max.ms).
 _WAIT_MS: Final = 500
 _PARTITION_BYTES: Final = 4 << 20
 _MOST_BYTES: Final = 32 << 20
@@ -109,6 +112,8 @@ class Source(Closeable):
         if self._any is not None:
             return self._any
         failure: RemoteUnavailableError | None = None
+        # The given addresses may have been replaced since the start. The brokers that the
+        # last metadata named are tried after them.
         for host, port in [*self._bootstrap, *self._brokers.values()]:
             try:
                 self._any = SourceConnection(host, port, self._settings)
@@ -144,6 +149,8 @@ class Source(Closeable):
             ShippingError: the brokers are older than Kafka 3.1.
         """
         connection = self._bootstrapped()
+        # All topics, because a pattern may match one that was created just now. A request
+        # by name could create a missing topic in the source.
         request = wire.METADATA.Request(topics=None, allow_auto_topic_creation=False)
         if connection.version_of(wire.METADATA) < _METADATA_WITH_IDS:
             raise ShippingError("the source needs Apache Kafka 3.1 or later")
@@ -221,6 +228,7 @@ class Source(Closeable):
         by_leader: dict[int, dict[str, list[int]]] = {}
         for topic in topics.values():
             for number, leader in topic.leaders.items():
+                # During an election there is none. The next refresh asks again.
                 if leader >= 0:
                     asked = by_leader.setdefault(leader, {})
                     asked.setdefault(topic.name, []).append(number)
@@ -251,6 +259,7 @@ class Source(Closeable):
         try:
             return self._connection(broker).request(api, request)
         except RemoteUnavailableError:
+            # It is closed. The next request needs a new connection.
             self._connections.pop(broker, None)
             raise
 
@@ -269,6 +278,7 @@ class Source(Closeable):
             ShippingError: a leader is older than Kafka 3.1.
         """
         try:
+            # 1. Ask all leaders, so that they read their disks concurrently.
             for leader, positions in wanted.items():
                 connection = self._connection(leader)
                 if connection.version_of(wire.FETCH) < _FETCH_WITH_IDS:
@@ -276,6 +286,7 @@ class Source(Closeable):
                 connection.send(
                     wire.FETCH, _fetch_request(positions), most_version=_FETCH_VERSION
                 )
+            # 2. Read the responses in the same order.
             for leader, positions in wanted.items():
                 names = {one.topic_id: name for (name, _), one in positions.items()}
                 response = self._connection(leader).receive()
@@ -313,6 +324,7 @@ def _fetch_request(positions: Mapping[Partition, FetchPosition]) -> Any:
         max_wait_ms=_WAIT_MS,
         min_bytes=1,
         max_bytes=_MOST_BYTES,
+        # Read uncommitted: a byte-for-byte copy contains aborted records and markers.
         isolation_level=0,
         topics=list(topics.values()),
     )

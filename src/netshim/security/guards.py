@@ -58,6 +58,7 @@ def _cluster(
             return None
         if refuse is not None:
             return refuse(request, error)
+        # Older APIs have a code only.
         response = api.Response(error_code=error["error_code"])
         if hasattr(response, "error_message"):
             response.error_message = error["error_message"]
@@ -108,6 +109,7 @@ def _refuse_filters(request: Any, error: dict[str, Any]) -> Any:
 
 def _refuse_users(request: Any, error: dict[str, Any]) -> Any:
     response_type = wire.ALTER_USER_SCRAM_CREDENTIALS.Response
+    # A user with several mechanisms has one entry.
     names = dict.fromkeys(one.name for one in (*request.deletions, *request.upsertions))
     return response_type(
         results=[response_type.User(user=name, **error) for name in names]
@@ -161,6 +163,7 @@ GUARDS: Final[dict[int, Guard]] = {
         (wire.SYNC_GROUP, group_guards.group(wire.SYNC_GROUP)),
         (wire.DESCRIBE_GROUPS, group_guards.describe_groups),
         (wire.LIST_GROUPS, group_guards.list_groups),
+        # A client has no user before these.
         (wire.SASL_HANDSHAKE, _free),
         (wire.SASL_AUTHENTICATE, _free),
         (wire.API_VERSIONS, _free),

@@ -12,6 +12,7 @@ from netshim.security.acls import CLUSTER_NAME, AclOperation, ResourceType
 from netshim.security.asker import NOT_ASKED, Asker, Guard, complete_with, split
 from netshim.wire import codes
 
+#: The id in entries that name their topic.
 _NO_ID: Final = bytes(16)
 #: Bit of the attributes of a batch that belongs to a transaction, and its position.
 _TRANSACTIONAL_BIT: Final = 0x10
@@ -50,6 +51,7 @@ def produce(request: Any, asker: Asker) -> Any:
     has_transactional = False
     for topic in request.topic_data:
         for one in topic.partition_data:
+            # Only two bytes of the first batch are read here. The handler validates all.
             data = one.records
             if (
                 data is not None
@@ -87,6 +89,7 @@ def produce(request: Any, asker: Asker) -> Any:
 
 def fetch(request: Any, asker: Asker) -> Any:
     response_type = wire.FETCH.Response
+    # Version 15 moved the id of the replica. A consumer has -1 in both fields.
     replica = max(request.replica_id, request.replica_state.replica_id)
     may_follow = replica >= 0 and asker.may_cluster(AclOperation.CLUSTER_ACTION)
 
@@ -181,6 +184,7 @@ def partitions(
 
 def metadata(request: Any, asker: Asker) -> Any:
     topic_type = wire.METADATA.Response.Topic
+    # Version 0 has no null. An empty list means all topics there, and none later.
     names_all = request.topics is None or (asker.version == 0 and not request.topics)
     refused: list[Any] = []
     named: set[str] = set()
@@ -199,6 +203,7 @@ def metadata(request: Any, asker: Asker) -> Any:
                 return known is None or asker.may_topic(AclOperation.DESCRIBE, known)
             if not asker.may_topic(AclOperation.DESCRIBE, name):
                 return False
+            # A request that names a missing topic may create it.
             is_new = request.allow_auto_topic_creation and not asker.exists(name)
             return (
                 not is_new or may_create or asker.may_topic(AclOperation.CREATE, name)
@@ -319,6 +324,8 @@ def create_topics(request: Any, asker: Asker) -> Any:
         return response_type(topics=refused)
 
     def complete(response: Any) -> Any:
+        # The response to a creator contains the settings of the new topic, which have a
+        # permission of their own (KIP-525).
         for topic in response.topics:
             if not topic.error_code and not asker.may_topic(
                 AclOperation.DESCRIBE_CONFIGS, topic.name
@@ -360,6 +367,8 @@ def delete_topics(request: Any, asker: Asker) -> Any:
     refused = []
     named = Counter((one.name, bytes(one.topic_id)) for one in parts)
     for (topic_name, topic_id), count in named.items():
+        # An entry that is repeated, or has both a name and an id, is invalid for every
+        # user.
         code = codes.TOPIC_AUTHORIZATION_FAILED
         if count > 1 or (topic_name is not None and topic_id != _NO_ID):
             code = codes.INVALID_REQUEST
