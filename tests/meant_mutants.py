@@ -1077,10 +1077,10 @@ MISTAKES: Final = (
     ),
     Mistake(
         "partition_is_let_go_of_before_the_commit", "logcore/consumer/assignment.py",
-        "        self._give_up(self._read() - self._share)\n        self._take_owned()\n",
+        "        self._give_up(self._read() - self._share)\n        self._read_owned()\n",
         "        if self._ownership is not None:\n"
         "            self._ownership.settle(self._read() & self._share, self._place.group_metadata())\n"
-        "        self._give_up(self._read() - self._share)\n        self._take_owned()\n",
+        "        self._give_up(self._read() - self._share)\n        self._read_owned()\n",
         "consumer/test_ownership.py",
     ),
     Mistake(
@@ -1988,7 +1988,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "open_offsets_forgotten_at_a_restart", "logcore/coordinators/stored_offsets.py",
-        "        found.take_unstable(undecided)\n",
+        "        found.add_unstable(undecided)\n",
         "",
         "netshim/test_transaction_requests.py",
     ),

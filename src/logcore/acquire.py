@@ -48,7 +48,7 @@ def claim_directory(
                 else:
                     common = _common(fs, directory)
                 lock.shared.state = common
-                checkpoint.keep_reserve(fs, directory)
+                checkpoint.create_reserve(fs, directory)
             if common.is_unfinished and common.presence is not None:
                 with common.presence.alone() as is_alone:
                     if is_alone:
@@ -69,7 +69,9 @@ def claim_directory(
 
 def _common(fs: FS, directory: str) -> Common:
     clock = TrustedClock(fs, directory)
-    return Common(_take_marker(fs, directory), OffsetCheckpoints(fs, directory), clock)
+    return Common(
+        _delete_marker(fs, directory), OffsetCheckpoints(fs, directory), clock
+    )
 
 
 def _common_of_many(fs: FS, directory: str, handle: int) -> Common:
@@ -79,7 +81,7 @@ def _common_of_many(fs: FS, directory: str, handle: int) -> Common:
     """
     turn = ByteLock(cast(SharedFS, fs), handle, DIRECTORY_BYTE, directory)
     with turn.held():
-        _take_marker(fs, directory)
+        _delete_marker(fs, directory)
     return Common(
         was_clean=False,
         checkpoints=OffsetCheckpoints(fs, directory, changing=turn.held),
@@ -90,7 +92,7 @@ def _common_of_many(fs: FS, directory: str, handle: int) -> Common:
     )
 
 
-def _take_marker(fs: FS, directory: str) -> bool:
+def _delete_marker(fs: FS, directory: str) -> bool:
     """Delete the marker of a clean shutdown.
 
     Returns whether no file in the directory needs a check.

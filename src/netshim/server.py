@@ -1110,7 +1110,7 @@ class Server:
         """Whether clients are served. Any thread may use this."""
         return self._timer is not None
 
-    def take_held_s(self) -> float:
+    def reset_longest_step_s(self) -> float:
         """Return the longest step of the event loop since the last call, in seconds."""
         held_s, self._held_s = self._held_s, 0.0
         return held_s

@@ -1012,7 +1012,7 @@ def test_two_threads_that_need_the_reserve_do_not_write_to_one_file() -> None:
 
     for at in range(1, 100):
         disk = SimulatedDisk({"/d/x": b"old", "/d/y": b"old"})
-        checkpoint.keep_reserve(disk, "/d")
+        checkpoint.create_reserve(disk, "/d")
         disk.capacity_bytes = sum(
             len(content or b"") for content in disk.files().values()
         )

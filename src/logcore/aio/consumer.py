@@ -199,12 +199,12 @@ class _Stepped(synchronous.Consumer):
         """Check the arguments of seek(), with the errors of seek()."""
         self._sought(partition, offset)
 
-    def take_positions(self) -> dict[TopicPartition, OffsetAndMetadata]:
+    def offsets_to_commit(self) -> dict[TopicPartition, OffsetAndMetadata]:
         """Return the offsets that commit() stores by default."""
-        return self._take_positions()
+        return self._offsets_to_commit()
 
-    def take_wakeup(self) -> bool:
-        return self._take_wakeup()
+    def consume_wakeup(self) -> bool:
+        return self._consume_wakeup()
 
     def end(self, *, is_done: bool, timeout: float | None) -> None:
         """Close the consumer; see close().
@@ -482,7 +482,7 @@ class Consumer:
         self._sync.check_open()
         chosen: dict[tuple[str, int], int | OffsetAndMetadata] = {}
         if offsets is None:
-            chosen = {one: each for one, each in self._sync.take_positions().items()}  # noqa: C416  # for the types
+            chosen = {one: each for one, each in self._sync.offsets_to_commit().items()}  # noqa: C416  # for the types
         else:
             chosen = {one: each for one, each in offsets.items()}  # noqa: C416  # for the types
         await self._home.call(self._sync.commit, chosen, timeout)
@@ -682,7 +682,7 @@ class Consumer:
                 self._look_at = self._loop.time() + _LOOK_SECONDS
                 if self._steps:  # a step of another task was queued after this one
                     continue
-            if self._sync.take_wakeup():
+            if self._sync.consume_wakeup():
                 raise WakeupError("wakeup() was called")
             if self._sync.has_records():
                 return True

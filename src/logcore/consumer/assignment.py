@@ -262,7 +262,7 @@ class Assignment:
                 for topic in wanted
                 for n in range(self._count(topic))
             )
-            self._take_share()
+            self._apply_share()
             return
         assert self._groups is not None
         member.subscribe(wanted)
@@ -273,7 +273,7 @@ class Assignment:
                 break
             self._apply_membership(member, heard)
         if not self._is_share_taken:
-            self._take_share()
+            self._apply_share()
 
     def is_added(self, one: TopicPartition) -> bool:
         """Return whether a partition is newer than the subscription to its topic."""
@@ -304,7 +304,7 @@ class Assignment:
                 self._give_up(mine)
             self._share = self._read()
             # This releases the partitions that were given up, before the member joins.
-            self._take_owned()
+            self._read_owned()
             member.join(self._read())
         elif isinstance(heard, Share):
             self.rebalances += 1
@@ -315,15 +315,15 @@ class Assignment:
             self._share = heard.partitions
             # If the listener raises, the next poll continues.
             self._is_share_taken = False
-            member.take_share()
-            self._take_share()
+            member.clear_share()
+            self._apply_share()
 
-    def _take_share(self) -> None:
+    def _apply_share(self) -> None:
         """Give up the partitions outside of the share, and read the others."""
         self._give_up(self._read() - self._share)
-        self._take_owned()
+        self._read_owned()
 
-    def _take_owned(self) -> None:
+    def _read_owned(self) -> None:
         """Read the owned partitions of the share, and release all others.
 
         An exception of the listener is raised once. After an interrupt, the next poll

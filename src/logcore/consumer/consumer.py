@@ -531,7 +531,7 @@ class Consumer:
             CommitFailedError: this consumer does not subscribe to a topic.
         """
         if offsets is None:
-            return self._take_positions()
+            return self._offsets_to_commit()
         chosen = {
             TopicPartition(*one): checked_offset(given)
             for one, given in offsets.items()
@@ -549,7 +549,7 @@ class Consumer:
     def commit_elsewhere(self) -> None:
         """Commit from another thread all records that the reading thread has received."""
         self._check_open()
-        chosen = self._take_positions()
+        chosen = self._offsets_to_commit()
         before = {
             one: (reading, reading.stored)
             for one, reading in list(self._readings.items())
@@ -574,7 +574,7 @@ class Consumer:
             "the group divides its partitions, and the stream's thread asks for no record"
         )
 
-    def _take_positions(self) -> dict[TopicPartition, OffsetAndMetadata]:
+    def _offsets_to_commit(self) -> dict[TopicPartition, OffsetAndMetadata]:
         """Return the offsets that commit() stores by default."""
         # Otherwise, auto-commit would later commit a smaller offset.
         self._fetcher.finish()
@@ -772,7 +772,7 @@ class Consumer:
         """
         while True:
             self.prepare_to_read()
-            if self._take_wakeup():
+            if self._consume_wakeup():
                 raise WakeupError("wakeup() was called")
             if self.has_records():
                 return True
@@ -813,7 +813,7 @@ class Consumer:
         """Return whether there are records at the positions."""
         return self._fetcher.has_records()
 
-    def _take_wakeup(self) -> bool:
+    def _consume_wakeup(self) -> bool:
         with self._moved:
             is_woken = self._is_woken
             self._is_woken = False

@@ -105,7 +105,9 @@ class Fetcher:
         self._settings = settings
         self._is_read_only = is_read_only
         #: Makes appends of other processes to a log visible.
-        self.follow: Callable[[Log], object] = Log.refresh if is_shared else _stay
+        self.follow: Callable[[Log], object] = (
+            Log.refresh if is_shared else _skip_refresh
+        )
         self._turn = 0  # index of the next partition to read
         self.records = 0  # number of decoded records, for the metrics
 
@@ -588,7 +590,7 @@ def _is_at_end(log: Log, position: int, end: int) -> bool:
     return end <= position <= max(end, log.high_watermark)
 
 
-def _stay(log: Log) -> None:
+def _skip_refresh(log: Log) -> None:
     """Do nothing: no other process writes the log."""
 
 

@@ -109,7 +109,7 @@ class GroupMember:
         self._asking: PendingResult | None = None
         self._joining: PendingResult | None = None
         self._syncing: PendingResult | None = None
-        self._share: Share | None = None  # the result of step() until take_share()
+        self._share: Share | None = None  # the result of step() until clear_share()
         self._is_stable = False
         self._wants_to_join = False
         # The group has removed the member, and it has not joined again.
@@ -213,10 +213,10 @@ class GroupMember:
         """
         if asked is not None:
             self._groups.withdraw(self.group_id, asked)
-            self._take_id(asked)
+            self._store_member_id(asked)
         self._asking = None
 
-    def _take_id(self, answered: PendingResult) -> None:
+    def _store_member_id(self, answered: PendingResult) -> None:
         result = answered.result
         if isinstance(result, Joined):
             self.member_id = result.member_id
@@ -248,7 +248,7 @@ class GroupMember:
             if not self._joining.is_there:
                 return None
             result = self._joining.result
-            self._take_id(self._joining)
+            self._store_member_id(self._joining)
             self._joining = None
             heard = self._joined(result)
             if self._syncing is None:
@@ -285,12 +285,12 @@ class GroupMember:
         if self._joining is None or not isinstance(self._joining.result, Joined):
             return False
         result = self._joining.result
-        self._take_id(self._joining)
+        self._store_member_id(self._joining)
         self._joining = None
         self._joined(result)
         return True
 
-    def take_share(self) -> None:
+    def clear_share(self) -> None:
         """Mark the share as received, so that step() does not return it again."""
         self._share = None
 

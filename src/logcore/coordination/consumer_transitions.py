@@ -545,7 +545,7 @@ class HeartbeatStep:
             )
         # The order matters: the member's data, the group epoch, all targets, then the
         # progress of this member.
-        is_changed = self._take_facts(request)
+        is_changed = self._store_member_data(request)
         # A pattern that another broker accepted, and that this one cannot parse, keeps
         # its topics.
         with contextlib.suppress(ValueError):
@@ -621,7 +621,7 @@ class HeartbeatStep:
         self._put((RecordKind.TARGET, new_id), target)
         self._put((RecordKind.CURRENT, new_id), current)
 
-    def _take_facts(self, request: Beat) -> bool:
+    def _store_member_data(self, request: Beat) -> bool:
         """Store the member data of a request; return whether the subscription has
         changed.
         """

@@ -104,7 +104,7 @@ class FlatCombiner:
         Raises the error of the step, if there is one.
         """
         if self._leader == threading.get_ident():
-            self._take_alone(step)
+            self._run_alone(step)
             return
         mine = _Request(step)
         try:
@@ -128,7 +128,7 @@ class FlatCombiner:
         if mine.error is not None:
             raise mine.error
 
-    def _take_alone(self, step: Callable[[], object]) -> None:
+    def _run_alone(self, step: Callable[[], object]) -> None:
         with self._lock:
             try:
                 step()

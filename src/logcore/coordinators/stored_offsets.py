@@ -92,15 +92,15 @@ class StoredGroups:
         for key, value in itertools.chain(oldest, others):
             name = read_key(key)
             if isinstance(name, CommitKey):
-                self._take_commit(name, value)
+                self._apply_commit(name, value)
             elif isinstance(name, str):
-                self._take_group(name, value)
+                self._apply_group(name, value)
             elif key[:2] in CONSUMER_KEY_VERSIONS:
-                self._take_consumers(key, value)
+                self._apply_consumer_record(key, value)
             elif key[:2] in KEY_VERSIONS:
                 self.not_understood += 1
 
-    def _take_commit(self, key: CommitKey, value: bytes | None) -> None:
+    def _apply_commit(self, key: CommitKey, value: bytes | None) -> None:
         if value is None:
             self._drop_commit(key)
             return
@@ -122,7 +122,7 @@ class StoredGroups:
         if not topics:
             self.offsets.pop(key.group_id, None)
 
-    def take_unstable(self, undecided: Mapping[int, Iterable[Row]]) -> None:
+    def add_unstable(self, undecided: Mapping[int, Iterable[Row]]) -> None:
         """Add the commits of open transactions by producer id."""
         for producer_id, rows in undecided.items():
             for offset, key, value in rows:
@@ -138,7 +138,7 @@ class StoredGroups:
                         committed,
                     )
 
-    def _take_group(self, group_id: str, value: bytes | None) -> None:
+    def _apply_group(self, group_id: str, value: bytes | None) -> None:
         if value is None:
             self.groups.pop(group_id, None)
             return
@@ -148,7 +148,7 @@ class StoredGroups:
         else:
             self.groups[group_id] = group
 
-    def _take_consumers(self, key: bytes, value: bytes | None) -> None:
+    def _apply_consumer_record(self, key: bytes, value: bytes | None) -> None:
         name = read_consumer_key(key)
         if name is None:
             self.not_understood += 1
@@ -230,7 +230,7 @@ def stored_groups(logs: Iterable[LogReader]) -> StoredGroups:
     for log in logs:
         latest, undecided = latest_records(log)
         found.take(latest)
-        found.take_unstable(undecided)
+        found.add_unstable(undecided)
     return found
 
 

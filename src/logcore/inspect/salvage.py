@@ -738,7 +738,7 @@ class _Partition:
         Losses and parts that are left out are recorded.
         """
         found: list[Extent | BadStretch] = []
-        swapped = self._take_swaps()
+        swapped = self._adopt_swaps()
         for base, next_base in itertools.zip_longest(self.bases, self.bases[1:]):
             source = swapped.get(base) or self._open(file_name(base, LOG))
             if source is not None:
@@ -822,7 +822,7 @@ class _Partition:
                 begins.append(noted.log_start)
         return max(begins, default=min(self.bases, default=0))
 
-    def _take_swaps(self) -> dict[int, BatchFile]:
+    def _adopt_swaps(self) -> dict[int, BatchFile]:
         """Take the new segments of compactions that had removed the first old one.
 
         They belong to the log, in place of the old ones (recovery.decide_swap). A

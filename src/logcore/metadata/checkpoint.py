@@ -192,10 +192,10 @@ def write(
         # name.
         if reserve != directory:
             fs.sync_dir(reserve)
-        keep_reserve(fs, reserve)
+        create_reserve(fs, reserve)
 
 
-def keep_reserve(fs: FS, directory: str) -> None:
+def create_reserve(fs: FS, directory: str) -> None:
     """Reserve disk space for the small files written before a deletion.
 
     With it a full disk can be emptied.

@@ -83,7 +83,7 @@ class FileLook:
         for attempt in itertools.count(1):
             try:
                 changed_ms = self._fs.modified_ms(self._path)
-                self._state.publish(segments=self._look_for_segments())
+                self._state.publish(segments=self._find_segments())
                 # A compaction may put other files under the same names. Two changes
                 # within SETTLING_MS may have the same time, so a listing so soon after
                 # a change is not reused.
@@ -133,10 +133,10 @@ class FileLook:
             end=max(self._state.end, known), visible=max(self._state.visible, known)
         )
 
-    def _look_for_segments(self) -> list[Segment]:
+    def _find_segments(self) -> list[Segment]:
         names = list_names(self._fs, self._path)
         bases = bases_in(names)
-        swapped = self._look_for_swaps(bases, names)
+        swapped = self._find_swaps(bases, names)
         again = list_names(self._fs, self._path)
         if {name for name in again if LOG in name} != {
             name for name in names if LOG in name
@@ -176,7 +176,7 @@ class FileLook:
             self.replacements += 1
         return segments
 
-    def _look_for_swaps(
+    def _find_swaps(
         self, bases: list[int], names: list[str]
     ) -> list[tuple[Segment, int]]:
         """Return the segments that a compaction is about to rename, with their ends.

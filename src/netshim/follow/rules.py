@@ -36,7 +36,7 @@ from netshim.wire import codes
 #: Errors that end when the metadata is read again. They occur during an election, after a
 #: move of the leader, and while a broker starts. Stopping a partition for one of them
 #: would need an operator after each restart of the source.
-_NEWS: Final = frozenset(
+_RETRIED_CODES: Final = frozenset(
     {
         codes.UNKNOWN_TOPIC_OR_PARTITION,
         codes.LEADER_NOT_AVAILABLE,
@@ -136,7 +136,7 @@ def decide(answer: Any, copy: CopyPosition, policies: Policies) -> Decision:
     if code == codes.OFFSET_OUT_OF_RANGE:
         return _outside(copy, policies)
     # 4. Errors that end without an operator, and then all others.
-    if code in _NEWS:
+    if code in _RETRIED_CODES:
         return AwaitMetadata(codes.name(code))
     return StopCopy(RemoteTopicError(f"{copy.name}: {codes.name(code)}"))
 

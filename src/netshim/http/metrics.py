@@ -144,7 +144,7 @@ def collect_facts(server: Server) -> Steps[BrokerFacts]:
         elections=state.leadership.elections,
         failed_authentications=_labeled(state.security.failures),
         throttled=_labeled(state.security.quotas.throttled),
-        held_s=server.take_held_s(),
+        held_s=server.reset_longest_step_s(),
         incidents=server.logdir.incidents(),
     )
 
