@@ -2,7 +2,7 @@
 
 Rules:
 - A fetch is woken once new records are visible to readers, that is, below the high
-  watermark.
+  watermark. The fetch of a follower is woken by the append itself.
 - In a shared directory, the partitions that fetches wait for are checked for appends of
   other processes. A timer repeats the check while any fetch waits.
 
@@ -51,17 +51,33 @@ class WaitingFetches(Waiting):
         self._follows = False  # whether a timer for the next follow() is set
         #: Whether programs in this process may append, too. False in a cluster.
         self.has_other_writers = True
-        #: Number of calls of wake(). In a cluster, nothing but a deletion of records
-        #: changes the offsets of a log without one.
+        #: Counts wake-ups. In a cluster, nothing but a deletion of records changes the
+        #: offsets of a log without one.
         self.wakes = 0
+        #: Fetches of followers, which get records above the high watermark.
+        self.of_followers = Waiting()
         # High watermarks at the last wake_readers().
         self._visible: dict[tuple[str, int], int] = {}
 
     def wake(self, keys: Iterable[Key], now_ms: int) -> None:
         """Call each action that waits for any of the keys, or for any partition, once."""
+        keys = [*keys]
+        self.wake_followers(keys, now_ms)
+        self.wake_consumers(keys, now_ms)
+
+    def wake_consumers(self, keys: Iterable[Key], now_ms: int) -> None:
+        """Do what wake() does, but not for the fetches of followers."""
         self.wakes += 1
         if self._by_key:
             super().wake([*keys, ANY_PARTITION], now_ms)
+
+    def wake_followers(self, keys: Iterable[Key], now_ms: int) -> None:
+        """Call each action of a follower that waits for any of the keys, once."""
+        self.wakes += 1
+        self.of_followers.wake(keys, now_ms)
+
+    def waited_for(self) -> list[Key]:
+        return [*super().waited_for(), *self.of_followers.waited_for()]
 
     def appended(
         self, topic: str, partition: int, log: Log, end: int, now_ms: int

@@ -109,8 +109,13 @@ class Leadership(ABC):
         """Return whether a follower belongs to the in-sync replicas."""
 
     @abstractmethod
-    def is_news(self, key: Key, replica: int, high_watermark: int) -> bool:
-        """Return whether a follower waits for this high watermark."""
+    def must_report(
+        self, key: Key, replica: int, high_watermark: int, *, has_records: bool
+    ) -> bool:
+        """Return whether a follower gets this high watermark now.
+
+        It always does in a response with records.
+        """
 
 
 class SoleLeadership(Leadership):
@@ -165,5 +170,7 @@ class SoleLeadership(Leadership):
     def is_in_sync(self, key: Key, replica: int) -> bool:
         return False
 
-    def is_news(self, key: Key, replica: int, high_watermark: int) -> bool:
-        return False
+    def must_report(
+        self, key: Key, replica: int, high_watermark: int, *, has_records: bool
+    ) -> bool:
+        return has_records

@@ -69,6 +69,11 @@ _PLACING: Final = "placing"
 #: could not be prepared is prepared again.
 _RETRY_MS: Final = 150
 
+#: How long a new high watermark waits for records that followers get with it. Without the
+#: wait, each record of a producer that sends one at a time costs each follower two
+#: fetches instead of one.
+_REPORT_MS: Final = 20
+
 #: Role, leader, leader epoch and broker epoch.
 _Token = tuple[Role, int, int, int | None]
 _NO_ROLE: Final[_Token] = (Role.NONE, -1, -1, None)
@@ -94,6 +99,8 @@ class _LedPartition:
     is_proposing: bool = False
     #: The high watermark in the last response to each follower.
     reported: dict[int, int] = attrs.field(factory=dict)
+    #: Timer after which followers get a new high watermark without records.
+    report_timer: int | None = None
 
 
 class ClusterReplicas(Leadership):
@@ -300,6 +307,8 @@ class ClusterReplicas(Leadership):
         if led is None:
             return
         self.version += 1
+        if led.report_timer is not None:
+            self._state.timers.cancel(led.report_timer)
         error = NotLeaderError("another broker leads this partition now")
         for wait in led.waits:
             if wait.timer is not None:
@@ -323,9 +332,18 @@ class ClusterReplicas(Leadership):
                 if wait.timer is not None:
                     self._state.timers.cancel(wait.timer)
                 guarded(wait.done, None)
-            self._state.fetches.wake([led.key], self._state.now_ms)
+            self._state.fetches.wake_consumers([led.key], self._state.now_ms)
+            if led.report_timer is None and book.followers:
+                led.report_timer = self._state.timers.at(
+                    self._state.now_ms + _REPORT_MS, partial(self._report, led)
+                )
         if book.proposal is not None and not led.is_proposing:
             self._propose(led)
+
+    def _report(self, led: _LedPartition, now_ms: int) -> None:
+        """Let followers get the high watermark without records."""
+        led.report_timer = None
+        self._state.fetches.wake_followers([led.key], now_ms)
 
     def _propose(self, led: _LedPartition) -> None:
         proposal = led.book.proposal
@@ -567,7 +585,7 @@ class ClusterReplicas(Leadership):
         self._read_end(led)
         if self._waits:
             self._state.syncs.when_durable(log, end, partial(self._synced, led))
-        self._state.fetches.wake([key], now_ms)
+        self._state.fetches.wake_followers([key], now_ms)
 
     def _read_end(self, led: _LedPartition) -> None:
         """Take the present ends of the log."""
@@ -650,9 +668,14 @@ class ClusterReplicas(Leadership):
         led = self._led.get(key)
         return led is not None and replica in led.book.state.isr
 
-    def is_news(self, key: Key, replica: int, high_watermark: int) -> bool:
+    def must_report(
+        self, key: Key, replica: int, high_watermark: int, *, has_records: bool
+    ) -> bool:
         led = self._led.get(key)
-        if led is None or led.reported.get(replica) == high_watermark:
+        if led is None:
+            return has_records
+        is_known = led.reported.get(replica) == high_watermark
+        if not has_records and (is_known or led.report_timer is not None):
             return False
         led.reported[replica] = high_watermark
         return True

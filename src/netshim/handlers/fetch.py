@@ -310,13 +310,14 @@ def _fetch(
     # Between two chunks, records may be appended to a partition that was already read.
     wanted = partitions.to_read()
     noted = keys if request.max_wait_ms > 0 and len(wanted) >= scheduling.PIECE else []
-    state.fetches.add(noted, note)
+    waiting = _waiting(request, state)
+    waiting.add(noted, note)
     try:
         response, size, settled = yield from _collect(
             request, wanted, partitions, call, state
         )
     finally:
-        state.fetches.remove(noted, note)
+        waiting.remove(noted, note)
     # Step 3: respond, or wait for more records.
     deadline_ms = call.now_ms + min(request.max_wait_ms, MAX_WAIT_MS)
     if (
@@ -413,6 +414,7 @@ class _ParkedFetch:
         "_size",
         "_state",
         "_timer",
+        "_waiting",
         "_was_called",
         "found",
     )
@@ -440,6 +442,7 @@ class _ParkedFetch:
         self._enough = min(request.min_bytes, request.max_bytes)
         self._is_looking = False
         self._was_called = False
+        self._waiting = _waiting(request, state)
         self._answer = PendingResponse()
         #: The last result for a session of several partitions, which is the response at the
         #: deadline. The next request compares all partitions again.
@@ -452,14 +455,14 @@ class _ParkedFetch:
         """
         answer = self._answer
         self._timer = self._state.timers.at(self._deadline_ms, self._retry)
-        self._state.fetches.add(self._keys, self._retry)
+        self._waiting.add(self._keys, self._retry)
         answer.when_cancelled(self._forget)
         if looks_again:
             self._retry(self._state.now_ms)
         return answer
 
     def _forget(self) -> None:
-        self._state.fetches.remove(self._keys, self._retry)
+        self._waiting.remove(self._keys, self._retry)
         self._state.timers.cancel(self._timer)
 
     def _finish(self, response: FetchResponse | Exception) -> None:
@@ -717,6 +720,13 @@ def _follower_of(request: FetchRequest, state: BrokerState) -> tuple[int, int] |
     return None
 
 
+def _waiting(request: FetchRequest, state: BrokerState) -> scheduling.Waiting:
+    """Return where a request waits for records."""
+    if _follower_of(request, state) is None:
+        return state.fetches
+    return state.fetches.of_followers
+
+
 def _fetch_for_follower(
     part: FetchResponse.Topic.Partition,
     asked: FetchRequest.Topic.Partition,
@@ -763,4 +773,7 @@ def _fetch_for_follower(
         size = sum(map(len, pieces))
         if size:
             part.records = pieces
-    return size, state.leadership.is_news(key, replica, part.high_watermark)
+    is_urgent = state.leadership.must_report(
+        key, replica, part.high_watermark, has_records=size > 0
+    )
+    return size, is_urgent
