@@ -187,7 +187,7 @@ class Broker:
         # Counts of requests. Set by the host that serves metrics.
         self.counts: RequestCounts | None = None
         self._fast_path: FastPath | None = None
-        if services is None and not logdir.is_shared:
+        if not logdir.is_shared:
             self._fast_path = FastPath(self.state, self._handle_in_general)
         if services is not None:
             services(self.state)

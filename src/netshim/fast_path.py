@@ -9,7 +9,8 @@ Rules:
   handlers/produce.py and handlers/fetch.py then handle it. They define the responses.
 - A batch is appended once. After a failed write it may be in the file, so the error is
   answered here, and the general path does not append it again.
-- The partition is led by this broker, which is alone, and its log is open and idle.
+- The partition is led by this broker, and its log is open and idle. In a cluster, a Fetch
+  takes the general path, because it may come from a follower.
 - A Fetch that waits, and then cannot be answered here, passes to the general path with
   the rest of its time.
 - The rules allow the request, when it arrives and when it is answered.
@@ -31,7 +32,7 @@ from logcore.metadata.filenames import INTERNAL_TOPICS
 from netshim import wire
 from netshim.handlers.failures import code_of, message_of
 from netshim.handlers.fetch import MAX_WAIT_MS
-from netshim.handlers.produce import refuse
+from netshim.handlers.produce import refuse, remember_refused
 from netshim.scheduling import PendingResponse, answer_with
 from netshim.security.acls import AclOperation
 from netshim.state import BrokerState, Call
@@ -53,7 +54,7 @@ GeneralPath = Callable[
 
 
 class FastPath:
-    """The fast path of a broker that is alone and does not share its directory."""
+    """The fast path of a broker that does not share its directory."""
 
     def __init__(self, state: BrokerState, general: GeneralPath) -> None:
         self._state = state
@@ -71,7 +72,9 @@ class FastPath:
         `counts` counts the requests that are answered here.
         """
         request = kernel.read_request(frame)
-        if request is None:
+        if request is None or (
+            self._state.leadership.is_clustered and isinstance(request, UsualFetch)
+        ):
             return None
         turn = None
         if isinstance(request, UsualFetch) and request.session_id:
@@ -107,8 +110,14 @@ class FastPath:
         now_ms: int,
         counter: _Counter | None,
     ) -> list[Piece] | PendingResponse | None:
-        if key[0] in INTERNAL_TOPICS:
+        leadership = self._state.leadership
+        if key[0] in INTERNAL_TOPICS or self._state.refused_batches:
             return None
+        if leadership.is_clustered and request.acks == -1:
+            try:
+                leadership.check_in_sync(key)
+            except LogcoreError:
+                return None
         writer = log.host.writer
         try:
             offset = writer.append_request(request, frame)
@@ -116,6 +125,13 @@ class FastPath:
             result = _result_of(request, -1)
             call = _call_of(request, session, now_ms)
             refuse(result, code_of(error), message_of(error), call, self._state)
+            remember_refused(
+                self._state,
+                key,
+                frame[request.start : request.stop],
+                result.error_code,
+                now_ms,
+            )
             if counter is not None:
                 counter.count(result.error_code)
             return _refusal(request, result)
@@ -124,7 +140,6 @@ class FastPath:
         end = offset + request.record_count
         log_start = writer.state.log_start
         response = request.respond(offset, -1, log_start)
-        leadership = self._state.leadership
         leadership.appended(key, log, end, now_ms)
         if (
             request.acks == 1
@@ -143,7 +158,8 @@ class FastPath:
             counter,
         )
         waiting.answer.held_bytes = len(frame)
-        leadership.when_committed(key, log, end, waiting.committed)
+        deadline_ms = now_ms + max(0, request.timeout_ms)
+        leadership.when_committed(key, log, end, waiting.committed, deadline_ms)
         return waiting.answer
 
     def _fetch(
@@ -285,7 +301,7 @@ def _session_refusal(request: UsualFetch) -> list[Piece]:
 
 
 class _WaitingProduce:
-    """A batch that was appended and is not durable yet."""
+    """A batch that was appended and is not committed yet."""
 
     __slots__ = (
         "_call",
@@ -308,7 +324,7 @@ class _WaitingProduce:
     ) -> None:
         self._request = request
         self._response = response
-        #: The result if the batch turns out not to be durable.
+        #: The result if the batch may not be committed.
         self._result = result
         self._call = call
         self._state = state
@@ -316,7 +332,7 @@ class _WaitingProduce:
         self.answer = PendingResponse()
 
     def committed(self, error: LogcoreError | None) -> None:
-        """Answer the request. `error` is the reason why the batch may not be durable."""
+        """Answer the request. `error` is why the batch may not be committed."""
         if error is None:
             if self._counter is not None:
                 self._counter.count(codes.NONE)

@@ -110,6 +110,7 @@ cdef class UsualProduce(UsualRequest):
     """See requests.UsualProduce."""
 
     cdef readonly int16_t acks
+    cdef readonly int32_t timeout_ms
     #: Where the batch is in the frame.
     cdef readonly Py_ssize_t start
     cdef readonly Py_ssize_t stop
@@ -375,7 +376,8 @@ cdef UsualProduce read_produce(const uint8_t *base, const uint8_t *p, const uint
         p += 2
     if end - p < 6:
         return None
-    request.acks = <int16_t>lc_be16(p)  # and 4 bytes of the timeout, which a broker that is alone does not need
+    request.acks = <int16_t>lc_be16(p)
+    request.timeout_ms = <int32_t>lc_be32(p + 2)
     if request.acks != 1 and request.acks != -1:
         return None
     p = read_topic(request, p + 6, end, flexible, version >= PRODUCE_IDS)

@@ -25,6 +25,8 @@ class UsualProduce(UsualRequest):
 
     #: 1 or -1.
     acks: int
+    #: Limit of the wait for other replicas.
+    timeout_ms: int
     #: The batch is frame[start:stop].
     start: int
     stop: int

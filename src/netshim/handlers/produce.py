@@ -29,6 +29,7 @@ from logcore import (
 )
 from logcore.coordination.transaction_effects import TransactionError
 from logcore.kernels.layout import HEADER_SIZE, TRANSACTIONAL_BIT
+from logcore.metadata.checkpoint import Key
 from logcore.metadata.filenames import INTERNAL_TOPICS
 from logcore.partition.coordinator_append import knows_producer
 from logcore.recordbatch import RecordBatch
@@ -307,6 +308,22 @@ def refuse(
     state.journal.refused(call, "Produce", code, message)
 
 
+def remember_refused(
+    state: BrokerState, key: Key, records: Buffer, code: int, now_ms: int
+) -> None:
+    """Remember a refused batch of an idempotent producer, in a cluster."""
+    if (
+        code in RETRIED
+        and state.leadership.is_clustered
+        and len(records) >= HEADER_SIZE
+        and records[MAGIC_POSITION] == 2
+    ):
+        producer_id, epoch = _PRODUCER.unpack_from(records, _PRODUCER_POSITION)
+        if producer_id >= 0:
+            (sequence,) = _SEQUENCE.unpack_from(records, _SEQUENCE_POSITION)
+            state.refused_batches.add(key, producer_id, epoch, sequence, code, now_ms)
+
+
 def refuse_batch(
     result: ProduceResponse.Topic.Partition,
     log: Log,
@@ -412,7 +429,7 @@ class _ProduceRound:
                 state.leadership.check_in_sync((topic.name, asked.index))
             code, message = _check_batch(self.request, topic.name, records, self.call)
         except LogcoreError as error:
-            self.remember(topic.name, asked.index, records, code_of(error))
+            self._remember((topic.name, asked.index), records, code_of(error))
             self.refuse(result, code_of(error), message_of(error))
             return
         if code:
@@ -489,7 +506,7 @@ class _ProduceRound:
         if isinstance(receipt, Exception):
             self._has_failed = True
             refuse_batch(result, log, records, receipt, self.call, self.state)
-            self.remember(topic, result.index, records, result.error_code)
+            self._remember((topic, result.index), records, result.error_code)
             self.finish()
             return
         end = _accept(result, log, receipt)
@@ -513,25 +530,8 @@ class _ProduceRound:
         else:
             self.refuse(result, code_of(error), message_of(error))
 
-    def remember(self, topic: str, number: int, records: Buffer, code: int) -> None:
-        """Remember a refused batch of an idempotent producer, in a cluster."""
-        if (
-            code in RETRIED
-            and self.state.leadership.is_clustered
-            and len(records) >= HEADER_SIZE
-            and records[MAGIC_POSITION] == 2
-        ):
-            producer_id, epoch = _PRODUCER.unpack_from(records, _PRODUCER_POSITION)
-            if producer_id >= 0:
-                (sequence,) = _SEQUENCE.unpack_from(records, _SEQUENCE_POSITION)
-                self.state.refused_batches.add(
-                    (topic, number),
-                    producer_id,
-                    epoch,
-                    sequence,
-                    code,
-                    self.call.now_ms,
-                )
+    def _remember(self, key: Key, records: Buffer, code: int) -> None:
+        remember_refused(self.state, key, records, code, self.call.now_ms)
 
     def code_of_refused(self, topic: str, number: int, records: Buffer) -> int:
         """Return the code of a refused batch that this one follows, or 0."""
