@@ -75,8 +75,13 @@ class Served:
         return {"bootstrap.servers": self.address, "log_level": 0, **self.security}
 
     def cpu_seconds(self) -> float:
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rsplit(")", 1)[1].split()
-        return (int(fields[11]) + int(fields[12])) / _TICKS
+        return cpu_seconds_of(self.pid)
+
+
+def cpu_seconds_of(pid: int) -> float:
+    """Return the processor time of a process."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS
 
 
 def run(settings: Settings) -> Iterator[Result]:
@@ -87,8 +92,8 @@ def run(settings: Settings) -> Iterator[Result]:
         return
     with common.scratch(settings, "kafka") as path, contextlib.ExitStack() as stack:
         theirs = stack.enter_context(_kafka(path / "theirs"))
-        ours = stack.enter_context(_netshim(path / "os", "os"))
-        grouped = stack.enter_context(_netshim(path / "group", "group"))
+        ours = stack.enter_context(netshim(path / "os", "os"))
+        grouped = stack.enter_context(netshim(path / "group", "group"))
         for one, warm_seconds in ((theirs, _WARM_SECONDS), (ours, 2), (grouped, 2)):
             _latency(one, "warm", warm_seconds)
         seconds = 3 if settings.quick else 20
@@ -107,7 +112,7 @@ def run(settings: Settings) -> Iterator[Result]:
         yield from _connections(ours, theirs, 20 if settings.quick else 200)
         yield _secured_produce(ours, theirs, size, 0.6, "over TLS")
     with common.scratch(settings, "kafka") as path, contextlib.ExitStack() as stack:
-        plain = stack.enter_context(_netshim(path / "plain", "os"))
+        plain = stack.enter_context(netshim(path / "plain", "os"))
         ours = stack.enter_context(_secured_netshim(path / "acls", "SASL_PLAINTEXT"))
         yield _secured_produce(ours, plain, size, 1.05, "rules and quotas")
 
@@ -122,7 +127,7 @@ def _kafka(folder: Path) -> Iterator[Served]:
 
 
 @contextlib.contextmanager
-def _netshim(path: Path, durability: str) -> Iterator[Served]:
+def netshim(path: Path, durability: str) -> Iterator[Served]:
     """Start netshim as a user would, with its thresholds of the garbage collector."""
     command = [
         sys.executable,
@@ -289,7 +294,7 @@ def _small_transactions(ours: Served, theirs: Served, count: int) -> Iterator[Re
 # -- at full speed ---------------------------------------------------------------------
 
 
-def _produce(
+def produce(
     served: Served, topic: str, value: bytes, count: int
 ) -> tuple[float, float]:
     """Produce records; return the seconds, and the broker's processor seconds."""
@@ -351,7 +356,7 @@ def _throughput(
         for one in (ours, theirs):
             topic = f"fast-{value_bytes}-{turn}"
             samples.setdefault(("produce", one.name), []).append(
-                _produce(one, topic, value, count)
+                produce(one, topic, value, count)
             )
             samples.setdefault(("consume", one.name), []).append(
                 _consume(one, topic, count)
@@ -582,7 +587,7 @@ def _secured_produce(
     cpu: dict[str, list[float]] = {}
     for turn in range(_TURNS):
         for one in (ours, other):
-            _, taken = _produce(one, f"secured-{turn}", b"x" * 1_000, count)
+            _, taken = produce(one, f"secured-{turn}", b"x" * 1_000, count)
             cpu.setdefault(one.name, []).append(taken / size_bytes * 1e9)
     question = f"produce, 1,000 bytes a record, {name}, CPU of the broker for each GB"
     return _cost(question, "s", 1, cpu, ours.name, other.name, target)

@@ -4,7 +4,7 @@
 
 Names: codec append scan topic open growth life shim clients sharing members
 transactions groups security fixtures recording schemas lake backup console apache
-spark connector; all of them by default. Only a whole run that is not --quick replaces
+cluster spark connector; all of them by default. Only a whole run that is not --quick replaces
 RESULTS.md; --output writes any run's results elsewhere.
 """
 
@@ -44,6 +44,7 @@ NAMES: Final = (
     "backup",
     "console",
     "apache",
+    "cluster",
     "spark",
     "connector",
 )

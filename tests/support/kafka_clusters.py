@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import socket
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Final
@@ -18,7 +19,14 @@ _CLUSTER_ID: Final = "ASNFZ4mrze9-3LqYdlQyEA"
 class KafkaCluster(Cluster):
     """Brokers 1 to `count`; each is a controller too."""
 
-    def __init__(self, path: Path, count: int = 3) -> None:
+    def __init__(
+        self,
+        path: Path,
+        count: int = 3,
+        *,
+        java_options: Sequence[str] = kafka_jvm.QUICK_START,
+    ) -> None:
+        self._java_options = java_options
         self._controllers = {
             number: f"127.0.0.1:{kafka_jvm.free_port()}"
             for number in range(1, count + 1)
@@ -46,7 +54,7 @@ class KafkaCluster(Cluster):
     def begin(self, number: int) -> None:
         folder = self.path / str(number)
         file = folder / "server.properties"
-        java = ["java", *kafka_jvm.QUICK_START, "-cp", f"{kafka_jvm.classes()}/*"]
+        java = ["java", *self._java_options, "-cp", f"{kafka_jvm.classes()}/*"]
         if not file.exists():
             folder.mkdir()
             settings = self._settings(number)
