@@ -146,6 +146,17 @@ def requested(log: logcore.Log, batch: bytes | None = None) -> int | None:
 WAYS = pytest.mark.parametrize("way", [quickly, requested])
 
 
+@pytest.mark.parametrize("version", [8, 9, 12])
+def test_usual_produce_has_the_timeout_of_the_request(version: int) -> None:
+    request = Bench.produces(batch_of())
+    request.acks = -1
+    request.timeout_ms = 1_234
+    frame = wire.encode_request(wire.PRODUCE, version, 1, "client", request)[4:]
+    usual = kernel.read_request(memoryview(frame))
+    assert isinstance(usual, compiled.UsualProduce)
+    assert (usual.acks, usual.timeout_ms) == (-1, 1_234)
+
+
 # -- accepted --------------------------------------------------------------------------
 
 

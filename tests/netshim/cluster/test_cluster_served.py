@@ -150,6 +150,32 @@ def test_only_the_leader_accepts_records(calm: Cluster) -> None:
     assert (found.error_code, found.offset) == (codes.NONE, 0)
 
 
+def test_followers_get_the_high_watermark_without_more_records(calm: Cluster) -> None:
+    """The leader waits some milliseconds for records that it could send with it."""
+    calm.create("single")
+    one = calm.until_in_sync("single", 3)
+    topic_id = calm.metadata("single").topic_id
+    producer = confluent_kafka.Producer(
+        {"bootstrap.servers": calm.bootstrap_servers, "acks": "all"}
+    )
+    producer.produce("single", b"v")
+    assert producer.flush(60) == 0
+    place = wire.FETCH.Request.Topic
+    part = place.Partition(
+        partition=0, current_leader_epoch=one.leader_epoch, partition_max_bytes=1_000
+    )
+    request = wire.FETCH.Request(
+        max_wait_ms=0, topics=[place(topic_id=topic_id, partitions=[part])]
+    )
+    for number in {1, 2, 3} - {one.leader_id}:
+
+        def is_shown(number: int = number) -> bool:
+            found = calm.ask(number, wire.FETCH, request).responses[0].partitions[0]
+            return bool(found.high_watermark == 1 and found.records)
+
+        until(is_shown, f"broker {number} shows the record")
+
+
 def test_refusals_of_other_brokers_name_the_leader(calm: Cluster) -> None:
     """Clients then continue with the leader, without a request for metadata."""
     calm.create("elsewhere")
