@@ -74,7 +74,8 @@ class WaitingFetches(Waiting):
     def wake_followers(self, keys: Iterable[Key], now_ms: int) -> None:
         """Call each action of a follower that waits for any of the keys, once."""
         self.wakes += 1
-        self.of_followers.wake(keys, now_ms)
+        if not self.of_followers.is_empty:
+            self.of_followers.wake([*keys, ANY_PARTITION], now_ms)
 
     def waited_for(self) -> list[Key]:
         return [*super().waited_for(), *self.of_followers.waited_for()]
