@@ -12,6 +12,7 @@ import pytest
 from logcore.testing import SimulatedDisk
 from netshim import fetch_sessions, wire
 from netshim.fetch_sessions import EVICTION_MS, FetchSessions, SessionTurn, next_epoch
+from netshim.fetch_wakeups import ANY_PARTITION
 from netshim.handlers import fetch as fetch_handler
 from netshim.secured_testing import start_secured
 from netshim.testing import start
@@ -494,3 +495,15 @@ def test_fault_rules_apply_to_the_partitions_of_a_session(tmp_path: Path) -> Non
         client.sock.close()
     finally:
         kafka.stop()
+
+
+def test_append_wakes_idle_session_of_a_follower(still: StillBroker) -> None:
+    """An idle session waits for any partition, apart from the fetches of consumers."""
+    fetches = still.broker.state.fetches
+    woken: list[int] = []
+    fetches.of_followers.add([ANY_PARTITION], woken.append)
+    fetches.wake_consumers([("t", 0)], 1)
+    assert not woken
+    fetches.wake_followers([("t", 0)], 2)
+    fetches.wake([("t", 0)], 3)
+    assert woken == [2, 3]
