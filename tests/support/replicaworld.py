@@ -349,6 +349,8 @@ class IdempotentProducer:
         self.unacknowledged: list[Batch] = []
         #: The time until which it waits for answers, and sends nothing else.
         self.waits_until_ms = 0
+        #: Number of the connection that has batches in flight.
+        self.connection = 0
         #: The latest leader epoch that acknowledged a batch. Clients ignore metadata
         #: with an earlier one.
         self.leader_epoch = -1
@@ -1364,17 +1366,26 @@ class World:
         while len(producer.unacknowledged) < KNOWN_BATCHES:
             producer.begin_batch()
         producer.waits_until_ms = self.now_ms + 60
+        producer.connection += 1
+        number = producer.connection
         at_ms = 0
         for batch in producer.unacknowledged:
             at_ms += int(chance.random() * 12)
-            self.at(at_ms, process, self.receive_in_flight, process, producer, batch)
+            self.at(
+                at_ms, process, self.receive_in_flight, process, producer, number, batch
+            )
 
     def receive_in_flight(
-        self, process: Process, producer: IdempotentProducer, batch: Batch
+        self, process: Process, producer: IdempotentProducer, number: int, batch: Batch
     ) -> None:
         """Handle a batch, also if those before it were refused."""
-        if self.is_idle or producer.waits_until_ms <= self.now_ms:
-            return  # the connection was closed
+        # Requests of a closed connection are dropped. After a pause, the broker may know
+        # later batches of the producer, and no client gets its responses.
+        is_closed = (
+            number != producer.connection or producer.waits_until_ms <= self.now_ms
+        )
+        if self.is_idle or is_closed:
+            return
         is_lost = self.chance.random() < 0.3
 
         def done() -> None:
