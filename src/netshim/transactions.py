@@ -367,9 +367,11 @@ class Markers:
     _effect: WriteMarkers
     _now_ms: int
     _done: Callable[[Any, frozenset[Partition]], None] | None = None
-    _coordinator_epoch: int | None = attrs.field(default=None, kw_only=True)
+    _coordinator_epoch: int | None = attrs.field(
+        default=None, kw_only=True, alias="coordinator_epoch"
+    )
     _on_marker: Callable[[Partition, Exception | None], None] | None = attrs.field(
-        default=None, kw_only=True
+        default=None, kw_only=True, alias="on_marker"
     )
     #: The partitions whose markers are not written yet.
     _waits_for: set[Partition] = attrs.field(init=False)

@@ -43,7 +43,7 @@ class OpenLogs:
     _upkeeper: Upkeeper
     _incidents: Incidents
     _on_corruption: OnCorruption
-    _is_replicated: bool = attrs.field(kw_only=True)
+    _is_replicated: bool = attrs.field(kw_only=True, alias="is_replicated")
     #: By topic and partition. The user may have closed some of them.
     known: dict[Key, Log] = attrs.field(init=False, factory=dict)
     #: For each log in `known`, the topic id that it was opened for.

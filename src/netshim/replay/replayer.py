@@ -214,16 +214,20 @@ class TrafficReplayer:
 
     _address: tuple[str, int]
     #: Divides the recorded times. None sends as fast as the order allows.
-    _speed: float | None = attrs.field(default=None, kw_only=True)
+    _speed: float | None = attrs.field(default=None, kw_only=True, alias="speed")
     #: Whether responses are compared. Each difference is passed to `report`.
-    _compares: bool = attrs.field(default=False, kw_only=True)
+    _compares: bool = attrs.field(default=False, kw_only=True, alias="compares")
     #: Limit of the wait for a response.
-    _timeout_s: float = attrs.field(default=30.0, kw_only=True)
+    _timeout_s: float = attrs.field(default=30.0, kw_only=True, alias="timeout_s")
     _report: Callable[[ResponseDifference], None] = attrs.field(
-        default=lambda _: None, kw_only=True
+        default=lambda _: None, kw_only=True, alias="report"
     )
-    _clock_s: Callable[[], float] = attrs.field(default=time.monotonic, kw_only=True)
-    _sleep: Callable[[float], None] = attrs.field(default=time.sleep, kw_only=True)
+    _clock_s: Callable[[], float] = attrs.field(
+        default=time.monotonic, kw_only=True, alias="clock_s"
+    )
+    _sleep: Callable[[float], None] = attrs.field(
+        default=time.sleep, kw_only=True, alias="sleep"
+    )
     _ids: IdMapping = attrs.field(init=False, factory=IdMapping)
     _links: dict[int, _ReplayConnection] = attrs.field(init=False, factory=dict)
     _leaving: deque[_ReplayConnection] = attrs.field(init=False, factory=deque)
