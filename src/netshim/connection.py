@@ -608,7 +608,9 @@ class Connection:
         """Return the next pieces, which one system call may send."""
         pieces: list[Piece] = []
         left = _SEND_BYTES
-        while left > 0 and (piece := self.take(left)) is not None:
+        while self.outgoing and left > 0:
+            piece = self.take(left)
+            assert piece is not None
             pieces.append(piece)
             left -= len(piece)
         return pieces

@@ -111,13 +111,10 @@ class FastPath:
         counter: _Counter | None,
     ) -> list[Piece] | PendingResponse | None:
         leadership = self._state.leadership
-        if key[0] in INTERNAL_TOPICS or self._state.refused_batches:
+        if key[0] in INTERNAL_TOPICS:
             return None
-        if leadership.is_clustered and request.acks == -1:
-            try:
-                leadership.check_in_sync(key)
-            except LogcoreError:
-                return None
+        if leadership.is_clustered and not self._may_append(request, key):
+            return None
         writer = log.host.writer
         try:
             offset = writer.append_request(request, frame)
@@ -162,6 +159,17 @@ class FastPath:
         leadership.when_committed(key, log, end, waiting.committed, deadline_ms)
         return waiting.answer
 
+    def _may_append(self, request: UsualProduce, key: Key) -> bool:
+        """Return whether nothing is unusual about an append in a cluster."""
+        if self._state.refused_batches:
+            return False
+        if request.acks == -1:
+            try:
+                self._state.leadership.check_in_sync(key)
+            except LogcoreError:
+                return False
+        return True
+
     def _fetch(
         self,
         request: UsualFetch,
@@ -187,7 +195,7 @@ class FastPath:
         if response:
             if counter is not None:
                 counter.count(codes.NONE)
-            return [response]
+            return response
         waiting = _WaitingFetch(
             self, request, turn, key, session, bytes(frame), now_ms + wait_ms, counter
         )
@@ -195,11 +203,11 @@ class FastPath:
 
     def read(
         self, request: UsualFetch, turn: SingleTurn | None, log: Log, *, may_wait: bool
-    ) -> bytes | None:
+    ) -> list[Piece] | None:
         """Return the response to a Fetch, or None if the log or the range is unusual.
 
-        The response is empty bytes if the request must wait, which it does if `may_wait`
-        and there are no records for it.
+        The response is empty if the request must wait, which it does if `may_wait` and
+        there are no records for it.
         """
         writer = log.host.writer
         epoch = writer.leader_epoch
@@ -215,25 +223,50 @@ class FastPath:
             return None
         high_watermark = state.visible
         log_start = state.log_start
+        response: list[Piece] | None
         if request.offset < stable:
             # The response names no aborted transactions.
             if request.is_committed and request.offset < state.no_transactions_from:
                 return None
-            most_bytes = min(request.max_bytes, self._state.settings.fetch_max_bytes)
-            response: bytes | None = writer.respond_recent(request, stable, most_bytes)
+            response = self._records(request, log, stable)
             if response is None:
                 return None
         elif not log_start <= request.offset <= state.end:
             return None
         elif may_wait:
-            return b""
+            return []
         elif turn is not None and not turn.partition.are_new(high_watermark, log_start):
-            return request.respond_without_news()
+            return [request.respond_without_news()]
         else:
-            response = request.respond_empty(high_watermark, stable, log_start)
+            response = [request.respond_empty(high_watermark, stable, log_start)]
         if turn is not None:
             turn.note_sent(high_watermark, log_start)
         return response
+
+    def _records(
+        self, request: UsualFetch, log: Log, stable: int
+    ) -> list[Piece] | None:
+        """Return the response with records below `stable`, or None after an error."""
+        most_bytes = min(request.max_bytes, self._state.settings.fetch_max_bytes)
+        writer = log.host.writer
+        # The newest batches are copied by one read, if they are few.
+        recent = writer.respond_recent(request, stable, most_bytes)
+        if recent is not None:
+            return [recent]
+        state = writer.state
+        log_start = state.log_start
+        try:
+            records = log.stored(request.offset, stable, max_bytes=most_bytes)
+        except LogcoreError:
+            return None
+        size_bytes = sum(map(len, records))
+        head, tail = request.respond_around(
+            state.visible, stable, log_start, size_bytes
+        )
+        pieces: list[Piece] = [head, *records]
+        if tail:
+            pieces.append(tail)
+        return pieces
 
     def answer_in_general(
         self,
@@ -391,7 +424,7 @@ class _WaitingFetch:
         self._answer.when_cancelled(self._forget)
         return self._answer
 
-    def _read(self, now_ms: int) -> bytes | None:
+    def _read(self, now_ms: int) -> list[Piece] | None:
         state, request = self._state, self._request
         is_over = now_ms >= self._deadline_ms or state.is_stopping
         # A topic may have been deleted, and created again with another id.
@@ -416,7 +449,7 @@ class _WaitingFetch:
         except Exception:  # without a response, the client would wait
             _log.exception("the fast path of a waiting fetch failed")
             response = None
-        if response == b"":
+        if response == []:
             return
         self._forget()
         turn = self._turn
@@ -428,7 +461,7 @@ class _WaitingFetch:
         if response is not None:
             if self._counter is not None:
                 self._counter.count(codes.NONE, is_parked=True)
-            self._answer.set([response])
+            self._answer.set(response)
             return
         # The general path counts the request, and applies it to its session again.
         if turn is not None:

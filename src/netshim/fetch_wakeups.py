@@ -61,20 +61,22 @@ class WaitingFetches(Waiting):
 
     def wake(self, keys: Iterable[Key], now_ms: int) -> None:
         """Call each action that waits for any of the keys, or for any partition, once."""
-        keys = [*keys]
-        self.wake_followers(keys, now_ms)
-        self.wake_consumers(keys, now_ms)
+        self.wakes += 1
+        if self.by_key or self.of_followers.by_key:
+            keys = [*keys, ANY_PARTITION]
+            self.of_followers.wake(keys, now_ms)
+            super().wake(keys, now_ms)
 
     def wake_consumers(self, keys: Iterable[Key], now_ms: int) -> None:
         """Do what wake() does, but not for the fetches of followers."""
         self.wakes += 1
-        if self._by_key:
+        if self.by_key:
             super().wake([*keys, ANY_PARTITION], now_ms)
 
     def wake_followers(self, keys: Iterable[Key], now_ms: int) -> None:
         """Call each action of a follower that waits for any of the keys, once."""
         self.wakes += 1
-        if not self.of_followers.is_empty:
+        if self.of_followers.by_key:
             self.of_followers.wake([*keys, ANY_PARTITION], now_ms)
 
     def waited_for(self) -> list[Key]:

@@ -349,35 +349,31 @@ class Waiting:
     """Actions that wait for events of keys, such as an append to a partition."""
 
     def __init__(self) -> None:
-        self._by_key: dict[Key, set[Callable[[int], None]]] = {}
+        #: A key is present while actions wait for it.
+        self.by_key: dict[Key, set[Callable[[int], None]]] = {}
 
     def add(self, keys: list[Key], action: Callable[[int], None]) -> None:
         for key in keys:
-            self._by_key.setdefault(key, set()).add(action)
+            self.by_key.setdefault(key, set()).add(action)
 
     def remove(self, keys: list[Key], action: Callable[[int], None]) -> None:
         for key in keys:
-            waiting = self._by_key.get(key)
+            waiting = self.by_key.get(key)
             if waiting is not None:
                 waiting.discard(action)
                 if not waiting:
-                    del self._by_key[key]
+                    del self.by_key[key]
 
     def wake(self, keys: Iterable[Key], now_ms: int) -> None:
         """Call each action that waits for any of the keys, once."""
-        if not self._by_key:
+        if not self.by_key:
             return
-        for action in {action for key in keys for action in self._by_key.get(key, ())}:
+        for action in {action for key in keys for action in self.by_key.get(key, ())}:
             guarded(action, now_ms)
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether no action waits."""
-        return not self._by_key
 
     def waited_for(self) -> list[Key]:
         """Return the keys that actions wait for."""
-        return list(self._by_key)
+        return list(self.by_key)
 
 
 class Syncs:

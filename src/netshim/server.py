@@ -974,7 +974,7 @@ class Server:
         handled = self.broker.handled
         fetches = self.broker.state.fetches
         is_idle = handled == self._handled and (
-            fetches.is_empty or not fetches.has_other_writers
+            not fetches.by_key or not fetches.has_other_writers
         )
         self._handled = handled
         delay_s = _IDLE_TICK_S if is_idle else _TICK_S

@@ -324,6 +324,24 @@ def test_every_version_of_fetch_is_answered_alike(
 
 @compiled
 @pytest.mark.parametrize("version", FETCH_VERSIONS)
+def test_every_version_of_a_large_fetch_is_answered_alike(
+    pair: Pair, version: int
+) -> None:
+    """It has more records than are copied at once, from several segments."""
+    pair.log(lambda log: log.reconfigure({"segment.bytes": 100_000}))
+    for _ in range(5):
+        pair.produce(records=bytes(encode([(None, b"v" * 30_000)], now_ms=NOW_MS)))
+    pair.run()
+    for offset in range(6):
+        for max_bytes in (1, 40_000, 70_000, 1 << 20):
+            pair.fetch(offset, version, max_bytes=max_bytes)
+    pair.log(lambda log: log.delete_records(3))
+    pair.fetch(2, version)
+    pair.fetch(3, version)
+
+
+@compiled
+@pytest.mark.parametrize("version", FETCH_VERSIONS)
 def test_every_version_of_a_session_is_answered_alike(pair: Pair, version: int) -> None:
     more: dict[str, Any] = {"version": version, "wait_ms": 500}
     assert not is_usual(pair, lambda: pair.fetch(0, epoch=0, **more))

@@ -105,7 +105,7 @@ class Client:
                 sys.setprofile(None)
             for connection, _ in frames:
                 sys.setprofile(profile)
-                assert connection.take() is not None
+                assert connection.take_together()
                 sys.setprofile(None)
         return count / ROUNDS
 
@@ -143,6 +143,16 @@ def test_a_fetch_calls_few_functions(client: Client) -> None:
         (client.consumer, lambda: client.fetch_frame(log.log_end_offset - 1))
     )
     assert calls <= 25
+
+
+@pytest.mark.parametrize("client", ["os"], indirect=True)
+def test_a_large_fetch_calls_few_functions(client: Client) -> None:
+    """It has more records than are copied at once."""
+    batch = bytes(encode([(b"k", b"v" * 50_000)], now_ms=1))
+    for _ in range(4):
+        client.bench.produce(batch)
+    calls = client.calls((client.consumer, lambda: client.fetch_frame(1)))
+    assert calls <= 85
 
 
 def test_a_produce_that_wakes_a_fetch_calls_few_functions(client: Client) -> None:

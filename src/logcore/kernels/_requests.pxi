@@ -242,6 +242,14 @@ cdef class UsualFetch(UsualRequest):
             p[size] = p[size + 1] = p[size + 2] = 0
         return response
 
+    def respond_around(self, int64_t high_watermark, int64_t stable, int64_t log_start, int64_t size):
+        """What precedes and follows size bytes of records in the response."""
+        cdef uint8_t head[ROOM_OF_HEAD]
+        cdef Py_ssize_t head_size = self.write_head(head + 4, high_watermark, stable, log_start, size) - head
+        cdef bytes tail = b"\0\0\0" if self.version >= FETCH_FLEXIBLE else b""
+        lc_put32(head, <uint32_t>(head_size + size + len(tail) - 4))
+        return PyBytes_FromStringAndSize(<char *>head, head_size), tail
+
     def respond_empty(self, int64_t high_watermark, int64_t stable, int64_t log_start):
         """The response without records, with its size."""
         return self.build(high_watermark, stable, log_start, -1, 0, 0)

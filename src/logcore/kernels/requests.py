@@ -79,6 +79,12 @@ class UsualFetch(UsualRequest):
         """Return the response of a session without partitions, with its size."""
         raise NotImplementedError
 
+    def respond_around(
+        self, high_watermark: int, stable: int, log_start: int, size_bytes: int
+    ) -> tuple[bytes, bytes]:
+        """Return what precedes and follows records of this size in the response."""
+        raise NotImplementedError
+
     def respond_empty(self, high_watermark: int, stable: int, log_start: int) -> bytes:
         """Return the response without records, with its size."""
         raise NotImplementedError
