@@ -1573,6 +1573,18 @@ MISTAKES: Final = (
         "netshim/test_memory.py",
     ),
     Mistake(
+        "buffers_are_kept_if_memory_is_short", "netshim/connection.py",
+        "            size <= _KEPT_BYTES and 2 * budget.used_bytes < budget.limit_bytes\n",
+        "            size <= _KEPT_BYTES\n",
+        "netshim/test_connection.py",
+    ),
+    Mistake(
+        "buffers_of_pauses_are_kept", "netshim/connection.py",
+        "            and now_ms - self.active_ms >= _KEPT_MS\n        ):\n            self._resize(_SMALL_BYTES)\n",
+        "            and now_ms - self.active_ms >= _KEPT_MS\n        ):\n            pass\n",
+        "netshim/test_connection.py",
+    ),
+    Mistake(
         "released_memory_wakes_no_reader", "netshim/connection.py",
         "        self.used_bytes -= size\n        self._call_first()\n\n    def stop_waiting",
         "        self.used_bytes -= size\n\n    def stop_waiting",

@@ -47,7 +47,10 @@ Reply = list[Piece] | PendingResponse | None
 Handle = Callable[[memoryview, int], Reply]
 
 _SMALL_BYTES: Final = 64 << 10
-#: StepRunner smaller than this are joined, which costs less than a system call for each.
+#: An empty buffer of this size at most is kept for the next request, for this time.
+_KEPT_BYTES: Final = 4 << 20
+_KEPT_MS: Final = 1_000
+#: Pieces smaller than this are joined, which costs less than a system call for each.
 _SMALL_PIECE_BYTES: Final = 16 << 10
 #: Maximum number of bytes for one send.
 _SEND_BYTES: Final = 1 << 20
@@ -431,13 +434,25 @@ class Connection:
         if self._start == self._end:
             self._start = self._end = 0
             self._frame_since_ms = self._began_ms = None
-            if len(self._buffer) > _SMALL_BYTES:
+            if not self._may_keep_buffer():
                 self._resize(_SMALL_BYTES)
         elif self._frame_since_ms is None or self._start != before:
             self._frame_since_ms = now_ms
             self._frame_bytes = self._end - self._start
             self._began_ms = now_ms
             self._waited_ms = 0
+
+    def _may_keep_buffer(self) -> bool:
+        """Return whether the empty buffer remains for the next request.
+
+        A new buffer for each large request costs as much as its append: the system
+        clears its pages. overdue() frees the buffer of a connection that pauses.
+        """
+        size = len(self._buffer)
+        budget = self._budget
+        return size <= _SMALL_BYTES or (
+            size <= _KEPT_BYTES and 2 * budget.used_bytes < budget.limit_bytes
+        )
 
     def _make_room(self) -> None:
         """Move the remaining bytes to the front, or to a larger buffer."""
@@ -522,6 +537,12 @@ class Connection:
         """
         if self._given_up is not None:
             return self._given_up
+        if (
+            self._end == 0
+            and len(self._buffer) > _SMALL_BYTES
+            and now_ms - self.active_ms >= _KEPT_MS
+        ):
+            self._resize(_SMALL_BYTES)
         since = self._frame_since_ms
         # While the connection waits for memory, the client is not slow.
         if since is not None and self in self._budget.waiting:

@@ -107,9 +107,31 @@ def test_buffer_grows_with_received_bytes_and_is_released(
     assert host.budget.used_bytes == 0, "an announced size alone allocates nothing"
     host.feed(frame(body)[100:] + frame(b"after"))
     assert host.frames == [b"small", body, b"after"]
-    assert host.budget.used_bytes == 0
+    # A buffer up to 4 MiB is kept for the next request, until the connection pauses.
+    assert (host.budget.used_bytes > 0) == (size < 5_000_000)
+    assert host.connection.overdue(999) is None
+    assert (host.budget.used_bytes > 0) == (size < 5_000_000)
     host.feed(frame(b"again"))
     assert host.frames[-1] == b"again"
+    assert host.connection.overdue(1_000) is None
+    assert host.budget.used_bytes == 0
+    host.feed(frame(body))
+    assert host.frames[-1] == body
+
+
+def test_buffer_is_released_at_once_if_memory_is_short() -> None:
+    host = Host(budget=1_500_000)
+    host.feed(frame(bytes(1_000_000)))
+    assert host.budget.used_bytes == 0
+
+
+def test_a_paused_connection_keeps_an_incomplete_frame() -> None:
+    host = Host()
+    body = random.Random(1).randbytes(500_000)
+    host.feed(frame(body)[:400_000])
+    assert host.connection.overdue(5_000) is None
+    host.feed(frame(body)[400_000:], now_ms=5_000)
+    assert host.frames == [body]
 
 
 @pytest.mark.parametrize(
