@@ -58,6 +58,8 @@ _KAFKA_OPTIONS: Final = ("-Xmx1g", "-XX:+UseG1GC")
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 #: Targets by durability: of p50, p99 and p99.9.
 _LATENCY: Final = {"os": (0.9, 0.9, 0.7), "group": (1.5, 1.0, 1.0)}
+#: Target of the p50 to the consumer with `os`.
+_END_TO_END: Final = 0.6
 
 
 @attrs.frozen
@@ -233,7 +235,10 @@ def _latencies(brokers: list[Served], seconds: float) -> Iterator[Result]:
         targets = dict(zip(("p50", "p99", "p99.9"), _LATENCY[one.name], strict=True))
         for (what, name), figures in latencies.items():
             question = f"1,000 records a second, {one.name}, {what}, {name}"
-            yield _cost(question, "us", 1e6, figures, one.name, theirs, targets[name])
+            target = targets[name]
+            if one.name == "os" and (what, name) == ("end to end", "p50"):
+                target = _END_TO_END
+            yield _cost(question, "us", 1e6, figures, one.name, theirs, target)
     for ours, target in zip(brokers[:-1], (0.5, 1.2), strict=True):
         question = f"1,000 records a second, {ours.name}, CPU of the broker for each"
         yield _cost(question, "us", 1e6, cpu, ours.name, theirs, target)
@@ -333,6 +338,9 @@ def _consume(served: Served, topic: str, count: int) -> tuple[float, float]:
             **served.client_config,
             "group.id": "g",
             "enable.auto.commit": False,
+            # By default, librdkafka pauses for up to 1 s once 100,000 messages are
+            # queued, so it measures its pauses if the broker is faster than the reader.
+            "fetch.queue.backoff.ms": 1,
         }
     )
     consumer.assign([confluent_kafka.TopicPartition(topic, 0, 0)])
@@ -361,7 +369,7 @@ def _throughput(
             samples.setdefault(("consume", one.name), []).append(
                 _consume(one, topic, count)
             )
-    targets = {"produce": (1.2, 0.3), "consume": (1.0, 0.7)}
+    targets = {"produce": (1.2, 0.3), "consume": (1.2, 0.5)}
     for what in ("produce", "consume"):
         seconds = {
             one.name: [each for each, _ in samples[what, one.name]]
