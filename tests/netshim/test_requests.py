@@ -353,6 +353,25 @@ def test_every_api_tells_the_leader_epoch_that_clients_were_told_before(
         bench.close()
 
 
+@pytest.mark.parametrize("is_clustered", [True, False])
+def test_metadata_of_a_cluster_waits_for_no_file(
+    tmp_path: Path, is_clustered: bool
+) -> None:
+    """Its epochs are in the registry. Work on the disk, such as opening a thousand new
+    partitions, would delay the response.
+    """
+    with logcore.open_dir(tmp_path, create=True) as logdir:
+        logdir.create_topic("t", 3)
+    bench = Bench(tmp_path, at_once=False)
+    bench.broker.state.leadership.is_clustered = is_clustered
+    request = wire.METADATA.Request(topics=None)
+    reply = bench.send(wire.METADATA, 9, request)
+    assert isinstance(reply, PendingResponse) != is_clustered
+    assert (len(bench.submitted) == 0) == is_clustered
+    bench.run()
+    bench.close()
+
+
 @pytest.mark.parametrize(
     ("offset", "last_epoch", "expected"),
     [

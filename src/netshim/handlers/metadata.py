@@ -146,9 +146,12 @@ def _when_epochs_are_known(
     """Call handle() once the leader epochs of all partitions of these topics are known.
     Returns an Answer if they must be read.
 
-    An epoch is in a file of its partition until the log is open.
+    An epoch is in a file of its partition until the log is open. In a cluster it is in
+    the registry, and most partitions may have no file here.
     """
     logdir = state.logdir
+    if state.leadership.is_clustered:
+        return handle()
     unread = [
         (name, number)
         for name in names
