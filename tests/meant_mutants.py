@@ -2203,6 +2203,18 @@ MISTAKES: Final = (
         "netshim/test_produce.py",
     ),
     Mistake(
+        "urgent_work_waits_for_all_other", "netshim/request_order.py",
+        "            self._ready.appendleft(key)\n",
+        "            self._ready.append(key)\n",
+        "netshim/test_request_order.py",
+    ),
+    Mistake(
+        "all_work_is_submitted_at_once", "netshim/request_order.py",
+        "            while self._ready and self._running < _MOST_RUNNING:\n",
+        "            while self._ready:\n",
+        "netshim/test_request_order.py",
+    ),
+    Mistake(
         "turns_taken_from_the_wrong_end", "netshim/request_order.py",
         "        taken = [waiting.popleft() for",
         "        taken = [waiting.pop() for",

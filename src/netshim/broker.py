@@ -341,7 +341,10 @@ class Broker:
                 # 0.5 s
                 if is_large:
                     self.state.work.submit(
-                        _LARGE_ANSWERS, tell, lambda told: encoded.set(_sendable(told))
+                        _LARGE_ANSWERS,
+                        tell,
+                        lambda told: encoded.set(_sendable(told)),
+                        is_urgent=True,
                     )
                 else:
                     encoded.set(tell())

@@ -30,6 +30,9 @@ _Work = tuple[Callable[[], Any], Callable[[Any], None]]
 #: Maximum number of work items of one key that one thread runs before other keys get a
 #: thread.
 _WORK_AT_ONCE: Final = 64
+#: Maximum number of keys whose work is submitted to the threads at once. The other work
+#: of the broker, such as syncs, waits for no more than these.
+_MOST_RUNNING: Final = 8
 
 
 def _outcome(work: Callable[[], Any]) -> Any:
@@ -52,6 +55,10 @@ class WorkQueues:
         self._submit = submit
         # Waiting work; a key is present while its work runs.
         self._waiting: dict[Hashable, deque[_Work]] = {}
+        # Keys that wait for a thread, and the number of those that have one.
+        self._ready: deque[Hashable] = deque()
+        self._running = 0
+        self._is_starting = False
 
     def keys(self) -> KeysView[Hashable]:
         """Return a view of the keys whose work is not done."""
@@ -62,20 +69,44 @@ class WorkQueues:
         return key in self._waiting
 
     def submit(
-        self, key: Hashable, work: Callable[[], Any], done: Callable[[Any], None]
+        self,
+        key: Hashable,
+        work: Callable[[], Any],
+        done: Callable[[Any], None],
+        *,
+        is_urgent: bool = False,
     ) -> None:
         """Submit work that must run after the earlier work of the same key.
 
         The work of one key runs one item at a time. Work that arrives while other work
         of the key runs is executed as one batch. A thread for each append of a client
         that pipelines appends would cost more than the appends.
+
+        Urgent work gets a thread before the waiting work of other keys. A response is
+        then encoded before a thousand new logs are open.
         """
         waiting = self._waiting.get(key)
         if waiting is not None:
             waiting.append((work, done))
             return
         self._waiting[key] = deque([(work, done)])
-        self._start(key)
+        if is_urgent:
+            self._ready.appendleft(key)
+        else:
+            self._ready.append(key)
+        self._start_ready()
+
+    def _start_ready(self) -> None:
+        # A loop instead of recursion: if no thread takes work, it ends within submit.
+        if self._is_starting:
+            return
+        self._is_starting = True
+        try:
+            while self._ready and self._running < _MOST_RUNNING:
+                self._running += 1
+                self._start(self._ready.popleft())
+        finally:
+            self._is_starting = False
 
     def _start(self, key: Hashable) -> None:
         waiting = self._waiting[key]
@@ -94,10 +125,12 @@ class WorkQueues:
                 then(outcome)
             except Exception:
                 _log.exception("an answer that came later")
+        self._running -= 1
         if self._waiting[key]:
-            self._start(key)
+            self._ready.append(key)
         else:
             del self._waiting[key]
+        self._start_ready()
 
 
 class QueuedRequest:
