@@ -1598,9 +1598,9 @@ MISTAKES: Final = (
     ),
     Mistake(
         "turns_that_came_meanwhile_are_forgotten", "netshim/request_order.py",
-        "        if self._waiting[key]:\n            self._start(key)\n        else:\n    ",
-        "    ",
-        "netshim/test_produce.py",
+        "        if self._waiting[key]:\n            self._ready.append(key)\n        else:\n",
+        "        if True:\n",
+        "netshim/test_request_order.py",
     ),
     Mistake(
         "actions_of_cancelled_timers_are_kept", "netshim/scheduling.py",

@@ -786,7 +786,7 @@ def test_error_of_one_waiting_fetch_does_not_affect_others(
             wire.FETCH,
             11,
             request(
-                max_wait_ms=20_000, min_bytes=1, max_bytes=1000 + number, topics=topics
+                max_wait_ms=20_000, min_bytes=2, max_bytes=1000 + number, topics=topics
             ),
         )
     wait_until(lambda: len(server.server.broker.state.timers._actions) == 3)
