@@ -280,6 +280,74 @@ def test_the_next_batch_of_a_producer_is_accepted(log: logcore.Log) -> None:
     refused(log, lambda: requested(log, batch_of(1, producer=(7, 3, 6))))
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+def test_a_batch_is_not_stored_twice_after_an_interrupt(
+    log: logcore.Log, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The interrupt comes after the write, before the state of the producer changes."""
+    times = (OsFS().now_ms(),)  # the state of older producers expires
+    log.append_batch(batch_of(2, producer=(7, 3, 0), times=times))
+    batch = batch_of(3, producer=(7, 3, 2), times=times)
+
+    def interrupt(state: object) -> None:
+        raise error
+
+    forget = listen_to(log, lambda: None)
+    with monkeypatch.context() as patch, pytest.raises(error):
+        patch.setattr(type(log.host.writer.state), "wake", interrupt)
+        requested(log, batch)
+    forget()
+    assert not log.host.writer.state.lock.locked()
+    assert requested(log, batch) is None
+    assert log.append_batch(batch).offset == 3
+    assert log.log_end_offset == 6
+    assert requested(log, batch_of(1, producer=(7, 3, 5))) == 6
+
+
+class ChangingLock:
+    """The lock of a log. Another thread has it just before it is acquired here."""
+
+    def __init__(self, lock: Any, change: Callable[[], None]) -> None:
+        self.lock = lock
+        self.change = change
+
+    def acquire(self, blocking: bool = True) -> bool:
+        with self.lock:
+            self.change()
+        return bool(self.lock.acquire(blocking))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.lock, name)
+
+
+CHANGES: dict[str, Callable[[logcore.Log], object]] = {
+    "follows": lambda log: log.host.writer.set_following_locked(True),
+    "compacted": lambda log: setattr(log.host.writer, "requires_key", True),
+    "smaller": lambda log: setattr(log.host.writer, "client_batch_bytes", 10),
+    "times": lambda log: setattr(log.host.writer, "max_behind_ms", 1000),
+}
+
+
+@pytest.mark.parametrize("kind", CHANGES)
+def test_settings_that_change_during_the_checks_are_obeyed(
+    log: logcore.Log, kind: str
+) -> None:
+    """Otherwise a replica that began to follow would store a record of its own."""
+    state = log.host.writer.state
+    batch = batch_of(key=None)
+    lock = state.lock
+    state.lock = ChangingLock(lock, lambda: None)
+    assert requested(log, batch) == 1
+    state.lock = ChangingLock(lock, lambda: CHANGES[kind](log))
+    try:
+        assert requested(log, batch) is None
+    finally:
+        state.lock = lock
+        with lock:
+            log.host.writer.set_following_locked(False)
+    assert log.log_end_offset == 2
+
+
 def test_a_batch_of_a_producer_outside_its_transaction_is_refused(
     log: logcore.Log,
 ) -> None:

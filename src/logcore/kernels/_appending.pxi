@@ -437,22 +437,18 @@ cdef class Appender:
             batch = <const uint8_t *>view.buf + request.start
             if request.stop > view.len or not read_sound(batch, size, &facts, &sound):
                 return None
-            if ((sound.keyless and self.requires_key)
-                    or (sound.newest != -1 and sound.newest - now_ms > self.max_ahead_ms)
-                    or (sound.oldest != -1 and now_ms - sound.oldest > self.max_behind_ms)):
-                return None
             if not self.state.lock.acquire(False):
                 return None
             try:
-                offset = self.append_sound_locked(batch, &facts, now_ms)
+                offset = self.append_sound_locked(batch, &facts, &sound, now_ms)
             finally:
                 self.state.lock.release()
         finally:
             PyBuffer_Release(&view)
         return None if offset < 0 else offset
 
-    cdef int64_t append_sound_locked(self, const uint8_t *batch, Facts *facts, int64_t now_ms) except -2:
-        """Append a batch that the topic accepts. Returns its offset, or -1 without any effect."""
+    cdef int64_t append_sound_locked(self, const uint8_t *batch, Facts *facts, Sound *sound, int64_t now_ms) except -2:
+        """Append a valid batch. Returns its offset, or -1 without any effect."""
         cdef PartitionFields state = self.state
         cdef SegmentFields active = self.active
         cdef uint8_t head[HEADER_SIZE]
@@ -460,7 +456,13 @@ cdef class Appender:
         cdef int64_t size = facts.size_bytes, offset = state.end, start, written_bytes, began_ns
         cdef int64_t last_offset = offset + facts.record_count - 1
         cdef ssize_t written
-        # 1. Each condition under which the general path does more, or refuses.
+        # 1. Each condition under which the general path does more, or refuses. All of them under the lock: while the
+        # checksum was computed, another thread may have changed the settings, or made this replica a follower.
+        if size > self.client_batch_bytes or (sound.keyless and self.requires_key):
+            return -1
+        if ((sound.newest != -1 and sound.newest - now_ms > self.max_ahead_ms)
+                or (sound.oldest != -1 and now_ms - sound.oldest > self.max_behind_ms)):
+            return -1
         if state.is_closed or self.has_unfinished_write or self.is_held or self.fs.forks != self.forks:
             return -1
         commit = self.commit
@@ -492,27 +494,33 @@ cdef class Appender:
             return -1
         if lc_ticks_ns() - began_ns > SLOW_NS:
             self.slow_until_ns = lc_ticks_ns() + PAUSE_NS
-        # 3. Update the fields. An interrupt in here removes the batch: it has no receipt.
+        # 3. Update the fields.
         try:
-            active._size = start + size
-            active.note_batch(start, size, last_offset, facts.max_timestamp)
-            self.written_bytes = written_bytes + size
-            state.end = last_offset + 1
-            self.has_unfinished_write = False
-            if self.is_resting:
-                self.wake_maintenance_locked()
+            # An interrupt in here removes the batch: it has no receipt.
+            try:
+                active._size = start + size
+                active.note_batch(start, size, last_offset, facts.max_timestamp)
+                self.written_bytes = written_bytes + size
+                state.end = last_offset + 1
+                self.has_unfinished_write = False
+                if self.is_resting:
+                    self.wake_maintenance_locked()
+            except BaseException:
+                self.roll_back_append_locked(start, offset, written_bytes)
+                self.has_unfinished_write = False
+                raise
+            self.appends += 1
+            if self.shows_appends:
+                state.visible = state.end
+                if PyTuple_GET_SIZE(state.listeners):
+                    state.wake()
+            if facts.producer_id >= 0:
+                self.producers.add_last(facts.producer_id, facts.producer_epoch, facts.base_sequence,
+                                        facts.record_count, facts.max_timestamp)
         except BaseException:
-            self.roll_back_append_locked(start, offset, written_bytes)
-            self.has_unfinished_write = False
+            # The batch may remain. Unless its producer is read from the log again, a retry would be stored twice.
+            self.producers.forget()
             raise
-        self.appends += 1
-        if self.shows_appends:
-            state.visible = state.end
-            if PyTuple_GET_SIZE(state.listeners):
-                state.wake()
-        if facts.producer_id >= 0:
-            self.producers.add_last(facts.producer_id, facts.producer_epoch, facts.base_sequence, facts.record_count,
-                                    facts.max_timestamp)
         return offset
 
     cdef object mend_quickly(self):

@@ -227,20 +227,19 @@ class ProducerState:
         record_count: int,
         max_timestamp: int,
     ) -> None:
-        """Add the last batch of the log, which belongs to no transaction."""
-        try:
-            _, end = self._extent()
-            batch = SequencedBatch(
-                first_sequence,
-                last_sequence(first_sequence, record_count),
-                end - record_count,
-                end - 1,
-                max_timestamp,
-            )
-            self.known().add(producer_id, epoch, batch, is_transactional=False)
-        except BaseException:
-            self.forget()
-            raise
+        """Add the last batch of the log, which belongs to no transaction.
+
+        After an error, the caller calls forget().
+        """
+        _, end = self._extent()
+        batch = SequencedBatch(
+            first_sequence,
+            last_sequence(first_sequence, record_count),
+            end - record_count,
+            end - 1,
+            max_timestamp,
+        )
+        self.known().add(producer_id, epoch, batch, is_transactional=False)
 
     @contextlib.contextmanager
     def storing(
