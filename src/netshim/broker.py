@@ -334,7 +334,7 @@ class Broker:
                     value = complete(value)
                 if counts is not None:
                     counts.count(api, value, began_s, is_parked=encoded.is_parked)
-                tell = partial(
+                finish = partial(
                     self._finished_response, call, api, header.correlation_id, value
                 )
                 # 10,000 new topics with their configs would block the event loop for
@@ -342,12 +342,12 @@ class Broker:
                 if is_large:
                     self.state.work.submit(
                         _LARGE_ANSWERS,
-                        tell,
-                        lambda told: encoded.set(_sendable(told)),
+                        finish,
+                        lambda result: encoded.set(_sendable(result)),
                         is_urgent=True,
                     )
                 else:
-                    encoded.set(tell())
+                    encoded.set(finish())
 
             waited.then(ready)
             return encoded
