@@ -114,9 +114,7 @@ cdef class UsualProduce(UsualRequest):
     #: Where the batch is in the frame.
     cdef readonly Py_ssize_t start
     cdef readonly Py_ssize_t stop
-    cdef readonly int64_t max_timestamp
     cdef readonly int32_t record_count
-    cdef readonly bint has_producer
 
     def respond(self, int64_t base_offset, int64_t append_time_ms, int64_t log_start):
         """The response of a batch that was appended, with its size."""
@@ -407,9 +405,7 @@ cdef UsualProduce read_produce(const uint8_t *base, const uint8_t *p, const uint
         return None
     request.start = p - base
     request.stop = request.start + size
-    request.max_timestamp = <int64_t>lc_be64(p + 35)
     request.record_count = <int32_t>lc_be32(p + 57)
-    request.has_producer = p[43] < 0x80
     return request
 
 

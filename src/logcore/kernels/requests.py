@@ -31,9 +31,7 @@ class UsualProduce(UsualRequest):
     start: int
     stop: int
     #: Of the batch.
-    max_timestamp: int
     record_count: int
-    has_producer: bool
 
     def respond(self, base_offset: int, append_time_ms: int, log_start: int) -> bytes:
         """Return the response for an appended batch, with its size.
