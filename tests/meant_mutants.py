@@ -916,8 +916,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "fast_append_is_not_added_to_its_producer", "logcore/partition/producer_state.py",
-        "            self.known().add(producer_id, epoch, batch, is_transactional=False)\n",
-        "            del batch\n",
+        "        self.known().add(producer_id, epoch, batch, is_transactional=False)\n",
+        "        del batch\n",
         "kernels/test_appending.py::test_the_next_batch_of_a_producer_is_accepted",
     ),
     Mistake(
