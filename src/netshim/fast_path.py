@@ -444,6 +444,13 @@ class _WaitingFetch:
         self._state.timers.cancel(self._timer)
 
     def _read_again(self, now_ms: int) -> None:
+        turn = self._turn
+        if turn is not None and not turn.is_current:
+            self._forget()
+            if self._counter is not None:
+                self._counter.count(codes.INVALID_FETCH_SESSION_EPOCH, is_parked=True)
+            self._answer.set(_session_refusal(self._request))
+            return
         try:
             response = self._read(now_ms)
         except Exception:  # without a response, the client would wait
@@ -452,12 +459,6 @@ class _WaitingFetch:
         if response == []:
             return
         self._forget()
-        turn = self._turn
-        if turn is not None and not turn.is_current:
-            if self._counter is not None:
-                self._counter.count(codes.INVALID_FETCH_SESSION_EPOCH, is_parked=True)
-            self._answer.set(_session_refusal(self._request))
-            return
         if response is not None:
             if self._counter is not None:
                 self._counter.count(codes.NONE, is_parked=True)

@@ -140,6 +140,10 @@ class _ListedPartitions:
     def are_all_missing(self) -> bool:
         return len(self.missing) == len(self._wanted)
 
+    @property
+    def is_overtaken(self) -> bool:
+        return False
+
     def to_read(self) -> list[_Wanted]:
         return self._wanted
 
@@ -158,6 +162,7 @@ class _SessionPartitions:
         state: BrokerState,
     ) -> None:
         self._session = session
+        self._epoch = session.epoch
         self._state = state
         self._replica = replica_of(request)
         self.missing: set[int] = set()
@@ -224,6 +229,11 @@ class _SessionPartitions:
     @property
     def are_all_missing(self) -> bool:
         return not self.keys
+
+    @property
+    def is_overtaken(self) -> bool:
+        """Whether a later request of the session came, so that this one gets an error."""
+        return self._session.epoch != self._epoch
 
     @property
     def are_many(self) -> bool:
@@ -472,6 +482,9 @@ class _ParkedFetch:
     def _retry(self, now_ms: int) -> None:
         if self._is_looking:
             self._was_called = True
+            return
+        if self._partitions.is_overtaken:
+            self._finish(wire.FETCH.Response())
             return
         state = self._state
         now = None
