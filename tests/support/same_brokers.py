@@ -1,0 +1,240 @@
+"""Two brokers that get the same requests: one with the fast path, one without it.
+
+The broker without it defines the responses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from logcore.kernels import kernel
+from logcore.recordbatch import encode
+from netshim import wire
+from netshim.request_counts import RequestCounts
+from netshim.scheduling import CloseConnection, PendingResponse
+from support.bench import SESSION, Bench
+
+NO_ID = bytes(16)
+SAME_ID = 1
+NOW_MS = 1_700_000_000_000
+#: The response to a request, "waits", or "closed".
+Outcome = Any
+
+
+class Side:
+    """A broker, and the requests that wait in it."""
+
+    def __init__(self, path: Path, durability: str, *, is_fast: bool) -> None:
+        self.bench = Bench(path, durability=durability, at_once=False)
+        self.counts = self.bench.broker.counts = RequestCounts()
+        if not is_fast:
+            self.bench.broker._fast_path = None
+        self.waiting: list[tuple[Any, int, PendingResponse]] = []
+        self.answered = 0
+        #: Of the last response that had one.
+        self.session_id = 0
+
+    def counted(self) -> int:
+        """Return the number of requests whose time was counted."""
+        counts = self.counts
+        found = [*counts.seconds.values(), *counts.parked_seconds.values()]
+        return sum(sum(one.counts) for one in found)
+
+    def topic_id(self, name: str) -> bytes:
+        try:
+            return self.bench.broker.state.topic_ids.id_of(name)
+        except Exception:
+            return bytes(range(16))
+
+    def send(self, frame: bytes, api: Any, version: int) -> Outcome:
+        before = kernel.read_request(memoryview(frame)) is not None
+        self.answered += before
+        buffer = bytearray(frame)
+        try:
+            reply = self.bench.broker.handle(
+                SESSION, memoryview(buffer), self.bench.now_ms
+            )
+        except CloseConnection:
+            return "closed"
+        finally:
+            buffer[:] = b"\xee" * len(buffer)
+        if isinstance(reply, PendingResponse):
+            if reply.is_set:
+                return self._decoded(api, version, reply.value)
+            self.waiting.append((api, version, reply))
+            return "waits"
+        return self._decoded(api, version, reply)
+
+    def ready(self) -> list[Outcome]:
+        """Return the responses of requests that do not wait any longer, and forget them."""
+        done = [
+            (number, one) for number, one in enumerate(self.waiting) if one[2].is_set
+        ]
+        for number, _ in reversed(done):
+            del self.waiting[number]
+        return [
+            self._decoded(api, version, reply.value)
+            for _, (api, version, reply) in done
+        ]
+
+    def _decoded(self, api: Any, version: int, reply: Any) -> Outcome:
+        if reply is None or isinstance(reply, Exception):
+            return repr(reply)
+        frame = b"".join(map(bytes, reply))
+        assert int.from_bytes(frame[:4], "big") == len(frame) - 4
+        correlation_id, response = wire.decode_response(api, version, frame[4:])
+        if getattr(response, "session_id", 0):
+            self.session_id = response.session_id
+            response.session_id = SAME_ID  # each side has its own
+        for topic in response.responses:
+            topic.topic_id = NO_ID  # each side has its own
+            for part in getattr(topic, "partitions", ()):
+                part.records = bytes(part.records)
+        return correlation_id, repr(response)
+
+
+class Pair:
+    """The same broker with and without the fast path."""
+
+    def __init__(self, path: Path, durability: str) -> None:
+        self.sides = [
+            Side(path / "fast", durability, is_fast=True),
+            Side(path / "general", durability, is_fast=False),
+        ]
+        self.outcomes: list[Outcome] = []
+
+    def each(self, action: Callable[[Side], object]) -> Any:
+        """Do the same on both sides, and return the result, which must be the same."""
+        fast, general = (action(side) for side in self.sides)
+        assert fast == general
+        return fast
+
+    def send(self, api: Any, version: int, request: Callable[[Side], Any]) -> Outcome:
+        number = len(self.outcomes)
+
+        def action(side: Side) -> Outcome:
+            frame = wire.encode_request(api, version, number, "client", request(side))
+            return side.send(frame[4:], api, version)
+
+        outcome = self.each(action)
+        self.outcomes.append(outcome)
+        return outcome
+
+    def produce(
+        self,
+        version: int = 9,
+        *,
+        topic: str = "t",
+        partition: int = 0,
+        acks: int = 1,
+        records: bytes | None = None,
+    ) -> Outcome:
+        batch = batch_of(1) if records is None else records
+
+        def request(side: Side) -> Any:
+            asked = Bench.produces(batch, topic, acks=acks)
+            asked.topic_data[0].topic_id = side.topic_id(topic)
+            asked.topic_data[0].partition_data[0].index = partition
+            return asked
+
+        return self.send(wire.PRODUCE, version, request)
+
+    def fetch(
+        self,
+        offset: int,
+        version: int = 12,
+        *,
+        topic: str = "t",
+        partition: int = 0,
+        wait_ms: int = 0,
+        isolation: int = 1,
+        min_bytes: int = 1,
+        max_bytes: int = 1 << 20,
+        epoch: int = -1,
+        is_listed: bool = True,
+        **part: Any,
+    ) -> Outcome:
+        """Fetch from a partition. An epoch above 0 continues the last session.
+
+        A session uses the partition of its last request if the request lists none.
+        """
+
+        def request(side: Side) -> Any:
+            asked = Bench.fetches(range(1), topic)
+            asked.session_epoch = epoch
+            if epoch > 0:
+                asked.session_id = side.session_id
+            asked.max_wait_ms = wait_ms
+            asked.isolation_level = isolation
+            asked.min_bytes = min_bytes
+            asked.topics[0].topic_id = side.topic_id(topic)
+            only = asked.topics[0].partitions[0]
+            only.partition = partition
+            only.fetch_offset = offset
+            only.partition_max_bytes = max_bytes
+            for name, value in part.items():
+                setattr(only, name, value)
+            if not is_listed:
+                asked.topics = []
+            return asked
+
+        return self.send(wire.FETCH, version, request)
+
+    @property
+    def session_epoch(self) -> int:
+        """The epoch that continues the last session."""
+
+        def epoch_of(side: Side) -> int:
+            session = side.bench.broker.state.fetch_sessions.get(side.session_id)
+            return 1 if session is None else session.epoch
+
+        epoch: int = self.each(epoch_of)
+        return epoch
+
+    def log(self, action: Callable[[Any], object], topic: str = "t") -> Any:
+        return self.each(lambda side: action(side.bench.logdir.partition(topic, 0)))
+
+    def directory(self, action: Callable[[Any], object]) -> None:
+        for side in self.sides:
+            action(side.bench.logdir)
+
+    def run(self) -> list[Outcome]:
+        """Run submitted work, and return the responses that are ready."""
+
+        def action(side: Side) -> list[Outcome]:
+            side.bench.run()
+            side.bench.broker.tick(side.bench.now_ms)
+            side.bench.run()
+            return side.ready()
+
+        found: list[Outcome] = self.each(action)
+        self.outcomes += found
+        return found
+
+    def sleep(self, ms: int) -> list[Outcome]:
+        for side in self.sides:
+            side.bench.now_ms += ms
+        return self.run()
+
+    def close(self) -> None:
+        for side in self.sides:
+            side.bench.close()
+
+
+def batch_of(
+    count: int, *, producer: tuple[int, int, int] = (-1, -1, -1), **more: Any
+) -> bytes:
+    producer_id, epoch, sequence = producer
+    rows = [(b"key %d" % row, b"v" * (row % 7 * 30)) for row in range(count)]
+    return bytes(
+        encode(
+            rows,
+            now_ms=NOW_MS,
+            producer_id=producer_id,
+            producer_epoch=epoch,
+            base_sequence=sequence,
+            **more,
+        )
+    )
