@@ -32,7 +32,7 @@ from logcore.metadata.filenames import INTERNAL_TOPICS
 from netshim import wire
 from netshim.handlers.failures import code_of, message_of
 from netshim.handlers.fetch import MAX_WAIT_MS
-from netshim.handlers.produce import refuse, remember_refused
+from netshim.handlers.produce import name_leaders, refuse, remember_refused
 from netshim.scheduling import PendingResponse, answer_with
 from netshim.security.acls import AclOperation
 from netshim.state import BrokerState, Call
@@ -131,7 +131,7 @@ class FastPath:
             )
             if counter is not None:
                 counter.count(result.error_code)
-            return _refusal(request, result)
+            return _refusal(request, key[0], result, call, self._state)
         if offset is None:
             return None
         end = offset + request.record_count
@@ -148,6 +148,7 @@ class FastPath:
             return [response]
         waiting = _WaitingProduce(
             request,
+            key[0],
             response,
             _result_of(request, log_start),
             _call_of(request, session, now_ms),
@@ -309,15 +310,18 @@ def _result_of(
 
 
 def _refusal(
-    request: UsualProduce, result: ProduceResponse.Topic.Partition
+    request: UsualProduce,
+    name: str,
+    result: ProduceResponse.Topic.Partition,
+    call: Call,
+    state: BrokerState,
 ) -> list[Piece]:
-    """Return the response to a batch with an error."""
-    topic = wire.PRODUCE.Response.Topic(
-        name=request.topic, partition_responses=[result]
-    )
+    """Return the response to a batch for the topic `name` with an error."""
+    topic = wire.PRODUCE.Response.Topic(name=name, partition_responses=[result])
     if request.topic_id is not None:
         topic.topic_id = request.topic_id
     response = wire.PRODUCE.Response(responses=[topic])
+    name_leaders(response, call, state)
     return wire.encode_response(
         wire.PRODUCE, request.version, request.correlation_id, response
     )
@@ -339,6 +343,7 @@ class _WaitingProduce:
     __slots__ = (
         "_call",
         "_counter",
+        "_name",
         "_request",
         "_response",
         "_result",
@@ -349,6 +354,7 @@ class _WaitingProduce:
     def __init__(
         self,
         request: UsualProduce,
+        name: str,
         response: bytes,
         result: ProduceResponse.Topic.Partition,
         call: Call,
@@ -356,6 +362,7 @@ class _WaitingProduce:
         counter: _Counter | None,
     ) -> None:
         self._request = request
+        self._name = name
         self._response = response
         #: The result if the batch may not be committed.
         self._result = result
@@ -375,7 +382,9 @@ class _WaitingProduce:
         refuse(result, code_of(error), message_of(error), self._call, self._state)
         if self._counter is not None:
             self._counter.count(result.error_code)
-        self.answer.set(_refusal(self._request, result))
+        self.answer.set(
+            _refusal(self._request, self._name, result, self._call, self._state)
+        )
 
 
 class _WaitingFetch:

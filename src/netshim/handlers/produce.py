@@ -308,6 +308,16 @@ def refuse(
     state.journal.refused(call, "Produce", code, message)
 
 
+def name_leaders(response: ProduceResponse, call: Call, state: BrokerState) -> None:
+    """Add the leaders of the partitions that this broker does not lead to a response."""
+    if call.version < _LEADERS_SINCE:
+        return
+    for topic in response.responses:
+        for part in topic.partition_responses:
+            if part.error_code == codes.NOT_LEADER_OR_FOLLOWER:
+                name_leader(part, topic.name, part.index, response, call, state)
+
+
 def remember_refused(
     state: BrokerState, key: Key, records: Buffer, code: int, now_ms: int
 ) -> None:
@@ -558,27 +568,14 @@ class _ProduceRound:
         if self._left:
             return
         if self.request.acks:
-            if self._has_failed and self.call.version >= _LEADERS_SINCE:
-                self._name_leaders()
+            if self._has_failed:
+                name_leaders(self.response, self.call, self.state)
             self.answer.set(self.response)
         elif self._has_failed:
             # As in Kafka: a producer with acks=0 gets no responses.
             self.answer.set(CloseConnection("a produce request with acks=0 failed"))
         else:
             self.answer.set(None)
-
-    def _name_leaders(self) -> None:
-        for topic in self.response.responses:
-            for part in topic.partition_responses:
-                if part.error_code == codes.NOT_LEADER_OR_FOLLOWER:
-                    name_leader(
-                        part,
-                        topic.name,
-                        part.index,
-                        self.response,
-                        self.call,
-                        self.state,
-                    )
 
 
 def _is_still(topic: ProduceRequest.Topic, state: BrokerState) -> bool:
