@@ -9,12 +9,12 @@ Rules:
   handlers/produce.py and handlers/fetch.py then handle it. They define the responses.
 - A batch is appended once. After a failed write it may be in the file, so the error is
   answered here, and the general path does not append it again.
-- The partition is led by this broker, and its log is open and idle. In a cluster, a Fetch
-  takes the general path, because it may come from a follower.
+- The partition is led by this broker, and its log is open and idle.
 - A Fetch that waits, and then cannot be answered here, passes to the general path with
   the rest of its time.
 - The rules allow the request, when it arrives and when it is answered.
-- A fetch session is answered here if it has one partition and continues.
+- A fetch session is answered here if it continues, and has one partition, or one
+  partition that may have news for a follower.
 """
 
 from __future__ import annotations
@@ -29,11 +29,13 @@ from logcore import Log, LogcoreError
 from logcore.kernels import UsualFetch, UsualProduce, kernel
 from logcore.metadata.checkpoint import Key
 from logcore.metadata.filenames import INTERNAL_TOPICS
+from logcore.replication.leading import FollowerFetch
 from netshim import wire
+from netshim.fetch_wakeups import ANY_PARTITION
 from netshim.handlers.failures import code_of, message_of
-from netshim.handlers.fetch import MAX_WAIT_MS
+from netshim.handlers.fetch import MAX_WAIT_MS, session_context
 from netshim.handlers.produce import name_leaders, refuse, remember_refused
-from netshim.scheduling import PendingResponse, answer_with
+from netshim.scheduling import PendingResponse, Waiting, answer_with
 from netshim.security.acls import AclOperation
 from netshim.state import BrokerState, Call
 from netshim.wire import codes
@@ -72,10 +74,10 @@ class FastPath:
         `counts` counts the requests that are answered here.
         """
         request = kernel.read_request(frame)
-        if request is None or (
-            self._state.leadership.is_clustered and isinstance(request, UsualFetch)
-        ):
+        if request is None:
             return None
+        if isinstance(request, UsualFetch) and request.replica >= 0:
+            return self._handle_follower(request, session, frame, now_ms, counts)
         turn = None
         if isinstance(request, UsualFetch) and request.session_id:
             turn = self._state.fetch_sessions.single_turn(request)
@@ -88,10 +90,10 @@ class FastPath:
         operation = AclOperation.READ if is_fetch else AclOperation.WRITE
         if not self._state.security.may(session, operation, name):
             return None
-        log = self._state.logs.free_log(name, request.partition)
+        key = name, request.partition
+        log = self._state.logs.free_log(*key)
         if log is None:
             return None
-        key = name, request.partition
         counter = None
         if counts is not None:
             api = wire.FETCH if is_fetch else wire.PRODUCE
@@ -99,6 +101,42 @@ class FastPath:
         if isinstance(request, UsualFetch):
             return self._fetch(request, turn, key, log, session, frame, now_ms, counter)
         return self._produce(request, key, log, session, frame, now_ms, counter)
+
+    def _handle_follower(
+        self,
+        request: UsualFetch,
+        session: ClientSession,
+        frame: memoryview,
+        now_ms: int,
+        counts: RequestCounts | None,
+    ) -> list[Piece] | PendingResponse | None:
+        """Do what handle() does for a Fetch of a follower."""
+        state = self._state
+        if not state.leadership.is_clustered or not state.security.may_follow(session):
+            return None
+        turn = state.fetch_sessions.follower_turn(
+            request, self.context_of(request), state.fetches.changes, state.now_ms
+        )
+        if turn is None or turn.partition.place is None:
+            return None
+        key = turn.partition.place
+        log = state.logs.free_log(*key)
+        if log is None:
+            return None
+        counter = None
+        if counts is not None:
+            counter = _Counter(counts, wire.FETCH.name, len(frame))
+        return self._fetch(request, turn, key, log, session, frame, now_ms, counter)
+
+    def context_of(self, request: UsualFetch) -> object:
+        """Return the context of the session of a follower's request."""
+        return session_context(
+            self._state,
+            request.version,
+            int(request.is_committed),
+            request.replica,
+            request.replica_epoch,
+        )
 
     def _produce(
         self,
@@ -188,7 +226,7 @@ class FastPath:
         may_wait = wait_ms > 0 and not self._state.is_stopping
         if turn is not None:
             turn.begin(now_ms)
-        response = self.read(request, turn, log, may_wait=may_wait)
+        response = self.read(request, turn, key, log, may_wait=may_wait)
         if response is None:
             if turn is not None:
                 turn.undo()
@@ -203,15 +241,26 @@ class FastPath:
         return waiting.park(self._state)
 
     def read(
-        self, request: UsualFetch, turn: SingleTurn | None, log: Log, *, may_wait: bool
+        self,
+        request: UsualFetch,
+        turn: SingleTurn | None,
+        key: Key,
+        log: Log,
+        *,
+        may_wait: bool,
     ) -> list[Piece] | None:
         """Return the response to a Fetch, or None if the log or the range is unusual.
 
         The response is empty if the request must wait, which it does if `may_wait` and
         there are no records for it.
         """
+        leadership = self._state.leadership
         writer = log.host.writer
         epoch = writer.leader_epoch
+        if leadership.is_clustered and leadership.leader_epoch(key, log) != epoch:
+            return None  # another one begins
+        if request.replica >= 0 and turn is not None:
+            return self._read_for_follower(request, turn, key, log, may_wait=may_wait)
         if request.leader_epoch not in (-1, epoch) or request.last_epoch not in (
             -1,
             epoch,
@@ -241,7 +290,55 @@ class FastPath:
         else:
             response = [request.respond_empty(high_watermark, stable, log_start)]
         if turn is not None:
-            turn.note_sent(high_watermark, log_start)
+            turn.note_sent(
+                high_watermark, log_start, has_records=request.offset < stable
+            )
+        return response
+
+    def _read_for_follower(
+        self,
+        request: UsualFetch,
+        turn: SingleTurn,
+        key: Key,
+        log: Log,
+        *,
+        may_wait: bool,
+    ) -> list[Piece] | None:
+        """Do what read() does for a follower, which gets records up to the log end."""
+        leadership = self._state.leadership
+        fetch = FollowerFetch(
+            request.replica,
+            request.replica_epoch,
+            request.leader_epoch,
+            request.offset,
+            request.last_epoch,
+        )
+        if leadership.follower_fetched(key, log, fetch) is not None:
+            return None
+        state = log.host.writer.state
+        if state.is_closed:
+            return None
+        # This thread alone moves both in a cluster.
+        high_watermark, log_start = state.visible, state.log_start
+        has_records = request.offset < state.end
+        response: list[Piece] | None = None
+        if has_records:
+            response = self._records(request, log, state.end)
+            if response is None:
+                return None
+        is_urgent = leadership.must_report(
+            key, request.replica, high_watermark, has_records=has_records
+        )
+        if response is None:
+            has_news = turn.partition.are_new(high_watermark, log_start)
+            if not has_news and leadership.is_in_sync(key, request.replica):
+                turn.mark_quiet(log, (log_start, high_watermark, state.end))
+            if may_wait and not is_urgent:
+                return []
+            if not has_news:
+                return [request.respond_without_news()]
+            response = [request.respond_empty(high_watermark, -1, log_start)]
+        turn.note_sent(high_watermark, log_start, has_records=has_records)
         return response
 
     def _records(
@@ -257,7 +354,12 @@ class FastPath:
         state = writer.state
         log_start = state.log_start
         try:
-            records = log.stored(request.offset, stable, max_bytes=most_bytes)
+            records = log.stored(
+                request.offset,
+                stable,
+                max_bytes=most_bytes,
+                up_to="high_watermark" if request.replica < 0 else "log_end",
+            )
         except LogcoreError:
             return None
         size_bytes = sum(map(len, records))
@@ -397,11 +499,13 @@ class _WaitingFetch:
         "_fast",
         "_frame",
         "_key",
+        "_keys",
         "_request",
         "_session",
         "_state",
         "_timer",
         "_turn",
+        "_waiting",
     )
 
     def __init__(
@@ -429,13 +533,26 @@ class _WaitingFetch:
         """Start to wait."""
         self._state = state
         self._timer = state.timers.at(self._deadline_ms, self._read_again)
-        state.fetches.add([self._key], self._read_again)
+        self._keys = [self._key]
+        self._waiting: Waiting = state.fetches
+        if self._request.replica >= 0:
+            # A change of any partition may bring news for a follower.
+            self._keys = [ANY_PARTITION]
+            self._waiting = state.fetches.of_followers
+        self._waiting.add(self._keys, self._read_again)
         self._answer.when_cancelled(self._forget)
         return self._answer
 
     def _read(self, now_ms: int) -> list[Piece] | None:
-        state, request = self._state, self._request
+        state, request, turn = self._state, self._request, self._turn
         is_over = now_ms >= self._deadline_ms or state.is_stopping
+        if request.replica >= 0 and turn is not None:
+            context = self._fast.context_of(request)
+            log = state.logs.free_log(*self._key)
+            is_single = turn.is_single(context, state.fetches.changes, state.now_ms)
+            if log is None or not is_single:
+                return None
+            return self._fast.read(request, turn, self._key, log, may_wait=not is_over)
         # A topic may have been deleted, and created again with another id.
         is_same = (
             request.topic_id is None
@@ -446,10 +563,10 @@ class _WaitingFetch:
         may_read = state.security.may(self._session, AclOperation.READ, self._key[0])
         if not is_same or log is None or not may_read:
             return None
-        return self._fast.read(request, self._turn, log, may_wait=not is_over)
+        return self._fast.read(request, turn, self._key, log, may_wait=not is_over)
 
     def _forget(self) -> None:
-        self._state.fetches.remove([self._key], self._read_again)
+        self._waiting.remove(self._keys, self._read_again)
         self._state.timers.cancel(self._timer)
 
     def _read_again(self, now_ms: int) -> None:

@@ -19,8 +19,10 @@ Rules, as in Kafka 4.1:
   one, or else one that is older than EVICTION_MS and smaller. A follower may replace any
   session of a consumer. If none can be closed, the client gets no session.
 
-This module has no clock and reads no log. handlers/fetch.py stores the offsets of a
-log in the partition, and reads the log again only after they have changed.
+This module has no clock and reads no records. handlers/fetch.py stores the offsets of a
+log in the partition, and reads the log again only after they have changed. In a
+cluster, it compares only the partitions that the broker recorded as changed, so a
+request costs the same whatever the number of idle partitions is.
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ from netshim.wire import codes
 if TYPE_CHECKING:
     from logcore import Log
     from logcore.kernels import UsualFetch
+    from netshim.fetch_wakeups import RecentChanges
     from netshim.wire.messages import FetchRequest, FetchResponse
 
 #: A session that was idle for this time may be closed for another one; a session that is
@@ -54,6 +57,9 @@ _MOST_PARTITIONS: Final = 500_000
 #: step of the event loop, which takes 7 ms for so many.
 _MOST_OF_SESSION: Final = 10_000
 _LAST_EPOCH: Final = 2**31 - 1
+#: Time after which all partitions of a session are compared with their logs: the
+#: retention may have deleted records.
+_COMPARE_MS: Final = 5_000
 
 #: The id of a topic, or its name before version 13, and the partition's number.
 PartitionKey = tuple[bytes | str, int]
@@ -61,6 +67,10 @@ PartitionKey = tuple[bytes | str, int]
 
 #: Log start, high watermark and log end.
 Offsets = tuple[int, int, int]
+
+
+def offsets_of(log: Log) -> Offsets:
+    return log.log_start_offset, log.high_watermark, log.log_end_offset
 
 
 def replica_of(request: FetchRequest) -> int:
@@ -77,6 +87,7 @@ def next_epoch(epoch: int) -> int:
 class SessionPartition:
     """A partition of a session."""
 
+    key: PartitionKey
     topic: FetchRequest.Topic
     #: The latest position and limits that the client has sent.
     asked: FetchRequest.Topic.Partition
@@ -86,8 +97,16 @@ class SessionPartition:
     #: The topic and the number, None while the topic is unknown.
     place: tuple[str, int] | None = None
     #: The log, and its offsets when it was last read without news. None if the next
-    #: request must read it.
+    #: request must read it; see FetchSession.unread.
     quiet: tuple[Log, Offsets] | None = None
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether the log has the same offsets as when it was read without news."""
+        if self.quiet is None:
+            return False
+        log, offsets = self.quiet
+        return offsets == offsets_of(log) and not log.is_closed
 
     def has_changed(self, part: FetchResponse.Topic.Partition) -> bool:
         """Return whether the client has not got this result yet."""
@@ -128,10 +147,16 @@ class FetchSession:
     )
     #: Versions of the topics and leaders when the partitions were read last.
     context: object = None
-    #: WaitingFetches.wakes when no partition had news for a follower; None if unknown.
-    quiet_wakes: int | None = None
-    #: Time at which the partitions are compared again nevertheless.
-    compare_at_ms: int = 0
+    #: The partitions that the next request must read, by their keys: all but the quiet
+    #: ones.
+    unread: dict[PartitionKey, SessionPartition] = attrs.field(factory=dict)
+    #: The partitions whose topics are known, by the name of the topic and the number.
+    by_place: dict[tuple[str, int], SessionPartition] = attrs.field(factory=dict)
+    #: RecentChanges.count when the quiet partitions had no news; None if the next
+    #: request must compare all partitions with their logs.
+    _compared_at: int | None = None
+    #: Time at which all partitions are compared nevertheless.
+    _compare_at_ms: int = 0
     _topics: dict[bytes | str, FetchRequest.Topic] = attrs.field(factory=dict)
 
     @property
@@ -140,8 +165,6 @@ class FetchSession:
 
     def update(self, request: FetchRequest) -> None:
         """Add and change the partitions of a request, and remove the forgotten ones."""
-        if request.topics or request.forgotten_topics_data:
-            self.quiet_wakes = None
         for topic in request.topics:
             name = self._name_of(topic)
             kept = self._topics.get(name)
@@ -153,17 +176,88 @@ class FetchSession:
                 key = name, asked.partition
                 before = self.partitions.get(key)
                 if before is None:
-                    self.partitions[key] = SessionPartition(kept, asked)
+                    before = self.partitions[key] = SessionPartition(key, kept, asked)
                 else:
                     before.asked = asked
-                    before.quiet = None
+                self.mark_unread(before)
         for forgotten in request.forgotten_topics_data:
             name = self._name_of(forgotten)
             for number in forgotten.partitions:
-                self.partitions.pop((name, number), None)
+                left = self.partitions.pop((name, number), None)
+                self.unread.pop((name, number), None)
+                if left is not None and left.place is not None:
+                    self.by_place.pop(left.place, None)
         if len(self._topics) > len(self.partitions):
             # Otherwise, forgotten topics would remain in memory.
             self._topics = {key[0]: one.topic for key, one in self.partitions.items()}
+
+    def mark_unread(self, one: SessionPartition) -> None:
+        """Let the next request read a partition."""
+        one.quiet = None
+        self.unread.setdefault(one.key, one)
+
+    def mark_quiet(self, one: SessionPartition, log: Log, offsets: Offsets) -> None:
+        """Let no request read a partition until its log has other offsets."""
+        one.quiet = log, offsets
+        self.unread.pop(one.key, None)
+
+    def move_to_end(self, one: SessionPartition) -> None:
+        """Let the next requests read a partition after the others."""
+        self.partitions.move_to_end(one.key)
+        self.unread.pop(one.key, None)
+        self.mark_unread(one)
+
+    def place(self, one: SessionPartition, place: tuple[str, int]) -> None:
+        """Record the name of the topic and the number of a partition."""
+        one.place = place
+        self.by_place[place] = one
+
+    def read_all_again(self) -> None:
+        """Let the next request find and read every partition."""
+        for one in self.partitions.values():
+            one.quiet = one.place = None
+        self.unread = dict(self.partitions)
+        self.by_place = {}
+
+    def candidates(self, changes: RecentChanges, now_ms: int) -> list[SessionPartition]:
+        """Return the partitions that may have news, each of them once."""
+        changed = None
+        if self._compared_at is not None and now_ms < self._compare_at_ms:
+            changed = changes.since(self._compared_at)
+        if changed is None:
+            self._compared_at = None
+            return [one for one in self.partitions.values() if not one.is_quiet]
+        found = dict(self.unread)
+        for place in changed:
+            one = self.by_place.get(place)
+            if one is not None and not one.is_quiet:
+                found[one.key] = one
+        return list(found.values())
+
+    def single_candidate(
+        self, listed: SessionPartition | None, changes: RecentChanges, now_ms: int
+    ) -> SessionPartition | None:
+        """Return the only partition that may have news, None if there is not exactly one.
+
+        `listed` is a partition that the request lists.
+        """
+        count = changes.count
+        candidates = self.candidates(changes, now_ms)
+        if len(candidates) > 1:
+            return None
+        one = candidates[0] if candidates else listed
+        if one is None or (listed is not None and one is not listed):
+            return None
+        # It remains unread, so nothing is lost if the general path takes the request.
+        self.mark_unread(one)
+        self.compared(count, now_ms)
+        return one
+
+    def compared(self, count: int, now_ms: int) -> None:
+        """Record that the candidates were compared at this RecentChanges.count."""
+        if self._compared_at is None:
+            self._compare_at_ms = now_ms + _COMPARE_MS
+        self._compared_at = count
 
     def _name_of(self, topic: Any) -> bytes | str:
         return bytes(topic.topic_id) if self.uses_ids else topic.topic
@@ -197,7 +291,7 @@ class FetchSession:
                         continue
                     one.note_sent(part)
                     if part.records:
-                        self.partitions.move_to_end(key)
+                        self.move_to_end(one)
                 kept.append(part)
             if kept:
                 topic.partitions = kept
@@ -229,7 +323,7 @@ class SessionTurn:
 
 
 class SingleTurn:
-    """One usual request of a session with one partition, for the fast path."""
+    """One usual request of a session, for the fast path: one partition may have news."""
 
     __slots__ = ("_lists_partition", "_request", "_session", "partition")
 
@@ -251,7 +345,7 @@ class SingleTurn:
         session, request = self._session, self._request
         session.epoch = next_epoch(request.session_epoch)
         session.used_ms = now_ms
-        self.partition.quiet = None
+        session.mark_unread(self.partition)
         if self._lists_partition:
             self.partition.asked = wire.FETCH.Request.Topic.Partition(
                 partition=request.partition,
@@ -266,10 +360,26 @@ class SingleTurn:
         """Whether no other request of the session was taken since begin()."""
         return self._session.epoch == next_epoch(self._request.session_epoch)
 
-    def note_sent(self, high_watermark: int, log_start: int) -> None:
-        if self.is_current:
-            self.partition.high_watermark = high_watermark
-            self.partition.log_start = log_start
+    def is_single(self, context: object, changes: RecentChanges, now_ms: int) -> bool:
+        """Return whether still no other partition may have news."""
+        session = self._session
+        if session.context != context:
+            return False
+        return session.single_candidate(self.partition, changes, now_ms) is not None
+
+    def note_sent(
+        self, high_watermark: int, log_start: int, *, has_records: bool
+    ) -> None:
+        if not self.is_current:
+            return
+        self.partition.high_watermark = high_watermark
+        self.partition.log_start = log_start
+        if has_records and len(self._session.partitions) > 1:
+            self._session.move_to_end(self.partition)
+
+    def mark_quiet(self, log: Log, offsets: Offsets) -> None:
+        """See FetchSession.mark_quiet()."""
+        self._session.mark_quiet(self.partition, log, offsets)
 
     def undo(self) -> None:
         """Undo begin(), so that the general path can take the request."""
@@ -340,6 +450,7 @@ class FetchSessions:
         if (
             session is None
             or session.is_follower
+            or request.replica >= 0
             or session.epoch != request.session_epoch
             or session.uses_ids != (request.version >= _IDS_SINCE)
             or len(session.partitions) != 1
@@ -353,6 +464,36 @@ class FetchSessions:
         elif key != (request.topic_id or request.topic, request.partition):
             return None
         return SingleTurn(session, one, request, lists_partition=lists_partition)
+
+    def follower_turn(
+        self, request: UsualFetch, context: object, changes: RecentChanges, now_ms: int
+    ) -> SingleTurn | None:
+        """Return the turn of a follower if one partition may have news, else None.
+
+        A request without a partition gets this one.
+        """
+        session = self._sessions.get(request.session_id)
+        if (
+            session is None
+            or session.replica != request.replica
+            or session.epoch != request.session_epoch
+            or session.context != context
+        ):
+            return None
+        listed = None
+        if request.has_partition:
+            listed = session.partitions.get(
+                (request.topic_id or request.topic, request.partition)
+            )
+            if listed is None:
+                return None
+        one = session.single_candidate(listed, changes, now_ms)
+        if one is None or one.place is None:
+            return None
+        if listed is None:
+            topic_id = one.topic.topic_id if session.uses_ids else None
+            request.continue_with(one.topic.topic, topic_id, one.asked)
+        return SingleTurn(session, one, request, lists_partition=listed is not None)
 
     def _is_too_large(self, size: int, added: int) -> bool:
         """Return whether a session of this size, with partitions to add, has no room."""

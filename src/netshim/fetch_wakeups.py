@@ -12,8 +12,10 @@ This module does not read records (handlers/fetch.py does).
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Iterable
 from functools import partial
+from itertools import islice
 from typing import Any, Final
 
 from logcore import Log, LogcoreError
@@ -31,6 +33,32 @@ ANY_PARTITION: Final[Key] = ("", -1)
 _FOLLOW_MS: Final = 5
 _LOOK_MS: Final = 0.01
 _LOOK_PART: Final = 0.02
+#: Changes that are kept: a fetch session that is older compares all of its partitions.
+_KEPT_CHANGES: Final = 4_096
+
+
+class RecentChanges:
+    """The partitions whose offsets changed recently, the latest ones last."""
+
+    def __init__(self) -> None:
+        #: The number of changes since the start.
+        self.count = 0
+        self._keys: deque[Key] = deque(maxlen=_KEPT_CHANGES)
+
+    def add(self, keys: Iterable[Key]) -> None:
+        for key in keys:
+            self._keys.append(key)
+            self.count += 1
+
+    def since(self, count: int) -> Iterable[Key] | None:
+        """Return the partitions that changed after an earlier count, None if unknown.
+
+        Each of them is returned once, the latest change first.
+        """
+        number = self.count - count
+        if number > len(self._keys):
+            return None
+        return dict.fromkeys(islice(reversed(self._keys), number))
 
 
 class WaitingFetches(Waiting):
@@ -51,9 +79,9 @@ class WaitingFetches(Waiting):
         self._follows = False  # whether a timer for the next follow() is set
         #: Whether programs in this process may append, too. False in a cluster.
         self.has_other_writers = True
-        #: Counts wake-ups. In a cluster, nothing but a deletion of records changes the
-        #: offsets of a log without one.
-        self.wakes = 0
+        #: Changes, unless there are other writers. Only the retention changes the
+        #: offsets of a led log without an entry here.
+        self.changes = RecentChanges()
         #: Fetches of followers, which get records above the high watermark.
         self.of_followers = Waiting()
         # High watermarks at the last wake_readers().
@@ -61,23 +89,25 @@ class WaitingFetches(Waiting):
 
     def wake(self, keys: Iterable[Key], now_ms: int) -> None:
         """Call each action that waits for any of the keys, or for any partition, once."""
-        self.wakes += 1
+        keys = [*keys]
+        if not self.has_other_writers:
+            self.changes.add(keys)
         if self.by_key or self.of_followers.by_key:
-            keys = [*keys, ANY_PARTITION]
+            keys.append(ANY_PARTITION)
             self.of_followers.wake(keys, now_ms)
             super().wake(keys, now_ms)
 
-    def wake_consumers(self, keys: Iterable[Key], now_ms: int) -> None:
+    def wake_consumers(self, key: Key, now_ms: int) -> None:
         """Do what wake() does, but not for the fetches of followers."""
-        self.wakes += 1
+        self.changes.add((key,))
         if self.by_key:
-            super().wake([*keys, ANY_PARTITION], now_ms)
+            super().wake((key, ANY_PARTITION), now_ms)
 
-    def wake_followers(self, keys: Iterable[Key], now_ms: int) -> None:
-        """Call each action of a follower that waits for any of the keys, once."""
-        self.wakes += 1
+    def wake_followers(self, key: Key, now_ms: int) -> None:
+        """Call each action of a follower that waits for the partition, once."""
+        self.changes.add((key,))
         if self.of_followers.by_key:
-            self.of_followers.wake([*keys, ANY_PARTITION], now_ms)
+            self.of_followers.wake((key, ANY_PARTITION), now_ms)
 
     def waited_for(self) -> list[Key]:
         return [*super().waited_for(), *self.of_followers.waited_for()]

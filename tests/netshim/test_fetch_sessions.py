@@ -13,7 +13,6 @@ from logcore.testing import SimulatedDisk
 from netshim import fetch_sessions, wire
 from netshim.fetch_sessions import EVICTION_MS, FetchSessions, SessionTurn, next_epoch
 from netshim.fetch_wakeups import ANY_PARTITION
-from netshim.handlers import fetch as fetch_handler
 from netshim.secured_testing import start_secured
 from netshim.testing import start
 from netshim.wire import codes
@@ -281,10 +280,10 @@ def followed(
     state.fetches.has_other_writers = False
     monkeypatch.setattr(state.leadership, "is_in_sync", lambda *_: True)
     compared: list[Any] = []
-    offsets_of = fetch_handler._offsets_of
+    offsets_of = fetch_sessions.offsets_of
     monkeypatch.setattr(
-        fetch_handler,
-        "_offsets_of",
+        fetch_sessions,
+        "offsets_of",
         lambda log: compared.append(log) or offsets_of(log),  # type: ignore[func-returns-value]
     )
     fetcher = Fetcher(still)
@@ -502,8 +501,8 @@ def test_append_wakes_idle_session_of_a_follower(still: StillBroker) -> None:
     fetches = still.broker.state.fetches
     woken: list[int] = []
     fetches.of_followers.add([ANY_PARTITION], woken.append)
-    fetches.wake_consumers([("t", 0)], 1)
+    fetches.wake_consumers(("t", 0), 1)
     assert not woken
-    fetches.wake_followers([("t", 0)], 2)
+    fetches.wake_followers(("t", 0), 2)
     fetches.wake([("t", 0)], 3)
     assert woken == [2, 3]

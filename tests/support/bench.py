@@ -28,9 +28,12 @@ class Bench:
         *,
         at_once: bool = True,
         durability: str = "os",
+        replicated: bool = False,
         **settings: Any,
     ) -> None:
-        self.logdir = logcore.open_dir(path, create=True, durability=durability)
+        self.logdir = logcore.open_dir(
+            path, create=True, durability=durability, replicated=replicated
+        )
         self.now_ms = 1_000_000
         self.at_once = at_once
         self.submitted: list[tuple[Callable[[], Any], Callable[[Any], None]]] = []

@@ -26,8 +26,12 @@ Outcome = Any
 class Side:
     """A broker, and the requests that wait in it."""
 
-    def __init__(self, path: Path, durability: str, *, is_fast: bool) -> None:
-        self.bench = Bench(path, durability=durability, at_once=False)
+    def __init__(
+        self, path: Path, durability: str, *, is_fast: bool, replicated: bool = False
+    ) -> None:
+        self.bench = Bench(
+            path, durability=durability, at_once=False, replicated=replicated
+        )
         self.counts = self.bench.broker.counts = RequestCounts()
         if not is_fast:
             self.bench.broker._fast_path = None
@@ -98,10 +102,12 @@ class Side:
 class Pair:
     """The same broker with and without the fast path."""
 
-    def __init__(self, path: Path, durability: str) -> None:
+    def __init__(
+        self, path: Path, durability: str, side: Callable[..., Side] = Side
+    ) -> None:
         self.sides = [
-            Side(path / "fast", durability, is_fast=True),
-            Side(path / "general", durability, is_fast=False),
+            side(path / "fast", durability, is_fast=True),
+            side(path / "general", durability, is_fast=False),
         ]
         self.outcomes: list[Outcome] = []
 

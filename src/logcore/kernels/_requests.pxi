@@ -9,7 +9,8 @@ netshim then decodes it. A usual request has:
   continues a session may list no partition;
 - Produce: acks 1 or -1, no transactional id, and exactly one batch of magic 2 with base offset 0, which belongs to no
   transaction;
-- Fetch: a consumer that waits for at least one byte, without a session or with one that continues.
+- Fetch: a consumer that waits for at least one byte, without a session or with one that continues. Or a follower that
+  uses version 15 or later; it names itself in a tagged field.
 
 A usual Fetch of the newest batches is read with one pread, at a position that the active segment has noted when they
 were appended, into the bytes of the response.
@@ -170,6 +171,9 @@ cdef class UsualFetch(UsualRequest):
     #: False if the request lists no partition, until continue_with() is called.
     cdef readonly bint has_partition
     cdef readonly int32_t partition_max_bytes
+    #: The node id of a follower, or -1, and the epoch of its registration.
+    cdef readonly int32_t replica
+    cdef readonly int64_t replica_epoch
 
     def continue_with(self, str topic, bytes topic_id, asked):
         """See requests.UsualFetch."""
@@ -185,6 +189,8 @@ cdef class UsualFetch(UsualRequest):
     cdef uint8_t *write_head(self, uint8_t *p, int64_t high_watermark, int64_t stable, int64_t log_start, int64_t size):
         """Writes the response up to the records, of which there are size bytes."""
         cdef bint flexible = self.version >= FETCH_FLEXIBLE
+        if self.replica >= 0:
+            stable = -1  # only consumers get it
         lc_put32(p, <uint32_t>self.correlation_id)
         p += 4
         if flexible:
@@ -468,6 +474,13 @@ cdef UsualFetch read_fetch(const uint8_t *base, const uint8_t *p, const uint8_t 
         p = read_text(p, end, flexible, &text, &size)
         if p == NULL:
             return None
+    request.replica = -1
+    request.replica_epoch = -1
+    # One tagged field: its number, its size, the two values, and no tagged fields of its own.
+    if version >= FETCH_NO_REPLICA and end - p == 16 and p[0] == 1 and p[1] == 1 and p[2] == 13 and p[15] == 0:
+        request.replica = <int32_t>lc_be32(p + 3)
+        request.replica_epoch = <int64_t>lc_be64(p + 7)
+        return request if request.replica >= 0 else None
     if not is_over(p, end, flexible, 1):
         return None
     return request

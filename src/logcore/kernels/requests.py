@@ -42,7 +42,7 @@ class UsualProduce(UsualRequest):
 
 
 class UsualFetch(UsualRequest):
-    """A Fetch of a consumer, without a session or with one that continues."""
+    """A Fetch of a consumer or a follower, without a session or with one that continues."""
 
     max_wait_ms: int
     #: Position of max_wait_ms in the frame, 4 bytes.
@@ -64,6 +64,9 @@ class UsualFetch(UsualRequest):
     #: False if a request of a session lists no partition. The fields of the partition
     #: are valid after continue_with().
     has_partition: bool
+    #: The node id of a follower and the epoch of its registration, -1 of a consumer.
+    replica: int
+    replica_epoch: int
 
     def continue_with(self, topic: str, topic_id: bytes | None, asked: object) -> None:
         """Take over the partition of the session.

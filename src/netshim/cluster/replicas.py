@@ -332,7 +332,7 @@ class ClusterReplicas(Leadership):
                 if wait.timer is not None:
                     self._state.timers.cancel(wait.timer)
                 guarded(wait.done, None)
-            self._state.fetches.wake_consumers([led.key], self._state.now_ms)
+            self._state.fetches.wake_consumers(led.key, self._state.now_ms)
             if led.report_timer is None and book.followers:
                 led.report_timer = self._state.timers.at(
                     self._state.now_ms + _REPORT_MS, partial(self._report, led)
@@ -343,7 +343,7 @@ class ClusterReplicas(Leadership):
     def _report(self, led: _LedPartition, now_ms: int) -> None:
         """Let followers get the high watermark without records."""
         led.report_timer = None
-        self._state.fetches.wake_followers([led.key], now_ms)
+        self._state.fetches.wake_followers(led.key, now_ms)
 
     def _propose(self, led: _LedPartition) -> None:
         proposal = led.book.proposal
@@ -585,7 +585,7 @@ class ClusterReplicas(Leadership):
         self._read_end(led)
         if self._waits:
             self._state.syncs.when_durable(log, end, partial(self._synced, led))
-        self._state.fetches.wake_followers([key], now_ms)
+        self._state.fetches.wake_followers(key, now_ms)
 
     def _read_end(self, led: _LedPartition) -> None:
         """Take the present ends of the log."""

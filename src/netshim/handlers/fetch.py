@@ -22,7 +22,13 @@ from logcore import Log, LogcoreError
 from logcore.reader import aborted_transactions
 from logcore.replication.leading import FollowerFetch
 from netshim import scheduling, wire
-from netshim.fetch_sessions import FetchSession, Offsets, SessionPartition, replica_of
+from netshim.fetch_sessions import (
+    FetchSession,
+    Offsets,
+    SessionPartition,
+    offsets_of,
+    replica_of,
+)
 from netshim.fetch_wakeups import ANY_PARTITION
 from netshim.handlers.failures import code_of, message_of
 from netshim.handlers.partitions import (
@@ -47,9 +53,6 @@ if TYPE_CHECKING:
 #: Maximum time that a fetch waits, even if its client allows more. Otherwise, a broken
 #: connection would not be detected.
 MAX_WAIT_MS: Final = 30_000
-#: Time after which the partitions of an idle follower are compared again: the retention
-#: may have deleted records.
-_COMPARE_MS: Final = 5_000
 #: First version that identifies topics by their ids.
 _IDS_SINCE: Final = 13
 #: First version that may read a topic whose own `compression.type` is zstd. As in
@@ -151,6 +154,24 @@ class _ListedPartitions:
         """Take the results of the partitions that to_read() returned."""
 
 
+def session_context(
+    state: BrokerState,
+    version: int,
+    isolation_level: int,
+    replica: int,
+    replica_epoch: int,
+) -> object:
+    """Return what must be the same for the partitions of a session to be unchanged."""
+    return (
+        state.logdir.host.topics_version,
+        state.leadership.version,
+        version,
+        isolation_level,
+        replica,
+        replica_epoch,
+    )
+
+
 class _SessionPartitions:
     """The partitions of a fetch session, of which only those with news are read."""
 
@@ -168,9 +189,10 @@ class _SessionPartitions:
         self.missing: set[int] = set()
         self.keys: list[tuple[str, int]] = []
         self._reading: list[tuple[SessionPartition, Log | None, Offsets]] = []
-        #: WaitingFetches.wakes before the last comparison; None if there was none.
-        self._wakes: int | None = None
+        #: RecentChanges.count before the present comparison.
+        self._count = 0
         self._version = call.version
+        self._waits = request.max_wait_ms > 0
         self._of_request = (
             call.version,
             request.isolation_level,
@@ -183,15 +205,11 @@ class _SessionPartitions:
 
     def _check_topics(self) -> None:
         """Read every partition again if topics or leaders have changed."""
-        state = self._state
-        version = state.logdir.host.topics_version
-        context = (version, state.leadership.version, *self._of_request)
-        if context == self._session.context:
-            return
-        for one in self._session.partitions.values():
-            one.quiet = one.place = None
-        self._session.context = context
-        self._session.quiet_wakes = None
+        session = self._session
+        context = session_context(self._state, *self._of_request)
+        if context != session.context:
+            session.read_all_again()
+            session.context = context
 
     def _place_of(self, one: SessionPartition) -> tuple[str, int] | None:
         name: str | None = one.topic.topic
@@ -203,27 +221,29 @@ class _SessionPartitions:
         return [(name or "", one.partition) for _, name, one in self._first or ()]
 
     @property
-    def _is_idle(self) -> bool:
-        """Whether nothing has happened since all partitions were without news."""
-        session, state = self._session, self._state
-        return (
-            session.quiet_wakes == state.fetches.wakes
-            and state.now_ms < session.compare_at_ms
-        )
+    def _is_told(self) -> bool:
+        """Whether the broker records every change of the offsets of a led log."""
+        # Outside a cluster, programs of this process may append too.
+        return not self._state.fetches.has_other_writers
 
     def find(self) -> Steps[None]:
-        if self._is_idle:
-            self.keys.append(ANY_PARTITION)
-            return
-        for one in self._session.partitions.values():
+        """List the partitions to wait for."""
+        session, numbers_of = self._session, self._state.logs.numbers_of
+        for one in session.unread.values():
             place = one.place
-            if place is None or (
-                one.quiet is None
-                and place[1] not in self._state.logs.numbers_of(place[0])
-            ):
+            if place is None or place[1] not in numbers_of(place[0]):
                 self.missing.add(id(one.asked))
-            else:
-                self.keys.append(place)
+        if len(self.missing) == len(session.partitions):
+            return
+        if self._replica >= 0 and self._is_told:
+            # Any change wakes the request, which then compares the changed partitions.
+            self.keys.append(ANY_PARTITION)
+        elif self._waits:
+            self.keys += [
+                one.place
+                for one in session.partitions.values()
+                if one.place is not None and id(one.asked) not in self.missing
+            ]
         yield from ()
 
     @property
@@ -235,11 +255,6 @@ class _SessionPartitions:
         """Whether a later request of the session came, so that this one gets an error."""
         return self._session.epoch != self._epoch
 
-    @property
-    def are_many(self) -> bool:
-        """Whether a second comparison at the deadline would cost more than its result."""
-        return len(self._session.partitions) > 1
-
     def to_read(self) -> list[_Wanted]:
         if self._first is not None:
             first, self._first = self._first, None
@@ -247,52 +262,52 @@ class _SessionPartitions:
         self._check_topics()
         self._reading = []
         wanted: list[_Wanted] = []
-        self._wakes = None
-        if self._is_idle:
-            return wanted
-        self._wakes = self._state.fetches.wakes
-        opened = self._state.logdir.host.opened
-        for one in self._session.partitions.values():
-            quiet = one.quiet
-            if quiet is not None:
-                log = quiet[0]
-                if quiet[1] == _offsets_of(log) and not log.is_closed:
-                    continue
+        state, session = self._state, self._session
+        changes = state.fetches.changes
+        self._count = changes.count
+        opened = state.logdir.host.opened
+        for one in session.candidates(changes, state.now_ms):
             place = one.place
             if place is None:
-                place = one.place = self._place_of(one)
+                place = self._place_of(one)
+                if place is not None:
+                    session.place(one, place)
             found = None if place is None else opened(*place)
-            offsets = (-1, -1, -1) if found is None else _offsets_of(found)
+            offsets = (-1, -1, -1) if found is None else offsets_of(found)
             self._reading.append((one, found, offsets))
             wanted.append((one.topic, None if place is None else place[0], one.asked))
         return wanted
 
     def were_read(self, parts: list[FetchResponse.Topic.Partition]) -> None:
         """Note which of the partitions that to_read() returned have no news."""
-        session, leadership = self._session, self._state.leadership
+        session = self._session
         for (one, log, offsets), part in zip(self._reading, parts, strict=True):
-            one.quiet = None
-            if log is None or one.place is None or one.has_changed(part):
-                continue
-            end = part.last_stable_offset
-            if self._replica >= 0:
-                if not leadership.is_in_sync(one.place, self._replica):
-                    continue
-                end = offsets[2]
-            if one.asked.fetch_offset >= end:
-                one.quiet = log, offsets
-        # Outside a cluster, programs of this process may append without a call of
-        # wake().
-        is_woken = self._replica >= 0 and not self._state.fetches.has_other_writers
-        if self._wakes is None or not is_woken:
-            return
-        if all(one.quiet is not None for one, *_ in self._reading):
-            session.quiet_wakes = self._wakes
-            session.compare_at_ms = self._state.now_ms + _COMPARE_MS
+            if log is not None and self._is_quiet(one, offsets, part):
+                session.mark_quiet(one, log, offsets)
+            else:
+                session.mark_unread(one)
+        if self._is_told:
+            session.compared(self._count, self._state.now_ms)
 
-
-def _offsets_of(log: Log) -> Offsets:
-    return log.log_start_offset, log.high_watermark, log.log_end_offset
+    def _is_quiet(
+        self,
+        one: SessionPartition,
+        offsets: Offsets,
+        part: FetchResponse.Topic.Partition,
+    ) -> bool:
+        """Whether only a change of the log's offsets can bring news of a partition."""
+        leadership = self._state.leadership
+        if one.place is None or one.has_changed(part):
+            return False
+        # The log of a follower changes without an entry in the recent changes.
+        if not leadership.leads(one.place):
+            return False
+        end = part.last_stable_offset
+        if self._replica >= 0:
+            if not leadership.is_in_sync(one.place, self._replica):
+                return False
+            end = offsets[2]
+        return one.asked.fetch_offset >= end
 
 
 def _fetch(
@@ -341,8 +356,6 @@ def _fetch(
     parked = _ParkedFetch(
         request, partitions, keys, call, state, deadline_ms, size, growth
     )
-    if isinstance(partitions, _SessionPartitions) and partitions.are_many:
-        parked.found = response
     return parked.park(looks_again=was_called)
 
 
@@ -426,7 +439,6 @@ class _ParkedFetch:
         "_timer",
         "_waiting",
         "_was_called",
-        "found",
     )
 
     def __init__(
@@ -454,9 +466,6 @@ class _ParkedFetch:
         self._was_called = False
         self._waiting = _waiting(request, state)
         self._answer = PendingResponse()
-        #: The last result for a session of several partitions, which is the response at the
-        #: deadline. The next request compares all partitions again.
-        self.found: FetchResponse | None = None
 
     def park(self, *, looks_again: bool) -> PendingResponse:
         """Start to wait.
@@ -488,10 +497,6 @@ class _ParkedFetch:
             return
         state = self._state
         now = None
-        is_over = now_ms >= self._deadline_ms and not state.is_stopping
-        if is_over and self.found is not None and not self._size:
-            self._finish(self.found)
-            return
         if self._growth is not None:
             now = _extent(
                 self._keys, state, committed=self._request.isolation_level == 1
@@ -536,8 +541,6 @@ class _ParkedFetch:
             self._finish(response)
             return
         self._size = size
-        if self.found is not None:
-            self.found = response
         if self._growth is not None:
             self._growth.found(now)
         # After a wake-up, the chunks that were already read may have changed.

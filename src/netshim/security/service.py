@@ -185,6 +185,10 @@ class Security:
             session.principal, session.peer, operation, ResourceType.TOPIC, topic
         )
 
+    def may_follow(self, session: ClientSession) -> bool:
+        """Return whether a client may fetch as a follower, without a further check."""
+        return self.acls is None or session.principal == BROKER_PRINCIPAL
+
     def _index(self, acls: tuple[Acl, ...]) -> AclIndex:
         return AclIndex(acls, (*self.settings.super_users, BROKER_PRINCIPAL))
 
