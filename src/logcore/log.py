@@ -889,9 +889,13 @@ class Log(LogReader, Closeable):
                 "append_as_follower takes the bytes of batches",
                 found=type(data).__name__,
             )
+        writer = self.host.writer
+        if durability == "os" and not begins_segment:
+            receipt = writer.append_stored(data)
+            if receipt is not None:
+                return receipt
         from logcore.partition import replication
 
-        writer = self.host.writer
         with self._state.lock:
             writer.check_writable_locked()
             now_ms = self._fs.now_ms()

@@ -29,6 +29,7 @@ from logcore.config import Durability, LogConfig
 from logcore.fs import OsFS
 from logcore.kernels import Appender, appending, kernel, layout, plain
 from logcore.kernels.checksum import crc32c
+from logcore.partition.replication import begin_to_follow
 from logcore.partition.writer import Writer
 from logcore.reader import listen_to
 from logcore.recordbatch import encode
@@ -724,6 +725,154 @@ def test_both_ways_leave_the_same_files(
         for twin in twins:
             twin.log.close()
             shutil.rmtree(os.path.dirname(twin.path))
+
+
+leader_steps = st.one_of(
+    st.tuples(st.just("plain"), st.integers(1, 3), st.booleans()),
+    st.tuples(st.just("plain"), st.integers(1, 3), st.booleans()),
+    st.tuples(st.just("compressed"), st.integers(1, 3), st.booleans()),
+    st.tuples(st.just("transaction"), st.booleans()),
+    st.tuples(st.just("epoch")),
+    st.tuples(st.just("skip")),
+)
+copy_steps = st.one_of(
+    st.just(("copy", 0)),
+    st.just(("copy", 0)),
+    st.tuples(st.just("copy"), st.integers(0, 500)),
+    st.tuples(st.just("damage"), st.integers(0, 100)),
+    st.tuples(st.just("truncate"), st.integers(0, 4)),
+    st.tuples(st.just("segment.bytes"), st.sampled_from(["600", "100000"])),
+    st.just(("roll",)),
+    st.just(("reopen",)),
+    st.just(("begin",)),
+)
+
+
+class Copy(Twin):
+    """A log that follows another one."""
+
+    def open(self) -> logcore.Log:
+        log = logcore.open(
+            self.path,
+            create=True,
+            durability=self.durability,
+            config=CONFIG,
+            replicated=True,
+            fs=self.fs,
+        )
+        begin_to_follow(log.host.writer)
+        return log
+
+    def _do(self, kind: str, *given: Any) -> list[Any]:
+        log = self.log
+        if kind == "append":
+            receipt = log.append_as_follower(given[0], durability="os")
+            return [receipt._replace(timestamp_ms=0)]
+        if kind == "segment.bytes":
+            log.reconfigure({**CONFIG, "segment.bytes": given[0]})
+        elif kind == "truncate":
+            log.truncate(max(log.log_start_offset, log.log_end_offset - given[0]))
+        elif kind == "begin":
+            log.begin_epoch(log.leader_epoch + 1)
+            begin_to_follow(log.host.writer)
+        elif kind == "reopen":
+            log.close()
+            self.log = self.open()
+        else:
+            log.roll()
+        return []
+
+
+def led_log(path: Path, program: list[tuple[Any, ...]]) -> logcore.Log:
+    """Return the log of a leader."""
+    log = logcore.open(path, create=True, durability="os", config=CONFIG)
+    sequences = 0
+    for number, (kind, *values) in enumerate(program):
+        if kind == "epoch":
+            log.begin_epoch(log.leader_epoch + 1)
+        elif kind == "skip" and log.log_end_offset == 0:
+            with log.host.writer.state.lock:
+                log.host.writer.begin_at_locked(2)
+        elif kind == "skip":
+            pass
+        elif kind == "transaction":
+            batch = batch_of(1, producer=(100 + number, 0, 0), transactional=True)
+            log.append_batch(batch)
+            log.end_transaction(100 + number, 0, commit=values[0])
+        else:
+            count, has_producer = values
+            producer = (-1, -1, -1)
+            if has_producer:
+                producer = (7, 0, sequences)
+                sequences += count
+            codec = "gzip" if kind == "compressed" else "uncompressed"
+            log.append_batch(batch_of(count, producer=producer, codec=codec))
+    return log
+
+
+@pytest.mark.long
+@given(
+    st.lists(leader_steps, min_size=1, max_size=20),
+    st.lists(copy_steps, max_size=40),
+    st.sampled_from(["os", "os", "group"]),
+)
+def test_both_ways_leave_the_same_copy(
+    program: list[tuple[Any, ...]], steps: list[tuple[Any, ...]], durability: str
+) -> None:
+    directories = [tempfile.mkdtemp() for _ in range(3)]
+    leader = led_log(Path(directories[2], "t-0"), program)
+    copies = [
+        Copy(directories[0], OsFS(), durability),
+        Copy(directories[1], Shown(), durability),
+    ]
+    try:
+        for step in steps:
+            one = step
+            if step[0] in ("copy", "damage"):
+                end = copies[0].log.log_end_offset
+                if not leader.log_start_offset <= end < leader.log_end_offset:
+                    continue
+                size = step[1] if step[0] == "copy" else 0
+                data = bytearray(
+                    b"".join(leader.stored(end, max_bytes=size, at_least_one=True))
+                )
+                if step[0] == "damage":
+                    data[step[1] % len(data)] ^= 1
+                one = ("append", bytes(data))
+            assert copies[0].do(one) == copies[1].do(one)
+            mine, other = (facts(copy.log) for copy in copies)
+            assert mine == other
+        known = [copy.log.host.writer.producers.known().facts() for copy in copies]
+        assert known[0] == known[1]
+        for copy in copies:
+            copy.log.close()
+        assert files(copies[0].log) == files(copies[1].log)
+    finally:
+        for copy in copies:
+            copy.log.close()
+        leader.close()
+        for directory in directories:
+            shutil.rmtree(directory)
+
+
+def test_a_batch_of_the_leader_takes_the_fast_path(tmp_path: Path) -> None:
+    program = [("plain", 1, True), ("plain", 2, False), ("compressed", 2, True)]
+    with led_log(tmp_path / "leader" / "t-0", program) as leader:
+        copy = Copy(str(tmp_path / "copy"), OsFS(), "group")
+        assert leader.log_end_offset == 5
+        copy.do(("append", leader.stored(0, 1, max_bytes=1)[0]))
+        writer = copy.log.host.writer
+        for start, last in ((1, 2), (3, 4)):
+            (batch,) = leader.stored(start, last + 1, max_bytes=1)
+            with writer.state.lock:  # another thread has it
+                assert writer.append_stored(batch) is None
+            receipt = writer.append_stored(batch)
+            assert receipt == logcore.Receipt(
+                start, last, receipt.timestamp_ms, "os", "t", 0
+            )
+            assert writer.append_stored(batch) is None  # it does not continue the log
+        assert copy.log.high_watermark == 0
+        copy.log.close()
 
 
 class PlainSegment(ActiveSegment):

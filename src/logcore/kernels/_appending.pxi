@@ -36,6 +36,9 @@ may call Python: for an index entry, a listener, or the state of a producer. Log
 a plain batch that the topic accepts unchanged, under `os` or `group` if nothing is to be synced first, from a producer
 whose next batch it is. A larger write lets other threads run.
 
+append_stored() appends a batch of the leader in a copy of its log. Log.append_as_follower() is its rule book. It takes
+one batch without a transaction that continues the log in the latest leader epoch.
+
 Costs, of 116 bytes, on a machine where pwrite takes 0.45 us of it: 0.8 us, the slow way 3.2. The lock of the log, taken
 and given back, would be 0.1 us and hand the turn from thread to thread: eight threads would append at a third of the
 speed of one, and now do at eight tenths.
@@ -329,6 +332,7 @@ cdef class Appender:
     cdef public int64_t slow_until_ns
     cdef public bint has_descriptors
     cdef public int64_t client_batch_bytes
+    cdef public int64_t stored_batch_bytes
     cdef public int64_t unsynced_limit
     cdef public int64_t max_ahead_ms
     cdef public int64_t max_behind_ms
@@ -448,21 +452,94 @@ cdef class Appender:
         return None if offset < 0 else offset
 
     cdef int64_t append_sound_locked(self, const uint8_t *batch, Facts *facts, Sound *sound, int64_t now_ms) except -2:
-        """Append a valid batch. Returns its offset, or -1 without any effect."""
+        """Append a valid batch of a client. Returns its offset, or -1 without any effect."""
+        # All conditions are checked under the lock: while the checksum was computed, another thread may have changed the
+        # settings, or made this replica a follower.
+        if facts.size_bytes > self.client_batch_bytes or (sound.keyless and self.requires_key):
+            return -1
+        if ((sound.newest != -1 and sound.newest - now_ms > self.max_ahead_ms)
+                or (sound.oldest != -1 and now_ms - sound.oldest > self.max_behind_ms)):
+            return -1
+        if facts.producer_id >= 0 and not (
+                self.metadata.sidecar.producers
+                and self.producers.is_next(facts.producer_id, facts.producer_epoch, facts.base_sequence)):
+            return -1
+        return self.write_batch_locked(batch, facts, self.state.end + facts.record_count - 1, now_ms, True)
+
+    def append_stored(self, data):
+        """Append a batch of a leader as it is stored there. See appending.Appender."""
+        cdef Py_buffer view
+        cdef const uint8_t *batch
+        cdef int64_t now_ms = lc_now_ms(), offset
+        cdef Facts facts
+        cdef Receipt receipt
+        if now_ms < 0 or lc_ticks_ns() < self.slow_until_ns:
+            return None
+        PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+        try:
+            batch = <const uint8_t *>view.buf
+            if view.len < HEADER_SIZE or check_head(batch, view.len) != WALK_END or batch[16] != 2:
+                return None
+            read_facts(batch, 0, &facts)
+            if (facts.size_bytes != view.len or facts.attributes & (TRANSACTIONAL_BIT | CONTROL_BIT)
+                    or crc_of(batch + CRC_START, facts.size_bytes - CRC_START) != facts.crc):
+                return None
+            receipt = Receipt.__new__(Receipt)
+            receipt.durability = "os"
+            receipt.topic, receipt.partition = self.key
+            receipt.timestamp_ms = now_ms
+            if not self.state.lock.acquire(False):
+                return None
+            try:
+                offset = self.append_stored_locked(batch, &facts, now_ms)
+            finally:
+                self.state.lock.release()
+        finally:
+            PyBuffer_Release(&view)
+        if offset < 0:
+            return None
+        receipt.offset, receipt.last_offset = offset, facts.last_offset
+        return receipt
+
+    cdef int64_t append_stored_locked(self, const uint8_t *batch, Facts *facts, int64_t now_ms) except -2:
+        """Append a batch of a leader. Returns its offset, or -1 without any effect."""
+        cdef int64_t offset = facts.base_offset
+        cdef Py_ssize_t count
+        if facts.size_bytes > self.stored_batch_bytes or offset != self.state.end:
+            return -1
+        if not offset <= facts.last_offset < NO_LIMIT or facts.partition_leader_epoch != self.leader_epoch:
+            return -1
+        # The batch begins no epoch, and no transactions are being indexed.
+        metadata = self.metadata
+        epochs = metadata.epochs
+        count = len(epochs)
+        if count == 0:
+            return -1
+        epoch, first_offset = epochs[count - 1]
+        if epoch != self.leader_epoch or first_offset >= offset:
+            return -1
+        if self.transactions.known is not None:
+            return -1
+        if facts.producer_id >= 0:
+            if not metadata.sidecar.producers:
+                return -1
+            # The leader has judged the batch, so the state of producers is read again when it is needed.
+            self.producers.forget()
+        return self.write_batch_locked(batch, facts, facts.last_offset, now_ms, False)
+
+    cdef int64_t write_batch_locked(self, const uint8_t *batch, Facts *facts, int64_t last_offset, int64_t now_ms,
+                                    bint is_judged) except -2:
+        """Write a valid batch at the log end. Returns its offset, or -1 without any effect.
+
+        is_judged: the state of its producer is known, and the batch is added to it.
+        """
         cdef PartitionFields state = self.state
         cdef SegmentFields active = self.active
         cdef uint8_t head[HEADER_SIZE]
         cdef iovec parts[2]
         cdef int64_t size = facts.size_bytes, offset = state.end, start, written_bytes, began_ns
-        cdef int64_t last_offset = offset + facts.record_count - 1
         cdef ssize_t written
-        # 1. Each condition under which the general path does more, or refuses. All of them under the lock: while the
-        # checksum was computed, another thread may have changed the settings, or made this replica a follower.
-        if size > self.client_batch_bytes or (sound.keyless and self.requires_key):
-            return -1
-        if ((sound.newest != -1 and sound.newest - now_ms > self.max_ahead_ms)
-                or (sound.oldest != -1 and now_ms - sound.oldest > self.max_behind_ms)):
-            return -1
+        # 1. The other conditions under which the general path does more, or refuses.
         if state.is_closed or self.has_unfinished_write or self.is_held or self.fs.forks != self.forks:
             return -1
         commit = self.commit
@@ -471,10 +548,6 @@ cdef class Appender:
             return -1
         start = active._size
         if start == 0 or active.is_full(size, facts.max_timestamp, last_offset, now_ms):
-            return -1
-        if facts.producer_id >= 0 and not (
-                self.metadata.sidecar.producers
-                and self.producers.is_next(facts.producer_id, facts.producer_epoch, facts.base_sequence)):
             return -1
         # 2. Write. Only base offset and leader epoch change, and the CRC covers neither.
         memcpy(head, batch, HEADER_SIZE)
@@ -514,7 +587,7 @@ cdef class Appender:
                 state.visible = state.end
                 if PyTuple_GET_SIZE(state.listeners):
                     state.wake()
-            if facts.producer_id >= 0:
+            if is_judged and facts.producer_id >= 0:
                 self.producers.add_last(facts.producer_id, facts.producer_epoch, facts.base_sequence,
                                         facts.record_count, facts.max_timestamp)
         except BaseException:

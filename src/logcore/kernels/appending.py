@@ -147,6 +147,8 @@ class Appender:
     #: Maximum size of a client batch for append_request(). It is 0 if the policy, the
     #: settings, the disk or other processes prevent that path.
     client_batch_bytes: int
+    #: The same for append_stored().
+    stored_batch_bytes: int
     #: Maximum number of unsynced bytes after an append that does not sync.
     unsynced_limit: int
     #: Limits of the timestamps of records, relative to the clock.
@@ -180,6 +182,18 @@ class Appender:
         Returns the offset of the first record. Returns None without any effect if the
         batch or the log is unusual, or if the append would wait: the caller then calls
         Log.append_batch(), which defines the behavior and the errors.
+
+        Raises:
+            StorageWriteError: a write failed, and its bytes could not be removed. The
+                log refuses writes.
+        """
+        return None
+
+    def append_stored(self, data: Buffer) -> Receipt | None:
+        """Append a batch of the leader without waiting for its durability.
+
+        Returns None without any effect if the batch or the log is unusual: the caller
+        then follows Log.append_as_follower().
 
         Raises:
             StorageWriteError: a write failed, and its bytes could not be removed. The

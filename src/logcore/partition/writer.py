@@ -234,6 +234,7 @@ class Writer(Appender):
         self.requires_key = self.encoding.requires_key
         self.fast_path_bytes = self.encoding.fast_path_bytes
         self.client_batch_bytes = self.encoding.client_batch_bytes
+        self.stored_batch_bytes = self.encoding.stored_batch_bytes
         self.shows_appends = self.encoding.shows_appends
         self.max_ahead_ms = self.state.config.message_timestamp_after_max_ms
         self.max_behind_ms = self.state.config.message_timestamp_before_max_ms

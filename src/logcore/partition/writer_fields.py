@@ -51,6 +51,8 @@ class Encoding:
     fast_path_bytes: int
     #: Maximum size of a batch for append_request(); 0 if the settings prevent it.
     client_batch_bytes: int
+    #: Maximum size of a batch for append_stored(), 0 if that path is not possible.
+    stored_batch_bytes: int
     #: Whether readers see an append before a sync, if it requests no durability.
     shows_appends: bool
 
@@ -112,6 +114,9 @@ def encoding_of(
     keeps_batches = attributes == 0 and config.compression_type in _KEEPS_PLAIN
     if never_syncs and keeps_batches and not is_copy and allows_fast_path:
         client_batch_bytes = max_bytes
+    stored_batch_bytes = 0
+    if never_syncs and allows_fast_path:
+        stored_batch_bytes = config.segment_bytes
     return Encoding(
         one=(max_bytes, attributes, compress, requires_key),
         many=(
@@ -128,6 +133,7 @@ def encoding_of(
         is_copy=is_copy,
         fast_path_bytes=fast_path_bytes,
         client_batch_bytes=client_batch_bytes,
+        stored_batch_bytes=stored_batch_bytes,
         shows_appends=durability.kind == "os" and not is_replicated,
     )
 

@@ -161,7 +161,7 @@ def session_context(
     replica: int,
     replica_epoch: int,
 ) -> object:
-    """Return what must be the same for the partitions of a session to be unchanged."""
+    """Return the facts on which the partitions of a session depend."""
     return (
         state.logdir.host.topics_version,
         state.leadership.version,

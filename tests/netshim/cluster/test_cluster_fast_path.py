@@ -128,7 +128,7 @@ class Follower:
             for name, count in TOPICS.items()
             for number in range(count)
         }
-        #: What the session contains.
+        #: The offsets that the session contains.
         self.listed: dict[tuple[str, int], int] = {}
 
     def fetch(
@@ -315,7 +315,7 @@ def random_step(pair: Pair, followers: list[Follower], rng: random.Random) -> No
             return
         if rng.random() < 0.6:
             follower.catch_up(place)
-        elif rng.random() < 0.2:  # a batch again, or an offset that is not there
+        elif rng.random() < 0.2:  # a batch again, or no offset of a batch
             follower.offsets[place] = max(
                 0, follower.offsets[place] + rng.choice((-1, 1))
             )
