@@ -27,19 +27,20 @@ request costs the same whatever the number of idle partitions is.
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
+from logcore.metadata.checkpoint import Key
 from netshim import wire
 from netshim.wire import codes
 
 if TYPE_CHECKING:
     from logcore import Log
     from logcore.kernels import UsualFetch
-    from netshim.fetch_wakeups import RecentChanges
     from netshim.wire.messages import FetchRequest, FetchResponse
 
 #: A session that was idle for this time may be closed for another one; a session that is
@@ -61,12 +62,39 @@ _LAST_EPOCH: Final = 2**31 - 1
 #: retention may have deleted records.
 _COMPARE_MS: Final = 5_000
 
+#: Changes that are kept: a fetch session that is older compares all of its partitions.
+_KEPT_CHANGES: Final = 4_096
+
 #: The id of a topic, or its name before version 13, and the partition's number.
 PartitionKey = tuple[bytes | str, int]
 
 
 #: Log start, high watermark and log end.
 Offsets = tuple[int, int, int]
+
+
+class RecentChanges:
+    """The partitions whose offsets changed recently, the latest ones last."""
+
+    def __init__(self) -> None:
+        #: The number of changes since the start.
+        self.count = 0
+        self._keys: deque[Key] = deque(maxlen=_KEPT_CHANGES)
+
+    def add(self, keys: Iterable[Key]) -> None:
+        for key in keys:
+            self._keys.append(key)
+            self.count += 1
+
+    def since(self, count: int) -> Iterable[Key] | None:
+        """Return the partitions that changed after an earlier count, None if unknown.
+
+        Each of them is returned once, the latest change first.
+        """
+        number = self.count - count
+        if number > len(self._keys):
+            return None
+        return dict.fromkeys(islice(reversed(self._keys), number))
 
 
 def offsets_of(log: Log) -> Offsets:
@@ -95,7 +123,7 @@ class SessionPartition:
     high_watermark: int = -1
     log_start: int = -1
     #: The topic and the number, None while the topic is unknown.
-    place: tuple[str, int] | None = None
+    place: Key | None = None
     #: The log, and its offsets when it was last read without news. None if the next
     #: request must read it; see FetchSession.unread.
     quiet: tuple[Log, Offsets] | None = None
@@ -151,7 +179,7 @@ class FetchSession:
     #: ones.
     unread: dict[PartitionKey, SessionPartition] = attrs.field(factory=dict)
     #: The partitions whose topics are known, by the name of the topic and the number.
-    by_place: dict[tuple[str, int], SessionPartition] = attrs.field(factory=dict)
+    by_place: dict[Key, SessionPartition] = attrs.field(factory=dict)
     #: RecentChanges.count when the quiet partitions had no news; None if the next
     #: request must compare all partitions with their logs.
     _compared_at: int | None = None
@@ -207,7 +235,7 @@ class FetchSession:
         self.unread.pop(one.key, None)
         self.mark_unread(one)
 
-    def place(self, one: SessionPartition, place: tuple[str, int]) -> None:
+    def place(self, one: SessionPartition, place: Key) -> None:
         """Record the name of the topic and the number of a partition."""
         one.place = place
         self.by_place[place] = one

@@ -12,14 +12,13 @@ This module does not read records (handlers/fetch.py does).
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Iterable
 from functools import partial
-from itertools import islice
 from typing import Any, Final
 
 from logcore import Log, LogcoreError
 from logcore.metadata.checkpoint import Key
+from netshim.fetch_sessions import RecentChanges
 from netshim.request_order import WorkQueues
 from netshim.scheduling import LoopTimers, Syncs, Waiting
 from netshim.served_directory import ServedDirectory
@@ -33,32 +32,6 @@ ANY_PARTITION: Final[Key] = ("", -1)
 _FOLLOW_MS: Final = 5
 _LOOK_MS: Final = 0.01
 _LOOK_PART: Final = 0.02
-#: Changes that are kept: a fetch session that is older compares all of its partitions.
-_KEPT_CHANGES: Final = 4_096
-
-
-class RecentChanges:
-    """The partitions whose offsets changed recently, the latest ones last."""
-
-    def __init__(self) -> None:
-        #: The number of changes since the start.
-        self.count = 0
-        self._keys: deque[Key] = deque(maxlen=_KEPT_CHANGES)
-
-    def add(self, keys: Iterable[Key]) -> None:
-        for key in keys:
-            self._keys.append(key)
-            self.count += 1
-
-    def since(self, count: int) -> Iterable[Key] | None:
-        """Return the partitions that changed after an earlier count, None if unknown.
-
-        Each of them is returned once, the latest change first.
-        """
-        number = self.count - count
-        if number > len(self._keys):
-            return None
-        return dict.fromkeys(islice(reversed(self._keys), number))
 
 
 class WaitingFetches(Waiting):

@@ -147,7 +147,7 @@ class Appender:
     #: Maximum size of a client batch for append_request(). It is 0 if the policy, the
     #: settings, the disk or other processes prevent that path.
     client_batch_bytes: int
-    #: The same for append_stored().
+    #: Maximum size of a batch for append_stored(), or 0 as above.
     stored_batch_bytes: int
     #: Maximum number of unsynced bytes after an append that does not sync.
     unsynced_limit: int
