@@ -800,6 +800,10 @@ class Log(LogReader, Closeable):
                 as for append().
         """
         writer = self.host.writer
+        if durability == "os" and check_sequence:
+            receipt = writer.append_encoded(data)
+            if receipt is not None:
+                return receipt
         state = self._state
         with state.lock:
             writer.check_appendable_locked()

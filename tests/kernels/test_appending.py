@@ -25,6 +25,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import logcore
+from logcore import log as log_module
 from logcore.config import Durability, LogConfig
 from logcore.fs import OsFS
 from logcore.kernels import Appender, appending, kernel, layout, plain
@@ -144,7 +145,19 @@ def requested(log: logcore.Log, batch: bytes | None = None) -> int | None:
     return log.host.writer.append_request(request, frame)
 
 
-WAYS = pytest.mark.parametrize("way", [quickly, requested])
+def encoded(log: logcore.Log, batch: object = None) -> int | None:
+    """The first offset of append_encoded() with a batch."""
+    receipt = log.host.writer.append_encoded(batch_of() if batch is None else batch)
+    if receipt is None:
+        return None
+    assert receipt.durability == "os"
+    assert (receipt.topic, receipt.partition) == log.host.writer.key
+    assert receipt.last_offset == log.log_end_offset - 1
+    return receipt.offset
+
+
+WAYS = pytest.mark.parametrize("way", [quickly, requested, encoded])
+BATCH_WAYS = pytest.mark.parametrize("way", [requested, encoded])
 
 
 @pytest.mark.parametrize("version", [8, 9, 12])
@@ -427,10 +440,11 @@ def test_what_is_unusual_about_the_log_goes_the_slow_way(
         ("commit", "failure", logcore.LogFailedError("it failed")),
     ],
 )
+@BATCH_WAYS
 def test_an_unusual_log_takes_the_general_path(
-    log: logcore.Log, owner: str, field: str, value: object
+    log: logcore.Log, owner: str, field: str, value: object, way: Any
 ) -> None:
-    is_refused(log, requested, owner, field, value)
+    is_refused(log, way, owner, field, value)
 
 
 def is_refused(
@@ -526,6 +540,7 @@ def test_other_policies_go_the_slow_way(tmp_path: Path, durability: Any) -> None
         refused(log, lambda: quickly(log))
         if durability != "group":
             refused(log, lambda: requested(log))
+            refused(log, lambda: encoded(log))
 
 
 @pytest.mark.parametrize(
@@ -541,6 +556,7 @@ def test_logs_that_others_write_copy_or_watch_go_the_slow_way(
         assert quickly(log) is None
         if "replicated" not in how:
             assert requested(log) is None
+            assert encoded(log) is None
             assert log.append(b"second").offset == 1
         else:  # the high watermark does not move
             assert requested(log) == 1
@@ -553,6 +569,65 @@ def test_a_simulated_disk_sees_each_append() -> None:
         assert log.host.writer.fast_path_bytes == 0
         assert quickly(log) is None
         assert requested(log) is None
+        assert encoded(log) is None
+
+
+@pytest.mark.parametrize(
+    "kind", ["bytes", "bytearray", "memoryview", "part of a memoryview"]
+)
+def test_append_batch_takes_the_fast_path_with_each_type(
+    log: logcore.Log, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = batch_of(3)
+    data: Any = {
+        "bytes": batch,
+        "bytearray": bytearray(batch),
+        "memoryview": memoryview(batch),
+        "part of a memoryview": memoryview(bytearray(batch + bytes(100)))[: len(batch)],
+    }[kind]
+    monkeypatch.setattr(log_module, "prepare_append", None)
+    receipt = log.append_batch(data, durability="os")
+    assert receipt == (1, 3, receipt.timestamp_ms, "os", "t", 0)
+    assert bytes(data) == batch, (
+        "append_batch() does not change the bytes of its caller"
+    )
+    assert [one.value for one in log.read(1)] == [b"v"] * 3
+
+
+def of_four_bytes() -> memoryview:
+    """A batch as a view with items of four bytes."""
+    sizes = (batch_of(value=bytes(size)) for size in range(1, 5))
+    return memoryview(next(one for one in sizes if len(one) % 4 == 0)).cast("I")
+
+
+UNUSUAL_BYTES = {
+    "not contiguous": memoryview(bytes(b for one in batch_of() for b in (one, 0)))[::2],
+    "items of four bytes": of_four_bytes(),
+    "more bytes": batch_of() + b"x",
+    "fewer bytes": batch_of()[:-1],
+    "no bytes": b"",
+    "text": "text",
+    "transaction": batch_of(producer=(8, 0, 1), transactional=True),
+    "transaction of no producer": batch_of(transactional=True),
+    "compressed": batch_of(5, codec="gzip"),
+}
+
+
+@pytest.mark.parametrize("data", UNUSUAL_BYTES.values(), ids=UNUSUAL_BYTES)
+def test_unusual_bytes_take_the_general_path(log: logcore.Log, data: object) -> None:
+    log.append_batch(
+        batch_of(producer=(8, 0, 0))
+    )  # from now on, producers are expected
+    refused(log, lambda: encoded(log, data))
+
+
+@pytest.mark.parametrize("given", [{}, {"durability": "disk"}])
+def test_append_batch_that_waits_takes_the_general_path(
+    log: logcore.Log, given: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Writer, "append_encoded", None)
+    assert log.append_batch(batch_of(), **given).offset == 1
+    assert log.append_batch(batch_of(), durability="os", check_sequence=False)
 
 
 def test_a_tail_is_woken_by_each_append(log: logcore.Log) -> None:
@@ -685,7 +760,7 @@ class Twin:
                 count, value=value, producer=(producer_id, epoch, sequence)
             )
         end = log.log_end_offset
-        offset = requested(log, batch)
+        offset = (requested if count % 2 else encoded)(log, batch)
         if offset is None:
             offset = log.append_batch(batch, durability="os").offset
         if producer is not None and offset == end:

@@ -34,7 +34,8 @@ way, whose writes let others run, for PAUSE_NS.
 append_request() appends the batch of a Produce in the same spirit, and holds the lock of the log meanwhile, because it
 may call Python: for an index entry, a listener, or the state of a producer. Log.append_batch() is its rule book. It takes
 a plain batch that the topic accepts unchanged, under `os` or `group` if nothing is to be synced first, from a producer
-whose next batch it is. A larger write lets other threads run.
+whose next batch it is. A larger write lets other threads run. append_encoded() does the same for Log.append_batch()
+itself.
 
 append_stored() appends a batch of the leader in a copy of its log. Log.append_as_follower() is its rule book. It takes
 one batch without a transaction that continues the log in the latest leader epoch.
@@ -430,26 +431,58 @@ cdef class Appender:
     def append_request(self, UsualProduce request not None, frame):
         """Append the batch of a request. See appending.Appender."""
         cdef Py_buffer view
-        cdef const uint8_t *batch
-        cdef int64_t size = request.stop - request.start, now_ms = lc_now_ms(), offset
         cdef Facts facts
-        cdef Sound sound
-        if size > self.client_batch_bytes or now_ms < 0 or lc_ticks_ns() < self.slow_until_ns:
-            return None
+        cdef int64_t offset
         PyObject_GetBuffer(frame, &view, PyBUF_SIMPLE)
         try:
-            batch = <const uint8_t *>view.buf + request.start
-            if request.stop > view.len or not read_sound(batch, size, &facts, &sound):
+            if request.stop > view.len:
                 return None
-            if not self.state.lock.acquire(False):
-                return None
-            try:
-                offset = self.append_sound_locked(batch, &facts, &sound, now_ms)
-            finally:
-                self.state.lock.release()
+            offset = self.append_sound(<const uint8_t *>view.buf + request.start, request.stop - request.start, lc_now_ms(),
+                                       &facts)
         finally:
             PyBuffer_Release(&view)
         return None if offset < 0 else offset
+
+    def append_encoded(self, data not None):
+        """Append an encoded batch. See appending.Appender."""
+        cdef Py_buffer view
+        cdef Facts facts
+        cdef Receipt receipt
+        cdef int64_t offset, now_ms = lc_now_ms()
+        if type(data) is memoryview:
+            if not data.c_contiguous or data.itemsize != 1:
+                return None
+        elif type(data) is not bytes and type(data) is not bytearray:
+            return None
+        PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+        try:
+            offset = self.append_sound(<const uint8_t *>view.buf, view.len, now_ms, &facts)
+        finally:
+            PyBuffer_Release(&view)
+        if offset < 0:
+            return None
+        receipt = Receipt.__new__(Receipt)
+        receipt.offset = offset
+        receipt.last_offset = offset + facts.record_count - 1
+        receipt.timestamp_ms = now_ms
+        receipt.durability = "os"
+        receipt.topic, receipt.partition = self.key
+        return receipt
+
+    cdef int64_t append_sound(self, const uint8_t *batch, int64_t size, int64_t now_ms, Facts *facts) except -2:
+        """Check and append a batch. Returns its offset, or -1 without any effect."""
+        cdef Sound sound
+        if size > self.client_batch_bytes or now_ms < 0 or lc_ticks_ns() < self.slow_until_ns:
+            return -1
+        # The batch of a transaction has no other attribute than that, and changes more than the fields below.
+        if not read_sound(batch, size, facts, &sound) or facts.attributes != 0:
+            return -1
+        if not self.state.lock.acquire(False):
+            return -1
+        try:
+            return self.append_sound_locked(batch, facts, &sound, now_ms)
+        finally:
+            self.state.lock.release()
 
     cdef int64_t append_sound_locked(self, const uint8_t *batch, Facts *facts, Sound *sound, int64_t now_ms) except -2:
         """Append a valid batch of a client. Returns its offset, or -1 without any effect."""

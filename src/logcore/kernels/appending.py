@@ -144,8 +144,8 @@ class Appender:
     #: Whether the segments have descriptors of the operating system, and no other process
     #: writes the log.
     has_descriptors: bool
-    #: Maximum size of a client batch for append_request(). It is 0 if the policy, the
-    #: settings, the disk or other processes prevent that path.
+    #: Maximum size of a client batch for append_request() and append_encoded(). It is 0
+    #: if the policy, the settings, the disk or other processes prevent that path.
     client_batch_bytes: int
     #: Maximum size of a batch for append_stored(), or 0 as above.
     stored_batch_bytes: int
@@ -198,6 +198,13 @@ class Appender:
         Raises:
             StorageWriteError: a write failed, and its bytes could not be removed. The
                 log refuses writes.
+        """
+        return None
+
+    def append_encoded(self, data: object) -> Receipt | None:
+        """Append an encoded batch without waiting for its durability.
+
+        Otherwise, this is append_request(). The durability of the receipt is "os".
         """
         return None
 
