@@ -696,6 +696,18 @@ MISTAKES: Final = (
         "producer/test_producer.py",
     ),
     Mistake(
+        "buffer_is_reused_before_the_outcome", "logcore/producer/buffer_pool.py",
+        "self._spare.pop()",
+        "self._spare[-1]",
+        "producer/test_producer.py producer/test_buffer_pool.py",
+    ),
+    Mistake(
+        "buffer_is_reused_despite_another_view", "logcore/producer/buffer_pool.py",
+        "            buffer.append(0)\n            buffer.pop()\n",
+        "            pass\n",
+        "producer/test_buffer_pool.py",
+    ),
+    Mistake(
         "halves_in_the_wrong_order", "logcore/producer/accumulator.py",
         "for half in reversed(halves)",
         "for half in halves",

@@ -633,6 +633,28 @@ def test_failed_sync_of_more_batches_than_a_log_remembers_is_retried(
     assert values(data) == [b"%d" % number for number in range(9)]
 
 
+def test_buffer_of_a_batch_that_is_retried_is_not_reused(
+    disk: SimulatedDisk, data: LogDir
+) -> None:
+    producer = unthreaded(data, linger_ms=0)
+    producer.send("t", b"0" * 100, partition=1)
+    producer.poll()  # its buffer is free now
+    disk.faults = FaultPlan(Fault("fdatasync", errno.EIO, path="*t-0*.log"))
+    retried = producer.send("t", b"1" * 100, partition=0)
+    producer.poll()
+    disk.faults = None
+    for number in (2, 3):
+        producer.send("t", b"%d" % number * 100, partition=1)
+        producer.poll()
+    data.host.open_again("t", 0).truncate(0)  # simulates a disk that lost the batch
+    assert not retried.done()
+    settle(disk, producer)
+    assert retried.result().offset == 0
+    producer.close()
+    assert values(data, 0) == [b"1" * 100]
+    assert values(data, 1) == [b"%d" % number * 100 for number in (0, 2, 3)]
+
+
 def test_batch_lost_by_a_failed_sync_is_written_again(
     disk: SimulatedDisk, data: LogDir
 ) -> None:

@@ -145,8 +145,9 @@ class ProducerBatch(BatchFields):
         self.attempts = 0
         #: Earliest time of the next attempt.
         self.due_ms = 0
-        #: The encoded batch. It has an identity and a sequence from then on.
-        self.data: bytes | None = None
+        #: The encoded batch, in a buffer of its own. It has an identity and a sequence
+        #: from then on.
+        self.data: memoryview | None = None
         self.identity: QueueIdentity | None = None
         self.sequence = -1
         #: Receipt of the append while the outcome is open.

@@ -3,9 +3,9 @@
 Rules (clients reference 2.3, 2.4, 2.8):
 - Only one round runs at a time. A round writes the ready batches of every partition.
   Then it syncs each log once, if acks requires durability, and sets the outcomes.
-- A batch is compressed once, at its first attempt. It keeps its producer id and
+- A batch is compressed once, at its first attempt. It keeps its bytes, producer id and
   sequence while its outcome is unknown, so that the log can distinguish a retry from a
-  new batch.
+  new batch. buffer_pool.py states when the memory of the bytes is reused.
 - After a failed write or sync, the log is opened again, at most once in
   retry_backoff_max_ms. A batch is done if the log contains it, and is written again if
   not. Without idempotence the two cases cannot be distinguished, so the batch fails.
@@ -61,6 +61,7 @@ from logcore.producer.accumulator import (
     Row,
     UnsentColumns,
 )
+from logcore.producer.buffer_pool import BufferPool
 from logcore.producer.futures import CallbackRunner, Delivery
 from logcore.producer.settings import ProducerSettings
 from logcore.producer.transaction_manager import Transacting
@@ -127,7 +128,7 @@ class Sender:
     _teller: CallbackRunner
     _room: threading.Condition
     _transacting: Transacting | None = None
-    _scratch: bytearray = attrs.field(init=False, factory=bytearray)
+    _buffers: BufferPool = attrs.field(init=False, factory=BufferPool)
     _producer_id: int | None = attrs.field(init=False, default=None)
     # The following two fields belong to the current round. In other threads,
     # without_callbacks() only reads them and fail_all() only adds.
@@ -412,7 +413,7 @@ class Sender:
         # records are in one batch.
         head = (0, -1, self._fs.now_ms(), INT32_MAX, most, attributes, *producer)
         data = _encoded(
-            self._scratch,
+            self._buffers.take(batch.size_bytes),
             batch.records,
             (*head, compressor(codec, config), config.is_compacted),
         )
@@ -486,6 +487,11 @@ class Sender:
             receipt, None, level=level, gives_time=log.config.is_append_time
         )
         self._leave(queue, batch)
+        # Last: after an interrupt, the buffer is freed with the batch.
+        if batch.data is not None:
+            data = batch.data
+            batch.data = None
+            self._buffers.give_back(data)
 
     def _leave(self, queue: Queue, batch: ProducerBatch) -> None:
         """Remove a batch that has its outcome.
@@ -566,9 +572,9 @@ class Sender:
 
 
 def _encoded(
-    scratch: bytearray, records: list[Row] | UnsentColumns, head: tuple[Any, ...]
-) -> bytes:
-    """Encode one batch.
+    buffer: bytearray, records: list[Row] | UnsentColumns, head: tuple[Any, ...]
+) -> memoryview:
+    """Encode one batch into a buffer.
 
     `head` contains the arguments of kernel.encode_records() after the records.
 
@@ -579,8 +585,8 @@ def _encoded(
     """
     if isinstance(records, UnsentColumns):
         size, _ = kernel.encode_columns(
-            scratch, records.keys, records.values, records.times, records.count, *head
+            buffer, records.keys, records.values, records.times, records.count, *head
         )
     else:
-        size, _ = kernel.encode_records(scratch, records, *head)
-    return bytes(memoryview(scratch)[:size])
+        size, _ = kernel.encode_records(buffer, records, *head)
+    return memoryview(buffer)[:size]
