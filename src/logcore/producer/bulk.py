@@ -130,13 +130,11 @@ def cuts(
 
     A batch has at most limit_bytes, but at least one record.
     """
-    reached = np.cumsum(sizes)
+    reached = sizes.cumsum()  # the function of the module takes 1 us more
     start = 0
     before = 0
     while start < len(sizes):
-        stop = int(
-            np.searchsorted(reached, before + limit_bytes - BATCH_BYTES, side="right")
-        )
+        stop = int(reached.searchsorted(before + limit_bytes - BATCH_BYTES, "right"))
         stop = min(max(stop, start + 1), start + most_records)
         behind = int(reached[stop - 1])
         yield start, stop, behind - before

@@ -222,9 +222,9 @@ class Delivery:
             except Exception as raised:
                 report(raised, callback)
         if self.gathered is not None:
-            receipt = None
-            if self.receipt is not None:
-                receipt = self.receipt._replace(durability=self.level)
+            receipt = self.receipt
+            if receipt is not None and receipt.durability != self.level:
+                receipt = receipt._replace(durability=self.level)
             self.gathered.add(receipt, self.error)
             self.gathered = None
         while True:

@@ -522,7 +522,7 @@ class Producer(ProducerFields, Closeable):
     def _send_part(
         self,
         queue: Queue,
-        records: Sequence[Any] | UnsentColumns,
+        records: list[Any] | UnsentColumns,
         sizes: bulk.Sizes,
         gathered: bulk.BatchOutcomes,
     ) -> bool:
@@ -557,7 +557,7 @@ class Producer(ProducerFields, Closeable):
                 if isinstance(records, UnsentColumns):
                     part = records.cut(start, stop)
                 else:
-                    part = list(records[start:stop])
+                    part = records[start:stop]
                 batch = accumulator.add(
                     queue, part, size_bytes, self._fs.monotonic_ms()
                 )
