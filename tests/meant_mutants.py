@@ -556,9 +556,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "commit_seen_before_it_is_on_disk", "logcore/coordination/offsets.py",
-        "    group.storing.update(offsets.keys())\n",
-        "    group.storing.update(offsets.keys())\n    for key, each in offsets.items():\n"
-        "        group.put(key, each)\n",
+        "        group.storing[key] += 1\n",
+        "        group.storing[key] += 1\n        group.put(key, offsets[key])\n",
         "netshim/test_commits.py::test_P60_commit_is_answered_and_visible_once_durable",
     ),
     Mistake(
@@ -1183,7 +1182,7 @@ MISTAKES: Final = (
         "one_batch_for_two_partitions_of_offsets", "logcore/coordinators/local_groups.py",
         "            is_of_batch = (\n"
         "                following.producer == stores[0].producer\n"
-        "                and self.home(following.group.group_id) == place\n"
+        "                and present_home_of(self._directory, following.group.group_id) == place\n"
         "            )",
         "            is_of_batch = following.producer == stores[0].producer",
         "consumer/test_consumer_commits.py -k share_batches",
@@ -1192,9 +1191,9 @@ MISTAKES: Final = (
         "one_batch_for_commits_in_and_out_of_a_transaction", "logcore/coordinators/local_groups.py",
         "            is_of_batch = (\n"
         "                following.producer == stores[0].producer\n"
-        "                and self.home(following.group.group_id) == place\n"
+        "                and present_home_of(self._directory, following.group.group_id) == place\n"
         "            )",
-        "            is_of_batch = self.home(following.group.group_id) == place",
+        "            is_of_batch = present_home_of(self._directory, following.group.group_id) == place",
         "consumer/test_consumer_commits.py -k share_batches",
     ),
     Mistake(

@@ -107,7 +107,8 @@ def commit(
         for key, each in offsets.items()
     )
     # Until the records are stored, the group must not expire or be forgotten.
-    group.storing.update(offsets.keys())
+    for key in offsets:
+        group.storing[key] += 1
     return [
         AppendRecords(
             group, records, OffsetsCommitted(offsets, waiter, group.next_order())
@@ -160,9 +161,11 @@ def committed(
     group: Group, done: OffsetsCommitted, error: GroupError | None
 ) -> list[Effect]:
     for key, each in done.offsets.items():
-        group.storing[key] -= 1
-        if not group.storing[key]:
-            del group.storing[key]
+        left = group.storing[key] - 1
+        if left:
+            group.storing[key] = left
+        else:
+            group.storing.pop(key)  # C code, as del of a Counter is not
         if error is None:
             # put() ignores a commit that completes after a later one.
             group.put(key, each, done.order)

@@ -68,8 +68,11 @@ class _Request:
 
     def wake(self) -> None:
         """Wake the thread that queued the step."""
-        with contextlib.suppress(RuntimeError):  # the gate is already open
+        # Not contextlib.suppress(), which takes 0.7 us for each step.
+        try:
             self.gate.release()
+        except RuntimeError:
+            pass  # the gate is already open
 
 
 class FlatCombiner:

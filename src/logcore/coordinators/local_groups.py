@@ -47,6 +47,7 @@ from logcore.coordinators.process_groups import (
     ProcessGroups,
     append,
     check_forgotten,
+    present_home_of,
 )
 from logcore.coordinators.stored_offsets import stored_groups
 from logcore.deadlines import Deadlines
@@ -64,9 +65,10 @@ _BATCH_BYTES: Final = 16_384
 
 
 def _size_of(store: AppendRecords) -> int:
-    return sum(
-        RECORD_HEAD_BYTES + len(key) + len(value or b"") for key, value in store.records
-    )
+    size_bytes = 0
+    for key, value in store.records:  # mostly one, for which sum() takes 0.5 us more
+        size_bytes += RECORD_HEAD_BYTES + len(key) + len(value or b"")
+    return size_bytes
 
 
 class LocalGroups(ProcessGroups):
@@ -341,7 +343,7 @@ class LocalGroups(ProcessGroups):
             left -= _size_of(following)
             is_of_batch = (
                 following.producer == stores[0].producer
-                and self.home(following.group.group_id) == place
+                and present_home_of(self._directory, following.group.group_id) == place
             )
             if left < 0 or not is_of_batch:
                 return
@@ -360,11 +362,12 @@ class LocalGroups(ProcessGroups):
         self, stores: list[AppendRecords], failure: Exception | None
     ) -> None:
         """Pass the result of an append to the coordinator. The lock is held."""
+        now_ms = self.now_ms()
         for store in stores:
             error = None
             if failure is not None:
                 error = self._not_stored(store.group.group_id, failure)
-            self._act(self._coordinator.stored(store, error, self.now_ms()))
+            self._act(self._coordinator.stored(store, error, now_ms))
 
     def _log(self, place: tuple[str, int]) -> Log:
         log = self._directory.partition(*place)

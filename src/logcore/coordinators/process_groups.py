@@ -246,6 +246,15 @@ def home_of(directory: ClientDirectory, group_id: str) -> tuple[str, int]:
     # One partition is enough for one directory. An existing topic, such as one of a
     # broker, keeps its number, by which Kafka's clients find the partition of a group.
     directory.create_topic(OFFSETS_TOPIC, 1, OFFSETS_CONFIG, exist_ok=True)
+    return present_home_of(directory, group_id)
+
+
+def present_home_of(directory: ClientDirectory, group_id: str) -> tuple[str, int]:
+    """Return the partition of a group's offsets in the present topic.
+
+    Raises:
+        TopicNotFoundError: the topic does not exist.
+    """
     return OFFSETS_TOPIC, partition_of(
         group_id, directory.partitions(OFFSETS_TOPIC)[-1] + 1
     )

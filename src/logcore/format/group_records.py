@@ -19,6 +19,7 @@ module encodes and decodes them too, in version 3 of Kafka's consumer protocol.
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections.abc import Callable, Iterable
 from typing import Any, Final, NamedTuple, TypeVar
@@ -113,6 +114,8 @@ def partition_of(group_id: str, partition_count: int) -> int:
 
     It is |String.hashCode of Java| modulo the number of partitions, with |-2^31| = 0.
     """
+    if partition_count == 1:
+        return 0
     value = 0
     for (unit,) in _UNIT.iter_unpack(group_id.encode("utf-16-be", "surrogatepass")):
         value = (31 * value + unit) & 0xFFFFFFFF
@@ -126,7 +129,9 @@ def partition_of(group_id: str, partition_count: int) -> int:
 # -- writing ---------------------------------------------------------------------------
 
 
+@functools.lru_cache(maxsize=1_024)
 def commit_key(group_id: str, topic: str, partition: int) -> bytes:
+    """Encode the key of a commit. A consumer uses the same keys again and again."""
     return b"\0\1" + _text(group_id) + _text(topic) + _INT.pack(partition)
 
 
