@@ -1731,6 +1731,18 @@ MISTAKES: Final = (
         "registry/test_registry_exploration.py -k every_order",
     ),
     Mistake(
+        "registry_reads_nodes_of_its_own_expired_session", "logcore/registry/files.py",
+        "        return self._believed(self._file(names))\n",
+        "        return self._believed(self._file(names), self._lease and self._lease.id)\n",
+        "registry/test_registry_sessions.py",
+    ),
+    Mistake(
+        "registry_believes_its_session_throughout_a_block", "logcore/registry/files.py",
+        "        living = None\n        if self._held is None:\n            living =",
+        "        living =",
+        "registry/test_registry_sessions.py",
+    ),
+    Mistake(
         "registry_judges_a_session_by_its_file", "logcore/registry/sessions.py",
         "            return self._fs.is_byte_locked(handle, LIFE)\n", "            return True\n",
         "registry/test_registry_exploration.py -k every_order",

@@ -9,6 +9,7 @@ import pytest
 
 from logcore.errors import (
     InvalidConfigError,
+    NodeNotFoundError,
     ReadOnlyLogError,
     RegistryError,
     RegistryLockedError,
@@ -133,6 +134,36 @@ def test_holding_keeps_others_out_and_reads() -> None:
             with pytest.raises(RegistryError, match="inside a change"):
                 one.set("/consumers/h/group", b"1")
         assert other.set("/consumers/g/group", b"1") == 1
+
+
+def test_expired_session_has_no_nodes_while_it_holds_a_domain() -> None:
+    """The process that declares it over cannot remove its files yet."""
+    disk = SimulatedDisk({"data": None})
+    one = open_registry("/data", fs=disk)
+    with open_registry("/data", fs=disk, lock_timeout_ms=50) as other:
+        one.create("/e", ephemeral=True)
+        with one.holding("/e"):
+            one.set("/e", b"1")
+            with pytest.raises(RegistryLockedError):
+                other.expire(one.session.id)
+            for registry in (one, other):
+                with pytest.raises(NodeNotFoundError):
+                    registry.get("/e")
+            with pytest.raises(NodeNotFoundError):
+                one.set("/e", b"2")
+            with pytest.raises(NodeNotFoundError):
+                one.delete("/e")
+        one.close()
+
+
+def test_change_of_an_own_node_checks_the_session_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with open_registry("/data", fs=SimulatedDisk({"data": None})) as registry:
+        registry.create("/e", ephemeral=True)
+        monkeypatch.setattr(registry._sessions, "is_alive", None)
+        assert registry.set("/e", b"1") == 1
+        registry.delete("/e")
 
 
 def test_behind_holding_others_change_the_domain_and_this_session_another(

@@ -577,11 +577,14 @@ class FileRegistry(Closeable):
         """Read a node; return None if it does not exist."""
         return self._believed(self._file(names))
 
-    def _believed(self, file: str) -> tuple[Head, Slot] | None:
+    def _believed(
+        self, file: str, living: str | None = None
+    ) -> tuple[Head, Slot] | None:
         """Read the node in a file.
 
         Return None also if the session of the node is over, or if a file that is never
-        synced is damaged: a power cut leaves such files.
+        synced is damaged: a power cut leaves such files. `living` is a session that
+        is not checked.
         """
         try:
             found = self._read(file)
@@ -602,6 +605,8 @@ class FileRegistry(Closeable):
         if found is None:
             return None
         session = found[1].session
+        if session is not None and session == living:
+            return found
         if session is None or self._sessions.is_alive(session):
             return found
         return None
@@ -838,7 +843,18 @@ class FileRegistry(Closeable):
         )
 
     def _expected(self, names: Names, path: str, version: int) -> tuple[Head, Slot]:
-        found = self._read_node(names)
+        """Return the node that a change replaces or deletes, under the lock.
+
+        Raises:
+            NodeNotFoundError: the node does not exist.
+            BadVersionError: the node has another version.
+        """
+        # _turn() has just checked this session, and holds its gate. In a block of
+        # holding(), the check may be long ago.
+        living = None
+        if self._held is None:
+            living = self._writing().id
+        found = self._believed(self._file(names), living)
         if found is None:
             raise NodeNotFoundError("no such node", path=path)
         if version not in (ANY, found[1].version):
