@@ -45,6 +45,7 @@ _MAGIC: Final = b"LCNODE1\n"
 _ANY_MAGIC: Final = re.compile(rb"LCNODE[0-9]+\n?")
 _HEAD: Final = struct.Struct(">8sII16sB3xI")
 _SLOT: Final = struct.Struct(">QI16sH2x")
+_VERSION: Final = struct.Struct(">Q")
 _CRC: Final = struct.Struct(">I")
 _SLOT_BYTES: Final = _SLOT.size + _CRC.size
 _NO_SESSION: Final = bytes(16)
@@ -83,7 +84,9 @@ class Head:
 
     @property
     def size(self) -> int:
-        used = _HEAD.size + len((self.name or "").encode()) + _CRC.size
+        if self.name is None:  # most nodes; it is called seven times for each change
+            return PAGE_BYTES
+        used = _HEAD.size + len(self.name.encode()) + _CRC.size
         return -(-used // PAGE_BYTES) * PAGE_BYTES
 
     @property
@@ -187,10 +190,19 @@ def read_head(data: bytes, path: str) -> Head | None:
 
 def read_slot(head: Head, data: bytes) -> Slot | None:
     """Return the newest version in a file, or None if neither slot is valid."""
-    found = [
-        slot for number in (0, 1) if (slot := _slot(head, data, number)) is not None
-    ]
-    return max(found, key=lambda slot: slot.version, default=None)
+    # The newer slot first: if it is valid, the CRC of the other one is not computed.
+    newer = 0
+    if _version(head, data, 1) > _version(head, data, 0):
+        newer = 1
+    return _slot(head, data, newer) or _slot(head, data, 1 - newer)
+
+
+def _version(head: Head, data: bytes, number: int) -> int:
+    """Return the version in a slot, which may be damaged; -1 without one."""
+    start = head.place(number)
+    if len(data) < start + _SLOT_BYTES:
+        return -1
+    return int(_VERSION.unpack_from(data, start)[0])
 
 
 def _slot(head: Head, data: bytes, number: int) -> Slot | None:
