@@ -1703,8 +1703,12 @@ MISTAKES: Final = (
     ),
     Mistake(
         "registry_looks_before_the_lock", "logcore/registry/files.py",
-        "        def replace() -> int:\n            found = self._expected(names, path, version)\n",
-        "        found = self._expected(names, path, version)\n\n        def replace() -> int:\n",
+        "                found = self._expected(names, path, version, handle)\n"
+        "                return self._write_to(handle, names, *found, bytes(value))\n"
+        "            finally:\n                self._fs.close(handle)\n\n",
+        "                return self._write_to(handle, names, *found, bytes(value))\n"
+        "            finally:\n                self._fs.close(handle)\n\n"
+        "        found = self._expected(names, path, version)\n",
         "registry/test_registry_exploration.py -k every_order",
     ),
     Mistake(
@@ -1754,9 +1758,9 @@ MISTAKES: Final = (
     ),
     Mistake(
         "registry_overwrites_what_may_be_all_there_is", "logcore/registry/files.py",
-        "                self._fs.fdatasync(handle)\n                self._sync_names(names)\n"
-        "            self._fs.pwrite",
-        "                pass\n            self._fs.pwrite",
+        "            self._fs.fdatasync(handle)\n            self._sync_names(names)\n"
+        "        self._fs.pwrite",
+        "            pass\n        self._fs.pwrite",
         "registry/test_registry_power.py",
     ),
     Mistake(
@@ -1775,7 +1779,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "registry_answers_before_the_sync", "logcore/registry/files.py",
-        "                self._sync(handle, head, new)\n", "",
+        "            self._sync(handle, head, new)\n", "",
         "registry/test_registry_exploration.py -k power",
     ),
     Mistake(

@@ -579,16 +579,19 @@ class FileRegistry(Closeable):
         return self._believed(self._file(names))
 
     def _believed(
-        self, file: str, living: str | None = None
+        self, file: str, living: str | None = None, handle: int | None = None
     ) -> tuple[Head, Slot] | None:
         """Read the node in a file.
 
         Return None also if the session of the node is over, or if a file that is never
         synced is damaged: a power cut leaves such files. `living` is a session that
-        is not checked.
+        is not checked, and `handle` is the file if it is open.
         """
         try:
-            found = self._read(file)
+            if handle is None:
+                found = self._read(file)
+            else:
+                found = read_file(self._fs, handle, file)
         except CorruptRegistryError as error:
             # Names of the layout are stored as files of the same names.
             names = tuple(
@@ -682,8 +685,16 @@ class FileRegistry(Closeable):
         check_value(value, path)
 
         def replace() -> int:
-            found = self._expected(names, path, version)
-            return self._write(names, *found, bytes(value))
+            # One handle to read and to write: opening takes an eighth of a set().
+            try:
+                handle = self._fs.open(self._file(names), write=True)
+            except FileNotFoundError:
+                raise NodeNotFoundError("no such node", path=path) from None
+            try:
+                found = self._expected(names, path, version, handle)
+                return self._write_to(handle, names, *found, bytes(value))
+            finally:
+                self._fs.close(handle)
 
         return self._change(names, replace)
 
@@ -843,8 +854,12 @@ class FileRegistry(Closeable):
             "this session was declared over; open the registry again", path=lease.id
         )
 
-    def _expected(self, names: Names, path: str, version: int) -> tuple[Head, Slot]:
+    def _expected(
+        self, names: Names, path: str, version: int, handle: int | None = None
+    ) -> tuple[Head, Slot]:
         """Return the node that a change replaces or deletes, under the lock.
+
+        `handle` is the node's file if it is open.
 
         Raises:
             NodeNotFoundError: the node does not exist.
@@ -855,7 +870,7 @@ class FileRegistry(Closeable):
         living = None
         if self._held is None:
             living = self._writing().id
-        found = self._believed(self._file(names), living)
+        found = self._believed(self._file(names), living, handle)
         if found is None:
             raise NodeNotFoundError("no such node", path=path)
         if version not in (ANY, found[1].version):
@@ -992,6 +1007,16 @@ class FileRegistry(Closeable):
 
     def _write(self, names: Names, head: Head, slot: Slot, value: bytes) -> int:
         """Write the next version of an existing node, under the lock; return its number."""
+        handle = self._fs.open(self._file(names), write=True)
+        try:
+            return self._write_to(handle, names, head, slot, value)
+        finally:
+            self._fs.close(handle)
+
+    def _write_to(
+        self, handle: int, names: Names, head: Head, slot: Slot, value: bytes
+    ) -> int:
+        """Do the work of _write() with the open file of the node."""
         file = self._file(names)
         new = Slot(slot.version + 1, value, slot.session)
         is_synced = head.kind is NodeKind.PERSISTENT
@@ -1001,21 +1026,17 @@ class FileRegistry(Closeable):
                 self._sync_names(names)
                 self._remember(file, head, new.version)
             return new.version
-        handle = self._fs.open(file, write=True)
-        try:
-            if is_synced and self._known.get(file) != (head.creation, slot.version):
-                # The process that wrote this version may have been killed before its
-                # sync. A power cut could then leave only the older slot, which is
-                # overwritten next. Therefore sync the newer slot first.
-                self._fs.fdatasync(handle)
-                self._sync_names(names)
-            self._fs.pwrite(handle, new.pack(head), head.place(new.version))
-            if is_synced:
-                self._known.pop(file, None)
-                self._sync(handle, head, new)
-                self._remember(file, head, new.version)
-        finally:
-            self._fs.close(handle)
+        if is_synced and self._known.get(file) != (head.creation, slot.version):
+            # The process that wrote this version may have been killed before its
+            # sync. A power cut could then leave only the older slot, which is
+            # overwritten next. Therefore sync the newer slot first.
+            self._fs.fdatasync(handle)
+            self._sync_names(names)
+        self._fs.pwrite(handle, new.pack(head), head.place(new.version))
+        if is_synced:
+            self._known.pop(file, None)
+            self._sync(handle, head, new)
+            self._remember(file, head, new.version)
         return new.version
 
     def _sync(self, handle: int, head: Head, new: Slot) -> None:
