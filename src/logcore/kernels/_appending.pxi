@@ -454,6 +454,7 @@ cdef class Appender:
                 return None
         elif type(data) is not bytes and type(data) is not bytearray:
             return None
+        receipt = self.new_receipt(now_ms)
         PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
         try:
             offset = self.append_sound(<const uint8_t *>view.buf, view.len, now_ms, &facts)
@@ -461,9 +462,12 @@ cdef class Appender:
             PyBuffer_Release(&view)
         if offset < 0:
             return None
-        receipt = Receipt.__new__(Receipt)
-        receipt.offset = offset
-        receipt.last_offset = offset + facts.record_count - 1
+        receipt.offset, receipt.last_offset = offset, offset + facts.record_count - 1
+        return receipt
+
+    cdef Receipt new_receipt(self, int64_t now_ms):
+        """A receipt without offsets. It is made before the append, because there may be no memory for it."""
+        cdef Receipt receipt = Receipt.__new__(Receipt)
         receipt.timestamp_ms = now_ms
         receipt.durability = "os"
         receipt.topic, receipt.partition = self.key
@@ -517,10 +521,7 @@ cdef class Appender:
             if (facts.size_bytes != view.len or facts.attributes & (TRANSACTIONAL_BIT | CONTROL_BIT)
                     or crc_of(batch + CRC_START, facts.size_bytes - CRC_START) != facts.crc):
                 return None
-            receipt = Receipt.__new__(Receipt)
-            receipt.durability = "os"
-            receipt.topic, receipt.partition = self.key
-            receipt.timestamp_ms = now_ms
+            receipt = self.new_receipt(now_ms)
             if not self.state.lock.acquire(False):
                 return None
             try:
