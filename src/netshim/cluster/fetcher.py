@@ -57,6 +57,10 @@ _MOST_BYTES: Final = 10 << 20
 #: Least time that a fetch waits if the one before brought nothing. Records, other leaders
 #: and new partitions end the wait. A connection is given up after 30 s without an answer.
 _QUIET_WAIT_MS: Final = 2_500
+#: Wait of a fetch while partitions are being added, and the time after an addition for
+#: which more are expected. A broker that starts adds a thousand within seconds.
+_BRIEF_WAIT_MS: Final = 50
+_GROWS_FOR_MS: Final = 1_000
 
 _CODES: Final = {int(error): error for error in ReplicationError}
 
@@ -131,6 +135,10 @@ class LeaderFetcher:
         #: Partitions whose next fetch may differ from the one that the leader has.
         self._due: dict[FollowedPartition, None] = {}
         self._is_closing = False
+        #: When a partition was last added, and whether the present request waits briefly
+        #: because more are expected.
+        self._added_ms = 0
+        self._waits_briefly = False
         #: The fetch session, and the fetches that it contains. Of the thread.
         self._session_id = NO_SESSION
         self._epoch = INITIAL_EPOCH
@@ -147,9 +155,13 @@ class LeaderFetcher:
         with self._changed:
             self._partitions[one.key] = one
             self._due[one] = None
+            self._added_ms = self._fs.monotonic_ms()
+            waits_briefly = self._waits_briefly
             self._changed.notify_all()
-        # The present request may wait for records of other partitions.
-        self._connection.interrupt()
+        # The present request may wait for records of other partitions. An interrupt also
+        # ends the session, so it would be costly for each of many new partitions.
+        if not waits_briefly:
+            self._connection.interrupt()
 
     def drop(self, key: Key) -> None:
         """Stop to follow a partition. Returns when its log is no longer used."""
@@ -186,6 +198,8 @@ class LeaderFetcher:
                 if self._is_closing:
                     break
                 due, self._due = list(self._due), {}
+                grown_ms = self._fs.monotonic_ms() - self._added_ms
+                self._waits_briefly = grown_ms < _GROWS_FOR_MS
             try:
                 self._round(due)
             except Exception:
@@ -323,7 +337,9 @@ class LeaderFetcher:
         self, listed: list[_SentFetch], forgotten: list[_Place], *, is_quiet: bool
     ) -> Any:
         wait_ms = self._settings.wait_ms
-        if is_quiet:
+        if self._waits_briefly:
+            wait_ms = min(wait_ms, _BRIEF_WAIT_MS)
+        elif is_quiet:
             wait_ms = max(wait_ms, _QUIET_WAIT_MS)
         kind = wire.FETCH.Request.Topic
         topics: dict[bytes, Any] = {}
