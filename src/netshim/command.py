@@ -182,7 +182,7 @@ class _Reloader:
     def reload(self) -> None:
         """Begin to reload, unless it is in progress. For the event loop's thread.
 
-        A broker that starts or stops ignores it.
+        A broker that is starting or stopping ignores it.
         """
         is_free = self._task is None or self._task.done()
         if is_free and self._server.is_serving:

@@ -103,7 +103,7 @@ class HttpPages:
     schema_registry: str | None = None
     insecure: bool = False
     tls: TlsSettings | None = None
-    #: Settings of topics that do not set them.
+    #: Settings for topics without values of their own.
     config: Mapping[str, str] = attrs.Factory(dict)
     console_login: bool = False
     console_write: bool = False
@@ -187,7 +187,7 @@ class HttpPages:
 
         def read_facts() -> SecurityFacts:
             if not handle.is_running:
-                raise ResourceError("the broker starts or stops")
+                raise ResourceError("the broker is starting or stopping")
             return server.security.facts
 
         with bind("--console", text) as address:

@@ -163,7 +163,7 @@ def test_broker_is_healthy_and_ready_until_it_stops(tmp_path: Path) -> None:
     assert broker.get("/health")[0] == 200
     for path in ("/ready", "/metrics"):
         status, text = broker.get(path)
-        assert status == 503 and "starts or stops" in text
+        assert status == 503 and "is starting or stopping" in text
     broker.pages.stop()
 
 

@@ -31,7 +31,7 @@ def why_not_healthy(server: Server) -> list[str]:
 async def why_not_ready(server: Server) -> list[str]:
     """Return why a broker is not ready."""
     if server.silent_s is None:
-        return ["the broker starts or stops"]
+        return ["the broker is starting or stopping"]
     reasons = why_not_healthy(server)
     if reasons:
         return reasons

@@ -28,7 +28,9 @@ def operation_routes(server: Server) -> list[Route]:
     async def metrics(_: Request) -> Response:
         counts = server.counts
         if server.silent_s is None or counts is None:
-            return JSONResponse({"reasons": ["the broker starts or stops"]}, 503)
+            return JSONResponse(
+                {"reasons": ["the broker is starting or stopping"]}, 503
+            )
         try:
             facts = await BrokerCalls(server.loop).receive(_request_facts(server))
             if isinstance(facts, Exception):  # of a step in the broker's thread

@@ -479,7 +479,7 @@ class SchemaStore:
         """Call a function again while logs are closed, or replaced by a rollback."""
         for attempt in range(_ATTEMPTS):
             if self._server.silent_s is None:
-                raise RegistryRefusal(50301, "the broker starts or stops")
+                raise RegistryRefusal(50301, "the broker is starting or stopping")
             try:
                 return function()
             except LogClosedError:
