@@ -200,7 +200,7 @@ class LogDir(Closeable):
     All methods may be called from several threads.
 
     path: The path of the directory.
-    config: Settings of topics that do not set them.
+    config: Settings for topics without values of their own.
     cluster_id, node_id: The values in meta.properties.
     host: What brokers and coordinators call; see logcore.directory_host.
     """

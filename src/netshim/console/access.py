@@ -27,21 +27,19 @@ from netshim.security.acls import (
 from netshim.security.stored import SecurityFacts, SecurityStore
 from netshim.session import ANONYMOUS
 
-#: Time for which users and rules of a directory are not read again.
+#: How long the users and rules that were read last are used without a check of the files.
 _FRESH_MS: Final = 1_000
 
 
 @attrs.frozen
 class ConsoleViewer:
-    """The user of one request.
+    """The user of one request."""
 
-    principal: such as "User:alice".
-    host: the address of the browser.
-    rules: None if every user may do everything.
-    """
-
+    #: Such as "User:alice".
     principal: str = ANONYMOUS
+    #: The address of the browser.
     host: str = ""
+    #: None if every user may do everything.
     rules: AclIndex | None = None
 
     def may(self, operation: AclOperation, kind: ResourceType, name: str) -> bool:
@@ -55,15 +53,15 @@ class ConsoleViewer:
         return self.may(operation, ResourceType.TOPIC, name)
 
     def may_see_topic(self, name: str) -> bool:
-        """Return whether the user may learn of a topic."""
+        """Return whether the user may see that a topic exists."""
         return self.may_topic(AclOperation.DESCRIBE, name)
 
     def may_see_group(self, name: str) -> bool:
-        """Return whether the user may learn of a group."""
+        """Return whether the user may see that a group exists."""
         return self.may(AclOperation.DESCRIBE, ResourceType.GROUP, name)
 
     def may_see_transactional_id(self, name: str) -> bool:
-        """Return whether the user may learn of a transactional id."""
+        """Return whether the user may see that a transactional id exists."""
         return self.may(AclOperation.DESCRIBE, ResourceType.TRANSACTIONAL_ID, name)
 
     def may_see_cluster(self) -> bool:
@@ -73,20 +71,18 @@ class ConsoleViewer:
 
 @attrs.define
 class ConsoleAccess:
-    """The users and rules of a console.
+    """The users and rules of a console."""
 
-    read_facts: returns the stored users and rules. It may block, and raises LogcoreError
-        if they cannot be read.
-    needs_login: whether a page needs a login.
-    enforces_acls: whether a page leaves out everything that the rules do not allow.
-    super_users: principals that may do everything.
-    """
-
+    #: Returns the stored users and rules. It may block, and raises LogcoreError if they
+    #: cannot be read.
     read_facts: Callable[[], SecurityFacts] = SecurityFacts
+    #: Whether a page needs a login.
     needs_login: bool = False
+    #: Whether a page leaves out everything that the rules do not allow.
     enforces_acls: bool = False
+    #: Principals that may do everything.
     super_users: tuple[str, ...] = ()
-    #: The index of the latest rules.
+    #: The index of the latest rules, so that it is built only when the rules change.
     _index: AclIndex | None = None
 
     @property
@@ -108,7 +104,7 @@ class ConsoleAccess:
 class StoredFacts:
     """Reads the users and rules of a directory, at most once a second.
 
-    An instance is called by the threads of pages.
+    The threads of several pages may call one instance at the same time.
     """
 
     def __init__(self, path: str, fs: FS = OS) -> None:
@@ -127,7 +123,8 @@ class StoredFacts:
         with self._lock:
             now_ms = self._fs.monotonic_ms()
             is_old = self._read_ms is None or now_ms - self._read_ms >= _FRESH_MS
-            # The first user may log in at once.
+            # While there are no users, the files are read at each call, so that the first
+            # user can log in as soon as it has been added.
             if is_old or not self._facts.users:
                 self._facts = self._read()
                 self._read_ms = now_ms

@@ -1,7 +1,7 @@
 """Facts about a broker for its pages: clients, requests, errors, users and replicas.
 
-The broker's thread copies its connections. Counts of requests are copied by the thread
-of the page, as for metrics.
+The broker's event loop copies the list of its connections. The thread of the page copies
+the counts of requests, as the metrics do.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from netshim.server_thread import ServerHandle
     from netshim.state import BrokerState
 
-#: Rows of a table.
+#: Most rows of a table.
 _MOST_ROWS: Final = 200
-#: How long a page waits for the broker.
+#: How long a page waits for the broker's event loop.
 WAIT_S: Final = 30.0
 #: Most offsets of all groups that are copied for the history of lags.
 MOST_OFFSETS: Final = 1_000
@@ -44,20 +44,22 @@ MOST_OFFSETS: Final = 1_000
 def wait_for(
     handle: ServerHandle, begin: Callable[[Callable[[Any], None]], None]
 ) -> Any:
-    """Return the value that begin() passes to its callback. For threads of pages.
+    """Run begin() in the broker's event loop, and return the value that begin() passes to
+    its callback.
 
-    begin() runs in the broker's event loop.
+    The thread of a page calls this function. The event loop must not, because it would
+    wait for itself.
 
     Raises:
         RuntimeError: the broker has stopped.
-        TimeoutError: the broker does not answer.
+        TimeoutError: there is no value after WAIT_S.
     """
     if not handle.is_running:
-        raise RuntimeError("the broker starts or stops")
+        raise RuntimeError("the broker is starting or stopping")
     result: Future[Any] = Future()
 
     def done(value: Any) -> None:
-        # The page does not wait any more if its time is over.
+        # The first result counts: begin() may raise after it has called done().
         with contextlib.suppress(InvalidStateError):
             result.set_result(value)
 
@@ -76,21 +78,19 @@ def wait_for(
 
 @attrs.frozen
 class LiveGroup:
-    """A group as the broker's coordinator has it now.
+    """A group as the broker's coordinator has it now."""
 
-    state: by Kafka's names, such as "PreparingRebalance".
-    offsets: committed offsets; none if all groups together have too many.
-    """
-
+    #: By Kafka's names, such as "PreparingRebalance".
     state: str
     members: int
+    #: Committed offsets. Empty if all groups together have more than MOST_OFFSETS.
     offsets: Mapping[Key, int]
 
 
 def groups_reader(handle: ServerHandle) -> Callable[[], dict[str, LiveGroup]]:
     """Return a function that reads the groups of the broker by name.
 
-    In a shared directory there are none, because each process has its own members.
+    It returns no groups of a shared directory, because each process has its own members.
     """
 
     def begin(done: Callable[[Any], None]) -> None:
@@ -169,16 +169,15 @@ class LaggingPartition:
 
 @attrs.frozen
 class ClusterFacts:
-    """The cluster as this broker knows it.
+    """The cluster in the view of this broker."""
 
-    controller: node id, -1 for none.
-    leaders: number of partitions that each broker leads, and replicas that it has.
-    lagging: at most _MOST_ROWS partitions.
-    """
-
+    #: Node id; -1 for none.
     controller: int
+    #: For each broker: the number of partitions that it leads, and of its replicas.
     leaders: dict[int, tuple[int, int]]
+    #: At most _MOST_ROWS partitions.
     lagging: list[LaggingPartition]
+    #: The number of all partitions that are lagging.
     lagging_count: int
 
 

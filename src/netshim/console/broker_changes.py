@@ -1,9 +1,9 @@
-"""Changes that the broker of this process makes, as requests of the user of the console.
+"""Sends the changes of a console to the broker of this process, as requests of its user.
 
 Rules:
-- A request reaches the broker's handlers in its event loop, as the request of a client
-  does. Access control lists, quotas and the members of groups therefore count.
-- The threads of pages wait for the response.
+- The broker handles these requests in its event loop, as those of clients. Therefore
+  access control lists and quotas apply, and a group with members refuses new offsets.
+- The thread of a page waits for the response.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from netshim.server_thread import ServerHandle
 
 _CLIENT: Final = "netshim-console"
-#: Versions of the requests.
+#: Versions of the requests. Version 5 of DeleteTopics is the first with error messages.
 _OFFSET_COMMIT: Final = 8
 _INIT_PRODUCER_ID: Final = 4
 _DELETE_TOPICS: Final = 5
@@ -122,8 +122,8 @@ class BrokerChanges:
     def abort_transaction(
         self, viewer: ConsoleViewer, transactional_id: str, timeout_ms: int
     ) -> None:
-        # As `kafka-transactions.sh forceTerminateTransaction`: the id gets a new epoch,
-        # which aborts the open transaction and fences its producer.
+        # As in `kafka-transactions.sh forceTerminateTransaction`, InitProducerId gives the
+        # id a new epoch, which aborts the open transaction and fences its producer.
         response = self.request(
             viewer,
             wire.INIT_PRODUCER_ID,
@@ -132,8 +132,8 @@ class BrokerChanges:
                 transactional_id=transactional_id, transaction_timeout_ms=timeout_ms
             ),
         )
+        # CONCURRENT_TRANSACTIONS means that the abort has begun. The broker completes it.
         if response.error_code != codes.CONCURRENT_TRANSACTIONS:
-            # The abort has begun in this case, and the broker completes it.
             _check([(transactional_id, response.error_code, None)])
 
     def delete_topic(self, viewer: ConsoleViewer, topic: str) -> None:

@@ -2,10 +2,10 @@
 
 Rules:
 - The page of a change has a table with the values before and after. Its form contains
-  these values, so that the change is the one that was shown.
-- A form has the token of its session. A deletion also needs the name, typed again.
-- After a change, the browser is sent to the page that shows the result. A reload therefore
-  repeats nothing.
+  the new values, so that the change is the one that the user has seen.
+- A form has the token of its session. To delete something, the user types its name.
+- After a change, the browser is redirected to the page that shows the result, so that a
+  reload does not repeat the change.
 """
 
 from __future__ import annotations
@@ -29,23 +29,26 @@ from netshim.console.directory import DirectoryView, OpenDirectory, TimeBudget
 from netshim.console.guard import cookie_of, read_form, viewer_of
 from netshim.console.logins import ConsoleLogins
 from netshim.console.rendering import PageRenderer
-from netshim.console.requests import number_of, partition_of_request, refuse, topic_of
+from netshim.console.requests import (
+    bad_request,
+    number_of,
+    partition_of_request,
+    topic_of,
+)
 from netshim.console.values import visible
 
 Form = Mapping[str, str]
-#: Longest place, such as a time.
+#: Most characters of a place: an offset, `earliest`, `latest`, a time or an age.
 _MOST_PLACE: Final = 60
 
 
 @attrs.frozen
 class ConsoleChange:
-    """One kind of change.
+    """One kind of change."""
 
-    preview: shows the effect of the change.
-    apply: makes the change, and returns the address of the page that shows its result.
-    """
-
+    #: Returns the page that shows the effect of the change.
     preview: Callable[[Request, OpenDirectory], Response]
+    #: Makes the change, and returns the address of the page that shows its result.
     apply: Callable[[Request, Form], str]
 
 
@@ -75,17 +78,20 @@ class ChangePages:
         }
 
     def form(self, change: ConsoleChange) -> Callable[[Request], Awaitable[Response]]:
-        """Return the page that makes a change, in a thread because it writes files."""
+        """Return the handler of a submitted form.
+
+        The change runs in a worker thread because it writes files.
+        """
 
         async def answer(request: Request) -> Response:
             form = await read_form(request)
             token = form.get("token", "")
             if not self._logins.is_form_token(cookie_of(request), token):
                 raise HTTPException(
-                    403, "The form is not one of this session. Open its page again."
+                    403, "The form belongs to another session. Open its page again."
                 )
-            place = await run_in_threadpool(change.apply, request, form)
-            return RedirectResponse(place, 303)
+            address = await run_in_threadpool(change.apply, request, form)
+            return RedirectResponse(address, 303)
 
         return answer
 
@@ -265,7 +271,7 @@ class ChangePages:
         plan = {}
         for (name, number), offset in _plan(form).items():
             if name != topic:
-                raise refuse(f"plan: expected partitions of {topic}; found {name}")
+                raise bad_request(f"plan: expected partitions of {topic}; found {name}")
             plan[number] = offset
         self._changes.delete_records(viewer_of(request), topic, plan)
         return self._renderer.address("topics", topic, done="records")
@@ -284,7 +290,7 @@ class ChangePages:
             try:
                 wanted = place_in(log, text, self._view.fs.now_ms())
             except BadParameter as error:
-                raise refuse(error.message) from None
+                raise bad_request(error.message) from None
             end = log.high_watermark
             return min(max(wanted, log.log_start_offset), end), end
 
@@ -293,7 +299,7 @@ def _place_text(request: Request, name: str) -> str:
     """Return a place such as `earliest`. Raises HTTPException if it is too long."""
     text = request.query_params.get(name, "").strip()
     if not text or len(text) > _MOST_PLACE or visible(text) != text:
-        raise refuse(
+        raise bad_request(
             f"{name}: expected an offset, earliest, latest, a time or an age; found "
             f"{visible(text[:_MOST_PLACE])!r}"
         )
@@ -303,7 +309,7 @@ def _place_text(request: Request, name: str) -> str:
 def _topic_of_path(request: Request) -> str:
     name: str = request.path_params["topic"]
     if not is_topic_name(name):
-        raise refuse(f"expected the name of a topic; found {visible(name[:80])!r}")
+        raise bad_request(f"expected the name of a topic; found {visible(name[:80])!r}")
     return name
 
 
@@ -311,12 +317,12 @@ def _check_typed(form: Form, name: str) -> None:
     """Raise HTTPException unless the user has typed a name."""
     if form.get("confirm", "").strip() != name:
         raise HTTPException(
-            409, f"The typed name is another one: type {name} to confirm the deletion."
+            409, f"The typed name does not match: type {name} to confirm the deletion."
         )
 
 
 def _plan_text(offsets: Mapping[Key, int]) -> str:
-    """Return the offsets of a change for its form."""
+    """Return the offsets of a change as text, for a hidden field of its form."""
     return ",".join(
         f"{partition_name(*key)}:{offset}" for key, offset in sorted(offsets.items())
     )
@@ -329,7 +335,7 @@ def _plan(form: Form) -> dict[Key, int]:
         name, _, offset = text.rpartition(":")
         topic, _, number = name.rpartition("-")
         if not is_topic_name(topic):
-            raise refuse(f"plan: expected TOPIC-N:OFFSET,...; found {text[:80]!r}")
+            raise bad_request(f"plan: expected TOPIC-N:OFFSET,...; found {text[:80]!r}")
         key = topic, number_of(number, "partition", 2**31 - 1)
         found[key] = number_of(offset, "offset", INT64_MAX)
     return found

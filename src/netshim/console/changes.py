@@ -3,9 +3,9 @@ records.
 
 Rules:
 - A change is durable when its function returns.
-- A directory without a broker is opened for each change, exclusively or shared with
-  processes that share it. If another process holds its lock, the error names that
-  process.
+- A directory without a broker is opened for each change. It is opened shared if other
+  processes share it, and exclusively otherwise. If another process holds its lock, the
+  error names that process.
 - Each change needs the permission that the same request to a broker needs.
 """
 
@@ -70,7 +70,7 @@ class DirectoryChanges:
     """Changes of a directory that no broker of this process serves."""
 
     path: str
-    #: Settings of topics that do not set them.
+    #: Settings for topics without values of their own.
     config: Mapping[str, str] = attrs.Factory(dict)
 
     def _opened(self) -> logcore.LogDir:

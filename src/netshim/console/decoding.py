@@ -1,8 +1,9 @@
-"""Keys and values of records by the schemas of the directory, in its topic `_schemas`.
+"""Decodes keys and values of records with the schemas in the topic `_schemas`.
 
 Rules:
-- Without `_schemas`, without the extra `schemas`, or with a value that does not have its
-  schema, the stored bytes are shown, and the reason on the page of the message.
+- The stored bytes are shown if the directory has no `_schemas`, if the extra `schemas` is
+  not installed, or if a value does not match its schema. The page of the message names
+  the reason.
 - The schemas are read again when `_schemas` has grown.
 """
 
@@ -23,14 +24,12 @@ _TYPES: Final = {"AVRO": "Avro", "JSON": "JSON", "PROTOBUF": "Protobuf"}
 
 
 @attrs.frozen
-class PieceContent:
-    """A key or value for a page.
+class ShownContent:
+    """A key or value for a page."""
 
-    data: JSON of the decoded value, or the stored bytes.
-    note: the type and id of its schema, or why it is not decoded; "" if it names none.
-    """
-
+    #: JSON of the decoded value, or the stored bytes.
     data: bytes | None
+    #: The type and id of its schema, or why it is not decoded; "" without a schema.
     note: str = ""
 
 
@@ -38,8 +37,8 @@ class PieceContent:
 class SchemaCache:
     """The decoder of one directory. Several pages may use it at the same time."""
 
-    #: The end of `_schemas` and the decoder for it, published as one value: another
-    #: thread must not see the decoder of one end with the other end.
+    #: The end offset of `_schemas`, and the decoder of the records below it. They are one
+    #: value, so that no thread sees a new end with an old decoder.
     _known: tuple[int, ValueDecoder] | None = None
 
     def decoder(self, directory: OpenDirectory) -> ValueDecoder | None:
@@ -67,15 +66,15 @@ class SchemaCache:
 
 def content_of(
     decoder: ValueDecoder | None, record: Record, *, is_key: bool
-) -> PieceContent:
+) -> ShownContent:
     """Return the key or the value of a record for a page."""
     data = record.key if is_key else record.value
     if decoder is None or data is None:
-        return PieceContent(data)
+        return ShownContent(data)
     piece = decoder.decode(data, record.headers, is_key=is_key)
     if piece.schema is None:
-        return PieceContent(data)
+        return ShownContent(data)
     if piece.error is not None:
-        return PieceContent(data, f"not decoded: {piece.error}")
+        return ShownContent(data, f"not decoded: {piece.error}")
     kind = _TYPES.get(piece.schema["type"], "")
-    return PieceContent(piece.text.encode(), f"{kind} schema {piece.schema['id']}")
+    return ShownContent(piece.text.encode(), f"{kind} schema {piece.schema['id']}")

@@ -1,7 +1,7 @@
 """A log directory as the console reads it: opened for each page, read-only.
 
 Rules:
-- No lock is acquired and nothing is written, also while a broker writes the directory.
+- The console acquires no lock and writes nothing, even while a broker writes the directory.
 - A name in a request is a key into the list of topics and never a part of a path.
 - If the directory as a whole cannot be opened, its partitions are listed by their names,
   and `problem` names the damage.
@@ -35,7 +35,8 @@ from netshim.console.changes import ConsoleChanges
 from netshim.console.lags import LagHistory
 from netshim.security.acls import AclOperation
 
-#: Time for one page. What cannot be read in it is left out, and the page names it.
+#: Time for one page. Partitions that are not read in this time are left out, and the page
+#: mentions this.
 PAGE_S: Final = 0.8
 #: Time for a search, which can be continued.
 SEARCH_S: Final = 2.0
@@ -64,7 +65,7 @@ class DirectoryView:
     page_s: float = PAGE_S
     #: Time for a search, and for a check of all bytes.
     search_s: float = SEARCH_S
-    #: Settings of topics that do not set them.
+    #: Settings for topics without values of their own.
     config: Mapping[str, str] = attrs.Factory(dict)
     fs: FS = OS
     sizes: PartitionSizes = attrs.Factory(PartitionSizes)
@@ -98,12 +99,12 @@ class DirectoryView:
                 paths = None
             except LogcoreError as error:
                 problem = str(error)
-                paths = _listed(self.fs, self.path)
-                topics = _numbers(paths)
+                paths = _partition_paths(self.fs, self.path)
+                topics = _numbers_by_topic(paths)
             if logdir is not None and not topics:
                 # A directory of one partition opens as a directory without topics.
-                paths = value_or({}, _listed, self.fs, self.path)
-                topics = _numbers(paths)
+                paths = value_or({}, _partition_paths, self.fs, self.path)
+                topics = _numbers_by_topic(paths)
             if viewer.rules is not None:
                 topics = {
                     name: numbers
@@ -115,7 +116,7 @@ class DirectoryView:
             yield OpenDirectory(self, viewer, logdir, topics, paths, problem)
 
 
-def _listed(fs: FS, path: str) -> dict[Key, str]:
+def _partition_paths(fs: FS, path: str) -> dict[Key, str]:
     """Return the partition directories at a path by topic and number."""
     found = {}
     for one in partitions(path, fs=fs):
@@ -125,7 +126,7 @@ def _listed(fs: FS, path: str) -> dict[Key, str]:
     return found
 
 
-def _numbers(paths: Mapping[Key, str]) -> dict[str, tuple[int, ...]]:
+def _numbers_by_topic(paths: Mapping[Key, str]) -> dict[str, tuple[int, ...]]:
     found: dict[str, tuple[int, ...]] = {}
     for topic, number in sorted(paths):
         found[topic] = (*found.get(topic, ()), number)
@@ -133,14 +134,7 @@ def _numbers(paths: Mapping[Key, str]) -> dict[str, tuple[int, ...]]:
 
 
 class OpenDirectory:
-    """The directory, opened for one page.
-
-    view: The directory of the console.
-    viewer: The user of the page.
-    logdir: None if the directory as a whole cannot be opened.
-    topics: Topic -> numbers of its partitions.
-    problem: Why the directory cannot be opened, or "".
-    """
+    """The directory, opened for one page."""
 
     def __init__(
         self,
@@ -152,11 +146,17 @@ class OpenDirectory:
         problem: str,
     ) -> None:
         self.view = view
+        #: The user of the page.
         self.viewer = viewer
+        #: None if the directory as a whole cannot be opened.
         self.logdir = logdir
+        #: Topic -> numbers of its partitions.
         self.topics = topics
+        #: Why the directory cannot be opened, or "".
         self.problem = problem
+        #: The directories of partitions that were listed by name; None if logdir has them.
         self._paths = paths
+        #: Log start offsets in the checkpoint file, once they have been read.
         self._starts: Mapping[Key, int] | None = None
 
     def check(self, topic: str, number: int | None = None) -> None:

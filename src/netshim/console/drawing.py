@@ -1,7 +1,7 @@
 """Shapes of a segment map, and of a lag over time.
 
-A row of the map is WIDTH units wide. All rows have one scale, in bytes, or each row fills the width.
-The template draws the shapes as SVG; this module knows no HTML.
+A row of the map is WIDTH units wide. Either all rows have one scale in bytes, or each row
+fills the width. The template draws the shapes as SVG, so that this module contains no HTML.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ WIDTH: Final = 1000.0
 #: Space between two segments, and the least width of a bar.
 _GAP: Final = 1.5
 _LEAST: Final = 2.0
-#: Segments of a row; older ones are left out, and their number is on the page.
+#: Most segments of a row. Older ones are left out, and the page shows their number.
 MOST_SEGMENTS: Final = 400
 
 
 @attrs.frozen
 class Bar:
-    """A rectangle between two horizontal places. `kind` is its class in the style sheet."""
+    """A rectangle with the full height of its row."""
 
     x: float
     width: float
+    #: Its class in the style sheet.
     kind: str
 
 
@@ -72,7 +73,7 @@ def _drawn_bytes(one: PartitionMap) -> int:
 
 def _row(one: PartitionMap, whole_bytes: int) -> DrawnPartition:
     drawn = _drawn(one)
-    # The gaps and the least widths need room, too.
+    # Each segment has a gap and at least _LEAST units. Its bytes share the rest.
     room = WIDTH - len(drawn) * (_GAP + _LEAST)
     unit = max(0.0, room) / max(1, whole_bytes)
     stable = min(one.open_transactions.values(), default=one.end_offset)
@@ -129,11 +130,9 @@ _LAG_MS: Final = 600_000
 
 @attrs.frozen
 class DrawnLag:
-    """A lag over the last ten minutes.
+    """A lag over the last ten minutes."""
 
-    line: the points of a polyline; "" for fewer than two samples.
-    """
-
+    #: The points of a polyline; "" for fewer than two samples.
     line: str
     first: int
     last: int
@@ -141,11 +140,11 @@ class DrawnLag:
 
 
 def draw_lag(samples: Sequence[tuple[int, int]], now_ms: int) -> DrawnLag:
-    """Return the line of samples of (time in ms, lag). The largest lag has the height."""
+    """Return the line of samples of (time in ms, lag). The largest lag has full height."""
     shown = [one for one in samples if now_ms - one[0] <= _LAG_MS]
     lags = [lag for _, lag in shown] or [0]
     most = max(lags)
-    # Room for the width of the line.
+    # Two units above and below the line, because the stroke has a width.
     height = LAG_HEIGHT - 4
     line = " ".join(
         f"{_rounded(LAG_WIDTH * (1 - (now_ms - time_ms) / _LAG_MS))},"

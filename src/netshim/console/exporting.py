@@ -1,7 +1,7 @@
-"""Messages of a page as files, and commands that read one message elsewhere.
+"""Messages of a page as files, and commands that read one message outside the console.
 
-NDJSON and CSV are text: other bytes are hex. Parquet has the stored bytes, and needs the
-extra `arrow`.
+NDJSON and CSV contain text, and hex digits of bytes that are no text. Parquet contains the
+stored bytes, and needs the extra `arrow`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from logcore.format.html import shown_time
 from logcore.inspect.dump import shown_record
 from netshim.console.messages import FoundMessage
 
-#: Names of the forms, with their media types.
-FORMS: Final = {
+#: Names of the file formats, with their media types.
+EXPORT_FORMATS: Final = {
     "ndjson": "application/x-ndjson",
     "csv": "text/csv",
     "parquet": "application/vnd.apache.parquet",
@@ -37,15 +37,19 @@ _COLUMNS: Final = (
 )
 
 
-def exported(messages: Iterable[FoundMessage], topic: str, form: str) -> bytes:
-    """Return messages as NDJSON, as `logcore read --json` prints them, CSV or Parquet.
+def export_messages(
+    messages: Iterable[FoundMessage], topic: str, file_format: str
+) -> bytes:
+    """Return messages as a file of one of the EXPORT_FORMATS.
+
+    NDJSON has the lines of `logcore read --json`.
 
     Raises:
         MissingDependencyError: Parquet needs a package that is not installed.
     """
-    if form == "parquet":
+    if file_format == "parquet":
         return _parquet(list(messages), topic)
-    if form == "csv":
+    if file_format == "csv":
         out = io.StringIO()
         table = csv.writer(out)
         table.writerow(_COLUMNS)

@@ -2,8 +2,8 @@
 
 Sources:
 - The records of `__consumer_offsets` and `__transaction_state`, as they were last stored.
-- The registry of a shared directory, for members in processes that share it.
-- The coordinator of the broker of this process, for the state of a group as it is now.
+- The registry of a shared directory, for the members in its processes.
+- The group coordinator of the broker of this process, for the present state of a group.
 
 The lag counts offsets up to the log end.
 """
@@ -64,15 +64,13 @@ class GroupSummary:
 
 @attrs.frozen
 class GroupFacts:
-    """The groups of a directory.
+    """The groups of a directory."""
 
-    stored: the stored groups.
-    shared: number of members in processes that share the directory, by group.
-    live: the groups of the broker of this process.
-    """
-
+    #: The groups in `__consumer_offsets`.
     stored: StoredGroups = attrs.Factory(StoredGroups)
+    #: Group -> number of members in processes that share the directory.
     shared: Mapping[str, int] = attrs.Factory(dict)
+    #: The groups of the broker of this process.
     live: Mapping[str, LiveGroup] = attrs.Factory(dict)
 
     @property
@@ -175,7 +173,7 @@ def read_groups(directory: OpenDirectory) -> GroupFacts:
             shared[name] = len(group_descriptions.shared_members(registry, name))
     live: Mapping[str, LiveGroup] = {}
     if view.live_groups is not None:
-        # A broker that stops has no members any more.
+        # A broker that is stopping does not answer, and has no members any more.
         with contextlib.suppress(RuntimeError, TimeoutError):
             live = view.live_groups()
     return GroupFacts(group_descriptions.read_groups(directory.logdir), shared, live)
@@ -191,7 +189,7 @@ def _stored_offsets(directory: OpenDirectory) -> dict[LagKey, int]:
 
 
 def sample_lags(view: DirectoryView) -> None:
-    """Add the lags of this moment to the history of a console.
+    """Add a sample of all lags to the history of a console.
 
     A partition that cannot be read in time has no sample.
     """
@@ -262,7 +260,7 @@ class OpenPart:
     first_offset: int
     #: Records above the last stable offset that read_committed readers wait for.
     held: int
-    #: The id of its producer, "" if no coordinator knows the transaction.
+    #: The transactional id of its producer; "" if the coordinator has no such transaction.
     transactional_id: str
 
 

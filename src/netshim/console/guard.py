@@ -1,11 +1,12 @@
 """The checks of each request before its page: host, origin, login and method.
 
 Rules:
-- A request must name this host, which rebinding of DNS cannot, and come from no other
-  origin.
-- Without a login, a request for a page is sent to the page of the login.
-- Only GET and HEAD are answered, except for forms of a login and of changes. These need
-  a token that pages of other origins cannot read.
+- The Host header must name this machine. A page of another site that attacks by DNS
+  rebinding sends the name of that site.
+- The Origin header, if there is one, must be the console itself.
+- Without a login, a request for a page is redirected to the login page.
+- Only GET and HEAD are answered, except for the forms of logins and changes. These forms
+  need a token that pages of other origins cannot read.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from netshim.console.logins import ConsoleLogins
 from netshim.http.host import names_this_host
 from netshim.session import ANONYMOUS
 
-#: Headers of each response. Messages of topics contain text from outside: scripts run only
-#: from files of the console, no other page may frame it, and nothing is cached.
+#: Headers of each response. Messages of topics are text from strangers. Therefore scripts
+#: run only from files of the console, no other page may frame it, and nothing is cached.
 _HEADERS: Final = {
     "content-security-policy": "default-src 'self'; base-uri 'none'; "
     "form-action 'self'; frame-ancestors 'none'",
@@ -60,12 +61,12 @@ class ConsoleGuard:
         access: ConsoleAccess,
         logins: ConsoleLogins,
         *,
-        takes_changes: bool,
+        accepts_changes: bool,
     ) -> None:
         self._app = app
         self._access = access
         self._logins = logins
-        self._takes_forms = takes_changes or access.needs_login
+        self._accepts_forms = accepts_changes or access.needs_login
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         # The console has no web sockets.
@@ -84,10 +85,10 @@ class ConsoleGuard:
         await app(scope, receive, send_with_headers)
 
     async def _refusal(self, request: Request) -> Response | None:
-        """Return the response to a request that reaches no page, or None."""
-        why_not = self._why_not(request)
-        if why_not:
-            return _text(why_not, 403)
+        """Return the response to a request that is refused; None if it may pass."""
+        reason = self._refusal_reason(request)
+        if reason:
+            return _text_response(reason, 403)
         path = request.url.path
         if path == LOGIN or path.startswith(_STATIC):
             viewer: ConsoleViewer | None = ConsoleViewer()
@@ -98,34 +99,34 @@ class ConsoleGuard:
             try:
                 viewer = await run_in_threadpool(self._viewer, request)
             except LogcoreError as error:
-                return _text(f"the users cannot be read: {error}", 503)
+                return _text_response(f"the users cannot be read: {error}", 503)
         if viewer is not None:
             request.state.viewer = viewer
             request.state.viewer_again = partial(self._viewer, request)
             return None
-        # Only a browser can use the page of the login. Scripts get a status.
+        # Only a browser can use the login page. Scripts get a status.
         is_page = "text/html" in request.headers.get("accept", "")
         if request.method == "GET" and is_page:
             place = request.url.path
             if request.url.query:
                 place += f"?{request.url.query}"
             return RedirectResponse(f"{LOGIN}?next={quote(place, safe='')}", 303)
-        return _text("log in first", 401)
+        return _text_response("log in first", 401)
 
-    def _why_not(self, request: Request) -> str:
+    def _refusal_reason(self, request: Request) -> str:
         """Return why a request is refused, or ""."""
-        # 1. A page of a foreign name that resolves to this address would count as the same
-        # origin.
+        # 1. DNS rebinding: a name of another site that resolves to this address would give
+        # that site the same origin as the console.
         if not names_this_host(request):
             return f"unknown host {request.headers.get('host', '')!r}"
-        # 2. Browsers send the origin with each form. Programs send none.
+        # 2. Browsers send the origin with each form. Other programs send none.
         origin = request.headers.get("origin")
         own = f"{request.url.scheme}://{request.headers.get('host', '')}"
         if origin is not None and origin != own:
             return "requests of other origins are refused"
         if request.method in ("GET", "HEAD"):
             return ""
-        if request.method != "POST" or not self._takes_forms:
+        if request.method != "POST" or not self._accepts_forms:
             return "the console changes nothing: only GET and HEAD are answered"
         return ""
 
@@ -140,7 +141,7 @@ class ConsoleGuard:
         return self._access.viewer(principal, _address(request))
 
 
-def _text(text: str, status: int) -> Response:
+def _text_response(text: str, status: int) -> Response:
     return Response(text + "\n", status, media_type="text/plain")
 
 
@@ -150,13 +151,13 @@ def _address(request: Request) -> str:
 
 
 def viewer_of(request: Request) -> ConsoleViewer:
-    """Return the user of a request that the guard has let through."""
+    """Return the user of a request that ConsoleGuard has accepted."""
     viewer: ConsoleViewer = request.state.viewer
     return viewer
 
 
 def viewer_again(request: Request) -> ConsoleViewer | None:
-    """Return the user of a request that lasts, as it is now; None after a logout.
+    """Return the user of a long request with the present rules; None after a logout.
 
     Blocks. Raises LogcoreError if the users cannot be read.
     """
@@ -190,7 +191,7 @@ def set_cookie(request: Request, response: Response, cookie: str) -> None:
 
 
 def local_place(text: str) -> str:
-    """Return the path of a page after a login; "/" for an address elsewhere."""
+    """Return the path to open after a login; "/" if the text is an address elsewhere."""
     # Browsers read "//" and "/\\" as the beginning of another host.
     is_local = text.startswith("/") and not text.startswith(("//", "/\\", LOGIN))
     return text if is_local and text.isascii() and text.isprintable() else "/"

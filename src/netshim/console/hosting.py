@@ -1,9 +1,9 @@
-"""Users of a console, from the options of its commands.
+"""Decides from the options of a command how the users of a console log in.
 
 Rules:
-- Outside of this machine, a console needs TLS and a login.
-- On this machine, it needs a login if an option requires one, or if access control lists
-  are enforced.
+- A console that other machines can reach needs TLS and a login.
+- A console on the loopback address needs a login if an option requires one, or if access
+  control lists are enforced.
 """
 
 from __future__ import annotations
@@ -22,16 +22,14 @@ from netshim.security.stored import SecurityFacts
 
 @attrs.frozen(kw_only=True)
 class ConsoleSecurity:
-    """The options of a console for its users.
-
-    login: whether a login is needed on this machine too.
-    acls: whether the access control lists are enforced.
-    super_users: principals that may do everything.
-    """
+    """The options of a console for its users."""
 
     tls: TlsSettings | None = None
+    #: Whether a login is needed on this machine too.
     login: bool = False
+    #: Whether the access control lists are enforced.
     acls: bool = False
+    #: Principals that may do everything.
     super_users: tuple[str, ...] = ()
 
     def access(
@@ -53,7 +51,7 @@ class ConsoleSecurity:
             )
         if self.tls is not None:
             self.tls.context()
-        # The names are checked as for a broker.
+        # Its constructor checks the names, as for a broker.
         SecuritySettings(super_users=self.super_users)
         return ConsoleAccess(
             read_facts=read_facts,

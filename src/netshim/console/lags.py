@@ -1,9 +1,9 @@
 """The lag of groups over the last ten minutes, from samples in memory.
 
 Rules:
-- A sample is taken each INTERVAL_S while the console runs, and MOST_SAMPLES are kept.
-- At most MOST_SERIES partitions of groups have samples. A partition whose group, or whose
-  offset, has been deleted loses its samples.
+- A sample is taken every INTERVAL_S while the console runs, and MOST_SAMPLES are kept.
+- At most MOST_SERIES committed offsets have samples. The samples are deleted with the
+  group or its offset.
 - The lag counts offsets up to the log end.
 """
 
@@ -21,7 +21,7 @@ INTERVAL_S: Final = 10.0
 MOST_SAMPLES: Final = 61
 MOST_SERIES: Final = 1_000
 
-#: Group, topic and partition.
+#: A committed offset: group, topic and partition.
 LagKey = tuple[str, str, int]
 #: Time in milliseconds, and lag.
 LagSample = tuple[int, int]
@@ -36,7 +36,7 @@ class LagHistory:
     _series: dict[LagKey, deque[LagSample]] = attrs.Factory(dict)
 
     def add(self, time_ms: int, lags: Mapping[LagKey, int]) -> None:
-        """Add the lags of one moment."""
+        """Add a sample. Committed offsets without a lag in it lose their samples."""
         with self._lock:
             for key in self._series.keys() - lags.keys():
                 del self._series[key]

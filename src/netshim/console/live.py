@@ -3,7 +3,7 @@
 Rules:
 - A page follows at most MOST_PARTITIONS partitions, and a console at most MOST_TAILS
   pages at once.
-- If more records arrive than a page shows, the oldest are left out, and the event names
+- If more records arrive than a page shows, the oldest are left out, and the event contains
   their number.
 """
 
@@ -58,7 +58,7 @@ class LiveTail:
         return tail
 
     def poll(self) -> tuple[list[FoundMessage], int]:
-        """Return the newest of the new records, and the number of others.
+        """Return the newest of the new records, and how many new records are left out.
 
         Raises:
             LogcoreError: a partition cannot be read any more.

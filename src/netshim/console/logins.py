@@ -1,8 +1,8 @@
 """Logins of a console: passwords, sessions, and limits for guessing.
 
 Rules:
-- The users of the broker may log in. Passwords are verified as for SASL PLAIN: an unknown
-  user and a wrong password have the same text and the same cost.
+- The users of the broker may log in. Passwords are verified as for SASL PLAIN: an
+  unknown user gets the same error as a wrong password, after the same time.
 - A session ends with the process, after SESSION_MS, at a logout, and when the user's
   password is changed or the user is removed.
 - The console keeps a hash of the cookie of a session, and never the cookie.
@@ -31,11 +31,12 @@ from netshim.security.scram import Credential
 SESSION_MS: Final = 8 * 3_600_000
 #: Most sessions. The oldest one ends if there are more.
 _MOST_SESSIONS: Final = 1_000
-#: Failed logins in a window of time, by address and by user and address.
+#: Most failed logins in a window of time.
 _WINDOW_MS: Final = 60_000
 _MOST_OF_ADDRESS: Final = 20
+#: For each pair of a user and an address.
 _MOST_OF_USER: Final = 5
-#: Most counters. All are forgotten if there are more.
+#: Most counters. If there are more, all of them are reset.
 _MOST_COUNTERS: Final = 10_000
 #: Most passwords that are verified at the same time: each takes 5 ms of a core or more.
 _MOST_AT_ONCE: Final = 2
@@ -121,7 +122,10 @@ class ConsoleLogins:
         return cookie
 
     def _count(self, key: tuple[str, ...], now_ms: int) -> int:
-        """Count a login until it succeeds, and return the number in its window."""
+        """Count a login as failed, and return the failures in its window.
+
+        log_in() subtracts it again if the login succeeds.
+        """
         with self._lock:
             if len(self._failures) >= _MOST_COUNTERS:
                 self._failures.clear()
@@ -175,7 +179,7 @@ class ConsoleLogins:
         return hmac.new(self._secret, cookie.encode(), "sha256").hexdigest()
 
     def is_form_token(self, cookie: str, token: str) -> bool:
-        """Return whether a form is one of this session."""
+        """Return whether a token belongs to the session of a cookie."""
         return hmac.compare_digest(self.form_token(cookie).encode(), token.encode())
 
 

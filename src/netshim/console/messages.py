@@ -3,9 +3,9 @@ finds.
 
 Rules:
 - A page reads only the batches that it shows. A search ends after SEARCH_BYTES, or when
-  its time is over. It reports how far it came, and can be continued.
+  its time is over. The page has a link that continues the search at its last place.
 - A damaged batch is left out, and the page names it. Batches after it are still read.
-- Of several partitions, records are merged by timestamp. The records of one partition
+- Records of several partitions are merged by timestamp. The records of one partition
   keep their order.
 
 values.py turns the records into text.
@@ -33,7 +33,7 @@ from logcore.recordbatch import RecordBatch
 from logcore.segment import GrowingSegment
 from netshim.console.directory import OpenDirectory, TimeBudget
 
-#: Records of a page, and most records of a page or an export.
+#: Records of a page unless the request names a number, and the largest such number.
 COUNT: Final = 50
 MOST_COUNT: Final = 1_000
 #: Most bytes of batches that one step of a search reads.
@@ -90,14 +90,14 @@ class MessageQuery:
     partitions: tuple[int, ...]
     #: Whether the page begins with the newest record and continues with older ones.
     is_backward: bool = True
-    #: Partition -> offset at which the page begins: exclusive if it is read backward.
-    #: Without one, the end, or the start of the partition.
+    #: Partition -> offset at which the page begins: exclusive if it is read backward. A
+    #: partition without an entry begins at its end or, read forward, at its start.
     places: Mapping[int, int] = attrs.Factory(dict)
     #: The page begins at the first record with this or a later timestamp.
     time_ms: int | None = None
     #: The key, the value or a header contains this text.
     text: str = ""
-    #: Further conditions, without regular expressions: one could take minutes.
+    #: Further conditions. They contain no regular expressions, which could take minutes.
     where: Where | None = None
     count: int = COUNT
 
@@ -181,7 +181,8 @@ def read_page(
         for number in query.partitions:
             has_work = any(not source.is_at_end(query) for source in sources)
             if budget.is_over() and has_work:
-                # The link to the next page does not name it, so it begins there.
+                # The link to the next page does not name this partition. The next page
+                # therefore reads it from its first place.
                 page.is_partial = True
                 page.unread += 1
                 continue
@@ -323,7 +324,8 @@ def _offsets_of_bytes(log: logcore.Log, place: int, is_backward: bool) -> int:
     """Return about how many offsets next to a place fill _BLOCK_BYTES."""
     times = segment_times(log)
     ends = [base for base, _, _ in times[1:]] + [log.log_end_offset]
-    for (base, _, size_bytes), end in zip(times, ends):  # an end more, without segments
+    # Without segments, `ends` is longer than `times`: the lengths may differ.
+    for (base, _, size_bytes), end in zip(times, ends):
         if base <= place - is_backward < end:
             return max(1, _BLOCK_BYTES * (end - base) // max(1, size_bytes))
     return COUNT
@@ -368,7 +370,7 @@ def _contains(record: Record, needle: bytes) -> bool:
 def _merge(
     sources: list[_QueriedPartition], query: MessageQuery, page: MessagePage
 ) -> None:
-    """Take the first records of all partitions, and store where the next page begins."""
+    """Put the first records of all partitions on the page, and where the next page begins."""
     merged = heapq.merge(
         *(source.found for source in sources),
         key=attrgetter("timestamp_ms"),
@@ -386,8 +388,8 @@ def _merge(
         elif not source.is_at_end(query):
             page.following[source.number] = source.place
     if page.has_more:
-        # A page that continues names the place of each partition, also of those that
-        # have nothing left.
+        # The link to the next page names each partition, even one without further
+        # records: a partition that it does not name would begin again.
         for source in sources:
             page.following.setdefault(source.number, source.place)
 

@@ -1,8 +1,8 @@
-"""The pages of the console that show something.
+"""The application of the console, and its pages that change nothing.
 
 Rules:
 - Pages load nothing from other hosts and have no inline scripts or styles.
-- A page is shown without JavaScript, except live parts.
+- Pages work without JavaScript, except their live parts.
 
 guard.py checks the requests, change_pages.py has the forms that change something, and
 the other modules of this package collect the facts.
@@ -53,7 +53,7 @@ from netshim.console.directory import (
     is_internal,
 )
 from netshim.console.drawing import DrawnLag, draw, draw_lag
-from netshim.console.exporting import FORMS, commands_for, exported
+from netshim.console.exporting import EXPORT_FORMATS, commands_for, export_messages
 from netshim.console.guard import (
     LOGIN,
     LOGOUT,
@@ -84,10 +84,10 @@ from netshim.console.messages import (
 )
 from netshim.console.rendering import PageRenderer
 from netshim.console.requests import (
+    bad_request,
     number_of,
     partition_of_request,
     query_of,
-    refuse,
     topic_of,
 )
 from netshim.console.schema_pages import SchemaPages
@@ -98,7 +98,7 @@ from netshim.security.acls import AclOperation
 
 _log = logging.getLogger("netshim")
 
-#: Statuses of errors. Others are 503.
+#: HTTP statuses of errors. Other errors have 503.
 _STATUSES: Final[dict[type[Exception], int]] = {
     TopicNotFoundError: 404,
     MissingDependencyError: 501,
@@ -106,7 +106,7 @@ _STATUSES: Final[dict[type[Exception], int]] = {
     ConsumerStateError: 409,
     InvalidTransactionStateError: 409,
 }
-#: Rows of a list of topics or groups.
+#: Most rows of a list of topics or groups.
 _PAGE_ROWS: Final = 500
 
 
@@ -126,11 +126,11 @@ def console_app(view: DirectoryView) -> ASGIApp:
             Route(LOGOUT, forms.log_out, methods=["POST"]),
         ]
     if view.changes is not None:
-        changing = ChangePages(view, view.changes, renderer, logins)
-        for path, change in changing.changes.items():
+        change_pages = ChangePages(view, view.changes, renderer, logins)
+        for path, change in change_pages.changes.items():
             routes += [
                 Route(path, pages.page(change.preview)),
-                Route(path, changing.form(change), methods=["POST"]),
+                Route(path, change_pages.form(change), methods=["POST"]),
             ]
     app = Starlette(
         routes=[
@@ -139,15 +139,15 @@ def console_app(view: DirectoryView) -> ASGIApp:
             Mount("/static", StaticFiles(packages=[("netshim.console", "static")])),
         ],
         exception_handlers={
-            HTTPException: pages.refused,
-            LogcoreError: pages.failed,
-            OSError: pages.failed,
-            Exception: pages.crashed,
+            HTTPException: pages.show_http_error,
+            LogcoreError: pages.show_failure,
+            OSError: pages.show_failure,
+            Exception: pages.show_bug,
         },
     )
     app.router.redirect_slashes = False
     return ConsoleGuard(
-        app, view.access, logins, takes_changes=view.changes is not None
+        app, view.access, logins, accepts_changes=view.changes is not None
     )
 
 
@@ -204,7 +204,7 @@ class LoginPages:
         form = await read_form(request)
         cookie = cookie_of(request)
         if not self._logins.is_form_token(cookie, form.get("token", "")):
-            raise HTTPException(403, "The form is not one of this session.")
+            raise HTTPException(403, "The form belongs to another session.")
         self._logins.log_out(cookie)
         response = RedirectResponse(LOGIN, 303)
         set_cookie(request, response, "")
@@ -224,7 +224,7 @@ class ConsolePages:
             "/": self.topics,
             "/topics/{topic}": self.topic,
             "/topics/{topic}/messages": self.messages,
-            "/topics/{topic}/messages.{form}": self.export,
+            "/topics/{topic}/messages.{suffix}": self.export,
             "/topics/{topic}/messages/{number}/{offset}": self.message,
             "/topics/{topic}/messages/{number}/{offset}/{part}": self.raw,
             "/topics/{topic}/live": self.live,
@@ -253,7 +253,7 @@ class ConsolePages:
             except (HTTPException, LogcoreError, OSError):
                 raise
             except Exception as error:
-                return self.broken(request, error)
+                return self._bug_page(request, error)
 
         return answer
 
@@ -264,25 +264,26 @@ class ConsolePages:
 
     # -- errors ------------------------------------------------------------------------
 
-    async def refused(self, request: Request, error: Exception) -> Response:
+    async def show_http_error(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         text = error.detail
-        if text == HTTPStatus.NOT_FOUND.phrase:  # of the router
+        # Starlette's router found no page; errors of this package have texts of their own.
+        if text == HTTPStatus.NOT_FOUND.phrase:
             text = "There is no page at this address."
         return self._renderer.error(request, error.status_code, text)
 
-    async def failed(self, request: Request, error: Exception) -> Response:
+    async def show_failure(self, request: Request, error: Exception) -> Response:
         status = 503
         for kind, code in _STATUSES.items():
             if isinstance(error, kind):
                 status = code
         return self._renderer.error(request, status, str(error))
 
-    async def crashed(self, request: Request, error: Exception) -> Response:
-        return self.broken(request, error)
+    async def show_bug(self, request: Request, error: Exception) -> Response:
+        return self._bug_page(request, error)
 
-    def broken(self, request: Request, error: Exception) -> Response:
-        """Return the page for an error that is not expected."""
+    def _bug_page(self, request: Request, error: Exception) -> Response:
+        """Log an unexpected error, and return its page."""
         _log.error("console: %s failed", request.url.path, exc_info=error)
         return self._renderer.error(
             request, 500, "The console has a bug. Its log has details."
@@ -391,15 +392,17 @@ class ConsolePages:
 
     def export(self, request: Request, directory: OpenDirectory) -> Response:
         """Return the messages of a page as a file."""
-        form = request.path_params["form"]
-        if form not in FORMS:
-            raise refuse(f"expected {' or '.join(FORMS)}; found {form[:20]!r}")
+        suffix = request.path_params["suffix"]
+        if suffix not in EXPORT_FORMATS:
+            raise bad_request(
+                f"expected {' or '.join(EXPORT_FORMATS)}; found {suffix[:20]!r}"
+            )
         topic, _, page = self._read(request, directory)
-        content = exported(page.messages, topic, form)
-        headers = {"content-disposition": f'attachment; filename="{topic}.{form}"'}
+        content = export_messages(page.messages, topic, suffix)
+        headers = {"content-disposition": f'attachment; filename="{topic}.{suffix}"'}
         if page.problems:
             headers["x-logcore-problems"] = str(len(page.problems))
-        return Response(content, media_type=FORMS[form], headers=headers)
+        return Response(content, media_type=EXPORT_FORMATS[suffix], headers=headers)
 
     def _message(
         self, request: Request, directory: OpenDirectory
@@ -470,7 +473,7 @@ class ConsolePages:
         """Return the bytes of a key or a value as a file."""
         part = request.path_params["part"]
         if part not in ("key", "value"):
-            raise refuse(f"expected key or value; found {part[:20]!r}")
+            raise bad_request(f"expected key or value; found {part[:20]!r}")
         topic, number, offset, found = self._message(request, directory)
         data = found.record.key if part == "key" else found.record.value
         name = f"{partition_name(topic, number)}-{offset}.{part}"
@@ -782,7 +785,7 @@ def _places_text(places: Mapping[int, int]) -> str:
 
 
 def _before_first(query: MessageQuery, page: MessagePage) -> str:
-    """Return the places for a link to the messages on the other side of the page."""
+    """Return the places for a link to the messages before the first one of the page."""
     places: dict[int, int] = {}
     for message in page.messages:
         offset = message.record.offset

@@ -1,5 +1,5 @@
-"""Parameters of pages, checked. An invalid one is answered by a page with status 400,
-and nothing is read.
+"""Parses the parameters of pages. An invalid parameter is answered with status 400 before
+any record is read.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MOST_TEXT: Final = 1_000
 _LAST_MS: Final = 253_402_300_799_999
 
 
-def refuse(text: str) -> HTTPException:
+def bad_request(text: str) -> HTTPException:
     """Return the error for an invalid parameter."""
     return HTTPException(400, text)
 
@@ -40,12 +40,12 @@ def topic_of(request: Request, directory: OpenDirectory) -> str:
     """Return the topic in the path.
 
     Raises:
-        HTTPException: it is no name of a topic.
-        TopicNotFoundError: it does not exist.
+        HTTPException: the path contains no valid topic name.
+        TopicNotFoundError: the topic does not exist.
     """
     name = request.path_params["topic"]
     if not is_topic_name(name):
-        raise refuse(
+        raise bad_request(
             "expected the name of a topic: 1 to 249 of letters, digits, '.', '_' "
             f"and '-'; found {_found(name)}"
         )
@@ -57,7 +57,9 @@ def number_of(text: str, name: str, most: int) -> int:
     """Return a number from 0 to `most`. Raises HTTPException."""
     if text.isascii() and text.isdigit() and len(text) < 20 and int(text) <= most:
         return int(text)
-    raise refuse(f"{name}: expected a number from 0 to {most}; found {_found(text)}")
+    raise bad_request(
+        f"{name}: expected a number from 0 to {most}; found {_found(text)}"
+    )
 
 
 def partition_of_request(
@@ -66,8 +68,8 @@ def partition_of_request(
     """Return the chosen partition, None for all.
 
     Raises:
-        HTTPException: it is no number.
-        TopicNotFoundError: it does not exist.
+        HTTPException: the parameter is no number.
+        TopicNotFoundError: the partition does not exist.
     """
     text = request.query_params.get("partition", "")
     if not text:
@@ -80,7 +82,7 @@ def partition_of_request(
 def query_of(
     request: Request, directory: OpenDirectory, topic: str, now_ms: int
 ) -> MessageQuery:
-    """Return the records that the parameters of a page name.
+    """Return the query that the parameters of a page describe.
 
     Raises:
         HTTPException: a parameter is invalid.
@@ -91,7 +93,7 @@ def query_of(
     number = partition_of_request(request, directory, topic)
     if number is not None:
         numbers = (number,)
-    text = _searched(parameters, "q")
+    text = _search_text(parameters, "q")
     count = number_of(parameters.get("count", str(COUNT)), "count", MOST_COUNT)
     places = _places(parameters, "until")
     is_backward = places is not None
@@ -101,7 +103,7 @@ def query_of(
         place = parameters.get("from", "").strip()
         is_backward, places, time_ms = _place(place, numbers, now_ms)
         if since is not None:
-            # Partitions that the link does not name begin at the place.
+            # Partitions that the link does not name begin at `from`.
             is_backward = False
             places = {**places, **since}
     return MessageQuery(
@@ -110,27 +112,28 @@ def query_of(
         places=places,
         time_ms=time_ms,
         text=text,
-        where=_where(_searched(parameters, "where").strip()),
+        where=_where(_search_text(parameters, "where").strip()),
         count=max(1, count),
     )
 
 
-def _searched(parameters: Mapping[str, str], name: str) -> str:
+def _search_text(parameters: Mapping[str, str], name: str) -> str:
     """Return a text to search, which may be empty."""
     text = parameters.get(name, "")
     if len(text) > _MOST_TEXT:
-        raise refuse(
+        raise bad_request(
             f"{name}: expected at most {_MOST_TEXT} characters; found {len(text)}"
         )
     if visible(text) != text:
-        raise refuse(f"{name}: expected visible characters; found {_found(text)}")
+        raise bad_request(f"{name}: expected visible characters; found {_found(text)}")
     return text
 
 
 def _where(text: str) -> Where | None:
     """Return the condition of `logcore read --where`, without regular expressions.
 
-    One that backtracks would hold the interpreter, and its time has no limit.
+    A regular expression that backtracks would block every thread of the process, and
+    Python has no time limit for it.
     """
     if not text:
         return None
@@ -139,9 +142,9 @@ def _where(text: str) -> Where | None:
     try:
         where = Where.parse([text])
     except click.BadParameter as error:
-        raise refuse(f"where: {error.message}") from error
+        raise bad_request(f"where: {error.message}") from error
     if where is not None and any(one.pattern for one in where.conditions):
-        raise refuse(
+        raise bad_request(
             "where: expected = or !=, since a page does not search for regular "
             f"expressions; found {_found(text)}. Use logcore read --where"
         )
@@ -154,7 +157,9 @@ def _places(parameters: Mapping[str, str], name: str) -> dict[int, int] | None:
     if not text:
         return None
     if len(text) > 100_000 or not _PLACES.fullmatch(text):
-        raise refuse(f"{name}: expected PARTITION:OFFSET,...; found {_found(text)}")
+        raise bad_request(
+            f"{name}: expected PARTITION:OFFSET,...; found {_found(text)}"
+        )
     pairs = (one.split(":") for one in text.split(","))
     return {int(number): min(int(offset), INT64_MAX) for number, offset in pairs}
 
@@ -172,7 +177,7 @@ def _place(
         return False, dict.fromkeys(numbers, offset), None
     time_ms = timestamp_of(text, now_ms)
     if time_ms is None or not 0 <= time_ms <= _LAST_MS:
-        raise refuse(
+        raise bad_request(
             "from: expected an offset, newest, oldest, a time from 1970 to 9999 such as "
             f"2026-01-31T12:00:00Z, or an age such as -10m; found {_found(text)}"
         )

@@ -1,4 +1,4 @@
-"""Pages of the schemas in the topic `_schemas`: subjects, versions, and two compared.
+"""Pages of the schemas in the topic `_schemas`: subjects, versions, and differences.
 
 The topic is read for each page, so that a console without a registry shows it too. A user
 needs READ on the topic.
@@ -24,29 +24,32 @@ from netshim.console.rendering import PageRenderer
 from netshim.console.requests import number_of
 from netshim.console.values import visible
 
-#: Rows of a list.
+#: Most rows of a list.
 _MOST_ROWS: Final = 500
 #: Longest text that is compared or shown, in characters.
 _MOST_TEXT: Final = 200_000
-#: Subjects of a topic, as serializers name them by default.
+#: Ends of the subjects that Confluent's serializers use for a topic by default.
 _SUFFIXES: Final = ("-value", "-key")
 
 
 @attrs.frozen
 class SubjectRow:
-    """A subject in the list of subjects. `topic` is "" if no topic has its name."""
+    """A subject in the list of subjects."""
 
     subject: str
     latest: SchemaVersion
     versions: int
+    #: The compatibility level.
     level: str
+    #: The topic that the subject is for; "" if there is no topic of its name.
     topic: str
 
 
 @attrs.frozen
 class DiffLine:
-    """A line of a comparison. `kind` is "+", "-", "@" or " "."""
+    """A line of a comparison."""
 
+    #: "+", "-", "@" or " ", as in a unified diff.
     kind: str
     text: str
 

@@ -1,4 +1,4 @@
-"""Keys, values and headers as text for people.
+"""Turns keys, values and headers into text for people.
 
 Rules:
 - show() is the only function that turns the bytes of a record into text.
@@ -23,11 +23,12 @@ PREVIEW_CHARACTERS: Final = 240
 MOST_TEXT_BYTES: Final = 256 << 10
 #: Bytes of a value that are shown as a hex dump.
 MOST_HEX_BYTES: Final = 4 << 10
-#: Nodes and levels of a tree of JSON.
+#: Most nodes and levels of a JSON tree.
 _MOST_NODES: Final = 5_000
 _MOST_LEVELS: Final = 40
-#: Bytes before the text of a search.
+#: Bytes that a preview shows before the text of a search.
 _BEFORE: Final = 20
+#: Bytes in a row of a hex dump.
 _ROW_BYTES: Final = 16
 
 _INVISIBLE: Final = re.compile(
@@ -72,7 +73,7 @@ def show(
 ) -> ShownValue:
     """Return bytes as text: JSON, other text, or hex digits if they are no text.
 
-    If `around` occurs in the bytes, the text is cut so that it contains `around`.
+    If `around` occurs in the bytes, the preview starts shortly before it.
     """
     if data is None:
         return ShownValue("null", "null", 0)
@@ -93,7 +94,7 @@ def show(
 
 
 def _begin(data: bytes, around: str) -> int:
-    """Return where a text begins that contains `around` near its start."""
+    """Return the position at which a preview begins that shows `around`."""
     found = data.find(around.encode("utf-8", "surrogateescape"))
     if not around or found < 2 * _BEFORE:
         return 0
@@ -105,7 +106,7 @@ def _begin(data: bytes, around: str) -> int:
 
 
 def show_whole(data: bytes | None) -> ShownValue:
-    """Return bytes as text for a page of their own, with a tree if they are JSON."""
+    """Return bytes as text for the page of one message, with a tree if they are JSON."""
     found = show(data, most_characters=MOST_TEXT_BYTES)
     if data is None or found.form != "json":
         return found
