@@ -215,7 +215,7 @@ class Broker:
     def handle(
         self, session: ClientSession, frame: memoryview, now_ms: int
     ) -> list[Piece] | PendingResponse | None:
-        """Return the response to one frame, or the Answer that will hold it.
+        """Return the response to one frame, or the PendingResponse that will hold it.
 
         The response is None if the API has none.
 

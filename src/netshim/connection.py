@@ -41,8 +41,8 @@ if TYPE_CHECKING:  # imported only if it is used
     from netshim.recording.recorder import ConnectionRecorder
 
 Piece = bytes | bytearray | memoryview
-#: Result of a frame handler: the pieces of a response, None for no response, or an
-#: Answer. The Answer will hold pieces, None or a CloseConnection.
+#: Result of a frame handler: the pieces of a response, None for no response, or a
+#: PendingResponse, which will hold pieces, None or a CloseConnection.
 Reply = list[Piece] | PendingResponse | None
 Handle = Callable[[memoryview, int], Reply]
 

@@ -4,7 +4,7 @@ Rules:
 - The broker has one thread. Every function here is called from it, except for the work
   that is given to `submit`.
 - This module reads no clock and never blocks. The time is an argument of each call, and
-  delayed actions use a timer or an Answer.
+  delayed actions use a timer or a PendingResponse.
 - An exception in one waiter must not reach the other waiters or the caller that woke
   them.
 - Handlers process large requests in steps (Steps), because one request may list 100,000

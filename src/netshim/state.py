@@ -4,9 +4,9 @@ Rules:
 - The broker has one thread. Every function here is called from it, except for the work
   that is given to `submit`.
 - This module reads no clock and never blocks. The time is an argument of each call, and
-  delayed actions use a timer or an Answer (scheduling.py).
-- The host passes the current time to hear() before it delivers the result of submitted
-  work. The disk may have stalled for longer than a session timeout.
+  delayed actions use a timer or a PendingResponse (scheduling.py).
+- The host passes the current time to advance_clock() before it delivers the result of
+  submitted work. The disk may have stalled for longer than a session timeout.
 - Work that requires a sync is passed to `submit`. The host may run it in another
   thread, and calls back in the broker's thread.
 
@@ -177,7 +177,7 @@ class BrokerState:
         return partition_of(name, count or self.settings.transactions_partitions)
 
     def run_in_steps(self, steps: Steps[_T]) -> _T | PendingResponse:
-        """Return the response of a request that runs in steps, or its Answer."""
+        """Return the response of a request that runs in steps, or a PendingResponse."""
         return self.logs.run_in_steps(steps)
 
     def in_background(self, work: Callable[[], Any]) -> PendingResponse:

@@ -196,7 +196,10 @@ def timed_out(
 
 
 def stored(group: Group, error: GroupError | None, around: StepContext) -> list[Effect]:
-    """Handle the outcome of a Store: the records are durable, or `error` is set."""
+    """Handle the end of an AppendRecords effect.
+
+    Its records are durable, or `error` is set.
+    """
     step = HeartbeatStep(group, around)
     if group.state == DEAD:
         # The group was deleted while its records were being stored. The members must

@@ -221,7 +221,10 @@ class Coordinator:
     def stored(
         self, effect: AppendRecords, error: GroupError | None, now_ms: int
     ) -> list[Effect]:
-        """Handle the outcome of a Store: the records are durable, or `error` is set."""
+        """Handle the end of an AppendRecords effect.
+
+        Its records are durable, or `error` is set.
+        """
         group = effect.group
         effects: list[Effect] = []
         if (

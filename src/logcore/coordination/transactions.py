@@ -1,6 +1,6 @@
 """All transactions of one coordinator: the state of each transactional id, without I/O.
 
-    transactions = Transactions()
+    transactions = TransactionMachine()
     effects = transactions.load(found, now_ms)  # found: read from __transaction_state
     effects = transactions.handle(request, waiter, now_ms)
 
@@ -258,8 +258,8 @@ class TransactionMachine:
     def stored(
         self, effect: StoreTransaction, now_ms: int, *, failed: bool = False
     ) -> list[Effect]:
-        """Handle the outcome of a Store. If it `failed`, the record may or may not be
-        on disk.
+        """Handle the end of a StoreTransaction effect. If it `failed`, the record may or
+        may not be on disk.
         """
         if self.is_over:
             return []
@@ -392,9 +392,9 @@ class TransactionMachine:
     def handle(self, request: Request, waiter: Waiter, now_ms: int) -> list[Effect]:
         """Handle a request; the answer is a Reply.
 
-        Initialize and End succeed with an Identity, AddPartitions with None. Initialize
-        with `keeps_open` can succeed with an Unended. Any request can fail with a
-        TransactionError.
+        Initialize and End succeed with a ProducerIdAndEpoch, AddPartitions with None.
+        Initialize with `keeps_open` can succeed with an Unended. Any request can fail
+        with a TransactionError.
         """
         if self.is_over:
             return _reply(waiter, TransactionError.COORDINATOR_NOT_AVAILABLE)

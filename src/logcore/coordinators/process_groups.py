@@ -263,7 +263,7 @@ def present_home_of(directory: ClientDirectory, group_id: str) -> tuple[str, int
 def append(
     log: Log, rows: list[RecordInput], producer: tuple[int, int] | None, level: Level
 ) -> Receipt:
-    """Append the records of a Store.
+    """Append the records of an AppendRecords effect.
 
     Raises:
         LogcoreError: Log.append() failed.

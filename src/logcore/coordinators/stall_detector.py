@@ -107,8 +107,8 @@ def _deadlines(
 ) -> Iterable[tuple[Timeout, int, int]]:
     """Yield the observed deadlines of a group as (timeout, time, duration)."""
     for member in group.members.values():
-        # The timer is not used, because it may have an earlier deadline
-        # (membership.renew).
+        # The timer is not used, because it may have an earlier deadline than the member:
+        # most heartbeats change only the deadline.
         yield SessionEnds(member.member_id), member.deadline_ms, member.kept_ms
     for timeout, at_ms in timers.items():
         if isinstance(timeout, JoinEnds | SyncEnds):

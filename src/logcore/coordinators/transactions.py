@@ -135,7 +135,7 @@ class TransactionCoordinator:
     def request(self, request: Request) -> Result:
         """Execute a request and return its durable result.
 
-        The result is an Identity, None or a TransactionError.
+        The result is a ProducerIdAndEpoch, None or a TransactionError.
 
         Raises:
             ProducerStateError: a broker of this process serves the directory.

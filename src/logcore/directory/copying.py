@@ -10,8 +10,8 @@ Rules:
 - A log that is open for reading only is copied up to the last record in its files. This
   includes records that its writer has acknowledged and not synced yet.
 
-This module creates the files of one copy. forking.py and snapshots.py keep an
-incomplete copy from being used, and backup/ stores the planned files elsewhere.
+This module creates the files of one copy. forking.py keeps an incomplete copy from being
+used, and backup/ stores the planned files elsewhere.
 """
 
 from __future__ import annotations

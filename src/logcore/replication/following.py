@@ -1,7 +1,7 @@
 """A follower of one leader in one epoch: the next fetch, and the handling of its answer.
 
     book = follow(state, ..., log_end=log.log_end_offset, ...)
-    step = next_step(book)                  # FetchStep, SyncStep or None
+    step = next_step(book)                  # SendFetch, SyncLog or None
     book, effects = answered(book, fetch, answer, own_end_of_epoch)
 
 The caller carries out the effects in their order and passes the new ends of its log to

@@ -1,8 +1,8 @@
 """The handlers of requests: functions of (request, call, state) that return the
 response.
 
-A handler returns the response, an Answer that receives it later, or None if the
-protocol has no response. It raises CloseConnection when Kafka closes the connection.
+A handler returns the response, a PendingResponse, or None if the protocol has no
+response. It raises CloseConnection when Kafka closes the connection.
 Requests and responses are values of netshim.wire.
 
 HANDLERS contains the served APIs; no other API is advertised.

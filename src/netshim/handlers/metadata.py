@@ -144,10 +144,10 @@ def _when_epochs_are_known(
     names: Iterable[str], handle: Callable[[], _T], state: BrokerState
 ) -> _T | PendingResponse:
     """Call handle() once the leader epochs of all partitions of these topics are known.
-    Returns an Answer if they must be read.
+    Return a PendingResponse if they must be read.
 
-    An epoch is in a file of its partition until the log is open. In a cluster it is in
-    the registry, and most partitions may have no file here.
+    Until a log is open, its epoch is known only from a file of the partition. In a
+    cluster, the epochs are in the registry, and most partitions may have no file here.
     """
     logdir = state.logdir
     if state.leadership.is_clustered:

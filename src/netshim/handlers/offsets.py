@@ -67,10 +67,11 @@ def list_offsets(
 def _when_shown(
     asked: list[tuple[str, int]], handle: Callable[[], object], state: BrokerState
 ) -> Steps[PendingResponse | None]:
-    """Return None if readers may read all written records, else an Answer.
+    """Return None if readers may read all written records, else a PendingResponse.
 
-    The answer calls handle() once the present records are on disk. Under `group`,
-    records with acks=1 would otherwise be missing for up to 100 ms.
+    The PendingResponse receives the result of handle() once the present records are
+    durable. With the durability `group`, records with acks=1 would otherwise be missing
+    for up to 100 ms.
     """
     unsynced = []
     pace = ChunkCounter()

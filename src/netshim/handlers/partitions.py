@@ -97,11 +97,11 @@ def answer_into(result: Coded, step: Callable[[], None]) -> None:
 def when_transactions_are_known(
     asked: list[tuple[str, int]], handle: Callable[[], object], state: BrokerState
 ) -> PendingResponse | None:
-    """Return None if nearly all transactions are loaded, else an Answer that calls
-    handle() once they are.
+    """Return None if nearly all transactions are loaded. Otherwise, return a
+    PendingResponse that receives the result of handle() once they are.
 
     A read_committed reader reads all batches that were not read before, which takes too
-    long for the broker's thread.
+    long for the event loop.
     """
     logs = []
     for name, number in asked:
