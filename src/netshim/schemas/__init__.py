@@ -1,4 +1,4 @@
-"""A schema registry over the topic `_schemas` of a broker. Loaded only if used.
+"""A schema registry that stores its schemas in the topic `_schemas` of a broker.
 
-Needs the extras `http` and `schemas`.
+It needs the extras `http` and `schemas`, so it is imported only if it is used.
 """

@@ -1,9 +1,9 @@
-"""Whether readers with one schema understand values of another one.
+"""Checks whether readers with one schema can read values of another schema.
 
 Rules:
 - Avro schemas are compared by the library avro, with the schemas to which they refer.
-- JSON Schemas and Protobuf schemas are not compared. The messages say so.
-- A new schema of another type than the former ones is incompatible.
+- JSON Schemas and Protobuf schemas are not compared. A message of the result reports this.
+- A new schema of another type than the earlier ones is incompatible.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ import attrs
 from logcore.errors import InvalidSchemaError
 from logcore.schemas.parsing import Resolved, parse_json
 
-#: Levels by whether new schemas read old values, and old schemas read new values.
+#: Levels at which new schemas must read old values.
 _READS_OLD: Final = ("BACKWARD", "FULL")
+#: Levels at which old schemas must read new values.
 _READS_NEW: Final = ("FORWARD", "FULL")
+#: Most parsed Avro schemas that are kept in memory.
 _PARSED: Final = 256
 
 
@@ -44,7 +46,7 @@ class Comparison:
 def compare(
     level: str, new: ComparedSchema, former: Sequence[ComparedSchema]
 ) -> Comparison:
-    """Return whether a schema may follow the former ones, the oldest first.
+    """Return whether a schema may follow the `former` ones, of which the oldest is first.
 
     Raises:
         InvalidSchemaError: an Avro schema is invalid.
@@ -75,7 +77,7 @@ def not_checked(kind: str) -> str:
 
 
 def _problems(reader: ComparedSchema, writer: ComparedSchema) -> list[str]:
-    """Return why the reader does not understand values of the writer."""
+    """Return why readers with one schema cannot read values of the other."""
     from avro.compatibility import (
         ReaderWriterCompatibilityChecker,
         SchemaCompatibilityType,
@@ -96,7 +98,7 @@ def _problems(reader: ComparedSchema, writer: ComparedSchema) -> list[str]:
 
 @functools.lru_cache(maxsize=_PARSED)
 def parsed_avro(text: str, references: Resolved) -> Any:
-    """Return a schema as the library avro needs it.
+    """Return a schema as an object of the library avro.
 
     Raises:
         InvalidSchemaError: the schema is invalid.
@@ -111,7 +113,7 @@ def parsed_avro(text: str, references: Resolved) -> Any:
         return make_avsc_object(parse_json(text), names)
     except InvalidSchemaError:
         raise
-    except Exception as error:  # of many classes
+    except Exception as error:  # the library raises errors of many classes
         raise InvalidSchemaError(
             f"the Avro schema is invalid: {error}", found=repr(text[:80])
         ) from error

@@ -1,14 +1,14 @@
-"""The calls of a schema registry over HTTP.
+"""The HTTP calls of a schema registry.
 
 Rules:
 - Paths, JSON and error codes are those of Confluent's registry. docs/schemas.md lists
-  the others, which are not served.
+  the paths that are not served.
 - A path is divided before it is decoded, because subjects may contain a slash.
-- A call that may use the disk runs in a thread. A registration is answered when its
+- A call that may use the disk runs in a thread. A registration is answered once its
   record is stored.
 - Requests of web pages are refused; see netshim.http.host.
 
-store.py decides; this module parses requests and shows answers.
+store.py makes the decisions. This module parses requests and formats responses.
 """
 
 from __future__ import annotations
@@ -50,22 +50,22 @@ from netshim.schemas.store import (
     SchemaStore,
     WantedSchema,
     check_subject,
-    compared,
+    compare_by_level,
     delete_subject,
     delete_version,
-    judged,
+    find_registered,
+    level_not_set,
     level_of,
+    mode_not_set,
     mode_of,
-    no_level,
-    no_mode,
-    no_subject,
     refusal_of,
     register,
-    registered,
     remove_level,
     remove_mode,
+    resolve_schema,
     set_level,
     set_mode,
+    subject_not_found,
     version_number,
     version_of,
 )
@@ -75,7 +75,7 @@ _T = TypeVar("_T")
 MEDIA_TYPE: Final = "application/vnd.schemaregistry.v1+json"
 #: Largest body of a request.
 MOST_BYTES: Final = 1 << 20
-#: Most answers that are remembered, and the largest body of one.
+#: Most responses in the cache, and the largest body of one.
 _MOST_ANSWERS: Final = 256
 _MOST_REMEMBERED_BYTES: Final = 64 << 10
 _LEVEL_DOCS: Final = (
@@ -170,22 +170,20 @@ class RegistryCall:
 
 
 class RawText(str):
-    """An answer that is a schema itself."""
+    """The text of a schema that is the whole body of a response."""
 
 
 class SchemaRegistry:
-    """An ASGI application with the calls.
-
-    checks_hosts: refuse requests to other hosts than this machine.
-    """
+    """An ASGI application with the calls."""
 
     def __init__(self, store: SchemaStore, *, checks_hosts: bool) -> None:
         self._store = store
+        #: Whether requests to other hosts than this machine are refused.
         self._checks_hosts = checks_hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request of uvicorn."""
-        key = _repeatable(scope)
+        """Answer a request, from the cache if possible. The server is uvicorn."""
+        key = _cache_key(scope)
         answers = self._store.answers
         if key in answers and self._store.is_current:
             response = answers[key]
@@ -195,7 +193,8 @@ class SchemaRegistry:
                 if len(answers) >= _MOST_ANSWERS:
                     answers.clear()
                 if len(response.body) <= _MOST_REMEMBERED_BYTES:
-                    # If the state has changed since, this dict has no readers any more.
+                    # If the state has changed since, the store has another dict, and this
+                    # one has no readers any more.
                     answers[key] = response
         await response(scope, receive, send)
 
@@ -206,7 +205,7 @@ class SchemaRegistry:
                 raise RegistryRefusal(403, refused)
             method, name, path = _route(request)
             body = await _body(request) if method in ("POST", "PUT") else b""
-            # A thread takes a third of the time of such a request.
+            # A thread would take a third of the time of such a request.
             is_quick = method == "GET" and "format" not in request.query_params
             if is_quick and self._store.is_current:
                 return self._run(name, request, path, body)
@@ -217,7 +216,7 @@ class SchemaRegistry:
     def _run(
         self, name: str, request: Request, path: dict[str, str], body: bytes
     ) -> Response:
-        call = RegistryCall(path, dict(request.query_params), _parsed(body))
+        call = RegistryCall(path, dict(request.query_params), _parse_json(body))
         found = getattr(self, name)(call)
         if isinstance(found, RawText):
             return Response(str(found), media_type=MEDIA_TYPE)
@@ -238,7 +237,7 @@ class SchemaRegistry:
         return ["JSON", "PROTOBUF", "AVRO"]
 
     def contexts(self, _: RegistryCall) -> Any:
-        """List the contexts: the default one."""
+        """List the contexts. There is only the default one."""
         return ["."]
 
     # -- schemas -----------------------------------------------------------------------
@@ -261,12 +260,12 @@ class SchemaRegistry:
                 versions += own[-1:] if call.flag("latestOnly") else own
             return versions
 
-        return [_shown(one) for one in call.page(self._store.read(found))]
+        return [_version_fields(one) for one in call.page(self._store.read(found))]
 
     def by_id(self, call: RegistryCall) -> Any:
         """Return the schema of an id."""
         found = self._store.read(lambda state: _by_id(state, call))
-        return self._formatted(call, _content(found), found)
+        return self._formatted(call, _schema_fields(found), found)
 
     def text_by_id(self, call: RegistryCall) -> Any:
         """Return the text of the schema of an id."""
@@ -278,7 +277,7 @@ class SchemaRegistry:
         found = self._store.read(lambda state: state.find_guid(guid.lower()))
         if found is None:
             raise RegistryRefusal(40403, f"Schema {guid[:40]} not found")
-        return self._formatted(call, _content(found), found)
+        return self._formatted(call, _schema_fields(found), found)
 
     def ids_of_guid(self, call: RegistryCall) -> Any:
         """Return the ids of a GUID, by context."""
@@ -340,17 +339,19 @@ class SchemaRegistry:
         with_deleted = call.flag("deleted")
 
         def found(state: SchemaState) -> SchemaVersion:
-            known = registered(state, call.subject, wanted, with_deleted=with_deleted)
+            known = find_registered(
+                state, call.subject, wanted, with_deleted=with_deleted
+            )
             if known is not None:
                 return known
             if not (state.active(call.subject) or with_deleted) or (
                 call.subject not in state.versions
             ):
-                raise no_subject(call.subject)
+                raise subject_not_found(call.subject)
             raise RegistryRefusal(40403, "Schema not found")
 
         schema = self._store.read(found)
-        return self._formatted(call, _shown(schema), schema)
+        return self._formatted(call, _version_fields(schema), schema)
 
     def remove_subject(self, call: RegistryCall) -> Any:
         """Delete a subject."""
@@ -375,7 +376,7 @@ class SchemaRegistry:
                 or not (versions[number].is_deleted or only_deleted)
             ]
             if not numbers:
-                raise no_subject(call.subject)
+                raise subject_not_found(call.subject)
             return numbers
 
         return call.page(self._store.read(found))
@@ -392,7 +393,7 @@ class SchemaRegistry:
         schema, messages = self._store.change(decide)
         if not is_parsed:
             messages = ("not parsed: install grpcio-tools to parse PROTOBUF texts",)
-        answer = {**_content(schema), "version": schema.version}
+        answer = {**_schema_fields(schema), "version": schema.version}
         if messages:
             answer["messages"] = list(messages)
         return answer
@@ -400,7 +401,7 @@ class SchemaRegistry:
     def show_version(self, call: RegistryCall) -> Any:
         """Return a version of a subject."""
         found = self._store.read(lambda state: _version(state, call))
-        return self._formatted(call, _shown(found), found)
+        return self._formatted(call, _version_fields(found), found)
 
     def text_of_version(self, call: RegistryCall) -> Any:
         """Return the text of a version."""
@@ -434,7 +435,7 @@ class SchemaRegistry:
         def found(state: SchemaState) -> SchemaVersion:
             versions = state.active(call.subject)
             if not versions:
-                raise no_subject(call.subject)
+                raise subject_not_found(call.subject)
             for one in reversed(versions):
                 properties = (one.metadata or {}).get("properties") or {}
                 if wanted.items() <= properties.items():
@@ -442,7 +443,7 @@ class SchemaRegistry:
             raise RegistryRefusal(40403, "Schema not found")
 
         schema = self._store.read(found)
-        return self._formatted(call, _shown(schema), schema)
+        return self._formatted(call, _version_fields(schema), schema)
 
     # -- compatibility and settings ----------------------------------------------------
 
@@ -456,22 +457,22 @@ class SchemaRegistry:
             level = level_of(state, call.subject)
             return compare(
                 level,
-                compared(state, "the new schema", wanted),
-                [compared(state, f"version {other.version}", other)],
+                resolve_schema(state, "the new schema", wanted),
+                [resolve_schema(state, f"version {other.version}", other)],
             )
 
-        return _judgement(call, wanted, self._store.read(found))
+        return _comparison_answer(call, wanted, self._store.read(found))
 
     def compare_with_all(self, call: RegistryCall) -> Any:
         """Compare a schema with the versions that its level names."""
         wanted = call.schema()
         self._store.check(wanted)
         verdict = self._store.read(
-            lambda state: judged(
+            lambda state: compare_by_level(
                 state, call.subject, wanted, state.active(call.subject)
             )
         )
-        return _judgement(call, wanted, verdict)
+        return _comparison_answer(call, wanted, verdict)
 
     def show_level(self, call: RegistryCall) -> Any:
         """Return a compatibility level."""
@@ -481,7 +482,7 @@ class SchemaRegistry:
             if subject is None:
                 return state.levels.get(None, DEFAULT_LEVEL)
             if subject not in state.levels and not call.flag("defaultToGlobal"):
-                raise no_level(subject)
+                raise level_not_set(subject)
             return level_of(state, subject)
 
         level = self._store.read(found)
@@ -489,7 +490,7 @@ class SchemaRegistry:
 
     def change_level(self, call: RegistryCall) -> Any:
         """Set a compatibility level."""
-        subject = _named(call)
+        subject = _checked_subject(call)
         level = call.field("compatibility")
         return {
             "compatibility": self._store.change(lambda _: set_level(subject, level))
@@ -509,14 +510,14 @@ class SchemaRegistry:
             if subject is None:
                 return state.modes.get(None, DEFAULT_MODE)
             if subject not in state.modes and not call.flag("defaultToGlobal"):
-                raise no_mode(subject)
+                raise mode_not_set(subject)
             return mode_of(state, subject)
 
         return {"mode": self._store.read(found)}
 
     def change_mode(self, call: RegistryCall) -> Any:
         """Set a mode."""
-        subject = _named(call)
+        subject = _checked_subject(call)
         mode = call.field("mode")
         is_forced = call.flag("force")
         return {
@@ -571,15 +572,16 @@ ROUTES: Final = (
     ("PUT", "mode/{subject}", "change_mode"),
     ("DELETE", "mode/{subject}", "reset_mode"),
 )
-_DIVIDED: Final = tuple(
+_ROUTE_PARTS: Final = tuple(
     (method, path.split("/"), name) for method, path, name in ROUTES
 )
 
 
-def _repeatable(scope: Scope) -> tuple[bytes, bytes] | None:
-    """Return the key of a request whose answer depends on the state alone, or None.
+def _cache_key(scope: Scope) -> tuple[bytes, bytes] | None:
+    """Return the key of a request in the cache; None if it must not be cached.
 
-    The key contains the host, because some hosts are refused.
+    The response to a cached request depends on the state alone. The key contains the host,
+    because some hosts are refused.
     """
     if scope["method"] != "GET" or scope["query_string"]:
         return None
@@ -598,7 +600,7 @@ def _route(request: Request) -> tuple[str, str, dict[str, str]]:
     path = raw.decode("ascii", "replace").partition("?")[0].strip("/")
     parts = path.split("/")
     methods = []
-    for method, pattern, name in _DIVIDED:
+    for method, pattern, name in _ROUTE_PARTS:
         found = _match(pattern, parts)
         if found is not None:
             if method == request.method:
@@ -634,7 +636,7 @@ async def _body(request: Request) -> bytes:
     return bytes(body)
 
 
-def _parsed(body: bytes) -> Any:
+def _parse_json(body: bytes) -> Any:
     if not body:
         return None
     try:
@@ -668,8 +670,8 @@ def _failure(error: Exception) -> Response:
     )
 
 
-def _named(call: RegistryCall) -> str | None:
-    """Return the subject of a setting, or None for all."""
+def _checked_subject(call: RegistryCall) -> str | None:
+    """Return the subject of a setting, or None for the setting of all subjects."""
     if "subject" in call.path:
         check_subject(call.subject)
     return call.path.get("subject")
@@ -699,7 +701,7 @@ def _version(state: SchemaState, call: RegistryCall) -> SchemaVersion:
     )
 
 
-def _content(schema: SchemaVersion) -> dict[str, Any]:
+def _schema_fields(schema: SchemaVersion) -> dict[str, Any]:
     """Return the fields of a schema that all its subjects share."""
     fields: dict[str, Any] = {"id": schema.id, "guid": schema.guid}
     if schema.type != "AVRO":
@@ -712,12 +714,16 @@ def _content(schema: SchemaVersion) -> dict[str, Any]:
     return fields
 
 
-def _shown(schema: SchemaVersion) -> dict[str, Any]:
+def _version_fields(schema: SchemaVersion) -> dict[str, Any]:
     """Return the fields of a version."""
-    return {"subject": schema.subject, "version": schema.version, **_content(schema)}
+    return {
+        "subject": schema.subject,
+        "version": schema.version,
+        **_schema_fields(schema),
+    }
 
 
-def _judgement(call: RegistryCall, wanted: WantedSchema, verdict: Any) -> Any:
+def _comparison_answer(call: RegistryCall, wanted: WantedSchema, verdict: Any) -> Any:
     """Return the answer to a comparison."""
     answer: dict[str, Any] = {"is_compatible": verdict.is_compatible}
     unchecked = [not_checked(wanted.type)] if wanted.type != "AVRO" else []

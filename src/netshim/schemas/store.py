@@ -3,9 +3,9 @@
 Rules:
 - A decision is a pure function of the state. It returns the records to append and the
   answer, or raises RegistryRefusal.
-- The records of one decision are one batch, which must follow the state that was decided
-  on. If another record came first, the decision is made again.
-- An answer is given when the records are stored as acks=all.
+- The records of one decision are one batch. They are appended only if the log still ends
+  at the last record of the state. If another record came first, the decision is made again.
+- The answer is returned once the records are as durable as with acks=all.
 
 The state itself is logcore.schemas.state.
 """
@@ -52,18 +52,19 @@ _T = TypeVar("_T")
 
 DEFAULT_LEVEL: Final = "BACKWARD"
 DEFAULT_MODE: Final = "READWRITE"
-#: Attempts to read a log that is closed for others, or replaced by a rollback.
+#: Attempts to read a log that was closed to open another one, or replaced by a rollback.
 _ATTEMPTS: Final = 20
+#: Time between two attempts.
 _PAUSE_S: Final = 0.05
-#: Limit of a name from outside. Each record about a subject repeats its name.
+#: Most characters of the name of a subject. Each record about a subject repeats its name.
 _LONGEST_SUBJECT: Final = 1_000
 _RESERVED_SUBJECTS: Final = ("__GLOBAL", "__EMPTY")
 
 
 class RegistryRefusal(Exception):
-    """A request that is refused, with the code of Confluent's registry.
+    """The error of a refused request, with the code of Confluent's registry.
 
-    The status is the first three digits of the code.
+    The first three digits of the code are the HTTP status.
     """
 
     def __init__(self, code: int, message: str) -> None:
@@ -81,20 +82,22 @@ class Decision:
 
 @attrs.frozen(kw_only=True)
 class WantedSchema:
-    """A schema in a request. `id` and `version` are only for the mode IMPORT."""
+    """A schema in a request."""
 
     type: str
     text: str
     references: tuple[SchemaReference, ...] = ()
     metadata: Mapping[str, Any] | None = None
+    #: Only in the mode IMPORT, which copies schemas of another registry with their ids.
     id: int | None = None
+    #: Only in the mode IMPORT.
     version: int | None = None
 
 
 # -- lookups ---------------------------------------------------------------------------
 
 
-def no_subject(subject: str) -> RegistryRefusal:
+def subject_not_found(subject: str) -> RegistryRefusal:
     return RegistryRefusal(40401, f"Subject '{subject}' not found.")
 
 
@@ -114,7 +117,7 @@ def version_number(text: str) -> int | None:
 def version_of(
     state: SchemaState, subject: str, text: str, *, with_deleted: bool = False
 ) -> SchemaVersion:
-    """Return a version of a subject. Refuses one that is deleted or missing."""
+    """Return a version of a subject. Raises RegistryRefusal if it is deleted or missing."""
     number = version_number(text)
     versions = state.versions.get(subject, {})
     found = [
@@ -123,7 +126,7 @@ def version_of(
         if with_deleted or not versions[one].is_deleted
     ]
     if not found:
-        raise no_subject(subject)
+        raise subject_not_found(subject)
     if number is None:
         return found[-1]
     for one in found:
@@ -146,7 +149,7 @@ def mode_of(state: SchemaState, subject: str) -> str:
 
 
 def check_subject(subject: str) -> None:
-    """Refuse names that no subject may have."""
+    """Raise RegistryRefusal for a name that no subject may have."""
     if subject.startswith(CONTEXT_PREFIX):
         raise RegistryRefusal(
             42208, f"Subject '{subject[:80]}': contexts are not served"
@@ -165,19 +168,19 @@ def check_subject(subject: str) -> None:
 
 
 def check_writable(state: SchemaState, subject: str) -> None:
-    """Refuse changes of a subject that may only be read."""
+    """Raise RegistryRefusal if a subject may only be read."""
     mode = mode_of(state, subject)
     if mode.startswith("READONLY"):
         raise RegistryRefusal(42205, f"Subject {subject} is in the mode {mode}")
 
 
-def compared(state: SchemaState, name: str, schema: Any) -> ComparedSchema:
+def resolve_schema(state: SchemaState, name: str, schema: Any) -> ComparedSchema:
     """Return a schema with its references, for comparisons."""
     references = state.resolve(schema.references)
     return ComparedSchema(name, schema.type, schema.text, references)
 
 
-def judged(
+def compare_by_level(
     state: SchemaState,
     subject: str,
     wanted: WantedSchema,
@@ -186,15 +189,15 @@ def judged(
     """Compare a schema with versions of a subject, by the level of the subject."""
     return compare(
         level_of(state, subject),
-        compared(state, "the new schema", wanted),
-        [compared(state, f"version {one.version}", one) for one in others],
+        resolve_schema(state, "the new schema", wanted),
+        [resolve_schema(state, f"version {one.version}", one) for one in others],
     )
 
 
-def registered(
+def find_registered(
     state: SchemaState, subject: str, wanted: WantedSchema, *, with_deleted: bool
 ) -> SchemaVersion | None:
-    """Return the latest version of a subject with this schema."""
+    """Return the latest version of a subject that has this schema, or None."""
     identity = identity_of(wanted.type, wanted.text, wanted.references, wanted.metadata)
     number = state.id_of(identity)
     if number is None:
@@ -214,7 +217,7 @@ def register(state: SchemaState, subject: str, wanted: WantedSchema) -> Decision
     """Add a schema to a subject. The answer is a SchemaVersion and messages."""
     # Serializers register their schema at each start, so an existing one is the normal
     # case. It is not a change, and is allowed in a read-only registry.
-    known = registered(state, subject, wanted, with_deleted=False)
+    known = find_registered(state, subject, wanted, with_deleted=False)
     if known is not None and wanted.version in (None, known.version):
         return Decision((known, ()))
     check_writable(state, subject)
@@ -226,10 +229,10 @@ def register(state: SchemaState, subject: str, wanted: WantedSchema) -> Decision
             f"Subject {subject} is{negation} in import mode: expected "
             f"{'an' if imports else 'no'} id in the request",
         )
-    # An import copies the history of another registry, which has judged it already.
+    # An import copies the history of another registry, which has checked it already.
     messages: tuple[str, ...] = ()
     if not imports:
-        verdict = judged(state, subject, wanted, state.active(subject))
+        verdict = compare_by_level(state, subject, wanted, state.active(subject))
         messages = verdict.messages
         if not verdict.is_compatible:
             raise RegistryRefusal(
@@ -314,7 +317,7 @@ def delete_subject(state: SchemaState, subject: str, *, is_permanent: bool) -> D
     versions = state.versions.get(subject, {})
     active = state.active(subject)
     if not versions:
-        raise no_subject(subject)
+        raise subject_not_found(subject)
     if is_permanent:
         if active:
             raise RegistryRefusal(
@@ -340,7 +343,10 @@ def delete_subject(state: SchemaState, subject: str, *, is_permanent: bool) -> D
 
 
 def set_level(subject: str | None, level: Any) -> Decision:
-    """Set the compatibility level of a subject, or of all others. The answer is it."""
+    """Set the compatibility level of a subject, or of all subjects without their own.
+
+    The answer is the level.
+    """
     level = level.upper() if isinstance(level, str) else level
     if level not in COMPATIBILITY_LEVELS:
         raise RegistryRefusal(
@@ -352,14 +358,14 @@ def set_level(subject: str | None, level: Any) -> Decision:
 
 
 def remove_level(state: SchemaState, subject: str | None) -> Decision:
-    """Remove a compatibility level. The answer is the former one."""
+    """Remove a compatibility level. The answer is the former level."""
     if subject is not None and subject not in state.levels:
-        raise no_level(subject)
+        raise level_not_set(subject)
     former = state.levels.get(subject, DEFAULT_LEVEL)
     return Decision(former, [level_record(subject, None)])
 
 
-def no_level(subject: str) -> RegistryRefusal:
+def level_not_set(subject: str) -> RegistryRefusal:
     return RegistryRefusal(
         40408,
         f"Subject '{subject}' does not have subject-level compatibility configured",
@@ -369,7 +375,10 @@ def no_level(subject: str) -> RegistryRefusal:
 def set_mode(
     state: SchemaState, subject: str | None, mode: Any, *, is_forced: bool
 ) -> Decision:
-    """Set the mode of a subject, or of all others. The answer is it."""
+    """Set the mode of a subject, or of all subjects without their own.
+
+    The answer is the mode.
+    """
     mode = mode.upper() if isinstance(mode, str) else mode
     if mode not in MODES:
         raise RegistryRefusal(
@@ -385,14 +394,14 @@ def set_mode(
 
 
 def remove_mode(state: SchemaState, subject: str | None) -> Decision:
-    """Remove a mode. The answer is the former one."""
+    """Remove a mode. The answer is the former mode."""
     if subject is not None and subject not in state.modes:
-        raise no_mode(subject)
+        raise mode_not_set(subject)
     former = state.modes.get(subject, DEFAULT_MODE)
     return Decision(former, [mode_record(subject, None)])
 
 
-def no_mode(subject: str) -> RegistryRefusal:
+def mode_not_set(subject: str) -> RegistryRefusal:
     return RegistryRefusal(
         40409, f"Subject '{subject}' does not have subject-level mode configured"
     )
@@ -411,12 +420,12 @@ class SchemaStore:
         self._log: Log | None = None
         #: Offset of the first record that the state does not include.
         self._end = 0
-        #: Answers that depend on the state alone. Another state has another dict.
+        #: Responses that depend on the state alone. A new state begins with a new dict.
         self.answers: dict[Any, Any] = {}
 
     @property
     def is_current(self) -> bool:
-        """Whether read() needs neither the disk nor another thread."""
+        """Whether read() waits neither for the disk nor for another thread."""
         log = self._log
         return (
             log is not None
@@ -434,7 +443,7 @@ class SchemaStore:
             RegistryRefusal: the function has refused, or the broker does not serve.
             LogcoreError: the log cannot be read.
         """
-        return self._repeated(lambda: self._read(function))
+        return self._retry_while_closed(lambda: self._read(function))
 
     def _read(self, function: Callable[[SchemaState], _T]) -> _T:
         with self._lock:
@@ -465,7 +474,7 @@ class SchemaStore:
                 return decision.answer
             # 2. Append only if no record came between. Two requests could otherwise get
             # one id for two schemas.
-            log = self._repeated(self._created)
+            log = self._retry_while_closed(self._ensure_log)
             try:
                 log.append_many(decision.records, expected_offset=end)
                 return decision.answer
@@ -475,8 +484,8 @@ class SchemaStore:
             except LogClosedError:
                 time.sleep(_PAUSE_S)
 
-    def _repeated(self, function: Callable[[], _T]) -> _T:
-        """Call a function again while logs are closed, or replaced by a rollback."""
+    def _retry_while_closed(self, function: Callable[[], _T]) -> _T:
+        """Call a function again while the log is closed, or is replaced by a rollback."""
         for attempt in range(_ATTEMPTS):
             if self._server.silent_s is None:
                 raise RegistryRefusal(50301, "the broker is starting or stopping")
@@ -488,8 +497,8 @@ class SchemaStore:
             time.sleep(_PAUSE_S)
         raise AssertionError("unreachable")
 
-    def _created(self) -> Log:
-        """Return the log of `_schemas`, which is created if it does not exist."""
+    def _ensure_log(self) -> Log:
+        """Return the log of `_schemas`. Create the topic if it does not exist."""
         logdir = self._server.logdir
         logdir.create_topic(
             SCHEMAS_TOPIC, 1, {"cleanup.policy": "compact"}, exist_ok=True
@@ -502,21 +511,21 @@ class SchemaStore:
                 f"topic {SCHEMAS_TOPIC}: expected one partition and "
                 f"cleanup.policy=compact, found {len(topic.partitions)} and {policy}",
             )
-        return self._opened()
+        return self._open_log()
 
-    def _opened(self) -> Log:
+    def _open_log(self) -> Log:
         return self._server.broker.state.logs.open(SCHEMAS_TOPIC, 0)
 
     def _refresh(self) -> None:
         """Read the records that are new, or all if the log was replaced."""
         if SCHEMAS_TOPIC not in self._server.logdir:
             if self._log is not None:
-                self._begin_again(None)
+                self._reset(None)
             return
-        log = self._opened()
+        log = self._open_log()
         end = log.high_watermark
         if log is not self._log or end < self._end:
-            self._begin_again(log)
+            self._reset(log)
         if end == self._end:
             return
         # DeleteRecords may have moved the start of the log.
@@ -528,7 +537,7 @@ class SchemaStore:
         self.answers = {}
         if self._state.skipped > skipped:
             _log.warning(
-                "%d records of %s are not understood and skipped: %s",
+                "%d records of %s cannot be decoded and are skipped: %s",
                 self._state.skipped,
                 SCHEMAS_TOPIC,
                 "; ".join(
@@ -536,7 +545,7 @@ class SchemaStore:
                 ),
             )
 
-    def _begin_again(self, log: Log | None) -> None:
+    def _reset(self, log: Log | None) -> None:
         self._state = SchemaState()
         self._log = log
         self._end = 0
@@ -552,7 +561,7 @@ def missing_packages() -> list[str]:
 def _is_installed(name: str) -> bool:
     try:
         return importlib.util.find_spec(name) is not None
-    except ModuleNotFoundError:  # the package around it
+    except ModuleNotFoundError:  # the parent package is missing
         return False
 
 
