@@ -96,7 +96,7 @@ class Variants:
 
     def _collect(self, shape: Struct, value: Any) -> None:
         for field in shape.fields:
-            if not field.lives_in(self._version):
+            if not field.exists_in(self._version):
                 continue
             self._places.append((value, field))
             inner = getattr(value, field.name)

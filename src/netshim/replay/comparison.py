@@ -146,7 +146,7 @@ class _Comparison:
     def compare(self, shape: Struct, mine: Any, other: Any, path: str) -> None:
         """Compare two structs."""
         for field in shape.fields:
-            if not field.lives_in(self._version) or field.name in _LEFT_OUT:
+            if not field.exists_in(self._version) or field.name in _LEFT_OUT:
                 continue
             place = f"{path}.{field.name}" if path else field.name
             one, two = getattr(mine, field.name), getattr(other, field.name)

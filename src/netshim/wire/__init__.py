@@ -12,8 +12,8 @@ versions, so a handler is written once. A field that a version lacks has its def
 after decoding, and is left out by encoding.
 
 Rules:
-- Invalid bytes from outside raise only ProtocolError. Its subclass
-  UnsupportedVersionError has the header.
+- Invalid bytes of a peer raise only ProtocolError. Its subclass UnsupportedVersionError
+  contains the header.
 - Strings are str, bytes are bytes (copied), uuids are 16 bytes (all zero for none),
   arrays are lists.
 - Records are never copied: decoding returns a view of the frame, and encoding returns
@@ -109,9 +109,8 @@ def decode_header(frame: memoryview) -> Header:
         )
     client_id = ""
     body_start = 10
-    if (
-        size_bytes > 0
-    ):  # -1 is null; and in every version of the header this length is an int16
+    # -1 means null. This length is an int16 in every version of the header.
+    if size_bytes > 0:
         body_start += size_bytes
         try:
             client_id = str(frame[10:body_start], "utf-8")
@@ -140,7 +139,7 @@ def decode_header(frame: memoryview) -> Header:
     header = Header(api_key, api_version, correlation_id, client_id, body_start)
     if not served and api is not table.API_VERSIONS:
         raise UnsupportedVersionError(
-            f"request header: {api.name} in a version we do not serve",
+            f"request header: this version of {api.name} is not served",
             header=header,
             position=2,
             expected=f"{api.min_version} to {api.max_version}",
@@ -150,8 +149,8 @@ def decode_header(frame: memoryview) -> Header:
 
 
 def decode_request(header: Header, frame: memoryview) -> Any:
-    """Return the request after a header. Records are views of the frame: use or copy
-    them before it is overwritten.
+    """Return the request after a header. Its records are views of the frame: use or copy
+    them before the frame is overwritten.
     """
     request, _ = decode_counted_request(header, frame, sys.maxsize)
     return request
@@ -160,8 +159,8 @@ def decode_request(header: Header, frame: memoryview) -> Any:
 def decode_counted_request(
     header: Header, frame: memoryview, most_entries: int
 ) -> tuple[Any, int]:
-    """Decode like decode_request(), and also return the number of elements of all its
-    arrays. More than most_entries are refused.
+    """Decode like decode_request(), and also return the number of elements of all arrays.
+    A request with more than most_entries elements is refused.
     """
     api = table.APIS[header.api_key]
     _check(api.request, header.api_version, header)
@@ -176,8 +175,8 @@ def encode_response(
     """Return a response frame with its size, as pieces to send one after the other.
 
     Records may be bytes, a memoryview or a list of buffers, which become pieces without
-    a copy. Null records are encoded if given, but librdkafka drops a Fetch response
-    that contains them: give empty bytes.
+    a copy. None is encoded as null records. librdkafka drops a Fetch response that
+    contains null records, so a handler of Fetch must use empty bytes.
     """
     pieces = api.response.encode(version, body)
     # The response to ApiVersions has no tagged fields in its header, because its reader
@@ -292,7 +291,7 @@ def decode_versioned(message: Message[ValueT], data: Buffer) -> tuple[int, Value
 def _check(message: Message[Any], version: int, header: Header | None = None) -> None:
     if not message.min_version <= version <= message.max_version:
         raise UnsupportedVersionError(
-            f"{message.name}: a version we do not know",
+            f"{message.name}: unknown version",
             header=header,
             expected=f"{message.min_version} to {message.max_version}",
             found=version,

@@ -33,7 +33,7 @@ ResponseT = TypeVar("ResponseT")
 
 #: The errors that a generated function raises for foreign bytes.
 _FOREIGN: Final = (Malformed, IndexError, struct.error, UnicodeDecodeError)
-#: The errors that it raises for a value of the wrong shape.
+#: The errors that a generated function raises for a value of the wrong shape.
 _WRONG: Final = (struct.error, TypeError, AttributeError, ValueError, OverflowError)
 
 
@@ -68,9 +68,8 @@ class Message(Generic[ValueT]):
         self._table = table
         self._encoders: dict[int, Callable[..., list[Buffer]]] = {}
         self._decoders: dict[int, Callable[..., Any]] = {}
-        self._fields: dict[
-            str, list[str]
-        ] = {}  # by file name of generated code: the field of each line
+        #: File name of generated code -> the field of each line.
+        self._fields: dict[str, list[str]] = {}
 
     def __repr__(self) -> str:
         return f"<{self.name}{self.kind and ' ' + self.kind} {self.min_version}-{self.max_version}>"
@@ -99,8 +98,8 @@ class Message(Generic[ValueT]):
         return version >= self._flexible
 
     def encode(self, version: int, value: ValueT) -> list[Buffer]:
-        """Return the pieces of the body: our own bytes, and between them the given
-        records.
+        """Return the pieces of the body: encoded fields, and the given records between
+        them.
 
         Raises ValueError with the name of the field for a value of the wrong shape.
         """
@@ -127,7 +126,7 @@ class Message(Generic[ValueT]):
         self, version: int, data: Buffer, position: int, most: int
     ) -> tuple[ValueT, int]:
         """Decode like decode(), and also return the number of elements of all arrays.
-        More than `most` are refused unread.
+        If there are more than `most`, raise ProtocolError before the next array is read.
         """
         decode = self._decoders.get(version) or self._compile(
             version, Decoder, self._decoders
@@ -168,8 +167,8 @@ class Message(Generic[ValueT]):
         return f"{self.name} v{version}{self.kind and ' ' + self.kind}{field and ', ' + field}"
 
     def _place(self, error: BaseException) -> tuple[str, int | None]:
-        """Return the field whose generated line raised an error, and the position in
-        the bytes.
+        """Return the field whose line of generated code raised an error, and the position
+        in the bytes.
         """
         field = ""
         position = None

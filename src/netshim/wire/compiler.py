@@ -83,7 +83,8 @@ def decode_varint(data: bytes | memoryview, pos: int) -> tuple[int, int]:
 def skip_tags(data: bytes | memoryview, pos: int, size: int) -> int:
     """Return the position after a tagged section without known fields."""
     count, pos = decode_varint(data, pos)
-    for _ in range(count):  # each turn moves by two bytes at least, or fails
+    # A count of 2^32 does not loop for long: each tag takes two bytes or raises IndexError.
+    for _ in range(count):
         tag, pos = decode_varint(data, pos)
         size_bytes, pos = decode_varint(data, pos)
         pos += size_bytes
@@ -123,8 +124,8 @@ def check_uuid(value: bytes) -> bytes:
 
 
 class _Varints(dict[int, bytes]):
-    """Varints by value. The first ones are stored. __missing__ creates the others each
-    time, so that peers cannot make it grow.
+    """Varints by value. The smallest 256 are stored. __missing__ does not store the others,
+    so that peers cannot make the dict grow.
     """
 
     def __missing__(self, value: int) -> bytes:
@@ -191,9 +192,8 @@ class _Source:
         return name
 
     def function(self, filename: str) -> Callable[..., Any]:
-        exec(
-            compile("\n".join(self.lines) + "\n", filename, "exec"), self.names
-        )  # our own table, no foreign text
+        # The code is generated from the tables of this package and contains no foreign text.
+        exec(compile("\n".join(self.lines) + "\n", filename, "exec"), self.names)
         function: Callable[..., Any] = self.names[
             self.lines[0].partition("(")[0].removeprefix("def ")
         ]
@@ -201,7 +201,7 @@ class _Source:
 
 
 class _Block:
-    """In a `with` block of it, lines are one level deeper."""
+    """A context manager. It indents the lines that are added inside its `with` block."""
 
     def __init__(self, source: _Source, line: str) -> None:
         self._source = source
@@ -436,7 +436,8 @@ class Decoder(_Compiler):
 
     def elements(self, field: Field, target: str) -> None:
         smallest = self.smallest(field, element=True)
-        assert smallest > 0, field.name  # otherwise a count of 2^31 would need no bytes
+        # Otherwise, a few bytes could request an array of 2^31 elements.
+        assert smallest > 0, field.name
         with self.block(f"if not 0 <= n * {smallest} <= size - pos:"):
             self.add(
                 f"raise Malformed(f'an array of {{n}} elements', f'0 to {{(size - pos) // {smallest}}}', n)"
@@ -468,11 +469,11 @@ class Decoder(_Compiler):
 
 
 class Encoder(_Compiler):
-    """Generates `encode(v0)`, which returns a list of pieces: our own bytes, and the
-    given records.
+    """Generates `encode(v0)`, which returns a list of pieces: encoded fields, and the given
+    records.
 
-    Parts of one run are collected in `parts`, and fields of fixed size of one pack in
-    `arguments`, until a loop or a branch follows.
+    Expressions for the next `out +=` are collected in `parts`, and fields of fixed size for
+    the next pack in `arguments`, until a loop or a branch follows.
     """
 
     def __init__(self, shape: Struct, version: int, flexible: bool) -> None:

@@ -1,4 +1,4 @@
-"""The parsed field table of a message, and the classes of its values.
+"""Parses the field table of a message, and creates the classes of its values.
 
 A table row is `name type [versions] [tag N] [= default]`; rows indented below a struct
 are its fields.
@@ -89,7 +89,7 @@ class Field:
             return float(word or 0)
         return int(word or 0)
 
-    def lives_in(self, version: int) -> bool:
+    def exists_in(self, version: int) -> bool:
         return self.first <= version <= self.last
 
     def is_nullable_in(self, version: int) -> bool:
@@ -105,20 +105,21 @@ class Struct:
         self.name = name
         self.fields: list[Field] = []
         self.cls: type[Any] = object
-        self.unchanged: Any = None  # the default value that all values share where a tagged field is of this struct
+        #: The default of a tagged field of this struct. All values share it.
+        self.unchanged: Any = None
 
     def present(self, version: int) -> list[Field]:
         return [
             field
             for field in self.fields
-            if field.lives_in(version) and field.tag is None
+            if field.exists_in(version) and field.tag is None
         ]
 
     def tagged(self, version: int) -> list[Field]:
         fields = [
             field
             for field in self.fields
-            if field.lives_in(version) and field.tag is not None
+            if field.exists_in(version) and field.tag is not None
         ]
         return sorted(fields, key=lambda field: field.tag or 0)
 
@@ -161,9 +162,7 @@ def parse(text: str) -> Struct:
 
 
 class _Fresh:
-    """The default in a constructor for arrays and structs, which are created for each
-    value.
-    """
+    """The default of arrays and structs in a constructor: each value gets a new one."""
 
     def __repr__(self) -> str:
         return "..."
@@ -174,7 +173,7 @@ _FRESH: Final = _Fresh()
 
 def _unchangeable(self: object, name: str, _: object) -> None:
     raise AttributeError(
-        f"{self!r} is the default that all messages share: assign a new one instead of its {name}"
+        f"{self!r} is the default that all messages share: assign a new struct instead of changing its {name}"
     )
 
 
@@ -218,9 +217,8 @@ def make_class(shape: Struct, qualname: str) -> type[Any]:
     names = tuple(field.name for field in shape.fields)
     own = "".join(f"self.{name}, " for name in names)
     source += f"def values(self):\n    return ({own})\n"
-    exec(
-        compile(source, f"<netshim.wire {qualname}>", "exec"), namespace
-    )  # our own table, no foreign text
+    # The code is generated from the tables of this package and contains no foreign text.
+    exec(compile(source, f"<netshim.wire {qualname}>", "exec"), namespace)
     values = namespace["values"]
 
     def __eq__(self: object, other: object) -> bool:

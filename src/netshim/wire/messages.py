@@ -1,8 +1,7 @@
-"""The classes of all messages by a name of their own: FetchRequest is
-`wire.FETCH.Request`.
+"""The classes of all messages by name: FetchRequest is `wire.FETCH.Request`.
 
-They are made when they are first asked for. Type checkers read messages.pyi instead,
-which tools/wire_stubs.py writes.
+Each class is created at its first use. Type checkers read messages.pyi instead, which
+tools/wire_stubs.py writes.
 """
 
 from __future__ import annotations

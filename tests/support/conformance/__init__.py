@@ -81,7 +81,7 @@ def plain(shape: Struct, value: Any, version: int, names: dict[str, str]) -> Any
     """
     found = {}
     for field in shape.fields:
-        if not field.lives_in(version) or field.name in _LEFT_OUT:
+        if not field.exists_in(version) or field.name in _LEFT_OUT:
             continue
         each = getattr(value, field.name)
         if field.struct and each is not None:

@@ -1,7 +1,7 @@
 """The messages of the wire protocol as data: each field with its type and its versions.
 
-Fields have the names of Kafka's message schemas in snake case. Structs have short names
-of our own. wire/fields.py describes the rows. `served` contains the versions that the
+Fields have the names of Kafka's message schemas in snake case. Structs have shorter names
+than in Kafka. wire/fields.py describes the rows. `served` contains the versions that the
 broker answers; fields of newer versions are left out.
 
 Headers are in wire/__init__.py. The meaning of the fields is in netshim.handlers.
