@@ -1288,7 +1288,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "records_of_later_pieces_are_not_kept", "netshim/handlers/produce.py",
-        "                    if not is_kept:\n",
+        "                    if not are_copied:\n",
         "                    if False:\n",
         "netshim/test_pieces.py",
     ),
@@ -1565,8 +1565,9 @@ MISTAKES: Final = (
     ),
     Mistake(
         "unknown_partitions_answer_a_fetch_at_once", "netshim/handlers/fetch.py",
-        "            part.error_code = code_of(error)\n            settled = settled or id(partition) not in missing\n",
-        "            part.error_code = code_of(error)\n            settled = True\n",
+        "            part.error_code = code_of(error)\n"
+        "            is_urgent = is_urgent or id(partition) not in missing\n",
+        "            part.error_code = code_of(error)\n            is_urgent = True\n",
         "netshim/test_kafka_answers.py",
     ),
     Mistake(

@@ -34,7 +34,7 @@ from netshim import wire
 from netshim.fetch_wakeups import ANY_PARTITION
 from netshim.handlers.failures import code_of, message_of
 from netshim.handlers.fetch import MAX_WAIT_MS, session_context
-from netshim.handlers.produce import name_leaders, refuse, remember_refused
+from netshim.handlers.produce import name_leaders, refuse, record_refused_batch
 from netshim.scheduling import PendingResponse, Waiting, answer_with
 from netshim.security.acls import AclOperation
 from netshim.state import BrokerState, Call
@@ -160,7 +160,7 @@ class FastPath:
             result = _result_of(request, -1)
             call = _call_of(request, session, now_ms)
             refuse(result, code_of(error), message_of(error), call, self._state)
-            remember_refused(
+            record_refused_batch(
                 self._state,
                 key,
                 frame[request.start : request.stop],

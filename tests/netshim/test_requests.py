@@ -1060,7 +1060,7 @@ def test_what_an_operator_wants_to_know_is_logged(
     )
     said = "\n".join(lines(caplog, "INFO"))
     for expected in (
-        "topic made created since it was asked for, by client 'app' at 127.0.0.1",
+        "topic made created by a Metadata request, by client 'app' at 127.0.0.1",
         "group 'g' formed: generation 1, 1 members, 'range'",
         "group 'g' rebalances",
         "topic made deleted",

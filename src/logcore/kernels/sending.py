@@ -1,7 +1,7 @@
 """Base classes for the state that each send changes, with plain attributes.
 
 The compiled kernels have the same classes with these attributes as C fields, so that
-ProducerFields.send_quickly() can read and change them within nanoseconds. Each number
+ProducerFields._send_quickly() can read and change them within nanoseconds. Each number
 is stored once: C and Python read and set the same attribute.
 
 This plain form has no quick path. Each record takes the path of producer/producer.py,

@@ -55,11 +55,11 @@ Handler = Callable[[Any, Call, BrokerState], Any]
 def api_versions(
     request: ApiVersionsRequest, call: Call, state: BrokerState
 ) -> ApiVersionsResponse:
-    """Return the served versions, and that clients may use the second transaction
-    protocol (KIP-890) and the consumer protocol of groups (KIP-848).
+    """Return the served versions and the features of the broker.
 
-    Version 3 leaves out supported features with the minimum 0, as in Kafka, because
-    older Java clients cannot read them.
+    The features allow the second transaction protocol (KIP-890) and the consumer protocol
+    of groups (KIP-848). As in Kafka, version 3 leaves out supported features with the
+    minimum 0, because older Java clients cannot read them.
     """
     if call.version >= 3 and not (
         _is_software(request.client_software_name)
@@ -103,7 +103,7 @@ def api_versions(
 def served_versions(
     keys: Iterable[int], release: KafkaRelease | None = None, error_code: int = 0
 ) -> ApiVersionsResponse:
-    """Return the response about these APIs, limited to the versions of a release."""
+    """Return the versions of these APIs, limited to a Kafka release."""
     response_type = wire.API_VERSIONS.Response
     api_keys = []
     for key in keys:

@@ -81,8 +81,11 @@ class SaslGate:
         self._session = session
         self._state = state
         self._stage = _Stage.NEW
+        #: Whether the client has sent ApiVersions, which it may do once.
         self._has_versions = False
+        #: The mechanism of the last SaslHandshake.
         self._mechanism = ""
+        #: The authentication in progress; None before a handshake and after a success.
         self._exchange: Exchange | None = None
         #: Principal and mechanism of the first authentication.
         self._first: tuple[str, str] | None = None
@@ -119,7 +122,7 @@ class SaslGate:
         return self._stage is _Stage.DONE and not self._has_expired(now_ms)
 
     def handle(self, frame: memoryview, now_ms: int) -> Reply | bool:
-        """Handle a frame. True: pass it to its handler.
+        """Return the response to a frame, or True if the handler of its API answers it.
 
         Raises:
             CloseConnection: the connection must be closed without a response.
@@ -165,8 +168,7 @@ class SaslGate:
 
     def _handshake(self, header: wire.Header, frame: memoryview) -> Reply:
         request: SaslHandshakeRequest = _decoded(header, frame)
-        # The response lists them also if it refuses, so that a client can choose
-        # another one.
+        # A refusal lists the mechanisms too, so that the client can choose another one.
         mechanisms = list(self._state.security.mechanisms)
         response = wire.SASL_HANDSHAKE.Response(mechanisms=mechanisms)
         mechanism = request.mechanism
@@ -214,7 +216,7 @@ class SaslGate:
     def _authenticate(
         self, token: bytes, now_ms: int, answer: Callable[[Step, int], list[Piece]]
     ) -> Reply:
-        """Pass a token to the exchange, and return the response or its promise."""
+        """Pass a token to the exchange, and return the response or a PendingResponse."""
         assert self._exchange is not None, "no mechanism was chosen"
         # Tokens contain times of the wall clock.
         step = self._exchange.step(token, self._state.wall_ms())
@@ -222,7 +224,7 @@ class SaslGate:
             return answer(step, now_ms)
         if isinstance(step, Accepted):
             return self._accept(step, now_ms, answer)
-        # No other frame of this connection is handled in the meantime.
+        # Until the response is set, no other frame of this connection is handled.
         pending = PendingResponse(runs_in_steps=True)
         if isinstance(step, Rejected):
             self._reject(step, now_ms, answer, pending)
@@ -276,7 +278,8 @@ class SaslGate:
 
     def _lifetime_ms(self, step: Accepted, now_ms: int) -> int:
         """Return the lifetime of an authentication; 0 if it does not expire."""
-        if step.is_broker:  # its password is in the registry as long as the cluster is
+        # A broker's password is in the registry and is valid as long as the cluster exists.
+        if step.is_broker:
             return 0
         most_ms = self._state.security.connections_max_reauth_ms
         limits = []
@@ -414,7 +417,7 @@ def describe_user_scram_credentials(
 def alter_user_scram_credentials(
     request: AlterUserScramCredentialsRequest, call: Call, state: BrokerState
 ) -> PendingResponse | AlterUserScramCredentialsResponse:
-    """Set or remove credentials: for each user all changes, or none."""
+    """Set or remove credentials. All changes of one user are made, or none."""
     response_type = wire.ALTER_USER_SCRAM_CREDENTIALS.Response
     mechanisms = {number: name for name, number in scram.NUMBERS.items()}
     changes: dict[str, dict[str, scram.Credential | None]] = {}

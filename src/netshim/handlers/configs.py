@@ -1,4 +1,4 @@
-"""Settings of topics, groups and the broker: describes them, and changes those of
+"""Settings of topics, groups and the broker: describes them, and changes settings of
 topics and groups.
 
 The directory stores the settings. This module checks only rules of the protocol.
@@ -39,17 +39,18 @@ _TOPIC_RESOURCE: Final = 2
 _BROKER_RESOURCE: Final = 4
 _LOGGERS_RESOURCE: Final = 8
 _GROUP_RESOURCE: Final = 32
-#: The known kinds of resources; loggers and subscriptions to metrics have no settings
-#: here.
+#: Kafka's kinds of resources. Loggers (8) and subscriptions to client metrics (16) have no
+#: settings here.
 _RESOURCES: Final = frozenset(
     (_TOPIC_RESOURCE, _BROKER_RESOURCE, _LOGGERS_RESOURCE, 16, _GROUP_RESOURCE)
 )
-#: The key under which changes of settings run one at a time.
+#: The key of the work queue in which changes of settings run one at a time.
 _SETTINGS: Final = "settings"
 _GROUP_DOCS: Final = {
     SESSION_TIMEOUT: "how long a member may be silent",
     HEARTBEAT_INTERVAL: "how often members send heartbeats",
 }
+#: Kafka's numbers of the types of values.
 _CONFIG_TYPES: Final = {
     "boolean": 1,
     "string": 2,
@@ -58,11 +59,13 @@ _CONFIG_TYPES: Final = {
     "double": 6,
     "list": 7,
 }
+#: Kafka's numbers of the sources of values.
 _FROM_TOPIC: Final = 1
 _FROM_CLUSTER: Final = 3
 _FROM_BROKER: Final = 4
 _FROM_DEFAULT: Final = 5
 _FROM_GROUP: Final = 8
+#: Operations of IncrementalAlterConfigs.
 _SET: Final = 0
 _DELETE: Final = 1
 _APPEND: Final = 2
@@ -89,9 +92,8 @@ def _default(name: str) -> Any:
 def describe_configs(
     request: DescribeConfigsRequest, call: Call, state: BrokerState
 ) -> PendingResponse:
-    return state.in_background(
-        lambda: _describe_configs(request, state)
-    )  # the directory's lock may be taken
+    # In a worker thread, because another thread may hold the lock of the directory.
+    return state.in_background(lambda: _describe_configs(request, state))
 
 
 def _describe_configs(
@@ -230,8 +232,9 @@ def _cluster_configs(
     request: DescribeConfigsRequest,
     state: BrokerState,
 ) -> Iterable[DescribeConfigsResponse.Resource.Config]:
-    """Return the settings of all brokers of the cluster. Kafka 4 sets this one when the
-    cluster is created.
+    """Return the settings of all brokers of the cluster.
+
+    The only one is min.insync.replicas, which Kafka 4 sets when a cluster is created.
     """
     config_type = wire.DESCRIBE_CONFIGS.Response.Resource.Config
     name = "min.insync.replicas"
@@ -256,17 +259,17 @@ def _group_configs(
     """Return the limits of members of the consumer protocol. As in Kafka, a group need
     not exist to be described.
 
-    If a group has not set a value, Kafka names the default as its source, also if the
-    broker set it.
+    If a group has not set a value, Kafka names the default as its source, even if the
+    value is from a setting of the broker.
     """
     config_type = wire.DESCRIBE_CONFIGS.Response.Resource.Config
-    own: Mapping[str, int] = {}
+    overrides: Mapping[str, int] = {}
     if state.group_settings is not None:
-        own = state.group_settings.of(asked.resource_name)
+        overrides = state.group_settings.of(asked.resource_name)
     for name, default in _group_defaults(state).items():
         if asked.configuration_keys and name not in asked.configuration_keys:
             continue
-        chain = [(own[name], _FROM_GROUP)] if name in own else []
+        chain = [(overrides[name], _FROM_GROUP)] if name in overrides else []
         chain.append((default, _FROM_DEFAULT))
         synonyms = []
         if request.include_synonyms:
@@ -301,14 +304,14 @@ class _Topics:
     def __init__(self, state: BrokerState) -> None:
         self._logdir = state.logdir
 
-    def own(self, name: str) -> Iterable[str]:
-        """Return the names of the settings of its own. Raises InvalidNameError and
-        TopicNotFoundError, like the other methods.
+    def overrides(self, name: str) -> Iterable[str]:
+        """Return the names of the settings that a topic sets itself. Raises
+        InvalidNameError and TopicNotFoundError, like the other methods.
         """
         check_topic_name(name)
         return self._logdir.describe_topic(name).overrides
 
-    def elements(self, name: str, key: str) -> list[str] | None:
+    def list_elements(self, name: str, key: str) -> list[str] | None:
         """Return the present value of a list, or None for a setting that is not a list."""
         check_topic_name(name)
         # APPEND and SUBTRACT are defined for lists only.
@@ -341,10 +344,10 @@ class _Groups:
         if self._settings is not None:
             self._draft = self._settings.draft(_group_defaults(state))
 
-    def own(self, name: str) -> Iterable[str]:
+    def overrides(self, name: str) -> Iterable[str]:
         return self._draft_for(name).settings.get(name, ())
 
-    def elements(self, name: str, key: str) -> list[str] | None:
+    def list_elements(self, name: str, key: str) -> list[str] | None:
         return None
 
     def alter(
@@ -370,10 +373,10 @@ def incremental_alter_configs(
     request: IncrementalAlterConfigsRequest, call: Call, state: BrokerState
 ) -> PendingResponse:
     def changes(
-        asked: IncrementalAlterConfigsRequest.Resource, those: _Topics | _Groups
+        asked: IncrementalAlterConfigsRequest.Resource, resources: _Topics | _Groups
     ) -> dict[str, object | None]:
         # The error of a missing topic precedes errors of its settings.
-        those.own(asked.resource_name)
+        resources.overrides(asked.resource_name)
         result: dict[str, object | None] = {}
         for each in asked.configs:
             operation = each.config_operation
@@ -383,21 +386,22 @@ def incremental_alter_configs(
             if operation == _DELETE:
                 result[each.name] = None
                 continue
-            parts = those.elements(asked.resource_name, each.name)
+            parts = resources.list_elements(asked.resource_name, each.name)
             if parts is None:
                 raise _Refused(
                     codes.INVALID_CONFIG,
                     f"{each.name} is no list to append to or to subtract from",
                 )
-            given = (each.value or "").split(",")  # refuse() saw that there is one
-            # An element that is appended again is there once.
+            # reason_against() has refused operations without a value.
+            given = (each.value or "").split(",")
+            # An appended element that the list contains already is not repeated.
             kept = [part for part in parts if part not in given]
             result[each.name] = ",".join(
                 kept if operation == _SUBTRACT else [*kept, *given]
             )
         return result
 
-    def refuse(asked: IncrementalAlterConfigsRequest.Resource) -> str | None:
+    def reason_against(asked: IncrementalAlterConfigsRequest.Resource) -> str | None:
         if any(
             each.config_operation not in (_SET, _DELETE, _APPEND, _SUBTRACT)
             for each in asked.configs
@@ -411,8 +415,9 @@ def incremental_alter_configs(
         return None
 
     response_type = wire.INCREMENTAL_ALTER_CONFIGS.Response
-    return _altered(
-        state, lambda: _alter(response_type, request, call, state, changes, refuse)
+    return _change_in_order(
+        state,
+        lambda: _alter(response_type, request, call, state, changes, reason_against),
     )
 
 
@@ -422,32 +427,33 @@ def alter_configs(
     """Handle the older request, which replaces all settings of a resource."""
 
     def changes(
-        asked: AlterConfigsRequest.Resource, those: _Topics | _Groups
+        asked: AlterConfigsRequest.Resource, resources: _Topics | _Groups
     ) -> dict[str, object | None]:
         # The request replaces all settings: those that it does not name return to their
         # defaults.
-        before = those.own(asked.resource_name)
+        before = resources.overrides(asked.resource_name)
         return {
             **dict.fromkeys(before),
             **{each.name: each.value for each in asked.configs},
         }
 
-    def refuse(asked: AlterConfigsRequest.Resource) -> str | None:
+    def reason_against(asked: AlterConfigsRequest.Resource) -> str | None:
         if any(each.value is None for each in asked.configs):
             return "a config without a value"
         return None
 
-    return _altered(
+    return _change_in_order(
         state,
         lambda: _alter(
-            wire.ALTER_CONFIGS.Response, request, call, state, changes, refuse
+            wire.ALTER_CONFIGS.Response, request, call, state, changes, reason_against
         ),
     )
 
 
-def _altered(state: BrokerState, work: Callable[[], Any]) -> PendingResponse:
-    """Return the answer that receives the result of work(). Changes run one at a time,
-    because a change of one group writes all groups.
+def _change_in_order(state: BrokerState, work: Callable[[], Any]) -> PendingResponse:
+    """Run work() after earlier changes, and return the response that receives its result.
+
+    Changes run one at a time, because a change of one group writes all groups.
     """
     answer = PendingResponse()
     state.work.submit(_SETTINGS, work, answer.set)
@@ -475,7 +481,7 @@ def _alter(
     call: Call,
     state: BrokerState,
     changes: Callable[[Any, _Topics | _Groups], dict[str, object | None]],
-    refuse: Callable[[Any], str | None],
+    reason_against: Callable[[Any], str | None],
 ) -> Any:
     """Change resources. Each one is changed wholly or not at all, and groups are
     written together.
@@ -495,27 +501,31 @@ def _alter(
         )
         results.append(result)
         names = [each.name for each in asked.configs]
-        those = kinds.get(asked.resource_type)
+        resources = kinds.get(asked.resource_type)
         reason = None
         if times[asked.resource_type, asked.resource_name] > 1:
             reason = "the resource is named twice"
         reason = reason or (
-            "a config is named twice" if len(set(names)) < len(names) else refuse(asked)
+            "a config is named twice"
+            if len(set(names)) < len(names)
+            else reason_against(asked)
         )
         if reason is None and _only_deletes_of_a_broker(asked):
             continue
-        if those is None:
+        if resources is None:
             reason = (
                 reason
-                or "only settings of topics and groups can be altered; others are given at the start"
+                or "only settings of topics and groups can be changed; others are set when the broker starts"
             )
-        if reason is not None or those is None:
+        if reason is not None or resources is None:
             result.error_code = codes.INVALID_REQUEST
             result.error_message = reason
             continue
         try:
-            wanted = changes(asked, those)
-            those.alter(asked.resource_name, wanted, check_only=request.validate_only)
+            wanted = changes(asked, resources)
+            resources.alter(
+                asked.resource_name, wanted, check_only=request.validate_only
+            )
             changed.append((result, wanted))
         except _Refused as refused:
             result.error_code, result.error_message = refused.args
@@ -535,7 +545,8 @@ def _alter(
             result.error_code = code_of(failure)
             result.error_message = message_of(failure)
         elif result.resource_type == _GROUP_RESOURCE:
-            name = shown(result.resource_name)  # which may be any text
+            # The name of a group may be any text, also with line breaks.
+            name = shown(result.resource_name)
             state.journal.changed(call, name, f"set to {shown(wanted)}", kind="group")
         else:
             state.journal.changed(call, result.resource_name, f"set to {shown(wanted)}")

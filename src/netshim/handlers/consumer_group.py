@@ -80,7 +80,7 @@ def consumer_group_heartbeat(
         topic_names=None if names is None else tuple(names),
         pattern=request.subscribed_topic_regex,
         assignor=request.server_assignor,
-        owned=None if owned is None else frozenset(_each(owned)),
+        owned=None if owned is None else frozenset(_partitions_of(owned)),
         may_see=partial(state.security.may_describe, call.session),
     )
     answer = PendingResponse()
@@ -92,7 +92,7 @@ def consumer_group_heartbeat(
     return answer
 
 
-def _each(
+def _partitions_of(
     topics: Iterable[ConsumerGroupHeartbeatRequest.Topic],
 ) -> Iterator[tuple[bytes, int]]:
     return ((topic.topic_id, number) for topic in topics for number in topic.partitions)
@@ -124,14 +124,14 @@ def _beat_response(result: Result, call: Call) -> ConsumerGroupHeartbeatResponse
 
 
 def by_topic(partitions: Partitions) -> list[tuple[bytes, list[int]]]:
-    """Return the rising partition numbers of each topic."""
+    """Return the topics with their partition numbers, both in ascending order."""
     found: dict[bytes, list[int]] = {}
     for topic_id, number in sorted(partitions):
         found.setdefault(topic_id, []).append(number)
     return list(found.items())
 
 
-# -- what admin tools ask --------------------------------------------------------------
+# -- requests of admin tools -----------------------------------------------------------
 
 
 def _refuse_describe(

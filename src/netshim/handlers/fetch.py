@@ -2,14 +2,15 @@
 
 Rules (wire protocol section 5):
 - Each partition of a request succeeds or fails independently.
-- Batches are sent as they are stored, as views.
+- Batches are sent as they are stored, without a copy.
 - A request without enough data waits for an append or for its deadline, whichever is
   first.
 - A request that waits for more than one byte is not evaluated again at each append, but
   as soon as it might have enough bytes. Records from before the wait that became
   readable since then, by a sync or a marker, count as well.
-- A request of a fetch session without topics is for all partitions of the session. The
-  handler reads only those whose log has changed since it was read without a result.
+- A request of a fetch session without topics is for all partitions of the session. If the
+  last read of a partition found nothing, the handler reads it again only after its log has
+  changed.
 """
 
 from __future__ import annotations
@@ -150,8 +151,10 @@ class _ListedPartitions:
     def to_read(self) -> list[_Wanted]:
         return self._wanted
 
-    def were_read(self, parts: list[FetchResponse.Topic.Partition]) -> None:
-        """Take the results of the partitions that to_read() returned."""
+    def record_results(self, parts: list[FetchResponse.Topic.Partition]) -> None:
+        """Receive the results of the partitions that to_read() returned. They are not
+        needed here.
+        """
 
 
 def session_context(
@@ -173,7 +176,7 @@ def session_context(
 
 
 class _SessionPartitions:
-    """The partitions of a fetch session, of which only those with news are read."""
+    """The partitions of a fetch session. Only partitions that have changed are read."""
 
     def __init__(
         self,
@@ -252,7 +255,7 @@ class _SessionPartitions:
 
     @property
     def is_overtaken(self) -> bool:
-        """Whether a later request of the session came, so that this one gets an error."""
+        """Whether the session has a later request, so that this one gets an error."""
         return self._session.epoch != self._epoch
 
     def to_read(self) -> list[_Wanted]:
@@ -278,7 +281,7 @@ class _SessionPartitions:
             wanted.append((one.topic, None if place is None else place[0], one.asked))
         return wanted
 
-    def were_read(self, parts: list[FetchResponse.Topic.Partition]) -> None:
+    def record_results(self, parts: list[FetchResponse.Topic.Partition]) -> None:
         """Note which of the partitions that to_read() returned have no news."""
         session = self._session
         for (one, log, offsets), part in zip(self._reading, parts, strict=True):
@@ -321,32 +324,35 @@ def _fetch(
     yield from partitions.find()
     keys = partitions.keys
     growth = None
-    # The extent is measured before the logs are read, because others append
+    # The extent is measured before the logs are read, because other requests append
     # concurrently.
     if request.max_wait_ms > 0 and request.min_bytes > 1:
         growth = _Growth(_extent(keys, state, committed=request.isolation_level == 1))
     # Step 2: read the logs.
     was_called = False
 
-    def note(_: int) -> None:
+    def record_call(_: int) -> None:
         nonlocal was_called
         was_called = True
 
-    # Between two chunks, records may be appended to a partition that was already read.
+    # Between two chunks, records may be appended to a partition that was already read. The
+    # request then reads again at once.
     wanted = partitions.to_read()
-    noted = keys if request.max_wait_ms > 0 and len(wanted) >= scheduling.PIECE else []
+    watched = (
+        keys if request.max_wait_ms > 0 and len(wanted) >= scheduling.PIECE else []
+    )
     waiting = _waiting(request, state)
-    waiting.add(noted, note)
+    waiting.add(watched, record_call)
     try:
-        response, size, settled = yield from _collect(
+        response, size, is_urgent = yield from _collect(
             request, wanted, partitions, call, state
         )
     finally:
-        waiting.remove(noted, note)
+        waiting.remove(watched, record_call)
     # Step 3: respond, or wait for more records.
     deadline_ms = call.now_ms + min(request.max_wait_ms, MAX_WAIT_MS)
     if (
-        settled
+        is_urgent
         or state.is_stopping
         or partitions.are_all_missing
         or request.max_wait_ms <= 0
@@ -356,7 +362,7 @@ def _fetch(
     parked = _ParkedFetch(
         request, partitions, keys, call, state, deadline_ms, size, growth
     )
-    return parked.park(looks_again=was_called)
+    return parked.park(reads_again=was_called)
 
 
 @attrs.frozen
@@ -366,7 +372,7 @@ class _Extent:
     #: Bytes ever appended to the logs.
     written: int
     #: A number that changes when records of one of the logs are deleted or truncated.
-    taken: int
+    removals: int
     #: For each log, the offset up to which the request may read.
     readable: list[int]
     #: For each log, its end offset.
@@ -390,11 +396,10 @@ class _Growth:
     def may_reach(self, missing: int, now: _Extent | None) -> bool:
         """Return whether `missing` more bytes may be readable, or records were removed."""
         found = self._found
-        # An unknown size, or records that were removed: the answer may have changed in
-        # any way.
-        if now is None or found is None or now.taken != found.taken:
+        # The size is unknown, or records were removed: any number of bytes is possible.
+        if now is None or found is None or now.removals != found.removals:
             return True
-        # Appends that readers may not see yet do not matter to them.
+        # Readers cannot read these appends yet.
         if now.readable == found.readable:
             return False
         if self._surely_found is None:
@@ -405,7 +410,7 @@ class _Growth:
         """Record that the logs were read after `now` was measured."""
         before = self._found
         self._found = now
-        if now is None or before is None or now.taken != before.taken:
+        if now is None or before is None or now.removals != before.removals:
             self._surely_found = None
         elif all(
             readable >= end
@@ -430,7 +435,7 @@ class _ParkedFetch:
         "_deadline_ms",
         "_enough",
         "_growth",
-        "_is_looking",
+        "_is_reading",
         "_keys",
         "_partitions",
         "_request",
@@ -462,21 +467,21 @@ class _ParkedFetch:
         self._size = size
         self._growth = growth
         self._enough = min(request.min_bytes, request.max_bytes)
-        self._is_looking = False
+        self._is_reading = False
         self._was_called = False
         self._waiting = _waiting(request, state)
         self._answer = PendingResponse()
 
-    def park(self, *, looks_again: bool) -> PendingResponse:
+    def park(self, *, reads_again: bool) -> PendingResponse:
         """Start to wait.
 
-        `looks_again` means that records may have arrived since the logs were read.
+        `reads_again` means that records may have arrived since the logs were read.
         """
         answer = self._answer
         self._timer = self._state.timers.at(self._deadline_ms, self._retry)
         self._waiting.add(self._keys, self._retry)
         answer.when_cancelled(self._forget)
-        if looks_again:
+        if reads_again:
             self._retry(self._state.now_ms)
         return answer
 
@@ -489,7 +494,7 @@ class _ParkedFetch:
         self._answer.set(response)
 
     def _retry(self, now_ms: int) -> None:
-        if self._is_looking:
+        if self._is_reading:
             self._was_called = True
             return
         if self._partitions.is_overtaken:
@@ -506,7 +511,7 @@ class _ParkedFetch:
                 self._enough - self._size, now
             ):
                 return
-        self._is_looking = True
+        self._is_reading = True
         try:
             found = state.run_in_steps(
                 _collect(
@@ -532,12 +537,12 @@ class _ParkedFetch:
         now: _Extent | None,
         now_ms: int,
     ) -> None:
-        self._is_looking = False
+        self._is_reading = False
         if isinstance(found, Exception):
             self._finish(found)
             return
-        response, size, settled = found
-        if settled or now_ms >= self._deadline_ms or size >= self._enough:
+        response, size, is_urgent = found
+        if is_urgent or now_ms >= self._deadline_ms or size >= self._enough:
             self._finish(response)
             return
         self._size = size
@@ -554,15 +559,15 @@ def _extent(
 ) -> _Extent | None:
     """Measure the logs. Return None if one of them is not open or cannot be read."""
     written = 0
-    taken = 0
+    removals = 0
     readable = []
     ends = []
     for topic, partition in keys:
         log = state.logdir.host.opened(topic, partition)
         if log is None:
             return None
-        # The order matters because others append concurrently: bytes that were readable
-        # in the first step are included in the second.
+        # The order matters because other requests append concurrently: `written` includes
+        # all bytes that were readable before.
         if committed:
             try:
                 readable.append(log.last_stable_offset)
@@ -572,8 +577,8 @@ def _extent(
             readable.append(log.high_watermark)
         written += log.host.writer.written_bytes
         ends.append(log.log_end_offset)
-        taken += log.log_start_offset + log.times_truncated
-    return _Extent(written, taken, readable, ends)
+        removals += log.log_start_offset + log.times_truncated
+    return _Extent(written, removals, readable, ends)
 
 
 def _collect(
@@ -583,9 +588,8 @@ def _collect(
     call: Call,
     state: BrokerState,
 ) -> Steps[tuple[FetchResponse, int, bool]]:
-    """Read the logs, and return the response, its bytes, and its urgency.
-
-    The bytes are those of records. If the response is urgent, it is sent at once.
+    """Read the logs. Return the response, the number of bytes of its records, and whether
+    it must be sent at once.
     """
     response_type = wire.FETCH.Response
     topic_type = response_type.Topic
@@ -595,7 +599,7 @@ def _collect(
     missing = partitions.missing
     refused: list[tuple[str, FetchResponse.Topic.Partition]] = []
     total = 0
-    settled = state.is_stopping
+    is_urgent = state.is_stopping
     left = min(request.max_bytes, state.settings.fetch_max_bytes)
     committed = request.isolation_level == 1
     follower = _follower_of(request, state)
@@ -625,7 +629,7 @@ def _collect(
                 )
             ):
                 part.error_code = codes.UNKNOWN_TOPIC_ID
-                settled = settled or id(partition) not in missing
+                is_urgent = is_urgent or id(partition) not in missing
                 continue
             key = name, partition.partition
             log = state.logs.replica(*key)
@@ -641,13 +645,13 @@ def _collect(
                 part.error_code = codes.UNSUPPORTED_COMPRESSION_TYPE
             if part.error_code:
                 refused.append((name, part))
-                settled = True
+                is_urgent = True
                 continue
             if follower is not None:
-                size, is_settled = _fetch_for_follower(
+                size, must_send = _fetch_for_follower(
                     part, partition, follower, log, key, left, total, state
                 )
-                settled = settled or is_settled
+                is_urgent = is_urgent or must_send
                 total += size
                 left -= size
                 continue
@@ -660,7 +664,7 @@ def _collect(
                 epoch, end = log.end_of_epoch(partition.last_fetched_epoch)
                 if end < 0 or partition.fetch_offset < log.log_start_offset:
                     part.error_code = codes.OFFSET_OUT_OF_RANGE
-                    settled = True
+                    is_urgent = True
                     continue
                 if epoch < partition.last_fetched_epoch or end < partition.fetch_offset:
                     part.diverging_epoch = partition_type.DivergingEpoch(
@@ -671,7 +675,7 @@ def _collect(
                     part.last_stable_offset = log.high_watermark
                     if committed:
                         part.last_stable_offset = log.last_stable_offset
-                    settled = True
+                    is_urgent = True
                     continue
             # Step 3: read the batches.
             offset = partition.fetch_offset
@@ -711,11 +715,11 @@ def _collect(
                 ]
         except LogcoreError as error:
             part.error_code = code_of(error)
-            settled = settled or id(partition) not in missing
+            is_urgent = is_urgent or id(partition) not in missing
             if name is not None:
                 refused.append((name, part))
             state.journal.refused(call, "Fetch", part.error_code, message_of(error))
-    partitions.were_read(parts)
+    partitions.record_results(parts)
     response = response_type(responses=topics)
     if call.version >= _LEADERS_SINCE:
         for topic_name, part in refused:
@@ -723,7 +727,7 @@ def _collect(
                 name_leader(
                     part, topic_name, part.partition_index, response, call, state
                 )
-    return response, total, settled
+    return response, total, is_urgent
 
 
 def _follower_of(request: FetchRequest, state: BrokerState) -> tuple[int, int] | None:
@@ -737,7 +741,7 @@ def _follower_of(request: FetchRequest, state: BrokerState) -> tuple[int, int] |
 
 
 def _waiting(request: FetchRequest, state: BrokerState) -> scheduling.Waiting:
-    """Return where a request waits for records."""
+    """Return the waiters that a request joins to wait for records."""
     if _follower_of(request, state) is None:
         return state.fetches
     return state.fetches.of_followers
@@ -755,7 +759,7 @@ def _fetch_for_follower(
 ) -> tuple[int, bool]:
     """Read the batches for a follower, up to the log end.
 
-    Returns their bytes, and whether the response is urgent.
+    Returns the number of their bytes, and whether the response must be sent at once.
     """
     replica, broker_epoch = follower
     refusal = state.leadership.follower_fetched(

@@ -64,8 +64,10 @@ _COORDINATOR_TOPICS: Final = {0: OFFSETS_TOPIC, 1: TRANSACTIONS_TOPIC}
 #: Bits of the operations on a group that all clients may do without access rules: READ,
 #: DELETE, DESCRIBE, DESCRIBE_CONFIGS, ALTER_CONFIGS.
 GROUP_OPERATIONS: Final = 1 << 3 | 1 << 6 | 1 << 8 | 1 << 10 | 1 << 11
+#: Kafka's value of the operations if the request does not ask for them.
 NOT_ASKED: Final = -(2**31)
-#: The limit of a text in a record, whatever the settings are.
+#: Most bytes of a commit's text, whatever the settings are: its record stores the length
+#: in 16 bits.
 _METADATA_BYTES_MAX: Final = 32_000
 
 #: Codes of errors with another name in the protocol.
@@ -75,13 +77,13 @@ _CODES: Final = {
 }
 #: Other codes in some versions of an API: (error, API) -> (up to which version, code).
 _CODES_BY_VERSION: Final = {
-    # Kafka names a missing group since OffsetCommit 9, where members may be of the new
-    # protocol.
+    # Kafka reports a missing group by its own code since OffsetCommit 9, the first version
+    # for members of the consumer protocol.
     (GroupError.GROUP_ID_NOT_FOUND, wire.OFFSET_COMMIT.key): (
         8,
         codes.ILLEGAL_GENERATION,
     ),
-    # A member that requests an assignment does not know the error of a commit.
+    # INVALID_COMMIT_OFFSET_SIZE is an error of commits, which these three APIs do not have.
     (GroupError.RECORD_TOO_LARGE, wire.JOIN_GROUP.key): (
         32_767,
         codes.UNKNOWN_SERVER_ERROR,
@@ -94,16 +96,18 @@ _CODES_BY_VERSION: Final = {
         32_767,
         codes.UNKNOWN_SERVER_ERROR,
     ),
-    # Producers know no epochs of members.
+    # TxnOffsetCommit has no error for the epoch of a member.
     (GroupError.STALE_MEMBER_EPOCH, wire.TXN_OFFSET_COMMIT.key): (
         32_767,
         codes.ILLEGAL_GENERATION,
     ),
 }
-#: First versions of JoinGroup in which a new dynamic member first receives its id, an
-#: error has no protocol name, and a leader may skip the assignment.
+#: First version of JoinGroup in which a new dynamic member first receives its id, and joins
+#: with a second request.
 _MEMBER_ID_SINCE: Final = 4
+#: First version of JoinGroup in which an error has no protocol name.
 _NULL_PROTOCOL_SINCE: Final = 7
+#: First version of JoinGroup in which a leader may skip the assignment.
 _SKIP_ASSIGNMENT_SINCE: Final = 9
 #: First version of OffsetCommit in which the generation may be the epoch of a member of
 #: the consumer protocol.
@@ -147,8 +151,8 @@ Handler = Callable[[RequestT, Call, BrokerState], ResponseT | PendingResponse]
 def when_loaded(
     refuse: Refuse[RequestT, ResponseT],
 ) -> Callable[[GroupHandler[RequestT, ResponseT]], Handler[RequestT, ResponseT]]:
-    """Run a handler once the groups are loaded. `refuse` returns the response if they
-    cannot be loaded.
+    """Decorate a handler so that it runs once the groups are loaded. `refuse` returns the
+    response if they cannot be loaded.
     """
 
     def wrap(
@@ -458,7 +462,7 @@ def offsets_in(
     version = state.logdir.host.topics_version
     found = yield from _offsets_in(topics, answered_topics, call, state, expire_ms)
     if state.logdir.host.topics_version != version:
-        # Topics were deleted or created between two pieces. A new topic must not find
+        # Topics were deleted or created between two chunks. A new topic must not inherit
         # offsets of an old one.
         found = whole(_offsets_in(topics, answered_topics, call, state, expire_ms))
     return found
@@ -504,8 +508,8 @@ def _refuse_fetch(
     request: OffsetFetchRequest, call: Call, code: int
 ) -> OffsetFetchResponse:
     response_type = wire.OFFSET_FETCH.Response
-    # The place of an error moved with the versions: each partition, the response, each
-    # group.
+    # Versions 0 and 1 have an error in each partition, versions 2 to 7 one in the response,
+    # and later versions one in each group.
     if call.version >= 8:
         return response_type(
             groups=[
@@ -605,7 +609,7 @@ def _fetched(
         offsets = group.offsets
     if topics is not None:
         wanted = [(topic.name, topic.partition_indexes) for topic in topics]
-    elif is_strict and group is not None:  # also those that are about to be committed
+    elif is_strict and group is not None:  # includes offsets of open transactions
         numbers_of: dict[str, list[int]] = {}
         for name, number in group.offset_keys():
             numbers_of.setdefault(name, []).append(number)
@@ -668,8 +672,8 @@ def offset_delete(
             else:
                 result.error_code = codes.UNKNOWN_TOPIC_OR_PARTITION
         topics.append(response_type.Topic(name=topic.name, partitions=results))
-    # In the last step, because a group may be deleted, or receive members, between two
-    # steps.
+    # The group is checked in the last chunk, because it may be deleted, or get members,
+    # between two chunks.
     group = groups.get(request.group_id)
     if group is None:
         return response_type(error_code=codes.GROUP_ID_NOT_FOUND)
@@ -698,7 +702,7 @@ def offset_delete(
     return answer
 
 
-# -- what admin tools ask --------------------------------------------------------------
+# -- requests of admin tools -----------------------------------------------------------
 
 
 def _refuse_describe(
@@ -781,7 +785,7 @@ def list_groups(
     types = {name.lower() for name in request.types_filter}
     listed = []
     pace = ChunkCounter()
-    # A copy, because groups come and go between two chunks.
+    # A copy, because groups may be created and deleted between two chunks.
     for group in list(groups.all()):
         if pace.is_over():
             yield

@@ -1,7 +1,6 @@
-"""Metadata, and other requests that describe the cluster.
+"""Metadata, and other requests that describe the cluster (wire protocol section 6).
 
-Rules (wire protocol section 6):
-- The topology (topology.py) returns the brokers and the replicas.
+The topology (topology.py) returns the brokers and the replicas.
 """
 
 from __future__ import annotations
@@ -51,17 +50,17 @@ _CLUSTER_OPERATIONS: Final = sum(1 << code for code in (5, 7, 8, 9, 10, 11, 12))
 def metadata(
     request: MetadataRequest, call: Call, state: BrokerState
 ) -> MetadataResponse | PendingResponse:
-    """Return brokers and topics. Missing topics in the request are created first if
-    that is allowed.
+    """Return brokers and topics. If automatic creation is allowed, missing topics of the
+    request are created first.
     """
-    every = request.topics is None or (call.version == 0 and not request.topics)
+    is_for_all = request.topics is None or (call.version == 0 and not request.topics)
     if call.version < _IDS_SINCE and any(
         each.topic_id != NO_ID or each.name is None for each in request.topics or ()
     ):
         return _refused_ids(request)
     missing = []
     if (
-        not every
+        not is_for_all
         and request.allow_auto_topic_creation
         and state.settings.auto_create_topics
     ):
@@ -70,8 +69,8 @@ def metadata(
             for each in request.topics or ()
             if call.version < _IDS_SINCE or each.topic_id == NO_ID
         }
-        # This is the log of Kafka's controllers. A client that searches for one must
-        # not create it.
+        # METADATA_LOG is the log of Kafka's controllers. A client that reads its
+        # metadata must not create a topic of this name.
         names.discard(METADATA_LOG)
         missing = sorted(
             name for name in names if is_topic_name(name) and name not in state.logdir
@@ -82,9 +81,9 @@ def metadata(
     refused = dict.fromkeys(missing[allowed:], codes.POLICY_VIOLATION)
     missing = missing[:allowed]
     if not missing:
-        return _metadata_when_known(request, call, state, every, refused)
-    # Counted before the creation: a client may send more requests while the first one
-    # is at work.
+        return _metadata_when_known(request, call, state, is_for_all, refused)
+    # The topics are counted before their creation, because the client may send further
+    # requests during the creation.
     call.session.topics_made += len(missing)
     answer = PendingResponse()
 
@@ -95,12 +94,12 @@ def metadata(
         call.session.topics_made -= len(failures)
         answer_with(
             lambda: _metadata_when_known(
-                request, call, state, every, {**refused, **failures}
+                request, call, state, is_for_all, {**refused, **failures}
             ),
             answer,
         )
 
-    state.submit(lambda: _make_topics(missing, state, call), done)
+    state.submit(lambda: _create_topics(missing, state, call), done)
     return answer
 
 
@@ -123,10 +122,10 @@ def _metadata_when_known(
     request: MetadataRequest,
     call: Call,
     state: BrokerState,
-    every: bool,
+    is_for_all: bool,
     failures: dict[str, int],
 ) -> MetadataResponse | PendingResponse:
-    if every:
+    if is_for_all:
         names: Iterable[str] = state.logdir.topics()
     else:
         names = [
@@ -135,7 +134,9 @@ def _metadata_when_known(
         ]
     return _when_epochs_are_known(
         names,
-        lambda: state.run_in_steps(_metadata(request, call, state, every, failures)),
+        lambda: state.run_in_steps(
+            _metadata(request, call, state, is_for_all, failures)
+        ),
         state,
     )
 
@@ -164,9 +165,8 @@ def _when_epochs_are_known(
     def read() -> None:
         # A file of each partition is read, so a worker thread does it.
         for name, number in unread:
-            with contextlib.suppress(
-                LogcoreError, OSError
-            ):  # the request itself will say so
+            # handle() reports the error for its partition.
+            with contextlib.suppress(LogcoreError, OSError):
                 logdir.host.leader_epoch(name, number)
 
     answer = PendingResponse()
@@ -174,15 +174,15 @@ def _when_epochs_are_known(
     return answer
 
 
-def _make_topics(names: list[str], state: BrokerState, call: Call) -> dict[str, int]:
+def _create_topics(names: list[str], state: BrokerState, call: Call) -> dict[str, int]:
     """Create topics for clients. Returns the topics that could not be created, with
     their codes.
     """
     failures = {}
     for name in names:
         try:
-            # Its partition count decides which partition has a group, and it must be
-            # compacted.
+            # The partition count of this topic decides which partition stores a group, and
+            # the topic must be compacted.
             if name == OFFSETS_TOPIC:
                 is_new = state.logdir.create_topic(
                     name,
@@ -195,7 +195,7 @@ def _make_topics(names: list[str], state: BrokerState, call: Call) -> dict[str, 
                     name, state.settings.num_partitions, exist_ok=True
                 )
             if is_new:
-                state.journal.changed(call, name, "created since it was asked for")
+                state.journal.changed(call, name, "created by a Metadata request")
         except LogcoreError as error:
             failures[name] = code_of(error)
     return failures
@@ -205,18 +205,18 @@ def _metadata(
     request: MetadataRequest,
     call: Call,
     state: BrokerState,
-    every: bool,
+    is_for_all: bool,
     failures: dict[str, int],
 ) -> Steps[MetadataResponse]:
     response_type = wire.METADATA.Response
     results = []
     pace = ChunkCounter()
-    if every:
+    if is_for_all:
         for name in state.logdir.topics():
             results.append((yield from _topic_metadata(name, request, state, pace)))
     # A topic that is requested twice is returned once.
     once = {(asked.name, asked.topic_id): asked for asked in request.topics or ()}
-    for asked in () if every else once.values():
+    for asked in () if is_for_all else once.values():
         if pace.is_over():
             yield
         name = asked.name or ""
@@ -344,11 +344,9 @@ def describe_cluster(
 def describe_topic_partitions(
     request: DescribeTopicPartitionsRequest, call: Call, state: BrokerState
 ) -> DescribeTopicPartitionsResponse | PendingResponse:
-    """Handle the request of newer admin clients that replaces Metadata. Lists are empty
-    if Kafka would return other replicas.
-    """
+    """Handle the request of newer admin clients that replaces Metadata."""
     names = sorted({topic.name for topic in request.topics}) or state.logdir.topics()
-    # No answer has such a cursor.
+    # No response contains such a cursor, so the request is invalid.
     if request.cursor is not None and request.cursor.partition_index < 0:
         topic_type = wire.DESCRIBE_TOPIC_PARTITIONS.Response.Topic
         refused = [
@@ -378,7 +376,8 @@ def _describe_topic_partitions(
     for name in names:
         if pace.is_over():
             yield
-        # Topics are returned in the order of their names: earlier answers had this one.
+        # Topics are returned in the order of their names. An earlier response contained
+        # this one.
         if cursor is not None and name < cursor.topic_name:
             continue
         if name not in state.logdir:
@@ -404,7 +403,7 @@ def _describe_topic_partitions(
             for partition in described.partitions
             if partition.partition_index >= first
         ]
-        # The answer is full. The next one begins at the first partition that does not
+        # The response is full. The next one begins at the first partition that does not
         # fit.
         if left <= 0 or len(partitions) > left:
             next_cursor = response_type.Cursor(
@@ -444,6 +443,8 @@ def _describe_topic_partitions(
 
 
 class _NothingAsked:
+    """Replaces the request in _topic_metadata() for an API without its option."""
+
     include_topic_authorized_operations = False
 
 

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         OffsetForLeaderEpochResponse,
     )
 
+#: Timestamps of ListOffsets with a special meaning.
 _LATEST: Final = -1
 _EARLIEST: Final = -2
 _MAX_TIMESTAMP: Final = -3
@@ -64,7 +65,7 @@ def list_offsets(
     )
 
 
-def _when_shown(
+def _when_visible(
     asked: list[tuple[str, int]], handle: Callable[[], object], state: BrokerState
 ) -> Steps[PendingResponse | None]:
     """Return None if readers may read all written records, else a PendingResponse.
@@ -78,7 +79,8 @@ def _when_shown(
     for name, number in dict.fromkeys(asked):
         if pace.is_over():
             yield
-        with contextlib.suppress(LogcoreError):  # the request itself will say so
+        # handle() reports the error for its partition.
+        with contextlib.suppress(LogcoreError):
             log = state.logs.log(name, number)
             # A client that has just produced with acks=1 expects its records below the
             # latest offset.
@@ -106,20 +108,31 @@ def _list_offsets(
     state: BrokerState,
     asked: list[tuple[str, int]],
     *,
-    shown: bool = False,
-    looked: bool = False,
+    is_visible: bool = False,
+    knows_transactions: bool = False,
 ) -> Steps[ListOffsetsResponse | PendingResponse]:
-    def again(looked: bool) -> ListOffsetsResponse | PendingResponse:
+    def again(knows_transactions: bool) -> ListOffsetsResponse | PendingResponse:
         return state.run_in_steps(
-            _list_offsets(request, call, state, asked, shown=True, looked=looked)
+            _list_offsets(
+                request,
+                call,
+                state,
+                asked,
+                is_visible=True,
+                knows_transactions=knows_transactions,
+            )
         )
 
-    if not shown:
-        later = yield from _when_shown(asked, lambda: again(looked=False), state)
+    if not is_visible:
+        later = yield from _when_visible(
+            asked, lambda: again(knows_transactions=False), state
+        )
         if later is not None:
             return later
-    if request.isolation_level == 1 and not looked:
-        later = when_transactions_are_known(asked, lambda: again(looked=True), state)
+    if request.isolation_level == 1 and not knows_transactions:
+        later = when_transactions_are_known(
+            asked, lambda: again(knows_transactions=True), state
+        )
         if later is not None:
             return later
 
@@ -140,8 +153,8 @@ def _list_offsets(
             end = log.last_stable_offset
         else:
             end = log.high_watermark
-        # A new leader learns the high watermark from the fetches of its followers
-        # (KIP-207). Its own, older one would let the latest offset go backwards.
+        # A new leader gets the high watermark from the fetches of its followers (KIP-207).
+        # With its own, older high watermark, the latest offset would go backwards.
         if timestamp == _LATEST and not state.leadership.knows_end(key):
             result.error_code = codes.LEADER_NOT_AVAILABLE
             if call.version >= _NOT_AVAILABLE_SINCE:
@@ -216,7 +229,7 @@ def _list_offsets(
                 )
         response.topics.append(topic_type(name=topic.name, partitions=results))
 
-    # Only ends are requested, which are in memory, so that no thread is needed.
+    # The ends of logs are in memory, so a request for ends needs no other thread.
     if not reads:
         for step in work:
             if pace.is_over():

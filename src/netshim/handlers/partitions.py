@@ -1,5 +1,5 @@
-"""Parts of several handlers for partitions: find the log, check the leader epoch, name
-the leader, load transactions.
+"""Functions that several handlers use for each partition of a request: find the log, check
+the leader epoch, name the leader, load transactions.
 
 Each partition of a request succeeds or fails alone, so an error becomes the code of its
 result.
@@ -21,8 +21,8 @@ from netshim.wire import codes
 MAGIC_POSITION: Final = 16
 ATTRIBUTES_POSITION: Final = 22
 ZSTD: Final = 4
-#: A consumer at the end of a log has few unread batches, and reading them is cheaper
-#: than another thread.
+#: Most offsets whose batches are read in the event loop. A consumer at the end of a log has
+#: few unread batches, and reading them costs less than the switch to another thread.
 _WALKED_AT_ONCE: Final = 1_000
 
 
@@ -66,7 +66,7 @@ def name_leader(
 ) -> None:
     """Add the leader of a partition, and its address, to a response (KIP-951).
 
-    A client that asked the wrong broker then needs no metadata.
+    A client that sent the request to another broker then needs no Metadata request.
     """
     try:
         facts = state.topology.partition(topic, number)
@@ -115,10 +115,11 @@ def when_transactions_are_known(
         return None
     answer = PendingResponse()
 
-    def look() -> None:
+    def read_transactions() -> None:
         for log in logs:
-            with contextlib.suppress(LogcoreError):  # the request itself will say so
+            # handle() reports the error for its partition.
+            with contextlib.suppress(LogcoreError):
                 _ = log.last_stable_offset
 
-    state.submit(look, lambda _: answer_with(handle, answer))
+    state.submit(read_transactions, lambda _: answer_with(handle, answer))
     return answer

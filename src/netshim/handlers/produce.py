@@ -8,8 +8,8 @@ Rules (wire protocol section 5):
   refused while its partition is being added to the transaction, its successor is
   refused too. If the successor were stored first, the log would refuse the first batch
   in each retry.
-- In a cluster, a batch that is out of order because an earlier one was refused gets the
-  code of that one, see refused_batches.py.
+- In a cluster, a batch that is out of order because an earlier batch was refused gets the
+  code of that earlier batch; see refused_batches.py.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ _LEADERS_SINCE: Final = 10
 _NO_ERRORS: Final[TransactionErrors] = {}
 #: Refusals in which Kafka includes the log start offset, because its log has validated
 #: the batch.
-_SAYS_LOG_START: Final = frozenset(
+_HAS_LOG_START: Final = frozenset(
     (
         codes.INVALID_RECORD,
         codes.INVALID_TIMESTAMP,
@@ -114,7 +114,7 @@ def produce(
     adds = call.version >= _ADDS_SINCE and len(producers) == 1
     if state.transactions.is_prepared(producer, partitions, adds=adds):
         return _produce_in_order(request, call, state)
-    _keep(request)
+    _copy_records(request)
     answer = PendingResponse()
     state.transactions.prepare(
         producer,
@@ -175,11 +175,11 @@ def _produce_in_order(
 
     response = state.logs.in_order(keys, begin)
     if not has_begun:
-        _keep(request)
+        _copy_records(request)
     return response
 
 
-def _keep(request: ProduceRequest) -> None:
+def _copy_records(request: ProduceRequest) -> None:
     """Copy the records of a request that waits, because its buffer will be reused."""
     for topic in request.topic_data:
         for partition in topic.partition_data:
@@ -192,8 +192,8 @@ def _produce_one(
 ) -> ProduceResponse | PendingResponse | None:
     """Handle the usual request: one valid batch for one idle log.
 
-    Return None for every other request, without any change. The general path handles
-    these requests, and gives the same answers.
+    Return None for every other request, without any change. _ProduceRound handles these
+    requests. It would also give the same response to the usual one.
     """
     topics = request.topic_data
     if (
@@ -215,10 +215,10 @@ def _produce_one(
         return None
     response_type = wire.PRODUCE.Response
     result = response_type.Topic.Partition(index=asked.index, base_offset=-1)
-    told = response_type.Topic(
+    topic_result = response_type.Topic(
         name=topic.name, topic_id=topic.topic_id, partition_responses=[result]
     )
-    response = response_type(responses=[told])
+    response = response_type(responses=[topic_result])
     receipt = _append(log, records)
     if isinstance(receipt, Exception):
         refuse_batch(result, log, records, receipt, call, state)
@@ -318,10 +318,10 @@ def name_leaders(response: ProduceResponse, call: Call, state: BrokerState) -> N
                 name_leader(part, topic.name, part.index, response, call, state)
 
 
-def remember_refused(
+def record_refused_batch(
     state: BrokerState, key: Key, records: Buffer, code: int, now_ms: int
 ) -> None:
-    """Remember a refused batch of an idempotent producer, in a cluster."""
+    """In a cluster, record a refused batch of an idempotent producer."""
     if (
         code in RETRIED
         and state.leadership.is_clustered
@@ -344,7 +344,7 @@ def refuse_batch(
 ) -> None:
     """Write the error of a batch that the log refused into the result."""
     refuse(result, _code_of_batch(error, records), message_of(error), call, state)
-    if result.error_code in _SAYS_LOG_START:
+    if result.error_code in _HAS_LOG_START:
         result.log_start_offset = log.log_start_offset
     record_error = wire.PRODUCE.Response.Topic.Partition.RecordError
     refused = getattr(error, "record_errors", ())
@@ -357,7 +357,7 @@ def refuse_batch(
 class _ProduceRound:
     """The partitions of one request, and the response that they complete.
 
-        start -> append, or queue -> stored -> wait for the disk -> finish
+        start -> append, or queue -> handle_outcome -> wait for the disk -> finish
           |                            |              |              ^
           +----------- refuse ---------+--------------+--------------+
 
@@ -383,12 +383,12 @@ class _ProduceRound:
         self._has_failed = False
 
     def run(self) -> Steps[ProduceResponse | PendingResponse | None]:
-        """Start each partition, in chunks, and return the response or its promise."""
+        """Start each partition, in chunks. Return the response, or a PendingResponse."""
         topic_type = wire.PRODUCE.Response.Topic
         pace = ChunkCounter()
-        is_kept = False
+        are_copied = False
         for topic in self.request.topic_data:
-            # The last duplicate counts.
+            # If the request names a partition twice, the last entry counts.
             asked_once = {one.index: one for one in topic.partition_data}
             results = [
                 topic_type.Partition(index=index, base_offset=-1)
@@ -403,9 +403,9 @@ class _ProduceRound:
             )
             for asked, result in zip(asked_once.values(), results, strict=True):
                 if pace.is_over():
-                    if not is_kept:
-                        _keep(self.request)
-                        is_kept = True
+                    if not are_copied:
+                        _copy_records(self.request)
+                        are_copied = True
                     yield
                 self._left += 1
                 self.start(topic, asked, result)
@@ -439,7 +439,7 @@ class _ProduceRound:
                 state.leadership.check_in_sync((topic.name, asked.index))
             code, message = _check_batch(self.request, topic.name, records, self.call)
         except LogcoreError as error:
-            self._remember((topic.name, asked.index), records, code_of(error))
+            self._record_refused((topic.name, asked.index), records, code_of(error))
             self.refuse(result, code_of(error), message_of(error))
             return
         if code:
@@ -457,12 +457,12 @@ class _ProduceRound:
                 self.refuse(result, *_refusal_of(self.errors[key], self.call))
                 return
             if state.is_shared:
-                # Markers of this process come from other threads, so the append itself
-                # verifies.
+                # Other threads of this process append markers, so the transaction is
+                # verified in the same step as the append.
                 append = partial(_append_verified, producer, key, state, append)
             else:
-                # The batch gets its place among the appends at once, so no marker comes
-                # between.
+                # The batch enters the queue of its log in this step, so no marker comes
+                # between the check and the append.
                 refused = state.transactions.verified(producer, key, lambda: None)
                 if refused is not None:
                     self.refuse(result, *_refusal_of(refused, self.call))
@@ -475,18 +475,18 @@ class _ProduceRound:
         # Step 3: append, outside of the event loop if that may block.
         if not state.work.is_busy(key) and not _may_wait(log, records):
             receipt = append(log, records)
-            self.stored(topic.name, log, records, result, receipt, followed)
+            self.handle_outcome(topic.name, log, records, result, receipt, followed)
             return
         kept = bytes(records)  # the buffer of the connection will be reused
         state.work.submit(
             key,
             lambda: append(log, kept),
-            lambda receipt: self.stored(
+            lambda receipt: self.handle_outcome(
                 topic.name, log, kept, result, receipt, followed
             ),
         )
 
-    def stored(
+    def handle_outcome(
         self,
         topic: str,
         log: Log,
@@ -495,7 +495,7 @@ class _ProduceRound:
         receipt: _Outcome,
         followed: int,
     ) -> None:
-        """Record the outcome of an append, and wait for the disk if acks=all asks so.
+        """Record the outcome of an append. With acks=all, wait until it is committed.
 
         `followed` is the code of a refused batch that this one follows, or 0.
         """
@@ -516,7 +516,7 @@ class _ProduceRound:
         if isinstance(receipt, Exception):
             self._has_failed = True
             refuse_batch(result, log, records, receipt, self.call, self.state)
-            self._remember((topic, result.index), records, result.error_code)
+            self._record_refused((topic, result.index), records, result.error_code)
             self.finish()
             return
         end = _accept(result, log, receipt)
@@ -528,10 +528,10 @@ class _ProduceRound:
             return
         deadline_ms = self.call.now_ms + max(0, self.request.timeout_ms)
         leadership.when_committed(
-            key, log, end, lambda error: self.committed(result, error), deadline_ms
+            key, log, end, lambda error: self.handle_commit(result, error), deadline_ms
         )
 
-    def committed(
+    def handle_commit(
         self, result: ProduceResponse.Topic.Partition, error: LogcoreError | None
     ) -> None:
         """Record that an append was committed, or why that is unknown."""
@@ -540,8 +540,8 @@ class _ProduceRound:
         else:
             self.refuse(result, code_of(error), message_of(error))
 
-    def _remember(self, key: Key, records: Buffer, code: int) -> None:
-        remember_refused(self.state, key, records, code, self.call.now_ms)
+    def _record_refused(self, key: Key, records: Buffer, code: int) -> None:
+        record_refused_batch(self.state, key, records, code, self.call.now_ms)
 
     def code_of_refused(self, topic: str, number: int, records: Buffer) -> int:
         """Return the code of a refused batch that this one follows, or 0."""
@@ -666,7 +666,8 @@ def _why_not_one_batch(records: Buffer) -> str | None:
 def _code_of_batch(error: Exception, records: Buffer) -> int:
     """Return the error code of a batch that the log refused.
 
-    A batch with a valid CRC that cannot be read gets a code that clients do not retry.
+    If the CRC of an unreadable batch is valid, a retry would send the same bytes. It
+    therefore gets a code that clients do not retry.
     """
     if isinstance(error, CorruptBatchError):
         with contextlib.suppress(LogcoreError):

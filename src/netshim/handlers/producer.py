@@ -1,7 +1,7 @@
 """InitProducerId: the identity of idempotent producers.
 
-Ids come from the log directory, which never gives one out twice. Those of transactional
-producers come from the coordinator of transactions (transactions.py).
+The log directory allocates the ids, and never allocates one twice. For transactional
+producers, the transaction coordinator does this (transactions.py).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def init_producer_id(
 
     answer = PendingResponse()
 
-    def taken(result: object) -> None:
+    def respond(result: object) -> None:
         if isinstance(result, int):
             answer.set(response_type(producer_id=result, producer_epoch=0))
         elif isinstance(result, LogcoreError):
@@ -42,5 +42,6 @@ def init_producer_id(
         else:
             answer.set(result)
 
-    state.take_producer_id(taken)  # ids are noted on disk before they are given out
+    # The disk may block: an id is recorded there before it is returned.
+    state.take_producer_id(respond)
     return answer

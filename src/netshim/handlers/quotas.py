@@ -66,7 +66,7 @@ def _entity_of(parts: list[Any]) -> Entity:
         names[part.entity_type] = name
     address = names.get("ip")
     if address is not None:
-        # Connections are counted before the client names itself: only its address is
+        # Connections are counted before the client sends its name, so only its address is
         # known.
         if len(names) > 1:
             raise _QuotaError("an IP address cannot be combined with another entity")
@@ -90,7 +90,7 @@ def _change_of(operation: Any, entity: Entity) -> tuple[str, float | None]:
     known: tuple[str, ...] = quotas.CLIENT_KEYS
     if entity[2] is not None:
         known = (quotas.CONNECTION,)
-    # A broker would store the quota, and never apply it.
+    # A quota with an unknown key would be stored and never applied.
     if key not in known:
         raise _QuotaError(f"unknown quota {key!r}; expected {' or '.join(known)}")
     value = operation.value
@@ -140,7 +140,7 @@ def alter_client_quotas(
             result.error_message = str(error)
         else:
             entities.append(entity)
-    # The order of two changes of one entity is not defined.
+    # An entity that is named twice is refused, because its changes have no defined order.
     counts = Counter(entities)
     for slot, named in enumerate(entities):
         if named is not None and counts[named] > 1:

@@ -1,4 +1,4 @@
-"""Leader elections and moves of replicas. The topology carries them out."""
+"""Leader elections and reassignments of replicas. The topology performs them."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 #: Election types: the preferred leader, and any live replica.
 _ELECTIONS: Final = (0, 1)
 _UNCLEAN: Final = 1
-#: Messages of refused moves, by code.
+#: Messages of refused reassignments, by code.
 _REFUSALS: Final = {
     codes.INVALID_REPLICA_ASSIGNMENT: "expected different brokers of this cluster",
-    codes.NO_REASSIGNMENT_IN_PROGRESS: "the partition does not move to other brokers",
-    codes.INVALID_REPLICATION_FACTOR: "the number of replicas must remain",
-    codes.REQUEST_TIMED_OUT: "other changes of the topic are made at the same time",
+    codes.NO_REASSIGNMENT_IN_PROGRESS: "the partition is not being reassigned",
+    codes.INVALID_REPLICATION_FACTOR: "the number of replicas must not change",
+    codes.REQUEST_TIMED_OUT: "other requests are changing the topic; try again",
 }
 
 
@@ -45,8 +45,8 @@ def _elect_leaders(
 ) -> Steps[ElectLeadersResponse]:
     """Elect the requested leaders.
 
-    The response to a request for all partitions lists only those with an election, as
-    that of Kafka.
+    As in Kafka, the response to a request for all partitions lists only partitions that
+    needed an election.
     """
     response_type = wire.ELECT_LEADERS.Response
     is_known = request.election_type in _ELECTIONS
@@ -114,7 +114,7 @@ def alter_partition_reassignments(
 def _reassign(
     request: AlterPartitionReassignmentsRequest, state: BrokerState
 ) -> Steps[AlterPartitionReassignmentsResponse]:
-    """Begin or cancel the requested moves."""
+    """Begin or cancel the requested reassignments."""
     response_type = wire.ALTER_PARTITION_REASSIGNMENTS.Response
     topic_type = response_type.Topic
     topics = []
@@ -131,7 +131,7 @@ def _reassign(
                 message = "The topic or the partition does not exist."
             else:
                 key = topic.name, asked.partition_index
-                # null replicas cancel a move.
+                # null replicas cancel a reassignment.
                 code = state.topology.reassign(
                     key,
                     asked.replicas,
@@ -166,7 +166,7 @@ def list_partition_reassignments(
         }
     topics: dict[str, ListPartitionReassignmentsResponse.Topic] = {}
     for (name, number), move in sorted(state.topology.reassignments().items()):
-        # null topics request all moves.
+        # null topics request all reassignments.
         if wanted is not None and (name, number) not in wanted:
             continue
         topic = topics.setdefault(name, response_type.Topic(name=name, partitions=[]))

@@ -1,7 +1,7 @@
 """Creates, extends and deletes topics for admin clients.
 
-LogDir performs the changes. This module checks the requests for errors that only the
-protocol allows.
+LogDir performs the changes. This module checks for errors that only a request can have,
+such as a topic that is named twice.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
         DeleteTopicsResponse,
     )
 
-#: Number of topics that CreateTopics creates at once. Other work on the directory runs
-#: in between.
+#: Most topics that are created under one lock of the directory. Other work on the directory
+#: runs between two such groups.
 _TOPICS_AT_ONCE: Final = 50
 
 
@@ -129,9 +129,8 @@ def _create(
     request: CreateTopicsRequest,
     state: BrokerState,
 ) -> None:
-    """Create topics together, or one by one on conflict.
-
-    Creating them together takes one write of the topics file.
+    """Create topics together, with one write of the topics file, or one by one if one of
+    them is refused.
     """
     try:
         state.topology.create_topics(
@@ -152,9 +151,9 @@ def _create(
 
 
 def _excess(count: int, state: BrokerState) -> str | None:
-    """Return why a request for this many new partitions is rejected, None if it is not.
+    """Return why a request for this many new partitions is refused, None if it is not.
 
-    Each partition costs a thread several syncs, and no other request creates topics
+    Each partition takes several syncs of one thread, and no other request creates topics
     during that time.
     """
     most = state.settings.max_partitions_per_request
@@ -242,7 +241,8 @@ def create_partitions(
                 present = len(state.logdir.partitions(topic.name))
                 total += max(0, topic.count - present)
                 excess = _excess(total, state)
-                # With another number, groups would be searched in the wrong partitions.
+                # With another number of partitions, the broker would read a group from
+                # the wrong partition.
                 if topic.name in INTERNAL_TOPICS:
                     result.error_code = codes.INVALID_REQUEST
                     result.error_message = (
@@ -299,10 +299,7 @@ def create_partitions(
 
 
 def _refuse_twice(result: DeleteTopicsResponse.Topic, times: int) -> bool:
-    """Delete topics.
-
-    One that is listed twice, by its name or its id, is not deleted.
-    """
+    """Set the error of a topic that a request names more than once. Return whether it does."""
     if times > 1:
         result.error_code = codes.INVALID_REQUEST
         result.error_message = "the topic is named twice in this request"
@@ -312,20 +309,21 @@ def _refuse_twice(result: DeleteTopicsResponse.Topic, times: int) -> bool:
 def delete_topics(
     request: DeleteTopicsRequest, call: Call, state: BrokerState
 ) -> PendingResponse:
+    """Delete topics. A topic that is named twice, by its name or its id, is not deleted."""
     response_type = wire.DELETE_TOPICS.Response
     results = []
-    doomed = []
+    to_delete = []
     if call.version < 6:
         for name, times in Counter(request.topic_names).items():
             result = response_type.Topic(name=name)
             results.append(result)
             if not _refuse_twice(result, times):
-                doomed.append((name, result))
+                to_delete.append((name, result))
     if call.version >= 6:
         wanted = Counter((topic.name, topic.topic_id) for topic in request.topics)
     else:
         wanted = Counter()
-    # A name and an id may be of the same topic, which is then named twice.
+    # A request that contains the name and the id of one topic names it twice.
     named = Counter(
         name if name is not None else state.topic_ids.name_of(topic_id)
         for name, topic_id in wanted.elements()
@@ -345,10 +343,10 @@ def delete_topics(
         if result.name is None:
             result.error_code = codes.UNKNOWN_TOPIC_ID
         elif not _refuse_twice(result, named[result.name]):
-            doomed.append((result.name, result))
+            to_delete.append((result.name, result))
 
     def work() -> None:
-        for name, result in doomed:
+        for name, result in to_delete:
             # Open transactions would remain open, and block read_committed readers
             # permanently.
             if name == TRANSACTIONS_TOPIC:
@@ -371,27 +369,28 @@ def delete_topics(
     answer = PendingResponse()
 
     def done(error: object) -> None:
-        gone = {name for name, result in doomed if not result.error_code}
+        deleted = {name for name, result in to_delete if not result.error_code}
         # Fetches that wait for records of these topics are answered now.
         state.fetches.wake(
-            [key for key in state.fetches.waited_for() if key[0] in gone], call.now_ms
+            [key for key in state.fetches.waited_for() if key[0] in deleted],
+            call.now_ms,
         )
         response = (
             error if isinstance(error, Exception) else response_type(responses=results)
         )
-        if state.is_shared or not gone:
+        if state.is_shared or not deleted:
             answer.set(response)
             return
 
-        def forgotten(failure: object) -> None:
+        def end_deletion(failure: object) -> None:
             def end() -> None:
-                state.logdir.host.end_deletion(gone, is_forgotten=failure is None)
+                state.logdir.host.end_deletion(deleted, is_forgotten=failure is None)
 
             state.submit(end, lambda _: answer.set(response))
 
-        # The names are free once no group has an offset of these topics, also after a
-        # crash.
-        state.groups.topics_deleted(gone, call.now_ms, forgotten)
+        # A name can be used again once no group has an offset of the topic. Otherwise, a
+        # new topic of that name would inherit the offsets after a crash.
+        state.groups.topics_deleted(deleted, call.now_ms, end_deletion)
 
     state.submit(work, done)
     return answer

@@ -1,5 +1,5 @@
-"""Requests of transactions: partitions and offsets are added, a transaction ends, and
-requests of admin tools.
+"""Requests of transactions: add partitions and offsets, end a transaction, and requests of
+admin tools.
 
 Rules (broker reference, sections 3.4 to 3.12):
 - This module builds responses and chooses codes by version. logcore.coordination
@@ -76,11 +76,12 @@ _FENCED_SINCE: Final = {
     wire.ADD_OFFSETS_TO_TXN.key: 2,
     wire.END_TXN.key: 2,
 }
-#: First versions of the second transaction protocol.
+#: First versions of EndTxn and TxnOffsetCommit in the second transaction protocol
+#: (KIP-890).
 _SECOND_END: Final = 5
-#: First version of AddPartitionsToTxn of brokers, for many transactions.
-_BATCHED_SINCE: Final = 4
 _SECOND_OFFSETS: Final = 5
+#: First version of AddPartitionsToTxn that brokers send, for many transactions at once.
+_BATCHED_SINCE: Final = 4
 #: First version of TxnOffsetCommit with TRANSACTION_ABORTABLE.
 _ABORTABLE_OFFSETS: Final = 4
 #: The errors of a coordinator that is not available now.
@@ -146,16 +147,16 @@ def _when_found(
     respond: Callable[[Mapping[str, StoredTransaction]], Steps[ResponseT]],
     refuse: Callable[[int], ResponseT],
 ) -> ResponseT | PendingResponse:
-    """Call respond() with the stored transactions of these ids, or of all for None.
-    Calls refuse(code) if they cannot be read now.
+    """Call respond() with the stored transactions of these ids, or with all if `names` is
+    None. Call refuse(code) if they cannot be read now.
     """
 
     def handle() -> PendingResponse:
         answer = PendingResponse()
 
         def found_all(found: dict[str, StoredTransaction] | Exception) -> None:
-            # The client then requests the new coordinator. After the other code, it
-            # asks this broker again.
+            # After NOT_COORDINATOR, the client finds the new coordinator. After the other
+            # code, it sends the request to this broker again.
             if isinstance(found, NotLeaderError):
                 answer.set(refuse(codes.NOT_COORDINATOR))
             elif isinstance(found, Exception):
@@ -268,15 +269,15 @@ def _known(wanted: Collection[Partition], state: BrokerState) -> set[Partition]:
 def _add_for_brokers(
     request: AddPartitionsToTxnRequest, call: Call, state: BrokerState
 ) -> AddPartitionsToTxnResponse | PendingResponse:
-    """Answer another broker, which leads the partitions: add or verify them.
+    """Add or verify partitions for another broker, which leads them.
 
     The results have the order of the transactions in the request.
     """
     response_type = wire.ADD_PARTITIONS_TO_TXN.Response
     topic_type = response_type.Transaction.Topic
     response = response_type(results_by_transaction=[])
-    # One more than the transactions, so that an answer that comes at once does not
-    # finish the response before all are requested.
+    # The number of transactions without a result, plus one until all are requested: a
+    # result that is available at once must not finish the response.
     left = 1
     answer = PendingResponse()
 
@@ -338,7 +339,7 @@ def _add_for_brokers(
             adds=not asked.verify_only,
         )
     finish()
-    # All answers came at once, from memory, so that the connection need not wait.
+    # If all results came from memory, the connection need not wait.
     if answer.is_set:
         return response
     return answer
@@ -354,7 +355,7 @@ def _code_of_unknown(known: set[Partition], partition: Partition) -> int:
 def _answer_with_code(
     asked: Any, call: Call, state: BrokerState, response: Callable[[int], Any]
 ) -> PendingResponse:
-    """Return the answer that contains the code of a request."""
+    """Send a request to the coordinator, and return its code as a response."""
     answer = PendingResponse()
 
     def done(result: Result) -> None:
@@ -489,7 +490,8 @@ def txn_offset_commit(
         )
 
     def refuse(code: int) -> TxnOffsetCommitResponse:
-        # Clients of these versions fail on the code. They retry after the other one.
+        # Clients of these versions fail after COORDINATOR_LOAD_IN_PROGRESS. They retry
+        # after COORDINATOR_NOT_AVAILABLE.
         is_old = code == codes.COORDINATOR_LOAD_IN_PROGRESS and call.version < 2
         return response(codes.COORDINATOR_NOT_AVAILABLE if is_old else code)
 
@@ -534,8 +536,8 @@ def txn_offset_commit(
 
 
 def _code_of_offsets(error: TransactionError, call: Call) -> int:
-    # This request went to the coordinator of the group. NOT_COORDINATOR would send the
-    # client in search of that one, but the coordinator of the transaction is meant.
+    # The client sent this request to the coordinator of the group. After NOT_COORDINATOR,
+    # it would look up that coordinator again, although the transaction's is unavailable.
     if error in COORDINATOR_ERRORS:
         return codes.COORDINATOR_NOT_AVAILABLE
     return code_for_writer(error, call.version, _ABORTABLE_OFFSETS)
@@ -547,7 +549,9 @@ def _commit_offsets(
     state: BrokerState,
     response: TxnOffsetCommitResponse,
 ) -> Steps[TxnOffsetCommitResponse | PendingResponse]:
-    """Check and append a commit in the last step, so that no marker comes between."""
+    """Commit offsets in a transaction. The last step checks the transaction and appends the
+    commit, so that no marker comes between.
+    """
     offsets, results = yield from offsets_in(
         request.topics, response.topics, call, state
     )
@@ -584,7 +588,7 @@ def _commit_offsets(
     return answer
 
 
-# -- what admin tools ask --------------------------------------------------------------
+# -- requests of admin tools -----------------------------------------------------------
 
 
 def write_txn_markers(
@@ -609,8 +613,8 @@ def write_txn_markers(
         results.append(marker_type(producer_id=marker.producer_id, topics=topics))
         work.append((marker, places))
     response = response_type(markers=results)
-    # The response waits for the marker of each partition: the coordinator then forgets
-    # the transaction.
+    # The response waits for the markers of all partitions, because the coordinator then
+    # completes the transaction.
     left = sum(len(places) for _, places in work)
     if not left:
         return response
@@ -621,8 +625,8 @@ def write_txn_markers(
     ) -> None:
         nonlocal left
         result = places[place]
-        # After these two codes, a coordinator gives up the marker. It retries after all
-        # others.
+        # After these two codes, a coordinator does not send the marker again. After all
+        # others, it retries.
         if isinstance(error, InvalidProducerEpochError):
             result.error_code = codes.INVALID_PRODUCER_EPOCH
         elif isinstance(error, CoordinatorFencedError):
