@@ -173,7 +173,7 @@ _FRESH: Final = _Fresh()
 
 def _unchangeable(self: object, name: str, _: object) -> None:
     raise AttributeError(
-        f"{self!r} is the default that all messages share: assign a new struct instead of changing its {name}"
+        f"{self!r} is the default that all messages share: assign a new one instead of changing its {name}"
     )
 
 
