@@ -1,15 +1,15 @@
 """Queue of appends that are waiting for an fsync, each with a completion callback.
 
 Rules:
-- The appending thread waits in wait_until_durable() without holding the lock under which appends
-  are decided. Other threads can therefore decide concurrently, and threads that wait
-  for the same log share a sync.
+- The appending thread waits in wait_until_durable() after releasing the lock under which
+  appends are decided. Other threads can therefore decide concurrently, and threads that
+  wait for the same log share a sync.
 - Callbacks run with the lock held, in the thread that finds the append durable. A
   callback may append more records.
-- wait_until_durable() returns once every append added before the call, and every append added by
-  their callbacks, is durable or has failed. It does not wait for later appends. (We
-  measured the alternative: 64 threads that waited for each other shared no sync, and
-  each processed the appends of all others.)
+- wait_until_durable() returns once every append added before the call, and every append
+  added by their callbacks, is durable or has failed. It does not wait for later appends:
+  64 threads that waited for each other shared no sync in a measurement, and each thread
+  processed the appends of all others.
 - A caller that makes a decision from the content of a log, and has appended nothing,
   calls sync_present().
 
@@ -53,9 +53,11 @@ class DurableQueue:
     def __init__(self, lock: AbstractContextManager[object]) -> None:
         """Create an empty queue. `lock` is described above; it must be reentrant."""
         self._lock = lock
+        #: The appends that wait for a sync of each log, oldest first.
         self._waiting: dict[Log, deque[_PendingAppend]] = {}
-        self._added = 0  # the last number
-        # The number of the append whose callback is running.
+        #: The last number that add() has used.
+        self._added = 0
+        #: The number of the append whose callback is running.
         self._cause: int | None = None
 
     def add(self, ends: Mapping[Log, int], then: Then) -> None:
@@ -85,6 +87,7 @@ class DurableQueue:
         """
         with self._lock:
             last = self._added
+        # A callback may add appends of other logs, so the logs are collected again.
         while True:
             with self._lock:
                 logs = [
@@ -114,6 +117,7 @@ class DurableQueue:
             end = one.ends.get(log)
             if end is not None:
                 if log.durable_end_offset < end:
+                    # The sync began before this append. A later sync makes it durable.
                     if failure is None and end <= log.log_end_offset:
                         continue
                     one.failures[log] = failure or LogFailedError(

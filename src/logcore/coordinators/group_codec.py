@@ -190,7 +190,7 @@ class GroupNode:
             RecursionError,
         ) as error:
             raise UnsupportedRegistryError(
-                f"the node of group {group_id!r} is none that this version writes: {error}",
+                f"the node of group {group_id!r} cannot be read by this version: {error}",
                 expected=f"the state of a group, version {_VERSION}",
                 found=repr(value[:80]),
             ) from error

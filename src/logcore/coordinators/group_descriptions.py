@@ -1,9 +1,9 @@
-"""The consumer groups of a directory as values, for LogDir.groups() and `logcore group`.
+"""Describes the consumer groups of a directory, for LogDir.groups() and `logcore group`.
 
 Sources:
-- `__consumer_offsets` holds the committed offsets, and the members of a group in a
-  broker, or in a process that does not share the directory, at its last rebalance.
-- The registry of a shared directory holds the members in processes that share it.
+- `__consumer_offsets` contains the committed offsets. It also contains the members of a
+  group at its last rebalance, if a broker or a process with exclusive access ran it.
+- The registry of a shared directory contains the members in processes that share it.
 
 Rules:
 - Nothing is locked or written. A group may change during the call.
@@ -38,41 +38,36 @@ from logcore.registry.protocol import CONSUMERS
 
 @attrs.frozen
 class GroupMemberDescription:
-    """A member of a consumer group.
-
-    member_id, instance_id, client_id, client_host: as the member joined; instance_id is
-        None for a dynamic member.
-    pid, is_alive: the process id, and whether the process is alive. None unless the
-        member's process shares the directory.
-    partitions: (topic, partition) of its assignment.
-    """
+    """A member of a consumer group."""
 
     member_id: str
+    #: None for a dynamic member.
     instance_id: str | None
     client_id: str
     client_host: str
+    #: The process id. None unless the member's process shares the directory.
     pid: int | None
+    #: Whether that process is alive. None unless it shares the directory.
     is_alive: bool | None
+    #: (topic, partition) of its assignment.
     partitions: tuple[Key, ...]
 
 
 @attrs.frozen
 class GroupOffset:
-    """The committed offset of a group for one partition.
-
-    committed: the next offset to read.
-    metadata: the text that was committed with it.
-    commit_ms: milliseconds since 1970 of the commit.
-    end: the high watermark, or None if the partition is not in the directory.
-    owner: the member that owns the partition in the registry, or None.
-    """
+    """The committed offset of a group for one partition."""
 
     topic: str
     partition: int
+    #: The next offset to read.
     committed: int
+    #: The text that was committed with the offset.
     metadata: str
+    #: The time of the commit, in milliseconds since 1970.
     commit_ms: int
+    #: The high watermark, or None if the partition is not in the directory.
     end: int | None
+    #: The member that owns the partition in the registry, or None.
     owner: str | None = None
 
     @property
@@ -88,15 +83,12 @@ class GroupOffset:
 
 @attrs.frozen
 class GroupDescription:
-    """A consumer group of a directory.
-
-    members: the members by id, of the registry if there are any, else of the last
-        stored rebalance.
-    offsets: the committed offsets, by topic and partition.
-    """
+    """A consumer group of a directory."""
 
     group_id: str
+    #: The members in the registry. If it has none, the members of the last stored rebalance.
     members: tuple[GroupMemberDescription, ...]
+    #: The committed offsets, by topic and partition.
     offsets: tuple[GroupOffset, ...]
 
     @property

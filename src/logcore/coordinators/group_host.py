@@ -1,4 +1,4 @@
-"""Requests to groups, the same for each host of the group coordinator.
+"""The requests to groups that every host of the group coordinator accepts.
 
 A host executes the effects of logcore.coordination: it answers requests, appends
 records and sets timers. The hosts are

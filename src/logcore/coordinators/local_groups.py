@@ -6,9 +6,10 @@ Rules:
 - One lock guards the groups. It is held while records are appended, so that the log has
   the order of the decisions. It is released while a thread waits for the disk.
 - A request returns once its records are durable. If several threads have requests, one
-  thread executes all of them (coordinators/flat_combining.py). Their records share batches and one sync.
-- The time is the monotonic clock plus the wall clock at the start. So a change of the
-  wall clock ends no session.
+  thread executes all of them (flat_combining.py). Their records share batches and one
+  sync.
+- The time is the monotonic clock plus the wall clock at the start. A change of the wall
+  clock therefore ends no session.
 - No thread runs in the background: the next request acts on deadlines that have passed.
 
 This module does not implement the transitions of a group (logcore.coordination does),
@@ -80,14 +81,17 @@ class LocalGroups(ProcessGroups):
     def __init__(self, fs: FS, directory: ClientDirectory) -> None:
         super().__init__(fs, directory)
         self._coordinator = Coordinator(self.rules, self._new_id)
-        # The answer to the request that is being executed.
+        #: The result of the request that is being executed. It gets the new member id.
         self._naming: PendingResult | None = None
         self._timers: Deadlines[tuple[str, Timeout]] = Deadlines()
+        #: Effects that are not executed yet. The first one may be in progress.
         self._effects: deque[Effect] = deque()
         self._steps = FlatCombiner(
             self._lock, self._flush, self._unsynced.wait_until_durable
         )
-        self._unwritten: deque[AppendRecords] = deque()  # in the order of the decisions
+        #: Records that are not appended yet, in the order of the decisions.
+        self._unwritten: deque[AppendRecords] = deque()
+        #: Added to the monotonic clock to get the time of the groups.
         self._started_ms = fs.now_ms() - fs.monotonic_ms()
         self._load()
 
@@ -293,7 +297,10 @@ class LocalGroups(ProcessGroups):
             self._notify_listeners()
 
     def _flush(self) -> None:
-        """Append the records of the decisions; wait_until_durable() syncs them. The lock is held."""
+        """Append the records of the decisions. The lock is held.
+
+        wait_until_durable() syncs the records.
+        """
         while self._unwritten:
             stores = [self._unwritten.popleft()]
             try:
@@ -332,7 +339,7 @@ class LocalGroups(ProcessGroups):
 
         They have the same partition and producer.
         """
-        # If the partition accepts each decision alone, it must also accept several.
+        # The partition accepts each decision alone, so it must also accept their batch.
         # Half of its limits leaves room for the headers.
         most_bytes = min(
             _BATCH_BYTES, config.max_message_bytes // 2, config.segment_bytes // 2

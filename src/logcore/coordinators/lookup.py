@@ -1,13 +1,13 @@
-"""Runs the coordinators of groups and transactions of a directory without a broker in
-this process.
+"""Creates the group and transaction coordinators of a directory that no broker of this
+process serves.
 
 Rules:
 - Each coordinator is created by the first caller that needs it, reads its stored state,
   and exists until the directory is closed.
 - If a broker of this process serves the directory, the broker runs both coordinators.
 
-This module does not make their decisions (logcore.coordination) and does not carry them
-out (logcore.consumer, logcore.producer).
+This module does not make the decisions (logcore.coordination does), and does not execute
+them (local_groups.py, shared_groups.py and transactions.py do).
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ class Coordinators:
         self._registry: FileRegistry | None = None
         self._controller: Controller | None = None
         self._group_settings: GroupSettings | None = None
+        #: Steady time of the last check of transactions. The first check is due at once.
         self._looked_ms = fs.monotonic_ms() - _LOOK_MS
+        #: Steady time of the last deletion of expired offsets.
         self._expired_ms = fs.monotonic_ms()
 
     @property
@@ -59,8 +61,8 @@ class Coordinators:
         return self._groups is not None
 
     def groups(self, directory: HostDirectory) -> ProcessGroups:
-        """Return the groups of this process's consumers, or of all processes that share
-        the directory.
+        """Return the groups whose members are consumers of this process, or of all
+        processes that share the directory.
 
         Raises:
             ConsumerStateError: a broker of this process serves the directory.
@@ -72,7 +74,7 @@ class Coordinators:
         with self._lock:
             if directory.host.has_coordinator:
                 raise ConsumerStateError(
-                    "a broker of this process serves the directory, and the groups are its: use a Kafka client",
+                    "a broker of this process serves the directory, and coordinates its groups: use a Kafka client",
                     path=directory.path,
                 )
             if self._groups is None:
@@ -98,7 +100,7 @@ class Coordinators:
             return self._group_settings
 
     def registry(self, directory: HostDirectory) -> FileRegistry:
-        """Return the registry beside the directory, opening it once.
+        """Return the registry of the directory. The first call opens it.
 
         Raises the same errors as open_registry().
         """
@@ -171,7 +173,7 @@ class Coordinators:
 
         with self._lock:
             if self._transactions is None:
-                # Otherwise the directory is read-only.
+                # Only a read-only directory has no claim.
                 assert self._claim is not None
                 self._transactions = TransactionCoordinator(
                     self._fs,

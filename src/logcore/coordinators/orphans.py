@@ -1,7 +1,7 @@
-"""Open transactions and used producer ids, as the logs of a directory contain them.
+"""Finds open transactions and used producer ids in the logs of a directory.
 
-A coordinator that starts without stored state reads these: it ends transactions that an
-earlier process left open, and gives no producer id out twice.
+A coordinator that starts without stored state uses them. It ends transactions that an
+earlier process left open, and allocates no producer id twice.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Partitions(Protocol):
 
 
 def left_open(directory: Partitions) -> dict[Partition, list[tuple[int, int]]]:
-    """Return producer id and epoch of each open transaction by (topic, partition).
+    """Return the producer id and epoch of each open transaction, by (topic, partition).
 
     Opens all logs. A log that cannot be read is skipped, because its readers get the
     error.
@@ -58,8 +58,8 @@ def left_open(directory: Partitions) -> dict[Partition, list[tuple[int, int]]]:
 def first_free_producer_id(directory: Partitions) -> int:
     """Return the first number above all producer ids of transactions and logs.
 
-    Opens all logs. Logs that cannot be read are skipped with a warning: their
-    producers' ids may be given out a second time.
+    Opens all logs. Logs that cannot be read are skipped with a warning, because the ids of
+    their producers may be allocated a second time.
     """
     found = {-1}
     for topic in directory.topics():

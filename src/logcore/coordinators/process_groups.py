@@ -1,7 +1,7 @@
-"""Groups of the consumers of this process, in a directory without a broker.
+"""The base of LocalGroups and SharedGroups, the groups of a directory without a broker.
 
-The base of LocalGroups and SharedGroups: the calls that wait for the result, listeners,
-and the partition of `__consumer_offsets` that a group uses.
+It contains the calls that wait for a result, the listeners, and the choice of the
+partition of `__consumer_offsets` for a group.
 
 This module does not execute effects (local_groups.py and shared_groups.py do).
 """
@@ -188,8 +188,8 @@ class ProcessGroups(GroupHost[PendingResult]):
         return self._result_of(answer)
 
     def _result_of(self, answer: PendingResult) -> GroupError | None:
-        # One thread stores the records of several. If it is interrupted, the others do
-        # not know whether their records were written.
+        # One thread stores the records of several threads. If it is interrupted, it is
+        # unknown whether the records of the other threads were written.
         if not answer.is_there:
             raise DurabilityUnknownError(
                 "a thread was interrupted that stored records for this one: whether they are stored is not known",
@@ -212,7 +212,7 @@ class ProcessGroups(GroupHost[PendingResult]):
     def expire_offsets(self) -> None:
         """Delete committed offsets whose retention is over.
 
-        The caller does this about every EXPIRY_CHECK_MS.
+        The caller does this about every ten minutes.
         """
 
     @abstractmethod

@@ -8,10 +8,10 @@ Rules:
 - A record is durable before the node that refers to it, and both are written in one
   step. So no rebalance happens between the check of a commit and its append, and no
   commit of a removed member takes effect.
-- The node does not contain commits. So a commit is appended within its step but synced
-  after it, while other steps run: threads and processes share a sync. A read of
-  committed offsets, and each step that stores another record, first syncs all earlier
-  records. So no member continues from a commit that a power loss may undo.
+- The node does not contain commits. A commit is therefore appended within its step and
+  synced after it, while other steps run, so that threads and processes share a sync. A
+  read of committed offsets, and each step that stores another record, first syncs all
+  earlier records. No member continues from a commit that a power loss may undo.
 - A member whose process has died is removed by the next process that checks, without a
   timeout. The lock of its session shows that a process is alive. A static member whose
   process died keeps its place for its session timeout.
@@ -23,7 +23,7 @@ Rules:
 - After a reboot no earlier member is alive, so only the generation of the earlier node
   is used. The same applies if the log has a later generation, which a process with
   exclusive access wrote.
-- A commit in a transaction takes effect when the transaction commits (coordinators/stored_offsets.py).
+- A commit in a transaction takes effect when the transaction commits (stored_offsets.py).
 
 This module does not implement the transitions of a group (logcore.coordination does) or
 the work of a consumer (consumer.py).
@@ -124,17 +124,20 @@ class SharedGroups(ProcessGroups):
         #: Called with each event that is worth a log line, in the thread that executes
         #: it.
         self.on_news: Callable[[Effect], None] = _unheard
+        #: Numbers for the names of waiters, which are unique within the session.
         self._numbers = itertools.count()
-        # group -> waiter -> pending answer
+        #: Group -> waiter -> pending answer.
         self._answers: dict[str, dict[str, PendingResult]] = {}
-        # group -> version and content of its node at the last read
+        #: Group -> version and content of its node at the last read.
         self._nodes: dict[str, tuple[int, GroupNode]] = {}
-        # (group, member) -> time of the last renewal of its session
+        #: (group, member) -> steady time of the last renewal of its session.
         self._renewed: dict[tuple[str, str], int] = {}
-        self._mine: set[str] = set()  # groups with members of this process
+        #: Groups with members of this process.
+        self._mine: set[str] = set()
         self._observed = Observations()
+        #: Steady time of the last check whether the processes of members are alive.
         self._looked_ms = 0
-        # Groups whose nodes this process has created or found.
+        #: Groups whose nodes this process has created or found.
         self._made: set[str] = set()
         self._offsets = _Offsets(directory)
         self._boot = registry.boot_id
@@ -890,8 +893,9 @@ class _Offsets:
 
     def __init__(self, directory: ClientDirectory) -> None:
         self._directory = directory
-        self._found: dict[int, StoredGroups] = {}  # by partition
-        # By partition: the log, and the offset up to which it was read.
+        #: Partition -> the groups in its log.
+        self._found: dict[int, StoredGroups] = {}
+        #: Partition -> the log, and the offset up to which it was read.
         self._ends: dict[int, tuple[Log, int]] = {}
 
     def _number(self, group_id: str) -> int:
@@ -931,7 +935,8 @@ class _Offsets:
 
     def _read_new_records(self, number: int, log: Log) -> None:
         log.refresh()
-        sync_present(log)  # includes records of a process that died before its sync
+        # A process may have died before the sync of its records.
+        sync_present(log)
         known, end = self._ends.pop(number, (None, 0))
         high_watermark = log.high_watermark
         is_new = (
@@ -941,8 +946,8 @@ class _Offsets:
             or log.times_truncated > 0
         )
         start = log.log_start_offset if is_new else end
-        # The marker of a transaction decides about earlier records. So the whole log is
-        # read again until no transaction is open.
+        # The marker of a transaction decides whether earlier records are valid. The whole
+        # log is therefore read again until no transaction is open.
         is_undecided = log.last_stable_offset < high_watermark
         if is_undecided or aborted_transactions(log, start, high_watermark):
             self._found[number] = stored_groups([log])

@@ -3,8 +3,8 @@
 Each process measures this by its own observations. The node of a group contains the
 deadline of each member's next heartbeat. The deadline does not show whether the member
 could send one. If a machine or container is paused, every deadline passes at the same
-time, and the first process to resume would evict all other members. So a live member is
-removed only by a process that has observed the deadline for its whole duration. This
+time, and the first process to resume would evict all other members. Therefore, only a
+process that has observed the deadline for its whole duration removes a live member. This
 applies to the end of the member's session, and to a rebalance that waits for it.
 
 Rules (clients reference 6.4):
@@ -41,9 +41,14 @@ _PAUSE_PART: Final = 3
 
 @attrs.define
 class _Watched:
-    deadline_ms: int  # a different value shows that the member was active
+    """A deadline, and the part of its duration that this process has observed."""
+
+    #: A different value in the node shows that the member was active.
+    deadline_ms: int
     duration_ms: int
+    #: Steady time of the last observation.
     looked_ms: int
+    #: The part of the duration that counts as observed.
     counted_ms: int = 0
 
 
@@ -51,7 +56,7 @@ class Observations:
     """The observed deadlines. Used under the lock of the groups."""
 
     def __init__(self) -> None:
-        # group -> timeout -> its observed deadline
+        #: Group -> timeout -> its observed deadline.
         self._watched: dict[str, dict[Timeout, _Watched]] = {}
 
     def observe(self, group: Group, timers: Mapping[Timeout, int], now_ms: int) -> None:

@@ -1,8 +1,8 @@
-"""The groups and offsets in the logs of `__consumer_offsets`: the last record of each
-key.
+"""Reads the groups and offsets in the logs of `__consumer_offsets`: the last record of
+each key.
 
 Rules:
-- All records below the high watermark are valid, also those after the begin of an open
+- All records below the high watermark are valid, even those after the start of an open
   transaction.
 - A record of a transaction is valid once the transaction is committed. Its own offset
   counts, not the offset of the marker.
@@ -48,25 +48,22 @@ Row = tuple[int, bytes, bytes | None]
 
 
 class StoredGroups:
-    """The result of reading the topic.
-
-    `offsets` maps group to topic to partition. `groups` contains the last record of
-    each group of the classic protocol, and `consumers` the last records of each group
-    of the consumer protocol by kind and name. `not_understood` is the number of skipped
-    records.
-
-    `unstable` maps group to producer id to (topic, partition): the commit of an open
-    transaction, and its position among the commits of that partition, a number below 0
-    that rises with the log.
-    """
+    """The result of reading the topic."""
 
     def __init__(self) -> None:
+        #: Group -> topic -> partition -> the committed offset.
         self.offsets: dict[str, dict[str, dict[int, Committed]]] = {}
+        #: The last record of each group of the classic protocol.
         self.groups: dict[str, StoredGroup] = {}
+        #: The last records of each group of the consumer protocol, by kind and name.
         self.consumers: dict[str, dict[tuple[RecordKind, str], ConsumerValue]] = {}
+        #: Group -> producer id -> (topic, partition) -> the commit of an open transaction,
+        #: after its position among the commits of that partition. A position is a number
+        #: below 0 that rises with the log.
         self.unstable: dict[
             str, dict[int, dict[tuple[str, int], tuple[int, Committed]]]
         ] = {}
+        #: The number of records that were skipped.
         self.not_understood = 0
 
     def member_count(self, group_id: str) -> int:
@@ -191,9 +188,8 @@ def _latest_of_committed(
 
     def take(rows: Iterable[Row]) -> None:
         for offset, key, value in rows:
-            if (
-                offsets.get(key, -1) < offset
-            ):  # a later record may have been taken while the transaction was open
+            # A later record may have been applied while the transaction was open.
+            if offsets.get(key, -1) < offset:
                 offsets[key] = offset
                 latest[key] = value
 
@@ -223,8 +219,8 @@ def _latest_of_committed(
 def stored_groups(logs: Iterable[LogReader]) -> StoredGroups:
     """Return the groups of all partitions of the topic.
 
-    Raises the same errors as Log.read(), because groups would be missing without one of
-    the partitions.
+    Raises the same errors as Log.read(): without one of the partitions, groups would be
+    missing.
     """
     found = StoredGroups()
     for log in logs:

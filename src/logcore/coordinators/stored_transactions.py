@@ -1,4 +1,4 @@
-"""The state of each transactional id, from the logs of `__transaction_state`.
+"""Reads the state of each transactional id from the logs of `__transaction_state`.
 
 A record in another form is an error, because a skipped transaction would remain open
 forever. The bytes of a record are decoded in format/transaction_records.py, and

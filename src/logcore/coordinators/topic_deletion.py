@@ -1,4 +1,4 @@
-"""Deletion of topics, from the row of a topic to the last offset committed for it.
+"""Deletes topics: the row of the topic, its files, and all offsets committed for it.
 
 Rules:
 - A topic is deleted in one step. Its files are removed afterwards, which makes room on
@@ -10,8 +10,8 @@ Rules:
 - Offsets are never deleted under the directory's lock: groups acquire it while they
   hold their own lock.
 
-This module does not handle rows and files (directory/topics.py), or the groups' work
-(lookup.py, and a broker's own).
+This module decides the order of these steps. directory/topics.py changes rows and files,
+and the group coordinators delete the offsets.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ class Deletions:
         self._sharing = sharing
         self._incidents = incidents
         self._coordinators = coordinators
-        # Deleted topics whose offsets are being deleted.
+        #: Deleted topics whose offsets are being deleted.
         self._forgetting: set[str] = set()
-        # By the steady clock.
+        #: Steady time at which forget_again() may run again.
         self._forget_from_ms = 0
 
     def start(
@@ -174,7 +174,8 @@ class Deletions:
 
         Raises the same errors as Coordinators.forget_stored().
         """
-        # Its offsets were deleted with it, and groups may be creating it again.
+        # If `__consumer_offsets` itself was deleted, its offsets were deleted with it, and
+        # groups may be creating it again.
         forgotten = names - {OFFSETS_TOPIC}
         if forgotten:
             self._coordinators.forget_stored(directory, forgotten)

@@ -8,17 +8,18 @@ Rules (clients reference 2.9):
   before a marker. Only the final record, after all markers, need not be durable.
 - One lock guards the decisions. It is held while records and markers are appended, but
   not while a thread waits for the disk.
-- In a directory that several processes write, a request holds a separate lock from
-  reading the records of other processes to the last sync. If a process dies while it
-  holds the lock, the next one executes its stored decisions.
-- If a record could not be stored, it is unknown whether the log contains it. So the
-  state in memory is discarded, and the log is read again.
-- No thread runs in the background: end_overdue() ends transactions that have been open for too
-  long.
+- In a directory that several processes write, a request holds a lock of all processes. It
+  acquires this lock before it reads the records of other processes, and releases it after
+  the last sync. If a process dies while it holds the lock, the next process executes its
+  stored decisions.
+- If a record could not be stored, it is unknown whether the log contains it. The state in
+  memory is therefore discarded, and the log is read again.
+- No thread runs in the background: end_overdue() ends transactions that have been open for
+  too long.
 
-This module does not define how a request changes a transaction (logcore.coordination).
-It has no state of a producer (transaction_manager.py), and no transactions that a broker of
-this process coordinates (netshim).
+This module does not define how a request changes a transaction (logcore.coordination does).
+The state of a producer is in transaction_manager.py, and a broker of this process
+coordinates its own transactions (netshim).
 """
 
 from __future__ import annotations
@@ -91,11 +92,7 @@ class TransactionCoordinator:
     """All transactions of one directory.
 
     The first producer with a transactional id, or the first tick(), creates this
-    object. Any thread may call its methods. `deciding` excludes the decisions of other
-    processes, and may raise LogLockedError. `ended` is called for each marker in
-    `__consumer_offsets` with its producer id and whether it commits. `clock_ms` is
-    added to the monotonic clock. It is the same in all processes that share the
-    directory, because they compare the start times of transactions.
+    object. Any thread may call its methods.
     """
 
     def __init__(
@@ -108,9 +105,14 @@ class TransactionCoordinator:
     ) -> None:
         self._fs = fs
         self._directory = directory
+        #: Excludes the decisions of other processes. May raise LogLockedError.
         self._deciding = deciding
+        #: Called for each marker in `__consumer_offsets`, with its producer id and whether
+        #: it commits.
         self._ended = ended
         self._lock = threading.RLock()
+        #: Added to the monotonic clock. It is the same in all processes that share the
+        #: directory, because they compare the start times of transactions.
         self._clock_ms = clock_ms
         self._unsynced = DurableQueue(self._lock)
         # The following fields are written under the lock.
@@ -118,7 +120,7 @@ class TransactionCoordinator:
         self._timers: Deadlines[str] = Deadlines()
         self._effects: deque[Effect] = deque()
         self._is_loaded = False
-        # partition -> its log, and how far that was read or written
+        #: Partition -> its log, and the offset up to which it was read or written.
         self._ends: dict[int, tuple[Log, int]] = {}
         self._expired_ms = self.now_ms()
         # After a power loss, transactions may be open without a record, see
@@ -233,7 +235,7 @@ class TransactionCoordinator:
     def _do(self, step: Callable[[int], Iterable[Effect]]) -> None:
         if self._directory.host.has_coordinator:
             raise ProducerStateError(
-                "a broker of this process serves the directory, and the transactions are its: use a Kafka client",
+                "a broker of this process serves the directory, and coordinates its transactions: use a Kafka client",
                 path=self._directory.path,
             )
         with self._deciding():
@@ -443,8 +445,7 @@ class TransactionCoordinator:
                     error,
                 )
                 continue
-            # Otherwise, groups that were read earlier would wait for these offsets
-            # forever.
+            # Groups in memory wait for the end of the transactions of these offsets.
             if partition[0] == OFFSETS_TOPIC:
                 self._ended(orphan.producer_id, False)
 
@@ -487,5 +488,7 @@ class TransactionCoordinator:
         try:
             producer_id = self._directory.host.next_producer_id()
         except (LogcoreError, OSError) as error:
-            log_line("transactions", ERROR, "no producer id could be had: %s", error)
+            log_line(
+                "transactions", ERROR, "no producer id could be allocated: %s", error
+            )
         self._act(self._machine.taken(effect, producer_id, self.now_ms()))
