@@ -1,15 +1,15 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""The hot loops, compiled. plain.py holds the same functions in Python and is the oracle for these.
+"""The compiled kernels. plain.py contains the same functions in Python, which define the behavior.
 
 Rules:
-- Nothing is read past the buffer given: every length met in the bytes is checked against what is left first.
-- The buffers given are held only during the call; results own their memory.
-- Byte layouts come from layout.py; the constants below are checked against it at import.
+- No function reads past the end of a given buffer. Each length in the bytes is checked against the remaining bytes first.
+- A function holds the given buffers only during the call. Results own their memory.
+- Byte layouts come from layout.py. The constants below are checked against it at import.
 
-This module does not decide anything: which batches to read, when to check a CRC, what to do about damage. The quick
-ways to append, to get and to send a record, which know rules of the writer, the reader and the producer, are in
-_appending.pxi, _getting.pxi and _sending.pxi; the iteration of a consumer is in _iterating.pxi, and the usual requests of
-a broker are in _requests.pxi. All are parts of this module when it is compiled.
+This module makes no decisions: its callers decide which batches to read, when to check a CRC, and how to treat damage.
+The fast paths that append, get and send a record contain rules of the writer, the reader and the producer. They are in
+_appending.pxi, _getting.pxi and _sending.pxi. The iteration of a consumer is in _iterating.pxi, and the usual requests of
+a broker are in _requests.pxi. The compiler includes these files here.
 """
 
 cimport cython
@@ -379,19 +379,19 @@ cdef extern from *:
 
 
 def guard_mapping(size_t address, size_t size):
-    """Has pages of a mapping that cannot be read turn to zeros instead of ending the process. Returns what
+    """Make unreadable pages of a mapping turn to zeros instead of ending the process. Return what
     release_mapping() takes, 0 where that cannot be done.
     """
     return <size_t>lc_guard_mapping(address, size)
 
 
 def release_mapping(size_t guard):
-    """To be called before a guarded mapping goes."""
+    """End the guard of a mapping. Called before the mapping is removed."""
     lc_release(<lc_guard *>guard)
 
 
 def unreadable_pages(data):
-    """How many pages of the guarded mapping that data lies in have turned to zeros; 0 for other memory."""
+    """Return how many pages of the guarded mapping around data have turned to zeros; 0 for other memory."""
     cdef Py_buffer view
     PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
     try:
@@ -401,7 +401,7 @@ def unreadable_pages(data):
 
 
 def touch(data):
-    """Reads a byte of each page of data, so that unreadable_pages() knows of all that cannot be read now."""
+    """Read a byte of each page of data, so that unreadable_pages() counts all pages that cannot be read now."""
     cdef Py_buffer view
     PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
     try:
@@ -456,7 +456,7 @@ cdef object _crc32 = None
 
 
 @cython.final
-@cython.no_gc  # it holds ints, bytes and tuples of those: nothing the cycle collector could ever free
+@cython.no_gc  # the fields are ints, bytes and tuples of them, which cannot form a cycle
 @cython.freelist(1024)
 @cython.collection_type("sequence")  # for `match`, which an immutable type cannot get from Sequence.register()
 cdef class Record:
@@ -709,7 +709,7 @@ cdef uint32_t legacy_crc_of(const uint8_t *data, Py_ssize_t size) except? 0:
 
 
 cdef void read_facts(const uint8_t *p, int64_t position, Facts *facts) noexcept nogil:
-    """Decodes the head at p, which has HEADER_SIZE bytes (v2) or PREFIX_SIZE and a valid v0/v1 length."""
+    """Decode the head at p, which has HEADER_SIZE bytes (v2) or PREFIX_SIZE and a valid v0/v1 length."""
     facts.position = position
     facts.base_offset = <int64_t>lc_be64(p)
     facts.size_bytes = <int32_t>lc_be32(p + 8) + LOG_OVERHEAD
@@ -741,7 +741,7 @@ cdef void read_facts(const uint8_t *p, int64_t position, Facts *facts) noexcept 
 
 
 cdef int check_head(const uint8_t *p, int64_t left) noexcept nogil:
-    """WALK_END when a whole batch of a known magic starts at p, else why not."""
+    """Return WALK_END if a whole batch of a known magic starts at p, else the reason."""
     cdef int64_t length
     cdef int8_t magic
     if left < PREFIX_SIZE:
@@ -760,7 +760,7 @@ cdef int check_head(const uint8_t *p, int64_t left) noexcept nogil:
 
 
 cdef int check_crc(const uint8_t *p) except -1:
-    """WALK_END when the CRC of the whole batch at p is right, else WALK_CRC."""
+    """Return WALK_END if the CRC of the whole batch at p is right, else WALK_CRC."""
     cdef Py_ssize_t size = <int32_t>lc_be32(p + 8) + LOG_OVERHEAD
     if p[16] == 2:
         return WALK_END if crc_of(p + CRC_START, size - CRC_START) == lc_be32(p + 17) else WALK_CRC
@@ -768,7 +768,7 @@ cdef int check_crc(const uint8_t *p) except -1:
 
 
 def walk(data, Py_ssize_t position, Py_ssize_t limit, Py_ssize_t max_batches, bint crc):
-    """Walks batch heads. See plain.walk."""
+    """Walk batch heads. See plain.walk."""
     cdef Py_buffer view
     cdef Facts *facts
     cdef uint8_t[::1] room
@@ -784,7 +784,7 @@ def walk(data, Py_ssize_t position, Py_ssize_t limit, Py_ssize_t max_batches, bi
         if max_batches < 0:
             max_batches = 0
         found = np.empty(max_batches * sizeof(Facts), np.uint8)
-        room = found  # numpy's own __array_interface__ crashes when there is no memory for it
+        room = found  # __array_interface__ of numpy crashes if there is no memory for it
         facts = <Facts *>&room[0]
         while position < limit:
             if count == max_batches:
@@ -807,7 +807,7 @@ def walk(data, Py_ssize_t position, Py_ssize_t limit, Py_ssize_t max_batches, bi
 
 
 def follow_on(facts, int64_t expected):
-    """Whether v2 batches continue each other from an offset on. See plain.follow_on."""
+    """Return whether v2 batches continue each other from an offset on. See plain.follow_on."""
     cdef Py_buffer view
     cdef const Facts *at
     cdef Py_ssize_t left
@@ -829,7 +829,7 @@ def follow_on(facts, int64_t expected):
 
 
 def find_batch(data, Py_ssize_t position, Py_ssize_t limit, int64_t offset):
-    """Position of the first whole batch whose last offset is at or after offset. See plain.find_batch."""
+    """Return the position of the first whole batch whose last offset is at or after offset. See plain.find_batch."""
     cdef Py_buffer view
     PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
     try:
@@ -856,7 +856,7 @@ cdef Py_ssize_t seek(const uint8_t *base, Py_ssize_t position, Py_ssize_t limit,
 
 def plan_run(data, Py_ssize_t position, Py_ssize_t limit, Py_ssize_t max_rows, Py_ssize_t max_bytes, int64_t end_offset,
              int64_t expected=-1, bint dense=False):
-    """The longest run of plain data batches at position. See plain.plan_run."""
+    """Return the longest run of plain data batches at position. See plain.plan_run."""
     cdef Py_buffer view
     cdef Facts facts
     cdef const uint8_t *base
@@ -908,7 +908,7 @@ cdef void lay_out(Columns *columns, char *block, Py_ssize_t rows) noexcept nogil
 
 
 cdef int skip_headers(const uint8_t *p, const uint8_t *end, int32_t count, bint strict) noexcept nogil:
-    """BODY_OK when exactly count headers fill p to end. strict: as for read_row."""
+    """Return BODY_OK if exactly count headers fill p to end. strict: as for read_row."""
     cdef int32_t size
     while count > 0:
         p = lc_read_size(p, end, &size, strict)
@@ -940,7 +940,7 @@ cdef struct Row:
 
 
 cdef inline int read_row(const uint8_t **cursor, const uint8_t *end, Row *row, bint strict) noexcept nogil:
-    """Reads one record at the cursor and moves it on. BODY_OK or what is wrong. strict: see plain._read_row."""
+    """Read the record at the cursor, and advance the cursor. Return BODY_OK or the fault. strict: see plain._read_row."""
     cdef int32_t length
     cdef const uint8_t *p = cursor[0]
     cdef const uint8_t *stop
@@ -954,7 +954,7 @@ cdef inline int read_row(const uint8_t **cursor, const uint8_t *end, Row *row, b
     stop = p + length
     if p >= stop:
         return BODY_SIZE
-    p += 1  # record attributes carry nothing, whatever they say
+    p += 1  # the attributes of a record are unused
     p = lc_read64(p, stop, &row.timestamp_delta)
     if p == NULL:
         return BODY_VARINT
@@ -999,7 +999,7 @@ cdef inline int read_row(const uint8_t **cursor, const uint8_t *end, Row *row, b
 
 cdef int fill(Columns *columns, Py_ssize_t at, const uint8_t *base, const uint8_t *p, const uint8_t *end,
               const Facts *facts, bint strict) noexcept nogil:
-    """Decodes the records of one batch into the rows from at on. strict: see plain._read_row."""
+    """Decode the records of one batch into the rows from at on. strict: see plain._read_row."""
     cdef Row row
     cdef int wrong
     cdef Py_ssize_t stop = at + facts.record_count
@@ -1026,7 +1026,7 @@ cdef object bad_body(int wrong, path, Py_ssize_t position):
 
 
 cdef int check_whole(const uint8_t *base, Py_ssize_t position, Py_ssize_t limit, Facts *facts, path) except -1:
-    """Head, CRC and record count of the v2 batch at position; raises when one is wrong."""
+    """Check head, CRC and record count of the v2 batch at position. Raise an error if one is wrong."""
     cdef const uint8_t *p = base + position
     cdef int why = check_head(p, limit - position)
     cdef uint32_t crc
@@ -1041,7 +1041,7 @@ cdef int check_whole(const uint8_t *base, Py_ssize_t position, Py_ssize_t limit,
 
 
 def decode_columns(data, Py_ssize_t position, Py_ssize_t limit, block, Py_ssize_t rows, path=None):
-    """Decodes a run of plain batches into a block of columns, CRC checked. See plain.decode_columns."""
+    """Decode a run of plain batches into a block of columns, and check their CRCs. See plain.decode_columns."""
     cdef Py_buffer view, target
     cdef Columns columns
     cdef Facts facts
@@ -1080,7 +1080,7 @@ cdef struct Sound:
 
 
 cdef bint read_sound(const uint8_t *p, int64_t size, Facts *facts, Sound *sound) except -1:
-    """Whether a plain client batch may be stored as it is. See plain.sound_batch."""
+    """Return whether a plain client batch may be stored unchanged. See plain.sound_batch."""
     cdef Row row
     cdef const uint8_t *end = p + size
     cdef int64_t timestamp, newest = -1, oldest = -1
@@ -1109,7 +1109,7 @@ cdef bint read_sound(const uint8_t *p, int64_t size, Facts *facts, Sound *sound)
 
 
 def sound_batch(data):
-    """What a plain client batch holds, if it may be stored as it is. See plain.sound_batch."""
+    """Return the facts of a plain client batch, if it may be stored unchanged. See plain.sound_batch."""
     cdef Py_buffer view
     cdef Facts facts
     cdef Sound sound
@@ -1134,7 +1134,7 @@ cdef void body_facts(Facts *facts, int32_t count, int64_t base_offset, int64_t b
 
 def decode_body_columns(body, int32_t count, int64_t base_offset, int64_t base_timestamp, append_timestamp, block,
                         path=None, position=None, bint strict=False):
-    """Decodes inflated records into a block of columns. See plain.decode_body_columns."""
+    """Decode decompressed records into a block of columns. See plain.decode_body_columns."""
     cdef Py_buffer view, target
     cdef Columns columns
     cdef Facts facts
@@ -1159,7 +1159,7 @@ def decode_body_columns(body, int32_t count, int64_t base_offset, int64_t base_t
 
 
 def skip_records(body, Py_ssize_t position, Py_ssize_t count, path=None, batch_position=None):
-    """The position behind count inflated records, found by their lengths. See plain.skip_records."""
+    """Return the position after count decompressed records, by their lengths. See plain.skip_records."""
     cdef Py_buffer view
     cdef const uint8_t *p
     cdef const uint8_t *end
@@ -1190,7 +1190,7 @@ def skip_records(body, Py_ssize_t position, Py_ssize_t count, path=None, batch_p
 
 
 cdef tuple read_headers(const uint8_t *p, const uint8_t *end, int32_t count):
-    """The headers that skip_headers has found sound."""
+    """Return the headers that skip_headers() has checked."""
     cdef list headers = []
     cdef int32_t size
     while count > 0:
@@ -1227,7 +1227,7 @@ cdef Record build_record(const Row *row, const Facts *facts, const uint8_t *end)
 
 
 cdef TopicRecord build_placed(object topic, int32_t partition, const Row *row, const Facts *facts, const uint8_t *end):
-    """The same as placed() of build_record(), without a Record on the way."""
+    """Return the result of placed() for build_record(), without creating the Record."""
     cdef TopicRecord record = TopicRecord.__new__(TopicRecord)
     record.topic = topic
     record.partition = partition
@@ -1267,17 +1267,17 @@ cdef int append_objects(list records, const uint8_t *p, const uint8_t *end, cons
 
 
 def decode_objects(data, Py_ssize_t position, Py_ssize_t limit, path=None):
-    """Decodes a run of plain batches to a list of Record, CRC checked. See plain.decode_objects."""
+    """Decode a run of plain batches to a list of Record, and check their CRCs. See plain.decode_objects."""
     return decode_run(data, position, limit, path, None, -1)
 
 
 def decode_placed(data, Py_ssize_t position, Py_ssize_t limit, topic not None, int32_t partition, path=None):
-    """The same as a list of TopicRecord. See plain.decode_placed."""
+    """Decode them to a list of TopicRecord. See plain.decode_placed."""
     return decode_run(data, position, limit, path, topic, partition)
 
 
 cdef list decode_run(data, Py_ssize_t position, Py_ssize_t limit, path, topic, int32_t partition):
-    """A list of Record, or where a topic is given of TopicRecord."""
+    """Return a list of Record, or of TopicRecord if a topic is given."""
     cdef Py_buffer view
     cdef Facts facts
     cdef const uint8_t *base
@@ -1309,7 +1309,7 @@ cdef list decode_run(data, Py_ssize_t position, Py_ssize_t limit, path, topic, i
 
 def decode_body_objects(body, int32_t count, int64_t base_offset, int64_t base_timestamp, append_timestamp, path=None,
                         position=None):
-    """Decodes inflated records to a list of Record. See plain.decode_body_objects."""
+    """Decode decompressed records to a list of Record. See plain.decode_body_objects."""
     cdef Py_buffer view
     cdef Facts facts
     cdef list records = []
@@ -1329,7 +1329,9 @@ def decode_body_objects(body, int32_t count, int64_t base_offset, int64_t base_t
 
 def read_one(data, Py_ssize_t position, Py_ssize_t limit, int64_t offset, path=None, int64_t end_offset=-1,
              bint dense=False):
-    """The first record at or after offset if a plain batch holds it, else the position to go on at. See plain.read_one."""
+    """Return the first record at or after offset if a plain batch contains it, else the position at which to continue. See
+    plain.read_one.
+    """
     cdef Py_buffer view
     PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
     try:
@@ -1394,7 +1396,7 @@ cdef object one(const uint8_t *base, Py_ssize_t position, Py_ssize_t limit, int6
 
 def get_one(index, Py_ssize_t entries, data, Py_ssize_t limit, int64_t base_offset, int64_t offset, path=None,
             int64_t end_offset=-1, bint dense=False):
-    """start_position and read_one in one call. See plain.get_one."""
+    """Call start_position() and read_one(). See plain.get_one."""
     cdef Py_buffer index_view, view
     cdef Py_ssize_t position
     PyObject_GetBuffer(index, &index_view, PyBUF_SIMPLE)
@@ -1411,7 +1413,7 @@ def get_one(index, Py_ssize_t entries, data, Py_ssize_t limit, int64_t base_offs
 
 
 def search_offsets(data, Py_ssize_t count, int32_t target):
-    """Slot of the greatest offset index entry at or below target, else -1. See plain.search_offsets."""
+    """Return the slot of the greatest offset index entry at or below target, else -1. See plain.search_offsets."""
     cdef Py_buffer view
     cdef Py_ssize_t slot
     PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
@@ -1432,7 +1434,7 @@ cdef Py_ssize_t find_slot(const uint8_t *base, Py_ssize_t count, int32_t target)
 
 
 def start_position(index, Py_ssize_t entries, data, Py_ssize_t limit, int64_t base_offset, int64_t offset):
-    """Where to start looking for offset in a segment. See plain.start_position."""
+    """Return the position at which the search for an offset in a segment starts. See plain.start_position."""
     cdef Py_buffer index_view, view
     PyObject_GetBuffer(index, &index_view, PyBUF_SIMPLE)
     try:
@@ -1470,7 +1472,7 @@ cdef Py_ssize_t start(const Py_buffer *index, Py_ssize_t entries, const uint8_t 
 
 
 def gather(data, positions, sizes):
-    """Copies scattered pieces behind each other. See plain.gather."""
+    """Copy scattered pieces into one buffer, one after the other. See plain.gather."""
     cdef Py_buffer view
     cdef const uint8_t *base
     cdef const int32_t[::1] where = positions
@@ -1508,7 +1510,7 @@ def gather(data, positions, sizes):
 
 
 def pieces(data, positions, sizes):
-    """Scattered pieces as bytes objects. See plain.pieces."""
+    """Return scattered pieces as bytes objects. See plain.pieces."""
     cdef Py_buffer view
     cdef const char *base
     cdef const int32_t[::1] where = positions
@@ -1546,14 +1548,14 @@ cdef struct Head:
 
 
 cdef int write_head(uint8_t *p, const Head *head, Py_ssize_t size, int32_t count) except -1:
-    """The head of the batch at p, whose records stand behind it, and its CRC."""
+    """Write the head and the CRC of the batch at p. Its records are already there."""
     write_fields(p, head, size, count)
     lc_put32(p + CRC_FIELD, crc_of(p + CRC_START, size - CRC_START))
     return 0
 
 
 cdef void write_fields(uint8_t *p, const Head *head, Py_ssize_t size, int32_t count) noexcept nogil:
-    """The head of the batch at p without its CRC."""
+    """Write the head of the batch at p without its CRC."""
     lc_put64(p, <uint64_t>head.base_offset)
     lc_put32(p + 8, <uint32_t>(size - LOG_OVERHEAD))
     lc_put32(p + 12, <uint32_t>head.leader_epoch)
@@ -1569,7 +1571,7 @@ cdef void write_fields(uint8_t *p, const Head *head, Py_ssize_t size, int32_t co
 
 
 cdef class _Writer:
-    """The growing output of one encode call: batches one after the other in a bytearray owned by the caller."""
+    """The output of one encode call: batches one after the other in a bytearray that the caller owns."""
 
     cdef bytearray out
     cdef uint8_t *base
@@ -1592,7 +1594,7 @@ cdef class _Writer:
         return 0
 
     cdef int reserve(self, Py_ssize_t size) except -1:
-        """Room for size more bytes behind at. The buffer keeps its length between calls, so growth is rare."""
+        """Make room for size more bytes at `at`. The buffer keeps its length between calls, so it seldom grows."""
         if self.at + size > self.capacity:
             self.capacity = max(2 * self.capacity, self.at + size + 4096)
             PyByteArray_Resize(self.out, self.capacity)
@@ -1600,7 +1602,7 @@ cdef class _Writer:
         return 0
 
     cdef int finish(self) except -1:
-        """Compresses and heads the open batch, and starts the next one behind it."""
+        """Compress the open batch, write its head, and start the next batch after it."""
         cdef Py_ssize_t size
         cdef int64_t last
         if self.count == 0:
@@ -1630,7 +1632,7 @@ cdef class _Writer:
         return 0
 
     cdef int begin(self, int64_t timestamp, Py_ssize_t payload, Py_ssize_t index) except -1:
-        """Opens a batch for a record of about payload bytes, closing the one that would get too large."""
+        """Open a batch for a record of about payload bytes, and close the one that would get too large."""
         cdef Py_ssize_t size = payload + OVERHEAD
         if timestamp < -1:
             raise InvalidTimestampError(f"record {index}: a timestamp is -1 or at least 0", found=timestamp)
@@ -1652,14 +1654,14 @@ cdef class _Writer:
         return 0
 
     cdef int leave(self, const uint8_t *p, int64_t count, int64_t newest) noexcept:
-        """Takes back what an encoder's loop kept in locals."""
+        """Store the values that an encoder's loop keeps in local variables."""
         self.at = p - self.base
         self.count = <int32_t>count
         self.head.max_timestamp = newest
         return 0
 
     cdef uint8_t *room(self) noexcept:
-        """How far the open batch may be written: a record that ends before, OVERHEAD included, passes all checks of
+        """Return the limit of the open batch: a record that ends before it, OVERHEAD included, passes all checks of
         begin() but that of its timestamp.
         """
         cdef Py_ssize_t most = min(self.head.batch_bytes, self.head.max_bytes)
@@ -1667,7 +1669,7 @@ cdef class _Writer:
 
 
 cdef bytes as_bytes(value, str what, Py_ssize_t index):
-    """Bytes of any buffer; text is refused, because guessing an encoding would change data."""
+    """Return the bytes of any buffer. Text is refused, because a guessed encoding would change data."""
     if isinstance(value, (bytes, bytearray, memoryview)):
         return bytes(value)
     raise InvalidRecordError(f"record {index}: {what} must be bytes or None", expected="bytes", found=type(value).__name__)
@@ -1679,7 +1681,7 @@ cdef int64_t as_timestamp(given, Py_ssize_t index) except? -2:
             return given
         except OverflowError:
             pass
-    found = _layout.milliseconds(given)  # a float is none: it would lose what follows its point
+    found = _layout.milliseconds(given)  # a float is refused, because its fraction would be lost
     if found is None:
         raise InvalidTimestampError(
             f"record {index}: not a timestamp",
@@ -1742,7 +1744,7 @@ cdef int fill_head(Head *head, int64_t base_offset, int32_t leader_epoch, int64_
 def encode_records(bytearray out, records, int64_t base_offset, int32_t leader_epoch, int64_t now_ms, Py_ssize_t batch_bytes,
                    Py_ssize_t max_bytes, int16_t attributes=0, int64_t producer_id=-1, int16_t producer_epoch=-1,
                    int32_t base_sequence=-1, compress=None, bint require_key=False):
-    """Encodes (key, value[, headers[, timestamp_ms]]) tuples into batches. See plain.encode_records."""
+    """Encode (key, value[, headers[, timestamp_ms]]) tuples into batches. See plain.encode_records."""
     cdef Head head
     cdef _Writer writer = _Writer.__new__(_Writer)
     cdef Py_ssize_t index = 0, fields, header_count, headers_size, key_size, value_size
@@ -1752,8 +1754,8 @@ def encode_records(bytearray out, records, int64_t base_offset, int32_t leader_e
     cdef const uint8_t *headers_at
     cdef tuple row
     cdef bytes packed
-    # The cursor: p and number stand for writer.at and writer.count while a batch is open, for the compiler keeps locals
-    # in registers and must reload fields after each byte it stores. end is NULL before the first batch.
+    # While a batch is open, the locals p and number replace writer.at and writer.count. The compiler keeps locals in
+    # registers, but must reload fields after each stored byte. end is NULL before the first batch.
     cdef uint8_t *p = NULL
     cdef uint8_t *end = NULL
     cdef uint8_t *next_p
@@ -1836,7 +1838,7 @@ def encode_records(bytearray out, records, int64_t base_offset, int32_t leader_e
 def encode_columns(bytearray out, keys, values, timestamps_ms, Py_ssize_t count, int64_t base_offset, int32_t leader_epoch,
                    int64_t now_ms, Py_ssize_t batch_bytes, Py_ssize_t max_bytes, int16_t attributes=0, int64_t producer_id=-1,
                    int16_t producer_epoch=-1, int32_t base_sequence=-1, compress=None, bint require_key=False):
-    """Encodes columns into batches. See plain.encode_columns."""
+    """Encode columns into batches. See plain.encode_columns."""
     cdef Head head
     cdef _Writer writer = _Writer.__new__(_Writer)
     cdef Py_ssize_t key_size, value_size
@@ -1907,7 +1909,7 @@ def encode_columns(bytearray out, keys, values, timestamps_ms, Py_ssize_t count,
 
 def encode_one(key, value, headers, timestamp_ms, int64_t base_offset, int32_t leader_epoch, int64_t now_ms,
                Py_ssize_t max_bytes, int16_t attributes=0, compress=None, bint require_key=False):
-    """Encodes one record as a batch of its own. See plain.encode_one."""
+    """Encode one record as a batch of its own. See plain.encode_one."""
     cdef Head head
     cdef Py_ssize_t key_size = -1, value_size = -1, payload = 0
     cdef int64_t timestamp = now_ms
@@ -1916,7 +1918,7 @@ def encode_one(key, value, headers, timestamp_ms, int64_t base_offset, int32_t l
     cdef const uint8_t *value_at = NULL
     cdef uint8_t *p
     cdef Py_ssize_t size
-    # The common case, written where it will stay. What needs more thought or is wrong goes the way of many records.
+    # The usual case: the record is encoded in place. Unusual and invalid records are encoded by encode_records().
     cdef bint common = compress is None and (headers is None or headers is _no_headers)
     if key is not None:
         common = common and PyBytes_CheckExact(key)
@@ -1936,7 +1938,7 @@ def encode_one(key, value, headers, timestamp_ms, int64_t base_offset, int32_t l
             value_size = PyBytes_GET_SIZE(value)
             value_at = <const uint8_t *>PyBytes_AS_STRING(value)
             payload += value_size
-        # Behind the length: attributes, two deltas and a header count of one byte each, key and value.
+        # After the length: attributes, two deltas and a header count of one byte each, key and value.
         size = 4 + lc_size(lc_zigzag(key_size)) + lc_size(lc_zigzag(value_size)) + payload
         size += HEADER_SIZE + lc_size(<uint64_t>size << 1)
         if size <= min(max_bytes, INT32_LIMIT - 2 * HEADER_SIZE - OVERHEAD):
@@ -1970,7 +1972,7 @@ include "_iterating.pxi"
 
 
 def longest_piece(edges, int64_t size):
-    """The length of the longest piece between edges; -1 when these are none. See plain.longest_piece."""
+    """Return the length of the longest piece between edges; -1 if they are invalid. See plain.longest_piece."""
     cdef const int64_t[::1] at = edges
     cdef Py_ssize_t count = at.shape[0], row
     cdef int64_t longest = 0
@@ -1986,7 +1988,7 @@ def longest_piece(edges, int64_t size):
 
 
 def hash_keys(data, positions, sizes, coefficients):
-    """128 bits of each key. See plain.hash_keys."""
+    """Return a hash of 128 bits for each key. See plain.hash_keys."""
     cdef Py_buffer view
     cdef const uint8_t *base
     cdef const uint8_t *key
@@ -2042,7 +2044,7 @@ cdef inline Py_ssize_t slot_of(uint64_t high, uint64_t slots) noexcept nogil:
 
 
 cdef inline void mark(uint8_t *bits, uint64_t count, uint64_t bit) noexcept nogil:
-    """Sets a bit, if there is one of that number; an offset before the first one has a huge number."""
+    """Set a bit if its number is in range. An offset before the first one has a huge number."""
     if bit < count:
         bits[bit >> 3] |= 1 << (bit & 7)
 
@@ -2053,7 +2055,7 @@ cdef inline bint is_marked(const uint8_t *bits, uint64_t count, uint64_t bit) no
 
 def hash_run(data, Py_ssize_t position, Py_ssize_t limit, coefficients, hashes, offsets, superseded, int64_t first,
              path=None):
-    """Hashes and offsets of the keys of a run, CRC checked. See plain.hash_run."""
+    """Return hashes and offsets of the keys of a run, and check its CRCs. See plain.hash_run."""
     cdef Py_buffer view
     cdef Facts facts
     cdef Row row
@@ -2107,7 +2109,7 @@ def hash_run(data, Py_ssize_t position, Py_ssize_t limit, coefficients, hashes, 
 
 
 cdef inline const uint8_t *read_offset(const uint8_t *p, const uint8_t *end, Row *row) noexcept nogil:
-    """The two deltas of the record at p and the place behind it; NULL when it is not whole."""
+    """Read the two deltas of the record at p, and return the place after it; NULL if it is incomplete."""
     cdef int32_t length
     p = lc_read32(p, end, &length)
     if p == NULL or length < 1 or length > end - p:
@@ -2121,7 +2123,7 @@ cdef inline const uint8_t *read_offset(const uint8_t *p, const uint8_t *end, Row
 
 def survey_run(data, Py_ssize_t position, Py_ssize_t limit, superseded, int64_t first, keep, Py_ssize_t batches,
                path=None):
-    """Which records of a run stay, by their bits, CRC checked. See plain.survey_run."""
+    """Return which records of a run remain, by their bits, and check its CRCs. See plain.survey_run."""
     cdef Py_buffer view
     cdef Facts facts
     cdef Row row
@@ -2182,7 +2184,7 @@ cdef enum:
 
 
 def map_put(slots, hashes, offsets, Py_ssize_t used, Py_ssize_t most, superseded, int64_t first):
-    """Notes the offset of each key, and which offsets are superseded by it. See plain.map_put."""
+    """Store the offset of each key, and mark the offsets that it supersedes. See plain.map_put."""
     cdef uint64_t[:, ::1] table = slots
     cdef const uint64_t[:, ::1] keys = hashes
     cdef const int64_t[::1] noted = offsets
@@ -2216,7 +2218,7 @@ def map_put(slots, hashes, offsets, Py_ssize_t used, Py_ssize_t most, superseded
 
 
 def map_move(source, slots):
-    """Notes all keys of a table in a larger one, which is empty. See plain.map_move."""
+    """Copy all keys of a table to a larger one, which is empty. See plain.map_move."""
     cdef const uint64_t[:, ::1] old = source
     cdef uint64_t[:, ::1] table = slots
     cdef Py_ssize_t count = table.shape[0], rows = old.shape[0], row, at, used = 0
@@ -2237,7 +2239,7 @@ def map_move(source, slots):
 
 
 def map_get(slots, hashes):
-    """The offset noted for each key. See plain.map_get."""
+    """Return the stored offset of each key. See plain.map_get."""
     cdef const uint64_t[:, ::1] table = slots
     cdef const uint64_t[:, ::1] keys = hashes
     cdef Py_ssize_t count = table.shape[0], rows = keys.shape[0], row, at
@@ -2260,7 +2262,7 @@ DROP, COPY, FILTER, EMPTY = range(4)
 
 
 def rewrite_batches(data, positions, actions, attributes, base_timestamps, keep, out):
-    """Writes batches of a plain run as compaction leaves them. See plain.rewrite_batches."""
+    """Write the batches of a plain run without the records that compaction removes. See plain.rewrite_batches."""
     cdef Py_buffer view
     cdef Facts facts
     cdef const uint8_t *base
@@ -2326,7 +2328,7 @@ def rewrite_batches(data, positions, actions, attributes, base_timestamps, keep,
 
 cdef int filter_records(const uint8_t *p, const uint8_t *end, const Facts *facts, const uint8_t *keep, int64_t base_timestamp,
                         uint8_t *to, int32_t *left, int64_t *newest, int32_t *size) noexcept nogil:
-    """Copies the records with keep to a place with room for them, each with its new timestamp delta."""
+    """Copy the kept records to a buffer with room for them, each with its new timestamp delta."""
     cdef const uint8_t *stop
     cdef const uint8_t *rest
     cdef uint8_t *start = to

@@ -1,7 +1,7 @@
-"""The iteration of a consumer over records that were read ahead, compiled. A part of _compiled.pyx, which includes it.
+"""The compiled iteration of a consumer over records that were read ahead. _compiled.pyx includes this file.
 
-plain.yield_records is the oracle. In between the two changes of the position and the return of the record, no Python runs, so no
-interrupt can lose the record. Costs: 36 ns a record, two nested generators 190.
+plain.yield_records() defines the behavior. No Python code runs between the two changes of the position and the return of
+the record, so an interrupt cannot lose the record. A record takes 36 ns, and 190 ns with two nested generators.
 """
 
 

@@ -1,8 +1,8 @@
-"""The usual Produce and Fetch requests of a broker, read and answered without objects for their parts. A part of
-_compiled.pyx, which includes it.
+"""Compiled parsing and responses of the usual Produce and Fetch requests of a broker, without objects for their parts.
+_compiled.pyx includes this file.
 
-netshim.wire is the general way and the oracle. read_request() returns None for every request that is not usual, and
-netshim then decodes it. A usual request has:
+netshim.wire is the general path, and defines the behavior. read_request() returns None for every request that is not
+usual, and netshim then decodes it. A usual request has:
 
 - a version that current clients use: Produce 7 to 13, Fetch 10 to 18;
 - one topic and one partition, no tagged fields, and a client id and a topic name of ASCII characters. A Fetch that
@@ -12,10 +12,11 @@ netshim then decodes it. A usual request has:
 - Fetch: a consumer that waits for at least one byte, without a session or with one that continues. Or a follower that
   uses version 15 or later; it names itself in a tagged field.
 
-A usual Fetch of the newest batches is read with one pread, at a position that the active segment has noted when they
-were appended, into the bytes of the response.
+For a usual Fetch of the newest batches, one pread copies the batches into the bytes of the response. The active segment
+has recorded their position when they were appended.
 
-Costs of a Produce and of a Fetch without records, decoded and encoded: 0.4 and 0.5 us, with the general codec 11 and 12.
+Decoding a request and encoding its response takes 0.4 us for a Produce and 0.5 us for a Fetch without records. The
+general codec takes 11 and 12 us.
 """
 
 cdef extern from *:
