@@ -96,11 +96,11 @@ MISTAKES: Final = (
         "        # Read after the size. A writer creates this file before its first write, so if\n"
         "        # there were unsynced bytes, the file exists.\n"
         "        shown = None\n"
-        "        if self._has_shown_end or not has_same_names:\n"
-        "            shown = checkpoint.read_shown_end(self._fs, self._path)\n",
+        "        if self._has_visible_end or not has_same_names:\n"
+        "            shown = checkpoint.read_visible_end(self._fs, self._path)\n",
         "        shown = None\n"
-        "        if self._has_shown_end or not has_same_names:\n"
-        "            shown = checkpoint.read_shown_end(self._fs, self._path)\n"
+        "        if self._has_visible_end or not has_same_names:\n"
+        "            shown = checkpoint.read_visible_end(self._fs, self._path)\n"
         "        last.refresh()\n        self._state.publish(end=max(log_start, last.next_offset()))\n",
         "log/test_bounds.py::test_unsynced_record_is_hidden_at_any_step_of_a_refresh",
     ),
@@ -269,10 +269,10 @@ MISTAKES: Final = (
     ),
     Mistake(
         "notes_of_copies_before_the_high_watermark", "logcore/partition/writer.py",
-        "        self._open_shown_end()\n"
-        "        self._note_locked(opened.own_notes)\n",
-        "        self._note_locked(opened.own_notes)\n"
-        "        self._open_shown_end()\n",
+        "        self._open_watermark_file()\n"
+        "        self._write_metadata_locked(opened.own_notes)\n",
+        "        self._write_metadata_locked(opened.own_notes)\n"
+        "        self._open_watermark_file()\n",
         "partition/test_following.py::test_crash_during_first_replicated_open_keeps_the_high_watermark",
     ),
     # -- recovery
@@ -721,27 +721,28 @@ MISTAKES: Final = (
     # -- several processes write one log
     Mistake(
         "turn_that_leaves_no_sign", "logcore/partition/shared_writer.py",
-        "                self._turn.begin()\n            return True",
+        "                self._write_lock.mark_busy()\n            return True",
         "                pass\n            return True",
         "partition/test_sharing_exploration.py",
     ),
     Mistake(
         "note_is_called_done_before_it_is", "logcore/partition/shared_lock.py",
-        "        self._fs.pwrite(self._note_handle, content, 0)\n        self._known_note",
-        "        self._fs.pwrite(self._note_handle, holder, _HOLDER_AT)\n"
-        "        self._fs.pwrite(self._note_handle, content, 0)\n        self._known_note",
+        "        self._fs.pwrite(self._record_handle, content, 0)\n        self._known_record",
+        "        self._fs.pwrite(self._record_handle, holder, _HOLDER_AT)\n"
+        "        self._fs.pwrite(self._record_handle, content, 0)\n        self._known_record",
         "partition/test_sharing_exploration.py",
     ),
     Mistake(
         "unfinished_turn_is_believed", "logcore/partition/shared_writer.py",
-        "        elif note is None or synced is None or note.is_busy:\n",
-        "        elif note is None or synced is None:\n",
+        "        elif record is None or synced is None or record.is_busy:\n",
+        "        elif record is None or synced is None:\n",
         "partition/test_sharing_exploration.py",
     ),
     Mistake(
         "structure_is_not_compared", "logcore/partition/shared_writer.py",
-        "        elif note.structure != self._note.structure or synced.cuts != self._cuts:\n",
-        "        elif False:\n",
+        "            record.structure != self._record.structure\n"
+        "            or synced.truncations != self._truncations\n",
+        "            False\n",
         "partition/test_sharing_exploration.py",
     ),
     Mistake(
@@ -752,22 +753,23 @@ MISTAKES: Final = (
     ),
     Mistake(
         "recovery_keeps_the_structure", "logcore/partition/shared_writer.py",
-        "            self._renew(None)\n            self._note = LockRecord(self._turn.new_number(), 0, 0)\n",
-        "            self._renew(None)\n            self._note = note or LockRecord(0, 0, 0)\n",
+        "            self._renew(None)\n"
+        "            self._record = LockRecord(self._write_lock.new_structure_number(), 0, 0)\n",
+        "            self._renew(None)\n            self._record = record or LockRecord(0, 0, 0)\n",
         "partition/test_sharing_exploration.py",
     ),
     Mistake(
         "note_is_left_before_the_data", "logcore/partition/writer.py",
         "        self.has_unfinished_write = True\n        try:\n            segment.append(",
         "        if self.sharing is not None:\n"
-        "            note = self.sharing._note\n"
-        "            self.sharing._turn.leave(note._replace(end=last_offset + 1, size_bytes=start + size))\n"
+        "            record = self.sharing._record._replace(end=last_offset + 1, size_bytes=start + size)\n"
+        "            self.sharing._write_lock.write_lock_record(record)\n"
         "        self.has_unfinished_write = True\n        try:\n            segment.append(",
         "partition/test_sharing_exploration.py",
     ),
     Mistake(
         "sync_published_over_a_cut", "logcore/partition/shared_writer.py",
-        "            if synced is None or synced.cuts != self._cuts:\n                return False\n",
+        "            if synced is None or synced.truncations != self._truncations:\n                return False\n",
         "            if synced is None:\n                return False\n",
         "partition/test_sharing.py",
     ),
@@ -779,7 +781,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "failed_sync_is_told_nobody", "logcore/partition/writer.py",
-        "            if self.sharing is not None:\n                self.sharing.fail()\n",
+        "            if self.sharing is not None:\n                self.sharing.record_failure()\n",
         "",
         "partition/test_sharing.py",
     ),
@@ -809,8 +811,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "shown_when_written_and_not_when_synced", "logcore/partition/shared_writer.py",
-        "                visible = writer.commit.durable_end\n            self.show(visible)\n",
-        "                visible = writer.state.end\n            self.show(visible)\n",
+        "                visible = writer.commit.durable_end\n            self.raise_visible_end(visible)\n",
+        "                visible = writer.state.end\n            self.raise_visible_end(visible)\n",
         "partition/test_sharing.py",
     ),
     Mistake(
@@ -822,13 +824,13 @@ MISTAKES: Final = (
     Mistake(
         "note_of_an_earlier_life_is_believed", "logcore/partition/shared_writer.py",
         "                if (\n"
-        "                    note is None\n"
+        "                    record is None\n"
         "                    or synced is None\n"
         "                    or is_alone\n"
-        "                    or note.is_busy\n"
+        "                    or record.is_busy\n"
         "                    or synced.has_failed\n"
         "                ):",
-        "                if note is None or synced is None or note.is_busy or synced.has_failed:",
+        "                if record is None or synced is None or record.is_busy or synced.has_failed:",
         "partition/test_sharing.py",
     ),
     Mistake(
@@ -855,7 +857,7 @@ MISTAKES: Final = (
         "reader_goes_on_behind_its_end", "logcore/partition/scan.py",
         "                if ran and expected >= end:\n                    return\n                piece",
         "                if False:\n                    return\n                piece",
-        "partition/test_noted_offsets.py",
+        "partition/test_persisted_offsets.py",
     ),
     # -- groups in several processes
     # -- a broker beside other processes
@@ -1015,8 +1017,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "others_go_on_from_a_commit_that_is_not_synced", "logcore/coordinators/shared_groups.py",
-        "        sync_present(log)  # includes records of a process that died before its sync\n",
-        "",
+        "        sync_present(log)\n        known, end =",
+        "        known, end =",
         "consumer/test_shared_groups.py",
     ),
     Mistake(
@@ -1242,13 +1244,13 @@ MISTAKES: Final = (
         "checkpoints_are_read_once", "logcore/partition/persisted.py",
         "        if fresh is not None and fresh[0] == changed_ms:\n",
         "        if fresh is not None:\n",
-        "partition/test_noted_offsets.py",
+        "partition/test_persisted_offsets.py",
     ),
     Mistake(
         "shown_end_is_never_looked_for_again", "logcore/partition/file_view.py",
-        "        if self._has_shown_end or not has_same_names:\n",
-        "        if self._has_shown_end:\n",
-        "partition/test_noted_offsets.py",
+        "        if self._has_visible_end or not has_same_names:\n",
+        "        if self._has_visible_end:\n",
+        "partition/test_persisted_offsets.py",
     ),
     Mistake(
         "turn_that_is_not_used_is_kept", "netshim/connection.py",

@@ -71,7 +71,7 @@ from logcore.metadata.checkpoint import ensure_directory
 from logcore.metadata.filenames import parse_partition_name
 from logcore.partition import checksum_file, epochs, recovery
 from logcore.partition.opening import Opened, OpenRequest, open_partition
-from logcore.partition.persisted import noted_gaps
+from logcore.partition.persisted import read_persisted_gaps
 from logcore.partition.producers import SequencedBatch
 from logcore.partition.rewriting import Rewriting, rewriting
 from logcore.partition.scan import slot_of
@@ -268,7 +268,7 @@ def _join(place: OpenRequest, claim: Claim) -> tuple[Writer, Opened]:
         """The policy on disk decides how recovery judges a damaged tail, so a log has
         one policy.
         """
-        noted = checkpoint.read_notes(fs, place.path).policy
+        noted = checkpoint.read_partition_metadata(fs, place.path).policy
         # None: the process died before it stored the policy.
         if noted is not None and noted != place.durability:
             raise InvalidConfigError(
@@ -476,7 +476,7 @@ class Log(LogReader, Closeable):
         disk.
         """
         if self._writer is None:
-            return self._look.noted(checkpoint.RECOVERY_POINT)
+            return self._look.persisted_offset(checkpoint.RECOVERY_POINT)
         return self._writer.progress.recovery_point
 
     @property
@@ -635,7 +635,7 @@ class Log(LogReader, Closeable):
                 self._key_index().add(bytes(key), offset)
             # No sync and no wait: this shortcut saves 0.2 of 2 us.
             if writer.encoding.is_os and durability is None:
-                writer.show_append_locked(offset + 1)
+                writer.publish_append_locked(offset + 1)
                 return Receipt(offset, offset, now_ms, "os", *writer.key)
             writer.settle_locked(durability)
         return writer.acknowledge(offset, offset, now_ms, durability)
@@ -1156,7 +1156,7 @@ class Log(LogReader, Closeable):
             end = self._state.end
             if self._writer is None:
                 end = self._state.visible
-                self._state.gaps.noted = noted_gaps(
+                self._state.gaps.persisted = read_persisted_gaps(
                     self._fs, self.path
                 )  # a compaction may have begun since
             yield checksum_file.SegmentContext(

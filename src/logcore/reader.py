@@ -44,7 +44,7 @@ from logcore.metadata.filenames import is_file_of_log, partition_of
 from logcore.partition.aborted_transactions import PartitionTransactions, control_types
 from logcore.partition.file_view import FileLook
 from logcore.partition.gaps import Gaps, check_growing
-from logcore.partition.persisted import noted_gaps
+from logcore.partition.persisted import read_persisted_gaps
 from logcore.partition.scan import Cursor, Scan, Span, Stretch, slot_of
 from logcore.partition.state import PartitionState
 from logcore.recordbatch import SLICE_ROWS, RecordBatch, time_ms
@@ -64,7 +64,7 @@ def check_is_partition(fs: FS, directory: str) -> None:
     if not fs.is_directory(real):
         raise LogNotFoundError("there is no partition directory here", path=directory)
     names = fs.listdir(real)
-    ours = (*checkpoint.PARTITION_FILES, checkpoint.TURN)
+    ours = (*checkpoint.PARTITION_FILES, checkpoint.LOCK_RECORD)
     if any(name.removesuffix(".tmp") in ours or is_file_of_log(name) for name in names):
         return
     if not names and partition_of(os.path.basename(real)) is not None:
@@ -225,7 +225,7 @@ class LogReader:
                 self._walk_transactions(state, segments, visible)
             # Without a stored end, the end comes from reading headers, and damage may
             # have ended that too early.
-            if segments and not self._look.is_end_noted and not self._is_writing:
+            if segments and not self._look.is_end_persisted and not self._is_writing:
                 self._check_no_head_behind(segments[-1], visible)
             return _Committed(state, state.last_stable_offset(visible), segments)
 
@@ -324,7 +324,7 @@ class LogReader:
                     end = segments[slot + 1].base_offset
                 else:
                     end = self._state.end
-                is_dense = offset >= self._state.gaps.noted.dense_from
+                is_dense = offset >= self._state.gaps.persisted.dense_from
                 if not is_dense:
                     self._state.gaps.check_whole(segments[slot])
                 try:
@@ -636,9 +636,12 @@ class LogReader:
         if isinstance(segment, GrowingSegment) and not isinstance(
             segment, PiecedSegment
         ):
-            is_end_noted = self._look.is_end_noted or self._is_writing
+            is_end_persisted = self._look.is_end_persisted or self._is_writing
             return check_growing(
-                segment, visible, self._state.gaps.dense_from, is_end_noted=is_end_noted
+                segment,
+                visible,
+                self._state.gaps.dense_from,
+                is_end_persisted=is_end_persisted,
             )
         _ = segment.max_timestamp()
         if segment.is_newest_sure:
@@ -911,7 +914,7 @@ def aborted_transactions(log: LogReader, start: int, end: int) -> list[tuple[int
 def open_reader(kind: type[_Kind], fs: FS, directory: str, config: LogConfig) -> _Kind:
     """Open a log read-only, as a LogReader or a subclass. Raises like open_log()."""
     check_is_partition(fs, directory)
-    gaps = Gaps(None, ask=functools.partial(noted_gaps, fs, directory))
+    gaps = Gaps(None, ask=functools.partial(read_persisted_gaps, fs, directory))
     log = kind(fs, directory, PartitionState(config, gaps), Durability("os"))
     try:
         log._look.list_segments()

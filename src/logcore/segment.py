@@ -945,7 +945,7 @@ class ActiveSegment(GrowingSegment):
                 self.first_timestamp + config.max_segment_ms, _NEVER
             )
 
-    def _look_at_indexes(self) -> None:
+    def _check_indexes(self) -> None:
         indexes = self._indexes
         if indexes.check_room(self.config.segment_index_bytes) <= 0:
             self.limit_bytes = -1
@@ -1048,13 +1048,13 @@ class ActiveSegment(GrowingSegment):
             yield facts
 
     def record_all_batches(self, facts: layout.Facts) -> None:
-        """Record batches like note_each(), after walking the file."""
+        """Record batches like record_batches(), after walking the file."""
         columns = (
             facts[name].tolist()
             for name in ("position", "size_bytes", "last_offset", "max_timestamp")
         )
         for position, size, last_offset, max_timestamp in zip(*columns, strict=True):
-            self.note(position, size, last_offset, max_timestamp)
+            self.record_batch(position, size, last_offset, max_timestamp)
         # Markers have a producer too.
         if facts["producer_id"].max(initial=-1) >= 0:
             self.has_producers = True
@@ -1088,9 +1088,9 @@ class ActiveSegment(GrowingSegment):
             self.cut_back()
             raise
         if batches is None:
-            self.note(start, size, last_offset, max_timestamp)
+            self.record_batch(start, size, last_offset, max_timestamp)
         else:
-            self.note_each(start, batches)
+            self.record_batches(start, batches)
 
     def cut_back(self) -> None:
         """Remove the remains of a failed write after the end.

@@ -421,7 +421,7 @@ class StoreOrigin(Closeable):
             path = f"{self.location}/{partition_name(*key)}"
             log = logcore.open(path, read_only=True, fs=self.fs)
             avoid_mapping(log)
-            noted = checkpoint.read_shown_end(self.fs, path)
+            noted = checkpoint.read_visible_end(self.fs, path)
             if noted is not None and noted.offset > log.log_end_offset:
                 log.close()
                 raise CorruptLogError(

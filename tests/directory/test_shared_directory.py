@@ -267,7 +267,7 @@ def test_stopped_process_without_the_write_lock_blocks_no_other(
 def test_transaction_coordinator_excludes_other_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("logcore.fs.byte_lock.TURN_SECONDS", 0)
+    monkeypatch.setattr("logcore.fs.byte_lock.LOCK_WAIT_SECONDS", 0)
     claim = claim_directory(OsFS(), str(tmp_path), "t-0", shared=True)
     beside = OsFS()
     handle = beside.open(str(tmp_path / ".lock"), write=True)

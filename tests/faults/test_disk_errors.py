@@ -136,7 +136,7 @@ def test_interrupted_append_is_undone_or_log_refuses_writes(
     if not is_sound:
         disk.faults = failing_always("truncate", path="*.log")
     monkeypatch.setattr(
-        log.host.writer.active, "note", interrupt
+        log.host.writer.active, "record_batch", interrupt
     )  # the batch is written
     with pytest.raises(KeyboardInterrupt if is_sound else logcore.StorageWriteError):
         log.append(b"second")
@@ -178,7 +178,7 @@ def test_undo_without_memory_poisons_the_log() -> None:
         log.end_transaction(7, 0, commit=False)
     before = disk.content(f"t-0/{0:020d}.txnindex")
     with pytest.MonkeyPatch.context() as patch, pytest.raises(MemoryError):
-        patch.setattr(log.host.writer.active, "note", no_memory)
+        patch.setattr(log.host.writer.active, "record_batch", no_memory)
         log.append(b"x")
     with pytest.raises(logcore.LogFailedError):
         log.append(b"x")

@@ -242,7 +242,7 @@ def log(data: bytes) -> None:
 def small(data: bytes) -> None:
     checkpoint.unpack_topics(data)
     checkpoint.unpack_producer_ids(data)
-    checkpoint.unpack_shown_end(data)
+    checkpoint.unpack_visible_end(data)
     disk = SimulatedDisk(
         {
             f"/d/{name}": data
@@ -251,7 +251,7 @@ def small(data: bytes) -> None:
     )
     checkpoint.read_offsets(disk, "/d", "c")
     checkpoint.read_epochs(disk, "/d")
-    checkpoint.read_notes(disk, "/d")
+    checkpoint.read_partition_metadata(disk, "/d")
 
 
 def group_settings(data: bytes) -> None:
@@ -395,7 +395,7 @@ def decoders() -> dict[
     found[checkpoint.GROUPS] = (*found[checkpoint.GROUPS][:1], [groups], rowed)
     found[checkpoint.DURABLE_END] = (
         *found[checkpoint.DURABLE_END][:1],
-        [checkpoint.pack_shown_end(5)],
+        [checkpoint.pack_visible_end(5)],
         None,
     )
     found["log"] = (log, [SEGMENT, *vectors], None)

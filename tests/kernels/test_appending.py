@@ -954,8 +954,8 @@ class PlainSegment(ActiveSegment):
     """Record batches with the plain kernels."""
 
     is_full = appending.SegmentFields.is_full
-    note = appending.SegmentFields.note
-    note_each = appending.SegmentFields.note_each
+    note = appending.SegmentFields.record_batch
+    record_batches = appending.SegmentFields.record_batches
     _add_entries = appending.SegmentFields._add_entries
 
 
@@ -992,9 +992,9 @@ def test_both_kernels_note_the_same_of_a_batch(
         ]
         for row in rows[:first]:
             told.append(segment.is_full(row[1], row[3], row[2], T0))
-            segment.note(*row)
+            segment.record_batch(*row)
             told.append([getattr(segment, name) for name in FIELDS])
-        segment.note_each(0, rows[first:])
+        segment.record_batches(0, rows[first:])
         told.append([getattr(segment, name) for name in FIELDS])
         told += [
             bytes(index.data) for index in (segment.offset_index, segment.time_index)

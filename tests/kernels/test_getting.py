@@ -290,7 +290,7 @@ def test_what_was_taken_back_is_not_found(
     with monkeypatch.context() as patch:
         patch.setattr(
             ActiveSegment,
-            "note_each",
+            "record_batches",
             lambda segment, *_: (segment.read_one(0, 0, True), interrupt()),
         )
         with pytest.raises(KeyboardInterrupt):

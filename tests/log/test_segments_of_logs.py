@@ -254,8 +254,8 @@ def test_failed_append_leaves_no_trace(
                             Fault("pwrite", errno.ENOSPC, path="*.log")
                         )
                     else:
-                        patch.setattr(ActiveSegment, "note", interrupt)
-                        patch.setattr(ActiveSegment, "note_each", interrupt)
+                        patch.setattr(ActiveSegment, "record_batch", interrupt)
+                        patch.setattr(ActiveSegment, "record_batches", interrupt)
                     with pytest.raises(
                         logcore.DiskFullError if failing == 1 else KeyboardInterrupt
                     ):

@@ -11,7 +11,7 @@ import pytest
 import logcore
 from logcore.fs import OS, OsFS
 from logcore.metadata import checkpoint
-from logcore.partition.persisted import NotedOffsets
+from logcore.partition.persisted import PersistedOffsets
 from logcore.testing import SimulatedDisk
 
 NAME = checkpoint.LOG_START
@@ -28,7 +28,7 @@ def test_each_replacement_is_seen_even_immediately_after_another(
     replacement but one.
     """
     (tmp_path / "t-0").mkdir()
-    known = NotedOffsets(OS, str(tmp_path / "t-0"))
+    known = PersistedOffsets(OS, str(tmp_path / "t-0"))
     assert known.get(NAME) == 0
     for offset in range(300):
         write_checkpoint(str(tmp_path), offset)
@@ -38,7 +38,7 @@ def test_each_replacement_is_seen_even_immediately_after_another(
 def test_unchanged_file_is_not_read_again() -> None:
     disk = SimulatedDisk({"data/t-0": None})
     write_checkpoint("/data", 7, disk)  # type: ignore[arg-type]
-    known = NotedOffsets(disk, "/data/t-0")
+    known = PersistedOffsets(disk, "/data/t-0")
     disk.advance(1_000)
     reads: list[str] = []
     disk_open = disk.open

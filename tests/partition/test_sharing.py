@@ -21,7 +21,7 @@ from logcore.coordinators.durable_queue import sync_present
 from logcore.fs import OsFS
 from logcore.index import TXN_ENTRY
 from logcore.log import rewriting_of
-from logcore.metadata.checkpoint import TURN
+from logcore.metadata.checkpoint import LOCK_RECORD
 from logcore.partition import shared_lock
 from logcore.testing import Fault, FaultPlan, SimulatedDisk
 
@@ -260,7 +260,7 @@ def test_lock_timeout_names_the_process_that_holds_the_lock(
     both: tuple[logcore.Log, logcore.Log], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, other = both
-    monkeypatch.setattr(shared_lock, "TURN_SECONDS", 0.01)
+    monkeypatch.setattr(shared_lock, "LOCK_WAIT_SECONDS", 0.01)
     one.append(b"1")
     with (
         one.host.writer.state.lock,
@@ -302,10 +302,10 @@ def tear_next(log: logcore.Log, left: int) -> None:
     """Write the first `left` bytes of the next durable end, as a kill during that write
     would leave them.
     """
-    turn: Any = log.host.writer.sharing._turn  # type: ignore[union-attr]
-    with open(Path(log.path) / TURN, "r+b") as file:
+    lock: Any = log.host.writer.sharing._write_lock  # type: ignore[union-attr]
+    with open(Path(log.path) / LOCK_RECORD, "r+b") as file:
         file.seek(shared_lock._SYNCED_AT)
-        newest = turn._newest(file.read(shared_lock._SYNCED_BYTES))
+        newest = lock._newest_slot(file.read(shared_lock._SYNCED_BYTES))
         file.seek(shared_lock._SYNCED_AT + shared_lock._SYNCED.size - newest.at)
         file.write(b"\xa5" * left)
 
@@ -339,12 +339,12 @@ def test_kill_while_writing_the_durable_end_does_not_affect_others(
 
 def test_durable_end_with_the_newer_number_is_used(path: Path) -> None:
     with open_shared(path) as one:
-        turn: Any = one.host.writer.sharing._turn  # type: ignore[union-attr]
-        with turn.publishing.held():
+        lock: Any = one.host.writer.sharing._write_lock  # type: ignore[union-attr]
+        with lock.publishing.held():
             for end in range(5):
-                turn.record_synced(shared_lock.DurableEnd(end, 7))
-                assert turn.synced() == shared_lock.DurableEnd(end, 7)
-                assert turn.read_record()[1] == shared_lock.DurableEnd(end, 7)
+                lock.write_durable_end(shared_lock.DurableEnd(end, 7))
+                assert lock.read_durable_end() == shared_lock.DurableEnd(end, 7)
+                assert lock.read_records()[1] == shared_lock.DurableEnd(end, 7)
 
 
 def test_many_recoveries_are_not_a_truncation(path: Path) -> None:
@@ -360,11 +360,11 @@ def test_many_recoveries_are_not_a_truncation(path: Path) -> None:
             b"3",
             b"4",
         ]
-        for _ in range(2 * shared_lock._CUTS):
-            turn: Any = other.host.writer.sharing._turn  # type: ignore[union-attr]
-            turn.take()
-            turn.begin()  # and dies
-            turn.give()
+        for _ in range(2 * shared_lock._MOST_TRUNCATIONS):
+            lock: Any = other.host.writer.sharing._write_lock  # type: ignore[union-attr]
+            lock.acquire()
+            lock.mark_busy()  # and dies
+            lock.release()
             other.append(b"again")
         assert next(following).value == b"again"
 
@@ -374,17 +374,17 @@ def test_oldest_stored_truncation_covers_all_earlier_ones(offsets: list[int]) ->
     synced = shared_lock.DurableEnd(100, 1 << 60)
     known = [synced]
     for offset in offsets:
-        synced = synced.cut(offset)
+        synced = synced.truncated(offset)
         known.append(synced)
     for number, before in enumerate(known[:-1]):
-        found = synced.lowest_cut_since(before.cuts, 0)
+        found = synced.lowest_truncation_since(before.truncations, 0)
         assert found is not None
         assert found <= min(offsets[number:])
-        if len(offsets) - number < shared_lock._CUTS:
+        if len(offsets) - number < shared_lock._MOST_TRUNCATIONS:
             assert found == min(offsets[number:])
-    assert synced.lowest_cut_since(synced.cuts, 0) is None
-    assert synced.lowest_cut_since(12345, 2) == 2, "counted from another start"
-    assert synced.lowest_cut_since(synced.cuts + 1, 2) == 2
+    assert synced.lowest_truncation_since(synced.truncations, 0) is None
+    assert synced.lowest_truncation_since(12345, 2) == 2, "counted from another start"
+    assert synced.lowest_truncation_since(synced.truncations + 1, 2) == 2
 
 
 def test_record_truncated_before_its_thread_waits_is_not_acknowledged(
@@ -413,15 +413,15 @@ def test_lock_timeout_after_the_write_leaves_durability_unknown(
     path: Path, policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other process is paused while it writes the durable end."""
-    monkeypatch.setattr("logcore.fs.byte_lock.TURN_SECONDS", 0.01)
+    monkeypatch.setattr("logcore.fs.byte_lock.LOCK_WAIT_SECONDS", 0.01)
     with (
         open_shared(path, durability=policy) as one,
         open_shared(path, durability=policy) as other,
     ):
         one.append(b"0")
-        turn: Any = other.host.writer.sharing._turn  # type: ignore[union-attr]
+        lock: Any = other.host.writer.sharing._write_lock  # type: ignore[union-attr]
         with (
-            turn.publishing.held(),
+            lock.publishing.held(),
             pytest.raises(logcore.DurabilityUnknownError) as met,
         ):
             one.append(b"1")
@@ -688,15 +688,15 @@ def test_partitions_with_nearly_equal_hashes_have_separate_locks(
     for number in range(2):
         (tmp_path / str(number)).mkdir()
     first, second = [
-        shared_lock.Turn(fs, here, key, str(tmp_path / str(n)))
+        shared_lock.WriteLock(fs, here, key, str(tmp_path / str(n)))
         for n, key in enumerate(keys)
     ]
-    assert first.take() and second.take()
-    first.give()
+    assert first.acquire() and second.acquire()
+    first.release()
     others = [
-        shared_lock.Turn(fs, elsewhere, key, str(tmp_path / str(n)))
+        shared_lock.WriteLock(fs, elsewhere, key, str(tmp_path / str(n)))
         for n, key in enumerate(keys)
     ]
-    assert [one.take(waits=False) for one in others] == [True, False]
+    assert [one.acquire(waits=False) for one in others] == [True, False]
     fs.close(elsewhere)
     fs.close(here)

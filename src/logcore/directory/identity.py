@@ -22,7 +22,7 @@ from logcore.directory.topic_file import id_text, new_id
 from logcore.errors import CorruptLogError, InvalidConfigError, LogNotFoundError
 from logcore.fs import FS
 from logcore.metadata import checkpoint
-from logcore.metadata.checkpoint import DIRECTORY_FILES, PARTITION_FILES, TURN
+from logcore.metadata.checkpoint import DIRECTORY_FILES, LOCK_RECORD, PARTITION_FILES
 from logcore.metadata.filenames import (
     base_offset_of,
     is_deleted_partition,
@@ -169,7 +169,7 @@ def check_kind(fs: FS, real: str, *, create: bool) -> None:
     accepted, and so is one with a file of a log directory or a partition directory.
     """
     names = fs.listdir(real)
-    of_partitions = {*PARTITION_FILES, TURN}
+    of_partitions = {*PARTITION_FILES, LOCK_RECORD}
     if not of_partitions.isdisjoint(names) or any(
         base_offset_of(name) is not None for name in names
     ):

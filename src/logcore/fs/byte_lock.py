@@ -31,7 +31,7 @@ UPKEEP_BYTE: Final = 3
 PARTITIONS_FROM: Final = 16
 #: A write lock is held for microseconds or for a sync, and longer if its holder was
 #: stopped.
-TURN_SECONDS: Final = 30
+LOCK_WAIT_SECONDS: Final = 30
 
 
 class ByteLock:
@@ -55,7 +55,7 @@ class ByteLock:
         """
         with self._mutex:
             if not self._depth and not self._fs.lock_byte(
-                self._handle, self._byte, timeout_ms=1000 * TURN_SECONDS
+                self._handle, self._byte, timeout_ms=1000 * LOCK_WAIT_SECONDS
             ):
                 raise LogLockedError(
                     "another process keeps this locked", path=self._path

@@ -546,7 +546,7 @@ def _dump_policy(fs: FS, path: str) -> Iterator[Row]:
 
 
 def _dump_durable(fs: FS, path: str) -> Iterator[Row]:
-    shown = checkpoint.unpack_shown_end(_content(fs, path))
+    shown = checkpoint.unpack_visible_end(_content(fs, path))
     if shown is None:
         raise CorruptLogError("the durable end offset fails its CRC", path=path)
     yield {

@@ -39,7 +39,12 @@ from logcore.metadata.filenames import (
 )
 from logcore.partition.aborted_transactions import PartitionTransactions, walk_on
 from logcore.partition.gaps import Gaps
-from logcore.partition.persisted import begin, noted_gaps, noted_offset, value_or
+from logcore.partition.persisted import (
+    begin,
+    read_persisted_gaps,
+    read_persisted_offset,
+    value_or,
+)
 from logcore.partition.producers import snapshot_entries
 from logcore.retention import PartitionFacts, SegmentFacts, kafka_rules
 from logcore.segment import GrowingSegment, Segment
@@ -202,11 +207,13 @@ def segment_map(
         problems.append(_reason(error))
         transactions = {}
     summaries = [summary for _, summary in found]
-    log_start = value_or(0, noted_offset, fs, directory, checkpoint.LOG_START)
+    log_start = value_or(0, read_persisted_offset, fs, directory, checkpoint.LOG_START)
     log_start = max([log_start, *bases[:1]])
     cleaned_to = -1
     if settings.is_compacted:
-        cleaned_to = value_or(0, noted_offset, fs, directory, checkpoint.CLEANER)
+        cleaned_to = value_or(
+            0, read_persisted_offset, fs, directory, checkpoint.CLEANER
+        )
         summaries = [
             attrs.evolve(
                 one, is_dirty=not one.is_active and one.base_offset >= cleaned_to
@@ -335,7 +342,7 @@ def _with_losses(
     fs: FS, directory: str, found: list[tuple[Segment, SegmentSummary]]
 ) -> list[tuple[Segment, SegmentSummary]]:
     """Add the records that are missing between two segments."""
-    gaps = Gaps(None, ask=functools.partial(noted_gaps, fs, directory))
+    gaps = Gaps(None, ask=functools.partial(read_persisted_gaps, fs, directory))
     checked = []
     for number, (segment, summary) in enumerate(found):
         loss = ""
@@ -355,7 +362,7 @@ def _missing(
     fs: FS, directory: str, found: list[tuple[Segment, SegmentSummary]]
 ) -> list[str]:
     """Return losses at the start and at the end of the log, and its absence."""
-    reached = noted_offset(fs, directory, checkpoint.RECOVERY_POINT)
+    reached = read_persisted_offset(fs, directory, checkpoint.RECOVERY_POINT)
     if not found:
         if reached:
             return [f"no segment is left; the log had reached offset {reached}"]

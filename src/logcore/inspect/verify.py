@@ -255,7 +255,7 @@ class _Look:
     """
 
     #: Metadata of the partition, read first.
-    noted: PersistedState
+    persisted: PersistedState
     #: Whether the directory has the marker of a clean shutdown.
     is_clean: bool
     names: tuple[str, ...]
@@ -268,9 +268,9 @@ class _Look:
             FileNotFoundError: The partition was deleted.
         """
         parent, name = os.path.split(fs.real_path(directory))
-        noted = PersistedState.read(fs, directory, parent, partition_of(name))
+        persisted = PersistedState.read(fs, directory, parent, partition_of(name))
         is_clean = fs.exists(os.path.join(parent, checkpoint.CLEAN_SHUTDOWN))
-        return cls(noted, is_clean, tuple(sorted(fs.listdir(directory))))
+        return cls(persisted, is_clean, tuple(sorted(fs.listdir(directory))))
 
     @functools.cached_property
     def bases(self) -> list[int]:
@@ -305,7 +305,7 @@ class _Look:
         is_active = next_base is None
         return _FileContext(
             next_base,
-            self.noted,
+            self.persisted,
             self.swaps,
             is_rebuilt=is_active and not self.is_clean,
         )
@@ -318,7 +318,7 @@ class _FileContext:
     #: Base offset of the next segment, None for the active segment.
     next_base: int | None
     #: Metadata files and checkpoints of the log.
-    noted: PersistedState
+    persisted: PersistedState
     #: Base offsets of segments that a compaction is about to put in place.
     swaps: list[int]
     #: Whether opening the log rebuilds all other files of this segment from its
@@ -404,14 +404,14 @@ def _verify_front(directory: str, look: _Look) -> Iterator[Verdict]:
 
     The first segments, or all of them, may be missing.
     """
-    noted = look.noted
+    persisted = look.persisted
     bases = sorted([*look.bases, *look.swaps])
     if bases:
-        begin = noted.begin(bases[0])
+        begin = persisted.begin(bases[0])
         end = bases[0]
     else:
-        begin = noted.log_start
-        end = noted.end
+        begin = persisted.log_start
+        end = persisted.end
     detail = ""
     if begin < end:
         detail = f"offsets {begin} to {end - 1} are in no segment, and were not deleted"
@@ -522,7 +522,7 @@ def _verify_segment(
             fs,
             os.path.join(directory, file_name(base, SEAL)),
             base,
-            place.noted.log_start,
+            place.persisted.log_start,
         )
     if file_name(base, SNAPSHOT) in names:
         yield _verify_small(
@@ -629,10 +629,10 @@ def _walk(segment: Segment, place: _FileContext, checks: list[_Check]) -> _Walke
             walked.end_offset = int(good["last_offset"][-1]) + 1
             if (
                 walked.recovery_position is None
-                and walked.end_offset > place.noted.recovery_point
+                and walked.end_offset > place.persisted.recovery_point
             ):
                 first_above = np.argmax(
-                    good["last_offset"] >= place.noted.recovery_point
+                    good["last_offset"] >= place.persisted.recovery_point
                 )
                 walked.recovery_position = int(good["position"][first_above])
             for check in checks:
@@ -653,10 +653,10 @@ def _in_order(
     """Return how many batches continue the log in this segment, and the next one's
     fault.
     """
-    dense_from = place.noted.gaps.dense_from
+    dense_from = place.persisted.gaps.dense_from
     if dense_from < order.NEVER:
         dense_from = max(
-            dense_from, place.noted.log_start
+            dense_from, place.persisted.log_start
         )  # deleted offsets may be missing
     limit = order.reach(base_offset)
     if place.next_base is not None:
@@ -732,7 +732,7 @@ def _judge_log(
     is_active = place.next_base is None
     # All offsets below the recovery point were on disk. A log that ends below it has
     # lost acknowledged records.
-    lost = is_active and walked.end_offset < place.noted.recovery_point
+    lost = is_active and walked.end_offset < place.persisted.recovery_point
     if position is None and not lost:
         if is_active or walked.end_offset == place.next_base:
             return verdict
@@ -740,7 +740,10 @@ def _judge_log(
             verdict, **_judge_gap(segment, walked, place.next_base or 0, place)
         )
     if position is None:
-        detail = f"the log ends at offset {walked.end_offset}, but up to {place.noted.recovery_point} it was on disk"
+        detail = (
+            f"the log ends at offset {walked.end_offset}, but up to "
+            f"{place.persisted.recovery_point} it was on disk"
+        )
         return attrs.evolve(
             verdict,
             status="damaged",
@@ -759,7 +762,7 @@ def _judge_log(
         known = size + 1
     elif walked.recovery_position is not None:
         known = walked.recovery_position
-    policy = place.noted.notes.policy or Durability("os")
+    policy = place.persisted.notes.policy or Durability("os")
     action = decide(TailFacts(position, known, only_zeros, next_batch_bytes, policy))
     left = f"{size - position} bytes from here on"
     if only_zeros:
@@ -776,7 +779,9 @@ def _judge_log(
         if next_batch_bytes is not None:
             detail = f"{walked.reason}; the next whole batch is {next_batch_bytes} bytes further, {left}"
         elif lost:
-            detail += f", but up to offset {place.noted.recovery_point} all was on disk"
+            detail += (
+                f", but up to offset {place.persisted.recovery_point} all was on disk"
+            )
     return attrs.evolve(
         verdict,
         status=status,
@@ -791,11 +796,11 @@ def _judge_gap(
 ) -> dict[str, Any]:
     """Judge a segment that ends before the next one begins."""
     gap = f"offsets {walked.end_offset} to {next_base - 1} are in no segment"
-    if next_base <= place.noted.log_start:
+    if next_base <= place.persisted.log_start:
         return {"detail": f"{gap}: deleted"}
     if any(walked.end_offset <= base < next_base for base in place.swaps):
         return {"detail": f"{gap}: a compaction that has not ended has them"}
-    lost = Gaps(place.noted.gaps).loss_behind(segment, walked.end_offset, next_base)
+    lost = Gaps(place.persisted.gaps).loss_behind(segment, walked.end_offset, next_base)
     if lost:
         return {
             "status": "damaged",

@@ -1,48 +1,50 @@
-"""The quick way to append one record under the policy `os`, compiled. A part of _compiled.pyx, which includes it.
+"""The compiled fast paths of an append: one record under the policy `os`, and one batch of a Produce. _compiled.pyx
+includes this file.
 
-log.py and partition/writer.py are the slow way and the rule book. Whatever is unusual about an append is theirs: the
-quick way then returns None and has done nothing. It takes an append when all of this holds:
+The general path of an append is in log.py and partition/writer.py, which define the behavior. If an append is unusual,
+the fast path returns None without any effect, and the general path appends. An append is usual if:
 
-- the processor computes CRC-32C by itself;
-- the policy is `os`, without flush.messages, and nobody else writes or copies the log; no codec, no limits of
-  timestamps, no times by the clock of the append: Writer sets fast_path_bytes to 0 otherwise;
-- the files are the operating system's own: another FS, such as the simulated disk, sees each write;
-- key and value are bytes or None, and there are no headers, no time, no wish about durability or the offset;
+- the processor has instructions for CRC-32C;
+- the policy is `os` without flush.messages, and no other process writes or copies the log. The topic has no codec, no
+  limits of timestamps and no LogAppendTime. Otherwise, Writer sets fast_path_bytes to 0;
+- the files are those of the operating system. Another FS, such as the simulated disk, must see each write;
+- key and value are bytes or None, and there are no headers and no timestamp. The caller requires no durability and no
+  offset;
 - the batch has at most fast_path_bytes;
-- the log is open, has not failed, is not held, did not stop midway, was not opened before a fork, and does not rest;
-  nobody listens for appends; no other thread has its lock;
-- the active segment has a batch already and room for this one, and no index entry is due.
+- the log is open and has not failed, appends are not held, no earlier write is unfinished, the log was opened after the
+  last fork, and it does not rest. No listener waits for appends, and no other thread holds the lock of the log;
+- the active segment contains a batch, has room for this one, and needs no index entry.
 
-What it does then is what the slow way does, rule by rule:
+The fast path then follows the rules of the general path:
 
-- The batch is encoded as kernel.encode_one() does, with the log end as its offset and the clock as its time.
-- One pwrite at the end of the segment. Short or failed: Writer.undo_failed_write_locked() cuts back what it left, while has_unfinished_write is
-  set, so that a failure to do so leaves a log that refuses writes. Then the slow way tries, and reports what it meets.
-- Behind the write: the largest timestamp, the bytes since the last index entry, the last offset, the size; the bytes
-  written, the log end, the number of appends, the visible end.
+- It encodes the batch like kernel.encode_one(), with the log end as its offset and the time of the clock.
+- It writes with one pwrite at the end of the segment. If the write fails or is short, Writer.undo_failed_write_locked()
+  removes its bytes. has_unfinished_write is set during this time, so that the log refuses writes if the removal fails.
+  The general path then appends again and reports the error.
+- After the write, it updates the largest timestamp, the bytes since the last index entry, the last offset and the size of
+  the segment, and the written bytes, the log end, the number of appends and the visible end of the log.
 
-How it excludes other threads: it holds the interpreter's lock from its look at the lock of the log to the last of these
-fields, also during the write. Nothing in between runs Python, allocates or frees an object. A thread in the slow way has
-the lock of the log all along, so one of the two waits for the other, and no signal handler comes in between: what stops
-it is the end of the process, which leaves a torn batch as the slow way does. Python without the interpreter's lock
-enables it again when it imports this module, which does not claim to do without.
+Exclusion of other threads: the fast path holds the GIL from the check of the log's lock until the last field is updated,
+including the write. In between, it runs no Python code, and neither allocates nor frees an object. A thread in the
+general path holds the lock of the log, so the two paths exclude each other. No signal handler runs in between. Only the
+end of the process can interrupt the fast path, and leaves a torn batch, as in the general path. A free-threaded Python
+enables the GIL when it imports this module, because the module does not declare that it works without.
 
-What that costs: the other threads wait for the write, 0.4 us. A write that the system holds back, because too much is
-waiting to be written back, may take a tenth of a second. After one that took longer than SLOW_NS the log goes the slow
-way, whose writes let others run, for PAUSE_NS.
+The other threads wait for the write, which takes 0.4 us. If the system throttles writes, because too many pages wait for
+writeback, one write may take a tenth of a second. After a write that took longer than SLOW_NS, the log uses the general
+path for PAUSE_NS, whose writes release the GIL.
 
-append_request() appends the batch of a Produce in the same spirit, and holds the lock of the log meanwhile, because it
-may call Python: for an index entry, a listener, or the state of a producer. Log.append_batch() is its rule book. It takes
-a plain batch that the topic accepts unchanged, under `os` or `group` if nothing is to be synced first, from a producer
-whose next batch it is. A larger write lets other threads run. append_encoded() does the same for Log.append_batch()
-itself.
+append_request() appends the batch of a Produce. It holds the lock of the log, because it may run Python code for an index
+entry, a listener, or the state of a producer. Log.append_batch() defines its behavior. The batch must be one that the
+topic accepts unchanged, and the next batch of its producer. The policy must be `os`, or `group` if no sync is due. A
+large write releases the GIL. append_encoded() does the same for Log.append_batch() itself.
 
-append_stored() appends a batch of the leader in a copy of its log. Log.append_as_follower() is its rule book. It takes
-one batch without a transaction that continues the log in the latest leader epoch.
+append_stored() appends a batch of the leader to a copy of its log. Log.append_as_follower() defines its behavior. The
+batch must belong to no transaction, and continue the log in the latest leader epoch.
 
-Costs, of 116 bytes, on a machine where pwrite takes 0.45 us of it: 0.8 us, the slow way 3.2. The lock of the log, taken
-and given back, would be 0.1 us and hand the turn from thread to thread: eight threads would append at a third of the
-speed of one, and now do at eight tenths.
+A record of 116 bytes takes 0.8 us, of which pwrite takes 0.45 us, and 3.2 us in the general path. Acquiring and releasing
+the lock of the log would take 0.1 us, and threads would alternate at each append: eight threads would append at a third
+of the rate of one thread. Without the lock, they append at 80 % of it.
 """
 
 cdef extern from *:
@@ -90,7 +92,7 @@ assert ROOM_BYTES == _appending.QUICK_BYTES
 @cython.freelist(256)
 @cython.collection_type("sequence")
 cdef class Receipt:
-    """What an append did: layout.Receipt as Record is layout.Record (40 ns instead of 290)."""
+    """The result of an append. It replaces layout.Receipt, and takes 40 ns instead of 290 to create."""
 
     cdef readonly int64_t offset
     cdef readonly int64_t last_offset
@@ -214,7 +216,7 @@ cdef class SegmentFields:
         free(self.ring)
 
     cdef bint range_of(self, int64_t offset, int64_t end, int64_t most, int64_t *position, int64_t *size) noexcept:
-        """The range of the whole batches from the one with an offset on, below an end. False if they are too many."""
+        """Find the batches from the one that contains an offset up to an end. Return False if they are too many."""
         cdef int64_t stop = self._size, number = self.noted, behind = -1
         cdef Noted *one
         while number > 0 and number > self.noted - RECENT:
@@ -240,14 +242,14 @@ cdef class SegmentFields:
         return True
 
     def find_recent(self, int64_t offset):
-        """The position of the batch with an offset, or -1. See appending.SegmentFields."""
+        """Return the position of the batch that contains an offset, or -1. See appending.SegmentFields."""
         cdef int64_t position = 0, size = 0
         if not self.range_of(offset, NO_LIMIT, NO_LIMIT, &position, &size):
             return -1
         return position
 
     def is_full(self, int64_t size, int64_t max_timestamp, int64_t last_offset, int64_t now_ms):
-        """Whether an append needs a new segment first. See appending.SegmentFields."""
+        """Return whether an append needs a new segment first. See appending.SegmentFields."""
         if self._size == 0:
             return last_offset > self.limit_offset
         if self.first_timestamp < 0 and self.is_too_old(now_ms):
@@ -258,12 +260,12 @@ cdef class SegmentFields:
         return (self._size + size > self.limit_bytes or max_timestamp > self.limit_timestamp
                 or last_offset > self.limit_offset)
 
-    def note(self, int64_t position, int64_t size, int64_t last_offset, int64_t max_timestamp):
-        """Keeps indexes and largest timestamp current for one batch. See appending.SegmentFields."""
+    def record_batch(self, int64_t position, int64_t size, int64_t last_offset, int64_t max_timestamp):
+        """Update the indexes and the largest timestamp for a batch. See appending.SegmentFields."""
         self.note_batch(position, size, last_offset, max_timestamp)
 
-    def note_each(self, int64_t start, batches):
-        """The same for batches that lie behind start as they say."""
+    def record_batches(self, int64_t start, batches):
+        """Update them for several batches, whose positions are relative to `start`."""
         cdef int64_t position, size, last_offset, max_timestamp
         for position, size, last_offset, max_timestamp in batches:
             self.note_batch(start + position, size, last_offset, max_timestamp)
@@ -289,7 +291,7 @@ cdef class SegmentFields:
         return 0
 
     cdef int add_entries(self, int64_t position, int64_t last_offset) except -1:
-        """appending.SegmentFields._add_entries, with IndexWriter.add in it: 0.2 us instead of 0.6."""
+        """Like appending.SegmentFields._add_entries(), with IndexWriter.add() inline: 0.2 us instead of 0.6."""
         cdef bytearray offsets
         cdef Py_ssize_t size
         cdef uint8_t *at
@@ -309,7 +311,7 @@ cdef class SegmentFields:
         indexes.until_look = until_look
         self.since_entry_bytes = 0
         if until_look <= 0:
-            self._look_at_indexes()
+            self._check_indexes()
         return 0
 
 
@@ -340,7 +342,7 @@ cdef class Appender:
     cdef public bint shows_appends
 
     def respond_recent(self, UsualFetch request not None, int64_t stable, int64_t most_bytes):
-        """The response to a Fetch of the newest batches. See appending.Appender."""
+        """Return the response to a Fetch of the newest batches. See appending.Appender."""
         cdef PartitionFields state = self.state
         cdef SegmentFields active = self.active
         cdef int64_t position = 0, size = 0, began_ns = lc_ticks_ns()
@@ -358,7 +360,7 @@ cdef class Appender:
         return response
 
     def append_quickly(self, value, key, headers, timestamp_ms, durability, expected_offset):
-        """The quick way of Log.append(). See the top of this file, and appending.Appender."""
+        """Append a usual record. See the top of this file, and appending.Appender."""
         cdef uint8_t room[ROOM_BYTES]
         cdef PartitionFields state = self.state
         cdef SegmentFields active = self.active
@@ -390,7 +392,7 @@ cdef class Appender:
         size += HEADER_SIZE + lc_size(<uint64_t>size << 1)
         if size > self.fast_path_bytes:
             return None
-        # What may run Python, or make an object, comes first.
+        # Steps that may run Python code or allocate an object come first.
         if self.fs.forks != self.forks or self.commit.failure is not None:
             return None
         receipt = Receipt.__new__(Receipt)
@@ -398,7 +400,7 @@ cdef class Appender:
         receipt.topic, receipt.partition = self.key
         if state.lock.locked():
             return None
-        # From here on nothing does, until all fields say what the file holds.
+        # From here on nothing runs Python code, until all fields describe the content of the file.
         if state.is_closed or self.has_unfinished_write or self.is_held or self.is_resting or PyTuple_GET_SIZE(state.listeners):
             return None
         now_ms = lc_now_ms()
@@ -593,7 +595,7 @@ cdef class Appender:
         began_ns = lc_ticks_ns()
         if size <= ROOM_BYTES:
             written = pwritev(active.handle, parts, 2, start)
-        else:  # other threads may run: this one has the lock of the log
+        else:  # releases the GIL: this thread holds the lock of the log
             with nogil:
                 written = pwritev(active.handle, parts, 2, start)
         if written != size:  # the general path writes again, and reports what it finds
@@ -603,7 +605,7 @@ cdef class Appender:
             self.slow_until_ns = lc_ticks_ns() + PAUSE_NS
         # 3. Update the fields.
         try:
-            # An interrupt in here removes the batch: it has no receipt.
+            # If an interrupt occurs here, the batch is removed, because its caller gets no receipt.
             try:
                 active._size = start + size
                 active.note_batch(start, size, last_offset, facts.max_timestamp)
@@ -625,13 +627,14 @@ cdef class Appender:
                 self.producers.add_last(facts.producer_id, facts.producer_epoch, facts.base_sequence,
                                         facts.record_count, facts.max_timestamp)
         except BaseException:
-            # The batch may remain. Unless its producer is read from the log again, a retry would be stored twice.
+            # The batch may remain in the file. The state of its producer is read from the log again. Otherwise, a
+            # retry would be stored twice.
             self.producers.forget()
             raise
         return offset
 
     cdef object mend_quickly(self):
-        """After a write that failed or was short. Still nothing has let another thread run: the lock is free."""
+        """Undo a write that failed or was short. No other thread has run since the check, so the lock is free."""
         self.state.lock.acquire(False)
         try:
             self.undo_failed_write_locked()

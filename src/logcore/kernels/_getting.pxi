@@ -1,36 +1,38 @@
-"""The quick way to one record: LogReader.get(), compiled. A part of _compiled.pyx, which includes it.
+"""The compiled fast path of LogReader.get(), which reads one record. _compiled.pyx includes this file.
 
-reader.py and segment.py are the slow way and the rule book. The quick way answers where the offset lies in a segment that
-is held, in a plain batch, and where no gaps are; for everything else, damage too, it returns None, and the slow way
-looks again and says what it finds. It holds the interpreter's lock throughout, and allocates nothing but the record.
+The general path is in reader.py and segment.py, which define the behavior. The fast path returns a record if its segment
+is held, its batch is plain, and the log has no gaps at its offset. In all other cases, also for damaged bytes, it returns
+None, and the general path reads the record and reports errors. The fast path holds the GIL, and allocates only the
+record.
 
-A segment is held (Segment.held) once the slow way has read from it: its mapping, and its offset index. Held keeps the
-memory of both, and which batches were checked:
+The general path creates the Held of a segment (Segment.held) when it first reads from the segment. Held keeps the mapping
+and the offset index in memory, and records which batches were checked:
 
-- The CRC of a batch is checked the first time that it is read, and not again for as long as the segment object lives.
-  Noted is the exact position: a batch that begins elsewhere, by a forged index or length, is not passed for the one
-  checked. Of the batches that begin in the same 4 KiB only the last reaches beyond them, and only that one is noted: a
-  batch that lies within them is checked each time, 0.2 us at most.
-- The third read notes where the records of the batch begin, in a byte for each 64 bytes of the file, and later reads find
-  theirs from there. The first two take no such notes: reads all over a log of 8 GB seldom meet a batch again, and each
-  would pay for a fault of the page of the notes, 8 us in place of 6.
-- A record is found from one before it that is near, by where it would be if all were as long: of 120 records two or
-  three are passed over, and not 8 KiB of them on average fetched from memory. Whether the place was right the offset
-  of the record says; where it is not, the slow way reads all.
-- What this writer has appended itself, in this life of the segment, needs no check: it has never been anywhere else.
-- A page that was checked may turn to zeros later, when another program shortens the file or the disk fails to give the
-  page again (guard_mapping). The handler counts that, for all mappings. Segments that were held before go the slow way
-  from then on, also where it happens in the middle of a get; of those held later each batch is checked once.
+- The CRC of a batch is checked when the batch is first read, and not again while the segment object exists. Held records
+  the exact position of the batch. A batch at another position, from a forged index or length, does not count as checked.
+  Of the batches that begin in one block of 4 KiB, only the last one may extend beyond the block, and only that batch is
+  recorded. A batch inside the block is checked at each read, which takes at most 0.2 us.
+- The third read of a batch records where its records begin, in one byte for each 64 bytes of the file. Later reads start
+  from there. The first two reads do not: random reads of a log of 8 GB seldom read a batch again, and each read would
+  cause a page fault in this memory, which makes it 8 us instead of 6.
+- The search for a record starts at the position that it would have if all records were of equal size. Of 120 records,
+  the search skips two or three, instead of reading 8 KiB of them on average. The offset in the record shows whether the
+  search was right. If not, the general path reads the whole batch.
+- Batches that this writer has appended since the segment object was created are not checked.
+- A page may turn to zeros after its check, if another program shortens the file or the disk cannot read the page again
+  (guard_mapping). The signal handler counts these pages for all mappings. From then on, segments that were held before
+  use the general path, even if it happens during a get(). In segments that are held later, each batch is checked once.
 
-Costs, of batches of 16 KiB with records of 116 bytes: 0.2 us where the slow way takes 2.6, half of it the CRC, and 5.1
-for the segment that is written, which it reads with pread. The first and the third read from a batch cost 2 us each.
+With batches of 16 KiB and records of 116 bytes, a read takes 0.2 us. The general path takes 2.6 us, half of it for the
+CRC, and 5.1 us in the active segment, which it reads with pread. The first and the third read of a batch take 2 us each.
 """
 
 
 cdef enum:
     PAGE_BITS = 12
     PAGE_MASK = (1 << PAGE_BITS) - 1
-    ONE_READ = 1 << (PAGE_BITS + 1)  # a note of a batch is the reads from it, up to READS_TO_NOTE, above its place
+    #: An entry of Held.batches: the number of reads, at most READS_TO_NOTE, times ONE_READ, plus the position.
+    ONE_READ = 1 << (PAGE_BITS + 1)
     READS_TO_NOTE = 3
     NEAR_RECORDS = 8
     NEAR_STEPS = 64
@@ -38,15 +40,17 @@ cdef enum:
 
 @cython.final
 cdef class Held:
-    """See the top of this file. Made by hold()."""
+    """The memory of one segment. See the top of this file. hold() creates it."""
 
     cdef Py_buffer data
     cdef bint has_data
     cdef object index
     cdef int64_t own_from
     cdef long faults
-    cdef uint8_t *records  # one for each 64 bytes: 1 and where in them the first noted record begins, or 0
-    cdef uint16_t *batches  # one for each 4 KiB: 1 and where in them the checked batch begins, and its reads, or 0
+    #: For each 64 bytes of the file: 1 plus the position of the first recorded record in them, or 0.
+    cdef uint8_t *records
+    #: For each 4 KiB of the file: 1 plus the position of the checked batch in them, plus its reads, or 0.
+    cdef uint16_t *batches
 
     def __dealloc__(self):
         free(self.records)
@@ -56,11 +60,11 @@ cdef class Held:
 
     @property
     def size_bytes(self):
-        """How much of the file is mapped."""
+        """The mapped bytes of the file."""
         return self.data.len
 
     cdef object get(self, int64_t base_offset, int64_t offset, Py_ssize_t limit, int64_t end_offset):
-        """What should be the record at an offset; None where the slow way has to look."""
+        """Return the record that the search finds for an offset; None if the general path must read it."""
         cdef Py_buffer entries
         cdef Facts facts
         cdef Row row
@@ -98,7 +102,7 @@ cdef class Held:
         return build_record(&row, &facts, p)
 
     cdef int reads_of(self, const Facts *facts) noexcept:
-        """How often the batch was read, up to READS_TO_NOTE; 0 where that is not noted."""
+        """Return how often the batch was read, up to READS_TO_NOTE; 0 if the batch is not recorded."""
         cdef uint16_t note
         if self.batches == NULL:
             return 0
@@ -108,7 +112,7 @@ cdef class Held:
         return note // ONE_READ
 
     cdef int count_read(self, const uint8_t *base, const Facts *facts, int reads) noexcept:
-        """Notes one more read than these from a batch that is checked; returns how many are noted now."""
+        """Record one more read of a checked batch, and return the number of its reads."""
         if self.batches == NULL or (facts.position & PAGE_MASK) + facts.size_bytes <= PAGE_MASK + 1:
             return 0
         reads += 1
@@ -118,7 +122,7 @@ cdef class Held:
         return reads
 
     cdef void note_records(self, const uint8_t *base, const Facts *facts) noexcept:
-        """Notes where the records of a batch begin: of each 64 bytes the first."""
+        """Record where the records of a batch begin: the first one in each 64 bytes."""
         cdef const uint8_t *p = base + facts.position + HEADER_SIZE
         cdef const uint8_t *end = base + facts.position + facts.size_bytes
         cdef Py_ssize_t at
@@ -131,8 +135,8 @@ cdef class Held:
             left -= 1
 
     cdef const uint8_t *near(self, const uint8_t *base, const Facts *facts, int64_t *left) noexcept:
-        """A record at or before the one that so many records of the batch precede, by its place if all were as long;
-        on return left says how many lie between.
+        """Return a record at or before record number `left` of the batch, near the place where that record would be if all
+        were of equal size. On return, `left` is the number of records between the two.
         """
         cdef Py_ssize_t body = facts.position + HEADER_SIZE, size = facts.size_bytes - HEADER_SIZE, piece
         cdef const uint8_t *p
@@ -158,7 +162,7 @@ cdef class Held:
 
 
 cdef int64_t number_of(const uint8_t *p, const uint8_t *end) noexcept nogil:
-    """The offset delta of the record at p, -1 when it is malformed."""
+    """Return the offset delta of the record at p, or -1 if it is malformed."""
     cdef int32_t length, number
     cdef int64_t time
     p = lc_read32(p, end, &length)
@@ -171,16 +175,16 @@ cdef int64_t number_of(const uint8_t *p, const uint8_t *end) noexcept nogil:
 
 
 def hold(data, index, int64_t own_from):
-    """What get_quickly() reads a segment with. See plain.hold."""
+    """Return the Held with which get_quickly() reads a segment. See plain.hold."""
     cdef Held held = Held.__new__(Held)
     PyObject_GetBuffer(data, &held.data, PyBUF_SIMPLE)
     held.has_data = True
     held.index = index
     held.faults = lc_all_faults()
-    if held.faults:  # a page that is to be read may have turned to zeros before
+    if held.faults:  # a page of this segment may have turned to zeros, so no batch counts as checked
         own_from = (<uint64_t>1 << 63) - 1
     held.own_from = own_from
-    # Without memory for these two each batch is checked each time.
+    # If there is no memory for these two, each batch is checked at each read.
     held.records = <uint8_t *>calloc((held.data.len >> 6) + 1, 1)
     if held.records != NULL:
         held.batches = <uint16_t *>calloc((held.data.len >> PAGE_BITS) + 1, 2)
@@ -188,7 +192,7 @@ def hold(data, index, int64_t own_from):
 
 
 def get_quickly(PartitionFields state not None, offset):
-    """The record at an offset, where that is plain. See plain.get_quickly."""
+    """Return the record at an offset, or None if the general path must read it. See plain.get_quickly."""
     cdef list segments = state.segments
     cdef SegmentFields segment
     cdef Held held
@@ -200,8 +204,8 @@ def get_quickly(PartitionFields state not None, offset):
     wanted = PyLong_AsLongLongAndOverflow(offset, &overflow)
     if overflow or wanted < state.log_start or wanted >= state.visible:
         return None
-    noted = state.gaps._noted
-    if noted is None or wanted < <int64_t>noted.dense_from:
+    persisted = state.gaps._persisted
+    if persisted is None or wanted < <int64_t>persisted.dense_from:
         return None
     high = len(segments)
     while low < high:

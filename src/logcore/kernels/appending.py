@@ -80,7 +80,7 @@ class SegmentFields:
             or last_offset > self.limit_offset
         )
 
-    def note(
+    def record_batch(
         self, position: int, size: int, last_offset: int, max_timestamp: int
     ) -> None:
         """Update indexes and largest timestamp for a batch (storage format 4.1, 4.2)."""
@@ -94,10 +94,10 @@ class SegmentFields:
         self.since_entry_bytes += size
         self.last_offset = last_offset
 
-    def note_each(self, start: int, batches: Iterable[EncodedBatch]) -> None:
+    def record_batches(self, start: int, batches: Iterable[EncodedBatch]) -> None:
         """Update them for several batches, whose positions are relative to `start`."""
         for position, size, last_offset, max_timestamp in batches:
-            self.note(start + position, size, last_offset, max_timestamp)
+            self.record_batch(start + position, size, last_offset, max_timestamp)
 
     def is_too_old(self, now_ms: int) -> bool:
         raise NotImplementedError
@@ -114,9 +114,9 @@ class SegmentFields:
         )
         self.since_entry_bytes = 0
         if indexes.until_look <= 0:
-            self._look_at_indexes()
+            self._check_indexes()
 
-    def _look_at_indexes(self) -> None:
+    def _check_indexes(self) -> None:
         raise NotImplementedError
 
 

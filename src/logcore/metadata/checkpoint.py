@@ -57,7 +57,7 @@ CLOCK: Final = "logcore.clock"
 PRODUCER_IDS: Final = "logcore.producer-ids"
 POLICY: Final = "logcore.policy"
 DURABLE_END: Final = "logcore.durable"
-TURN: Final = "logcore.turn"
+LOCK_RECORD: Final = "logcore.turn"
 #: Exists while only this library has written a partition since its checksum files were
 #: checked. Kafka compacts a partition without updating them. But first it loads the
 #: partition, and then it removes all files that end in .deleted.
@@ -437,7 +437,7 @@ class PartitionMetadata:
     replicated: bool = False
 
 
-def read_notes(fs: FS, directory: str) -> PartitionMetadata:
+def read_partition_metadata(fs: FS, directory: str) -> PartitionMetadata:
     try:
         facts = json.loads(read(fs, directory, POLICY) or b"")
         policy = attrs.evolve(
@@ -463,7 +463,7 @@ def read_notes(fs: FS, directory: str) -> PartitionMetadata:
     )
 
 
-def write_notes(
+def write_partition_metadata(
     fs: FS, directory: str, notes: PartitionMetadata, *, reserve: str | None = None
 ) -> None:
     assert notes.policy is not None, "a writer has one"
@@ -604,7 +604,7 @@ class StoredWatermark(NamedTuple):
     is_replicated: bool = False
 
 
-def pack_shown_end(offset: int, *, is_replicated: bool = False) -> bytes:
+def pack_visible_end(offset: int, *, is_replicated: bool = False) -> bytes:
     """Return the content of logcore.durable, with its own CRC.
 
     For a replicated log it contains the complement of the offset.
@@ -616,20 +616,20 @@ def pack_shown_end(offset: int, *, is_replicated: bool = False) -> bytes:
     return _DURABLE.pack(content, zlib.crc32(content))
 
 
-def read_shown_end(fs: FS, directory: str) -> StoredWatermark | None:
+def read_visible_end(fs: FS, directory: str) -> StoredWatermark | None:
     """Return the content of logcore.durable; None if the file does not exist."""
     # The file is rewritten in place, so a read may see part of a write.
     for _ in range(3):
         content = read(fs, directory, DURABLE_END)
         if content is None:
             return None
-        shown = unpack_shown_end(content)
+        shown = unpack_visible_end(content)
         if shown is not None:
             return shown
     return StoredWatermark(-1)
 
 
-def unpack_shown_end(content: bytes) -> StoredWatermark | None:
+def unpack_visible_end(content: bytes) -> StoredWatermark | None:
     """Return the end from the content of logcore.durable, None if the CRC does not
     match.
     """

@@ -22,7 +22,7 @@ from logcore.errors import LogNotFoundError
 from logcore.fs import FS
 from logcore.metadata import checkpoint
 from logcore.metadata.filenames import LOG, SWAP, base_offset_of, bases_in
-from logcore.partition.persisted import SETTLING_MS, NotedOffsets, begin
+from logcore.partition.persisted import SETTLING_MS, PersistedOffsets, begin
 from logcore.partition.scan import slot_of
 from logcore.partition.segment_files import list_bases, list_names, segments_gone
 from logcore.partition.staged_limit import StagedLimit
@@ -40,15 +40,15 @@ class FileLook:
         self._fs = fs
         self._path = path
         self._state = state
-        self._noted = NotedOffsets(fs, path)
+        self._persisted = PersistedOffsets(fs, path)
         self._staged = StagedLimit(fs, path)
         # The directory's modification time when the segments were listed; -1 if
         # unknown.
         self._listed_ms = -1
         # Whether a visible end file existed at the last refresh.
-        self._has_shown_end = True
+        self._has_visible_end = True
         #: Whether a writer recorded the durable end of this log.
-        self.is_end_noted = False
+        self.is_end_persisted = False
         #: How often the last segment was found to be another file.
         self.replacements = 0
         #: The end of the records that a writer may have acknowledged. Above the visible
@@ -115,7 +115,7 @@ class FileLook:
         """
         known = 0
         for _ in range(2):
-            known = self.noted(checkpoint.RECOVERY_POINT)
+            known = self.persisted_offset(checkpoint.RECOVERY_POINT)
             if known <= self._state.end:
                 return
             if list_bases(self._fs, self._path)[-1:] != [
@@ -192,26 +192,26 @@ class FileLook:
         segments = [Segment(self._fs, self._path, base, SWAP) for base in found]
         return [(one, max(one.next_offset(), one.base_offset + 1)) for one in segments]
 
-    def _noted_start(self) -> int:
+    def _persisted_start(self) -> int:
         """Return the log start by the metadata.
 
         It is below the first segment if segments were lost.
         """
-        start = self.noted(checkpoint.LOG_START)
+        start = self.persisted_offset(checkpoint.LOG_START)
         if not self._state.segments or self._state.segments[0].base_offset <= start:
             return start
         return begin(self._fs, self._path, self._state.segments[0].base_offset)
 
-    def noted(self, name: str) -> int:
+    def persisted_offset(self, name: str) -> int:
         """Return this partition's offset in a checkpoint of the log directory, or 0."""
-        return self._noted.get(name)
+        return self._persisted.get(name)
 
     def _refresh_end(self, *, has_same_names: bool = False) -> None:
         """Refresh the start and the end of the log from the files.
 
         `has_same_names`: no name in the directory has changed since the last refresh.
         """
-        log_start = self._noted_start()
+        log_start = self._persisted_start()
         # Segments below the start are being deleted. Some may already be deleted, which
         # leaves gaps between the remaining ones.
         segments = self._state.segments
@@ -228,11 +228,11 @@ class FileLook:
         # Read after the size. A writer creates this file before its first write, so if
         # there were unsynced bytes, the file exists.
         shown = None
-        if self._has_shown_end or not has_same_names:
-            shown = checkpoint.read_shown_end(self._fs, self._path)
-        self._has_shown_end = shown is not None
+        if self._has_visible_end or not has_same_names:
+            shown = checkpoint.read_visible_end(self._fs, self._path)
+        self._has_visible_end = shown is not None
         if shown is None:
-            self.is_end_noted = False
+            self.is_end_persisted = False
             self._show(self._state.end, self._state.end)
             return
         limit = shown.offset
@@ -240,10 +240,12 @@ class FileLook:
         # The file is damaged. Show only records that were certainly durable (or in all
         # copies), and the records that were visible before.
         if limit == -1:
-            is_replicated = checkpoint.read_notes(self._fs, self._path).replicated
+            is_replicated = checkpoint.read_partition_metadata(
+                self._fs, self._path
+            ).replicated
             limit = self._state.visible
             if is_replicated:
-                limit = max(limit, self.noted(checkpoint.HIGH_WATERMARK))
+                limit = max(limit, self.persisted_offset(checkpoint.HIGH_WATERMARK))
         low = self._state.log_start
         if not is_replicated:
             # All records below the last segment were synced before it was created.
@@ -252,8 +254,8 @@ class FileLook:
                 # Records below the recovery point are durable. The file may contain a
                 # lower offset: closing a log deletes the file without a sync, so a
                 # power cut may restore the last synced version.
-                limit = max(limit, self.noted(checkpoint.RECOVERY_POINT))
-        self.is_end_noted = limit >= low
+                limit = max(limit, self.persisted_offset(checkpoint.RECOVERY_POINT))
+        self.is_end_persisted = limit >= low
         visible = max(low, min(self._state.end, limit))
         if is_replicated:
             self._show(visible, visible)

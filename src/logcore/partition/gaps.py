@@ -64,46 +64,48 @@ class Gaps:
 
     def __init__(
         self,
-        noted: PersistedGaps | None,
+        persisted: PersistedGaps | None,
         ask: Callable[[], PersistedGaps] | None = None,
     ) -> None:
         """Create the object without reading files.
 
-        The metadata is given as `noted`. With None, it is read at the first gap, which
+        The metadata is given as `persisted`. With None, it is read at the first gap, which
         most reads never meet. `ask` reads the metadata of a log that another process
         may write.
         """
-        self._noted = noted
+        self._persisted = persisted
         self._ask = ask
 
     @property
-    def noted(self) -> PersistedGaps:
+    def persisted(self) -> PersistedGaps:
         """The metadata; replaced by the writer under its lock, or by readers."""
-        if self._noted is None:
+        if self._persisted is None:
             assert self._ask is not None
-            self._noted = self._ask()
-        return self._noted
+            self._persisted = self._ask()
+        return self._persisted
 
-    @noted.setter
-    def noted(self, noted: PersistedGaps) -> None:
-        self._noted = noted
+    @persisted.setter
+    def persisted(self, persisted: PersistedGaps) -> None:
+        self._persisted = persisted
 
     @property
     def dense_from(self) -> int:
         """The offset from which the log has no gaps."""
-        return self.noted.dense_from
+        return self.persisted.dense_from
 
     def is_loss(self, expected: int, base_offset: int) -> bool:
         """Return whether a gap before the batch at `base_offset` is a loss.
 
         `expected` is the offset at which the batch should begin.
         """
-        if not is_gap(expected, base_offset, self.noted.dense_from):
+        if not is_gap(expected, base_offset, self.persisted.dense_from):
             return False
         if self._ask is None:
             return True
-        self.noted = self._ask()  # a compaction may have begun since it was last read
-        return is_gap(expected, base_offset, self.noted.dense_from)
+        self.persisted = (
+            self._ask()
+        )  # a compaction may have begun since it was last read
+        return is_gap(expected, base_offset, self.persisted.dense_from)
 
     def loss_behind(self, segment: Segment, reached: int, next_base: int) -> str:
         """Check the gap between the end of a segment and the next base offset.
@@ -116,15 +118,15 @@ class Gaps:
         if reached >= next_base:
             return ""
         return self._confirmed(
-            lambda noted: _loss_behind(noted, segment, reached, next_base)
+            lambda persisted: _loss_behind(persisted, segment, reached, next_base)
         )
 
     def _confirmed(self, judge: Callable[[PersistedGaps], str]) -> str:
         """Return the result of `judge`; an error is confirmed with current metadata."""
-        reason = judge(self.noted)
+        reason = judge(self.persisted)
         if reason and self._ask is not None:
-            self.noted = self._ask()
-            reason = judge(self.noted)
+            self.persisted = self._ask()
+            reason = judge(self.persisted)
         return reason
 
     def check_whole(self, segment: Segment) -> None:
@@ -132,9 +134,9 @@ class Gaps:
 
         This applies to segments that may have gaps.
         """
-        if segment.base_offset >= self.noted.dense_from:
+        if segment.base_offset >= self.persisted.dense_from:
             return  # each batch reveals a missing predecessor
-        reason = self._confirmed(lambda noted: _cut_short(noted, segment))
+        reason = self._confirmed(lambda persisted: _cut_short(persisted, segment))
         if reason:
             raise CorruptLogError(
                 f"a part of a segment is missing: {reason}", path=segment.path
@@ -334,7 +336,7 @@ class Gaps:
 
 
 def check_growing(
-    segment: GrowingSegment, end: int, dense_from: int, *, is_end_noted: bool
+    segment: GrowingSegment, end: int, dense_from: int, *, is_end_persisted: bool
 ) -> int:
     """Check the batches of the last segment below `end` that were not checked before.
 
@@ -342,7 +344,7 @@ def check_growing(
     index of such a segment was built from headers alone, which may be damaged. Only
     after this check may a record that is missing in the index be considered missing.
 
-    From `dense_from` on there are no gaps. `is_end_noted`: the writer recorded `end`.
+    From `dense_from` on there are no gaps. `is_end_persisted`: the writer recorded `end`.
     Data after it may then be the remains of a crash. Otherwise, a damaged batch may
     hide valid ones, and is an error.
 
@@ -356,7 +358,7 @@ def check_growing(
         is_behind = False
         if len(facts):
             reaches_end = facts["last_offset"] >= end
-            is_behind = is_end_noted and bool(reaches_end.any())
+            is_behind = is_end_persisted and bool(reaches_end.any())
             if is_behind:
                 row = int(reaches_end.argmax())
                 position = int(facts["position"][row])
@@ -373,13 +375,13 @@ def check_growing(
             )
         # After the end there may be a torn batch. Before it, a damaged length appears
         # as one.
-        is_torn = expected >= end and (is_end_noted or why == layout.WALK_SHORT)
+        is_torn = expected >= end and (is_end_persisted or why == layout.WALK_SHORT)
         if why not in (layout.WALK_END, layout.WALK_LIMIT) and not is_torn:
             raise CorruptBatchError(
                 layout.WALK_REASONS[why], path=segment.path, position=position
             )
         segment.checked = (position, expected)
-        if is_end_noted and expected >= end:
+        if is_end_persisted and expected >= end:
             break
     return expected
 
@@ -412,15 +414,15 @@ def readable(segments: Sequence[Segment], items: Iterator[_Item]) -> Iterator[_I
 
 
 def _loss_behind(
-    noted: PersistedGaps, segment: Segment, reached: int, next_base: int
+    persisted: PersistedGaps, segment: Segment, reached: int, next_base: int
 ) -> str:
     """Return a description of the loss, or ""; see Gaps.loss_behind()."""
-    if is_gap(reached, next_base, noted.dense_from):
+    if is_gap(reached, next_base, persisted.dense_from):
         return "the log has no gaps there"
-    if reason := _cut_short(noted, segment):
+    if reason := _cut_short(persisted, segment):
         return reason
     seal = None
-    if noted.has_seals:
+    if persisted.has_seals:
         seal = _seal_of(segment)
     if seal is None or segment.size_bytes != seal.size_bytes:
         return ""
@@ -431,10 +433,10 @@ def _loss_behind(
     return ""
 
 
-def _cut_short(noted: PersistedGaps, segment: Segment) -> str:
+def _cut_short(persisted: PersistedGaps, segment: Segment) -> str:
     """Return a description if a segment is shorter than when it was sealed, else ""."""
     seal = None
-    if noted.has_seals:
+    if persisted.has_seals:
         seal = _seal_of(segment)
     if seal is None or segment.size_bytes >= seal.size_bytes:
         return ""

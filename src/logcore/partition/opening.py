@@ -140,9 +140,9 @@ def open_partition(place: OpenRequest) -> Opened:
     if any(name.endswith(SWAP) for name in names):
         recovery.finish_swaps(fs, place.path)
         names = sorted(list_names(fs, place.path))
-    if checkpoint.TURN in names and not place.is_shared:
+    if checkpoint.LOCK_RECORD in names and not place.is_shared:
         # A writer without other processes keeps no lock record.
-        fs.unlink(os.path.join(place.path, checkpoint.TURN))
+        fs.unlink(os.path.join(place.path, checkpoint.LOCK_RECORD))
     # 2. Find the segments and the metadata. If other processes left the log in order,
     # all data up to their end is trusted, like data below a recovery point.
     noted_point = place.checkpointed(checkpoint.RECOVERY_POINT)
@@ -151,7 +151,7 @@ def open_partition(place: OpenRequest) -> Opened:
     else:
         recovery_point = place.believed_end
     found = _find(place, names, recovery_point)
-    notes = checkpoint.read_notes(fs, place.path)
+    notes = checkpoint.read_partition_metadata(fs, place.path)
     # Kafka may have written since. It does not change our metadata, but it leaves a
     # snapshot at each roll and close.
     has_producers = not found.is_new and (
@@ -195,7 +195,7 @@ def open_partition(place: OpenRequest) -> Opened:
     has_seals = checkpoint.SEALS_HOLD in names
     if 0 < dense_from < order.NEVER and not has_seals:
         has_seals = checksum_file.drop_stale(fs, place.path, found.segments[:-1])
-    noted_gaps = gaps.PersistedGaps.of(
+    read_persisted_gaps = gaps.PersistedGaps.of(
         dense_from, place.checkpointed(checkpoint.CLEANER), has_seals
     )
     remove_snapshots_above(fs, place.path, end)
@@ -212,7 +212,7 @@ def open_partition(place: OpenRequest) -> Opened:
         own_notes=PartitionMetadata(
             place.durability, dense_from, has_producers, place.is_replicated
         ),
-        gaps=noted_gaps,
+        gaps=read_persisted_gaps,
         left_below=found.left_below,
         report=report,
         lost=lost,
@@ -469,7 +469,7 @@ def _high_watermark(
     if not place.is_replicated or (notes.policy is not None and not notes.replicated):
         return end
     noted = place.checkpointed(checkpoint.HIGH_WATERMARK)
-    shown = checkpoint.read_shown_end(place.fs, place.path)
+    shown = checkpoint.read_visible_end(place.fs, place.path)
     if shown is not None and shown.is_replicated:
         noted = max(noted, shown.offset)
     if noted <= found.log_start:

@@ -81,7 +81,7 @@ class PersistedState(NamedTuple):
         if epochs:
             epoch_start = epochs[0][1]
         shown: checkpoint.StoredWatermark | None = value_or(
-            None, checkpoint.read_shown_end, fs, path
+            None, checkpoint.read_visible_end, fs, path
         )
         durable_end = 0
         if shown is not None:
@@ -97,7 +97,10 @@ class PersistedState(NamedTuple):
             durable_end=durable_end,
             epoch_start=epoch_start,
             notes=value_or(
-                checkpoint.PartitionMetadata(), checkpoint.read_notes, fs, path
+                checkpoint.PartitionMetadata(),
+                checkpoint.read_partition_metadata,
+                fs,
+                path,
             ),
             has_seals=value_or(
                 False, fs.exists, os.path.join(path, checkpoint.SEALS_HOLD)
@@ -153,7 +156,7 @@ def value_or(otherwise: _U, call: Callable[..., _T], *arguments: Any) -> _T | _U
         return otherwise
 
 
-def noted_offset(fs: FS, path: str, name: str) -> int:
+def read_persisted_offset(fs: FS, path: str, name: str) -> int:
     """Return the partition's offset in a checkpoint of the log directory, or 0."""
     with contextlib.suppress(InvalidNameError):
         parent, partition = os.path.split(fs.real_path(path))
@@ -163,7 +166,7 @@ def noted_offset(fs: FS, path: str, name: str) -> int:
     return 0
 
 
-class NotedOffsets:
+class PersistedOffsets:
     """The offsets of one partition in the checkpoints, cached for repeated reads.
 
     A file is read again only after it was replaced. Replacing a file changes the
@@ -210,19 +213,19 @@ class NotedOffsets:
         known = self._known.get(name)
         if known is not None and known[0] == stamp:
             return known[1]
-        offset = noted_offset(self._fs, self._path, name)
+        offset = read_persisted_offset(self._fs, self._path, name)
         # A file replaced twice within SETTLING_MS may have the same number and time.
         if changed_ms < self._fs.now_ms() - SETTLING_MS:
             self._known[name] = stamp, offset
         return offset
 
 
-def noted_gaps(fs: FS, path: str) -> gaps.PersistedGaps:
+def read_persisted_gaps(fs: FS, path: str) -> gaps.PersistedGaps:
     """Read the metadata that decides which gaps of a partition are losses."""
-    notes = checkpoint.read_notes(fs, path)
+    notes = checkpoint.read_partition_metadata(fs, path)
     has_seals = fs.exists(os.path.join(path, checkpoint.SEALS_HOLD))
     return gaps.PersistedGaps.of(
-        notes.dense_from, noted_offset(fs, path, checkpoint.CLEANER), has_seals
+        notes.dense_from, read_persisted_offset(fs, path, checkpoint.CLEANER), has_seals
     )
 
 

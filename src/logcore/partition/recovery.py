@@ -341,7 +341,7 @@ def index_after_damage(
     return RecoveryReport(segment.path, segment.size_bytes - bad, damage=(damage,))
 
 
-def note_failed_sync(fs: FS, directory: str) -> None:
+def record_failed_sync(fs: FS, directory: str) -> None:
     """Create a file that warns the next opening about a failed sync.
 
     The page cache may then differ from the disk. Creating the file is best effort,
@@ -372,7 +372,7 @@ def _sync_and_reread(fs: FS, segment: Segment, position: int) -> bool:
             fs.fsync(handle)
             return fs.drop_cache(handle, position)
         except StorageWriteError:
-            note_failed_sync(fs, segment.directory)
+            record_failed_sync(fs, segment.directory)
             raise
 
 

@@ -106,7 +106,7 @@ def store_locked(
     # Store the metadata before the batches: first the gaps, because readers would
     # report them as losses; then the leader epochs.
     if found.gap_end:
-        writer.note_gaps_locked(found.gap_end)
+        writer.write_gaps_locked(found.gap_end)
     entries = epochs.truncate_end(writer.metadata.epochs, writer.state.end)
     for epoch, start in found.epochs:
         entries = epochs.assign(entries, epoch, start)

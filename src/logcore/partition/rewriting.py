@@ -106,7 +106,7 @@ class Adoption:
         state = writer.state
         writer.commit.advance(state.end, writer.written_bytes)
         if state.visible < state.end and not writer.is_replicated:
-            state.show(state.end)
+            state.raise_visible_end(state.end)
         writer.start_recovery_point_locked(writer.fs.monotonic_ms())
 
     def fail(self, cause: BaseException) -> None:
@@ -266,7 +266,7 @@ class Rewriting:
             # Durable before a gap exists. This writes only the first time in a round,
             # because the offset covers all segments up to the active one, and no
             # compaction of this round reaches that.
-            writer.note_gaps_locked(self.active_base)
+            writer.write_gaps_locked(self.active_base)
             writer.files.exchange(
                 old, new, writer.state.config.file_delete_delay_ms, writer.commit.poison
             )
@@ -295,7 +295,7 @@ class Rewriting:
             with contextlib.suppress(LogcoreError, OSError):
                 self._remove_cleaned()
         if self._writer.sharing is not None and not self._writer.state.is_closed:
-            self._writer.sharing.give_rewriting()
+            self._writer.sharing.release_rewrite()
 
     def _remove_cleaned(self) -> None:
         self._created = None

@@ -146,7 +146,7 @@ class LogMaintenance:
         with writer.state.lock:
             writer.check_writable_locked()
             if syncs:
-                writer.progress.note_sync(clock_ms)
+                writer.progress.record_sync(clock_ms)
             duties = due(self._facts_of_duties_locked(clock_ms, now_ms), clock_ms)
             acted, point = self._run_locked(duties, clock_ms, now_ms)
             return syncs or acted, point

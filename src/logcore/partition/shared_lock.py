@@ -2,13 +2,13 @@
 
     logcore.turn, in the partition's directory
 
-    position 0    the lock record (Note), which describes the state of the partition:
+    position 0    the lock record, which describes the state of the partition:
                   written by the lock holder when it acquires and when it releases
-    position 512  the durable end (Synced), in two slots: written after a sync, under a
+    position 512  the durable end, in two slots: written after a sync, under a
                   lock of its own (`publishing`)
 
 Rules:
-- The write lock ("turn") is a record lock on one byte of the log directory's lock file.
+- The write lock is a record lock on one byte of the log directory's lock file.
   The kernel releases it when the process that holds it dies.
 - The lock record is marked "busy" while the lock is held. A process that acquires the
   lock and finds the record busy knows that the previous holder crashed, and runs
@@ -36,25 +36,25 @@ import attrs
 
 from logcore.errors import LogLockedError
 from logcore.fs import FS, SharedFS
-from logcore.fs.byte_lock import PARTITIONS_FROM, TURN_SECONDS, ByteLock
-from logcore.metadata.checkpoint import TURN, Key
+from logcore.fs.byte_lock import LOCK_WAIT_SECONDS, PARTITIONS_FROM, ByteLock
+from logcore.metadata.checkpoint import LOCK_RECORD, Key
 
 #: Number of truncations that are kept. The oldest entry also represents all earlier
 #: truncations, with the lowest of their offsets.
-_CUTS: Final = 8
+_MOST_TRUNCATIONS: Final = 8
 #: If a process appears to have missed more truncations, the count was restarted.
 _MOST_MISSED: Final = 1 << 32
 
 # boot id, structure, end, size, flags; followed by their crc and the holder
-_NOTE: Final = struct.Struct(">16sQqqI")
+_RECORD: Final = struct.Struct(">16sQqqI")
 # pid, mark. The mark is last, so that a write that is interrupted leaves the old mark.
 _HOLDER: Final = struct.Struct(">I8s")
-_HOLDER_AT: Final = _NOTE.size + 4
-_NOTE_BYTES: Final = _HOLDER_AT + _HOLDER.size
-# mark, boot id, number, durable end, count of cuts, the latest cuts, flags, crc
-_SYNCED: Final = struct.Struct(f">8s16sQqQ{_CUTS}qII")
-_NOTE_MARK: Final = b"LCTURN1\n"
-#: Replaces _NOTE_MARK while the write lock is held.
+_HOLDER_AT: Final = _RECORD.size + 4
+_RECORD_BYTES: Final = _HOLDER_AT + _HOLDER.size
+# mark, boot id, number, durable end, count of truncations, the latest truncations, flags, crc
+_SYNCED: Final = struct.Struct(f">8s16sQqQ{_MOST_TRUNCATIONS}qII")
+_IDLE_MARK: Final = b"LCTURN1\n"
+#: Replaces _IDLE_MARK while the write lock is held.
 _BUSY_MARK: Final = b"LCBUSY1\n"
 _SYNCED_MARK: Final = b"LCSYNC2\n"
 _SYNCED_AT: Final = 512
@@ -63,7 +63,7 @@ _DELETED: Final = 1
 _FAILED: Final = 1
 #: Maximum number of reads. A slot is written and read with one call each, but the
 #: system does not promise that a reader never sees a partial write.
-_LOOKS: Final = 100
+_MOST_READS: Final = 100
 
 
 class LockRecord(NamedTuple):
@@ -91,42 +91,42 @@ class DurableEnd:
     #: Every record below this offset is covered by a completed fsync.
     durable_end: int
     #: How often the log was truncated or recovered.
-    cuts: int
+    truncations: int
     #: The offsets of the latest truncations, oldest first.
     latest: tuple[int, ...] = ()
     #: Whether a sync has failed.
     has_failed: bool = False
 
-    def cut(self, offset: int) -> DurableEnd:
+    def truncated(self, offset: int) -> DurableEnd:
         """Return the state after a truncation at `offset`.
 
         Records at and above the offset are no longer durable, even if a sync that began
         before the truncation completes after it.
         """
         latest = (*self.latest, offset)
-        if len(latest) > _CUTS:
+        if len(latest) > _MOST_TRUNCATIONS:
             latest = (min(latest[:2]), *latest[2:])
         return DurableEnd(
-            min(self.durable_end, offset), self.cuts + 1, latest, self.has_failed
+            min(self.durable_end, offset), self.truncations + 1, latest, self.has_failed
         )
 
-    def lowest_cut_since(self, cuts: int, log_start: int) -> int | None:
-        """Return the lowest offset of the truncations since the count was `cuts`.
+    def lowest_truncation_since(self, truncations: int, log_start: int) -> int | None:
+        """Return the lowest offset of the truncations since the count was `truncations`.
 
         Returns None if there was none, and `log_start` if that offset is unknown.
         """
-        missed = self.cuts - cuts
+        missed = self.truncations - truncations
         if missed == 0:
             return None
         is_counted = missed <= len(self.latest) or (
-            len(self.latest) == _CUTS and missed < _MOST_MISSED
+            len(self.latest) == _MOST_TRUNCATIONS and missed < _MOST_MISSED
         )
         if missed < 0 or not is_counted:
             return log_start
         return min(self.latest[-missed:])
 
 
-class _Written(NamedTuple):
+class _Slot(NamedTuple):
     """A slot as found in the file: its write number, its position and its content."""
 
     number: int
@@ -135,7 +135,7 @@ class _Written(NamedTuple):
     synced: DurableEnd
 
 
-class Turn:
+class WriteLock:
     """The shared write lock of one partition, as used by one process.
 
     `publishing` is the byte lock under which the durable end is written.
@@ -164,178 +164,180 @@ class Turn:
         self._boot = self._fs.boot().boot_id
         self._pid = os.getpid()
         self._busy = _HOLDER.pack(self._pid, _BUSY_MARK)
-        self._idle = _HOLDER.pack(self._pid, _NOTE_MARK)
+        self._idle = _HOLDER.pack(self._pid, _IDLE_MARK)
         # (bytes, their decoded form) as read or written last. If this process also was
         # the previous holder, the bytes are unchanged and need no decoding.
-        self._known_note: tuple[bytes, LockRecord] = b"", LockRecord(0, 0, 0)
+        self._known_record: tuple[bytes, LockRecord] = b"", LockRecord(0, 0, 0)
         self._known_synced: tuple[bytes, DurableEnd] = b"", DurableEnd(0, 0)
-        self._note_handle = self._fs.open(
-            os.path.join(path, TURN), write=True, create=True
+        self._record_handle = self._fs.open(
+            os.path.join(path, LOCK_RECORD), write=True, create=True
         )
         # Closed once no thread refers to this object: a reader may be about to read it.
-        weakref.finalize(self, self._fs.close, self._note_handle).atexit = False
+        weakref.finalize(self, self._fs.close, self._record_handle).atexit = False
         self.publishing = ByteLock(self._fs, handle, self._byte + 1, path)
 
-    def take(self, *, waits: bool = True) -> bool:
+    def acquire(self, *, waits: bool = True) -> bool:
         """Acquire the write lock and return True.
 
         With waits=False, return False if another process holds the lock.
 
         Raises:
-            LogLockedError: one other process has held the lock for TURN_SECONDS.
+            LogLockedError: one other process has held the lock for LOCK_WAIT_SECONDS.
         """
         if self._fs.lock_byte(self._lock_handle, self._byte):
             return True
         if not waits:
             return False
-        note = self.note()
+        record = self.read_lock_record()
         while not self._fs.lock_byte(
-            self._lock_handle, self._byte, timeout_ms=1000 * TURN_SECONDS
+            self._lock_handle, self._byte, timeout_ms=1000 * LOCK_WAIT_SECONDS
         ):
-            before = note
-            note = self.note()
-            if note == before:  # if it changed, others acquired the lock: wait again
-                raise self._kept(note)
+            before = record
+            record = self.read_lock_record()
+            if record == before:  # if it changed, others acquired the lock: wait again
+                raise self._timeout_error(record)
         return True
 
-    def _kept(self, note: LockRecord | None) -> LogLockedError:
+    def _timeout_error(self, record: LockRecord | None) -> LogLockedError:
         pid = None
-        if note is not None:
-            pid = note.pid
+        if record is not None:
+            pid = record.pid
         return LogLockedError(
-            f"process {pid or '?'} has held the write lock for {TURN_SECONDS} seconds; if it is stopped, resume it "
-            "or end it",
+            f"process {pid or '?'} has held the write lock for {LOCK_WAIT_SECONDS} seconds; "
+            "if it is stopped, resume it or end it",
             path=self._path,
             pid=pid,
         )
 
-    def give(self) -> None:
+    def release(self) -> None:
         """Release the write lock."""
         self._fs.unlock_byte(self._lock_handle, self._byte)
 
-    def take_rewriting(self) -> bool:
+    def acquire_rewrite(self) -> bool:
         """Acquire the right to write replacement segments, as a compaction does.
 
         Returns False if another process has that right.
         """
         return self._fs.lock_byte(self._lock_handle, self._byte + 2)
 
-    def give_rewriting(self) -> None:
-        """Release the right that take_rewriting() acquired."""
+    def release_rewrite(self) -> None:
+        """Release the right that acquire_rewrite() acquired."""
         self._fs.unlock_byte(self._lock_handle, self._byte + 2)
 
     # -- the lock record ---------------------------------------------------------------
 
-    def read_record(self) -> tuple[LockRecord | None, DurableEnd | None]:
+    def read_records(self) -> tuple[LockRecord | None, DurableEnd | None]:
         """Return the lock record and the durable end. The caller holds the write lock.
 
         Returns the same objects as the last call (or the objects written last) if the
         bytes are unchanged, so that the caller can compare them with `is`.
         """
-        content = self._fs.pread(self._note_handle, _SYNCED_AT + _SYNCED_BYTES, 0)
-        note: LockRecord | None = self._known_note[1]
-        if content[:_NOTE_BYTES] != self._known_note[0]:
-            note = self._unpacked(content)
-            if note is not None:
-                self._known_note = content[:_NOTE_BYTES], note
+        content = self._fs.pread(self._record_handle, _SYNCED_AT + _SYNCED_BYTES, 0)
+        record: LockRecord | None = self._known_record[1]
+        if content[:_RECORD_BYTES] != self._known_record[0]:
+            record = self._unpack_record(content)
+            if record is not None:
+                self._known_record = content[:_RECORD_BYTES], record
         synced: DurableEnd | None = self._known_synced[1]
         if content[_SYNCED_AT:] != self._known_synced[0]:
-            found = self._newest(content[_SYNCED_AT:])
+            found = self._newest_slot(content[_SYNCED_AT:])
             synced = None
             if found is not None:
                 synced = found.synced
                 self._known_synced = content[_SYNCED_AT:], synced
-        return note, synced
+        return record, synced
 
-    def note(self) -> LockRecord | None:
+    def read_lock_record(self) -> LockRecord | None:
         """Return the lock record, or None if it is unknown, as after a power cut.
 
         May be called without the write lock.
         """
-        return self._unpacked(self._fs.pread(self._note_handle, _NOTE_BYTES, 0))
-
-    def _unpacked(self, content: bytes) -> LockRecord | None:
-        if len(content) < _NOTE_BYTES:
-            return None
-        boot, structure, end, size_bytes, flags = _NOTE.unpack_from(content)
-        pid, mark = _HOLDER.unpack_from(content, _HOLDER_AT)
-        is_sound = zlib.crc32(content[: _NOTE.size]) == int.from_bytes(
-            content[_NOTE.size : _HOLDER_AT], "big"
+        return self._unpack_record(
+            self._fs.pread(self._record_handle, _RECORD_BYTES, 0)
         )
-        if not is_sound or boot != self._boot or mark not in (_NOTE_MARK, _BUSY_MARK):
+
+    def _unpack_record(self, content: bytes) -> LockRecord | None:
+        if len(content) < _RECORD_BYTES:
+            return None
+        boot, structure, end, size_bytes, flags = _RECORD.unpack_from(content)
+        pid, mark = _HOLDER.unpack_from(content, _HOLDER_AT)
+        is_sound = zlib.crc32(content[: _RECORD.size]) == int.from_bytes(
+            content[_RECORD.size : _HOLDER_AT], "big"
+        )
+        if not is_sound or boot != self._boot or mark not in (_IDLE_MARK, _BUSY_MARK):
             return None
         return LockRecord(
             structure, end, size_bytes, mark == _BUSY_MARK, bool(flags & _DELETED), pid
         )
 
-    def begin(self) -> None:
+    def mark_busy(self) -> None:
         """Mark the existing lock record as busy. The caller holds the write lock."""
         # Writes 12 bytes only. The rest of the record is unchanged.
-        self._fs.pwrite(self._note_handle, self._busy, _HOLDER_AT)
+        self._fs.pwrite(self._record_handle, self._busy, _HOLDER_AT)
 
-    def leave(self, note: LockRecord) -> None:
+    def write_lock_record(self, record: LockRecord) -> None:
         """Replace the lock record. The caller holds the write lock."""
-        packed = _NOTE.pack(
+        packed = _RECORD.pack(
             self._boot,
-            note.structure,
-            note.end,
-            note.size_bytes,
-            _DELETED * note.is_deleted,
+            record.structure,
+            record.end,
+            record.size_bytes,
+            _DELETED * record.is_deleted,
         )
-        if note.is_busy:
+        if record.is_busy:
             holder = self._busy
         else:
             holder = self._idle
         content = packed + zlib.crc32(packed).to_bytes(4, "big") + holder
-        self._fs.pwrite(self._note_handle, content, 0)
-        self._known_note = content, note
+        self._fs.pwrite(self._record_handle, content, 0)
+        self._known_record = content, record
 
-    def new_number(self) -> int:
+    def new_structure_number(self) -> int:
         """Return a structure number that no running process has seen."""
         # Two bits less, so that the number can be counted up within 64 bits.
         return int.from_bytes(self._fs.random_bytes(8), "big") >> 2
 
     # -- the durable end ---------------------------------------------------------------
 
-    def synced(self) -> DurableEnd | None:
+    def read_durable_end(self) -> DurableEnd | None:
         """Return the durable end, or None if it is unknown. Needs no lock."""
         # Both slots may be partially written, if one write follows the other.
-        for _ in range(_LOOKS):
-            content = self._fs.pread(self._note_handle, _SYNCED_BYTES, _SYNCED_AT)
-            found = self._newest(content)
+        for _ in range(_MOST_READS):
+            content = self._fs.pread(self._record_handle, _SYNCED_BYTES, _SYNCED_AT)
+            found = self._newest_slot(content)
             if found is not None:
                 return found.synced
             if len(content) < _SYNCED.size:
                 return None
         return None
 
-    def record_synced(self, synced: DurableEnd) -> None:
+    def write_durable_end(self, synced: DurableEnd) -> None:
         """Write the durable end to the older slot. The caller holds `publishing`."""
-        content = self._fs.pread(self._note_handle, _SYNCED_BYTES, _SYNCED_AT).ljust(
+        content = self._fs.pread(self._record_handle, _SYNCED_BYTES, _SYNCED_AT).ljust(
             _SYNCED_BYTES, b"\0"
         )
-        before = self._newest(content)
+        before = self._newest_slot(content)
         number = 1
         at = 0
         if before is not None:
             number = before.number + 1
             at = _SYNCED.size - before.at
-        packed = self._packed_synced(number, synced)
-        self._fs.pwrite(self._note_handle, packed, _SYNCED_AT + at)
+        packed = self._packed_slot(number, synced)
+        self._fs.pwrite(self._record_handle, packed, _SYNCED_AT + at)
         self._known_synced = (
             content[:at] + packed + content[at + _SYNCED.size :],
             synced,
         )
 
-    def _newest(self, content: bytes) -> _Written | None:
+    def _newest_slot(self, content: bytes) -> _Slot | None:
         """Return the newest valid slot in `content`, or None if neither is valid."""
-        newest: _Written | None = None
+        newest: _Slot | None = None
         for at in (0, _SYNCED.size):
             piece = content[at : at + _SYNCED.size]
             if len(piece) < _SYNCED.size:
                 continue
-            mark, boot, number, durable_end, cuts, *latest, flags, crc = _SYNCED.unpack(
-                piece
+            mark, boot, number, durable_end, truncations, *latest, flags, crc = (
+                _SYNCED.unpack(piece)
             )
             if (
                 mark != _SYNCED_MARK
@@ -345,22 +347,25 @@ class Turn:
                 continue
             if newest is None or number > newest.number:
                 known = tuple(offset for offset in latest if offset >= 0)
-                newest = _Written(
+                newest = _Slot(
                     number,
                     at,
-                    DurableEnd(durable_end, cuts, known, bool(flags & _FAILED)),
+                    DurableEnd(durable_end, truncations, known, bool(flags & _FAILED)),
                 )
         return newest
 
-    def _packed_synced(self, number: int, synced: DurableEnd) -> bytes:
+    def _packed_slot(self, number: int, synced: DurableEnd) -> bytes:
         flags = _FAILED * synced.has_failed
-        latest = (*synced.latest, *itertools.repeat(-1, _CUTS - len(synced.latest)))
+        latest = (
+            *synced.latest,
+            *itertools.repeat(-1, _MOST_TRUNCATIONS - len(synced.latest)),
+        )
         packed = _SYNCED.pack(
             _SYNCED_MARK,
             self._boot,
             number,
             synced.durable_end,
-            synced.cuts,
+            synced.truncations,
             *latest,
             flags,
             0,

@@ -49,7 +49,7 @@ from logcore.fs import FS
 from logcore.metadata.checkpoint import Key
 from logcore.partition.group_commit import GroupCommit
 from logcore.partition.opening import Opened
-from logcore.partition.shared_lock import DurableEnd, LockRecord, Turn
+from logcore.partition.shared_lock import DurableEnd, LockRecord, WriteLock
 from logcore.partition.state import PartitionState
 from logcore.partition.writer_fields import Metadata
 from logcore.segment import ActiveSegment
@@ -65,7 +65,7 @@ Open = Callable[[int | None], Opened]
 class SharedLogWriter(Protocol):
     """The part of the writer (writer.py) that this module uses and brings up to date.
 
-    All methods except show_elsewhere() are called with the log lock held.
+    All methods except write_visible_end() are called with the log lock held.
     """
 
     state: PartitionState
@@ -80,7 +80,7 @@ class SharedLogWriter(Protocol):
         self, opened: Opened, durable_end: int, cut_offset: int | None
     ) -> None: ...
     def finish_opening_locked(self, opened: Opened) -> None: ...
-    def show_elsewhere(self, end: int) -> None: ...
+    def write_visible_end(self, end: int) -> None: ...
 
 
 class SharedLock:
@@ -105,18 +105,18 @@ class SharedLock:
         # The frame that holds the lock or waits for it, by thread. Each thread writes
         # its own entry only, before it acquires the mutex and after it releases it.
         self._frames: dict[int, FrameType] = {}
-        self._turn = Turn(fs, handle, key, path)
-        self._has_turn = False  # under the mutex
+        self._write_lock = WriteLock(fs, handle, key, path)
+        self._has_write_lock = False  # under the mutex
         #: Whether the log was trusted when it was opened, because other processes had
         #: it open.
         self.is_believed = False
         # The state as this process knows it, or is about to record; under the mutex.
-        self._note = LockRecord(0, 0, 0)
+        self._record = LockRecord(0, 0, 0)
         self._synced: DurableEnd | None = None  # as read last; under the mutex
         # The objects that the structure number represents; under the mutex.
         self._shape: tuple[Any, ...] = ()
-        self._cuts = 0  # as read last; under publishing and the mutex
-        self._showing = threading.Lock()
+        self._truncations = 0  # as read last; under publishing and the mutex
+        self._visible_end_lock = threading.Lock()
         self._writer: SharedLogWriter | None = None
         self._open: Open | None = None
 
@@ -165,46 +165,46 @@ class SharedLock:
             self._is_held = True
             if self._is_over():
                 return True
-            if not self._turn.take(waits=blocking):
-                self._give()
+            if not self._write_lock.acquire(waits=blocking):
+                self._release()
                 return False
-            self._has_turn = True
+            self._has_write_lock = True
             # The call returns the same objects while the file is unchanged, so the usual
             # case costs one read.
-            note, synced = self._turn.read_record()
-            if note is not self._note or synced is not self._synced:
-                self._catch_up(note, synced)
+            record, synced = self._write_lock.read_records()
+            if record is not self._record or synced is not self._synced:
+                self._catch_up(record, synced)
             # From here on, a crash leaves "busy". A log that refuses writes is not
             # marked, because it will not be changed.
             if not self._is_over():
-                self._turn.begin()
+                self._write_lock.mark_busy()
             return True
         except BaseException:
-            self._give()
+            self._release()
             raise
 
     def release(self) -> None:
         """Record the present state for the next holder, and release the lock."""
         try:
-            if self._has_turn:
+            if self._has_write_lock:
                 self.write_record()
         finally:
-            self._give()
+            self._release()
 
     def locked(self) -> bool:
         """Return whether a thread of this process holds the lock."""
         return self._is_held
 
     @property
-    def has_turn(self) -> bool:
+    def has_write_lock(self) -> bool:
         """Whether this process may change the partition. The caller holds the lock."""
-        return self._has_turn
+        return self._has_write_lock
 
-    def _give(self) -> None:
+    def _release(self) -> None:
         try:
-            if self._has_turn:
-                self._has_turn = False
-                self._turn.give()
+            if self._has_write_lock:
+                self._has_write_lock = False
+                self._write_lock.release()
         finally:
             self._is_held = False
             self._mutex.release()
@@ -236,38 +236,40 @@ class SharedLock:
         partition open. An exception that it raises ends the attempt.
         """
         with self._mutex:
-            self._turn.take()
+            self._write_lock.acquire()
             try:
                 self._is_held = True
-                note = self._turn.note()
-                synced = self._turn.synced()
-                if note is not None and note.is_deleted and not is_alone:
+                record = self._write_lock.read_lock_record()
+                synced = self._write_lock.read_durable_end()
+                if record is not None and record.is_deleted and not is_alone:
                     raise LogNotFoundError(
                         "another process is deleting the partition", path=self._path
                     )
-                if note is not None and not is_alone:
+                if record is not None and not is_alone:
                     check()
                 # Recover unless running processes keep the log in order. After a power
                 # cut, a crash of a holder or a failed sync, they do not. A record whose
                 # processes have all ended is not trusted either.
                 if (
-                    note is None
+                    record is None
                     or synced is None
                     or is_alone
-                    or note.is_busy
+                    or record.is_busy
                     or synced.has_failed
                 ):
-                    self._note = LockRecord(self._turn.new_number(), 0, 0, is_busy=True)
+                    self._record = LockRecord(
+                        self._write_lock.new_structure_number(), 0, 0, is_busy=True
+                    )
                     believed_end = None
                 else:
-                    self._note = note._replace(is_busy=True)
-                    believed_end = note.end
-                self._turn.leave(self._note)
+                    self._record = record._replace(is_busy=True)
+                    believed_end = record.end
+                self._write_lock.write_lock_record(self._record)
                 yield believed_end
                 self.write_record()
             finally:
                 self._is_held = False
-                self._turn.give()
+                self._write_lock.release()
 
     def attach(
         self,
@@ -284,9 +286,9 @@ class SharedLock:
         """
         self._writer = writer
         self._open = open_again
-        with self._turn.publishing.held():
+        with self._write_lock.publishing.held():
             synced = self._write_durable_end(opened, believed_end)
-            self._cuts = synced.cuts
+            self._truncations = synced.truncations
         writer.commit.renew(synced.durable_end)
         if writer.durability.waits:
             writer.state.publish(visible=synced.durable_end)
@@ -302,19 +304,19 @@ class SharedLock:
         sync that began before the recovery does not count, because the file may have
         been replaced, or records that were not durable truncated.
         """
-        synced = self._turn.synced()
+        synced = self._write_lock.read_durable_end()
         if believed_end is not None and synced is not None:
             return synced
         if synced is None:
             durable_end = opened.end
             if believed_end is not None:  # other processes appended, but synced nothing
                 durable_end = opened.log_start
-            synced = DurableEnd(durable_end, self._turn.new_number())
+            synced = DurableEnd(durable_end, self._write_lock.new_structure_number())
         else:
             synced = attrs.evolve(
-                synced.cut(opened.end), durable_end=opened.end, has_failed=False
+                synced.truncated(opened.end), durable_end=opened.end, has_failed=False
             )
-        self._turn.record_synced(synced)
+        self._write_lock.write_durable_end(synced)
         return synced
 
     def write_record(self) -> None:
@@ -332,40 +334,40 @@ class SharedLock:
         # Each part is replaced when it changes: identical objects mean the same
         # structure.
         shape = self._present_shape()
-        structure = self._note.structure
+        structure = self._record.structure
         if not all(map(operator.is_, shape, self._shape)):
             structure += 1
         self._shape = shape
-        self._note = LockRecord(structure, writer.state.end, writer.active.size_bytes)
+        self._record = LockRecord(structure, writer.state.end, writer.active.size_bytes)
         # If the record cannot be written, it remains "busy": the next holder recovers,
         # and finds all records.
         with contextlib.suppress(DiskFullError, StorageWriteError):
-            self._turn.leave(self._note)
+            self._write_lock.write_lock_record(self._record)
 
-    def leave(self) -> None:
+    def release_write_lock(self) -> None:
         """Record the state and release the write lock, but not the mutex.
 
         Called when the log is closed, because the lock file may be closed next.
         """
         try:
-            if self._has_turn:
+            if self._has_write_lock:
                 self.write_record()
         finally:
-            self._turn.give_rewriting()
-            if self._has_turn:
-                self._has_turn = False
-                self._turn.give()
+            self._write_lock.release_rewrite()
+            if self._has_write_lock:
+                self._has_write_lock = False
+                self._write_lock.release()
 
-    def take_rewriting(self) -> bool:
+    def acquire_rewrite(self) -> bool:
         """Acquire the right to compact the partition, separately from the write lock.
 
         Returns False if another process has that right.
         """
-        return self._turn.take_rewriting()
+        return self._write_lock.acquire_rewrite()
 
-    def give_rewriting(self) -> None:
-        """Release the right that take_rewriting() acquired."""
-        self._turn.give_rewriting()
+    def release_rewrite(self) -> None:
+        """Release the right that acquire_rewrite() acquired."""
+        self._write_lock.release_rewrite()
 
     def _present_shape(self) -> tuple[Any, ...]:
         """Return the parts that others can only learn by reopening the partition.
@@ -379,7 +381,7 @@ class SharedLock:
             state.segments,
             writer.active,
             writer.metadata,
-            state.gaps.noted,
+            state.gaps.persisted,
             state.log_start,
         )
 
@@ -408,23 +410,23 @@ class SharedLock:
         assert writer is not None, "the log is open"
         if self._is_over():
             return False
-        note = self._turn.note()
-        synced = self._turn.synced()
-        known = self._note
+        record = self._write_lock.read_lock_record()
+        synced = self._write_lock.read_durable_end()
+        known = self._record
         # The record of a holder that is still busy does not differ: it has no news yet.
         if (
-            note is None
-            or note.is_deleted
-            or (note.structure, note.end) != (known.structure, known.end)
+            record is None
+            or record.is_deleted
+            or (record.structure, record.end) != (known.structure, known.end)
         ):
             return True
         return (
             synced is None
             or synced.durable_end > writer.commit.durable_end
-            or synced.cuts != self._cuts
+            or synced.truncations != self._truncations
         )
 
-    def _catch_up(self, note: LockRecord | None, synced: DurableEnd | None) -> None:
+    def _catch_up(self, record: LockRecord | None, synced: DurableEnd | None) -> None:
         """Load the changes of other processes. The caller holds the write lock.
 
         Raises:
@@ -432,7 +434,7 @@ class SharedLock:
         """
         writer = self._writer
         assert writer is not None, "the log is open"
-        if note is not None and note.is_deleted:
+        if record is not None and record.is_deleted:
             writer.commit.poison(
                 LogNotFoundError(
                     "another process has deleted the partition", path=self._path
@@ -442,26 +444,29 @@ class SharedLock:
             writer.commit.poison(
                 StorageWriteError("a sync failed in another process", path=self._path)
             )
-        elif note is None or synced is None or note.is_busy:
-            self._note = _UNKNOWN
+        elif record is None or synced is None or record.is_busy:
+            self._record = _UNKNOWN
             self._renew(None)
-            self._note = LockRecord(self._turn.new_number(), 0, 0)
-        elif note.structure != self._note.structure or synced.cuts != self._cuts:
-            self._note = _UNKNOWN
-            self._renew(note.end)
-            self._note = note
+            self._record = LockRecord(self._write_lock.new_structure_number(), 0, 0)
+        elif (
+            record.structure != self._record.structure
+            or synced.truncations != self._truncations
+        ):
+            self._record = _UNKNOWN
+            self._renew(record.end)
+            self._record = record
         else:
-            if note.end != writer.state.end:
-                self._note = _UNKNOWN  # if this fails half way, the next try reopens
-                writer.sync_from_peer_locked(note.end, note.size_bytes)
-            self._note = note
+            if record.end != writer.state.end:
+                self._record = _UNKNOWN  # if this fails half way, the next try reopens
+                writer.sync_from_peer_locked(record.end, record.size_bytes)
+            self._record = record
             if synced.durable_end > writer.commit.durable_end:
                 writer.commit.learn(synced.durable_end)
             self._synced = synced
             visible = writer.state.end
             if writer.durability.waits:
                 visible = writer.commit.durable_end
-            self.show(visible)
+            self.raise_visible_end(visible)
 
     def _renew(self, believed_end: int | None) -> None:
         """Reopen the partition: the state is stale, or it needs recovery."""
@@ -470,26 +475,28 @@ class SharedLock:
         # Syncs of this process are held back: they could sync a file that is replaced.
         with writer.commit.held():
             opened = self._open(believed_end)
-            with self._turn.publishing.held():
+            with self._write_lock.publishing.held():
                 synced = self._write_durable_end(opened, believed_end)
-                cut_offset = synced.lowest_cut_since(self._cuts, opened.log_start)
-                self._cuts = synced.cuts
+                cut_offset = synced.lowest_truncation_since(
+                    self._truncations, opened.log_start
+                )
+                self._truncations = synced.truncations
                 writer.reload_locked(opened, synced.durable_end, cut_offset)
         self._shape = self._present_shape()
         writer.finish_opening_locked(opened)
 
     # -- the durable end ---------------------------------------------------------------
 
-    def show(self, end: int) -> None:
+    def raise_visible_end(self, end: int) -> None:
         """Raise the visible end to `end`.
 
         Two threads may call this with different ends; the larger one wins.
         """
         writer = self._writer
         assert writer is not None, "the log is open"
-        with self._showing:
+        with self._visible_end_lock:
             if end > writer.state.visible:
-                writer.state.show(end)
+                writer.state.raise_visible_end(end)
 
     def publish(self, end: int) -> bool:
         """Record for the other processes that all records below `end` are durable.
@@ -499,9 +506,9 @@ class SharedLock:
         """
         writer = self._writer
         assert writer is not None, "the log is open"
-        with self._turn.publishing.held():
-            synced = self._turn.synced()
-            if synced is None or synced.cuts != self._cuts:
+        with self._write_lock.publishing.held():
+            synced = self._write_lock.read_durable_end()
+            if synced is None or synced.truncations != self._truncations:
                 return False
             if synced.has_failed:
                 writer.commit.poison(
@@ -513,11 +520,13 @@ class SharedLock:
             if end > synced.durable_end:
                 # If the write fails, others read the new end after the next sync.
                 with contextlib.suppress(DiskFullError, StorageWriteError):
-                    self._turn.record_synced(attrs.evolve(synced, durable_end=end))
-                    writer.show_elsewhere(end)
+                    self._write_lock.write_durable_end(
+                        attrs.evolve(synced, durable_end=end)
+                    )
+                    writer.write_visible_end(end)
         return True
 
-    def cut(self, offset: int) -> None:
+    def record_truncation(self, offset: int) -> None:
         """Record a truncation at `offset` before it happens. The caller holds the lock.
 
         Records above the offset are no longer durable, and a sync that began earlier
@@ -525,22 +534,26 @@ class SharedLock:
         """
         writer = self._writer
         assert writer is not None, "the log is open"
-        with self._turn.publishing.held():
-            synced = self._turn.synced() or DurableEnd(offset, self._cuts)
-            self._cuts = synced.cuts + 1
-            self._turn.record_synced(synced.cut(offset))
-            writer.show_elsewhere(min(writer.state.visible, offset))
+        with self._write_lock.publishing.held():
+            synced = self._write_lock.read_durable_end() or DurableEnd(
+                offset, self._truncations
+            )
+            self._truncations = synced.truncations + 1
+            self._write_lock.write_durable_end(synced.truncated(offset))
+            writer.write_visible_end(min(writer.state.visible, offset))
 
-    def fail(self) -> None:
+    def record_failure(self) -> None:
         """Record for the other processes that a write or a sync failed.
 
         After that, none of them may report a record as durable.
         """
-        with self._turn.publishing.held():
-            synced = self._turn.synced()
+        with self._write_lock.publishing.held():
+            synced = self._write_lock.read_durable_end()
             if synced is not None:
                 with contextlib.suppress(DiskFullError, StorageWriteError):
-                    self._turn.record_synced(attrs.evolve(synced, has_failed=True))
+                    self._write_lock.write_durable_end(
+                        attrs.evolve(synced, has_failed=True)
+                    )
 
     def wait(self, last: int) -> None:
         """Block until this process's record at offset `last` is durable.
@@ -558,12 +571,12 @@ class SharedLock:
                 has_failed = writer.commit.failure is not None
                 # The truncation may have been loaded by another thread, before this
                 # wait.
-                is_cut = writer.state.end <= last or any(
+                is_truncated = writer.state.end <= last or any(
                     offset <= last for offset in cuts[known:]
                 )
-            if has_failed or is_cut:
+            if has_failed or is_truncated:
                 raise DurabilityUnknownError(
-                    "the log was cut or has failed while a record waited for the disk",
+                    "the log was truncated or has failed while a record waited for the disk",
                     path=self._path,
                 )
             if writer.commit.durable_end <= last:
@@ -579,13 +592,15 @@ def announce_deleted(fs: FS, handle: int, key: Key, path: str) -> None:
     Raises:
         LogLockedError: another process has held the write lock for too long.
     """
-    turn = Turn(fs, handle, key, path)
-    turn.take()
+    lock = WriteLock(fs, handle, key, path)
+    lock.acquire()
     try:
-        note = turn.note() or LockRecord(turn.new_number(), 0, 0)
-        turn.leave(note._replace(is_busy=False, is_deleted=True))
+        record = lock.read_lock_record() or LockRecord(
+            lock.new_structure_number(), 0, 0
+        )
+        lock.write_lock_record(record._replace(is_busy=False, is_deleted=True))
     finally:
-        turn.give()
+        lock.release()
 
 
 # A function that kept its own frame in a variable would leave a reference cycle.

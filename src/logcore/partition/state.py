@@ -27,7 +27,7 @@ from logcore.partition.gaps import Gaps
 from logcore.segment import Segment
 
 
-class Turns(Protocol):
+class LogLock(Protocol):
     """A lock for the threads of this process, or for all writers (shared_writer.py)."""
 
     def __enter__(self) -> bool: ...
@@ -43,7 +43,7 @@ class Turns(Protocol):
     def locked(self) -> bool: ...
 
 
-def _stays() -> bool:
+def _never_changes() -> bool:
     """Return False: no other process changes the log."""
     return False
 
@@ -66,7 +66,7 @@ class PartitionState(PartitionFields):
     them.
     """
 
-    lock: Turns
+    lock: LogLock
     segments: list[Segment]
     gaps: Gaps
 
@@ -89,10 +89,10 @@ class PartitionState(PartitionFields):
         #: The transactions, as far as the log was searched; changed under `scanning`.
         self.transactions: PartitionTransactions | None = None
         #: Catches up with other writing processes; True if the visible end moved.
-        self.follow: Callable[[], bool] = _stays
+        self.follow: Callable[[], bool] = _never_changes
         #: Whether other processes made changes that follow() would load. Does not
         #: block.
-        self.is_behind: Callable[[], bool] = _stays
+        self.is_behind: Callable[[], bool] = _never_changes
         self.is_shared = False
         self.make_locks()
 
@@ -170,7 +170,7 @@ class PartitionState(PartitionFields):
         self.is_closed = True
         self.segments = []
 
-    def show(self, end: int) -> None:
+    def raise_visible_end(self, end: int) -> None:
         """Raise the visible end, and call the listeners."""
         assert end >= self.visible, "records that readers have seen remain"
         self.visible = end

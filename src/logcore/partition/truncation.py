@@ -242,11 +242,11 @@ def _lower_visible_locked(writer: Writer, offset: int) -> None:
     """
     writer.lower_visible_locked(offset)
     if writer.sharing is not None:
-        writer.sharing.cut(offset)
+        writer.sharing.record_truncation(offset)
     else:
         # Synced for a replicated log, whose next opening reads the high watermark
         # there.
-        writer.shown.show(writer.state.visible, sync=writer.is_replicated)
+        writer.watermark_file.write(writer.state.visible, sync=writer.is_replicated)
     if (
         writer.is_replicated
         and writer.own_checkpoint(checkpoint.HIGH_WATERMARK) > offset

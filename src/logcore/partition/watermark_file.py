@@ -66,7 +66,7 @@ class WatermarkFile:
         with contextlib.suppress(FileNotFoundError):
             self._fs.unlink(self._path)
 
-    def show(self, end: int, *, sync: bool = False) -> None:
+    def write(self, end: int, *, sync: bool = False) -> None:
         """Write `end` to the file if it is open, and sync the file with sync=True.
 
         Raises:
@@ -77,13 +77,13 @@ class WatermarkFile:
             if sync:
                 self._fs.fsync(self._handle)
 
-    def show_if_possible(self, end: int) -> None:
+    def write_if_possible(self, end: int) -> None:
         """Write an end that has increased, and ignore a failure.
 
         Readers then see the records when the end is next written.
         """
         with contextlib.suppress(DiskFullError, StorageWriteError):
-            self.show(end)
+            self.write(end)
 
     def close(self) -> None:
         """Close the file. It keeps its last content."""
@@ -93,4 +93,4 @@ class WatermarkFile:
             self._fs.close(handle)
 
     def _packed(self, end: int) -> bytes:
-        return checkpoint.pack_shown_end(end, is_replicated=self._is_replicated)
+        return checkpoint.pack_visible_end(end, is_replicated=self._is_replicated)

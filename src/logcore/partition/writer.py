@@ -67,7 +67,7 @@ from logcore.partition import (
 from logcore.partition.gaps import Gaps
 from logcore.partition.group_commit import GroupCommit, Hooks
 from logcore.partition.opening import Opened, OpenRequest
-from logcore.partition.persisted import noted_gaps
+from logcore.partition.persisted import read_persisted_gaps
 from logcore.partition.producer_state import ProducerState
 from logcore.partition.scan import batch_around
 from logcore.partition.state import PartitionState
@@ -167,7 +167,7 @@ class Writer(Appender):
         self.appends = 0
         self.is_resting = False
         self.has_unfinished_write = False
-        self.shown = WatermarkFile(fs, path, is_replicated=place.is_replicated)
+        self.watermark_file = WatermarkFile(fs, path, is_replicated=place.is_replicated)
         self._is_released = False  # whether close() released the claim; under the lock
         self.forks = fs.forks
         self._opened_end = opened.end
@@ -184,7 +184,7 @@ class Writer(Appender):
             written=lambda: (self.written_bytes, self.state.end),
             sync=lambda: fs.fdatasync(self.active.handle),
             moved=self._moved_durable_end,
-            failed=self._note_failure,
+            failed=self._record_failure,
             publish=publish,
         )
         self.commit = GroupCommit(fs, path, hooks, durable_end=opened.end)
@@ -218,7 +218,7 @@ class Writer(Appender):
         """
         ask = None
         if self.sharing is not None:
-            ask = functools.partial(noted_gaps, self.fs, self.path)
+            ask = functools.partial(read_persisted_gaps, self.fs, self.path)
         return Gaps(opened.gaps, ask)
 
     def _apply_config(self) -> None:
@@ -251,8 +251,8 @@ class Writer(Appender):
         # The visible end is stored before the metadata. In the other order, a crash
         # between the two would make the next opening use a high watermark that is not
         # on disk.
-        self._open_shown_end()
-        self._note_locked(opened.own_notes)
+        self._open_watermark_file()
+        self._write_metadata_locked(opened.own_notes)
         self.finish_opening_locked(opened)
 
     @locked
@@ -312,7 +312,7 @@ class Writer(Appender):
         else:
             visible = opened.end
         if visible > state.visible:
-            state.show(visible)
+            state.raise_visible_end(visible)
         elif cut_offset is not None:
             state.wake()
 
@@ -363,27 +363,27 @@ class Writer(Appender):
         )
         self.transactions.lacks_entries = False
 
-    def _open_shown_end(self) -> None:
+    def _open_watermark_file(self) -> None:
         if self.durability.waits or self.is_replicated:
-            self.shown.open(
+            self.watermark_file.open(
                 self.state.visible,
                 keeps=self.sharing is not None and self.sharing.is_believed,
             )
         else:
-            self.shown.remove()
+            self.watermark_file.remove()
 
-    def show_elsewhere(self, end: int) -> None:
+    def write_visible_end(self, end: int) -> None:
         """Publish the visible end to readers in other processes.
 
         Raises:
             DiskFullError, StorageWriteError: the write failed.
         """
-        self.shown.show(end)
+        self.watermark_file.write(end)
 
     def abandon(self) -> None:
         """Close a log that could not be opened. Only open_log() calls this."""
         self.state.is_closed = True
-        self.shown.close()
+        self.watermark_file.close()
 
     def close(self) -> None:
         """Sync the log, mark it as cleanly closed, and release the claim.
@@ -431,7 +431,7 @@ class Writer(Appender):
             self._is_released = True
             state.is_closed = True
             if self.commit.failure is None and (
-                self.sharing is None or self.sharing.has_turn
+                self.sharing is None or self.sharing.has_write_lock
             ):
                 with checkpoint.expecting_directory(self.fs, self.path):
                     self._finish_locked()
@@ -444,9 +444,9 @@ class Writer(Appender):
                 )
                 # A sync that another thread is running still uses the files.
                 with self.commit.held(failed=True):
-                    self.shown.close()
+                    self.watermark_file.close()
                     if self.sharing is not None:
-                        self.sharing.leave()
+                        self.sharing.release_write_lock()
                     state.close()
                     del self.active
             finally:  # even if the lines above fail, for example for lack of memory
@@ -499,12 +499,12 @@ class Writer(Appender):
                         self.state.visible,
                         may_use_reserve=True,
                     )
-            elif self.shown.is_open:
+            elif self.watermark_file.is_open:
                 # All records are durable. Readers need no limit, and Kafka may append
                 # next.
                 with self.claim.alone() as is_alone:
                     if is_alone:
-                        self.shown.remove()
+                        self.watermark_file.remove()
             self.files.unlink_retired(None)
             self.claim.leave()
         except BaseException:
@@ -585,19 +585,21 @@ class Writer(Appender):
     # -- partition metadata ------------------------------------------------------------
 
     @locked
-    def _note_locked(self, notes: PartitionMetadata) -> None:
+    def _write_metadata_locked(self, notes: PartitionMetadata) -> None:
         """Write partition metadata durably, if it changed, before it becomes valid."""
         if notes != self.metadata.sidecar:
-            checkpoint.write_notes(self.fs, self.path, notes, reserve=self.parent)
+            checkpoint.write_partition_metadata(
+                self.fs, self.path, notes, reserve=self.parent
+            )
             self.metadata = attrs.evolve(self.metadata, sidecar=notes)
 
     @locked
     def expect_producers_locked(self) -> None:
         """Record durably that the log may contain batches of idempotent producers."""
-        self._note_locked(attrs.evolve(self.metadata.sidecar, producers=True))
+        self._write_metadata_locked(attrs.evolve(self.metadata.sidecar, producers=True))
 
     @locked
-    def note_gaps_locked(self, dense_from: int) -> None:
+    def write_gaps_locked(self, dense_from: int) -> None:
         """Record durably that gaps below `dense_from` are not losses.
 
         Called before the first such gap exists, because readers would report it.
@@ -606,11 +608,13 @@ class Writer(Appender):
             return
         # Below dense_from only seals reveal a loss, so stale seals are removed before
         # the new value is on disk.
-        has_seals = self.state.gaps.noted.has_seals or checksum_file.drop_stale(
+        has_seals = self.state.gaps.persisted.has_seals or checksum_file.drop_stale(
             self.fs, self.path, self.state.segments[:-1]
         )
-        self._note_locked(attrs.evolve(self.metadata.sidecar, dense_from=dense_from))
-        self.state.gaps.noted = gaps.PersistedGaps(
+        self._write_metadata_locked(
+            attrs.evolve(self.metadata.sidecar, dense_from=dense_from)
+        )
+        self.state.gaps.persisted = gaps.PersistedGaps(
             max(self.state.gaps.dense_from, dense_from), has_seals
         )
 
@@ -659,7 +663,7 @@ class Writer(Appender):
         `clock_ms` is the monotonic time. The indexes are handed to the system, so that
         the next opening finds them up to the recovery point.
         """
-        self.progress.note_recovery(self.commit.synced_bytes, clock_ms)
+        self.progress.record_recovery(self.commit.synced_bytes, clock_ms)
         self.active.offer_indexes()
 
     # -- appending ---------------------------------------------------------------------
@@ -758,7 +762,7 @@ class Writer(Appender):
         self.appends += 1
         state = self.state
         if self.encoding.is_os and durability is None:
-            state.show(state.end)
+            state.raise_visible_end(state.end)
             return
         kind = self.durability.kind
         # The caller waits for its own or a shared sync. Readers see the records after
@@ -773,7 +777,7 @@ class Writer(Appender):
         # The policies `every` and `interval` let readers see records that a power cut
         # may lose.
         if not self.is_replicated:
-            state.show(state.end)
+            state.raise_visible_end(state.end)
         unsynced = state.end - self.commit.durable_end
         if kind == "every":
             due = unsynced >= self.durability.amount
@@ -787,7 +791,7 @@ class Writer(Appender):
             self._sync_written_locked()
 
     @locked
-    def show_append_locked(self, end: int) -> None:
+    def publish_append_locked(self, end: int) -> None:
         """Show an append to readers at once. A short form of settle_locked()."""
         self.appends += 1
         self.state.visible = end
@@ -1045,7 +1049,7 @@ class Writer(Appender):
         """Sync all records, or raise DurabilityUnknownError."""
         if self.commit.durable_end < self.state.end:
             self.commit.wait(self.state.end)
-        self.progress.note_sync(self.fs.monotonic_ms())
+        self.progress.record_sync(self.fs.monotonic_ms())
 
     def flush(self) -> None:
         """Sync the log; see Log.flush()."""
@@ -1061,10 +1065,10 @@ class Writer(Appender):
         """Show more records to readers, here and in other processes, after a sync."""
         if self.sharing is not None:
             if self.durability.waits:
-                self.sharing.show(end)
-        elif self.shown.is_open and not self.is_replicated:
-            self.state.show(end)
-            self.shown.show_if_possible(self.state.visible)
+                self.sharing.raise_visible_end(end)
+        elif self.watermark_file.is_open and not self.is_replicated:
+            self.state.raise_visible_end(end)
+            self.watermark_file.write_if_possible(self.state.visible)
 
     def advance_high_watermark(self, offset: int) -> int:
         """Raise the high watermark; see Log.advance_high_watermark()."""
@@ -1088,19 +1092,19 @@ class Writer(Appender):
                 # Lower the offset to the end of a batch.
                 offset, _ = batch_around(self.state.segments, offset)
             if offset > self.state.visible:
-                self.state.show(offset)
-                self.shown.show_if_possible(offset)
+                self.state.raise_visible_end(offset)
+                self.watermark_file.write_if_possible(offset)
             return self.state.visible
 
-    def _note_failure(self, cause: BaseException) -> None:
+    def _record_failure(self, cause: BaseException) -> None:
         """Record a failed write or sync for the next opening and for other processes.
 
         Called when the log was poisoned.
         """
         if not isinstance(cause, (LogClosedError, CorruptLogError, LogNotFoundError)):
-            recovery.note_failed_sync(self.fs, self.path)
+            recovery.record_failed_sync(self.fs, self.path)
             if self.sharing is not None:
-                self.sharing.fail()
+                self.sharing.record_failure()
         if not isinstance(cause, LogClosedError):
             log_line(
                 "log",
@@ -1188,14 +1192,14 @@ class Writer(Appender):
         old = self.active
         # A crash may leave both segments and the old start. The offsets in between must
         # then not be reported as lost.
-        self.note_gaps_locked(offset)
+        self.write_gaps_locked(offset)
         with self.commit.held(), self._creating_locked(offset):
             new = self._create_segment_locked(offset)
             self.set_checkpoint(checkpoint.LOG_START, offset)
             self.state.publish(segments=[new], log_start=offset, end=offset)
             self.active = new
             self.commit.advance(offset, self.written_bytes)
-            self.state.show(offset)
+            self.state.raise_visible_end(offset)
         self.files.remove(old)
         self.set_epochs_locked(epochs.truncate_start(self.metadata.epochs, offset))
 
@@ -1291,7 +1295,7 @@ class Writer(Appender):
         """
         if self._rewriter not in (None, owner):
             return False
-        if self.sharing is not None and not self.sharing.take_rewriting():
+        if self.sharing is not None and not self.sharing.acquire_rewrite():
             return False
         self._rewriter = owner
         return True

@@ -153,7 +153,7 @@ class Progress:
     #: Segments created since the log was opened.
     rolls: int = 0
 
-    def note_recovery(self, synced_bytes: int, clock_ms: int) -> None:
+    def record_recovery(self, synced_bytes: int, clock_ms: int) -> None:
         """Restart the lag of the recovery point, which is about to be stored."""
         self.recovery_bytes = synced_bytes
         self.recovered_ms = clock_ms
@@ -162,7 +162,7 @@ class Progress:
         """Set the recovery point: it is stored, or is collected to be stored."""
         self.recovery_point = offset
 
-    def note_sync(self, clock_ms: int) -> None:
+    def record_sync(self, clock_ms: int) -> None:
         """Record when the log was synced."""
         self.synced_ms = clock_ms
 

@@ -502,7 +502,7 @@ def _finish(fs: FS, directory: str, path: str, assigned: Manifest) -> None:
             contextlib.suppress(FileNotFoundError),
             opened(fs, name, write=True) as handle,
         ):
-            fs.pwrite(handle, checkpoint.pack_shown_end(end), 0)
+            fs.pwrite(handle, checkpoint.pack_visible_end(end), 0)
             fs.fsync(handle)
     write_state(fs, path, assigned)
 
