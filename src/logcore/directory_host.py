@@ -156,11 +156,11 @@ class DirectoryHost:
         return self._registry.version
 
     def reconfigure(self, name: str) -> None:
-        """Let the open logs of a topic use its settings. The caller holds the lock."""
+        """Apply the settings of a topic to its open logs. The caller holds the lock."""
         settings = self._directory.settings(name)
         for (of, number), log in self._logs.known.items():
             if of == name and not log.is_closed:
-                # A poisoned log gets the settings when it is opened again.
+                # A log that has failed gets the settings when it is opened again.
                 with self._incidents.reporting_errors(
                     "settings", partition_name(of, number)
                 ):
@@ -215,7 +215,7 @@ class DirectoryHost:
             self._registry.remove_replicas(name, doomed)
 
     def set_topic_aside(self, name: str) -> None:
-        """Rename the replicas of a topic, so that its name is free.
+        """Rename the replicas of a topic, so that another topic can have its name.
 
         The directories `<topic>-<partition>.<id>-stray` keep the records, and are never
         opened or removed. Raises what remove_replicas() raises.

@@ -189,7 +189,7 @@ def test_held_loop_is_not_healthy(
     monkeypatch.setattr(Server, "silent_s", property(lambda _: 7.4))
     for path in ("/health", "/ready"):
         status, text = broker.get(path)
-        assert status == 503 and "has not turned for 7 s" in text
+        assert status == 503 and "has not run for 7 s" in text
 
 
 def test_scrape_does_not_wait_for_a_held_loop(broker: CountedBroker) -> None:

@@ -250,8 +250,8 @@ class LogDir(AsyncCloseable):
         partitions: Iterable[int] | None = None,
         timeout: float | None = None,
     ) -> Lists[TopicRecord]:
-        """The records of a topic as they come, for `async for record in await
-        data.tail(topic)`; see logcore.Topic.tail().
+        """Return the records of a topic as they are appended, for `async for record in
+        await data.tail(topic)`; see logcore.Topic.tail().
         """
         numbers, logs, offsets = await self._home.call(
             self.sync.topic(topic).begin_tail, start, partitions

@@ -72,7 +72,7 @@ def _is_over(
 class TransactionCut:
     """Chooses the ends of partitions, with the states of all transactions.
 
-    The logs of `__transaction_state` are read to their present ends again and again,
+    The logs of `__transaction_state` are read up to their present ends several times,
     because a transaction may begin while the snapshot is taken.
     """
 
@@ -97,9 +97,8 @@ class TransactionCut:
         """Read the states that were stored since the last call.
 
         Raises:
-            CompactionAbandonedError: a state that is not later than the time was stored
-                after a later one, because its coordinator was interrupted. The snapshot must be
-                taken again.
+            CompactionAbandonedError: a coordinator was interrupted, and stored a state up to
+                the time after a later state. The snapshot must be taken again.
         """
         for number, log in enumerate(self._logs):
             for record in self._new_records(number, log):

@@ -1,7 +1,6 @@
-"""Consumers of a log directory, and the groups they form in this process.
+"""Consumers of a log directory, which LogDir.consumer() creates; see docs/consumer.md.
 
-See docs/consumer.md. Made by LogDir.consumer(); what is here is for annotations,
-listeners and assignors.
+Users import this package for annotations, listeners and assignors.
 """
 
 from logcore.consumer.assignors import Assignor

@@ -120,9 +120,7 @@ def committed_rows(
 def delete(
     groups: ProcessGroups, registry: Registry | None, group_id: str
 ) -> GroupError | None:
-    """Delete a group without members and all its committed offsets, or return the
-    reason why not.
-    """
+    """Delete a group without members and all its committed offsets, or return the error."""
     error = groups.delete(group_id)
     if registry is None or error not in (None, GroupError.GROUP_ID_NOT_FOUND):
         return error

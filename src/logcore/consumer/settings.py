@@ -309,7 +309,7 @@ class ConsumerSettings:
     def _check_ids(self) -> None:
         if self.group_id == "" or self.group_instance_id == "":
             raise InvalidConfigError(
-                "an id is not empty", expected="a text, or None", found="''"
+                "an id must not be empty", expected="a text, or None", found="''"
             )
         if self.group_instance_id is not None and self.group_id is None:
             raise InvalidConfigError("group_instance_id needs a group_id")

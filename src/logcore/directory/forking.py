@@ -40,9 +40,9 @@ def fork_topic(
     `source` opens a partition of the original topic by number. `offsets` are the ends
     of the copies; None means the high watermark.
     """
-    # Until it is complete, a crash undoes its creation.
+    # After a crash before the topic is complete, the next opening deletes it.
     registry.save(deleting=[made])
-    # Not partition names, so that the next opening removes such directories.
+    # These are not the names of partitions, so the next opening removes such directories.
     away = {
         number: registry.doomed_name(partition_name(made.name, number))
         for number in made.numbers

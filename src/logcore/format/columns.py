@@ -53,23 +53,25 @@ class RecordColumns:
     """Decoded records of one or more batches, each array of shape (rows,) and
     C-contiguous.
 
-    data: the bytes to which positions refer. offsets: int64. timestamps_ms: int64, -1
-    for none. key_positions, key_sizes, value_positions, value_sizes: int32, size -1 for
-    null. header_positions: int32, the start of the first header. header_counts: int32.
-    topic, partition: the source of all rows. Both are None in columns that were not
-    created by a scan, or if the directory of the log has no partition's name.
+    A size of -1 means null.
     """
 
+    #: The bytes to which positions refer.
     data: memoryview
     offsets: npt.NDArray[np.int64]
+    #: -1 for none.
     timestamps_ms: npt.NDArray[np.int64]
     key_positions: npt.NDArray[np.int32]
     key_sizes: npt.NDArray[np.int32]
     value_positions: npt.NDArray[np.int32]
     value_sizes: npt.NDArray[np.int32]
+    #: The start of the first header of each record.
     header_positions: npt.NDArray[np.int32]
     header_counts: npt.NDArray[np.int32]
+    #: The topic of all rows. None in columns that were not created by a scan, or if the
+    #: directory of the log is not named like a partition.
     topic: str | None = attrs.field(default=None, kw_only=True)
+    #: The partition of all rows. None like `topic`.
     partition: int | None = attrs.field(default=None, kw_only=True)
 
     @classmethod

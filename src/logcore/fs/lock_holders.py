@@ -17,21 +17,18 @@ import attrs
 
 #: The lock of a writer that does not share the directory; see _lock_file() of fs.
 _ALL_BYTES: Final = ("WRITE", "0", "EOF")
-#: Characters of a command line in a message.
+#: Most characters of a command line in a message.
 _SHOWN: Final = 60
 
 
 @attrs.frozen
 class LockHolder:
-    """A process that holds the lock of a log directory.
-
-    pid: its process id.
-    command: its command line, or an empty text.
-    is_shared: whether it shares the directory with other writers.
-    """
+    """A process that holds the lock of a log directory."""
 
     pid: int
+    #: Its command line, or "" if it is unknown.
     command: str
+    #: Whether it shares the directory with other writers.
     is_shared: bool
 
     def __str__(self) -> str:

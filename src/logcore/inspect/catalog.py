@@ -65,7 +65,7 @@ def partitions(path: str | os.PathLike[str], *, fs: FS = OS) -> list[str]:
         for name in names
         if partition_of(name) is not None
     ]
-    # These are read and not written to, so that links to partitions may be followed.
+    # The partitions are only read, so symbolic links to partitions are allowed.
     found = sorted(
         (path for path in paths if fs.is_directory(fs.real_path(path))),
         key=_by_partition,

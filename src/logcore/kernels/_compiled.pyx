@@ -267,10 +267,10 @@ cdef extern from *:
 
 cdef extern from *:
     """
-    /* A page of a mapped file that is gone (the file was shortened) or that the disk cannot read is a SIGBUS, which ends
-       the process. The handler puts a page of zeros in its place, if it lies in a mapping that is guarded, and counts it.
-       It calls nothing but mmap(2) and sigaction(2). Guards are never freed: the handler may be looking at them in
-       another thread; one that was released is used again. Signals from elsewhere go to the handler that was there. */
+    /* An access to a page of a mapped file raises SIGBUS, which ends the process, if the file was shortened or the disk
+       cannot read the page. In a guarded mapping, the handler replaces the page by zeros and counts it. It calls only
+       mmap(2) and sigaction(2). Guards are never freed, because the handler may be reading them in another thread. A
+       released guard is used again. Other signals are passed to the earlier handler. */
     #if defined(__linux__) || defined(__APPLE__)
     #include <errno.h>
     #include <signal.h>
@@ -287,14 +287,14 @@ cdef extern from *:
         struct lc_guard *next;
     } lc_guard;
 
-    static lc_guard *volatile lc_guards;  /* only ever grows at its head, under the GIL */
+    static lc_guard *volatile lc_guards;  /* new entries are added at the head, under the GIL */
     static struct sigaction lc_before;
     static uintptr_t lc_page;
     static int lc_installed;
     static volatile long lc_fault_count;  /* of all mappings */
 
-    /* Up to so many pages are replaced one by one, so that what lies behind a bad sector is still read; then all that is
-       left of the mapping, because each page makes the kernel's list of mappings longer. */
+    /* The first pages are replaced one by one, so that pages after a bad sector can still be read. After this number, the
+       rest of the mapping is replaced at once, because each page makes the kernel's list of mappings longer. */
     enum { LC_SINGLE_PAGES = 64 };
 
     static void lc_on_sigbus(int number, siginfo_t *info, void *context) {
@@ -345,7 +345,7 @@ cdef extern from *:
         return guard;
     }
 
-    static void lc_release(lc_guard *guard) { guard->end = 0; guard->start = 0; }  /* an end of 0 holds nothing */
+    static void lc_release(lc_guard *guard) { guard->end = 0; guard->start = 0; }  /* an end of 0 matches no address */
 
     static long lc_faults(uintptr_t at) {
         for (lc_guard *guard = lc_guards; guard != NULL; guard = guard->next)
@@ -460,10 +460,10 @@ cdef object _crc32 = None
 @cython.freelist(1024)
 @cython.collection_type("sequence")  # for `match`, which an immutable type cannot get from Sequence.register()
 cdef class Record:
-    """One record as applications see it: layout.Record with the numbers kept as C integers (55 ns instead of 130).
+    """A record. It replaces layout.Record, and stores the numbers as C integers (55 ns instead of 130 to create).
 
-    Behaves as that named tuple does: unpacks, compares, adds and hashes as (offset, timestamp_ms, key, value, headers).
-    A pickle of either is read as the kind that the reading process has.
+    It behaves like that named tuple: it unpacks, compares, adds and hashes like (offset, timestamp_ms, key, value,
+    headers). A pickle of either class is read as the class of the reading process.
     """
 
     cdef readonly int64_t offset
@@ -541,12 +541,12 @@ cdef class Record:
 
 
 @cython.final
-@cython.freelist(10000)  # of a poll as large as this all come from memory that was used before: 82 ns a record, 94 else
+@cython.freelist(10000)  # the records of a poll reuse memory: 82 ns for each, otherwise 94
 @cython.collection_type("sequence")
 cdef class TopicRecord:
-    """A record of a topic: layout.TopicRecord as Record is layout.Record (35 ns from a Record, instead of 400).
+    """A record of a topic. It replaces layout.TopicRecord (35 ns to create from a Record, instead of 400).
 
-    key and value are objects, because a consumer's deserializers give what they like; so the cycle collector knows it.
+    key and value are any objects, because deserializers of consumers return them. The cycle collector therefore tracks it.
     """
 
     cdef readonly object topic
@@ -640,12 +640,12 @@ cdef TopicRecord placed(object topic, int32_t partition, Record record):
 
 
 def place_record(topic, int32_t partition, Record record not None):
-    """A record with the topic and partition that it is in. See plain.place_record."""
+    """Return a record with its topic and partition. See plain.place_record."""
     return placed(topic, partition, record)
 
 
 def place_records(topic, int32_t partition, list records not None):
-    """A list of records with the topic and partition that they are in. See plain.place_records."""
+    """Return a list of records with their topic and partition. See plain.place_records."""
     cdef list found = []
     cdef Record record
     for record in records:
@@ -2178,7 +2178,7 @@ def survey_run(data, Py_ssize_t position, Py_ssize_t limit, superseded, int64_t 
         PyBuffer_Release(&view)
 
 
-#: How many rows ahead a slot is fetched from memory: a table is larger than the cache.
+#: Number of rows that a slot is prefetched in advance, because a table is larger than the processor's cache.
 cdef enum:
     AHEAD = 12
 

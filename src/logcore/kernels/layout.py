@@ -213,12 +213,17 @@ def topic_record_of(*fields: Any) -> TopicRecord:
 
 
 class Receipt(NamedTuple):
-    """The result of an append: first and last offset, time and safety.
+    """The result of an append.
 
-    durability: "disk" if an fdatasync that began after the write has returned, else
-    "os". With "os", the record survives the kill of the process, but may be lost in a
-    power cut. timestamp_ms: the time of the append. topic,
-    partition: those of the log.
+    Attributes:
+        offset: The offset of the first record.
+        last_offset: The offset of the last record.
+        timestamp_ms: The time of the append.
+        durability: "disk" if an fdatasync that began after the write has returned, else
+            "os". With "os", the records survive the kill of the process, but may be lost
+            in a power cut.
+        topic: The topic of the log.
+        partition: The partition of the log.
     """
 
     offset: int

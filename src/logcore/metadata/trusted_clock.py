@@ -99,22 +99,22 @@ class TrustedClock:
     """
 
     def __init__(self, fs: FS, directory: str) -> None:
-        """Reads the last trusted reading, before anything in the directory is written."""
+        """Load the last trusted reading, before anything in the directory is written."""
         self._fs = fs
         self._directory = directory
         self._lock = threading.Lock()
         boot = cast(SharedFS, fs).boot().boot_id
-        if not any(
-            boot
-        ):  # the system has no such id: readings of other processes are of an unknown boot
+        # A system without a boot id: the boot of readings by other processes is unknown.
+        if not any(boot):
             boot = fs.random_bytes(16)
         self._boot = boot.hex()
         self._saved = self._loaded()
         self._trust = self._saved or self._first()
 
     def now_ms(self, wall_ms: int) -> int:
-        """The trusted time at a moment at which the wall clock shows wall_ms. Never
-        more than that.
+        """Return the trusted time while the wall clock shows `wall_ms`.
+
+        It is at most `wall_ms`.
         """
         with self._lock:
             before = self._trust
@@ -135,10 +135,10 @@ class TrustedClock:
         return trusted_ms
 
     def save(self, *, max_age_ms: int = _SAVE_MS) -> None:
-        """Keep the last trusted reading on disk, unless it has one that is younger than
-        max_age_ms.
+        """Store the last trusted reading, unless the stored one is younger than max_age_ms.
 
-        Callers: deletion by age, before it deletes anything, and closing the directory.
+        Deletion by age calls this before it deletes anything, and so does the closing of
+        the directory.
         """
         with self._lock:
             trust = self._trust

@@ -44,7 +44,7 @@ class LogLock(Protocol):
 
 
 def _never_changes() -> bool:
-    """Return False: no other process changes the log."""
+    """Replace follow() and is_behind() of a log that no other process changes."""
     return False
 
 

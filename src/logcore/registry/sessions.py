@@ -50,18 +50,17 @@ _SPARE_BYTES: Final = 64
 
 @attrs.frozen
 class Facts:
-    """Record of a session.
-
-    `polls` counts the calls of poll() by the owner. `max_poll_interval_ms` is 0 for a
-    session that is never stuck. `domains` lists the domains in which the session may
-    have ephemeral nodes, or is None if the list is too long for the record: then any
-    domain may have some. `pid` is used in messages.
-    """
+    """The content of the record of a session."""
 
     boot: Boot
+    #: For messages.
     pid: int
+    #: 0 for a session that never counts as stuck.
     max_poll_interval_ms: int = 0
+    #: Number of calls of poll() by the owner.
     polls: int = 0
+    #: The domains in which the session may have ephemeral nodes. None if the list is too
+    #: long for the record: any domain may have some.
     domains: tuple[str, ...] | None = ()
 
     def pack(self) -> bytes:

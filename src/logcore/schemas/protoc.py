@@ -1,4 +1,4 @@
-"""Run protoc of grpcio-tools in a process of its own, with a time limit."""
+"""Runs protoc of grpcio-tools in a process of its own, with a time limit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def compiled(text: str, known: bytes) -> bytes:
     `known` is the FileDescriptorSet of the files that the text may import.
 
     Raises:
-        InvalidSchemaError: protoc has refused the text, or takes too long.
+        InvalidSchemaError: protoc refused the text, or took too long.
     """
     with tempfile.TemporaryDirectory(prefix="logcore-protoc-") as folder:
         source, before, after = (

@@ -30,8 +30,8 @@ ORIGIN_HEADERS: Final = (
     "logcore.offset",
     "logcore.error",
 )
-#: Number of records that are searched for one that a crash may have left. Other
-#: shippers may have added some since.
+#: Number of last records in which an earlier copy of the record is searched. A crash may
+#: have left the copy, and other shippers may have appended since.
 _LOOK_BACK: Final = 1_000
 _ROOM_BYTES: Final = 64 << 10
 
@@ -39,7 +39,8 @@ _ROOM_BYTES: Final = 64 << 10
 class Quarantine:
     """The quarantine topics of one shipper.
 
-    Its name distinguishes its records from others.
+    Each record contains the name of the shipper, because several shippers may share a
+    topic.
     """
 
     def __init__(self, logdir: LogDir, shipper: str) -> None:

@@ -95,9 +95,9 @@ class FaultRule:
     ) -> None:
         """Create a rule.
 
-        Of the requests that match the filters, the first `after` pass; of the others,
-        the rule acts on each `every`-th one with this probability, at most `times`
-        times. Filters are patterns as in file names, and all must match.
+        The first `after` requests that match the filters pass. After that, the rule acts
+        on every `every`-th matching request with this probability, at most `times` times.
+        Filters are patterns as in file names, and all of them must match.
 
         Raises:
             InvalidConfigError: an API, a filter or a number is invalid.

@@ -1,1 +1,4 @@
-"""HTTP beside a broker: metrics, health. Needs the extra `http`. Loaded only if used."""
+"""The HTTP server of a broker: metrics, health and test control.
+
+It needs the extra `http`, so it is imported only if it is used.
+"""

@@ -1,8 +1,8 @@
 """Whether a broker is alive, and whether it is ready for clients.
 
-- `/health`: 200 while the event loop turns. A supervisor restarts a broker that hangs.
-- `/ready`: 200 while clients are served well, else 503 with the reasons. A load balancer
-  or an operator waits.
+- `/health`: 200 while the event loop runs. A supervisor restarts a broker whose loop hangs.
+- `/ready`: 200 if the broker can serve clients, else 503 with the reasons. A load balancer
+  sends no clients to it until then.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from netshim.http.host import BrokerCalls
 if TYPE_CHECKING:
     from netshim.server import Server
 
-#: Time after which a loop that does not turn counts as stuck.
+#: Time after which an event loop that does not run counts as stuck.
 STUCK_S: Final = 2.0
 #: With less free space, the next append may fail.
 LEAST_FREE_BYTES: Final = 64 << 20
@@ -25,7 +25,7 @@ def why_not_healthy(server: Server) -> list[str]:
     silent_s = server.silent_s
     if silent_s is None or silent_s <= STUCK_S:
         return []
-    return [f"the event loop has not turned for {silent_s:.0f} s"]
+    return [f"the event loop has not run for {silent_s:.0f} s"]
 
 
 async def why_not_ready(server: Server) -> list[str]:

@@ -202,7 +202,7 @@ class Quotas:
         return bucket.delay_ms(bound, now_ms)
 
     def connect(self, address: str, now_ms: int) -> int:
-        """Count a connection of an IP address; return for how many ms it is too early."""
+        """Count a connection of an IP address, and return how long it must wait in ms."""
         for name in (address, DEFAULT):
             entity: Entity = (None, None, name)
             bound = self._bounds.get(entity, {}).get(CONNECTION)
@@ -211,7 +211,7 @@ class Quotas:
                 rate = self._rate(sensor, now_ms)
                 rate.record(1, now_ms)
                 delay_ms = rate.delay_ms(bound, now_ms)
-                if delay_ms:  # it is refused, and does not count
+                if delay_ms:  # the connection is refused, and does not count
                     rate.record(-1, now_ms)
                 return delay_ms
         return 0

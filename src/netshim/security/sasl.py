@@ -168,7 +168,7 @@ class Authenticator:
     ) -> tuple[str, Credential, bool]:
         """Return the mechanism and the credential of a user, and whether it is stored.
 
-        Without a mechanism, the first one of the user.
+        Without a mechanism, it is the first mechanism of the user.
         """
         facts = self.facts()
         if self.is_broker(user, mechanism):
