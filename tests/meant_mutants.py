@@ -1448,7 +1448,7 @@ MISTAKES: Final = (
     # -- asyncio
     Mistake(
         "opened_for_nobody_stays_open", "logcore/aio/loop_thread.py",
-        "            self.submit(give_back)\n",
+        "            self.submit(release_result)\n",
         "",
         "aio/test_aio_cancellation.py",
     ),
@@ -1490,7 +1490,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "seek_overtaken_by_a_cancelled_step", "logcore/aio/consumer.py",
-        "        if self._steps and not self._home.is_answering:\n            self._later.append(function)\n",
+        "        if self._steps and not self._loop_thread.is_answering:\n            self._later.append(function)\n",
         "        if False:\n            self._later.append(function)\n",
         "aio/test_aio_consumer.py",
     ),
@@ -1502,7 +1502,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "news_told_twice_before_it_is_heard", "logcore/aio/notify.py",
-        "        self._is_told = False  # first: events from now on schedule another wake()\n",
+        "        self._is_scheduled = False  # first: events from now on schedule another wake()\n",
         "",
         "aio/test_aio_log.py::test_a_tail_hears_of_appends_in_other_threads_and_of_the_end",
     ),
@@ -2543,20 +2543,20 @@ MISTAKES: Final = (
     ),
     Mistake(
         "what_was_opened_for_a_cancelled_task_stays_open", "logcore/aio/loop_thread.py",
-        "            self.submit(give_back)\n",
+        "            self.submit(release_result)\n",
         "",
         "aio/test_aio_cancellation.py",
     ),
     Mistake(
         "seek_takes_effect_inside_the_step_of_another_call", "logcore/aio/consumer.py",
-        "        if self._steps and not self._home.is_answering:\n",
-        "        if self._is_reading and self._home.is_answering:\n",
+        "        if self._steps and not self._loop_thread.is_answering:\n",
+        "        if self._is_reading and self._loop_thread.is_answering:\n",
         "aio",
     ),
     Mistake(
         "commit_of_a_loop_takes_later_positions", "logcore/aio/consumer.py",
-        "await self._home.call(self._sync.commit, chosen, timeout)\n",
-        "await self._home.call(self._sync.commit, offsets, timeout)\n",
+        "await self._loop_thread.call(self._sync.commit, chosen, timeout)\n",
+        "await self._loop_thread.call(self._sync.commit, offsets, timeout)\n",
         "aio/test_aio_consumer.py",
     ),
     Mistake(

@@ -432,7 +432,7 @@ def test_a_reader_hears_of_another_writer(tmp_path: Path) -> None:
             await consumer.assign([ONE])
             assert not await consumer.getmany()
             reading = asyncio.ensure_future(consumer.getmany(timeout=60))
-            while not consumer._watching._paths:
+            while not consumer._directory_watch._paths:
                 await asyncio.sleep(0)
             writer.append("t", b"v")
             assert offsets(await reading) == [(0, 0)]
@@ -623,7 +623,7 @@ def test_commit_stores_the_positions_at_its_call(tmp_path: Path) -> None:
         await consumer.assign([ONE])
         assert (await consumer.getmany(max_records=1)).count == 1
         gate = threading.Event()
-        consumer._home.submit(gate.wait)
+        consumer._loop_thread.submit(gate.wait)
         consumer._look_at = float(
             "inf"
         )  # no reading needs the thread, which is held up

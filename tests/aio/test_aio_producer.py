@@ -75,9 +75,9 @@ def test_a_batch_comes_to_the_loop_in_one_call(
 ) -> None:
     async def main(data: aio.LogDir, producer: aio.Producer) -> None:
         told = []
-        tell = producer._home.post_to_loop
+        tell = producer._loop_thread.post_to_loop
         monkeypatch.setattr(
-            producer._home,
+            producer._loop_thread,
             "post_to_loop",
             lambda function: told.append(function) or tell(function),
         )
@@ -133,7 +133,7 @@ def test_half_of_a_batch_is_settled_before_the_other_half_is_written(
     def wait_for_the_loop(producer: aio.Producer, first: Any) -> None:
         hand_over(producer, first)
         is_settled = threading.Event()
-        producer._home.post_to_loop(is_settled.set)
+        producer._loop_thread.post_to_loop(is_settled.set)
         assert is_settled.wait(60)
 
     async def main(data: aio.LogDir, producer: aio.Producer) -> None:

@@ -15,13 +15,13 @@ from logcore.aio.consumer import Consumer, Listener, RebalanceListener
 from logcore.aio.ending import end_on_signals, end_waits
 from logcore.aio.log import Log, open
 from logcore.aio.logdir import LogDir, open_dir
-from logcore.aio.notify import Lists
+from logcore.aio.notify import RecordLists
 from logcore.aio.producer import Producer, TransactionalProducer
 
 __all__ = [
     "Consumer",
     "Listener",
-    "Lists",
+    "RecordLists",
     "Log",
     "LogDir",
     "Opening",

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeVar
 
 from logcore.aio.awaitable_open import Opening
 from logcore.aio.ending import waits_of
-from logcore.aio.loop_thread import Home
-from logcore.aio.notify import News, Watching
+from logcore.aio.loop_thread import LoopThread
+from logcore.aio.notify import DirectoryWatch, Wakeups
 from logcore.callbacks import call
 from logcore.consumer import consumer as synchronous
 from logcore.consumer import settings as consumer_settings
@@ -124,22 +124,22 @@ class _InLoop(consumer_settings.RebalanceListener):
     until it returns.
     """
 
-    def __init__(self, home: Home, listener: Listener) -> None:
-        self._home = home
+    def __init__(self, loop_thread: LoopThread, listener: Listener) -> None:
+        self._loop_thread = loop_thread
         self._listener = listener
 
     def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
-        self._home.call_in_loop(
+        self._loop_thread.call_in_loop(
             functools.partial(self._listener.on_partitions_assigned, partitions)
         )
 
     def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
-        self._home.call_in_loop(
+        self._loop_thread.call_in_loop(
             functools.partial(self._listener.on_partitions_revoked, partitions)
         )
 
     def on_partitions_lost(self, partitions: frozenset[TopicPartition]) -> None:
-        self._home.call_in_loop(
+        self._loop_thread.call_in_loop(
             functools.partial(self._listener.on_partitions_lost, partitions)
         )
 
@@ -147,8 +147,8 @@ class _InLoop(consumer_settings.RebalanceListener):
 class _Stepped(synchronous.Consumer):
     """A consumer without its own locking of calls, with public names for the loop."""
 
-    def begin(self, news: News) -> None:
-        self._news: News | None = news
+    def begin(self, wakeups: Wakeups) -> None:
+        self._wakeups: Wakeups | None = wakeups
         if self._is_shared:
             self._fetcher.follow = functools.partial(
                 _follow_elsewhere, threading.get_ident()
@@ -160,9 +160,9 @@ class _Stepped(synchronous.Consumer):
 
     def _wake(self) -> None:
         super()._wake()
-        news = getattr(self, "_news", None)
-        if news is not None:
-            news.notify()
+        wakeups = getattr(self, "_wakeups", None)
+        if wakeups is not None:
+            wakeups.notify()
 
     @property
     def fs(self) -> FS:
@@ -238,15 +238,15 @@ class Consumer:
     one gets ConsumerStateError.
     """
 
-    def __init__(self, home: Home, consumer: _Stepped) -> None:
+    def __init__(self, loop_thread: LoopThread, consumer: _Stepped) -> None:
         """Create a consumer. Users call LogDir.consumer()."""
-        self._home = home
-        self._loop = home.loop
+        self._loop_thread = loop_thread
+        self._loop = loop_thread.loop
         self._sync = consumer
-        self._news = News(home)
-        self._watching = Watching(home, consumer.fs, self._news)
-        consumer.begin(self._news)
-        waits_of(home.loop).add(self)
+        self._wakeups = Wakeups(loop_thread)
+        self._directory_watch = DirectoryWatch(loop_thread, consumer.fs, self._wakeups)
+        consumer.begin(self._wakeups)
+        waits_of(loop_thread.loop).add(self)
         self._is_reading = False
         self._steps = 0  # running in the thread or queued for it
         self._later: list[Callable[[], None]] = []
@@ -256,7 +256,7 @@ class Consumer:
         self._record_bytes = _RECORD_BYTES
 
     async def __aenter__(self) -> Self:
-        self._home.check()
+        self._loop_thread.check()
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -279,13 +279,13 @@ class Consumer:
         closing = self._begin_step(
             functools.partial(self._sync.end, is_done=is_done, timeout=timeout)
         )
-        self._home.end()
+        self._loop_thread.end()
         try:
             await closing
         finally:
             self._look_at = 0.0
-            self._watching.close()
-            self._news.wake()
+            self._directory_watch.close()
+            self._wakeups.wake()
 
     # -- steps -------------------------------------------------------------------------
 
@@ -296,9 +296,9 @@ class Consumer:
             try:
                 return function()
             finally:
-                self._home.post_to_loop(self._end_step)
+                self._loop_thread.post_to_loop(self._end_step)
 
-        step = self._home.begin(run)
+        step = self._loop_thread.begin(run)
         self._steps += 1
         return step
 
@@ -311,12 +311,12 @@ class Consumer:
 
     def _apply_change(self, function: Callable[[], None]) -> None:
         """Apply a change at once, or after the step of a call that was cancelled."""
-        if self._steps and not self._home.is_answering:
+        if self._steps and not self._loop_thread.is_answering:
             self._later.append(function)
         else:
             function()
         self._look_at = 0.0
-        self._news.wake()
+        self._wakeups.wake()
 
     @contextlib.contextmanager
     def _alone(self) -> Generator[None, None, None]:
@@ -332,11 +332,11 @@ class Consumer:
         finally:
             self._is_reading = False
 
-    def _refuse_listener(self, what: str) -> None:
-        self._home.check()
-        if self._home.is_answering:
+    def _refuse_listener(self, description: str) -> None:
+        self._loop_thread.check()
+        if self._loop_thread.is_answering:
             raise ConsumerStateError(
-                f"a listener may seek and commit; {what} has to wait until it has returned"
+                f"a listener may seek and commit; {description} has to wait until it has returned"
             )
 
     # -- subscriptions -----------------------------------------------------------------
@@ -350,12 +350,15 @@ class Consumer:
     ) -> None:
         """Subscribe to topics, by name or pattern; see Consumer.subscribe()."""
         self._refuse_listener("subscribe()")
-        told = None
+        listener_in_thread = None
         if listener is not None:
-            told = _InLoop(self._home, listener)
+            listener_in_thread = _InLoop(self._loop_thread, listener)
         self._apply_change(
             functools.partial(
-                self._sync.subscribe, topics, pattern=pattern, listener=told
+                self._sync.subscribe,
+                topics,
+                pattern=pattern,
+                listener=listener_in_thread,
             )
         )
 
@@ -374,12 +377,12 @@ class Consumer:
 
     def subscription(self) -> frozenset[str]:
         """Return the subscribed topics; with a pattern, those that match now."""
-        self._home.check()
+        self._loop_thread.check()
         return self._sync.subscription()
 
     def assignment(self) -> frozenset[TopicPartition]:
         """Return the partitions that this consumer reads now."""
-        self._home.check()
+        self._loop_thread.check()
         return self._sync.assignment()
 
     def pause(self, *partitions: tuple[str, int]) -> None:
@@ -392,11 +395,11 @@ class Consumer:
         self._apply_change(functools.partial(self._sync.resume, *partitions))
 
     def paused(self) -> frozenset[TopicPartition]:
-        self._home.check()
+        self._loop_thread.check()
         return self._sync.paused()
 
     def _check(self, partitions: Iterable[tuple[str, int]]) -> None:
-        self._home.check()
+        self._loop_thread.check()
         for one in partitions:
             self._sync.reading(one)
 
@@ -404,7 +407,7 @@ class Consumer:
 
     def position(self, partition: tuple[str, int]) -> int:
         """Return the next offset that a read returns. Raises NoOffsetError."""
-        self._home.check()
+        self._loop_thread.check()
         found = self._sync.reading(partition).position
         if found is None:
             return self._sync.position(partition)
@@ -412,7 +415,7 @@ class Consumer:
 
     def seek(self, partition: tuple[str, int], offset: int) -> None:
         """Set the position to an offset. The next read of the partition checks it."""
-        self._home.check()
+        self._loop_thread.check()
         self._sync.check_seek(partition, offset)
         self._apply_change(functools.partial(self._sync.seek, partition, offset))
 
@@ -436,33 +439,37 @@ class Consumer:
     async def beginning_offsets(
         self, partitions: Iterable[tuple[str, int]]
     ) -> dict[TopicPartition, int]:
-        return await self._home.call(self._sync.beginning_offsets, list(partitions))
+        return await self._loop_thread.call(
+            self._sync.beginning_offsets, list(partitions)
+        )
 
     async def end_offsets(
         self, partitions: Iterable[tuple[str, int]]
     ) -> dict[TopicPartition, int]:
         """Return the end offset for this consumer, by its isolation level."""
-        return await self._home.call(self._sync.end_offsets, list(partitions))
+        return await self._loop_thread.call(self._sync.end_offsets, list(partitions))
 
     async def offsets_for_times(
         self, times_ms: Mapping[PartitionKey, int]
     ) -> dict[TopicPartition, int | None]:
         """Return the offset of the first record that is not older, None if none."""
-        return await self._home.call(self._sync.offsets_for_times, dict(times_ms))
+        return await self._loop_thread.call(
+            self._sync.offsets_for_times, dict(times_ms)
+        )
 
     def topics(self) -> list[str]:
         """Return the topics of the directory."""
-        self._home.check()
+        self._loop_thread.check()
         return self._sync.topics()
 
     def partitions_for(self, topic: str) -> tuple[int, ...]:
         """Return the partition numbers of a topic. Raises TopicNotFoundError."""
-        self._home.check()
+        self._loop_thread.check()
         return self._sync.partitions_for(topic)
 
     def metrics(self) -> ConsumerMetrics:
         """Return the counters since the consumer was made."""
-        self._home.check()
+        self._loop_thread.check()
         return self._sync.metrics()
 
     # -- commits -----------------------------------------------------------------------
@@ -478,14 +485,14 @@ class Consumer:
         calls. If it is cancelled, the commit may or may not happen; the next commit
         follows it. Errors are those of logcore.consumer.Consumer.commit().
         """
-        self._home.check()
+        self._loop_thread.check()
         self._sync.check_open()
         chosen: dict[tuple[str, int], int | OffsetAndMetadata] = {}
         if offsets is None:
             chosen = {one: each for one, each in self._sync.offsets_to_commit().items()}  # noqa: C416  # for the types
         else:
             chosen = {one: each for one, each in offsets.items()}  # noqa: C416  # for the types
-        await self._home.call(self._sync.commit, chosen, timeout)
+        await self._loop_thread.call(self._sync.commit, chosen, timeout)
 
     def commit_async(
         self,
@@ -502,14 +509,14 @@ class Consumer:
             ConsumerStateError: The consumer is closed or has no group.
             InvalidConfigError: An offset is invalid.
         """
-        self._home.check()
+        self._loop_thread.check()
         self._sync.check_open()
-        told: OnCommit | None = None
+        callback_in_thread: OnCommit | None = None
         if callback is not None:
-            told = functools.partial(self._report_commit, callback)
-        if self._sync.add_commit(offsets, told):
+            callback_in_thread = functools.partial(self._report_commit, callback)
+        if self._sync.add_commit(offsets, callback_in_thread):
             self._look_at = 0.0
-            self._news.wake()
+            self._wakeups.wake()
 
     def _report_commit(
         self,
@@ -521,19 +528,21 @@ class Consumer:
 
         Runs in the thread or in the loop.
         """
-        self._home.post_to_loop(functools.partial(call, callback, error, offsets))
+        self._loop_thread.post_to_loop(
+            functools.partial(call, callback, error, offsets)
+        )
 
     async def committed(
         self, partitions: Iterable[tuple[str, int]]
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
         """Return the committed offsets of the group, None where there is none."""
-        return await self._home.call(self._sync.committed, list(partitions))
+        return await self._loop_thread.call(self._sync.committed, list(partitions))
 
     def group_metadata(self) -> GroupMetadata:
         """Return the membership, for
         TransactionalProducer.send_offsets_to_transaction().
         """
-        self._home.check()
+        self._loop_thread.check()
         return self._sync.group_metadata()
 
     # -- reading -----------------------------------------------------------------------
@@ -691,9 +700,9 @@ class Consumer:
                 left = min(left, deadline - self._loop.time())
             if left <= 0:
                 return False
-            is_new = self._watching.watch(self._sync.watched_paths())
+            is_new = self._directory_watch.watch(self._sync.watched_paths())
             if not is_new and not self._sync.has_moved:
-                await self._news.wait(left)
+                await self._wakeups.wait(left)
 
     @property
     def _is_check_due(self) -> bool:
@@ -709,7 +718,7 @@ class Consumer:
         The waiting getmany(), or the next one, raises WakeupError; an iteration ends.
         """
         self._sync.wakeup()
-        self._news.notify()
+        self._wakeups.notify()
 
     end_waits = wakeup
 
@@ -746,12 +755,12 @@ def opening(directory: LogDir, settings: ConsumerSettings) -> Opening[Consumer]:
         return _Stepped(directory.host.fs, directory, groups, settings, registry)
 
     async def begin() -> Consumer:
-        home = Home("the consumer")
+        loop_thread = LoopThread("the consumer")
         try:
-            made = await home.acquire(make, synchronous.Consumer.close)
+            made = await loop_thread.acquire(make, synchronous.Consumer.close)
         except BaseException:
-            home.end()
+            loop_thread.end()
             raise
-        return Consumer(home, made)
+        return Consumer(loop_thread, made)
 
     return Opening(begin)

@@ -22,8 +22,15 @@ from typing import Any, Final, ParamSpec, TypeVar
 from logcore import log as synchronous
 from logcore.aio.awaitable_open import Opening
 from logcore.aio.closeable import AsyncCloseable
-from logcore.aio.loop_thread import Home, in_thread
-from logcore.aio.notify import Following, Lists, Pieces, Tail, followed, plain
+from logcore.aio.loop_thread import LoopThread, in_thread
+from logcore.aio.notify import (
+    LogFollower,
+    ReadLists,
+    RecordLists,
+    Tail,
+    begin_to_follow,
+    plain,
+)
 from logcore.config import Durability, LogConfig
 from logcore.errors import InvalidRecordError, RecordTooLargeError
 from logcore.fs import FS, OS
@@ -100,8 +107,8 @@ class Appended:
 class Appending:
     """Queues appends of many tasks to one log, in the order of the calls."""
 
-    def __init__(self, home: Home, log: synchronous.Log) -> None:
-        self._home = home
+    def __init__(self, loop_thread: LoopThread, log: synchronous.Log) -> None:
+        self._loop_thread = loop_thread
         self._log = log
         self._waiting: deque[Appended] = deque()
         self._is_due = False
@@ -116,13 +123,13 @@ class Appending:
         self._waiting.append(one)
         if not self._is_due:
             self._is_due = True
-            self._home.loop.call_soon(self.hand_over)
+            self._loop_thread.loop.call_soon(self.hand_over)
 
     def hand_over(self) -> None:
         """Start the thread that writes the queued appends. Runs in the loop."""
         if self._is_due:
             self._is_due = False
-            self._home.submit(functools.partial(self._write, self._turn))
+            self._loop_thread.submit(functools.partial(self._write, self._turn))
 
     def flush_first(self) -> None:
         """Mark that another call follows the queued appends, before later ones.
@@ -138,7 +145,7 @@ class Appending:
             together = self._next(turn)
             if together:
                 outcomes = _outcomes(self._log, together)
-                self._home.post_to_loop(
+                self._loop_thread.post_to_loop(
                     functools.partial(_complete, together, outcomes)
                 )
 
@@ -259,9 +266,9 @@ def open(
     """Open a partition directory like logcore.open(), with `async with` or `await`."""
 
     async def begin() -> Log:
-        home = Home("the log")
+        loop_thread = LoopThread("the log")
         try:
-            log = await home.acquire(
+            log = await loop_thread.acquire(
                 functools.partial(
                     synchronous.open_log,
                     path,
@@ -276,9 +283,9 @@ def open(
                 synchronous.Log.close,
             )
         except BaseException:
-            home.end()
+            loop_thread.end()
             raise
-        return Log(home, log)
+        return Log(loop_thread, log)
 
     return Opening(begin)
 
@@ -290,15 +297,15 @@ class Log(AsyncCloseable):
 
     `sync` is the log without a loop, for methods that are missing here. They may be
     called in threads, such as with asyncio.to_thread(log.sync.scrub). All methods here
-    raise WrongLoopError outside the loop, and else what those of logcore.Log raise.
+    raise WrongLoopError outside the loop, and otherwise the errors of logcore.Log.
     """
 
-    def __init__(self, home: Home, log: synchronous.Log) -> None:
+    def __init__(self, loop_thread: LoopThread, log: synchronous.Log) -> None:
         """Create a log. Users call logcore.aio.open() or LogDir.partition()."""
         self.sync = log
-        self._home = home
-        self._appending = Appending(home, log)
-        self._following = Following(home, fs_of(log), [log])
+        self._loop_thread = loop_thread
+        self._appending = Appending(loop_thread, log)
+        self._follower = LogFollower(loop_thread, fs_of(log), [log])
 
     def __repr__(self) -> str:
         return f"<aio {self.sync!r}>"
@@ -317,17 +324,17 @@ class Log(AsyncCloseable):
 
     def release(self) -> None:
         """Release the resources of a log that its directory has closed."""
-        self._following.wake()
-        self._following.close()
-        self._home.end()
+        self._follower.wake()
+        self._follower.close()
+        self._loop_thread.end()
 
     def _call(
         self, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs
     ) -> Coroutine[Any, Any, _T]:
         """Run a call in the thread, after all earlier appends."""
-        self._home.check()
+        self._loop_thread.check()
         self._appending.flush_first()
-        return self._home.call(function, *args, **kwargs)
+        return self._loop_thread.call(function, *args, **kwargs)
 
     # -- appending ---------------------------------------------------------------------
 
@@ -348,11 +355,11 @@ class Log(AsyncCloseable):
         stored in the order of the calls. If it is cancelled before the record is passed
         to the thread, nothing is stored; after that the record is stored.
         """
-        self._home.check()
+        self._loop_thread.check()
         if headers.__class__ is not tuple and isinstance(headers, Iterable):
             # Needed twice if another record of the batch is rejected.
             headers = tuple(header_pairs(headers))
-        future: asyncio.Future[Receipt] = self._home.loop.create_future()
+        future: asyncio.Future[Receipt] = self._loop_thread.loop.create_future()
         self._appending.add(
             Appended(
                 (key, value, headers, timestamp_ms),
@@ -398,12 +405,12 @@ class Log(AsyncCloseable):
         *,
         isolation: Isolation = "read_uncommitted",
         max_bytes: int | None = None,
-    ) -> Lists[Record]:
+    ) -> RecordLists[Record]:
         """Return the records in [start, end), for `async for`; see logcore.Log.read().
 
         Between chunks of some hundred records other tasks run.
         """
-        self._home.check()
+        self._loop_thread.check()
 
         find = functools.partial(
             record_lists,
@@ -414,8 +421,8 @@ class Log(AsyncCloseable):
             max_bytes=max_bytes,
         )
         if isolation == "read_committed":  # it may walk the whole log for transactions
-            return Pieces(self._home, None, find)
-        return Pieces(self._home, find())
+            return ReadLists(self._loop_thread, None, find)
+        return ReadLists(self._loop_thread, find())
 
     async def history(
         self, key: Piece, start: int | None = None, end: int | None = None
@@ -425,25 +432,29 @@ class Log(AsyncCloseable):
 
     async def get(self, offset: int) -> Record:
         """Return the record at an offset, or the next one; see logcore.Log.get()."""
-        self._home.check()
+        self._loop_thread.check()
         return self.sync.get(offset)
 
     def tail(
         self, start: int | None = None, *, timeout: float | None = None
-    ) -> Lists[Record]:
+    ) -> RecordLists[Record]:
         """Return records from `start` on and new ones as they arrive, for `async for`.
 
         The default of `start` is the present end. The iteration ends after `timeout`
         seconds without a new record, and when the log is closed. All tails of a log
         share one listener or one inotify handle.
         """
-        self._home.check()
+        self._loop_thread.check()
         if start is None:
             offset = self.sync.high_watermark
         else:
             offset = start
         return Tail(
-            self._home, self._following, followed([self.sync], [offset]), timeout, plain
+            self._loop_thread,
+            self._follower,
+            begin_to_follow([self.sync], [offset]),
+            timeout,
+            plain,
         )
 
     offset_for_timestamp = in_thread(synchronous.Log.offset_for_timestamp)

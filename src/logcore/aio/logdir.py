@@ -17,8 +17,14 @@ from logcore.aio import producer as producers
 from logcore.aio.awaitable_open import Opening
 from logcore.aio.closeable import AsyncCloseable
 from logcore.aio.log import Log
-from logcore.aio.loop_thread import Home, in_thread
-from logcore.aio.notify import Following, Lists, Pieces, Tail, followed
+from logcore.aio.loop_thread import LoopThread, in_thread
+from logcore.aio.notify import (
+    LogFollower,
+    ReadLists,
+    RecordLists,
+    Tail,
+    begin_to_follow,
+)
 from logcore.config import Durability
 from logcore.consumer.settings import ConsumerOptions, consumer_settings
 from logcore.directory.maintenance import Upkeep
@@ -59,7 +65,7 @@ def open_dir(
     """Open a directory like logcore.open_dir(), with `async with` or `await`."""
 
     async def begin() -> LogDir:
-        home = Home("the log directory")
+        loop_thread = LoopThread("the log directory")
         function = functools.partial(
             synchronous.open_dir,
             path,
@@ -74,11 +80,11 @@ def open_dir(
             fs=fs,
         )
         try:
-            directory = await home.acquire(function, synchronous.LogDir.close)
+            directory = await loop_thread.acquire(function, synchronous.LogDir.close)
         except BaseException:
-            home.end()
+            loop_thread.end()
             raise
-        return LogDir(home, directory)
+        return LogDir(loop_thread, directory)
 
     return Opening(begin)
 
@@ -88,15 +94,15 @@ class LogDir(AsyncCloseable):
 
     Made by logcore.aio.open_dir().
 
-    sync: the directory without a loop, for what is not here: its methods may be called
-    in threads. All methods raise WrongLoopError outside the loop, and else what those
-    of logcore.LogDir raise.
+    `sync` is the directory without a loop, for methods that are missing here. They may be
+    called in threads. All methods here raise WrongLoopError outside the loop, and otherwise
+    the errors of logcore.LogDir.
     """
 
-    def __init__(self, home: Home, directory: synchronous.LogDir) -> None:
-        """Not for users."""
+    def __init__(self, loop_thread: LoopThread, directory: synchronous.LogDir) -> None:
+        """Create a directory. Users call logcore.aio.open_dir()."""
         self.sync = directory
-        self._home = home
+        self._loop_thread = loop_thread
         self._logs: dict[tuple[str, int], Log] = {}
 
     def __repr__(self) -> str:
@@ -115,8 +121,8 @@ class LogDir(AsyncCloseable):
         If it is cancelled, closing continues in the background. Closing twice is
         allowed.
         """
-        closing = self._home.begin(self.sync.close)
-        self._home.end()
+        closing = self._loop_thread.begin(self.sync.close)
+        self._loop_thread.end()
         try:
             await closing
         finally:
@@ -126,7 +132,7 @@ class LogDir(AsyncCloseable):
     def _call(
         self, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs
     ) -> Coroutine[Any, Any, _T]:
-        return self._home.call(function, *args, **kwargs)
+        return self._loop_thread.call(function, *args, **kwargs)
 
     # -- topics ------------------------------------------------------------------------
 
@@ -156,7 +162,7 @@ class LogDir(AsyncCloseable):
         """
         from logcore.query.sql import read_table
 
-        return await self._home.call(
+        return await self._loop_thread.call(
             lambda: read_table(self.sync, query, is_text=text, schemas=schemas)
         )
 
@@ -164,7 +170,7 @@ class LogDir(AsyncCloseable):
         self, backup: str | os.PathLike[str], *, keep: int | None = None
     ) -> SnapshotResult:
         """See logcore.LogDir.snapshot()."""
-        return await self._home.call(
+        return await self._loop_thread.call(
             functools.partial(self.sync.snapshot, backup, keep=keep)
         )
 
@@ -182,10 +188,10 @@ class LogDir(AsyncCloseable):
 
         It is opened once and closed with the directory.
         """
-        log = await self._home.call(self.sync.partition, topic, number)
+        log = await self._loop_thread.call(self.sync.partition, topic, number)
         known = self._logs.get((topic, number))
         if known is None or known.sync is not log:
-            known = self._logs[topic, number] = Log(Home("the log"), log)
+            known = self._logs[topic, number] = Log(LoopThread("the log"), log)
         return known
 
     async def append(
@@ -223,7 +229,7 @@ class LogDir(AsyncCloseable):
         end: int | None = None,
     ) -> list[Record]:
         """Return the records of a key; see logcore.LogDir.history()."""
-        return await self._home.call(
+        return await self._loop_thread.call(
             lambda: list(self.sync.history(topic, key, start, end))
         )
 
@@ -234,13 +240,13 @@ class LogDir(AsyncCloseable):
         end: Position | None = None,
         *,
         partitions: Iterable[int] | None = None,
-    ) -> Lists[TopicRecord]:
+    ) -> RecordLists[TopicRecord]:
         """Return the records of a topic, for `async for`; see logcore.Topic.read()."""
-        self._home.check()
+        self._loop_thread.check()
         find = functools.partial(
             self.sync.topic(topic).record_lists, start, end, partitions
         )
-        return Pieces(self._home, None, find)
+        return ReadLists(self._loop_thread, None, find)
 
     async def tail(
         self,
@@ -249,19 +255,21 @@ class LogDir(AsyncCloseable):
         *,
         partitions: Iterable[int] | None = None,
         timeout: float | None = None,
-    ) -> Lists[TopicRecord]:
+    ) -> RecordLists[TopicRecord]:
         """Return the records of a topic as they are appended, for `async for record in
         await data.tail(topic)`; see logcore.Topic.tail().
         """
-        numbers, logs, offsets = await self._home.call(
+        numbers, logs, offsets = await self._loop_thread.call(
             self.sync.topic(topic).begin_tail, start, partitions
         )
 
         def placed(at: int, records: list[Record]) -> list[TopicRecord]:
             return kernel.place_records(topic, numbers[at], records)
 
-        following = Following(self._home, self.sync.host.fs, logs)
-        return Tail(self._home, following, followed(logs, offsets), timeout, placed)
+        follower = LogFollower(self._loop_thread, self.sync.host.fs, logs)
+        return Tail(
+            self._loop_thread, follower, begin_to_follow(logs, offsets), timeout, placed
+        )
 
     @overload
     def producer(
@@ -285,7 +293,7 @@ class LogDir(AsyncCloseable):
 
         For `async with`, or with `await`.
         """
-        self._home.check()
+        self._loop_thread.check()
         self.sync.host.check_writable()
         return producers.opening(self.sync, chosen_settings(config, settings))
 
@@ -299,6 +307,6 @@ class LogDir(AsyncCloseable):
 
         For `async with`, or with `await`.
         """
-        self._home.check()
+        self._loop_thread.check()
         self.sync.host.check_open()
         return consumers.opening(self.sync, consumer_settings(config, settings))

@@ -6,7 +6,7 @@ Rules:
 - The worker thread runs calls one at a time, in the order in which they were made.
 - A call that was passed to the thread is executed, even if the task that awaits it is
   cancelled.
-- The thread ends with Home.end(), and when the object is deleted.
+- The thread ends with LoopThread.end(), and when the object is deleted.
 
 This module does not depend on logs.
 """
@@ -38,8 +38,8 @@ class _LoopRequest:
     Tasks that the answer has started may outlive the request.
     """
 
-    def __init__(self, home: Home) -> None:
-        self.home = home
+    def __init__(self, loop_thread: LoopThread) -> None:
+        self.loop_thread = loop_thread
         #: Calls for the worker thread from tasks that work on the answer. None ends
         #: them.
         self.jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
@@ -50,8 +50,8 @@ class _LoopRequest:
 
 
 #: The request that the current task answers, if there is one.
-_ASKED: Final[contextvars.ContextVar[_LoopRequest | None]] = contextvars.ContextVar(
-    "logcore-asked", default=None
+_CURRENT_REQUEST: Final[contextvars.ContextVar[_LoopRequest | None]] = (
+    contextvars.ContextVar("logcore-asked", default=None)
 )
 
 
@@ -73,18 +73,18 @@ def in_thread(
     return run
 
 
-class Home:
+class LoopThread:
     """The event loop and the worker thread of one object.
 
-    Create it in a task. `what` describes the object in error messages.
+    Create it in a task. `description` names the object in error messages.
     """
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, description: str) -> None:
         self.loop = asyncio.get_running_loop()
-        self._what = what
+        self._description = description
         self._pool = ThreadPoolExecutor(1, "logcore-aio")
         self._is_ended = False
-        self._questions: set[asyncio.Task[Any]] = set()
+        self._answering: set[asyncio.Task[Any]] = set()
 
     def check(self) -> None:
         """Raise WrongLoopError unless the caller runs in the loop."""
@@ -94,7 +94,7 @@ class Home:
             present = None
         if present is not self.loop:
             raise WrongLoopError(
-                f"{self._what} belongs to the event loop that it was made in",
+                f"{self._description} belongs to the event loop that created it",
                 expected="a call in that loop",
                 found="another loop" if present is not None else "no loop",
             )
@@ -108,8 +108,8 @@ class Home:
         return self._current_request() is not None
 
     def _current_request(self) -> _LoopRequest | None:
-        asked = _ASKED.get()
-        if asked is None or asked.home is not self or asked.is_over:
+        asked = _CURRENT_REQUEST.get()
+        if asked is None or asked.loop_thread is not self or asked.is_over:
             return None
         return asked
 
@@ -138,7 +138,7 @@ class Home:
             found.append(function())
             return found[0]
 
-        def give_back() -> None:
+        def release_result() -> None:
             for one in found:
                 call(unwanted, one)
 
@@ -146,7 +146,7 @@ class Home:
             return await self.begin(run)
         except asyncio.CancelledError:
             # After the function, and before the calls of the next task.
-            self.submit(give_back)
+            self.submit(release_result)
             raise
 
     def begin(self, function: Callable[[], _T]) -> asyncio.Future[_T]:
@@ -209,14 +209,14 @@ class Home:
         if not self.post_to_loop(
             functools.partial(self._begin_answer, function, asked)
         ):
-            raise WrongLoopError(f"the event loop of {self._what} is closed")
+            raise WrongLoopError(f"the event loop of {self._description} is closed")
         while True:
             try:
                 job = asked.jobs.get(timeout=_LOOK_SECONDS)
             except queue.Empty:
                 if self.loop.is_closed():
                     raise WrongLoopError(
-                        f"the event loop of {self._what} is closed"
+                        f"the event loop of {self._description} is closed"
                     ) from None
                 continue
             if job is None:
@@ -230,15 +230,15 @@ class Home:
         self, function: Callable[[], Awaitable[object] | object], asked: _LoopRequest
     ) -> None:
         task = self.loop.create_task(_answer(function, asked))
-        self._questions.add(task)  # the loop itself keeps only a weak reference
+        self._answering.add(task)  # the loop itself keeps only a weak reference
         task.add_done_callback(functools.partial(self._end_answer, asked))
 
     def _end_answer(self, asked: _LoopRequest, task: asyncio.Task[Any]) -> None:
-        self._questions.discard(task)
+        self._answering.discard(task)
         asked.is_over = True
         if task.cancelled():
             asked.error = WrongLoopError(
-                f"a call from the thread of {self._what} to the loop was cancelled"
+                f"a call from the thread of {self._description} to the loop was cancelled"
             )
         elif task.exception() is not None:
             asked.error = task.exception()
@@ -272,7 +272,7 @@ def _complete(
 async def _answer(
     function: Callable[[], Awaitable[object] | object], asked: _LoopRequest
 ) -> object:
-    _ASKED.set(asked)
+    _CURRENT_REQUEST.set(asked)
     found = function()
     if isinstance(found, Awaitable):
         found = await found

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Generic, Self, TypeVar
 
 from logcore.aio.ending import waits_of
-from logcore.aio.loop_thread import Home
+from logcore.aio.loop_thread import LoopThread
 from logcore.errors import LogClosedError
 from logcore.fs import FS
 from logcore.kernels import Record
@@ -35,6 +35,7 @@ from logcore.reader import (
     new_records_of,
 )
 
+#: The interval of polling in addition to a handle, which may miss writes of other machines.
 _LOOK_SECONDS: Final = 1.0
 #: The interval of polling if the system has no handle to wait for.
 _POLL_SECONDS: Final = 0.01
@@ -42,30 +43,31 @@ _POLL_SECONDS: Final = 0.01
 _T = TypeVar("_T")
 
 
-class News:
+class Wakeups:
     """Wakes the tasks of a loop.
 
     Any thread may call notify(). All other methods are called in the loop.
     """
 
-    def __init__(self, home: Home) -> None:
-        self._home = home
+    def __init__(self, loop_thread: LoopThread) -> None:
+        self._loop_thread = loop_thread
         self._waiting: set[asyncio.Future[bool]] = set()
-        self._is_told = False
-        # Called in the loop before the tasks wake.
-        self.heard: Callable[[], None] | None = None
+        #: Whether wake() is scheduled in the loop.
+        self._is_scheduled = False
+        #: Called in the loop before the tasks wake.
+        self.on_wake: Callable[[], None] | None = None
 
     def notify(self) -> bool:
         """Schedule wake() in the loop. Return False if the loop is closed."""
-        if self._is_told:  # wake() is scheduled already
+        if self._is_scheduled:  # wake() is scheduled already
             return True
-        self._is_told = True
-        return self._home.post_to_loop(self.wake)
+        self._is_scheduled = True
+        return self._loop_thread.post_to_loop(self.wake)
 
     def wake(self) -> None:
-        self._is_told = False  # first: events from now on schedule another wake()
-        if self.heard is not None:
-            self.heard()
+        self._is_scheduled = False  # first: events from now on schedule another wake()
+        if self.on_wake is not None:
+            self.on_wake()
         for waiter in self._waiting:
             if not waiter.done():
                 waiter.set_result(True)
@@ -79,10 +81,12 @@ class News:
 
         The caller checks for records immediately before, without an await in between.
         """
-        waiter: asyncio.Future[bool] = self._home.loop.create_future()
+        waiter: asyncio.Future[bool] = self._loop_thread.loop.create_future()
         timer = None
         if seconds is not None:
-            timer = self._home.loop.call_later(max(0.0, seconds), _expire, waiter)
+            timer = self._loop_thread.loop.call_later(
+                max(0.0, seconds), _expire, waiter
+            )
         self._waiting.add(waiter)
         try:
             return await waiter
@@ -97,16 +101,16 @@ def _expire(waiter: asyncio.Future[bool]) -> None:
         waiter.set_result(False)
 
 
-class Watching:
+class DirectoryWatch:
     """Wakes tasks when files in directories change.
 
     All methods are called in the loop.
     """
 
-    def __init__(self, home: Home, fs: FS, news: News) -> None:
-        self._loop = home.loop
+    def __init__(self, loop_thread: LoopThread, fs: FS, wakeups: Wakeups) -> None:
+        self._loop = loop_thread.loop
         self._fs = fs
-        self._news = news
+        self._wakeups = wakeups
         self._paths: tuple[str, ...] = ()
         self._end = contextlib.ExitStack()
         self._timer: asyncio.TimerHandle | None = None
@@ -136,15 +140,15 @@ class Watching:
 
     def _changed(self, drain: Callable[[float], bool]) -> None:
         drain(0.0)
-        self._news.wake()
+        self._wakeups.wake()
 
     def _poll_later(self, seconds: float) -> None:
         self._timer = self._loop.call_later(seconds, self._poll, seconds)
 
     def _poll(self, seconds: float) -> None:
-        if self._news.is_waited_for:
+        if self._wakeups.is_waited_for:
             self._poll_later(seconds)
-            self._news.wake()
+            self._wakeups.wake()
         else:
             self.close()
 
@@ -159,23 +163,25 @@ class Watching:
         self._end.close()
 
 
-class Following:
+class LogFollower:
     """Follows some logs in one loop, for all tasks that wait for them."""
 
-    def __init__(self, home: Home, fs: FS, logs: Sequence[LogReader]) -> None:
-        self._home = home
+    def __init__(
+        self, loop_thread: LoopThread, fs: FS, logs: Sequence[LogReader]
+    ) -> None:
+        self._loop_thread = loop_thread
         self._logs = tuple(logs)
-        self._news = News(home)
-        self._news.heard = self._on_wake
-        self._watching = Watching(home, fs, self._news)
+        self._wakeups = Wakeups(loop_thread)
+        self._wakeups.on_wake = self._on_wake
+        self._directory_watch = DirectoryWatch(loop_thread, fs, self._wakeups)
         #: Logs that another process may write. They do not notify listeners of this
         #: process.
         self._watched = [log for log in logs if is_written_elsewhere(log)]
         self._is_shared = any(is_shared(log) for log in logs)
-        self._forgets: list[Callable[[], None]] = []
+        self._stop_listening: list[Callable[[], None]] = []
         self._was_waited_for = False
-        self._has_looked = False
-        self._waits = waits_of(home.loop)
+        self._is_refreshed = False
+        self._waits = waits_of(loop_thread.loop)
         self._waits.add(self)
 
     @property
@@ -185,51 +191,51 @@ class Following:
 
     def end_waits(self) -> None:
         """Wake the tasks, because the tails of the loop were ended."""
-        self._news.wake()
+        self._wakeups.wake()
 
     async def prepare(self) -> None:
         """Register for events, and make records of other processes visible."""
         self._was_waited_for = True
-        if not self._forgets:
-            self._forgets = [
+        if not self._stop_listening:
+            self._stop_listening = [
                 listen_to(log, self._notify)
                 for log in self._logs
                 if is_written_here(log)
             ]
-        if self._watching.watch([log.path for log in self._watched]):
-            self._has_looked = False
+        if self._directory_watch.watch([log.path for log in self._watched]):
+            self._is_refreshed = False
         if self.is_fresh:
             return
         if self._is_shared:  # may wait for the write lock of another process
-            await self._home.call(self._refresh)
+            await self._loop_thread.call(self._refresh)
         else:
             self._refresh()
 
     def _refresh(self) -> None:
         # This is set first, because an event during the refresh requires another one.
-        self._has_looked = True
+        self._is_refreshed = True
         try:
             for log in self._watched:
                 log.refresh()
         except BaseException:
-            self._has_looked = False
+            self._is_refreshed = False
             raise
 
     @property
     def is_fresh(self) -> bool:
         """Whether no event has occurred since the latest refresh began."""
-        return self._has_looked or not self._watched
+        return self._is_refreshed or not self._watched
 
     async def wait(self, seconds: float | None) -> bool:
-        return await self._news.wait(seconds)
+        return await self._wakeups.wait(seconds)
 
     def _notify(self) -> None:
-        if not self._news.notify():
+        if not self._wakeups.notify():
             self.close()
 
     def _on_wake(self) -> None:
-        self._has_looked = False
-        if not self._was_waited_for and not self._news.is_waited_for:
+        self._is_refreshed = False
+        if not self._was_waited_for and not self._wakeups.is_waited_for:
             self.close()
         self._was_waited_for = False
 
@@ -238,26 +244,26 @@ class Following:
 
         Once the loop is closed, any thread may call this.
         """
-        forgets = self._forgets
-        self._forgets = []
+        forgets = self._stop_listening
+        self._stop_listening = []
         for forget in forgets:
             forget()
-        if not self._home.loop.is_closed():
-            self._watching.close()
+        if not self._loop_thread.loop.is_closed():
+            self._directory_watch.close()
 
     def wake(self) -> None:
-        self._news.wake()
+        self._wakeups.wake()
 
 
-class Lists(Generic[_T]):
-    """Lists of some hundred records, returned one record at a time.
+class RecordLists(Generic[_T]):
+    """RecordLists of some hundred records, returned one record at a time.
 
     This is an asynchronous iterator. If a task that waits for a record is cancelled,
     the record is not lost: the next task gets it.
     """
 
-    def __init__(self, home: Home) -> None:
-        self._home = home
+    def __init__(self, loop_thread: LoopThread) -> None:
+        self._loop_thread = loop_thread
         self._records: Iterator[_T] = iter(())
         self._is_over = False
 
@@ -267,7 +273,7 @@ class Lists(Generic[_T]):
     async def __anext__(self) -> _T:
         for record in self._records:
             return record
-        self._home.check()
+        self._loop_thread.check()
         while True:
             if self._is_over:
                 raise StopAsyncIteration
@@ -288,32 +294,32 @@ class Lists(Generic[_T]):
         raise NotImplementedError
 
 
-class Pieces(Lists[_T]):
-    """Lists that exist already, or that a function finds at the first use.
+class ReadLists(RecordLists[_T]):
+    """RecordLists that exist already, or that a function finds at the first use.
 
     The function runs in the worker thread.
     """
 
     def __init__(
         self,
-        home: Home,
+        loop_thread: LoopThread,
         lists: Iterator[list[_T]] | None,
         find: Callable[[], Iterator[list[_T]]] | None = None,
     ) -> None:
-        super().__init__(home)
+        super().__init__(loop_thread)
         self._lists = lists
         self._find = find
 
     async def _next_list(self) -> list[_T]:
         if self._lists is None:
             assert self._find is not None
-            self._lists = await self._home.call(self._find)
+            self._lists = await self._loop_thread.call(self._find)
         for records in self._lists:
             return records
         raise StopAsyncIteration
 
 
-class Tail(Lists[_T]):
+class Tail(RecordLists[_T]):
     """Records of some logs as they arrive.
 
     The iteration ends when one of the logs is closed, after `timeout` seconds without a
@@ -322,21 +328,21 @@ class Tail(Lists[_T]):
 
     def __init__(
         self,
-        home: Home,
-        following: Following,
+        loop_thread: LoopThread,
+        follower: LogFollower,
         tailed: Sequence[Tailed],
         timeout: float | None,
         placed: Callable[[int, list[Record]], list[_T]],
     ) -> None:
-        super().__init__(home)
-        self._following = following
+        super().__init__(loop_thread)
+        self._follower = follower
         self._tailed = tailed
         self._timeout = timeout
         self._placed = placed
         self._lists: Iterator[tuple[int, list[Record]]] = iter(())
 
     async def _next_list(self) -> list[_T]:
-        loop = self._home.loop
+        loop = self._loop_thread.loop
         deadline = None
         if self._timeout is not None:
             deadline = loop.time() + self._timeout
@@ -344,24 +350,24 @@ class Tail(Lists[_T]):
             try:
                 for number, records in self._lists:
                     return self._placed(number, records)
-                await self._following.prepare()
+                await self._follower.prepare()
             except LogClosedError:
                 raise StopAsyncIteration from None
-            if self._following.is_ended:
+            if self._follower.is_ended:
                 raise StopAsyncIteration
             if any(one.log.is_closed for one in self._tailed):
                 raise StopAsyncIteration
             if any(one.has_records for one in self._tailed):
                 self._lists = new_records_of(self._tailed)
                 continue
-            if not self._following.is_fresh:
+            if not self._follower.is_fresh:
                 continue
             left = None
             if deadline is not None:
                 left = deadline - loop.time()
             if left is not None and left <= 0:
                 raise StopAsyncIteration
-            await self._following.wait(left)
+            await self._follower.wait(left)
 
 
 def plain(_: int, records: list[Record]) -> list[Record]:
@@ -369,7 +375,7 @@ def plain(_: int, records: list[Record]) -> list[Record]:
     return records
 
 
-def followed(logs: Sequence[LogReader], offsets: Sequence[int]) -> list[Tailed]:
+def begin_to_follow(logs: Sequence[LogReader], offsets: Sequence[int]) -> list[Tailed]:
     """Return each log with the offset to begin at.
 
     Raises:

@@ -31,7 +31,7 @@ import attrs
 
 from logcore.aio.awaitable_open import Opening
 from logcore.aio.closeable import AsyncCloseable
-from logcore.aio.loop_thread import Home
+from logcore.aio.loop_thread import LoopThread
 from logcore.callbacks import call
 from logcore.errors import (
     BufferFullError,
@@ -164,13 +164,13 @@ class Producer(AsyncCloseable):
 
     def __init__(
         self,
-        home: Home,
+        loop_thread: LoopThread,
         producer: _Plain | _Transactional,
         on_delivery: OnDelivery | None,
     ) -> None:
         """Create a producer. Users call LogDir.producer()."""
-        self._home = home
-        self._loop = home.loop
+        self._loop_thread = loop_thread
+        self._loop = loop_thread.loop
         self._sync: _Plain | _Transactional = producer
         self._on_delivery = on_delivery
         self._ticket = object()
@@ -188,7 +188,7 @@ class Producer(AsyncCloseable):
             )  # registers the generator, which the loop closes at its end
 
     async def __aenter__(self) -> Self:
-        self._home.check()
+        self._loop_thread.check()
         return self
 
     def __repr__(self) -> str:
@@ -214,7 +214,7 @@ class Producer(AsyncCloseable):
         logcore.producer.Producer.send().
         """
         if self._is_closed or _running_loop() is not self._loop:
-            self._home.check()
+            self._loop_thread.check()
             self._check_open()
         if self._does_prepare:
             record = self._sync.prepared(
@@ -301,7 +301,7 @@ class Producer(AsyncCloseable):
     def _hand_over(self, first: Future[RecordMetadata]) -> None:
         """Pass a completed batch to the loop. Runs in the writing thread."""
         assert isinstance(first, RecordFuture)
-        self._home.post_to_loop(functools.partial(self._complete, first.batch))
+        self._loop_thread.post_to_loop(functools.partial(self._complete, first.batch))
 
     def _complete(self, delivery: Delivery) -> None:
         """Complete the futures of a batch, or of the completed half of it.
@@ -418,9 +418,9 @@ class Producer(AsyncCloseable):
     ) -> asyncio.Future[list[Receipt]]:
         """Run a long call in the thread, because it may wait for memory."""
         future: asyncio.Future[list[Receipt]] = self._loop.create_future()
-        gathered = await self._home.call(send)
+        gathered = await self._loop_thread.call(send)
         gathered.add_done_callback(
-            lambda done: self._home.post_to_loop(
+            lambda done: self._loop_thread.post_to_loop(
                 functools.partial(self._settle_all, done, future)
             )
         )
@@ -449,16 +449,16 @@ class Producer(AsyncCloseable):
         Raises:
             DeliveryTimeoutError: The timeout has passed.
         """
-        await self._home.call(self._sync.flush, timeout)
+        await self._loop_thread.call(self._sync.flush, timeout)
 
     def metrics(self) -> ProducerMetrics:
         """Return the counters since the producer was made."""
-        self._home.check()
+        self._loop_thread.check()
         return self._sync.metrics()
 
     def partitions_for(self, topic: str) -> tuple[int, ...]:
         """Return the partition numbers of a topic."""
-        self._home.check()
+        self._loop_thread.check()
         return self._sync.partitions_for(topic)
 
     async def close(self, timeout: float | None = None) -> None:
@@ -473,9 +473,9 @@ class Producer(AsyncCloseable):
 
     async def end(self, timeout: float | None) -> None:
         """Close the producer, for close() and for the end of the loop."""
-        closing = self._home.begin(functools.partial(self._sync.close, timeout))
+        closing = self._loop_thread.begin(functools.partial(self._sync.close, timeout))
         self._is_closed = True
-        self._home.end()
+        self._loop_thread.end()
         self._loop.call_soon(self._let_go)
         await closing
 
@@ -497,8 +497,8 @@ async def _at_end_of_loop(
     finally:
         found = producer()
         if found is not None and not found.is_closed:
-            what = f"{found!r} was not closed before its event loop"
-            warnings.warn(what, ResourceWarning, stacklevel=1, source=found)
+            message = f"{found!r} was not closed before its event loop"
+            warnings.warn(message, ResourceWarning, stacklevel=1, source=found)
             await found.end(_EXIT_SECONDS)
 
 
@@ -511,35 +511,38 @@ class TransactionalProducer(Producer):
     """
 
     def __init__(
-        self, home: Home, producer: _Transactional, on_delivery: OnDelivery | None
+        self,
+        loop_thread: LoopThread,
+        producer: _Transactional,
+        on_delivery: OnDelivery | None,
     ) -> None:
         """Create a producer. Users call LogDir.producer()."""
-        super().__init__(home, producer, on_delivery)
+        super().__init__(loop_thread, producer, on_delivery)
         self._own = producer
 
     async def init_transactions(
         self, timeout: float | None = None, *, keep_prepared: bool = False
     ) -> None:
         """Take over the transactional id. transaction() does so automatically."""
-        await self._home.call(
+        await self._loop_thread.call(
             self._own.init_transactions, timeout, keep_prepared=keep_prepared
         )
 
     async def begin_transaction(self) -> None:
         """Begin a transaction, so that records may be sent."""
-        await self._home.call(self._own.begin_transaction)
+        await self._loop_thread.call(self._own.begin_transaction)
 
     async def commit_transaction(self, timeout: float | None = None) -> None:
         """Write the sent records, and commit the transaction."""
-        await self._home.call(self._own.commit_transaction, timeout)
+        await self._loop_thread.call(self._own.commit_transaction, timeout)
 
     async def abort_transaction(self, timeout: float | None = None) -> None:
         """Abort the transaction."""
-        await self._home.call(self._own.abort_transaction, timeout)
+        await self._loop_thread.call(self._own.abort_transaction, timeout)
 
     async def prepare_transaction(self, timeout: float | None = None) -> str:
         """Write the sent records, and wait for the decision of another store."""
-        return await self._home.call(self._own.prepare_transaction, timeout)
+        return await self._loop_thread.call(self._own.prepare_transaction, timeout)
 
     async def complete_transaction(
         self, prepared: str, timeout: float | None = None
@@ -548,7 +551,9 @@ class TransactionalProducer(Producer):
 
         Returns whether it was committed.
         """
-        return await self._home.call(self._own.complete_transaction, prepared, timeout)
+        return await self._loop_thread.call(
+            self._own.complete_transaction, prepared, timeout
+        )
 
     async def send_offsets_to_transaction(
         self,
@@ -559,7 +564,7 @@ class TransactionalProducer(Producer):
 
         `group` is Consumer.group_metadata() or a group id.
         """
-        await self._home.call(
+        await self._loop_thread.call(
             self._own.send_offsets_to_transaction, dict(offsets), group
         )
 
@@ -573,18 +578,18 @@ class TransactionalProducer(Producer):
         block = self._own.transaction()
         # If the task is cancelled here, the block was not entered and has no
         # transaction.
-        await self._home.acquire(
+        await self._loop_thread.acquire(
             block.__enter__,
             lambda _: block.__exit__(asyncio.CancelledError, None, None),
         )
         try:
             yield self
         except BaseException as error:
-            await self._home.call(
+            await self._loop_thread.call(
                 block.__exit__, type(error), error, error.__traceback__
             )
             raise
-        await self._home.call(block.__exit__, None, None, None)
+        await self._loop_thread.call(block.__exit__, None, None, None)
 
     @property
     def is_prepared(self) -> bool:
@@ -610,14 +615,14 @@ def opening(directory: LogDir, settings: ProducerSettings) -> Opening[Any]:
         )
 
     async def begin() -> Producer:
-        home = Home("the producer")
+        loop_thread = LoopThread("the producer")
         try:
-            made = await home.acquire(make, lambda producer: producer.close(0))
+            made = await loop_thread.acquire(make, lambda producer: producer.close(0))
         except BaseException:
-            home.end()
+            loop_thread.end()
             raise
         if isinstance(made, _Transactional):
-            return TransactionalProducer(home, made, settings.on_delivery)
-        return Producer(home, made, settings.on_delivery)
+            return TransactionalProducer(loop_thread, made, settings.on_delivery)
+        return Producer(loop_thread, made, settings.on_delivery)
 
     return Opening(begin)
