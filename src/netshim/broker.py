@@ -224,7 +224,7 @@ class Broker:
         """
         if (
             self._fast_path is not None
-            and (session.gate is None or session.gate.lets_pass(now_ms))
+            and (session.gate is None or session.gate.passes_requests(now_ms))
             and self.faults is None
             and self._nodes is None
             and self.state.release is None

@@ -105,7 +105,7 @@ class Budget:
         # The first of _waiting, and the time since when it has been first.
         self._waited_for: tuple[Connection, int] | None = None
 
-    def take(self, holder: Connection, size: int) -> bool:
+    def reserve(self, holder: Connection, size: int) -> bool:
         # A connection that is not first must wait, even if there is room.
         is_first = holder is next(iter(self.waiting), holder)
         if not is_first or self.used_bytes + size > self.limit_bytes:
@@ -116,14 +116,14 @@ class Budget:
         self.stop_waiting(holder)
         return True
 
-    def give(self, holder: Connection, size: int) -> None:
+    def free(self, holder: Connection, size: int) -> None:
         self.used_bytes -= size
         left = self._holders.pop(holder, 0) - size
         if left > 0:
             self._holders[holder] = left
         self._call_first()
 
-    def keep(self, size: int) -> None:
+    def reserve_for_request(self, size: int) -> None:
         """Count the memory of a request in progress.
 
         The request has been received already, so this has no limit. Reads and further
@@ -240,7 +240,7 @@ class Workload:
     def begin(self, size: int) -> None:
         """Count a request that starts and holds `size` bytes."""
         self.count += 1
-        self._budget.keep(size)
+        self._budget.reserve_for_request(size)
 
     def end(self, size: int) -> None:
         self.count -= 1
@@ -363,7 +363,7 @@ class Connection:
             // came
         )
 
-    def give_up(self, reason: str) -> None:
+    def fail(self, reason: str) -> None:
         """Make overdue() return this reason."""
         self._given_up = reason
 
@@ -423,7 +423,7 @@ class Connection:
                 if isinstance(reply, PendingResponse):
                     self._await(reply)
             else:
-                self._put(reply)
+                self._queue(reply)
         # Step 2: leave the queue if this connection could not use its place.
         if self in self._workload.line and self._is_at_limit:
             # Connections after this one may use the room.
@@ -473,7 +473,7 @@ class Connection:
 
     def _resize(self, size: int) -> None:
         grown = size - len(self._buffer)
-        if grown > 0 and not self._budget.take(self, grown):
+        if grown > 0 and not self._budget.reserve(self, grown):
             self._was_waiting = True
             return
         buffer = bytearray(size)
@@ -484,7 +484,7 @@ class Connection:
         self._start = 0
         self._end = used
         if grown < 0:
-            self._budget.give(self, -grown)
+            self._budget.free(self, -grown)
 
     @property
     def is_full(self) -> bool:
@@ -585,19 +585,19 @@ class Connection:
                 head = head.value
             slots.popleft()
             if isinstance(head, CloseConnection):
-                self.give_up(str(head))
+                self.fail(str(head))
             elif head is not None:
-                self._put(head)
+                self._queue(head)
         self._ready()
 
-    def _put(self, pieces: list[Piece]) -> None:
+    def _queue(self, pieces: list[Piece]) -> None:
         if self.recorder is not None:
             self.recorder.response(pieces)
         self.outgoing += pieces
         for piece in pieces:
             self.unsent_bytes += len(piece)
 
-    def take(self, max_bytes: int = _SEND_BYTES) -> Piece | None:
+    def next_piece(self, max_bytes: int = _SEND_BYTES) -> Piece | None:
         """Return the next bytes to send, or None if there are none.
 
         At most max_bytes are returned: a view of a large piece, or several small pieces
@@ -625,12 +625,12 @@ class Connection:
         self.unsent_bytes -= len(piece)
         return piece
 
-    def take_together(self) -> list[Piece]:
+    def next_pieces(self) -> list[Piece]:
         """Return the next pieces, which one system call may send."""
         pieces: list[Piece] = []
         left = _SEND_BYTES
         while self.outgoing and left > 0:
-            piece = self.take(left)
+            piece = self.next_piece(left)
             assert piece is not None
             pieces.append(piece)
             left -= len(piece)
@@ -661,7 +661,7 @@ class Connection:
         self._view = memoryview(b"")
         self._start = self._end = 0
         self._budget.stop_waiting(self)
-        self._budget.give(self, held)
+        self._budget.free(self, held)
         self._handle = _answer_nothing
         self._ready = _do_nothing
         self._session.wake = None

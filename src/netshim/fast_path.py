@@ -290,7 +290,7 @@ class FastPath:
         else:
             response = [request.respond_empty(high_watermark, stable, log_start)]
         if turn is not None:
-            turn.note_sent(
+            turn.record_sent(
                 high_watermark, log_start, has_records=request.offset < stable
             )
         return response
@@ -338,7 +338,7 @@ class FastPath:
             if not has_news:
                 return [request.respond_without_news()]
             response = [request.respond_empty(high_watermark, -1, log_start)]
-        turn.note_sent(high_watermark, log_start, has_records=has_records)
+        turn.record_sent(high_watermark, log_start, has_records=has_records)
         return response
 
     def _records(

@@ -149,7 +149,7 @@ class SessionPartition:
         """Return whether the client has not got these offsets yet."""
         return high_watermark != self.high_watermark or log_start != self.log_start
 
-    def note_sent(self, part: FetchResponse.Topic.Partition) -> None:
+    def record_sent(self, part: FetchResponse.Topic.Partition) -> None:
         self.high_watermark = -1 if part.error_code else part.high_watermark
         self.log_start = part.log_start_offset
 
@@ -317,7 +317,7 @@ class FetchSession:
                 if one is not None:
                     if not is_full and not one.has_changed(part):
                         continue
-                    one.note_sent(part)
+                    one.record_sent(part)
                     if part.records:
                         self.move_to_end(one)
                 kept.append(part)
@@ -395,7 +395,7 @@ class SingleTurn:
             return False
         return session.single_candidate(self.partition, changes, now_ms) is not None
 
-    def note_sent(
+    def record_sent(
         self, high_watermark: int, log_start: int, *, has_records: bool
     ) -> None:
         if not self.is_current:

@@ -340,7 +340,7 @@ class Peer(asyncio.BufferedProtocol):
             return
         while connection.outgoing and not self.is_blocked:
             unsent_bytes = connection.unsent_bytes
-            pieces = connection.take_together()
+            pieces = connection.next_pieces()
             if len(pieces) == 1:
                 transport.write(pieces[0])
             else:

@@ -69,11 +69,11 @@ class ReplacedBroker:
         state = broker.state
         found: dict[str, StoredTransaction] = {}
 
-        def looked(transactions: dict[str, StoredTransaction] | Exception) -> None:
+        def found_all(transactions: dict[str, StoredTransaction] | Exception) -> None:
             if not isinstance(transactions, Exception):
                 found.update(transactions)
 
-        state.transactions.find_stored(None, looked)
+        state.transactions.find_stored(None, found_all)
         return cls(
             {
                 key: log.leader_epoch

@@ -948,7 +948,7 @@ class Server:
         """
         if self._ticking is not None:
             await asyncio.wait([self._ticking])
-        self._do_what_is_due()
+        self._run_due_work()
         if self._ticking is not None:
             await asyncio.wait([self._ticking])
 
@@ -962,7 +962,7 @@ class Server:
             return
         if self.loop.time() >= self._next_look:
             self._next_look = self.loop.time() + _TICK_S
-            self._do_what_is_due()
+            self._run_due_work()
         else:
             self._tick_broker()
         self._tick_later()
@@ -991,14 +991,14 @@ class Server:
                 logging.ERROR, "tick", "an internal error in a due task", error=True
             )
 
-    def _do_what_is_due(self) -> None:
+    def _run_due_work(self) -> None:
         self._tick_broker()
         now_ms = self.now_ms()
         try:
             for connection, reason in self.budget.end_slow(
                 now_ms, self.settings.request_timeout_ms
             ).items():
-                connection.give_up(reason)
+                connection.fail(reason)
             for peer in self._next_checked():
                 peer.check(now_ms)
             self._loader.refresh(
@@ -1110,7 +1110,7 @@ class Server:
         """Whether clients are served. Any thread may use this."""
         return self._timer is not None
 
-    def reset_longest_step_s(self) -> float:
+    def pop_longest_step_s(self) -> float:
         """Return the longest step of the event loop since the last call, in seconds."""
         held_s, self._held_s = self._held_s, 0.0
         return held_s

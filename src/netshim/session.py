@@ -30,11 +30,11 @@ class Gate(Protocol):
         ...
 
     @property
-    def takes_tokens(self) -> bool:
+    def expects_token(self) -> bool:
         """Whether the next frame is a token without a header."""
         ...
 
-    def lets_pass(self, now_ms: int) -> bool:
+    def passes_requests(self, now_ms: int) -> bool:
         """Whether handle() passes a Produce or a Fetch to its handler."""
         ...
 

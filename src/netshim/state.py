@@ -186,7 +186,7 @@ class BrokerState:
         self.submit(work, answer.set)
         return answer
 
-    def take_producer_id(self, done: Callable[[Any], None]) -> None:
+    def allocate_producer_id(self, done: Callable[[Any], None]) -> None:
         """Call done() with a new producer id, or with the error.
 
         Allocations run one at a time, because the first one may read all logs.

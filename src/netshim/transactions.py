@@ -157,7 +157,7 @@ class TransactionHost(LoopHost[Effect], TransactionService):
                 markers = WriteMarkers("", producer_id, epoch, False, partitions)
                 Markers(state, None, markers, state.now_ms).write()
             case TakeProducerId():
-                state.take_producer_id(
+                state.allocate_producer_id(
                     partial(self._have_taken, self._coordinator, effect)
                 )
             case SetTransactionTimer(name, at_ms):

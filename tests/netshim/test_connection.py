@@ -80,7 +80,9 @@ class Host:
             at += size
 
     def sent(self) -> bytes:
-        return b"".join(bytes(piece) for piece in iter(self.connection.take, None))
+        return b"".join(
+            bytes(piece) for piece in iter(self.connection.next_piece, None)
+        )
 
 
 @given(st.lists(st.binary(min_size=1, max_size=300), max_size=30), st.integers(1, 1000))
@@ -315,7 +317,7 @@ def test_every_request_is_processed_for_any_order_of_events(
 
 def test_answered_requests_wake_a_reader_that_waits_for_memory() -> None:
     host = Host(budget=200_000)
-    host.budget.keep(190_000)
+    host.budget.reserve_for_request(190_000)
     host.feed(frame(b"x" * 100_000)[: 64 << 10])
     assert not host.connection.has_room()
     host.readied = 0
@@ -366,7 +368,7 @@ class Crowd:
                 room[: len(piece)] = piece
                 host.connection.received(len(piece), self.now_ms)
         for connection, reason in self.budget.end_slow(self.now_ms, 30_000).items():
-            connection.give_up(reason)
+            connection.fail(reason)
         for host in self.hosts:
             reason = (
                 None if host in self.ended else host.connection.overdue(self.now_ms)
@@ -565,11 +567,11 @@ def test_small_buffers_are_joined_and_large_ones_are_not_copied() -> None:
     large = memoryview(bytes(100_000))
     host.connection._handle = lambda view, now_ms: [b"head", large, b"tail"]
     host.feed(frame(b"x") * 2)
-    pieces = list(iter(host.connection.take, None))
+    pieces = list(iter(host.connection.next_piece, None))
     assert [len(piece) for piece in pieces] == [4, 100_000, 8, 100_000, 4]
     assert pieces[1] is large
     host.feed(frame(b"x"))
-    pieces = list(iter(lambda: host.connection.take(40_000), None))
+    pieces = list(iter(lambda: host.connection.next_piece(40_000), None))
     assert [len(piece) for piece in pieces] == [4, 40_000, 40_000, 20_000, 4]
 
 
@@ -579,7 +581,7 @@ def test_unread_responses_of_a_client_are_limited() -> None:
     host.feed(frame(b"fetch") * 100)
     assert host.connection.unsent_bytes == 1_200_000 and host.connection.is_full
     answered = 3
-    while host.connection.take(100_000) is not None:
+    while host.connection.next_piece(100_000) is not None:
         host.connection.process(0)
         assert host.connection.unsent_bytes <= 1_200_000 + 400_000
         answered += 1

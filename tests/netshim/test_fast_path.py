@@ -249,12 +249,12 @@ def test_rules_are_enforced_alike(pair: Pair, version: int) -> None:
 class Login:
     """A connection that must authenticate."""
 
-    is_open = takes_tokens = False
+    is_open = expects_token = False
 
     def __init__(self) -> None:
         self.is_done = False
 
-    def lets_pass(self, now_ms: int) -> bool:
+    def passes_requests(self, now_ms: int) -> bool:
         return self.is_done
 
     def handle(self, frame: memoryview, now_ms: int) -> Any:

@@ -323,7 +323,7 @@ def pipelined(
         turns.run()
         connection.process(0)
     came = bytearray()
-    while (piece := connection.take()) is not None:
+    while (piece := connection.next_piece()) is not None:
         came += piece
     responses = []
     while came:

@@ -506,9 +506,9 @@ def test_repeated_correlation_id_hides_no_token(tmp_path: Path) -> None:
 class FixedGate:
     """A gate in a given state."""
 
-    def __init__(self, *, is_open: bool = False, takes_tokens: bool = False) -> None:
+    def __init__(self, *, is_open: bool = False, expects_token: bool = False) -> None:
         self.is_open = is_open
-        self.takes_tokens = takes_tokens
+        self.expects_token = expects_token
 
 
 @pytest.mark.parametrize(
@@ -516,7 +516,7 @@ class FixedGate:
     [
         (0, None, 20),
         (18, FixedGate(), 20),
-        (18, FixedGate(takes_tokens=True), 0),
+        (18, FixedGate(expects_token=True), 0),
         (3, FixedGate(), 0),
         (3, FixedGate(is_open=True), 20),
         (17, FixedGate(), 14),

@@ -278,7 +278,7 @@ class Line:
         and version of its request.
         """
         came = bytearray()
-        while (piece := self.connection.take()) is not None:
+        while (piece := self.connection.next_piece()) is not None:
             came += piece
         at = 0
         while at < len(came):
@@ -703,7 +703,7 @@ class World:
         gate = line.session.gate
         if gate is None or gate.is_open:
             raise Harm("a client without a password is logged in")
-        while line.connection.take() is not None:
+        while line.connection.next_piece() is not None:
             pass
         # A failed login is answered after a delay, and then ends.
         if line.session.is_ending or not line.connection.is_idle:

@@ -102,7 +102,7 @@ class SaslGate:
         return self._first is not None
 
     @property
-    def takes_tokens(self) -> bool:
+    def expects_token(self) -> bool:
         """Whether the next frame is a token without a header."""
         return self._stage is _Stage.BARE
 
@@ -117,7 +117,7 @@ class SaslGate:
         """
         self._session = ClientSession("", 0, self._session.peer)
 
-    def lets_pass(self, now_ms: int) -> bool:
+    def passes_requests(self, now_ms: int) -> bool:
         """Whether handle() passes a Produce or a Fetch to its handler."""
         return self._stage is _Stage.DONE and not self._has_expired(now_ms)
 

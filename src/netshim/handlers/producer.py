@@ -43,5 +43,5 @@ def init_producer_id(
             answer.set(result)
 
     # The disk may block: an id is recorded there before it is returned.
-    state.take_producer_id(respond)
+    state.allocate_producer_id(respond)
     return answer

@@ -144,7 +144,7 @@ def collect_facts(server: Server) -> Steps[BrokerFacts]:
         elections=state.leadership.elections,
         failed_authentications=_labeled(state.security.failures),
         throttled=_labeled(state.security.quotas.throttled),
-        held_s=server.reset_longest_step_s(),
+        held_s=server.pop_longest_step_s(),
         incidents=server.logdir.incidents(),
     )
 
@@ -170,12 +170,12 @@ def _open_transactions(state: BrokerState) -> int:
     found: list[int] = []
     if not state.is_shared:
 
-        def looked(transactions: object) -> None:
+        def found_all(transactions: object) -> None:
             if isinstance(transactions, dict):
                 labels = (one.status.label for one in transactions.values())
                 found.append(sum(label in _OPEN for label in labels))
 
-        state.transactions.find_stored(None, looked)
+        state.transactions.find_stored(None, found_all)
     return sum(found)
 
 

@@ -289,7 +289,7 @@ class ConnectionRecorder:
         flags = 0
         if kept < size:
             flags = REDACTED
-            if gate is not None and gate.takes_tokens:
+            if gate is not None and gate.expects_token:
                 self._expects_token = True
             elif int.from_bytes(frame[:2], "big") in secrets.SECRET_RESPONSES:
                 self._secret_ids.add(bytes(frame[4:8]))

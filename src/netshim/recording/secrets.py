@@ -51,7 +51,7 @@ def bytes_to_keep(frame: memoryview, gate: Gate | None) -> int:
     `frame` is the request without its size. `gate` is the gate of its connection at the
     time of its arrival.
     """
-    if gate is not None and gate.takes_tokens:
+    if gate is not None and gate.expects_token:
         return 0
     key = int.from_bytes(frame[:2], "big")
     if key in SECRET_REQUESTS:

@@ -106,8 +106,8 @@ class Bucket:
         self._since_ms = now_ms
         return max(0, round(-self._tokens / bound * 1000))
 
-    def take(self, count: float) -> None:
-        """Take tokens."""
+    def spend(self, count: float) -> None:
+        """Remove tokens. The bucket may become negative, which delays the next request."""
         self._tokens -= count
 
     def is_idle(self, now_ms: int) -> bool:
@@ -196,7 +196,7 @@ class Quotas:
         delay_ms = bucket.delay_ms(bound, now_ms)
         if is_strict and delay_ms:
             return delay_ms
-        bucket.take(count)
+        bucket.spend(count)
         if is_strict:
             return 0
         return bucket.delay_ms(bound, now_ms)
