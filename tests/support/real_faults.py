@@ -86,7 +86,7 @@ class RealDisk(OsFS):
     def content(self, path: str) -> bytes:
         return self.files()[path]
 
-    def note_read(self, path: str) -> None: ...
+    def record_read(self, path: str) -> None: ...
 
     def is_as(self, before: dict[str, bytes]) -> bool:
         return self.files() == before

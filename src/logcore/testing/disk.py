@@ -209,7 +209,7 @@ class SimulatedDisk(Environment, DiskLocks):
         )
         self._writing: File | None = None  # during a write
         self._crash_in: int | None = None
-        self.asked: FileReads | None = None  # for Known
+        self.reads: FileReads | None = None  # for ResultCache
         self._root = DirectoryNode(next(self._numbers), now_ms)
         self._found: dict[
             str, Node
@@ -255,7 +255,7 @@ class SimulatedDisk(Environment, DiskLocks):
         }
 
     def view(self) -> dict[str, bytes | None]:
-        """Return view() with None for directories. For Known, this reads names only."""
+        """Return the content of each file, and None for each directory."""
         return {path: node.seen() for path, node in self.nodes().items()}
 
     def nodes(self) -> dict[str, Node]:
@@ -272,35 +272,35 @@ class SimulatedDisk(Environment, DiskLocks):
     def content(self, path: str) -> bytes:
         """Return the visible content of a file."""
         file = self._file(path)
-        if self.asked is not None:
-            self.asked.ask(file, True)
+        if self.reads is not None:
+            self.reads.record(file, True)
         return bytes(file.content)
 
     def is_as(self, before: Mapping[str, bytes | None]) -> bool:
         """Return whether view() still equals `before`.
 
-        With Known, only files that its function has changed are read.
+        In a ResultCache, only files that its function has changed are read.
         """
-        asked = self.asked
+        reads = self.reads
         nodes = self.nodes()
-        if asked is not None:
-            for path, node in asked.nodes.items():
-                if node in asked.written or nodes.get(path) is not node:
-                    asked.questions[path, True] = None
+        if reads is not None:
+            for path, node in reads.nodes.items():
+                if node in reads.written or nodes.get(path) is not node:
+                    reads.entries[path, True] = None
         return before == {path: node.seen() for path, node in nodes.items()}
 
-    def note_read(self, path: str) -> None:
-        """Record, for Known, that the initial content influences the result.
+    def record_read(self, path: str) -> None:
+        """Record, for a ResultCache, that the initial content influences the result.
 
         It is called for content that was read with view().
         """
-        if self.asked is not None:
-            self.asked.questions[path, True] = None
+        if self.reads is not None:
+            self.reads.entries[path, True] = None
 
     def _read_all(self) -> None:
-        if self.asked is not None:
-            self.asked.questions |= dict.fromkeys(
-                (path, True) for path in self.asked.nodes
+        if self.reads is not None:
+            self.reads.entries |= dict.fromkeys(
+                (path, True) for path in self.reads.nodes
             )
 
     def put(self, path: str, content: bytes | None) -> None:
@@ -339,7 +339,7 @@ class SimulatedDisk(Environment, DiskLocks):
 
     def write_back(self) -> None:
         """Make all changes so far durable, as the kernel does periodically."""
-        self._keep_names(None)
+        self._persist_names(None)
         for file in self._dirty:
             file.sync()
         self._dirty = {}
@@ -574,8 +574,8 @@ class SimulatedDisk(Environment, DiskLocks):
         self._newest = None
 
     def _change(self, file: File, change: Change) -> None:
-        if self.asked is not None:
-            self.asked.written.add(file)
+        if self.reads is not None:
+            self.reads.written.add(file)
         content = file.content
         if isinstance(content, bytes):
             content = file.content = bytearray(content)
@@ -593,7 +593,7 @@ class SimulatedDisk(Environment, DiskLocks):
         self._dirty[file] = None
         self._newest = file
         if file.mappings is not None:
-            file.show(change.position, change.data)
+            file.apply_to_content(change.position, change.data)
 
     def _path_of(self, file: File) -> str:
         waiting = [("", self._root)]
@@ -697,8 +697,8 @@ class SimulatedDisk(Environment, DiskLocks):
         file, path, _ = self._held(handle)
         if self.faults is not None:
             self._reading("pread", path)
-        if self.asked is not None:
-            self.asked.ask(file, True)
+        if self.reads is not None:
+            self.reads.record(file, True)
         return bytes(file.content[position : position + size])
 
     def pwrite(self, handle: int, data: Data, position: int) -> None:
@@ -738,16 +738,16 @@ class SimulatedDisk(Environment, DiskLocks):
         file, path, writable = self._held(handle)
         with self._mutex:
             if size == len(file.content) and self.faults is None:
-                if self.asked is not None:
-                    self.asked.cut(file, size)
+                if self.reads is not None:
+                    self.reads.record_truncation(file, size)
                 return
             action = self._begin("truncate", path)
             if not writable:
                 action = errno.EINVAL
             if isinstance(action, int):
                 self._end("truncate", action, path)
-            if self.asked is not None:
-                self.asked.cut(file, size)
+            if self.reads is not None:
+                self.reads.record_truncation(file, size)
             if size != len(file.content):
                 self._change(file, Change(len(self.operations), size, None))
             self._end("truncate", action, path)
@@ -788,7 +788,7 @@ class SimulatedDisk(Environment, DiskLocks):
                     file.sync()
                     self._dirty.pop(file, None)
                 if self.names == "journal" and operation == "fsync":
-                    self._keep_names(None)
+                    self._persist_names(None)
             if self.observer is not None:
                 self.observer(operation, True)
             failed_before = self._unreported.pop(handle, None)
@@ -799,8 +799,8 @@ class SimulatedDisk(Environment, DiskLocks):
         file, path, _ = self._held(handle)
         if self.faults is not None:
             self._reading("size", path)
-        if self.asked is not None:
-            self.asked.ask(file, False)
+        if self.reads is not None:
+            self.reads.record(file, False)
         return len(file.content)
 
     def drop_cache(self, handle: int, position: int) -> bool:
@@ -829,8 +829,8 @@ class SimulatedDisk(Environment, DiskLocks):
             self._reading("map", path)
         if not 0 < size <= len(file.content):
             _fail(errno.EINVAL, path, StorageReadError)
-        if self.asked is not None:
-            self.asked.ask(file, True)
+        if self.reads is not None:
+            self.reads.record(file, True)
         memory = MappedPages(file.content[:size])
         file.mappings = [*(file.mappings or ()), weakref.ref(memory)]
         return memoryview(memory).toreadonly()
@@ -844,8 +844,8 @@ class SimulatedDisk(Environment, DiskLocks):
     def file_size(self, path: str) -> int:
         self._reading("file_size", path)
         file = self._file(path)
-        if self.asked is not None:
-            self.asked.ask(file, False)
+        if self.reads is not None:
+            self.reads.record(file, False)
         return len(file.content)
 
     def identity(self, path_or_handle: str | int) -> tuple[int, int]:
@@ -992,11 +992,11 @@ class SimulatedDisk(Environment, DiskLocks):
             if isinstance(action, int):
                 _raise_sync(OSError(action, os.strerror(action)), path)
             if action != "lie" and self._journal:
-                self._keep_names(None if self.names == "journal" else directory)
+                self._persist_names(None if self.names == "journal" else directory)
             if self.observer is not None:
                 self.observer("sync_dir", True)
 
-    def _keep_names(self, directory: DirectoryNode | None) -> None:
+    def _persist_names(self, directory: DirectoryNode | None) -> None:
         """Make changes of names durable, in one directory or everywhere (None)."""
         left = []
         is_less = False  # whether a file may have lost its last name

@@ -28,34 +28,35 @@ class FileReads:
 
     def __init__(self, disk: SimulatedDisk) -> None:
         self.nodes = disk.nodes()
-        self.questions: dict[tuple[str, bool], None] = {}
+        #: The reads in their order; a dict keeps each of them once.
+        self.entries: dict[tuple[str, bool], None] = {}
+        #: Files that the function has changed.
         self.written: set[File] = set()
-        self._blank: set[File] = (
-            set()
-        )  # truncated to zero: later reads are not recorded
+        #: Files that were truncated to zero. Later reads of them are not recorded.
+        self._blank: set[File] = set()
         self._paths: dict[Node, list[str]] = {}
         for path, node in self.nodes.items():
             self._paths.setdefault(node, []).append(path)
 
-    def ask(self, file: Node, is_whole: bool) -> None:
+    def record(self, file: Node, is_whole: bool) -> None:
         if file not in self._blank:
             for path in self._paths.get(file, ()):
-                self.questions[path, is_whole] = None
+                self.entries[path, is_whole] = None
 
-    def cut(self, file: File, size: int) -> None:
+    def record_truncation(self, file: File, size: int) -> None:
         self.written.add(file)
         if size == 0:
             self._blank.add(file)
 
 
-class _Question:
-    """A node in the tree of Known: a question, and the node of each answer."""
+class _ReadNode:
+    """A node of the tree: one read, and the child for each content or size."""
 
-    __slots__ = ("about", "answers")
+    __slots__ = ("children", "entry")
 
-    def __init__(self, about: tuple[str, bool]) -> None:
-        self.about = about
-        self.answers: dict[int, Any] = {}
+    def __init__(self, entry: tuple[str, bool]) -> None:
+        self.entry = entry
+        self.children: dict[int, Any] = {}
 
 
 class ResultCache(Generic[Result]):
@@ -63,7 +64,7 @@ class ResultCache(Generic[Result]):
 
     The cache is a tree. The root is selected by the file names and the time. Each level
     below is one size or content that the function reads, in its order. On disks that
-    give the same answers, the function takes the same path and returns the same result,
+    have the same contents, the function takes the same path and returns the same result,
     so it is called once for all of them. Its result must depend on the disk alone, and
     not on the order in which names are listed.
     """
@@ -82,51 +83,51 @@ class ResultCache(Generic[Result]):
 
         The function may call run() itself.
         """
-        outer = disk.asked
-        asked = FileReads(disk)
-        files = {path: node.seen() for path, node in asked.nodes.items()}
+        outer = disk.reads
+        reads = FileReads(disk)
+        files = {path: node.seen() for path, node in reads.nodes.items()}
         now_ms = disk.now_ms()
-        result, questions = self._find(files, now_ms)
+        result, entries = self._find(files, now_ms)
         if result is None:
-            disk.asked = asked
+            disk.reads = reads
             try:
                 result = function(disk)
             finally:
-                disk.asked = outer
-            questions = list(asked.questions)
-            self._add(files, now_ms, questions, result)
+                disk.reads = outer
+            entries = list(reads.entries)
+            self._add(files, now_ms, entries, result)
         if outer is not None:
-            for path, is_whole in questions:
-                outer.ask(asked.nodes[path], is_whole)
-            outer.written |= asked.written
+            for path, is_whole in entries:
+                outer.record(reads.nodes[path], is_whole)
+            outer.written |= reads.written
         return result
 
     def _find(
         self, files: Mapping[str, bytes | None], now_ms: int
     ) -> tuple[Result | None, list[tuple[str, bool]]]:
         found = self._roots.get(self._root(files, now_ms))
-        questions = []
-        while type(found) is _Question:
-            questions.append(found.about)
-            found = found.answers.get(self._answer(files, found.about))
-        return found, questions
+        entries = []
+        while type(found) is _ReadNode:
+            entries.append(found.entry)
+            found = found.children.get(self._key_of(files, found.entry))
+        return found, entries
 
     def _add(
         self,
         files: Mapping[str, bytes | None],
         now_ms: int,
-        questions: list[tuple[str, bool]],
+        entries: list[tuple[str, bool]],
         result: Result,
     ) -> None:
-        answers = self._roots
-        answer = self._root(files, now_ms)
-        for about in questions:
-            question = answers.get(answer)
-            if type(question) is not _Question or question.about != about:
-                question = answers[answer] = _Question(about)
-            answers = question.answers
-            answer = self._answer(files, about)
-        answers[answer] = result
+        children = self._roots
+        key = self._root(files, now_ms)
+        for entry in entries:
+            node = children.get(key)
+            if type(node) is not _ReadNode or node.entry != entry:
+                node = children[key] = _ReadNode(entry)
+            children = node.children
+            key = self._key_of(files, entry)
+        children[key] = result
 
     @staticmethod
     def _root(files: Mapping[str, bytes | None], now_ms: int) -> int:
@@ -143,10 +144,10 @@ class ResultCache(Generic[Result]):
         )
 
     @staticmethod
-    def _answer(files: Mapping[str, bytes | None], about: tuple[str, bool]) -> int:
-        content = files[about[0]]
+    def _key_of(files: Mapping[str, bytes | None], entry: tuple[str, bool]) -> int:
+        content = files[entry[0]]
         if content is None:
             return -1
-        if about[1]:
+        if entry[1]:
             return hash(content)
         return len(content)

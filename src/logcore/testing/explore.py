@@ -9,7 +9,7 @@
 Rules:
 - Each distinct disk is opened once. A disk is also skipped if it differs only in
   content that recovery never read, for example in a file that recovery deletes unread
-  (known.Known).
+  (expected.ResultCache).
 - A finding is judged again after the program has promised more.
 - On some of the disks the power fails again, at sampled moments of their recovery.
 - A failure names the moment, the disk and the calls before it, and carries that disk.
@@ -208,14 +208,14 @@ class Explorer(Generic[Found]):
 
     def _observe(self, operation: str, is_done: bool) -> None:
         try:
-            self._look_at(operation, is_done)
+            self._check_state(operation, is_done)
         except BaseException:
             assert self._disk is not None
             # The program's reaction to this error is not explored.
             self._disk.observer = None
             raise
 
-    def _look_at(self, operation: str, is_done: bool) -> None:
+    def _check_state(self, operation: str, is_done: bool) -> None:
         if not is_done:
             if self._is_stale:
                 self._explore_again()

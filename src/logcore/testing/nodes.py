@@ -117,7 +117,7 @@ class File:
             self.pending = []
         self.variants = {}
 
-    def show(self, start: int, data: Data | None) -> None:
+    def apply_to_content(self, start: int, data: Data | None) -> None:
         """Update mappings after a write, or after a truncation if `data` is None."""
         assert self.mappings is not None
         living = [

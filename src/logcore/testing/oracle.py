@@ -455,7 +455,7 @@ def recover_log(
         report = log.recovery_report
         assert report is not None
         if report.cut_position is not None:
-            disk.note_read(report.path)
+            disk.record_read(report.path)
             tail = (before[report.path] or b"")[report.cut_position :]
             assert len(tail) == report.cut_bytes, (
                 "the report has the wrong number of truncated bytes"
