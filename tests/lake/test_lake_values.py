@@ -186,7 +186,7 @@ def test_json_that_does_not_fit_is_an_error_with_its_offset(
 ) -> None:
     columns = ValueColumns(JSON, frozenset(), pa.struct([]), "fail")
     columns.add([json.dumps(FITTING).encode()], [0], "orders-0")
-    columns.take()
+    columns.finish_columns()
     with pytest.raises(RecordRefusedError, match=rf"orders-0, offset 2: .*{reason}"):
         columns.add([b'{"id": 2}', value, b'{"id": 3}'], [1, 2, 3], "orders-0")
 
@@ -298,7 +298,7 @@ def test_each_json_value_is_stored_exactly_or_as_text(commits: list[Any]) -> Non
         half = len(texts) // 2
         columns.add(texts[:half], range(half), "orders-0")
         columns.add(texts[half:], range(half, len(texts)), "orders-0")
-        found = pa.table(columns.take()).to_pylist()
+        found = pa.table(columns.finish_columns()).to_pylist()
         assert len(found) == len(values)
         for text, value, row in zip(texts, values, found, strict=True):
             kept = row.pop("value_text")

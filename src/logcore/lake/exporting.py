@@ -342,7 +342,7 @@ class _Export:
         Raises:
             CommitConflictError: another export has committed.
         """
-        rows = self._builder.take()
+        rows = self._builder.finish_table()
         for attempt in range(1, _ATTEMPTS + 1):
             try:
                 self._target.commit(rows, self._pending)

@@ -136,14 +136,14 @@ class RowBuilder:
             self._join_small()
         self._size_bytes += batch.nbytes
 
-    def take(self) -> pyarrow.Table:
+    def finish_table(self) -> pyarrow.Table:
         """Return the collected rows, and begin again without rows."""
         import pyarrow as pa
 
         self._join_small()
         table = pa.Table.from_batches(self._batches, self._schema)
         if self._values is not None:
-            for name, column in self._values.take().items():
+            for name, column in self._values.finish_columns().items():
                 table = table.append_column(name, column)
         self._batches = []
         self._size_bytes = 0

@@ -145,7 +145,7 @@ class ValueColumns:
             found=error.found,
         ) from error
 
-    def take(self) -> dict[str, Any]:
+    def finish_columns(self) -> dict[str, Any]:
         """Return the columns by name, and begin again without values.
 
         From then on, the types are pinned, because the table has them.
