@@ -47,10 +47,10 @@ class Quarantine:
         self._logdir = logdir
         self._shipper = shipper
 
-    def keep(
+    def append_once(
         self, origin: Partition, partition_count: int, record: Record, reason: str
     ) -> bool:
-        """Append the record unless it was kept before.
+        """Append the record unless the topic contains it already.
 
         Returns whether it was appended.
         """

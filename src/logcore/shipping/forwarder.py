@@ -166,7 +166,9 @@ class Forwarder(Closeable):
                 "hold=True and on_error='quarantine' write to the directory, which was opened with read_only=True"
             )
         self._quarantine = Quarantine(logdir, f"forward-{self._settings.name}")
-        self._consumer: Any = None  # of the local group; created by the first _hold()
+        self._consumer: Any = (
+            None  # of the local group; created by the first _commit_local_group()
+        )
         self._lanes: dict[Partition, Lane] = {}  # by target
         self._sender: ClusterSender | None = (
             None  # None until connected, and after an error
@@ -179,7 +181,7 @@ class Forwarder(Closeable):
         self._note_ms = 0
         self._refresh_ms = fs.monotonic_ms() + _REFRESH_MS
         # Of delivered records, to be written by _write_progress().
-        self._noted: dict[Partition, ShippedProgress] = {}
+        self._recorded: dict[Partition, ShippedProgress] = {}
         self._cluster_id = ""
         self._turn = 0  # index of the lane with which the next batch begins
         self._closed = False
@@ -480,7 +482,7 @@ class Forwarder(Closeable):
         note = self._read_progress()
         if self._keeper == "directory":
             sender = self._cluster.plain_sender()
-            progress = {**note.progress, **self._noted}
+            progress = {**note.progress, **self._recorded}
         else:
             sender = self._cluster.transactional_sender(
                 self.transactional_id, self.group_id
@@ -554,7 +556,7 @@ class Forwarder(Closeable):
         lane.place(committed, begin)
         if progress is not None:
             lane.witness = progress.witness
-            self._noted[lane.target] = progress
+            self._recorded[lane.target] = progress
 
     def _check(self, log: Log, progress: ShippedProgress) -> None:
         """Check that the log still holds the last shipped record.
@@ -693,7 +695,7 @@ class Forwarder(Closeable):
             records = log.read(lane.position, end, isolation="read_committed")
         except OffsetOutOfRangeError:
             return  # deleted just now; the next step decides how to continue
-        position = reading.take(lane, records, end)
+        position = reading.add(lane, records, end)
         if lane.target in reading.records:
             lane.read_to(position)
         else:  # markers, and records of aborted transactions
@@ -721,7 +723,7 @@ class Forwarder(Closeable):
                 self._lanes[target].witness = witness_of(records[count - 1])
         for target, next_offset in outcome.delivered.items():
             self._lanes[target].deliver(next_offset)
-            self._noted[target] = ShippedProgress(
+            self._recorded[target] = ShippedProgress(
                 next_offset, self._lanes[target].witness
             )
         self._counts.records += delivered
@@ -762,7 +764,7 @@ class Forwarder(Closeable):
             )
             return
         count = len(self._logdir.partitions(lane.source[0]))
-        if self._quarantine.keep(lane.source, count, record, reason):
+        if self._quarantine.append_once(lane.source, count, record, reason):
             self._counts.quarantined += 1
             log_line(
                 "shipping",
@@ -779,7 +781,7 @@ class Forwarder(Closeable):
         now_ms = self._fs.monotonic_ms()
         if not is_due and not is_last and now_ms < self._note_ms:
             return
-        if not self._noted:
+        if not self._recorded:
             return
         found = self._notes.read()
         if found is not None:
@@ -787,15 +789,15 @@ class Forwarder(Closeable):
         else:
             before = {}
         note = RecordedProgress(
-            self._keeper, self._cluster_id, {**before, **self._noted}
+            self._keeper, self._cluster_id, {**before, **self._recorded}
         )
         if note != found:
             self._notes.write(note)
         if now_ms >= self._note_ms or is_last:
             self._note_ms = now_ms + _NOTE_MS
-            self._hold()
+            self._commit_local_group()
 
-    def _hold(self) -> None:
+    def _commit_local_group(self) -> None:
         """Commit the progress of the local group. Retention may then delete records."""
         if not self._holds:
             return
@@ -804,7 +806,7 @@ class Forwarder(Closeable):
             self._consumer = self._logdir.consumer(
                 group_id=group_id, enable_auto_commit=False
             )
-        lanes = [lane for lane in self._lanes.values() if lane.target in self._noted]
+        lanes = [lane for lane in self._lanes.values() if lane.target in self._recorded]
         with contextlib.suppress(ResourceError):  # it is committed again in a second
             self._consumer.commit({lane.source: lane.delivered for lane in lanes})
 
@@ -869,7 +871,7 @@ class _AssembledBatch:
     size_bytes: int = 0
     is_full: bool = False
 
-    def take(self, lane: Lane, records: Iterable[Record], end: int) -> int:
+    def add(self, lane: Lane, records: Iterable[Record], end: int) -> int:
         """Add records while there is room. Returns the offset after them.
 
         An empty batch takes at least one record.

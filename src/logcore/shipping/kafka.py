@@ -143,7 +143,7 @@ class KafkaCluster(Closeable):
         self._kafka = _client()
         self.bootstrap_servers = bootstrap_servers
         self._given = dict(config or {})
-        self._said = ""  # last message of the client
+        self._last_error = ""  # last message of the client
         self._is_down = False  # no broker could be reached since the last success
         self._admin_client: Any = None
         self._readers: dict[str, Any] = {}  # by group
@@ -172,7 +172,7 @@ class KafkaCluster(Closeable):
         """
         config: dict[str, object] = {
             "bootstrap.servers": self.bootstrap_servers,
-            "error_cb": self._note,
+            "error_cb": self._record_error,
             "logger": _journal(),
             "reconnect.backoff.max.ms": 1_000,
             **self._given,
@@ -188,15 +188,15 @@ class KafkaCluster(Closeable):
                 f"librdkafka does not take its settings: {_text(error)}"
             ) from error
 
-    def _note(self, error: Any) -> None:
-        self._said = error.str()
+    def _record_error(self, error: Any) -> None:
+        self._last_error = error.str()
         if error.name() == "_ALL_BROKERS_DOWN":
             self._is_down = True
 
     def unavailable(self, error: Any = None) -> RemoteUnavailableError:
         """The error to raise when the cluster does not answer."""
         if error is None:
-            why = self._said
+            why = self._last_error
         else:
             why = _text(error)
         return RemoteUnavailableError(
@@ -440,7 +440,7 @@ class KafkaCluster(Closeable):
             elif error.name() in _REFUSED_ACCESS:
                 raise self.raised(self._kafka.KafkaException(error))
             else:  # the leader has changed, or cannot be reached: the next fetch() assigns the positions again
-                self._said = error.str()
+                self._last_error = error.str()
                 self._expected = {}
                 if error.name() in _LOSING:
                     lost.append(one)

@@ -586,7 +586,7 @@ class Mirror(Closeable):
             self._stop(lane, told)
             return False
         count = len(self._logdir.partitions(lane.target[0]))
-        if self._quarantine.keep(lane.target, count, record, str(error)):
+        if self._quarantine.append_once(lane.target, count, record, str(error)):
             self._quarantined_count += 1
         return True
 
