@@ -168,12 +168,12 @@ class Assignment:
                 raise TopicNotFoundError(
                     f"topic {one.topic!r} has no such partition", found=one.partition
                 )
-        self._give_up(self._read() - wanted)
+        self._stop_reading(self._read() - wanted)
         self._readings.choose(wanted)
 
     def _drop_assigned(self) -> None:
         if self._read() and not self.is_subscribed:
-            self._give_up(self._read())
+            self._stop_reading(self._read())
 
     def _read(self) -> frozenset[TopicPartition]:
         return frozenset(self._readings.by_partition)
@@ -301,7 +301,7 @@ class Assignment:
                 self._commits.store_queued()
         elif heard is REJOIN:
             if not member.is_cooperative:
-                self._give_up(mine)
+                self._stop_reading(mine)
             self._share = self._read()
             # This releases the partitions that were given up, before the member joins.
             self._read_owned()
@@ -320,7 +320,7 @@ class Assignment:
 
     def _apply_share(self) -> None:
         """Give up the partitions outside of the share, and read the others."""
-        self._give_up(self._read() - self._share)
+        self._stop_reading(self._read() - self._share)
         self._read_owned()
 
     def _read_owned(self) -> None:
@@ -349,7 +349,7 @@ class Assignment:
 
     # -- giving up partitions ----------------------------------------------------------
 
-    def _give_up(self, partitions: frozenset[TopicPartition]) -> None:
+    def _stop_reading(self, partitions: frozenset[TopicPartition]) -> None:
         """Commit finished offsets of partitions, call the listener, and stop reading."""
         if partitions:
             self._commits.commit_finished()

@@ -106,7 +106,7 @@ class Fetcher:
         self._is_read_only = is_read_only
         #: Makes appends of other processes to a log visible.
         self.follow: Callable[[Log], object] = (
-            Log.refresh if is_shared else _skip_refresh
+            Log.refresh if is_shared else _do_not_refresh
         )
         self._turn = 0  # index of the next partition to read
         self.records = 0  # number of decoded records, for the metrics
@@ -300,7 +300,9 @@ class Fetcher:
             # Step 1: decode the next records ahead of the caller.
             reading.is_ahead = True
             try:
-                taken = records.take(at_once, settings.max_partition_fetch_bytes)
+                taken = records.next_records(
+                    at_once, settings.max_partition_fetch_bytes
+                )
                 ahead = self._handed(taken.records)
             except BaseException:
                 reading.drop()
@@ -365,7 +367,9 @@ class Fetcher:
             if reading.is_paused or left == 0 or (found and left_bytes <= 0):
                 continue
             try:
-                records, size_bytes, end = self._take(one, reading, left, left_bytes)
+                records, size_bytes, end = self._next_records(
+                    one, reading, left, left_bytes
+                )
             except Exception:
                 # The found records are returned now, and the next call raises the error
                 # again.
@@ -383,7 +387,7 @@ class Fetcher:
                 reading.position = end
         return found, moves
 
-    def _take(
+    def _next_records(
         self,
         one: TopicPartition,
         reading: PartitionPosition,
@@ -402,7 +406,7 @@ class Fetcher:
         # them.
         reading.is_ahead = True
         try:
-            taken = reading.records.take(
+            taken = reading.records.next_records(
                 most, min(most_bytes, self._settings.max_partition_fetch_bytes)
             )
             found = self._handed(taken.records)
@@ -590,7 +594,7 @@ def _is_at_end(log: Log, position: int, end: int) -> bool:
     return end <= position <= max(end, log.high_watermark)
 
 
-def _skip_refresh(log: Log) -> None:
+def _do_not_refresh(log: Log) -> None:
     """Do nothing: no other process writes the log."""
 
 

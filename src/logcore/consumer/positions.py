@@ -32,7 +32,7 @@ from logcore.reader import listen_to
 
 
 class Taken(NamedTuple):
-    """Records that Ahead.take() returns."""
+    """Records that Ahead.next_records() returns."""
 
     records: list[TopicRecord]
     #: Size of the batches that were started for these records.
@@ -55,7 +55,7 @@ class Ahead:
         self._records: list[TopicRecord] = []  # the latest run
         self._at = 0  # number of its records that were taken
 
-    def take(self, most: int, most_bytes: int) -> Taken:
+    def next_records(self, most: int, most_bytes: int) -> Taken:
         """Return at most `most` of the next records.
 
         After the first record, no further run is started once the runs of this call

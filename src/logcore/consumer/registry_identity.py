@@ -141,7 +141,7 @@ class Ownership:
         registration = self._registration
         with self._groups.owning(registration.group_id) as (registry, group):
             for one in sorted(self._left):
-                self._let_go(registry, one)
+                self._release(registry, one)
                 self._left.discard(one)
             if group is not None and _is_current(group, member):
                 registration.enter(registry, self._number, member.member_id)
@@ -170,11 +170,11 @@ class Ownership:
         registration = self._registration
         with self._groups.owning(registration.group_id) as (registry, _):
             for one in sorted(self._left):
-                self._let_go(registry, one)
+                self._release(registry, one)
             self._left.clear()
             registration.leave(registry, self._number)
 
-    def _let_go(self, registry: Registry, one: TopicPartition) -> None:
+    def _release(self, registry: Registry, one: TopicPartition) -> None:
         path = self._path(one)
         node = _found(registry, path)
         if node is not None and node.value == self._name:

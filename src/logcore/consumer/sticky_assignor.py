@@ -53,7 +53,7 @@ class _Moves:
             return next(iter(back))
         return one
 
-    def note(self, one: TopicPartition, owner: str, target: str) -> None:
+    def record(self, one: TopicPartition, owner: str, target: str) -> None:
         source = owner
         if one in self._moved:
             source, reached = self._moved.pop(one)
@@ -117,7 +117,7 @@ class _Balancing:
             if one not in self.owner and self.candidates[one.topic]
         ]
         for one in free:
-            self._give(one, self._least(one.topic))
+            self._assign(one, self._least(one.topic))
         self.active = {
             member_id for member_id in self.mine if self._may_change(member_id)
         }
@@ -143,7 +143,7 @@ class _Balancing:
             key=self._order,
         )
 
-    def _give(self, one: TopicPartition, member_id: str) -> None:
+    def _assign(self, one: TopicPartition, member_id: str) -> None:
         self.mine[member_id].append(one)
         self.owner[one] = member_id
 
@@ -198,9 +198,9 @@ class _Balancing:
         owner = self.owner[one]
         moved = self.moves.instead_of(one, owner, target)
         owner = self.owner[moved]
-        self.moves.note(moved, owner, target)
+        self.moves.record(moved, owner, target)
         self.mine[owner].remove(moved)
-        self._give(moved, target)
+        self._assign(moved, target)
 
     def _is_even(self) -> bool:
         """Return whether no member can take a partition from one that has two more."""
