@@ -238,7 +238,7 @@ class Search:
         while position < self.stop:
             position, reason = self._chain(position)
             if reason:
-                behind = self._behind(position)
+                behind = self._end_of_damage(position)
                 self._damage(position, behind, reason)
                 position = behind
 
@@ -262,7 +262,7 @@ class Search:
             facts, position, why = self._walk(position, WALK_BATCHES)
             while len(facts):
                 row, reason = self._misfit(facts)
-                self._keep(facts[:row])
+                self._add_batches(facts[:row])
                 facts = facts[row:]
                 if not len(facts):
                     break
@@ -280,7 +280,7 @@ class Search:
                     # this one are missing.
                     start = int(facts[0]["position"])
                     self._damage(start, start, _GAP)
-                    self._keep(facts[:1])
+                    self._add_batches(facts[:1])
                     facts = facts[1:]
                 else:  # this one
                     start = int(facts[0]["position"])
@@ -349,7 +349,7 @@ class Search:
         is_first_of_extent = isinstance(extent, Extent) and extent.batches == 1
         return is_first_of_extent and isinstance(self.found[-2:][0], BadStretch)
 
-    def _keep(self, facts: layout.Facts) -> None:
+    def _add_batches(self, facts: layout.Facts) -> None:
         """Keep batches with sound heads. A batch with undecodable records is damage."""
         while len(facts):
             is_old = facts["magic"] != 2
@@ -509,7 +509,7 @@ class Search:
                 BadStretch(self.source, self.base, position, end, reason, next_offset)
             )
 
-    def _behind(self, position: int) -> int:
+    def _end_of_damage(self, position: int) -> int:
         """Return the position of the next sound batch after damage, or the end."""
         end = self._proven_end(position)
         if end is not None:

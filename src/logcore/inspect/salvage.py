@@ -258,7 +258,7 @@ def salvage(
         # file of topics comes last, because the directory cannot be opened without it.
         _write_checkpoints(claim, done, gone)
         for one in done:
-            _give_name(fs, fs.real_path(one.job.target))
+            _rename_to_final(fs, fs.real_path(one.job.target))
         if staged is not None:
             damaged = _copy_small(fs, origin, goal, checkpoint.TOPICS)
             lost += damaged
@@ -379,7 +379,7 @@ def _check_free(fs: FS, goal: str, real: str) -> None:
 _CUT_OFF: Final = "there is something here already: a copy that an earlier recover did not finish; remove it first"
 
 
-def _give_name(fs: FS, path: str) -> None:
+def _rename_to_final(fs: FS, path: str) -> None:
     """Rename the copy to the name of the partition, in one step."""
     if fs.exists(path):  # an empty directory, by _check_free()
         fs.rmdir(path)
@@ -511,13 +511,13 @@ class _Staged:
             self.names = []
         for name in sorted(self.names):
             try:
-                self._take(name)
+                self._sort_file(name)
             except LogcoreError as error:
                 self.lost.append(
                     Part(path=os.path.join(self.path, name), reason=error.reason)
                 )
 
-    def _take(self, name: str) -> None:
+    def _sort_file(self, name: str) -> None:
         stem, suffix = os.path.splitext(name)
         if suffix in (STATE, REFUSED):
             self.kept.append(name)
@@ -1161,11 +1161,11 @@ class _Copy:
                     for at, size, last, newest in zip(*columns, strict=True)
                 ]
                 segment.append(view[position:behind], *batches[-1][2:], batches)
-                self._note(facts, part.source, segment)
+                self._record_producers(facts, part.source, segment)
                 position = behind
         segment.seal()
 
-    def _note(
+    def _record_producers(
         self, facts: layout.Facts, source: BatchFile, segment: ActiveSegment
     ) -> None:
         modern = facts[facts["magic"] == 2]
