@@ -285,7 +285,7 @@ class Gathering:
         for one in batch.receipts:
             if not one.records:
                 continue
-            path, note = self._note_of(one)
+            path, note = self._report_of(one)
             if needs_keys and not note.is_compacted:
                 raise InvalidConfigError(
                     f"topic {topic!r} is compacted, so that each record needs a key, which was not asked of these; "
@@ -316,7 +316,7 @@ class Gathering:
                 and directory.describe_topic(topic).config.is_compacted
             )
 
-    def _note_of(self, one: WriteReceipt) -> tuple[str, TaskReport]:
+    def _report_of(self, one: WriteReceipt) -> tuple[str, TaskReport]:
         """Return the local directory of a receipt, and its metadata.
 
         They must agree.

@@ -234,7 +234,7 @@ def write_local(
         )
     found = [{**row.asDict(), "tasks": len(tasks)} for row in rows]
     if not found:  # a frame that Spark knows to be empty has no tasks; the batch has a receipt all the same
-        found = [attrs.asdict(one) for one in writer.note(0, {}).receipts("", 1)]
+        found = [attrs.asdict(one) for one in writer.report(0, {}).receipts("", 1)]
     names = [field.split()[0] for field in RECEIPT_SCHEMA.split(",")]
     return spark.createDataFrame(
         [tuple(one[name] for name in names) for one in found], RECEIPT_SCHEMA
@@ -358,7 +358,9 @@ class LocalWriter:
                 writer = attrs.evolve(self, job=query, batch=version, options=options)
         yield _as_batch(writer.write(batches, task, attempt))
 
-    def note(self, task: int, partitions: Mapping[int, Sequence[Sealed]]) -> TaskReport:
+    def report(
+        self, task: int, partitions: Mapping[int, Sequence[Sealed]]
+    ) -> TaskReport:
         return TaskReport(
             host=os.uname().nodename,
             topic=self.topic,
@@ -402,7 +404,7 @@ class LocalWriter:
         part = f"{final}.{self.run}.{attempt}{_PART}"
         try:
             partitions = self._fill(batches, task, part, fs)
-            checkpoint.write(fs, part, NOTE, self.note(task, partitions).pack())
+            checkpoint.write(fs, part, NOTE, self.report(task, partitions).pack())
             note = self._put_in_place(fs, part, final)
         except BaseException:
             with contextlib.suppress(LogcoreError, OSError):

@@ -299,7 +299,7 @@ class RowStager(RowRouter):
             ]
         return [file for writer in writers for file in writer.close()], []
 
-    def _spill_what_is_much(self) -> None:
+    def _spill_if_large(self) -> None:
         """Move all records to files once the task has written more than a message may
         carry.
         """
@@ -333,7 +333,7 @@ class RowStager(RowRouter):
             writer.append_columns(
                 keys, input_column(rows.column("value"), "value"), times, rows.num_rows
             )
-        self._spill_what_is_much()
+        self._spill_if_large()
 
     def _open(self, topic: str, partition: int) -> StagedWriter:
         plan = self._topics.get(topic)

@@ -64,7 +64,7 @@ class FirstOffsets:
             )
         return from_json(facts.get("offsets"))
 
-    def keep(self, offsets: Offsets) -> dict[TopicPartition, int]:
+    def store_once(self, offsets: Offsets) -> dict[TopicPartition, int]:
         """Store offsets unless some are stored already; return the stored offsets."""
         found = self.read()
         if found is not None:

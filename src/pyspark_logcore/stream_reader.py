@@ -133,7 +133,7 @@ class LogcoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             and self._initial is not None
             and not self._initial_is_kept
         ):
-            self._initial = store.keep(self._initial)
+            self._initial = store.store_once(self._initial)
             self._initial_is_kept = True
 
     def getDefaultReadLimit(self) -> Any:
