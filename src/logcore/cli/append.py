@@ -327,7 +327,7 @@ def _store(
             total = os.path.getsize(source)
         tick: Callable[[int], None] = _nothing
         if is_verbose:  # a progress bar would mix with its lines
-            done.tell = _receipt_printer(
+            done.print_rows = _receipt_printer(
                 stack.enter_context(Lines()), as_json=wants_json(as_json)
             )
         else:
@@ -369,7 +369,7 @@ def _receipt_printer(
 ) -> Callable[[list[InputRow], logcore.Receipt], None]:
     """Return a function that prints the partition and offset of each record of a call."""
 
-    def tell(rows: list[InputRow], receipt: logcore.Receipt) -> None:
+    def print_rows(rows: list[InputRow], receipt: logcore.Receipt) -> None:
         for offset, one in enumerate(rows, receipt.offset):
             if as_json:
                 facts = {
@@ -385,7 +385,7 @@ def _receipt_printer(
                 )
         out.flush()
 
-    return tell
+    return print_rows
 
 
 def _check_input(
@@ -496,7 +496,7 @@ class _Appended:
 
     def __init__(self, directory: str) -> None:
         #: Called with the records and the receipt of each call.
-        self.tell: Callable[[list[InputRow], logcore.Receipt], None] = (
+        self.print_rows: Callable[[list[InputRow], logcore.Receipt], None] = (
             lambda rows, receipt: None
         )
         #: Name of the destination, for messages.
@@ -532,9 +532,9 @@ class _Appended:
                 and log.host.writer.sharing is None
                 and log.log_end_offset > self._ends[number]
             ):
-                self._note(number, self._ends[number], log.log_end_offset - 1)
+                self._count_rows(number, self._ends[number], log.log_end_offset - 1)
 
-    def _note(self, number: int, first: int, last: int) -> None:
+    def _count_rows(self, number: int, first: int, last: int) -> None:
         self._ends[number] = last + 1
         span = self._spans.setdefault(number, _Span(first, last, 0))
         span.last = last
@@ -622,8 +622,8 @@ class _Appended:
     def _store(self, number: int, rows: list[InputRow]) -> None:
         receipt = self._logs[number].append_many([one.row for one in rows])
         self.durability = receipt.durability
-        self._note(number, receipt.offset, receipt.last_offset)
-        self.tell(rows, receipt)
+        self._count_rows(number, receipt.offset, receipt.last_offset)
+        self.print_rows(rows, receipt)
 
     def _by_partition(
         self, group: list[InputRow]

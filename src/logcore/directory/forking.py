@@ -87,5 +87,5 @@ def _copy_partitions(
         starts[key] = min(log.log_start_offset, end) or None
     # Each partition in the checkpoints then has a directory.
     fs.sync_dir(registry.path)
-    registry.note(checkpoint.LOG_START, starts)
-    registry.note(checkpoint.RECOVERY_POINT, points)
+    registry.write_offsets(checkpoint.LOG_START, starts)
+    registry.write_offsets(checkpoint.RECOVERY_POINT, points)

@@ -116,10 +116,10 @@ class ProducerIds:
         self._end = 0
 
     @property
-    def are_noted(self) -> bool:
-        return self._next < self._end or self._note() is not None
+    def has_reservation(self) -> bool:
+        return self._next < self._end or self._read_reservation() is not None
 
-    def _note(self) -> bytes | None:
+    def _read_reservation(self) -> bytes | None:
         return checkpoint.read(self._fs, self._path, checkpoint.PRODUCER_IDS)
 
     def next(self, least: int = 0) -> int:
@@ -133,7 +133,7 @@ class ProducerIds:
         if self._next >= self._end:
             # Read for each block, because another process that shares the directory may
             # have reserved blocks since.
-            content = self._note()
+            content = self._read_reservation()
             first: int | None = least
             if content is not None:
                 first = checkpoint.unpack_producer_ids(content)

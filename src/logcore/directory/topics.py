@@ -779,7 +779,7 @@ class TopicRegistry:
                 expected="a directory",
             )
 
-    def note(self, file: str, offsets: Mapping[Key, int | None]) -> None:
+    def write_offsets(self, file: str, offsets: Mapping[Key, int | None]) -> None:
         """Store offsets of partitions in a checkpoint."""
         assert self._claim is not None
         self._claim.checkpoints.set(file, offsets)

@@ -428,7 +428,7 @@ class FileRegistry(Closeable):
         if facts is not None:
             self._lock = fs.open(posixpath.join(root, _LOCK), write=True)
             try:
-                self._lease = Lease.take(
+                self._lease = Lease.create(
                     fs, self._sessions.directory, facts, self._for_files
                 )
             except BaseException:

@@ -149,7 +149,7 @@ class Lease:
         self.id = posixpath.basename(path).removesuffix(node_file.UNFINISHED)
 
     @classmethod
-    def take(
+    def create(
         cls, fs: SharedFS, directory: str, facts: Facts, permissions: int
     ) -> Lease:
         """Create a new session in a directory of sessions."""
