@@ -279,8 +279,8 @@ MISTAKES: Final = (
     Mistake(
         "tail_copied_after_the_cut", "logcore/partition/recovery.py",
         "    if action is Action.QUARANTINE_AND_CUT:\n        quarantine = _copy_tail(fs, segment, bad)\n"
-        "    if is_on_disk:\n        segment.cut(bad)\n    else:\n        _keep(fs, segment, bad)\n",
-        "    if is_on_disk:\n        segment.cut(bad)\n    else:\n        _keep(fs, segment, bad)\n"
+        "    if is_on_disk:\n        segment.cut(bad)\n    else:\n        _rewrite_start(fs, segment, bad)\n",
+        "    if is_on_disk:\n        segment.cut(bad)\n    else:\n        _rewrite_start(fs, segment, bad)\n"
         "    if action is Action.QUARANTINE_AND_CUT:\n        quarantine = _copy_tail(fs, segment, bad)\n",
         "partition/test_recovery.py::test_log_truncated_at_every_byte_opens_with_the_longest_whole_prefix",
     ),
@@ -775,8 +775,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "end_published_that_came_during_the_sync", "logcore/partition/group_commit.py",
-        "        self._note(target, written_bytes)\n",
-        "        self._note(self._written()[1], written_bytes)\n",
+        "        self._record_sync(target, written_bytes)\n",
+        "        self._record_sync(self._written()[1], written_bytes)\n",
         "partition/test_sharing.py",
     ),
     Mistake(
@@ -893,7 +893,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "fast_path_ignores_logins", "netshim/broker.py",
-        "            and (session.gate is None or session.gate.lets_pass(now_ms))\n",
+        "            and (session.gate is None or session.gate.passes_requests(now_ms))\n",
         "",
         "netshim/test_fast_path.py::test_a_connection_must_authenticate_first",
     ),
@@ -1090,10 +1090,10 @@ MISTAKES: Final = (
     ),
     Mistake(
         "partition_is_let_go_of_before_the_commit", "logcore/consumer/assignment.py",
-        "        self._give_up(self._read() - self._share)\n        self._read_owned()\n",
+        "        self._stop_reading(self._read() - self._share)\n        self._read_owned()\n",
         "        if self._ownership is not None:\n"
         "            self._ownership.settle(self._read() & self._share, self._place.group_metadata())\n"
-        "        self._give_up(self._read() - self._share)\n        self._read_owned()\n",
+        "        self._stop_reading(self._read() - self._share)\n        self._read_owned()\n",
         "consumer/test_ownership.py",
     ),
     Mistake(
@@ -1574,8 +1574,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "waiting_requests_hold_no_memory", "netshim/connection.py",
-        "        self._budget.keep(size)\n",
-        "        self._budget.keep(0)\n",
+        "        self._budget.reserve_for_request(size)\n",
+        "        self._budget.reserve_for_request(0)\n",
         "netshim/test_memory.py",
     ),
     Mistake(
@@ -2585,7 +2585,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "bare_tokens_are_recorded", "netshim/recording/secrets.py",
-        "    if gate is not None and gate.takes_tokens:\n        return 0\n",
+        "    if gate is not None and gate.expects_token:\n        return 0\n",
         "",
         "netshim/test_recording.py",
     ),

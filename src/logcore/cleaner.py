@@ -742,7 +742,7 @@ class _Round:
         passing = _Passing(self.view.transactions())
         for segment in self.dirty:
             for part in self._parts(segment):
-                if not self._note(part, newest, passing):
+                if not self._store_keys(part, newest, passing):
                     return
                 newest.latest_offset = max(
                     newest.latest_offset, int(part.facts["last_offset"][-1])
@@ -753,7 +753,7 @@ class _Round:
                 newest.latest_offset, self.ends[segment.base_offset] - 1
             )
 
-    def _note(self, part: _Part, newest: OffsetMap, passing: _Passing) -> bool:
+    def _store_keys(self, part: _Part, newest: OffsetMap, passing: _Passing) -> bool:
         """Store the keys of a part; return False if there was no memory for all of
         them.
         """
@@ -969,7 +969,7 @@ class _Round:
         # Batches of the transaction are left, so readers need its entry in the new
         # .txnindex.
         if had_batches and kind == "ABORT":
-            self.view.keep_aborted(batch.base_offset)
+            self.view.index_aborted(batch.base_offset)
         may_go = not batch.record_count or (ends_transaction and not had_batches)
         horizon_ms = batch.delete_horizon_ms
         # Two rounds, as in Kafka: the first that finds no batch left sets a horizon.

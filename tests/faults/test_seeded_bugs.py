@@ -169,15 +169,15 @@ def b13_recovery_trusts_the_size(patch: pytest.MonkeyPatch) -> None:
         real(segment, start, stop, **options)
         return None, 0
 
-    real = recovery._take
-    patch.setattr(recovery, "_take", take)
+    real = recovery._index_valid_batches
+    patch.setattr(recovery, "_index_valid_batches", take)
 
 
 def b14_no_crc_check(patch: pytest.MonkeyPatch) -> None:
-    real = recovery._take
+    real = recovery._index_valid_batches
     patch.setattr(
         recovery,
-        "_take",
+        "_index_valid_batches",
         lambda *args, crc, dense_from: real(*args, crc=False, dense_from=dense_from),
     )
 
@@ -256,7 +256,7 @@ def b29_removed_before_the_start_is_durable(patch: pytest.MonkeyPatch) -> None:
         state = writer.state
         for segment, following in itertools.pairwise(state.segments):
             if following.base_offset <= before:
-                writer.files._put_away(segment.base_offset)
+                writer.files._rename_to_deleted(segment.base_offset)
         with state.lock:
             if before > state.log_start:
                 writer.set_checkpoint(checkpoint.LOG_START, before)
@@ -274,7 +274,7 @@ def b30_retention_takes_the_active(patch: pytest.MonkeyPatch) -> None:
         start = real(self, before)
         writer = self.host.writer
         if before == writer.state.end and writer.active.size_bytes:
-            for path in writer.files._put_away(writer.active.base_offset):
+            for path in writer.files._rename_to_deleted(writer.active.base_offset):
                 writer.fs.unlink(path)
             writer.fs.sync_dir(writer.path)
         return start
@@ -311,7 +311,7 @@ def b36_target_read_after_sync(patch: pytest.MonkeyPatch) -> None:
     def lead(commit: GroupCommit) -> None:
         commit._sync()
         written_bytes, target = commit._written()
-        commit._note(target, written_bytes)
+        commit._record_sync(target, written_bytes)
 
     patch.setattr(GroupCommit, "_lead", lead)
 
@@ -343,10 +343,10 @@ def b15_no_base_offset_check(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(
             module, "first_fault", lambda facts, *args, **options: (len(facts), None)
         )
-    real = recovery._take
+    real = recovery._index_valid_batches
     patch.setattr(
         recovery,
-        "_take",
+        "_index_valid_batches",
         lambda *args, crc, dense_from: real(*args, crc=crc, dense_from=NEVER),
     )
     patch.setattr(
@@ -367,8 +367,8 @@ def b16_scan_continues_past_bad(patch: pytest.MonkeyPatch) -> None:
                 return real(segment, at, stop, crc=True, dense_from=NEVER)
         return bad, why
 
-    real = recovery._take
-    patch.setattr(recovery, "_take", take)
+    real = recovery._index_valid_batches
+    patch.setattr(recovery, "_index_valid_batches", take)
 
 
 def b25_snapshot_ahead_trusted(patch: pytest.MonkeyPatch) -> None:

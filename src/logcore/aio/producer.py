@@ -476,10 +476,10 @@ class Producer(AsyncCloseable):
         closing = self._loop_thread.begin(functools.partial(self._sync.close, timeout))
         self._is_closed = True
         self._loop_thread.end()
-        self._loop.call_soon(self._let_go)
+        self._loop.call_soon(self._wake_waiting)
         await closing
 
-    def _let_go(self) -> None:
+    def _wake_waiting(self) -> None:
         """Wake the tasks that wait for memory, because the producer is closed."""
         for one in self._line:
             one.set()

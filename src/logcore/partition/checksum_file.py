@@ -313,7 +313,7 @@ class _Scrub:
                     os.path.join(self.directory, file_name(base, LOG))
                 )
         for base in self.bases:
-            yield from self._look_at(base)
+            yield from self._check_segment(base)
         return ScrubReport(
             path=self.directory,
             segments=self.segments,
@@ -330,7 +330,7 @@ class _Scrub:
             self.told = self.done
             yield ScrubProgress(self.done, max(self.done, self.total))
 
-    def _look_at(self, base: int) -> Iterator[ScrubProgress]:
+    def _check_segment(self, base: int) -> Iterator[ScrubProgress]:
         """Check one segment.
 
         The facts are read under the lock of `placing`, and the bytes without any lock.

@@ -233,7 +233,7 @@ class FileLook:
         self._has_visible_end = shown is not None
         if shown is None:
             self.is_end_persisted = False
-            self._show(self._state.end, self._state.end)
+            self._set_ends(self._state.end, self._state.end)
             return
         limit = shown.offset
         is_replicated = shown.is_replicated
@@ -258,11 +258,11 @@ class FileLook:
         self.is_end_persisted = limit >= low
         visible = max(low, min(self._state.end, limit))
         if is_replicated:
-            self._show(visible, visible)
+            self._set_ends(visible, visible)
         else:
-            self._show(visible, self._state.end)
+            self._set_ends(visible, self._state.end)
 
-    def _show(self, visible: int, acknowledged: int) -> None:
+    def _set_ends(self, visible: int, acknowledged: int) -> None:
         """Set the visible and the acknowledged end, limited by a staged write.
 
         Called after the size of the last segment was read; staged_limit.py explains why.

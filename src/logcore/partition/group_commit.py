@@ -139,7 +139,7 @@ class GroupCommit:
 
         The caller holds syncs back, and has synced the file.
         """
-        self._note(end, written_bytes)
+        self._record_sync(end, written_bytes)
 
     def learn(self, end: int) -> None:
         """Raise the durable end to an end that another process has synced."""
@@ -228,9 +228,9 @@ class GroupCommit:
             # Interrupted: the result is unknown, and another sync would not reveal it.
             self.poison(error)
             raise
-        self._note(target, written_bytes)
+        self._record_sync(target, written_bytes)
 
-    def _note(self, end: int, written_bytes: int) -> None:
+    def _record_sync(self, end: int, written_bytes: int) -> None:
         self.syncs += 1
         if self._publish is not None and not self._publish(end):
             return

@@ -205,17 +205,18 @@ def recover(
     # 3. Index both parts up to the first invalid batch. Above the point, check the
     # CRCs.
     bad = next(
-        (at for facts in below if (at := _note(segment, facts)) is not None), None
+        (at for facts in below if (at := _index_batches(segment, facts)) is not None),
+        None,
     )
     why = layout.WALK_COUNT
     if bad is None:
-        bad, why = _take(
+        bad, why = _index_valid_batches(
             segment, recovery_position, size, crc=True, dense_from=dense_from
         )
     end_offset = segment.last_offset + 1
     if bad is None and end_offset >= recovery_point:
         if not is_on_disk:
-            _keep(fs, segment, size)
+            _rewrite_start(fs, segment, size)
         return RecoveryReport(segment.path, size - recovery_position)
     # 4. Handle an error: an invalid batch, or valid batches that end below the recovery
     # point, so that some are missing.
@@ -266,7 +267,7 @@ def recover(
     if is_on_disk:
         segment.cut(bad)
     else:
-        _keep(fs, segment, bad)
+        _rewrite_start(fs, segment, bad)
     return RecoveryReport(
         segment.path, size - recovery_position, bad, size - bad, reason, quarantine
     )
@@ -326,7 +327,7 @@ def index_after_damage(
             break
         at += int(facts["size_bytes"][0])
         for facts, position, _ in segment.walk(at, crc=True):
-            misfit = _note(segment, facts)
+            misfit = _index_batches(segment, facts)
             if len(facts) and misfit != at and next_offset is None:
                 next_offset = int(facts["base_offset"][0])
             if misfit is not None:
@@ -596,7 +597,7 @@ def rebuild_sound(segment: ActiveSegment, end: int) -> bool:
     """
     segment.reset()
     for facts, _, why in segment.walk(0, crc=True):
-        if _note(segment, facts) is not None or why not in (
+        if _index_batches(segment, facts) is not None or why not in (
             layout.WALK_END,
             layout.WALK_LIMIT,
         ):
@@ -604,7 +605,7 @@ def rebuild_sound(segment: ActiveSegment, end: int) -> bool:
     return segment.last_offset < end
 
 
-def _note(segment: ActiveSegment, facts: layout.Facts) -> int | None:
+def _index_batches(segment: ActiveSegment, facts: layout.Facts) -> int | None:
     """Index batches while their offsets rise.
 
     Returns the position of the first batch whose offset does not, or None.
@@ -616,7 +617,7 @@ def _note(segment: ActiveSegment, facts: layout.Facts) -> int | None:
     return None
 
 
-def _take(
+def _index_valid_batches(
     segment: ActiveSegment, start: int, stop: int, *, crc: bool, dense_from: int
 ) -> tuple[int | None, int]:
     """Index the valid batches in [start, stop).
@@ -727,7 +728,7 @@ def search_after_damage(
     return False, None
 
 
-def _keep(fs: FS, segment: ActiveSegment, size: int) -> None:
+def _rewrite_start(fs: FS, segment: ActiveSegment, size: int) -> None:
     """Reduce the segment to its first `size` bytes, durably, in a new file.
 
     The new file takes the name of the old one, whatever the old one has on disk. If

@@ -69,7 +69,7 @@ class Adoption:
                 writer.commit.poison(error)
             raise
 
-    def take(self, bases: Sequence[int], end: int, size_bytes: int) -> None:
+    def add_durable(self, bases: Sequence[int], end: int, size_bytes: int) -> None:
         """Add records that were put after the end of the log, durably.
 
         They are in new segments at `bases`, the last of which becomes the active one;
@@ -100,7 +100,7 @@ class Adoption:
         assert active.last_offset + 1 == end, (active.last_offset, end)
         writer.count_adopted_locked(end, size_bytes, len(bases))
 
-    def show(self) -> None:
+    def make_visible(self) -> None:
         """Make the added records visible to readers. They are durable."""
         writer = self._writer
         state = writer.state
@@ -206,7 +206,7 @@ class Rewriting:
         )
         return self._created
 
-    def keep_aborted(self, marker_offset: int) -> None:
+    def index_aborted(self, marker_offset: int) -> None:
         """Add the aborted transaction with this marker to the new segment's index.
 
         Called if the transaction still has batches.

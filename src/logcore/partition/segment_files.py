@@ -66,13 +66,13 @@ class SegmentFiles:
         The renames are not durable yet.
         """
         for base in bases:
-            self._record_retired(self._put_away(base), delay_ms)
+            self._record_retired(self._rename_to_deleted(base), delay_ms)
 
     def _record_retired(self, paths: Sequence[str], delay_ms: int) -> None:
         due_ms = self._fs.monotonic_ms() + delay_ms
         self._retired += [(due_ms, path) for path in paths]
 
-    def _put_away(
+    def _rename_to_deleted(
         self, base_offset: int, suffixes: Sequence[str] | None = None
     ) -> list[str]:
         """Rename the files of a segment to .deleted, and return their new paths.
@@ -122,7 +122,7 @@ class SegmentFiles:
         Readers that hold the segment can continue to read it.
         """
         segment.keep()
-        away = self._put_away(segment.base_offset)
+        away = self._rename_to_deleted(segment.base_offset)
         self._fs.sync_dir(self._path)
         for path in away:
             self._fs.unlink(path)
@@ -224,9 +224,9 @@ class SegmentFiles:
         # name, so that no offset is ever in two segments.
         try:
             fs.sync_dir(self._path)
-            away = self._put_away(old[0].base_offset, SEGMENT_FILES)
+            away = self._rename_to_deleted(old[0].base_offset, SEGMENT_FILES)
             for segment in old[1:]:
-                away += self._put_away(segment.base_offset)
+                away += self._rename_to_deleted(segment.base_offset)
             fs.sync_dir(self._path)
             for path in paths:
                 fs.rename(path + SWAP, path)

@@ -158,7 +158,7 @@ class Writer(Appender):
         clock_ms = fs.monotonic_ms()
         #: The recovery point, and what maintenance did last.
         self.progress = Progress(opened.recovery_point, clock_ms, clock_ms)
-        self._hold(opened)
+        self._adopt(opened)
         # The owner of the .cleaned files in the directory. See begin_rewrite_locked().
         self._rewriter: object | None = None
         self.scratch = bytearray(1 << 16)
@@ -189,7 +189,7 @@ class Writer(Appender):
         )
         self.commit = GroupCommit(fs, path, hooks, durable_end=opened.end)
 
-    def _hold(self, opened: Opened) -> None:
+    def _adopt(self, opened: Opened) -> None:
         """Take over the partition as opening left it, except the visible end."""
         self.state.publish(
             segments=opened.segments, log_start=opened.log_start, end=opened.end
@@ -294,7 +294,7 @@ class Writer(Appender):
             known = {
                 one.base_offset: one for one in state.segments[:-1] if one.is_current()
             }
-            self._hold(opened)
+            self._adopt(opened)
             # Keep known segments: they remain mapped, and a running compaction still
             # finds the segments that it read.
             state.publish(

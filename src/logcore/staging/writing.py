@@ -165,7 +165,7 @@ class StagedWriter:
         held = self._held
         self._held = None
         if held:
-            self._keep(memoryview(held), self._held_batches, 0)
+            self._write_batches(memoryview(held), self._held_batches, 0)
             self._held_batches = []
 
     def carry(self) -> Carried | None:
@@ -206,7 +206,7 @@ class StagedWriter:
             return
         held = self._held
         if held is None:
-            self._keep(memoryview(self._scratch)[:size], batches, now_ms)
+            self._write_batches(memoryview(self._scratch)[:size], batches, now_ms)
             return
         start = len(held)
         held += memoryview(self._scratch)[:size]
@@ -214,7 +214,7 @@ class StagedWriter:
             (start + at, length, last, time) for at, length, last, time in batches
         ]
 
-    def _keep(
+    def _write_batches(
         self, data: memoryview, batches: Sequence[layout.EncodedBatch], now_ms: int
     ) -> None:
         """Write batches to files, in as few writes as the segment limits allow."""
