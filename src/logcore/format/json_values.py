@@ -14,17 +14,17 @@ class JsonRecord(NamedTuple):
     """A record with its value parsed as JSON.
 
     topic, partition: None for a log that is in no directory of topics.
-    timestamp_ms: milliseconds since 1970, -1 for none.
-    value: the parsed value; None for null, and if `error` is set.
-    error: an InvalidRecordError that names the offset, if the value is not JSON.
     """
 
     topic: str | None
     partition: int | None
     offset: int
+    #: Milliseconds since 1970, -1 for none.
     timestamp_ms: int
     key: bytes | None
+    #: The parsed value; None for null, and if `error` is set.
     value: Any
+    #: An InvalidRecordError that names the offset, if the value is not JSON.
     error: InvalidRecordError | None = None
 
 

@@ -85,12 +85,10 @@ class TableLayout:
 
 @attrs.frozen
 class TableOwner:
-    """The topic and the layout of a table, stored in its properties when it is created.
-
-    topic_id: Kafka's id as text, "" if it is unknown.
-    """
+    """The topic and the layout of a table, stored in its properties when it is created."""
 
     topic: str
+    #: Kafka's id as text, "" if it is unknown.
     topic_id: str
     layout: TableLayout
 
@@ -134,14 +132,12 @@ def progress_is_lost(table: str) -> LakeTableError:
 
 @attrs.frozen
 class TableState:
-    """A table as load() has read it.
-
-    progress: by partition. It has no entry for a partition that was never exported.
-    schema: the columns, without partition columns that the table derives itself.
-    """
+    """A table as load() has read it."""
 
     owner: TableOwner
+    #: The columns, without partition columns that the table derives itself.
     schema: pyarrow.Schema
+    #: By partition. It has no entry for a partition that was never exported.
     progress: Mapping[int, ExportProgress]
 
 
