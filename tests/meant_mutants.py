@@ -955,7 +955,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "answers_of_other_processes_are_not_looked_for", "netshim/sharing.py",
-        "        self._is_looking = True\n",
+        "        self._is_polling = True\n",
         "        return\n",
         "netshim/test_shared_broker.py",
     ),

@@ -1,8 +1,8 @@
 """A broker without sockets, threads or a clock: it maps request frames to responses.
 
 The host (server.py, or a test) passes the time with each call, runs submitted work, and
-calls tick() at next_ms. So the same broker runs on a network, or in a test on a
-simulated disk and clock.
+calls tick() at next_ms. Therefore, a test can run the broker on a simulated disk and
+clock.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _PARKED: Final = frozenset(
 #: APIs that report state which other requests change. A client that sends one after a
 #: change expects to see the result: librdkafka requests committed offsets immediately
 #: after commits, on the same connection.
-_TELLING: Final = frozenset(
+_REPORTING: Final = frozenset(
     api.key
     for api in (
         wire.LIST_OFFSETS,
@@ -79,7 +79,7 @@ _TELLING: Final = frozenset(
 )
 #: APIs whose refusals are logged: those that change state, and those that a client
 #: cannot do without.
-_NOTED: Final = frozenset(
+_LOGGED_REFUSALS: Final = frozenset(
     api.key
     for api in (
         wire.API_VERSIONS,
@@ -111,7 +111,7 @@ _LARGE_ENTRIES: Final = 10_000
 _ENTRY_BYTES: Final = 300
 #: Key of WorkQueues.submit() for encoding large responses: one at a time, so that the
 #: other threads are free for disk I/O.
-_LARGE_ANSWERS: Final = "large answers"
+_LARGE_RESPONSES: Final = "large responses"
 #: The feature that a client needs when it sends a request of an API that is not served.
 _FEATURES: Final = {
     **dict.fromkeys((*range(76, 80), *range(83, 88), *range(90, 93)), "share groups"),
@@ -125,10 +125,10 @@ _FEATURES: Final = {
 
 def reports_changes(frame: memoryview) -> bool:
     """Return whether a request reports state that others change. Connection calls this."""
-    return int.from_bytes(frame[:2], "big") in _TELLING
+    return int.from_bytes(frame[:2], "big") in _REPORTING
 
 
-def _answer(response: Any, request: Any, call: Call, state: BrokerState) -> Any:
+def _return_given(response: Any, request: Any, call: Call, state: BrokerState) -> Any:
     """A handler that returns a response which is known already."""
     return response
 
@@ -144,15 +144,15 @@ def _complete_fetch(
     return turn.complete(value)
 
 
-def _sendable(told: Any) -> Any:
+def _encoded_or_close(result: Any) -> Any:
     """Return a response that was encoded outside the event loop.
 
     If encoding failed, return CloseConnection: without it, the client would wait
     indefinitely.
     """
-    if isinstance(told, Exception) and not isinstance(told, CloseConnection):
-        return CloseConnection(f"an answer could not be encoded: {told!r}")
-    return told
+    if isinstance(result, Exception) and not isinstance(result, CloseConnection):
+        return CloseConnection(f"an answer could not be encoded: {result!r}")
+    return result
 
 
 class Broker:
@@ -176,15 +176,15 @@ class Broker:
         services: Callable[[BrokerState], None] | None = None,
     ) -> None:
         self.state = BrokerState(logdir, settings, submit, later, security)
-        # The API of the latest request, for the host's report of a slow iteration.
-        self.last_asked = "none"
-        # Number of requests, for the host's timer.
+        #: The API of the latest request, for the host's report of a slow iteration.
+        self.last_api = "none"
+        #: Number of requests, for the host's timer.
         self.handled = 0
-        # The fault rules of a test. They change the handlers.
+        #: The fault rules of a test. They change the handlers.
         self.faults: RequestFaultPlan | None = None
-        # The nodes that a test has chosen. They change the handlers too.
+        #: The nodes that a test has chosen. They change the handlers too.
         self._nodes: AdvertisedNodes | None = None
-        # Counts of requests. Set by the host that serves metrics.
+        #: Counts of requests. Set by the host that serves metrics.
         self.counts: RequestCounts | None = None
         self._fast_path: FastPath | None = None
         if not logdir.is_shared:
@@ -232,7 +232,7 @@ class Broker:
         ):
             reply = self._fast_path.handle(session, frame, now_ms, self.counts)
             if reply is not None:
-                self.last_asked = wire.APIS[frame[1]].name
+                self.last_api = wire.APIS[frame[1]].name
                 self.handled += 1
                 return reply
         return self._handle_in_general(session, frame, now_ms)
@@ -289,7 +289,7 @@ class Broker:
         if counts is not None:
             began_s = time.perf_counter()
             counts.received_bytes += len(frame)
-        self.last_asked = api.name
+        self.last_api = api.name
         self.handled += 1
         call = Call(session, header.api_key, version, header.client_id, now_ms)
         complete = None
@@ -302,7 +302,7 @@ class Broker:
             if isinstance(turn, int):
                 response = wire.FETCH.Response(error_code=turn)
                 if self.faults is not None:
-                    refuse = partial(_answer, response)
+                    refuse = partial(_return_given, response)
                     response = self.faults.handle(refuse, request, call, self.state)
             elif (
                 security.acls is None and not security.quotas.keys
@@ -341,9 +341,9 @@ class Broker:
                 # 0.5 s
                 if is_large:
                     self.state.work.submit(
-                        _LARGE_ANSWERS,
+                        _LARGE_RESPONSES,
                         finish,
-                        lambda result: encoded.set(_sendable(result)),
+                        lambda result: encoded.set(_encoded_or_close(result)),
                         is_urgent=True,
                     )
                 else:
@@ -355,13 +355,17 @@ class Broker:
             response = complete(response)
         if counts is not None:
             counts.count(api, response, began_s, is_parked=False)
-        told: list[Piece] | None = self._finished_response(
+        pieces: list[Piece] | None = self._finished_response(
             call, api, header.correlation_id, response
         )
-        return told
+        return pieces
 
     def _begin_fetch(self, request: Any, call: Call) -> SessionTurn | int | None:
-        """Apply a Fetch to its session. If guards check the request, it then lists all partitions."""
+        """Apply a Fetch to its session.
+
+        If access control, a fault rule or the like must see the partitions, the request
+        lists all of them afterwards.
+        """
         state = self.state
         turn = state.fetch_sessions.begin(request, call.version, call.now_ms)
         if isinstance(turn, SessionTurn) and not turn.is_full:
@@ -477,7 +481,7 @@ class Broker:
         Fetch and Produce log their own refusals: they are the most frequent requests,
         and their lines contain more details.
         """
-        if api.key in _NOTED and not isinstance(response, Exception):
+        if api.key in _LOGGED_REFUSALS and not isinstance(response, Exception):
             for code, message in errors_in(response):
                 self.state.journal.refused(call, api.name, code, message)
 

@@ -46,15 +46,18 @@ Piece = bytes | bytearray | memoryview
 Reply = list[Piece] | PendingResponse | None
 Handle = Callable[[memoryview, int], Reply]
 
+#: Initial size of the receive buffer. The budget counts only the bytes beyond it.
 _SMALL_BYTES: Final = 64 << 10
-#: An empty buffer of this size at most is kept for the next request, for this time.
+#: Maximum size of an empty buffer that is kept for the next request.
 _KEPT_BYTES: Final = 4 << 20
+#: An empty buffer is kept until the client has been silent for this time.
 _KEPT_MS: Final = 1_000
 #: Pieces smaller than this are joined, which costs less than a system call for each.
 _SMALL_PIECE_BYTES: Final = 16 << 10
 #: Maximum number of bytes for one send.
 _SEND_BYTES: Final = 1 << 20
-#: An incomplete frame must grow by this number of bytes per request timeout.
+#: If an incomplete frame grows by less than this in a request timeout, the connection
+#: is closed.
 _LEAST_RATE_BYTES: Final = 1_024 * 30
 
 
@@ -86,26 +89,33 @@ def _refusal(start: bytes, size: int, limit: int) -> str:
 class Budget:
     """Bytes that all connections together may hold beyond their small buffers.
 
-    Requests in progress hold memory too, see keep(). Closing a connection does not free
-    that memory.
+    Requests in progress hold memory too, see reserve_for_request(). Closing a
+    connection does not free that memory.
 
     A connection that gets no memory is queued and reads nothing until it is first and
     there is room. While one waits, end_slow() selects requests that arrive too slowly,
-    and their connections are closed. Otherwise, a few clients that send a little now
-    and then would hold all of the memory.
+    and their connections are closed. Otherwise, a few clients that send a few bytes at
+    a time would hold all of the memory.
     """
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
+        #: May exceed limit_bytes, because requests in progress are always counted.
         self.used_bytes = 0
-        self.kept_bytes = 0  # the part of used_bytes that requests in progress hold
+        #: The part of used_bytes that requests in progress hold.
+        self.kept_bytes = 0
+        #: The part of used_bytes that each connection's buffer holds.
         self._holders: dict[Connection, int] = {}
         #: The number of bytes that each connection waits for, in FIFO order.
         self.waiting: dict[Connection, int] = {}
-        # The first of _waiting, and the time since when it has been first.
+        #: The first of `waiting`, and the time since when it has been first.
         self._waited_for: tuple[Connection, int] | None = None
 
     def reserve(self, holder: Connection, size: int) -> bool:
+        """Reserve memory for a larger buffer. If there is none, queue the connection.
+
+        Returns whether the memory was reserved.
+        """
         # A connection that is not first must wait, even if there is room.
         is_first = holder is next(iter(self.waiting), holder)
         if not is_first or self.used_bytes + size > self.limit_bytes:
@@ -117,6 +127,7 @@ class Budget:
         return True
 
     def free(self, holder: Connection, size: int) -> None:
+        """Free memory that reserve() has reserved."""
         self.used_bytes -= size
         left = self._holders.pop(holder, 0) - size
         if left > 0:
@@ -133,11 +144,13 @@ class Budget:
         self.used_bytes += size
 
     def release(self, size: int) -> None:
+        """Free the memory of a request that has ended; see reserve_for_request()."""
         self.kept_bytes -= size
         self.used_bytes -= size
         self._call_first()
 
     def stop_waiting(self, holder: Connection) -> None:
+        """Remove a connection from the queue. Others are ignored."""
         if self.waiting.pop(holder, None) is not None:
             self._call_first()
 
@@ -152,11 +165,12 @@ class Budget:
     def end_slow(self, now_ms: int, timeout_ms: int) -> dict[Connection, str]:
         """Return the connections to close for the first waiter, with the reasons.
 
-        The caller calls this periodically. Connections whose frame would take longer
+        The server calls this periodically. Connections whose frame would take longer
         than timeout_ms at its current rate are closed, the slowest first. If there are
-        none and the first has waited for a quarter of timeout_ms, the slowest of all is
-        closed.
+        none and the first waiter has waited for a quarter of timeout_ms, the slowest of
+        all is closed.
         """
+        # Step 1: calculate how much memory is missing.
         first = next(iter(self.waiting), None)
         if first is None:
             self._waited_for = None
@@ -172,16 +186,17 @@ class Budget:
             return {}  # it waits for requests in progress, not for slow clients
         missing = self.used_bytes + wanted - self.limit_bytes
         ended: dict[Connection, str] = {}
-        those = {*self._holders, first}
-        paces = sorted(
+        candidates = {*self._holders, first}
+        # Step 2: select the slowest of them until that frees enough.
+        slowest_first = sorted(
             (
                 (one.left_ms(now_ms), self._holders.get(one, 0), id(one), one)
-                for one in those
+                for one in candidates
             ),
             reverse=True,
         )
         is_urgent = now_ms - self._waited_for[1] >= timeout_ms // 4
-        for left_ms, held_bytes, _, one in paces:
+        for left_ms, held_bytes, _, one in slowest_first:
             if (
                 missing <= 0
                 or first in ended
@@ -199,7 +214,7 @@ class Workload:
     """Limits the requests in progress on all connections.
 
     A request is in progress from its start until its response, except while it is
-    parked. `budget` counts the memory of these requests.
+    parked.
 
     A connection that exceeds the limit is queued, and starts no request until it is
     first and there is room. Then it starts one request and is queued again, so that a
@@ -208,7 +223,9 @@ class Workload:
 
     def __init__(self, limit: int, budget: Budget) -> None:
         self.limit = limit
+        #: Counts the memory of the requests.
         self._budget = budget
+        #: Number of requests in progress.
         self.count = 0
         #: Connections that wait, in FIFO order.
         self.line: dict[Connection, None] = {}
@@ -233,6 +250,7 @@ class Workload:
         return True
 
     def leave_line(self, holder: Connection) -> None:
+        """Remove a connection from the queue. Others are ignored."""
         if holder in self.line:
             del self.line[holder]
             self._call_first(self.limit)
@@ -243,6 +261,7 @@ class Workload:
         self._budget.reserve_for_request(size)
 
     def end(self, size: int) -> None:
+        """Count the end of a request, and free its `size` bytes."""
         self.count -= 1
         self._budget.release(size)
         self._call_first(self.limit)
@@ -258,11 +277,7 @@ class Workload:
 
 
 class Connection:
-    """State of one connection.
-
-    `ready` is called when take() may have bytes or reading may resume. `reports_changes` returns
-    whether the request in a frame reports state that other requests change.
-    """
+    """State of one connection."""
 
     def __init__(
         self,
@@ -278,33 +293,41 @@ class Connection:
         self._session = session or ClientSession("", 0, "")
         self._session.wake = self.wake
         self._handle = handle
+        #: Returns whether the request in a frame reports state that others change.
         self._reports_changes = reports_changes
         self._settings = settings
         self._budget = budget
         self._workload = workload
+        #: Called when next_piece() may have bytes, or when reading may resume.
         self._ready = ready
         self._buffer = bytearray(_SMALL_BYTES)
         self._view = memoryview(self._buffer)
-        # buffer[start:end] holds the received bytes that are not processed
+        # _buffer[_start:_end] holds the received bytes that are not processed.
         self._start = self._end = 0
+        #: Responses from the first pending one on, in the order of their requests.
         self._slots: deque[list[Piece] | PendingResponse] = deque()
         #: Pieces of responses that were not sent.
         self.outgoing: deque[Piece] = deque()
-        self.unsent_bytes = 0  # bytes of complete responses
+        #: Number of bytes in `outgoing`.
+        self.unsent_bytes = 0
         self._draining = self._is_closed = False
-        # The next request waits until earlier ones are answered.
+        #: The next request waits until earlier ones are answered.
         self._is_behind = False
-        self.is_waiting = False  # a limit has delayed received requests
-        # When the last byte was received or a response was sent.
+        #: A limit has delayed received requests.
+        self.is_waiting = False
+        #: When the last byte was received or a response was sent.
         self.active_ms = now_ms
-        # Since when the current frame has been incomplete.
+        #: Start of the period in which overdue() measures the rate of an incomplete
+        #: frame, and the number of its bytes at that time.
         self._frame_since_ms: int | None = None
         self._frame_bytes = 0
-        # Like _frame_since_ms, but overdue() does not move it.
+        #: Since when the current frame has been incomplete.
         self._began_ms: int | None = None
-        # The part of the time since _began_ms during which reading was paused.
+        #: The part of the time since _began_ms during which reading was paused.
         self._waited_ms = 0
+        #: Reading has been paused since active_ms, because there was no memory.
         self._was_waiting = False
+        #: Why the connection must be closed.
         self._given_up: str | None = None
         #: Records the frames, if the traffic is recorded.
         self.recorder: ConnectionRecorder | None = None
@@ -339,7 +362,7 @@ class Connection:
         self._ready()
 
     def skip(self, skipped_ms: int) -> None:
-        """Take no notice of time that the clock has skipped, see Server.advance()."""
+        """Do not count time that the clock has skipped, see Server.advance()."""
         self.active_ms += skipped_ms
         if self._frame_since_ms is not None:
             self._frame_since_ms += skipped_ms
@@ -348,8 +371,8 @@ class Connection:
 
     def left_ms(self, now_ms: int) -> int:
         """Estimate the time until the current frame is complete, at the rate so far."""
-        came = self._end - self._start
-        if self._began_ms is None or came < 4:
+        received_bytes = self._end - self._start
+        if self._began_ms is None or received_bytes < 4:
             return 0
         size = 4 + int.from_bytes(
             self._view[self._start : self._start + 4], "big", signed=True
@@ -358,9 +381,9 @@ class Connection:
         if self in self._budget.waiting:
             until_ms = self.active_ms
         return (
-            max(0, size - came)
+            max(0, size - received_bytes)
             * max(0, until_ms - self._began_ms - self._waited_ms)
-            // came
+            // received_bytes
         )
 
     def fail(self, reason: str) -> None:
@@ -490,7 +513,7 @@ class Connection:
     def is_full(self) -> bool:
         """Whether no further request may start now.
 
-        Responses must be sent first, or other requests must end.
+        Responses must be sent or other requests must end before.
         """
         return self in self._workload.line or self._is_at_limit
 
@@ -503,7 +526,7 @@ class Connection:
 
     @property
     def _is_at_limit(self) -> bool:
-        """Return whether a limit of this connection alone is reached."""
+        """Whether a limit of this connection alone is reached."""
         return (
             self._draining
             or self._given_up is not None
@@ -553,11 +576,11 @@ class Connection:
             and now_ms - since >= self._settings.request_timeout_ms
             and not self.is_full
         ):
-            came = self._end - self._start
-            if came - self._frame_bytes < _LEAST_RATE_BYTES:
-                return f"a request of which {came} bytes came in {now_ms - since} ms"
+            received_bytes = self._end - self._start
+            if received_bytes - self._frame_bytes < _LEAST_RATE_BYTES:
+                return f"a request of which {received_bytes} bytes came in {now_ms - since} ms"
             self._frame_since_ms = now_ms
-            self._frame_bytes = came
+            self._frame_bytes = received_bytes
         if self.is_idle and now_ms - self.active_ms >= self._settings.idle_timeout_ms:
             return f"no request for {now_ms - self.active_ms} ms"
         return None
@@ -576,6 +599,7 @@ class Connection:
         self._settled(_)
 
     def _settled(self, _: object) -> None:
+        """Queue the responses for sending, up to the first one that is still pending."""
         slots = self._slots
         while slots:
             head = slots[0]
@@ -642,7 +666,7 @@ class Connection:
 
     @property
     def is_idle(self) -> bool:
-        """Return whether every request that was started has been answered and sent."""
+        """Whether every request that was started has been answered and sent."""
         return not self._slots and not self.outgoing
 
     def close(self) -> None:

@@ -31,7 +31,7 @@ _T = TypeVar("_T")
 Done = Callable[[Any], None]
 #: Called with None for success, or with the error.
 GroupOutcome = Callable[[GroupError | None], None]
-#: A transactional id, the id of its producer and the epoch of that.
+#: A transactional id, and the id and the epoch of its producer.
 TransactionalProducer = tuple[str, int, int]
 #: Why a producer must not write to partitions.
 TransactionErrors = Mapping[Partition, TransactionError]
@@ -205,8 +205,8 @@ class TransactionService(ABC):
     def find_stored(
         self, names: Collection[str] | None, done: FoundTransactions
     ) -> None:
-        """Find the last durable records of transactional ids, or of all for None."""
+        """Find the last durable records of transactional ids. None requests all."""
 
     @abstractmethod
     def stop(self, now_ms: int) -> None:
-        """Answer all requests that wait."""
+        """Answer all requests that wait, because the broker stops."""

@@ -1,20 +1,21 @@
 """The fast path: answers usual Produce and Fetch requests for one partition.
 
-Most requests of a broker at work are alike: one batch for one partition, and a consumer
-that waits at the end of one. The kernels decode and encode them without objects for
-their parts, in a twentieth of the time of the general codec.
+Most requests of a busy broker have the same form: a Produce of one batch, or a Fetch
+that waits at the end of one partition. The kernels decode and encode them without
+objects for their parts, in a twentieth of the time of the general codec.
 
 Rules:
-- A request that is unusual in any way is not answered here, and has changed nothing.
+- A request that is unusual in any way is not answered here and changes nothing here.
   handlers/produce.py and handlers/fetch.py then handle it. They define the responses.
-- A batch is appended once. After a failed write it may be in the file, so the error is
-  answered here, and the general path does not append it again.
+- A batch is appended once. After a failed write it may be in the file. Therefore, this
+  module responds with the error, and the general path does not append the batch again.
 - The partition is led by this broker, and its log is open and idle.
-- A Fetch that waits, and then cannot be answered here, passes to the general path with
-  the rest of its time.
-- The rules allow the request, when it arrives and when it is answered.
-- A fetch session is answered here if it continues, and has one partition, or one
-  partition that may have news for a follower.
+- A Fetch that waits, and then cannot be answered here, is passed to the general path
+  with the remaining time.
+- The access rules must allow the request when it arrives and when it is answered.
+- A request of a fetch session is answered here if it continues the session, and if the
+  session has one partition. The session of a follower may have several, of which one may
+  have news.
 """
 
 from __future__ import annotations
@@ -60,6 +61,7 @@ class FastPath:
 
     def __init__(self, state: BrokerState, general: GeneralPath) -> None:
         self._state = state
+        #: Handles the other requests.
         self._general = general
 
     def handle(
@@ -378,7 +380,7 @@ class FastPath:
         now_ms: int,
         answer: PendingResponse,
     ) -> None:
-        """Set an answer to the response of the general path."""
+        """Set a PendingResponse to the response of the general path."""
         answer_with(partial(self._general, session, memoryview(frame), now_ms), answer)
 
 
@@ -430,7 +432,7 @@ def _refusal(
 
 
 def _session_refusal(request: UsualFetch) -> list[Piece]:
-    """Return the response if another request of the session came before the answer."""
+    """Return the response to a request that a later one of its session has replaced."""
     response = wire.FETCH.Response(
         error_code=codes.INVALID_FETCH_SESSION_EPOCH, session_id=request.session_id
     )
@@ -471,6 +473,7 @@ class _WaitingProduce:
         self._call = call
         self._state = state
         self._counter = counter
+        #: The response to the request.
         self.answer = PendingResponse()
 
     def committed(self, error: LogcoreError | None) -> None:
@@ -525,12 +528,13 @@ class _WaitingFetch:
         self._turn = turn
         self._key = key
         self._session = session
+        #: The request, for the general path.
         self._frame = frame
         self._deadline_ms = deadline_ms
         self._answer = PendingResponse(is_parked=True)
 
     def park(self, state: BrokerState) -> PendingResponse:
-        """Start to wait."""
+        """Start to wait for an append or the deadline."""
         self._state = state
         self._timer = state.timers.at(self._deadline_ms, self._read_again)
         self._keys = [self._key]
@@ -544,6 +548,7 @@ class _WaitingFetch:
         return self._answer
 
     def _read(self, now_ms: int) -> list[Piece] | None:
+        """Read like FastPath.read(), if the conditions of the fast path still hold."""
         state, request, turn = self._state, self._request, self._turn
         is_over = now_ms >= self._deadline_ms or state.is_stopping
         if request.replica >= 0 and turn is not None:

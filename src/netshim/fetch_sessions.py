@@ -2,22 +2,23 @@
 
     turn = sessions.begin(request, version, now_ms)   # applies the request to its session
     ...                                               # the broker reads the partitions
-    response = turn.complete(response)                # leaves out partitions without news
+    response = turn.complete(response)                # omits partitions without news
 
 Rules, as in Kafka 4.1:
-- A request is (session id, epoch). Epoch 0 closes the session and asks for a new one,
-  -1 closes it, and others continue it: the first one is 1.
-- The expected epoch advances when a request is taken, not when it is answered. If
-  another request of the session was taken before the answer, the answer is
+- A request contains a session id and an epoch. Epoch 0 closes the session and requests
+  a new one. Epoch -1 closes it. Other epochs continue it, from 1 upwards.
+- The expected epoch advances when a request is accepted, not when it is answered. If
+  another request of the session was accepted before the response, the response is
   INVALID_FETCH_SESSION_EPOCH.
-- The answer to a continued session contains a partition only if it has records, an
+- The response to a continued session contains a partition only if it has records, an
   error or a diverging epoch, or if its high watermark or log start differs from the one
-  that was sent last. A partition with an error is sent again in the next answer.
-- A partition whose records were sent moves to the end, so that a limit of bytes keeps no
-  partition from being read.
-- If all slots are taken, a session that was idle for EVICTION_MS is closed for a new
-  one, or else one that is older than EVICTION_MS and smaller. A follower may replace any
-  session of a consumer. If none can be closed, the client gets no session.
+  that was sent last. A partition with an error is sent again in the next response.
+- A partition whose records were sent moves to the end. Otherwise, a limit of bytes could
+  prevent other partitions from ever being read.
+- If all slots are used, a session that was idle for EVICTION_MS is closed to make room
+  for a new one. If there is none, a smaller session that is older than EVICTION_MS is
+  closed. A follower may replace any session of a consumer. If none can be closed, the
+  client gets no session.
 
 This module has no clock and reads no records. handlers/fetch.py stores the offsets of a
 log in the partition, and reads the log again only after they have changed. In a
@@ -43,20 +44,23 @@ if TYPE_CHECKING:
     from logcore.kernels import UsualFetch
     from netshim.wire.messages import FetchRequest, FetchResponse
 
-#: A session that was idle for this time may be closed for another one; a session that is
-#: younger is closed only for a follower's.
+#: A session that was idle for this time may be closed to make room for another one. A
+#: session that is younger is closed only for a follower.
 EVICTION_MS: Final = 120_000
-#: Epochs of requests that begin a session, and that want none.
+#: Epoch of a request that begins a session.
 INITIAL_EPOCH: Final = 0
+#: Epoch of a request without a session. It closes the session that the request names.
 FINAL_EPOCH: Final = -1
+#: Session id of requests and responses without a session.
 NO_SESSION: Final = 0
 #: First version that identifies topics by their ids.
 _IDS_SINCE: Final = 13
-#: Most partitions of all sessions: 500 bytes each.
+#: Maximum number of partitions of all sessions. Each occupies 500 bytes.
 _MOST_PARTITIONS: Final = 500_000
-#: Most partitions of one session. Each request of a session compares all of them in one
-#: step of the event loop, which takes 7 ms for so many.
+#: Maximum number of partitions of one session. Each request of a session compares all
+#: of them in one step of the event loop, which takes 7 ms for this number.
 _MOST_OF_SESSION: Final = 10_000
+#: After this epoch, epoch 1 follows.
 _LAST_EPOCH: Final = 2**31 - 1
 #: Time after which all partitions of a session are compared with their logs: the
 #: retention may have deleted records.
@@ -102,7 +106,7 @@ def offsets_of(log: Log) -> Offsets:
 
 
 def replica_of(request: FetchRequest) -> int:
-    """Return the node id of a follower, -1 for a consumer."""
+    """Return the node id of a follower, or -1 for a consumer."""
     return max(request.replica_id, request.replica_state.replica_id)
 
 
@@ -119,7 +123,7 @@ class SessionPartition:
     topic: FetchRequest.Topic
     #: The latest position and limits that the client has sent.
     asked: FetchRequest.Topic.Partition
-    #: The values that were sent last, -1 if the next ones must be sent.
+    #: The values that were sent last, or -1 if the next ones must be sent.
     high_watermark: int = -1
     log_start: int = -1
     #: The topic and the number, None while the topic is unknown.
@@ -137,7 +141,7 @@ class SessionPartition:
         return offsets == offsets_of(log) and not log.is_closed
 
     def has_changed(self, part: FetchResponse.Topic.Partition) -> bool:
-        """Return whether the client has not got this result yet."""
+        """Return whether this result differs from the one that was sent last."""
         return bool(
             part.error_code
             or part.records
@@ -146,10 +150,11 @@ class SessionPartition:
         )
 
     def are_new(self, high_watermark: int, log_start: int) -> bool:
-        """Return whether the client has not got these offsets yet."""
+        """Return whether these offsets differ from those that were sent last."""
         return high_watermark != self.high_watermark or log_start != self.log_start
 
     def record_sent(self, part: FetchResponse.Topic.Partition) -> None:
+        """Store the offsets of a result that is sent to the client now."""
         self.high_watermark = -1 if part.error_code else part.high_watermark
         self.log_start = part.log_start_offset
 
@@ -163,10 +168,12 @@ class FetchSession:
     """The partitions that a client fetches."""
 
     id: int
-    #: The node id of a follower, -1 for a consumer.
+    #: The node id of a follower, or -1 for a consumer.
     replica: int
+    #: Whether requests identify topics by their ids, and not by their names.
     uses_ids: bool
     created_ms: int
+    #: The time of the latest request.
     used_ms: int
     #: The epoch of the next request.
     epoch: int = 1
@@ -185,6 +192,7 @@ class FetchSession:
     _compared_at: int | None = None
     #: Time at which all partitions are compared nevertheless.
     _compare_at_ms: int = 0
+    #: The topic that the partitions of each name or id share.
     _topics: dict[bytes | str, FetchRequest.Topic] = attrs.field(factory=dict)
 
     @property
@@ -306,7 +314,10 @@ class FetchSession:
         return found
 
     def select_news(self, response: FetchResponse, *, is_full: bool) -> None:
-        """Remove the partitions without news from a response, and note the others."""
+        """Remove the partitions without news from a response.
+
+        The results of the others are stored as sent.
+        """
         left = []
         for topic in response.responses:
             name = self._name_of(topic)
@@ -332,6 +343,7 @@ class SessionTurn:
     """One request of a session."""
 
     session: FetchSession
+    #: Whether the response contains all partitions, because the session is new.
     is_full: bool
     #: The expected epoch after this request.
     epoch: int
@@ -385,7 +397,7 @@ class SingleTurn:
 
     @property
     def is_current(self) -> bool:
-        """Whether no other request of the session was taken since begin()."""
+        """Whether no other request of the session was accepted since begin()."""
         return self._session.epoch == next_epoch(self._request.session_epoch)
 
     def is_single(self, context: object, changes: RecentChanges, now_ms: int) -> bool:
@@ -398,6 +410,7 @@ class SingleTurn:
     def record_sent(
         self, high_watermark: int, log_start: int, *, has_records: bool
     ) -> None:
+        """Store the offsets that are sent to the client now."""
         if not self.is_current:
             return
         self.partition.high_watermark = high_watermark
@@ -410,7 +423,7 @@ class SingleTurn:
         self._session.mark_quiet(self.partition, log, offsets)
 
     def undo(self) -> None:
-        """Undo begin(), so that the general path can take the request."""
+        """Undo begin(), so that the general path can handle the request."""
         if self.is_current:
             self._session.epoch = self._request.session_epoch
 
@@ -422,6 +435,7 @@ class FetchSessions:
         self._slots = slots
         self._random = random
         self._sessions: dict[int, FetchSession] = {}
+        #: Number of partitions of all sessions.
         self._count = 0
 
     def __len__(self) -> int:
@@ -535,7 +549,7 @@ class FetchSessions:
     def _create(
         self, request: FetchRequest, version: int, now_ms: int
     ) -> FetchSession | None:
-        """Return a new session, None if there is no room for one."""
+        """Return a new session, or None if there is no room for one."""
         session = FetchSession(
             self._new_id(), replica_of(request), version >= _IDS_SINCE, now_ms, now_ms
         )
@@ -556,7 +570,7 @@ class FetchSessions:
                 return number
 
     def _evict_for(self, new: FetchSession, now_ms: int) -> bool:
-        """Close a session for a new one. Return whether there is one to close."""
+        """Close a session to make room for a new one. Return whether one was closed."""
         if not self._sessions:
             return False
         idle = min(self._sessions.values(), key=lambda one: one.used_ms)

@@ -27,11 +27,12 @@ _log = logging.getLogger("netshim")
 
 #: The key of actions that wait for an event of any partition.
 ANY_PARTITION: Final[Key] = ("", -1)
-#: Checks for appends of other processes: their minimum interval, the cost for one
-#: partition, and the share of one processor that all checks may use.
+#: Minimum interval of checks for appends of other processes.
 _FOLLOW_MS: Final = 5
-_LOOK_MS: Final = 0.01
-_LOOK_PART: Final = 0.02
+#: Approximate time of the check of one partition.
+_CHECK_MS: Final = 0.01
+#: The share of one processor that all checks may use.
+_CHECK_SHARE: Final = 0.02
 
 
 class WaitingFetches(Waiting):
@@ -49,7 +50,8 @@ class WaitingFetches(Waiting):
         self._timers = timers
         self._queues = queues
         self._syncs = syncs
-        self._follows = False  # whether a timer for the next follow() is set
+        #: Whether a timer for the next follow() is set.
+        self._follows = False
         #: Whether programs in this process may append, too. False in a cluster.
         self.has_other_writers = True
         #: Changes, unless there are other writers. Only the retention changes the
@@ -57,7 +59,7 @@ class WaitingFetches(Waiting):
         self.changes = RecentChanges()
         #: Fetches of followers, which get records above the high watermark.
         self.of_followers = Waiting()
-        # High watermarks at the last wake_readers().
+        #: High watermarks at the last wake_readers().
         self._visible: dict[tuple[str, int], int] = {}
 
     def wake(self, keys: Iterable[Key], now_ms: int) -> None:
@@ -71,7 +73,7 @@ class WaitingFetches(Waiting):
             super().wake(keys, now_ms)
 
     def wake_consumers(self, key: Key, now_ms: int) -> None:
-        """Do what wake() does, but not for the fetches of followers."""
+        """Wake fetches like wake(), except for those of followers."""
         self.changes.add((key,))
         if self.by_key:
             super().wake((key, ANY_PARTITION), now_ms)
@@ -120,7 +122,7 @@ class WaitingFetches(Waiting):
         if keys:
             self._follows = True
             self._timers.at(
-                now_ms + max(_FOLLOW_MS, int(len(keys) * _LOOK_MS / _LOOK_PART)),
+                now_ms + max(_FOLLOW_MS, int(len(keys) * _CHECK_MS / _CHECK_SHARE)),
                 self._follow_again,
             )
 

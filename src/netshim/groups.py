@@ -154,10 +154,10 @@ def report(effect: Effect, journal: Journal, now_ms: int) -> None:
 
 
 def _unheard(_: GroupError | None) -> None:
-    """Ignore the result: no request waits for it."""
+    """Ignore the result, because no request waits for it."""
 
 
-class _Several:
+class _AllDone:
     """Joins several callbacks into one.
 
     `done` is called once every callback of another() and one final callback have been
@@ -166,14 +166,17 @@ class _Several:
 
     def __init__(self, done: GroupOutcome) -> None:
         self._done = done
+        #: Number of callbacks that were not called yet, including the final one.
         self._left = 1
         self._error: GroupError | None = None
 
     def another(self) -> GroupOutcome:
+        """Return a callback that must be called before `done` is called."""
         self._left += 1
         return self.count_down
 
     def count_down(self, error: GroupError | None) -> None:
+        """Count one callback."""
         self._left -= 1
         self._error = self._error or error
         if not self._left:
@@ -306,8 +309,8 @@ class BrokerGroups(LoopHost[Effect], GroupService):
         Call done(Beaten or BeatRefused). With `may_lack_id`, a new member without an id
         gets one of 22 characters, as in Kafka.
         """
-        # The broker gives ids in version 0 of the heartbeat only; later clients make
-        # their own.
+        # The broker chooses the ids only in version 0 of the heartbeat. Later clients
+        # choose their own.
         if may_lack_id and not request.member_id and request.member_epoch == 0:
             digest = hashlib.blake2b(self._new_id().encode(), digest_size=16).digest()
             request = attrs.evolve(
@@ -346,20 +349,21 @@ class BrokerGroups(LoopHost[Effect], GroupService):
                 done(GroupError.COORDINATOR_NOT_AVAILABLE)
                 return
             # One deletion for each group: done() is called after the last of them.
-            waiting = _Several(done)
+            waiting = _AllDone(done)
             self._act(self._coordinator.forget_topics(names, waiting.another))
             waiting.count_down(None)
 
         self.load(now_ms, forget)
 
     def unload(self) -> None:
-        """Drop all groups, and answer their requests: they are stored no longer, or
-        another broker coordinates them.
+        """Drop all groups, and answer their requests.
+
+        They are no longer stored, or another broker coordinates them.
         """
         self._act(self._coordinator.unload())
 
     def close(self) -> None:
-        """Drop all groups for good."""
+        """Drop all groups and end this coordinator."""
         self.unload()
         self._stop_expiry()
         self._state.remembered.holders.remove(self._coordinator.held_bytes)

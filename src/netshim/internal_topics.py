@@ -3,9 +3,10 @@
 Rules:
 - The topic is created before the first append. The hash of an id selects its partition.
 - The callback of an append runs once the records are durable, or as safe as the caller
-  requires. In a cluster, they are committed then. Callbacks run in the order of the log.
-  So memory never reflects records that a crash could remove, and an earlier value never
-  overwrites a later one.
+  requires. In a cluster, they are committed then. Therefore, the caller's state never
+  reflects records that a crash could remove.
+- Callbacks run in the order of the log, so that an earlier value never overwrites a
+  later one.
 - All work on the topic that may block runs through WorkQueues.submit() with the name of
   the topic as its key.
 
@@ -23,16 +24,12 @@ from logcore.format.group_records import partition_of
 from netshim.scheduling import as_value
 from netshim.state import BrokerState
 
-Told = Callable[[Exception | None], None]
+#: Called with None, or with the error.
+Outcome = Callable[[Exception | None], None]
 
 
 class InternalTopic:
-    """One internal topic.
-
-    `name`, `partitions` and `config` are used when the topic is created. With
-    `always_syncs`, an append waits for the disk under each durability policy. `only` is
-    the partition of a coordinator that has no others, in a cluster.
-    """
+    """One internal topic."""
 
     def __init__(
         self,
@@ -45,12 +42,17 @@ class InternalTopic:
         only: int | None = None,
     ) -> None:
         self.name = name
+        #: The only partition of the coordinator, in a cluster.
         self._only = only
         self._state = state
+        #: Number of partitions when the topic is created.
         self._partitions = partitions
+        #: Settings of the topic when it is created.
         self._config = config
+        #: An append waits for the disk under each durability policy.
         self._always_syncs = always_syncs
-        self._unsynced: dict[Log, deque[tuple[int, Told]]] = {}
+        #: For each log, the ends of appends and their callbacks that were not called.
+        self._unsynced: dict[Log, deque[tuple[int, Outcome]]] = {}
 
     @property
     def exists(self) -> bool:
@@ -83,11 +85,11 @@ class InternalTopic:
             numbers = (self._only,)
         return [self._state.logs.open(self.name, number) for number in numbers]
 
-    def when_committed(self, done: Told) -> None:
+    def when_committed(self, done: Outcome) -> None:
         """Call done(None) once all records of the only partition are committed.
 
-        If the topic has other partitions, that is immediately: its broker leads them
-        alone. Call done(error) if another broker leads the partition.
+        Without a cluster, that is immediately. Call done(error) if another broker leads
+        the partition.
         """
         number = self._only
         # Without a cluster, records are committed once they are on disk, and only those
@@ -114,7 +116,7 @@ class InternalTopic:
         size_bytes: int,
         write: Callable[[Log], Receipt],
         now_ms: int,
-        done: Told,
+        done: Outcome,
         *,
         has_producer: bool = False,
     ) -> None:
@@ -154,8 +156,8 @@ class InternalTopic:
                 return
             log, number, receipt = result
             end = receipt.last_offset + 1
-            # Queued before the sync is requested: the callback of a sync may run at
-            # once.
+            # Queued before the sync is requested: the callback of a sync may run
+            # immediately.
             self._unsynced.setdefault(log, deque()).append((end, done))
             key = self.name, number
             leadership = state.leadership

@@ -69,9 +69,10 @@ ConsumerGroupDescribe            -     -     -     -     -     -     -   0-1   0
 ListConfigResources              -     -     -     -     -     -   0-0   0-0   0-1
 DescribeTopicPartitions          -     -     -     -     -     -   0-0   0-0   0-0
 """
-#: Feature levels in ApiVersions, and the refusal of an unknown version of ApiVersions
-#: with the known ones (KIP-511), are of later releases.
+#: The first release whose ApiVersions contains feature levels.
 _FIRST_WITH_FEATURES: Final = (4, 0)
+#: The first release that refuses an unknown version of ApiVersions with the known ones
+#: (KIP-511).
 _FIRST_TO_NAME_VERSIONS: Final = (2, 4)
 
 

@@ -1,8 +1,8 @@
 """What handlers need to know about the replicas of a partition.
 
-SoleLeadership is the answer of a broker without a cluster: it leads every partition, and
-a record is committed once it is as durable as the policy promises. The brokers of a
-cluster use cluster/replicas.py.
+SoleLeadership is for a broker without a cluster: it leads every partition, and a record
+is committed once it is as durable as the policy promises. The brokers of a cluster use
+cluster/replicas.py.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ class Leadership(ABC):
     #: Whether there may be other brokers.
     is_clustered = True
 
-    #: Appends since the start, changes of in-sync replicas, and partitions that this
-    #: broker began to lead.
+    #: Number of appends since the start.
     appends = 0
+    #: Number of changes of in-sync replicas.
     isr_changes = 0
+    #: Number of times that this broker began to lead a partition.
     elections = 0
 
     #: A number that changes with the role or the state of any partition.
@@ -92,7 +93,7 @@ class Leadership(ABC):
 
     @abstractmethod
     def when_safe(self, key: Key, log: Log, end: int, done: WhenCommitted) -> None:
-        """Call done(None) when an append of the broker itself may be relied upon.
+        """Call done(None) when an append of the broker itself is safe.
 
         In a cluster, it is then committed. Otherwise, it is durable if the durability
         policy makes an append wait for the disk.

@@ -2,8 +2,8 @@
 
 Rules:
 - A listener has a name and one of four protocols: PLAINTEXT, SSL, SASL_PLAINTEXT and
-  SASL_SSL. Responses to clients of a listener contain
-  the advertised address of that listener.
+  SASL_SSL. Responses to clients of a listener contain the advertised address of that
+  listener.
 - TLS is at least 1.2. Certificates are read again on request, for new connections.
 - A listener outside loopback must authenticate its clients: by SASL, or by required
   client certificates. PLAIN and OAUTHBEARER send secrets, so they need TLS there.
@@ -28,6 +28,7 @@ from logcore.errors import InvalidConfigError
 from netshim.security import sasl
 
 PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
+#: Values of TlsSettings.client.
 CLIENT_CERTIFICATES: Final = {
     "none": ssl.CERT_NONE,
     "requested": ssl.CERT_OPTIONAL,
@@ -48,7 +49,7 @@ class Listener:
     host: str
     port: int
     protocol: str
-    #: (host, port) for clients. None: the address that the client has used.
+    #: (host, port) for clients. Without one, each gets the address that it has used.
     advertised: tuple[str, int] | None = None
 
     @property
@@ -195,7 +196,7 @@ def client_certificate_of(
 ) -> tuple[dict[str, Any], bytes] | None:
     """Let a client connect to a server in memory, and return the client's certificate.
 
-    The result is that of getpeercert() in both forms. None: the server requests no
+    The result is that of getpeercert() in both forms, or None if the server requests no
     certificate. `host` is the name by which the client knows the server.
 
     Raises:
@@ -251,7 +252,7 @@ def check_listeners(listeners: Sequence[Listener], tls: TlsSettings | None) -> N
     """Check that listeners have different names, and certificates if they use TLS.
 
     Raises:
-        InvalidConfigError: they have not.
+        InvalidConfigError: two have the same name, or the certificates are missing.
     """
     names = [one.name for one in listeners]
     if len(set(names)) < len(names):

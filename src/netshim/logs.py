@@ -94,10 +94,11 @@ class BrokerLogs:
         self.check_leads: Callable[[Key], None] | None = None
         #: Return how many logs may be open now. Set by the host.
         self.most_logs: Callable[[], int] = _no_limit
-        self._used_ms: dict[Key, int] = {}  # when a request last used each log
-        # Logs that could not be opened for the current call, with the errors.
+        #: When a request last used each log.
+        self._used_ms: dict[Key, int] = {}
+        #: Logs that could not be opened for the current call, with the errors.
         self._failures: Mapping[Key, LogcoreError] = {}
-        #: Logs that are being closed for others. They are open until then.
+        #: Logs that are being closed to make room for others.
         self._closing: set[Key] = set()
         #: Position of the first log that the next request for too many logs opens.
         self._next_opened = 0
@@ -133,7 +134,7 @@ class BrokerLogs:
             raise TopicNotFoundError(
                 f"topic {topic!r} has no such partition", found=partition
             )
-        # The log failed after when_open() checked it, or was closed for others.
+        # The log failed after when_open() checked it, or was closed to make room.
         raise LogFailedError("the log is not open and will be opened; try again")
 
     def free_log(self, topic: str, partition: int) -> Log | None:
@@ -157,7 +158,7 @@ class BrokerLogs:
         self._used_ms[key] = self._lifecycle.now_ms
         return log
 
-    def _is_to_open(self, key: Key) -> bool:
+    def _must_open(self, key: Key) -> bool:
         """Return whether the log must be opened, or refreshed.
 
         A refresh is necessary after appends of another process. This raises no error,
@@ -186,20 +187,20 @@ class BrokerLogs:
     ) -> _T | PendingResponse:
         """Open the logs of these partitions if necessary, then call handle().
 
-        Return its result, or an Answer if opening takes time. Logs are opened one at a
-        time, and several requests alternate. So one request for many logs does not
-        delay the other requests.
+        Return its result, or a PendingResponse if opening takes time. Logs are opened
+        one at a time, and several requests alternate, so that a request for many logs
+        does not delay the others.
 
         If these are more partitions than logs may be open, some of them get a retriable
         error, unless the request `needs_all`.
         """
-        those = list(dict.fromkeys(keys))
-        if len(those) > scheduling.PIECE:
+        unique = list(dict.fromkeys(keys))
+        if len(unique) > scheduling.PIECE:
             return self.run_in_steps(
-                self._find_and_open(those, handle, needs_all=needs_all)
+                self._find_and_open(unique, handle, needs_all=needs_all)
             )
-        missing = [key for key in those if self._is_to_open(key)]
-        return self._open_first(those, missing, handle, needs_all=needs_all)
+        missing = [key for key in unique if self._must_open(key)]
+        return self._open_first(unique, missing, handle, needs_all=needs_all)
 
     def _find_and_open(
         self, keys: list[Key], handle: Callable[[], _T], *, needs_all: bool
@@ -210,7 +211,7 @@ class BrokerLogs:
         for key in keys:
             if pace.is_over():
                 yield
-            if self._is_to_open(key):
+            if self._must_open(key):
                 missing.append(key)
         return self._open_first(keys, missing, handle, needs_all=needs_all)
 
@@ -265,7 +266,7 @@ class BrokerLogs:
         Then set the answer to the result of handle().
         """
         while missing and (
-            self._lifecycle.is_stopping or not self._is_to_open(missing[-1])
+            self._lifecycle.is_stopping or not self._must_open(missing[-1])
         ):
             missing.pop()
         if missing:
@@ -360,7 +361,7 @@ class BrokerLogs:
             )
 
     def run_in_steps(self, steps: Steps[_T]) -> _T | PendingResponse:
-        """Return the response of a request that runs in steps, or its Answer."""
+        """Return the response of a request that runs in steps, or a PendingResponse."""
         if self._failures:
             steps = self._with_failures(steps, self._failures)
         return self._pieces.run(steps)
@@ -383,10 +384,13 @@ class BrokerLogs:
     def in_order(
         self, keys: Iterable[Key], begin: Callable[[], Steps[_T]]
     ) -> _T | PendingResponse:
-        """Open the logs and run the steps, after all earlier calls that share a key. See RequestQueues."""
-        those = list(dict.fromkeys(keys))
+        """Open the logs and run the steps, after all earlier calls that share a key.
+
+        See RequestQueues.
+        """
+        unique = list(dict.fromkeys(keys))
         if not any(
-            self._requests.is_busy(key) or self._is_to_open(key) for key in those
+            self._requests.is_busy(key) or self._must_open(key) for key in unique
         ):
             return self.run_in_steps(begin())
         answer = PendingResponse()
@@ -401,7 +405,7 @@ class BrokerLogs:
             def begin_when_open() -> _T | PendingResponse:
                 try:
                     return self.when_open(
-                        those, lambda: self.run_in_steps(until_over()), needs_all=True
+                        unique, lambda: self.run_in_steps(until_over()), needs_all=True
                     )
                 except BaseException:
                     # Otherwise, later requests in the queues would never start.
@@ -410,7 +414,7 @@ class BrokerLogs:
 
             answer_with(begin_when_open, answer)
 
-        self._requests.enter(QueuedRequest(those, start))
+        self._requests.enter(QueuedRequest(unique, start))
         return answer
 
     def open(self, topic: str, partition: int) -> Log:

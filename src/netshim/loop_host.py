@@ -31,28 +31,26 @@ EffectT = TypeVar("EffectT")
 
 
 class LoopHost(ABC, Generic[EffectT]):
-    """A coordinator in the event loop.
-
-    `topic` contains its records. Every `expiry_ms`, unused state is deleted.
-    """
+    """A coordinator in the event loop."""
 
     def __init__(
         self, state: BrokerState, topic: InternalTopic, expiry_ms: int
     ) -> None:
         self._state = state
+        #: Contains the records of the coordinator.
         self._topic = topic
+        #: Interval at which unused state is deleted.
         self._expiry_ms = expiry_ms
-        self._effects: deque[EffectT] = deque()  # effects to execute, in order
+        #: Effects to execute, in order.
+        self._effects: deque[EffectT] = deque()
+        #: Effects are being executed. A nested call of _act() only queues its effects.
         self._is_acting = False
         self._is_loaded = False
-        # Waiting callers of load(); None while it does not run.
+        #: Waiting callers of load(). None unless the records are being read.
         self._loading: list[Callable[[bool], None]] | None = None
 
     def _act(self, effects: Iterable[EffectT]) -> None:
-        """Execute effects after the earlier ones.
-
-        Nested calls only queue their effects.
-        """
+        """Execute effects after the earlier ones."""
         self._effects.extend(effects)
         if self._is_acting:
             return
@@ -98,7 +96,7 @@ class LoopHost(ABC, Generic[EffectT]):
         """Load the stored records into the coordinator, and return the first effects.
 
         This runs in another thread, because a million records would block the event
-        loop for long. The coordinator gets no other calls while it runs.
+        loop for a long time. The coordinator gets no other calls while it runs.
 
         Raises:
             LogcoreError: the topic cannot be read, or a record cannot be decoded.
@@ -112,7 +110,7 @@ class LoopHost(ABC, Generic[EffectT]):
         waiting = self._loading or []
         self._loading = None
         if isinstance(result, NotLeaderError):
-            pass  # this broker has led the partition for a moment only
+            pass  # another broker leads the partition now
         elif isinstance(result, Exception):
             _log.error(
                 "%s cannot be read, so nothing that it stores can be served: %s",

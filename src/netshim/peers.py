@@ -98,16 +98,20 @@ class Peer(asyncio.BufferedProtocol):
         self.accepted_s = server.loop.time()
         #: The TLS handshake of a connection that is not open yet.
         self.handshake: asyncio.Task[None] | None = None
+        #: The client's address, without the port.
         self.address = ""
+        #: The connection was admitted, its handshake is done, and it is not closed.
         self.is_open = False
-        # Reading is paused because the connection has reached a limit.
+        #: Reading is paused because the connection has reached a limit.
         self.is_paused = False
-        # The transport's buffer is full because the client does not read.
+        #: The transport's buffer is full because the client does not read.
         self.is_blocked = False
+        #: flush() is scheduled.
         self._flushing = False
-        self._at_end = False  # the client has stopped sending, at _end_ms
+        #: The client has stopped sending, at _end_ms.
+        self._at_end = False
         self._end_ms = 0
-        # The unread bytes at the client's latest progress, and its time.
+        #: The unread bytes at the client's latest progress, and its time.
         self._unread = (0, 0)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -234,19 +238,19 @@ class Peer(asyncio.BufferedProtocol):
         self.connection.recorder = recorder.connection(self.session, int(port))
 
     def skip(self, skipped_ms: int) -> None:
-        """Take no notice of time that the clock has skipped."""
+        """Do not count time that the clock has skipped."""
         if self.is_open:
             self.connection.skip(skipped_ms)
             self._end_ms += skipped_ms
             self._unread = self._unread[0], self._unread[1] + skipped_ms
 
     def pause(self) -> None:
-        """Take no requests until resume()."""
+        """Start no requests until resume()."""
         if self.session is not None:
             self.session.mutes += 1
 
     def resume(self) -> None:
-        """Take requests again, for the present broker of the server."""
+        """Start requests again, for the present broker of the server."""
         if self.session is None or not self.is_open:
             return
         broker = self.server.broker
@@ -307,11 +311,11 @@ class Peer(asyncio.BufferedProtocol):
             self.server.log(
                 logging.ERROR,
                 "connection failed",
-                "an error of ours with a connection from %s",
+                "an internal error with a connection from %s",
                 self.address,
                 error=True,
             )
-            self.end("an error of ours")
+            self.end("an internal error")
             return
         self.flush()
 

@@ -21,12 +21,12 @@ from logcore.errors import InvalidConfigError
 
 
 class Readiness:
-    """The receivers of a broker's state. Used by the event loop's thread."""
+    """Receivers of reports about the broker. Used by the event loop's thread."""
 
     def __init__(
         self, ready_fd: int | None = None, environment: Mapping[str, str] = os.environ
     ) -> None:
-        """Take the receivers from an option and the environment.
+        """Read the receivers from an option and the environment.
 
         Raises:
             InvalidConfigError: the descriptor cannot be written, or WATCHDOG_USEC is no
@@ -50,15 +50,18 @@ class Readiness:
             raise InvalidConfigError(
                 "WATCHDOG_USEC", expected="a number", found=repr(text)
             )
-        # The watchdog may be meant for the process that started this one.
-        is_ours = environment.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
-        self._ping_s = int(text) / 2e6 if is_ours else 0.0
+        # systemd may watch the process that started this one.
+        is_watched = environment.get("WATCHDOG_PID", str(os.getpid())) == str(
+            os.getpid()
+        )
+        #: Interval of the messages to the watchdog, 0 without one.
+        self._ping_s = int(text) / 2e6 if is_watched else 0.0
         self._pinging: asyncio.TimerHandle | None = None
 
     def ready(self) -> None:
         """Report that all listeners accept connections."""
         if self._fd is not None:
-            # The parent may have ended, or may not want to know.
+            # The parent may have ended, or may have closed its end.
             with contextlib.suppress(OSError):
                 os.write(self._fd, b"ready\n")
             with contextlib.suppress(OSError):
@@ -83,7 +86,7 @@ class Readiness:
     def _notify(self, text: str) -> None:
         if not self._address:
             return
-        # Without systemd's socket, the broker works as before.
+        # If systemd's socket is missing, the broker continues to work.
         with (
             contextlib.suppress(OSError),
             socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock,

@@ -1,16 +1,16 @@
-"""Batches of idempotent producers that this broker refused, and that will come again.
+"""Batches of idempotent producers that this broker refused, and that will be sent again.
 
 Rules:
 - A client has up to five batches of a partition in flight. If one of them is refused,
-  and those that follow it are out of order for that reason, they get the same code. The
-  reason may have passed by then: this broker did not lead yet, or too few replicas were
-  in sync.
+  those that follow it are out of order, and are refused with the same code. The reason
+  of the refusal may be over by then: this broker did not lead yet, or too few replicas
+  were in sync.
 - Without this rule, they get OUT_OF_ORDER_SEQUENCE_NUMBER. librdkafka then begins a new
   epoch, and sends all unanswered batches of all partitions in it. Those that were stored
   before a failover are then stored twice.
-- If the log has no batch of the producer, it accepts any sequence. So a batch that
-  follows a refused one is not stored in such a log. Otherwise, the refused one would be
-  out of order when it comes again.
+- If the log has no batch of the producer, it accepts any sequence. Even then, a batch
+  that follows a refused one is not stored. Otherwise, the refused one would be out of
+  order when it is sent again.
 
 Kafka does not have this rule.
 """
@@ -35,9 +35,9 @@ RETRIED: Final = frozenset(
         codes.KAFKA_STORAGE_ERROR,
     )
 )
-#: The time for which a client may have batches in flight, and the number of refused
-#: batches that are remembered: 200 bytes each.
+#: The time for which a client may have batches in flight.
 _REMEMBERED_MS: Final = 30_000
+#: Maximum number of refused batches that are remembered. Each occupies 200 bytes.
 _MOST_REMEMBERED: Final = 1_000
 
 
@@ -47,7 +47,9 @@ class _RefusedBatch:
 
     epoch: int
     sequence: int
+    #: The error code of the refusal.
     code: int
+    #: When the batch is forgotten.
     until_ms: int
     #: Further batches that may be in flight and out of order.
     left: int = KNOWN_BATCHES - 1
@@ -55,8 +57,8 @@ class _RefusedBatch:
     def distance_to(self, sequence: int) -> int:
         """Return how many records after this batch another one of the epoch begins.
 
-        Sequences continue at 0 after INT32_MAX, so a batch before this one has a
-        distance above the half of that.
+        After INT32_MAX, sequences continue at 0. The distance to a batch before this
+        one is therefore more than half of INT32_MAX.
         """
         return (sequence - self.sequence) & INT32_MAX
 
@@ -98,7 +100,7 @@ class RefusedBatches:
     ) -> int:
         """Return the code of the refused batch that a batch follows, else 0.
 
-        The rule ends if the refused batch comes again, or with a new epoch.
+        The refused batch is forgotten once it is sent again, or at a new epoch.
         """
         one = key, producer_id
         refused = self._refused.get(one)
@@ -113,9 +115,10 @@ class RefusedBatches:
         return refused.code
 
     def judge(self, key: Key, producer_id: int, *, is_stored: bool) -> None:
-        """Take the result of a batch for which code_for() returned a code.
+        """Handle the result of a batch for which code_for() returned a code.
 
-        A stored batch ends the rule, and so does the last one that may be in flight.
+        The refused batch is forgotten after a batch that was stored, or after the last
+        one that may be in flight.
         """
         one = key, producer_id
         refused = self._refused.get(one)

@@ -1,8 +1,9 @@
-"""The changes of a configuration file that a running broker takes over.
+"""The changes of a configuration file that a running broker applies.
 
-A broker reads its file again on SIGHUP. It takes over the settings in LIVE, the level of
-its log, and topics that do not exist yet. Other changes need a restart. Options on the
-command line and environment variables win over the file, as at the start.
+A broker reads its file again on SIGHUP. It applies the settings in LIVE and the level of
+its log, and creates topics that do not exist yet. Other changes need a restart. Options
+on the command line and environment variables have priority over the file, as at the
+start.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import attrs
 from netshim.config_file import ConfiguredTopic, FileSettings
 from netshim.settings import Settings
 
-#: Settings that no part of the broker has copied. Those of connections are used for new
-#: connections.
+#: Settings that a running broker can change, because no part of it has copied them.
+#: Settings of connections apply to new connections.
 LIVE: Final = frozenset(
     (
         "auto_create_topics",
@@ -44,7 +45,7 @@ class FileChanges:
 
     #: New values by the name of the setting.
     settings: Mapping[str, Any]
-    #: The new level of the log, None if it is the same.
+    #: The new level of the log, or None if it is the same.
     log_level: str | None
     topics: Sequence[ConfiguredTopic]
     #: Keys that take effect at the next start.

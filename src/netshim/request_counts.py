@@ -23,15 +23,18 @@ BUCKETS_S: Final = (
 
 
 class Histogram:
-    """Numbers of values up to each bound of BUCKETS_S, and their sum."""
+    """Numbers of values between the bounds of BUCKETS_S, and the sum of all values."""
 
     __slots__ = ("counts", "sum_s")
 
     def __init__(self) -> None:
+        #: For each bound, the values above the bound before it. The last number is for
+        #: values above all bounds.
         self.counts = [0] * (len(BUCKETS_S) + 1)
         self.sum_s = 0.0
 
     def add(self, value_s: float) -> None:
+        """Count one value."""
         self.counts[bisect.bisect_left(BUCKETS_S, value_s)] += 1
         self.sum_s += value_s
 

@@ -2,8 +2,8 @@
 
 Rules:
 - A limited number of lines of one kind is written per minute, then one line with the
-  number of suppressed lines. So a client that is refused in a loop does not fill the
-  disk.
+  number of suppressed lines. Otherwise, a client that is refused in a loop could fill
+  the disk.
 - Text from a client is written as repr() and truncated, so that it cannot forge a line.
 
 This module reads no clock: the time is an argument of each call.
@@ -22,12 +22,14 @@ _log = logging.getLogger("netshim")
 
 #: Maximum number of log lines of one kind per period.
 LINES: Final = 10
+#: The period of these limits.
 _PERIOD_MS: Final = 60_000
 #: The same limit for lines about topics that are created, changed or deleted. A program
 #: may create many topics at once.
 _CHANGES: Final = 200
 #: Maximum number of kinds with a counter of their own. Further kinds share one.
 _KINDS: Final = 1_000
+#: Text of a client is truncated to this length.
 _TEXT_CHARACTERS: Final = 200
 
 #: Attribute of a logging.LogRecord with the fields of a line in JSON.
@@ -85,7 +87,7 @@ class Journal:
     """Writes lines to the logger `netshim`, with a limit per kind."""
 
     def __init__(self) -> None:
-        # kind -> (end of the period, number of lines, limit, level)
+        #: kind -> (end of the period, number of lines, limit, level)
         self._periods: dict[str, tuple[int, int, int, int]] = {}
 
     def log(
@@ -192,6 +194,7 @@ class Repeated(logging.Filter):
     def __init__(self, most: int = 100) -> None:
         super().__init__()
         self._most = most
+        #: (logger, message format) -> (start of the period, number of lines)
         self._seen: dict[tuple[str, str], tuple[float, int]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -200,7 +203,7 @@ class Repeated(logging.Filter):
         if record.created - since >= _PERIOD_MS / 1000:
             if count > self._most:
                 record.msg = (
-                    f"{record.msg} ({count - self._most} lines like this were left out)"
+                    f"{record.msg} ({count - self._most} lines like this were omitted)"
                 )
             since = record.created
             count = 0

@@ -53,11 +53,13 @@ class WorkQueues:
 
     def __init__(self, submit: Submit) -> None:
         self._submit = submit
-        # Waiting work; a key is present while its work runs.
+        #: Waiting work; a key is present while its work runs.
         self._waiting: dict[Hashable, deque[_Work]] = {}
-        # Keys that wait for a thread, and the number of those that have one.
+        #: Keys that wait for a thread.
         self._ready: deque[Hashable] = deque()
+        #: Number of keys whose work runs in a thread.
         self._running = 0
+        #: _start_ready() is running. A nested call returns immediately.
         self._is_starting = False
 
     def keys(self) -> KeysView[Hashable]:
@@ -117,14 +119,14 @@ class WorkQueues:
         )
 
     def _end(self, key: Hashable, taken: list[_Work], outcomes: Any) -> None:
-        # When the host is stopping, no work was done.
+        # If the host is stopping, it runs no work and passes the error.
         if isinstance(outcomes, BaseException):
             outcomes = [outcomes] * len(taken)
         for (_, then), outcome in zip(taken, outcomes, strict=True):
             try:
                 then(outcome)
             except Exception:
-                _log.exception("an answer that came later")
+                _log.exception("the result of work in a thread could not be used")
         self._running -= 1
         if self._waiting[key]:
             self._ready.append(key)
@@ -140,6 +142,7 @@ class QueuedRequest:
         self.keys = keys
         #: Called once, when the request is the first in all its queues.
         self.start = start
+        #: The request has ended.
         self.has_left = False
 
 
@@ -147,10 +150,11 @@ class RequestQueues:
     """Requests for logs, one queue for each log."""
 
     def __init__(self) -> None:
-        # Requests that have not left; the first of a queue may be running.
+        #: Requests that have not left; the first of a queue may be running.
         self._queues: dict[Key, deque[QueuedRequest]] = {}
-        # Requests that are first in all their queues.
+        #: Requests that are first in all their queues, and not started yet.
         self._next: deque[QueuedRequest] = deque()
+        #: _start_first() is running. A nested call returns immediately.
         self._is_starting = False
 
     def keys(self) -> KeysView[Key]:

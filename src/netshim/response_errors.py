@@ -15,8 +15,8 @@ from netshim.wire import codes
 from netshim.wire.codec import Api
 from netshim.wire.fields import Struct
 
-#: Entries of a list in which first_error() searches. All of 100,000 partitions would
-#: hold the event loop.
+#: Maximum number of entries of a list that first_error() searches. A search of 100,000
+#: partitions would occupy the event loop.
 _MOST_ENTRIES: Final = 100
 
 
@@ -49,7 +49,7 @@ def _first(value: Any, path: tuple[str, ...], depth: int) -> int:
 def _paths(api: Api[Any, Any]) -> tuple[tuple[str, ...], ...]:
     """Return the names of the fields that lead to each error code of a response.
 
-    They are found once per API: metrics count the first error of every response.
+    The result is cached, because metrics count the first error of every response.
     """
     return tuple(_paths_in(api.response.shape))
 
@@ -87,8 +87,8 @@ def error_fields(response: Any) -> Iterator[tuple[Any, str]]:
 def errors_in(response: Any) -> list[tuple[int, str | None]]:
     """Return the nonzero error codes of a response, each with its message or None.
 
-    CreateTopics reports in a field of its own that the user may not read the settings
-    of a created topic. That is no refusal, and is left out.
+    CreateTopics reports in a separate field that the user may not read the settings of
+    a created topic. This is no refusal, so it is omitted.
     """
     return [
         (getattr(part, name), getattr(part, "error_message", None))

@@ -1,13 +1,13 @@
-"""Snapshots of a closed log directory, and the way back to one.
+"""Snapshots of a closed log directory, and rollbacks to them.
 
 Rules:
-- A snapshot is a copy of all files of the directory and of its registry, beside the
-  directory. Segments that are not the last of their log are hard links, because the log
-  never changes them in place.
+- A snapshot is a copy of all files of the directory and of its registry. It is stored
+  beside the directory. Segments that are not the last of their log are hard links,
+  because the log never changes them in place.
 - restore() replaces the files that differ from the copy, creates those that are missing,
   and removes all others.
-- The allocated producer ids and the trusted clock are not restored. If an id was given
-  out twice, new batches would count as duplicates.
+- The allocated producer ids and the trusted clock are not restored. If an id was
+  allocated twice, new batches would be treated as duplicates.
 
 The caller closes the directory before, and opens it afterwards. The code that opens a
 directory then restores logs, topics, groups, transactions and users.
@@ -34,7 +34,7 @@ from logcore.metadata.filenames import (
 from logcore.partition.coordinator_append import forget_idle_producers
 from netshim.broker import Broker
 
-#: Files that a rollback keeps, and the lock, which belongs to the process.
+#: Files that a rollback does not change. The lock belongs to the process.
 _KEPT = frozenset((CLOCK, PRODUCER_IDS, ".lock"))
 #: Files of a snapshot get a time this far in the past. Times have a resolution of some
 #: ms, so a change soon after the snapshot could otherwise have the same time.
@@ -60,7 +60,9 @@ class _FileState:
 class ReplacedBroker:
     """Facts of a broker whose directory is rolled back."""
 
+    #: The leader epochs of partitions.
     epochs: Mapping[Key, int]
+    #: The open transactions by transactional id.
     open_transactions: Mapping[str, StoredTransaction]
 
     @classmethod
@@ -146,9 +148,9 @@ class DirectorySnapshot:
                 linked = _complete_segments(files)
                 for name, state in files.items():
                     source = os.path.join(root, folder, name)
-                    back_ns = state.mtime_ns - _BACK_NS
-                    os.utime(source, ns=(back_ns, back_ns))
-                    files[name] = attrs.evolve(state, mtime_ns=back_ns)
+                    earlier_ns = state.mtime_ns - _BACK_NS
+                    os.utime(source, ns=(earlier_ns, earlier_ns))
+                    files[name] = attrs.evolve(state, mtime_ns=earlier_ns)
                     target = self._path(index, folder, name)
                     _copy(source, target, may_link=name in linked)
             self._folders.append(folders)
@@ -159,7 +161,7 @@ class DirectorySnapshot:
         return os.path.join(self._copy, str(index), *parts)
 
     def restore(self) -> set[Key]:
-        """Make the directories as they were; return the partitions that had changed.
+        """Restore the directories, and return the partitions that had changed.
 
         Raises:
             LogNotFoundError: the snapshot was deleted.

@@ -1,4 +1,4 @@
-"""How the parts of a broker wait: for an answer, a time, an append, a sync or a turn.
+"""How the parts of a broker wait: for a response, a time, an append, a sync or a chunk.
 
 Rules:
 - The broker has one thread. Every function here is called from it, except for the work
@@ -53,6 +53,7 @@ class Lifecycle:
     """Facts that the host reports: the latest time, and whether the broker stops."""
 
     def __init__(self) -> None:
+        #: The latest time that the host has reported.
         self.now_ms = 0
         self.is_stopping = False
 
@@ -64,7 +65,7 @@ class Lifecycle:
 class CloseConnection(Exception):
     """Raised to close the connection.
 
-    Its bytes are not our protocol, or no response would be right.
+    The client does not speak the Kafka protocol, or no response describes the error.
     """
 
 
@@ -73,6 +74,7 @@ class CutResponse:
     """A response of which only the first bytes are sent. Fault rules create it."""
 
     response: Any
+    #: Number of bytes that are sent.
     after_bytes: int
 
     def cut(self, pieces: Iterable[bytes | bytearray | memoryview]) -> list[memoryview]:
@@ -83,8 +85,8 @@ class CutResponse:
 class PendingResponse:
     """A response that becomes available later. It is set once and passed to a callback.
 
-    Once it is set or cancelled, an answer drops its callbacks. The callbacks refer to
-    other answers and back to this one, so keeping them would leave every delayed
+    Once it is set or cancelled, it drops its callbacks. The callbacks refer to other
+    pending responses and back to this one, so keeping them would leave every delayed
     response to the cycle collector.
     """
 
@@ -125,12 +127,12 @@ class PendingResponse:
                 then(value)
 
     def when_cancelled(self, action: Callable[[], None]) -> None:
-        """Call `action` if the client disconnects before the answer is set."""
+        """Call `action` if the client disconnects before the response is set."""
         if not self.is_set:
             self._cancel = action
 
     def cancel(self) -> None:
-        """Cancel the answer because the client has disconnected.
+        """Cancel the response because the client has disconnected.
 
         Work that cannot be undone continues, and its result is dropped.
         """
@@ -141,7 +143,7 @@ class PendingResponse:
             action()
 
     def then(self, callback: Callable[[Any], None]) -> None:
-        """Call callback(value) once the answer is set, unless it is cancelled first."""
+        """Call callback(value) once the response is set, unless it is cancelled first."""
         if self.is_set:
             callback(self.value)
         elif not self.is_cancelled:
@@ -177,7 +179,7 @@ def guarded(action: Callable[[Any], None], argument: Any) -> None:
 
 
 def pass_on(response: object, answer: PendingResponse) -> None:
-    """Set an answer that a caller already holds, now or once the response is available."""
+    """Set a PendingResponse to a response, now or once that response is available."""
     if not isinstance(response, PendingResponse):
         answer.set(response)
         return
@@ -188,7 +190,7 @@ def pass_on(response: object, answer: PendingResponse) -> None:
 
 
 def answer_with(handle: Callable[[], object], answer: PendingResponse) -> None:
-    """Set an answer that a caller already holds to the result of handle().
+    """Set a PendingResponse to the result of handle().
 
     An exception of handle() becomes the value, because no caller would pass it to the
     client.
@@ -261,7 +263,7 @@ class StepRunner:
     def run(self, steps: Steps[_T]) -> _T | PendingResponse:
         """Run the first chunk and return the response if that completed the request.
 
-        Otherwise, return the Answer that will hold the response. If MOST_IN_STEPS
+        Otherwise, return the PendingResponse of the request. If MOST_IN_STEPS
         requests are already in progress, run all chunks at once. Exceptions of the
         chunks that run here are raised.
         """
@@ -311,7 +313,9 @@ class LoopTimers:
 
     def __init__(self) -> None:
         self._timers: Deadlines[Hashable] = Deadlines()
+        #: The action of each timer that is set.
         self._actions: dict[Hashable, Callable[[int], None]] = {}
+        #: Names for the timers of at().
         self._tokens = itertools.count(1)
 
     def set(
@@ -341,6 +345,7 @@ class LoopTimers:
         return self._timers.next_ms
 
     def run(self, now_ms: int) -> None:
+        """Run the actions whose deadline has passed."""
         for name in self._timers.due(now_ms):
             guarded(self._actions.pop(name), now_ms)
 
@@ -353,10 +358,12 @@ class Waiting:
         self.by_key: dict[Key, set[Callable[[int], None]]] = {}
 
     def add(self, keys: list[Key], action: Callable[[int], None]) -> None:
+        """Let an action wait for events of any of the keys."""
         for key in keys:
             self.by_key.setdefault(key, set()).add(action)
 
     def remove(self, keys: list[Key], action: Callable[[int], None]) -> None:
+        """Remove an action that was added with these keys."""
         for key in keys:
             waiting = self.by_key.get(key)
             if waiting is not None:
@@ -391,8 +398,9 @@ class Syncs:
         """
         self._submit = submit
         self._policy_waits = policy_waits
-        # Only the broker's thread uses the queue, so no lock is necessary.
+        #: Only the broker's thread uses the queue, so no lock is necessary.
         self._queue = DurableQueue(contextlib.nullcontext())
+        #: Logs whose sync is running.
         self._running: set[Log] = set()
         #: Called with the time of each sync in seconds. Set by the host of metrics.
         self.on_sync: Callable[[float], None] | None = None

@@ -3,10 +3,9 @@
 Rules:
 - They are read if the broker authenticates clients or enforces rules, or if there may be
   quotas: a broker without authentication may have them.
-- A change is in effect one tick after the registry has reported it, and after 5 s if it
-  has reported nothing.
-- If they cannot be read, the former ones remain in effect, and the log contains
-  the error.
+- A change is in effect one tick after the registry has reported it. Without a report, it
+  is in effect after 5 s.
+- If they cannot be read, the former ones remain in effect, and the error is logged.
 """
 
 from __future__ import annotations
@@ -33,11 +32,7 @@ class Say(Protocol):
 
 
 class SecurityLoader:
-    """Reads the stored facts into the Security of a broker.
-
-    `has_quotas` returns whether quotas may be stored. It may block. `prepare` is called
-    before the first reading. It may block too.
-    """
+    """Reads the stored facts into the Security of a broker."""
 
     def __init__(
         self,
@@ -48,13 +43,15 @@ class SecurityLoader:
     ) -> None:
         self._security = security
         self._uses_sasl = any(one.uses_sasl for one in listeners)
+        #: Returns whether quotas may be stored. May block.
         self._has_quotas = has_quotas
+        #: Called before the first read. May block.
         self._prepare = prepare
         #: Time of the last check whether the first facts are stored.
         self._checked_ms = 0
 
     def read(self, now_ms: int) -> SecurityFacts | None:
-        """Return the stored facts, None if the broker needs none. Blocks."""
+        """Return the stored facts, or None if the broker needs none. Blocks."""
         security = self._security
         self._checked_ms = now_ms
         needs_them = security.settings.enforces_acls or self._uses_sasl

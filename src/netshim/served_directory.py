@@ -1,7 +1,8 @@
 """The directory of topics and logs that a broker serves, as its parts use it.
 
-logcore.LogDir is one. In a cluster it is cluster.directory.ClusterDirectory, which has
-the topics of the whole cluster and the logs of this broker.
+logcore.LogDir is an implementation. In a cluster, it is
+cluster.directory.ClusterDirectory, which has the topics of the whole cluster and the
+logs of this broker.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from logcore.fs import FS
 
 
 class ServedHost(Host, Protocol):
-    """What only a broker calls; logcore.directory_host documents the methods."""
+    """Methods that only a broker calls. logcore.directory_host documents them."""
 
     @property
     def fs(self) -> FS: ...

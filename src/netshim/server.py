@@ -67,16 +67,19 @@ _log = logging.getLogger("netshim")
 
 _T = TypeVar("_T")
 
+#: Threads for the broker's work that may block on the disk, such as syncs.
 _SYNC_THREADS: Final = 4
+#: Threads for the server's own steps, such as the maintenance of the directory.
 _POOL_THREADS: Final = 2
 #: Interval of checks for appends by other code of this process, and of the maintenance
 #: of the directory.
 _TICK_S: Final = 0.05
 #: The same while no request arrives, and none waits for records.
 _IDLE_TICK_S: Final = 0.1
-#: Connections whose limits of time are checked in one tick. With more connections, each
-#: is checked about once a second: a check of 2,000 in each tick took 12 % of a core.
+#: Minimum number of connections whose time limits are checked in one tick.
 _CHECKED_AT_ONCE: Final = 100
+#: With more connections, each is checked once in this number of ticks, about a second.
+#: A check of 2,000 connections in each tick took 12 % of a core.
 _CHECK_ALL_TICKS: Final = 20
 #: A step that occupies the event loop for longer is logged.
 _HELD_S: Final = 0.05
@@ -93,11 +96,14 @@ _FORGET_S: Final = 30.0
 _UNSYNCED_BYTES: Final = 64 << 20
 
 
-#: The same when the broker stops. Clients that read their socket confirm in a
-#: millisecond.
+#: Minimum time that stop() leaves clients to confirm that their connection is closed.
+#: Clients that read their socket do so in a millisecond.
 _STOP_GOODBYE_S: Final = 0.25
 #: Maximum number of steps in which advance() skips time.
 _MOST_STEPS: Final = 200
+
+# Limits of connections.
+
 #: Maximum number of connections that are not authenticated yet.
 _MOST_UNAUTHENTICATED: Final = 256
 #: Maximum time that a connection above a quota is held before it is closed.
@@ -105,6 +111,7 @@ _MOST_HELD_S: Final = 1.0
 #: Threads that verify passwords and tokens.
 _LOGIN_THREADS: Final = 2
 
+# The limit of file descriptors is divided between logs and connections.
 
 #: Descriptors that are not available to logs and connections. They are needed for files
 #: that are open briefly, sealed segments, the event loop, and connections that are
@@ -168,8 +175,10 @@ class Server:
     workload: Workload
     security: Security
     tls_context: ssl.SSLContext
+    #: When a running stop() no longer waits for clients, by the clock of the event loop.
     _deadline: float
-    _next_look: float
+    #: When _run_due_work() is called again, by the clock of the event loop.
+    _due_work_s: float
 
     def __init__(
         self,
@@ -232,10 +241,13 @@ class Server:
         self.counts: RequestCounts | None = None
         #: Records the traffic; see record().
         self.recorder: TrafficRecorder | None = None
+        #: When the timer last ran, by time.monotonic().
         self._turned_s = 0.0
+        #: The longest step since the last pop_longest_step_s().
         self._held_s = 0.0
+        #: A snapshot is made or restored, and requests wait until it is done.
         self.is_replacing = False
-        #: Number of submitted works whose results were not delivered yet.
+        #: Number of submitted calls whose results were not delivered yet.
         self._outstanding = 0
         self._snapshots: list[DirectorySnapshot] = []
         #: Set if a log of a cluster's broker has failed: the server must be stopped.
@@ -252,15 +264,18 @@ class Server:
         self._clock: Clock = fs
         if clock is not None:
             self._clock = clock
-        # The wall clock at the moment when the monotonic clock was 0; see now_ms().
+        #: The wall clock at the moment when the monotonic clock was 0; see now_ms().
         self._epoch_ms = self._clock.now_ms() - self._clock.monotonic_ms()
         self._peers: set[Peer] = set()
         #: Number of requests that the broker had handled at the last tick.
         self._handled = 0
         #: Connections that are checked in the next ticks.
         self._to_check: list[Peer] = []
+        #: Number of connections of each client address.
         self._addresses: Counter[str] = Counter()
+        #: Calls _tick(). None before start() and after stop().
         self._timer: asyncio.TimerHandle | None = None
+        #: The maintenance of the directory that runs in a thread.
         self._ticking: asyncio.Future[Any] | None = None
         self._most_files = _file_limit()
         #: The sockets by host and port.
@@ -375,7 +390,7 @@ class Server:
             self._pool.shutdown()
             self.logdir.close()
             raise
-        self._next_look = self.loop.time() + _TICK_S
+        self._due_work_s = self.loop.time() + _TICK_S
         self._turned_s = time.monotonic()
         self._timer = self.loop.call_later(_TICK_S, self._tick)
         _log.info(
@@ -455,7 +470,10 @@ class Server:
         return attrs.evolve(listener, port=port)
 
     async def listen_on_all(self, listeners: Iterable[Listener]) -> list[Listener]:
-        """Open the sockets of several listeners, or none of them; see listen_on()."""
+        """Open the sockets of several listeners; see listen_on().
+
+        If one address is not available, none of them remains open.
+        """
         opened: list[Listener] = []
         try:
             for one in listeners:
@@ -630,7 +648,9 @@ class Server:
     def _call_in_loop(self, step: Callable[[], None]) -> None:
         # After the end of the loop there is nothing to do.
         with contextlib.suppress(RuntimeError):
-            self.loop.call_soon_threadsafe(self.watched, "news of the cluster", step)
+            self.loop.call_soon_threadsafe(
+                self.watched, "a change of the cluster", step
+            )
 
     def _fail(self, error: logcore.LogcoreError) -> None:
         """Report that the broker must end. Any thread may call this."""
@@ -818,14 +838,14 @@ class Server:
         return made
 
     async def rollback(self, snapshot: DirectorySnapshot) -> None:
-        """Make the directory as it was at a snapshot, while clients remain connected.
+        """Restore the directory from a snapshot, while clients remain connected.
 
         The leader epoch of each partition that is changed rises, so that clients notice
         that records are missing. Fault rules, remembered requests, advertised nodes and
         the release are dropped. Logs and LogDir objects from before are closed.
 
         Raises:
-            LogNotFoundError: the snapshot is not one of this broker.
+            LogNotFoundError: the snapshot was made by another broker.
         """
         if snapshot not in self._snapshots:
             raise logcore.LogNotFoundError(
@@ -907,7 +927,7 @@ class Server:
             self._read_ids()
 
     def hurry(self) -> None:
-        """Make a running stop() wait no longer for clients."""
+        """End the wait of a running stop() for its clients."""
         self._deadline = 0.0
 
     # -- time --------------------------------------------------------------------------
@@ -915,15 +935,16 @@ class Server:
     def now_ms(self) -> int:
         """Return the wall clock at the start, plus the monotonic time since then.
 
-        So a correction of the wall clock ends no session and no wait.
+        A later correction of the wall clock does not change it, so it ends no session
+        and no wait.
         """
         return self._epoch_ms + self._clock.monotonic_ms()
 
     async def advance(self, skip: Callable[[int], None], skipped_ms: int) -> None:
-        """Let a clock skip time, and run what becomes due, in its order.
+        """Let the clock of this server skip time, and run what becomes due, in order.
 
-        `skip` moves the clock, which is the one of this server. Connections do not count
-        the skipped time. Returns when no work runs.
+        `skip` moves the clock. Connections do not count the skipped time. Returns when
+        no work is running.
         """
         left_ms = skipped_ms
         least_ms = max(1, skipped_ms // _MOST_STEPS)
@@ -960,8 +981,8 @@ class Server:
         if self.is_replacing:
             self._timer = self.loop.call_later(_TICK_S, self._tick)
             return
-        if self.loop.time() >= self._next_look:
-            self._next_look = self.loop.time() + _TICK_S
+        if self.loop.time() >= self._due_work_s:
+            self._due_work_s = self.loop.time() + _TICK_S
             self._run_due_work()
         else:
             self._tick_broker()
@@ -985,7 +1006,7 @@ class Server:
     def _tick_broker(self) -> None:
         """Run the broker's timers, which may be due more often than the other work."""
         try:
-            self.watched("what was due", lambda: self.broker.tick(self.now_ms()))
+            self.watched("timers", lambda: self.broker.tick(self.now_ms()))
         except Exception:
             self.log(
                 logging.ERROR, "tick", "an internal error in a due task", error=True
@@ -1012,7 +1033,7 @@ class Server:
             )
 
     def _next_checked(self) -> list[Peer]:
-        """Return the connections whose limits of time are checked now."""
+        """Return the connections whose time limits are checked now."""
         if not self._to_check:
             self._to_check = list(self._peers)
         count = max(_CHECKED_AT_ONCE, len(self._peers) // _CHECK_ALL_TICKS)
@@ -1065,14 +1086,14 @@ class Server:
         self._outstanding -= 1
         self.broker.state.advance_clock(self.now_ms())
         try:
-            self.watched("the end of work beside it", partial(done, outcome))
+            self.watched("the result of work in a thread", partial(done, outcome))
         except Exception:
             self.log(
                 logging.ERROR, "work", "an internal error after some work", error=True
             )
 
     def _later(self, action: Callable[[], None]) -> None:
-        self.loop.call_soon(self.watched, "a piece of a large request", action)
+        self.loop.call_soon(self.watched, "a chunk of a large request", action)
 
     def watched(
         self, what: str, step: Callable[..., object], *arguments: object
@@ -1089,7 +1110,7 @@ class Server:
             self._held_s = max(self._held_s, held_s)
             if held_s > _HELD_S:
                 held_ms = round(held_s * 1000)
-                last = self.broker.last_asked
+                last = self.broker.last_api
                 text = "the loop was held for %d ms by %s; the last request was %s"
                 self.log(logging.INFO, "the loop was held", text, held_ms, what, last)
 
@@ -1097,7 +1118,7 @@ class Server:
 
     @property
     def silent_s(self) -> float | None:
-        """Seconds since the event loop turned, None before start() and after stop().
+        """Seconds since the timer last ran, or None before start() and after stop().
 
         Any thread may use this.
         """
@@ -1136,7 +1157,7 @@ class Server:
         Raises:
             ConsumerStateError: the groups did not remove the topic.
         """
-        told: Future[object] = Future()
+        done: Future[object] = Future()
 
         def forget() -> None:
             state = self.broker.state
@@ -1144,14 +1165,14 @@ class Server:
                 [key for key in state.fetches.waited_for() if key[0] == name],
                 self.now_ms(),
             )
-            state.groups.topics_deleted({name}, self.now_ms(), told.set_result)
+            state.groups.topics_deleted({name}, self.now_ms(), done.set_result)
 
         if threading.get_ident() == self._thread_id:
             forget()
             return
         try:
             self.loop.call_soon_threadsafe(forget)
-            failure = told.result(_FORGET_S)
+            failure = done.result(_FORGET_S)
         except (RuntimeError, TimeoutError) as error:
             # The broker is stopping, or its disk has stalled.
             raise ConsumerStateError(
@@ -1267,6 +1288,7 @@ class Server:
         return True
 
     def dismiss(self, peer: Peer) -> None:
+        """Remove a connection that admit() has registered."""
         if peer not in self._peers:
             return
         self._peers.discard(peer)

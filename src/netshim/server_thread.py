@@ -29,7 +29,7 @@ _T = TypeVar("_T")
 #: is alive.
 _ALIVE_S: Final = 1.0
 #: Interval of checks whether a broker has stopped.
-_LOOK_S: Final = 0.05
+_POLL_S: Final = 0.05
 
 
 class ServerHandle:
@@ -102,7 +102,7 @@ class ServerHandle:
         """Return whether the broker has stopped, or stops within timeout_s."""
         deadline = time.monotonic() + timeout_s
         while self.is_running and time.monotonic() < deadline:
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
         return not self.is_running
 
     @property
@@ -142,12 +142,15 @@ class ServerThread(ServerHandle):
         if set_clock is not None:
             set_clock(max(options["fs"].now_ms(), OS.now_ms()))
         super().__init__(Server(path, **options))
-        #: The port of the schema registry, and its URL.
+        #: The server of the schema registry, and its URL.
         self._registry: tuple[HttpHost, str] | None = None
         self._registry_lock = threading.Lock()
+        #: Set when the broker listens, or when it could not start.
         self._started = threading.Event()
         self._is_serving = False
+        #: Why the broker has ended. stop() raises it.
         self._failure: BaseException | None = None
+        #: Ends _serve().
         self._stop: asyncio.Event | None = None
         self._thread = threading.Thread(target=self._run, name="netshim", daemon=True)
         self._thread.start()

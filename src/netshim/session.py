@@ -13,9 +13,9 @@ import attrs
 
 #: The user of a connection without authentication.
 ANONYMOUS: Final = "User:ANONYMOUS"
-#: The name with which the brokers of a cluster log in to each other, and their
-#: principal. Users have principals of another kind.
+#: The name with which the brokers of a cluster log in to each other.
 BROKER_USER: Final = "netshim-broker"
+#: The principal of these brokers. Principals of users begin with "User:".
 BROKER_PRINCIPAL: Final = f"Broker:{BROKER_USER}"
 #: Largest frame before authentication, as in Kafka.
 UNAUTHENTICATED_BYTES: Final = 524_288
@@ -79,8 +79,8 @@ class ClientSession:
     frame_limit_bytes: int | None = None
     #: Whether the connection is closed after the responses that are ready.
     is_ending: bool = False
-    #: Number of quotas that the client has exceeded and waits for. While there are any,
-    #: no request is taken from the connection.
+    #: Number of reasons to start no request of the connection: each quota that the
+    #: client has exceeded, and a broker that is being replaced.
     mutes: int = 0
-    #: Continues to take requests. Set by the connection.
+    #: Continues to start requests. Set by the connection.
     wake: Callable[[], None] | None = None

@@ -4,12 +4,13 @@ The broker's clients and the consumers of these processes are members of the sam
 groups, and all transactions have one coordinator state.
 
 Rules:
-- A decision is a step of logcore.coordinators.shared_groups or of
-  logcore.coordinators.transactions, which may block on other processes and on the disk. So a
-  request runs, with its handler, in another thread, through WorkQueues.submit().
+- Requests are executed by logcore.coordinators.shared_groups and
+  logcore.coordinators.transactions, which may block on other processes and on the disk.
+  Therefore, a request runs, with its handler, in another thread, through
+  WorkQueues.submit().
 - Callers are answered in the broker's thread, as in every other module.
-- Any process may complete the request of a waiting member. So the broker polls at short
-  intervals while a member waits.
+- Any process may complete the request of a waiting member. Therefore, the broker polls
+  at short intervals while a member waits.
 - Members that joined through the broker are bound to the broker's session and end with
   it.
 
@@ -90,17 +91,19 @@ class SharedDirectoryGroups(GroupService):
 
     def __init__(self, state: BrokerState) -> None:
         self._state = state
-        self._groups: SharedGroups | None = None  # created by the first request
-        # Written in the worker thread, read between requests.
+        #: Created by the first request.
+        self._groups: SharedGroups | None = None
+        #: Written in the worker thread, read between requests.
         self._waits: list[_Wait] = []
-        # Called in the broker's thread after the request.
+        #: Called in the broker's thread after the request.
         self._outcomes: list[Callable[[], None]] = []
-        # Events of other processes, to be logged in the broker's thread.
+        #: Events of other processes, to be logged in the broker's thread.
         self._news: list[Effect] = []
-        self._is_looking = False
+        #: A poll is scheduled or running.
+        self._is_polling = False
         self._now_ms = 0
 
-    # -- turns
+    # -- requests and their answers
 
     def when_known(
         self,
@@ -125,12 +128,12 @@ class SharedDirectoryGroups(GroupService):
             pass_on(result, answer)
             self._deliver_answers()
 
-        def turn() -> object:
+        def run() -> object:
+            # Opening reads the directory, so the worker thread does it.
             self._open()
-            # Opening reads the directory, so that the worker thread does it.
             return handle()
 
-        self._state.work.submit(_GROUPS, turn, done)
+        self._state.work.submit(_GROUPS, run, done)
         return answer
 
     def run_in_steps(self, steps: Steps[_T]) -> _T:
@@ -162,8 +165,8 @@ class SharedDirectoryGroups(GroupService):
             outcome()
         # Another process may have answered, such as the one whose member was the last
         # to join.
-        there = [wait for wait in self._waits if wait.answer.is_there]
-        for wait in there:
+        answered = [wait for wait in self._waits if wait.answer.is_there]
+        for wait in answered:
             self._waits.remove(wait)
             guarded(wait.deliver, wait.answer.result)
         news = self._news[:]
@@ -176,12 +179,12 @@ class SharedDirectoryGroups(GroupService):
         groups = self._groups
         if (
             groups is None
-            or self._is_looking
+            or self._is_polling
             or self._state.is_stopping
             or not groups.has_members
         ):
             return
-        self._is_looking = True
+        self._is_polling = True
         delay_ms = _LATER_MS
         if self._waits:
             # A member waits for a rebalance: its client sees each millisecond of this
@@ -193,7 +196,7 @@ class SharedDirectoryGroups(GroupService):
         self._now_ms = max(self._now_ms, now_ms)
 
         def done(result: Any) -> None:
-            self._is_looking = False
+            self._is_polling = False
             if isinstance(result, Exception):
                 _log.error("the groups cannot be read: %s", result)
             self._deliver_answers()
@@ -271,6 +274,7 @@ class TransactionsBesideOthers(TransactionService):
 
     def __init__(self, state: BrokerState) -> None:
         self._state = state
+        #: Created by the first request.
         self._coordinator: TransactionCoordinator | None = None
         self._is_loaded = False
 

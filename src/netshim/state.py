@@ -109,20 +109,22 @@ class BrokerState:
             random=logdir.host.fs.random_bytes,
             wall_ms=logdir.host.fs.now_ms,
         )
-        # Runs work of authentication. The host sets it, so that guessed passwords do
-        # not delay the threads that sync.
+        #: Runs work of authentication. The host sets it, so that guessed passwords do
+        #: not delay the threads that sync.
         self.submit_login = submit
         self.is_shared = logdir.is_shared
         logdir.host.has_coordinator = not self.is_shared
         self.logdir = logdir
         self.settings = settings
         self.submit = submit
-        # The release of Kafka that a test has chosen. None for all that is served.
+        #: The release of Kafka that a test has chosen. Without one, the broker serves
+        #: all versions.
         self.release: KafkaRelease | None = None
-        # Set if groups of the consumer protocol are served.
+        #: Set if groups of the consumer protocol are served.
         self.group_settings: GroupSettings | None = None
         if not self.is_shared:
             self.group_settings = logdir.host.coordinators.group_settings(logdir)
+        #: Limits the memory of groups and transactions.
         self.remembered = Remembered(settings.max_remembered_bytes)
         self.timers = LoopTimers()
         self.journal = Journal()
@@ -139,6 +141,7 @@ class BrokerState:
         # The server of a cluster's broker replaces the next two.
         self.leadership: Leadership = SoleLeadership(self.fetches, self.syncs)
         self.topology: Topology = SoleTopology(logdir, settings.max_replication_factor)
+        #: Runs large requests in chunks.
         self.pieces = StepRunner(later or partial(_after_work, submit))
         self.logs = BrokerLogs(
             logdir,
@@ -181,7 +184,7 @@ class BrokerState:
         return self.logs.run_in_steps(steps)
 
     def in_background(self, work: Callable[[], Any]) -> PendingResponse:
-        """Return the answer that will hold the result of work(), or its exception."""
+        """Run work() in a thread. The response is its result, or its exception."""
         answer = PendingResponse()
         self.submit(work, answer.set)
         return answer
@@ -202,7 +205,8 @@ class BrokerState:
         """Change stored users, rules or quotas, and answer once they are in effect.
 
         `change` runs in a thread, and `respond` turns its result into the response.
-        `refuse` does that for the error of a change that failed, or that may have.
+        `refuse` turns the error of a change into the response. The change may be in
+        effect nevertheless.
         """
         answer = PendingResponse()
 

@@ -51,7 +51,10 @@ class OffsetsTopic:
     def read(self) -> StoredGroups:
         """Return all present offsets and groups.
 
-        It may take long, and may be called in any thread. Raises LogcoreError.
+        This blocks on the disk. Any thread may call it.
+
+        Raises:
+            LogcoreError: a log could not be opened or read.
         """
         found = stored_groups(self.topic.logs())
         if found.not_understood:
@@ -70,11 +73,11 @@ class OffsetsTopic:
         done: Callable[[GroupError | None], None],
         producer: tuple[int, int] | None = None,
     ) -> None:
-        """Append records as one batch. Then done(None) is called after they are on
-        disk, or done(error), in the order of the log.
+        """Append records as one batch.
 
-        `producer` contains id and epoch of the producer whose transaction contains the
-        records.
+        After they are on disk, call done(None), in the order of the log. If that failed,
+        call done(error). `producer` contains the id and the epoch of the producer whose
+        transaction contains the records.
         """
         rows = [(key, value, (), now_ms) for key, value in records]
 
@@ -100,7 +103,10 @@ class OffsetsTopic:
 
 
 def _error_of(group_id: str, error: Exception) -> GroupError:
-    """Return an error after which clients try again, except for records that never fit."""
+    """Log an error, and return the code for clients.
+
+    They retry, except after RECORD_TOO_LARGE, because the record would never fit.
+    """
     _log.error(
         "%s: a record of group %r was not stored: %s", OFFSETS_TOPIC, group_id, error
     )

@@ -1,13 +1,13 @@
 """Applies quotas to requests: the amount that each one counts, and the delays.
 
 Rules (as Apache Kafka 4.1.1):
-- A client over a quota is answered with throttle_time_ms, and no other request is taken
-  from its connection for that time.
+- If a client exceeds a quota, its response contains throttle_time_ms, and no other
+  request of its connection is started for that time.
 - A fetch over its quota is answered without records, which are then not counted.
 - Changes of topics over their quota are refused with THROTTLING_QUOTA_EXCEEDED in the
   versions that know the error. Older versions are delayed only.
-- SASL, ApiVersions before authentication and requests of other brokers are free, if
-  access control lists allow them.
+- SASL, ApiVersions before authentication and requests of other brokers are not counted,
+  if access control lists allow them.
 
 The arithmetic is in security/quotas.py.
 """
@@ -22,7 +22,7 @@ from netshim.security import quotas
 from netshim.state import BrokerState, Call
 from netshim.wire import codes
 
-#: APIs whose time is not counted.
+#: APIs whose processor time is not counted.
 _FREE: Final = frozenset(
     api.key for api in (wire.SASL_HANDSHAKE, wire.SASL_AUTHENTICATE)
 )
@@ -46,10 +46,10 @@ def is_between_brokers(api_key: int, request: Any) -> bool:
 class Throttle:
     """The quotas of one request.
 
-    Created only if any quota is set. A request counts at its arrival and its processor
-    time when its handler returns, before later requests of the same connection. A
-    response may be ready much later; only a fetch counts then, because its size is not
-    known before.
+    Created only if any quota is set. A request is counted when it arrives, and its
+    processor time when its handler returns, before later requests of the same
+    connection. The response may be ready much later. Only a fetch is counted then,
+    because its size is not known before.
     """
 
     def __init__(self, call: Call, request_bytes: int, state: BrokerState) -> None:
@@ -71,7 +71,7 @@ class Throttle:
         control has refused the whole request.
         """
         call = self._call
-        # Kafka counts bytes that were received, also those that are refused.
+        # Like Kafka, this counts all received bytes, including refused ones.
         if call.api_key == wire.PRODUCE.key:
             self._record(quotas.PRODUCE, self._request_bytes)
         elif is_refused:
@@ -153,8 +153,8 @@ class Throttle:
                 is_strict=is_strict,
             )
             delay_ms = max(delay_ms, topic_delay_ms)
-            # Older clients do not know the error: their change is made, and their next
-            # request is delayed.
+            # Older clients do not know the error. The change is made, and the next
+            # request of the client is delayed.
             if is_strict and topic_delay_ms:
                 self._refused.append(topic)
             else:
@@ -201,7 +201,7 @@ def _changed_partitions(topic: Any, call: Call, state: BrokerState) -> int:
         # -1 requests the default of the broker.
         if topic.num_partitions < 0:
             return state.settings.num_partitions
-        # The handler refuses more, and a refused number must not fill the quota.
+        # The handler refuses a larger number, which must not use up the quota.
         return min(int(topic.num_partitions), state.settings.max_partitions_per_request)
     name = getattr(topic, "name", topic)
     if name is None:
@@ -215,9 +215,9 @@ def _changed_partitions(topic: Any, call: Call, state: BrokerState) -> int:
 
 
 def mute(call: Call, delay_ms: int, state: BrokerState) -> None:
-    """Take no request from a connection for some time."""
+    """Start no request of a connection for some time."""
     session = call.session
-    # A number: two quotas may delay the same connection for different times.
+    # Several quotas may delay the same connection for different times.
     session.mutes += 1
 
     def unmute(now_ms: int) -> None:

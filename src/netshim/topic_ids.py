@@ -20,7 +20,8 @@ class TopicIds:
 
     def __init__(self, logdir: ServedDirectory) -> None:
         self._logdir = logdir
-        self._names: dict[bytes, str] = {}  # topic id -> name, as of _version
+        #: topic id -> name, when topics_version was _version.
+        self._names: dict[bytes, str] = {}
         self._version = -1
 
     def id_of(self, topic: str) -> bytes:

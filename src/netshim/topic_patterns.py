@@ -2,10 +2,12 @@
 expressions.
 
 Rules:
-- Regular expressions are RE2's, as in Kafka, and match a whole name. They come from
-  clients: in Python's own engine, 24 bytes may take seconds, and no other client would
-  be served. Without the package google-re2, they are refused.
-- A regular expression does not match internal topics, which need their names.
+- Regular expressions are those of RE2, as in Kafka, and match a whole name. They come
+  from clients. In Python's own engine, an expression of 24 bytes may take seconds, in
+  which no other client would be served. Without the package google-re2, they are
+  refused.
+- A regular expression does not match internal topics. A subscription must contain their
+  names.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from logcore.distribution import install_command
 from logcore.metadata.filenames import INTERNAL_TOPICS
 from netshim.served_directory import ServedDirectory
 
-#: Limit of one compiled expression; a larger one is refused.
+#: Memory limit of a compiled expression. A larger one is refused.
 _MOST_BYTES: Final = 1 << 20
 
 
@@ -49,8 +51,10 @@ class ServedTopics:
 
 
 def compile_pattern(pattern: str) -> Callable[[str], bool]:
-    """Return a function that tests whether a whole name matches. Raises ValueError if
-    the text is not a regular expression.
+    """Return a function that tests whether a whole name matches.
+
+    Raises:
+        ValueError: the text is not a regular expression.
     """
     try:
         import re2
@@ -66,8 +70,8 @@ def compile_pattern(pattern: str) -> Callable[[str], bool]:
     except re2.error as error:
         text = error.args[0]
         if isinstance(text, bytes):
-            said = text.decode(errors="replace")
+            reason = text.decode(errors="replace")
         else:
-            said = str(text)
-        raise ValueError(f"not a regular expression of RE2: {said}") from error
+            reason = str(text)
+        raise ValueError(f"not a regular expression of RE2: {reason}") from error
     return lambda name: compiled.fullmatch(name) is not None

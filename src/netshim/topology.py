@@ -36,7 +36,10 @@ class ReplicaFacts:
     leader: int
     leader_epoch: int
     replicas: list[int]
+    #: The in-sync replicas.
     isr: list[int]
+    #: The eligible leader replicas of KIP-966, which may be elected although they are
+    #: not in sync.
     elr: list[int] = attrs.field(factory=list)
     offline: list[int] = attrs.field(factory=list)
 
@@ -45,6 +48,7 @@ class ReplicaFacts:
 class Reassignment:
     """A partition that moves to other brokers."""
 
+    #: All replicas, including those that are added and those that are removed.
     replicas: list[int]
     adding: list[int]
     removing: list[int]
@@ -54,9 +58,9 @@ class Reassignment:
 class Placement:
     """The requested replicas of a new topic, or of new partitions."""
 
-    #: Replicas of each partition; -1 for the default of the broker.
+    #: Number of replicas of each partition, or -1 for the default of the broker.
     factor: int = -1
-    #: The brokers of each partition, None if the broker chooses them.
+    #: The node ids for each partition. None if the broker chooses them.
     assignments: Mapping[int, Sequence[int]] | None = None
 
 
@@ -90,15 +94,18 @@ class Topology(ABC):
     def coordinator(
         self, topic: str, number: int, session: ClientSession
     ) -> BrokerAddress | None:
-        """Return the leader of a partition of an internal topic, None if it has none."""
+        """Return the leader of a partition of an internal topic, or None."""
 
     @abstractmethod
     def check_placement(self, placement: Placement) -> tuple[int, str | None]:
-        """Return why a placement is refused, as (code, message); code 0 if it is not."""
+        """Return why a placement is refused, as (code, message).
+
+        The code of a valid placement is 0.
+        """
 
     @abstractmethod
     def factor_of(self, placement: Placement) -> int:
-        """Return the replication factor that a placement leads to."""
+        """Return the replication factor of partitions with this placement."""
 
     @abstractmethod
     def create_topics(
@@ -124,7 +131,7 @@ class Topology(ABC):
 
     @abstractmethod
     def elect(self, key: tuple[str, int], *, is_unclean: bool) -> int:
-        """Elect a leader, and return 0 or the code of the refusal. Blocks."""
+        """Elect a leader, and return 0 or the error code. Blocks."""
 
     @abstractmethod
     def reassign(
@@ -136,8 +143,8 @@ class Topology(ABC):
     ) -> int:
         """Begin to move a partition to other brokers, or cancel that with None.
 
-        Without `may_change_factor`, the number of replicas must remain. Returns 0 or the
-        code of the refusal. Blocks.
+        Without `may_change_factor`, the number of replicas must remain the same. Returns
+        0 or the error code. Blocks.
         """
 
     @abstractmethod

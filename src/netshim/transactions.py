@@ -85,6 +85,7 @@ from netshim.state import BrokerState
 
 _log = logging.getLogger("netshim")
 
+#: Approximate number of bytes of a marker.
 _MARKER_BYTES: Final = 100
 
 #: Called with a coordinator, and the partitions whose markers must be written again.
@@ -117,10 +118,11 @@ class TransactionHost(LoopHost[Effect], TransactionService):
         )
         self._coordinator = self._new()
         state.remembered.holders.append(self.held_bytes)
+        #: begin() was called.
         self._has_begun = False
         self._is_closed = False
-        # A power loss may have left transactions open. In a cluster, another replica has
-        # their records.
+        #: A power loss may have left transactions open. In a cluster, another replica
+        #: has their records.
         self._expects_orphans = only is None and not state.logdir.host.was_clean
 
     def _new(self) -> TransactionMachine:
@@ -183,10 +185,10 @@ class TransactionHost(LoopHost[Effect], TransactionService):
         now_ms = self._state.now_ms
 
         def write(log: Log) -> Receipt:
-            # After a failed record, the coordinator is over and another one reads the
-            # records.
+            # After a failed record, the coordinator has ended, and another one reads the
+            # stored records.
             if coordinator.is_over:
-                raise LogcoreError("the coordinator of this record is over")
+                raise LogcoreError("the coordinator of this record has ended")
             return log.append(value, key=key, timestamp_ms=now_ms, durability="os")
 
         def done(error: Exception | None) -> None:
@@ -292,7 +294,7 @@ class TransactionHost(LoopHost[Effect], TransactionService):
         done(self.stored(names))
 
     def stored(self, names: Collection[str] | None) -> dict[str, StoredTransaction]:
-        """Return the last durable records of transactional ids, or of all for None."""
+        """Return the last durable records of transactional ids, by default of all."""
         if names is None:
             return self._coordinator.all()
         found = {name: self._coordinator.get(name) for name in names}
@@ -304,7 +306,7 @@ class TransactionHost(LoopHost[Effect], TransactionService):
         self._act(self._coordinator.end())
 
     def close(self) -> None:
-        """Drop all transactions for good: another broker coordinates them."""
+        """Drop all transactions, because another broker coordinates them."""
         self._is_closed = True
         self._act(self._coordinator.end())
         self._stop_expiry()
@@ -326,47 +328,45 @@ def add_or_verify(
     one is verified.
     """
     errors: dict[Partition, TransactionError] = {}
-    wanted = [frozenset(partitions)]
+    parts = [frozenset(partitions)]
     if not adds:
-        wanted = [frozenset({partition}) for partition in partitions]
-    left = len(wanted)
+        parts = [frozenset({partition}) for partition in partitions]
+    left = len(parts)
 
-    def answered(those: frozenset[Partition], result: Result) -> None:
+    def answered(part: frozenset[Partition], result: Result) -> None:
         nonlocal left
         if isinstance(result, TransactionError):
-            errors.update(dict.fromkeys(those, result))
+            errors.update(dict.fromkeys(part, result))
         left -= 1
         if not left:
             done(errors)
 
-    for those in wanted:
+    for part in parts:
         request = AddPartitions(
             transactional_id=producer[0],
             producer_id=producer[1],
             producer_epoch=producer[2],
-            partitions=those,
+            partitions=part,
             client_version=2,
             only_verifies=not adds,
         )
-        transactions.request(request, now_ms, partial(answered, those))
-    if not wanted:
+        transactions.request(request, now_ms, partial(answered, part))
+    if not parts:
         done(errors)
 
 
 @attrs.define(eq=False)
 class Markers:
-    """Appends the markers of one transaction to its partitions.
-
-    `done` is called with the coordinator and the partitions whose markers must be
-    retried. `coordinator` is None for markers without a retry. `coordinator_epoch` is
-    the epoch in the request of an admin tool, and None for the broker's own markers.
-    """
+    """Appends the markers of one transaction to its partitions."""
 
     _state: BrokerState
+    #: None for markers without a retry.
     _coordinator: TransactionMachine | None
     _effect: WriteMarkers
     _now_ms: int
+    #: Called with the coordinator and the partitions whose markers must be retried.
     _done: Callable[[Any, frozenset[Partition]], None] | None = None
+    #: The epoch in the request of an admin tool. None for the broker's own markers.
     _coordinator_epoch: int | None = attrs.field(
         default=None, kw_only=True, alias="coordinator_epoch"
     )

@@ -1,8 +1,9 @@
 """Threads that run work which may block on the disk, and pass the results to the event
 loop.
 
-A ThreadPoolExecutor does the same with a future for each piece of work. Its locks and
-callbacks cost more processor time than a sync: 90 us a piece, and here 45.
+A ThreadPoolExecutor does the same with a future for each item of work. Its locks and
+callbacks cost more processor time than a sync: 90 us for an item, compared with 45 us
+here.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ _Done = Callable[[Any], None]
 class Workers:
     """Threads of one event loop.
 
-    They do not keep the interpreter from ending: work that it interrupts is like work
-    that a crash interrupts.
+    They are daemon threads: the interpreter may end while they work. For the log, that
+    is like a crash.
     """
 
     def __init__(
@@ -33,18 +34,20 @@ class Workers:
         count: int,
         deliver: Callable[[_Done, Any], None],
     ) -> None:
-        """Initialize without threads. The first works start at most `count` of them.
-
-        `call_soon` is the event loop's call_soon_threadsafe(). It calls
-        `deliver(done, outcome)` after each piece of work, which must not raise.
-        """
+        """Initialize without threads. Calls of submit() start at most `count` of them."""
+        #: The event loop's call_soon_threadsafe().
         self._call_soon = call_soon
+        #: Start of the names of the threads.
         self._name = name
         self._count = count
+        #: deliver(done, outcome) is called in the event loop after each item of work.
+        #: It must not raise.
         self._deliver = deliver
+        #: Work to run. None ends one thread.
         self._works: SimpleQueue[tuple[Callable[[], Any], _Done] | None] = SimpleQueue()
+        #: Results that the event loop has not delivered yet.
         self._results: deque[tuple[_Done, Any]] = deque()
-        # Whether the event loop will call _deliver_all().
+        #: Whether the event loop will call _deliver_all().
         self._is_called = False
         self._threads: list[threading.Thread] = []
         self._is_closed = False
@@ -71,7 +74,10 @@ class Workers:
                 raise
             self._count = len(self._threads)
             _log.warning(
-                "%s: %d threads instead of more: %s", self._name, self._count, error
+                "%s: only %d threads could be started: %s",
+                self._name,
+                self._count,
+                error,
             )
         else:
             self._threads.append(thread)
@@ -111,6 +117,6 @@ class Workers:
 
     def _deliver_all(self) -> None:
         self._is_called = False
-        # Only those that are ready now, so that the loop serves others in between.
+        # Only those that are ready now, so that the event loop serves others in between.
         for _ in range(len(self._results)):
             self._deliver(*self._results.popleft())

@@ -694,12 +694,12 @@ class World:
 
         Raises CloseConnection.
         """
-        self.broker.last_asked = "none"
+        self.broker.last_api = "none"
         try:
             line.feed(frame)
         finally:
-            if self.broker.last_asked not in ("none", "ApiVersions"):
-                raise Harm(f"a request reached {self.broker.last_asked} without login")
+            if self.broker.last_api not in ("none", "ApiVersions"):
+                raise Harm(f"a request reached {self.broker.last_api} without login")
         gate = line.session.gate
         if gate is None or gate.is_open:
             raise Harm("a client without a password is logged in")
