@@ -44,7 +44,8 @@ _DIRECTORY: Final = click.argument(
 def _print(*cells: str) -> None:
     """Print the cells of a line, with their control characters escaped.
 
-    A name could otherwise forge a cell or a line, or change the terminal.
+    Otherwise, a name with control characters could forge a cell or a line, or change the
+    terminal.
     """
     click.echo(
         "\t".join(
@@ -54,6 +55,7 @@ def _print(*cells: str) -> None:
     )
 
 
+#: The operations by the values of --operation.
 _OPERATIONS: Final = {
     name.lower(): operation for operation, name in OPERATION_NAMES.items()
 }
@@ -427,7 +429,7 @@ def set_quota(directory: str, bounds: tuple[str, ...], **options: object) -> Non
 @_entity_options
 @click.argument("keys", metavar="KEY...", nargs=-1)
 def remove_quota(directory: str, keys: tuple[str, ...], **options: object) -> None:
-    """Remove limits; all limits of the entity without KEY."""
+    """Remove limits. Without KEY, remove all limits of the entity."""
     entity = _entity(options)
     with _opened(directory) as store:
         present = store.load().quotas.get(entity, {})

@@ -4,9 +4,9 @@
     DIR/cluster.registry       the registry
 
 The command starts the brokers, prints their addresses, and waits. Ctrl-C or TERM stops
-them. A broker that ends is reported, and is started again by the next `netshim cluster`
-or by hand: the line for that is printed. A broker that was stopped inside a change of
-the registry is killed, because nothing else releases its lock.
+them. If a broker ends, the command prints that, and the command line that starts the
+broker again. A broker that was stopped by a signal inside a change of the registry is
+killed, because nothing else releases its lock.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from logcore.errors import InvalidConfigError
 from logcore.registry import registry_path
 from netshim.settings import Settings
 
-#: Limit for a broker to end after TERM: longer than its controlled shutdown.
+#: Maximum time for a broker to end after TERM. Its controlled shutdown is shorter.
 _END_S: Final = 40.0
 #: From this number of brokers on, a topic has three replicas, two of them in sync.
 _REPLICATED_FROM: Final = 3
@@ -116,7 +116,7 @@ def cluster(
 
 
 def _numbered(option: str, texts: Iterable[str], number: int) -> list[str]:
-    """Return an option with the ports of a broker. Port 0 remains: any free port."""
+    """Return an option with the ports of a broker. Port 0, for a free port, remains 0."""
     found = []
     for text in texts:
         before, separator, port = text.rpartition(":")
@@ -128,7 +128,11 @@ def _numbered(option: str, texts: Iterable[str], number: int) -> list[str]:
 
 
 def _check_ports(texts: list[str], nodes: int) -> None:
-    """Raise InvalidConfigError if brokers would have the same port of two addresses."""
+    """Check that no two addresses of brokers have the same port.
+
+    Raises:
+        InvalidConfigError: two have.
+    """
     ports: dict[int, str] = {}
     for text in texts:
         first = text.rpartition(":")[2]
@@ -224,18 +228,18 @@ def _session_timeout_s(options: list[str]) -> float:
 class LockHolders:
     """Finds processes that are stopped while they hold a lock of the registry.
 
-    `lock` is the file whose bytes are locked during changes. Works on Linux: elsewhere,
-    no process is found.
+    This works only on Linux. On other systems, no process is found.
     """
 
     def __init__(self, lock: str, limit_s: float) -> None:
+        #: The file whose bytes are locked during changes.
         self._lock = os.path.realpath(lock)
         self._limit_s = limit_s
-        #: Since when a process was seen so each time.
+        #: For each process id, since when each check has found it stopped with a lock.
         self._since_s: dict[int, float] = {}
 
     def overdue(self, pid: int, now_s: float) -> bool:
-        """Return whether a process was found in each call for `limit_s`."""
+        """Return whether each call for `limit_s` has found the process."""
         if not (_is_stopped(pid) and self._holds_lock(pid)):
             self._since_s.pop(pid, None)
             return False

@@ -1,8 +1,9 @@
 """The command line: `netshim serve DIR`.
 
-Prints one line with the address once clients may connect; the log goes to standard
-error, as text at a terminal and as JSON lines elsewhere. INT and TERM stop it cleanly;
-a second one at once. Errors and exit codes are those of the command line of logcore.
+It prints one line with the address once clients may connect. The log is written to
+standard error, as text at a terminal and as JSON lines elsewhere. INT and TERM stop the
+broker cleanly, and a second signal stops it without a wait for clients. Errors and exit
+codes are those of the command line of logcore.
 """
 
 from __future__ import annotations
@@ -80,9 +81,7 @@ for _command in (
 
 
 def _settings_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """An option for each field of Settings, with the words, range and default that
-    stand there.
-    """
+    """Add an option for each field of Settings, with its description, range and default."""
     for field in reversed(attrs.fields(Settings)):
         option = "--" + field.name.replace("_", "-")
         doc = field.metadata["doc"]
@@ -141,7 +140,7 @@ def _file_options() -> dict[str, click.Option]:
 
 
 def _read_file(ctx: click.Context, _: click.Parameter, path: str | None) -> None:
-    """Let the values of a configuration file be the defaults of the other options."""
+    """Use the values of a configuration file as the defaults of the other options."""
     if path is None:
         return
     known = _file_options()
@@ -160,7 +159,7 @@ def _file_of(ctx: click.Context) -> FileSettings:
 
 
 class _Reloader:
-    """Takes over changes of the certificates and the configuration file."""
+    """Applies changes of the certificates and the configuration file."""
 
     def __init__(self, ctx: click.Context, server: Server) -> None:
         self._server = server
@@ -435,7 +434,7 @@ def _cluster(
     inter_broker_listener: str | None,
     tls_ca: str | None,
 ) -> ClusterSettings | None:
-    """Return the place of the broker in a cluster that the options describe."""
+    """Return the settings of a broker in a cluster, by the options, or None."""
     if registry is None:
         if any(
             one is not None for one in (node_id, rack, inter_broker_listener, tls_ca)
@@ -460,7 +459,7 @@ def _cluster(
 
 
 def _topic_config(file: FileSettings, texts: tuple[str, ...]) -> dict[str, str]:
-    """Return the default settings of topics. Options win over the file."""
+    """Return the default settings of topics. Options have priority over the file."""
     return {**file.config, **dict(map(setting, texts))}
 
 
@@ -525,10 +524,10 @@ def serve(
     handler.addFilter(Repeated())
     logging.basicConfig(level=log_level.upper(), handlers=[handler], force=True)
     _lift_file_limit()
-    # Requests leave no reference cycles, so the collector has little to find. Python's
-    # own thresholds have it walk all objects of a large request again and again. With
-    # higher ones than these, cycles that it does find hold the loop for longer: 60 ms
-    # with 50,000, 7 ms with 10,000.
+    # Requests leave no reference cycles, so the cycle collector has little to find. With
+    # Python's own thresholds, it would visit all objects of a large request repeatedly.
+    # With higher thresholds than these, the cycles that it does find occupy the event
+    # loop for longer: 60 ms with 50,000, and 7 ms with 10,000.
     gc.freeze()
     gc.set_threshold(10_000, 20, 1_000)
     try:
@@ -731,8 +730,9 @@ def _ensure_topic(server: Server, topic: ConfiguredTopic) -> None:
 
 
 def _lift_file_limit() -> None:
-    """As many files as the system allows: an open partition holds two, a client one,
-    and the usual limit is 1,024.
+    """Raise the limit of open files to the maximum that the system allows.
+
+    An open partition needs two files and a client one, and the usual limit is 1,024.
     """
     with contextlib.suppress(ImportError, ValueError, OSError):
         import resource
@@ -787,7 +787,7 @@ def _toml(value: Any) -> str:
     """Return a value of an option in the syntax of TOML."""
     if isinstance(value, tuple):
         return f"[{', '.join(map(_toml, value))}]"
-    # TOML has no escapes for halves of characters.
+    # JSON would escape characters above U+FFFF as two surrogates, which TOML refuses.
     return json.dumps(value, ensure_ascii=False)
 
 
@@ -801,7 +801,11 @@ def _place(file: FileSettings, source: ParameterSource, key: str) -> str:
 
 
 def _directory_facts(server: Server) -> str:
-    """Return a line about the log directory. Raises LogcoreError if it is damaged."""
+    """Return a line about the log directory.
+
+    Raises:
+        LogcoreError: the directory is damaged.
+    """
     if not os.path.exists(server.path):
         return f"{server.path} does not exist, and is created by serve"
     with logcore.open_dir(server.path, read_only=True) as logdir:

@@ -14,7 +14,8 @@
 Rules:
 - A key is the name of an option, with underscores. An unknown key, and a value of
   another type or out of range, raises InvalidConfigError with the file and the line.
-- Options on the command line win over environment variables, and these over the file.
+- Options on the command line have priority over environment variables, and these have
+  priority over the file.
 
 This module does not know click: the caller describes the options.
 """
@@ -35,12 +36,12 @@ from logcore.directory.topic_file import MOST_PARTITIONS
 from logcore.errors import InvalidConfigError, InvalidNameError, LogcoreError
 from logcore.metadata.filenames import check_topic_name
 
-#: Keys that are no options.
+# Keys that are no options.
 _DIRECTORY: Final = "directory"
 _CONFIG: Final = "config"
 _TOPICS: Final = "topics"
 _PARTITIONS: Final = "partitions"
-#: Largest file. A larger one is not read.
+#: Maximum size of the file. A larger one is not read.
 _MOST_BYTES: Final = 1 << 20
 
 
@@ -48,12 +49,14 @@ _MOST_BYTES: Final = 1 << 20
 class OptionShape:
     """The values that an option accepts."""
 
-    #: bool, int or str. An option that may be repeated has a list of these.
+    #: bool, int or str.
     kind: type
+    #: Whether the option may be repeated, so that its value is a list.
     is_list: bool = False
     #: Smallest and largest number.
     low: int | None = None
     high: int | None = None
+    #: The accepted texts, if there are only some.
     choices: Sequence[str] = ()
 
     def expected(self) -> str:
@@ -115,7 +118,10 @@ class _Reader:
         self._lines = text.splitlines()
 
     def line_of(self, key: str, table: str = "") -> int:
-        """Return the line of a key, or of its table, or 1 if it is written otherwise."""
+        """Return the line of a key.
+
+        If the key is in a form that this cannot find, return the line of its table, or 1.
+        """
         written = rf"[\"']?{re.escape(key)}[\"']?"
         inside = not table
         last = 1
@@ -214,7 +220,7 @@ def _settings(reader: _Reader, table: str, values: object) -> dict[str, str]:
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Join the parts of dotted keys: retention.ms is a table in TOML."""
+    """Join the parts of dotted keys, because TOML reads retention.ms as a table."""
     found = {}
     for key, value in values.items():
         if isinstance(value, dict):

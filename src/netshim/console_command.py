@@ -1,7 +1,7 @@
-"""`netshim console DIR`: web pages that show a log directory as it is.
+"""`netshim console DIR`: web pages that show the present content of a log directory.
 
-The directory is only read, beside a running broker or writer too, unless --write is
-given.
+Without --write, the directory is only read. A broker or another writer may run at the
+same time.
 """
 
 from __future__ import annotations

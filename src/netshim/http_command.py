@@ -31,10 +31,10 @@ _HEALTH_S: Final = 5.0
 
 #: Hosts of this machine.
 LOOPBACK: Final = frozenset(("127.0.0.1", "localhost", "::1"))
-#: Time after which a thread with a page gives way to the broker's thread. With Python's
-#: 5 ms, a request of a client waits for that long beside each page.
+#: Time after which a thread that creates a page must let the broker's thread run. With
+#: Python's default, a request of a client may wait 5 ms for each page.
 _SWITCH_S: Final = 0.0005
-#: Least number of characters of a token.
+#: Minimum number of characters of a token.
 _LEAST_TOKEN: Final = 16
 
 _OPTIONS: Final = (
@@ -94,7 +94,7 @@ def files_for(door: str | None) -> FS:
 
 @attrs.define
 class HttpPages:
-    """The pages of one `netshim serve`."""
+    """The pages of one `netshim serve`. Fields without a comment are its options."""
 
     metrics: str | None = None
     console: str | None = None

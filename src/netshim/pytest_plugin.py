@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def kafka_options() -> dict[str, Any]:
-    """Return options of netshim.serve() for the brokers of all these fixtures. Override
-    it in conftest.py.
+    """Return options of netshim.serve() for the brokers of all these fixtures.
+
+    Override it in conftest.py.
     """
     return {}
 
@@ -37,8 +38,8 @@ def kafka_factory(
 ) -> Iterator[Callable[..., Kafka]]:
     """Start brokers: kafka_factory(path=None, **options of netshim.serve).
 
-    A given path is kept, so that a broker can be stopped and started again with the
-    same data. All brokers are stopped when the test ends.
+    If a path is given, a broker can be stopped and started again with the same data. All
+    brokers are stopped when the test ends.
     """
     from netshim import testing
 
@@ -89,8 +90,9 @@ def _kafka_module_snapshots() -> dict[str, Any]:
 def kafka_clean(
     kafka_module: Kafka, _kafka_module_snapshots: dict[str, Any]
 ) -> Iterator[Kafka]:
-    """The broker kafka_module. After the test, it is rolled back to its state before
-    the first test of the module.
+    """The broker kafka_module, in the state before the first test with this fixture.
+
+    It is rolled back to that state after each test.
     """
     if "first" not in _kafka_module_snapshots:
         _kafka_module_snapshots["first"] = kafka_module.snapshot()
@@ -102,10 +104,9 @@ def kafka_clean(
 def kafka_session_broker(
     tmp_path_factory: pytest.TempPathFactory, kafka_options: dict[str, Any]
 ) -> Iterator[Kafka]:
-    """The broker of kafka_session, for fixtures that live longer than a test. Its names
-    have no prefix.
+    """The broker of kafka_session, for fixtures that live longer than a test.
 
-    Each process of pytest-xdist has one.
+    Its names have no prefix. Each process of pytest-xdist has one.
     """
     from netshim import testing
 
@@ -118,8 +119,9 @@ def kafka_session_broker(
 def kafka_session(
     kafka_session_broker: Kafka, request: pytest.FixtureRequest
 ) -> Iterator[Kafka]:
-    """Topics and groups of one test, on one broker for the whole session. They are
-    removed when the test ends.
+    """Topics and groups of one test, on one broker for the whole session.
+
+    They are removed when the test ends.
     """
     with kafka_session_broker.namespace(request.node.name) as namespace:
         yield namespace

@@ -118,7 +118,9 @@ class _Printer:
 
     def __init__(self, form: str) -> None:
         self._is_json = form == "ndjson"
+        #: Number of different differences.
         self._shown = 0
+        #: Number of differences that repeat the fields and values of another one.
         self._repeated = 0
         #: Differences that were printed, without their places.
         self._known: set[tuple[object, ...]] = set()
@@ -144,6 +146,7 @@ class _Printer:
             )
 
     def finish(self, report: ReplayReport, *, compares: bool) -> None:
+        """Print the numbers of requests, responses and differences."""
         rows: list[dict[str, Any]] = []
         for name, count in sorted(report.apis.items()):
             least, most = min(count.versions), max(count.versions)

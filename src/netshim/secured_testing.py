@@ -7,9 +7,9 @@
 Rules:
 - The broker has one listener, SASL_SSL, and enforces access control lists. The user
   `admin` may do everything; every other user may do what allow() allows.
-- A user is created at its first mention, with a password of its own.
-- Certificates are issued by an authority of the test run. No program outside
-  of the test trusts it.
+- client_config() creates a user that does not exist yet, with a random password.
+- Certificates are issued by an authority of the test run. No program outside of the
+  test trusts it.
 
 The fixture is in pytest_plugin.py. This module does not depend on pytest.
 """
@@ -43,7 +43,9 @@ from netshim.testing import Kafka, start
 Client = Literal["confluent-kafka", "kafka-python", "aiokafka", "java"]
 Mechanism = Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"]
 
+#: The user that may do everything.
 ADMIN: Final = "admin"
+#: Maximum time until the broker has stored a user or a rule.
 _CHANGE_S: Final = 30.0
 
 
@@ -98,11 +100,12 @@ class SecuredKafka(Kafka):
     """
 
     def __init__(self, server: ServerHandle, ca_file: Path, authority: Any) -> None:
-        """Create an instance. Users take the fixture kafka_secured."""
+        """Create an instance. Tests use the fixture kafka_secured."""
         super().__init__(server)
         #: PEM file of the authority that issued all certificates.
         self.ca_file = ca_file
         self._authority = authority
+        #: The passwords of the users that were created here.
         self._passwords: dict[str, str] = {}
 
     def _change(self, change: Callable[[SecurityStore], object]) -> None:

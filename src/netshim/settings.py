@@ -25,9 +25,7 @@ def _between(low: int, high: int) -> Any:
 
 
 def _setting(default: int, low: int, high: int = INT32_MAX, *, doc: str) -> Any:
-    """Return a field for a number. `netshim serve --help` prints its text and its
-    range.
-    """
+    """Return a field for a number. `netshim serve --help` prints `doc` and the range."""
     return attrs.field(
         default=default,
         validator=_between(low, high),
@@ -35,8 +33,8 @@ def _setting(default: int, low: int, high: int = INT32_MAX, *, doc: str) -> Any:
     )
 
 
-#: Kafka's defaults for topics if the library has another one. A record from the
-#: future never expires.
+#: Kafka's defaults for topics that differ from the library's. A record with a time in
+#: the future would not expire.
 TOPIC_DEFAULTS: Final[Mapping[str, object]] = {
     "message.timestamp.after.max.ms": 3_600_000
 }
@@ -46,12 +44,15 @@ MIGRATION_POLICIES: Final = ("disabled", "upgrade", "downgrade", "bidirectional"
 
 @attrs.frozen(kw_only=True)
 class Settings:
-    """Settings of a broker. Names and defaults are Kafka's if Kafka has such a setting,
-    except for defaults that would slow down tests.
+    """Settings of a broker.
+
+    Names and defaults are Kafka's if Kafka has such a setting, except for defaults that
+    would slow down tests or that suit large clusters only. For example, Kafka's
+    rebalance_delay_ms is 3000, and its offsets_partitions are 50. docs/netshim.md has a
+    table.
 
     The metadata of each field contains its description, which `netshim serve --help`
-    prints; docs/netshim.md has a table. Kafka's rebalance_delay_ms is 3000, and its
-    offsets_partitions are 50, which one broker does not need.
+    prints.
     """
 
     auto_create_topics: bool = attrs.field(
@@ -63,10 +64,10 @@ class Settings:
     auto_create_limit: int = _setting(
         1_000,
         0,
-        doc="Most topics that are made so for one connection; further ones are refused.",
+        doc="Most topics that the requests of one connection create so; further ones are refused.",
     )
     num_partitions: int = _setting(
-        1, 1, 100_000, doc="Partitions of a topic that is made so."
+        1, 1, 100_000, doc="Partitions of a topic that is created without a number."
     )
     max_replication_factor: int = _setting(
         3,
@@ -78,7 +79,7 @@ class Settings:
         10_000,
         1,
         100_000,
-        doc="Most partitions that one CreateTopics or CreatePartitions makes; fixed in Kafka.",
+        doc="Most partitions that one CreateTopics or CreatePartitions creates; fixed in Kafka.",
     )
     default_replication_factor: int = _setting(
         1, 1, 32_767, doc="Replicas of a topic that does not set them, in a cluster."
@@ -103,25 +104,25 @@ class Settings:
         1 << 20, 1, doc="Most bytes of a partition in one fetch of a follower."
     )
     offsets_partitions: int = _setting(
-        1, 1, 1_000, doc="Partitions of __consumer_offsets, when it is made."
+        1, 1, 1_000, doc="Partitions of __consumer_offsets, when it is created."
     )
     transactions_partitions: int = _setting(
-        1, 1, 1_000, doc="Partitions of __transaction_state, when it is made."
+        1, 1, 1_000, doc="Partitions of __transaction_state, when it is created."
     )
     transaction_max_timeout_ms: int = _setting(
-        900_000, 1, doc="Longest timeout that transactions may ask for."
+        900_000, 1, doc="Longest timeout that transactions may request."
     )
     rebalance_delay_ms: int = _setting(
         0, 0, doc="How long the first members of a group wait for others."
     )
     cleaner_backoff_ms: int = _setting(
-        15_000, 0, doc="How long compaction waits when it has found no work."
+        15_000, 0, doc="Interval of checks for compaction while it finds no work."
     )
     min_session_timeout_ms: int = _setting(
-        100, 1, doc="Shortest session timeout that members of groups may ask for."
+        100, 1, doc="Shortest session timeout that members of groups may request."
     )
     max_session_timeout_ms: int = _setting(
-        1_800_000, 1, doc="Longest session timeout that they may ask for."
+        1_800_000, 1, doc="Longest session timeout that members of groups may request."
     )
     group_max_size: int = _setting(INT32_MAX, 1, doc="Most members of a group.")
     group_consumer_session_timeout_ms: int = _setting(
@@ -132,7 +133,7 @@ class Settings:
     group_consumer_heartbeat_interval_ms: int = _setting(
         5_000,
         100,
-        doc="How often these send heartbeats; at least three times in a session.",
+        doc="Interval of the heartbeats of these members, at most a third of their session timeout.",
     )
     group_consumer_max_size: int = _setting(
         INT32_MAX, 1, doc="Most members of a group of that protocol."
@@ -151,26 +152,26 @@ class Settings:
     fetch_max_bytes: int = _setting(
         57_671_680,
         1_024,
-        doc="Most that one fetch returns, but never less than a batch.",
+        doc="Most bytes that one fetch returns, but always at least one batch.",
     )
     max_incremental_fetch_session_cache_slots: int = _setting(
         1_000,
         0,
-        doc="Most fetch sessions; other clients name all their partitions in each fetch.",
+        doc="Most fetch sessions; further clients list all their partitions in each fetch.",
     )
     max_request_bytes: int = _setting(
-        104_857_600, 1_024, doc="Largest request; a larger one ends its connection."
+        104_857_600, 1_024, doc="Largest request; a larger one closes its connection."
     )
     max_request_entries: int = _setting(
         100_000,
         1_000,
-        doc="Most partitions, topics and names in a request; one with more ends its connection.",
+        doc="Most partitions, topics and names in a request; one with more closes its connection.",
     )
     max_buffered_bytes: int = _setting(
         256 << 20,
         1 << 20,
         1 << 40,
-        doc="Most of requests that are unfinished or in work, of all connections; above it, reading waits.",
+        doc="Most bytes of requests that are incomplete or in progress, of all connections; above it, reading waits.",
     )
     max_remembered_bytes: int = _setting(
         128 << 20,
@@ -183,23 +184,23 @@ class Settings:
         1_024, 1, doc="Most connections of one address."
     )
     max_pipelined_requests: int = _setting(
-        64, 1, doc="Most requests of a connection that wait for their answers."
+        64, 1, doc="Most requests of a connection that wait for their responses."
     )
     max_requests_in_work: int = _setting(
         500,
         1,
-        doc="Most requests of all connections in work; those that wait for records or members do not count.",
+        doc="Most requests in progress, of all connections; those that wait for records or members do not count.",
     )
     max_unread_bytes: int = _setting(
         32 << 20,
         1 << 16,
-        doc="Most of responses that a client has not read; above it, its requests wait.",
+        doc="Most bytes of responses that a client has not read; above it, its requests wait.",
     )
     request_timeout_ms: int = _setting(
         30_000,
         10,
-        doc="End a connection whose request comes slower than 1 KiB a second, or that reads no response.",
+        doc="Close a connection after this time if its request is below 1 KiB a second, or if it reads no response.",
     )
     idle_timeout_ms: int = _setting(
-        600_000, 10, doc="End a connection without requests."
+        600_000, 10, doc="Close a connection after this time without requests."
     )

@@ -1,9 +1,10 @@
-"""A broker for tests: its records, waits for records, and names that no other test has.
+"""A broker for tests: its records, waits for records, and separate names for each test.
 
     def test_my_service(kafka):
-        Producer({"bootstrap.servers": kafka.bootstrap_servers}).produce("orders", b"4
-        apples") (order,) = kafka.wait_for("orders", 1) assert order.value == b"4
-        apples"
+        producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
+        producer.produce("orders", b"4 apples")
+        (order,) = kafka.wait_for("orders", 1)
+        assert order.value == b"4 apples"
 
 Rules:
 - Reads use the broker's own directory, and need no client and no group.
@@ -62,23 +63,25 @@ if TYPE_CHECKING:  # imported only if it is used
 #: pytest hides the frames of this module in the traceback of a failure.
 __tracebackhide__ = True
 
-#: Interval of polls for a topic that does not exist yet, and for partitions that were
-#: added to an existing one.
-_LOOK_S: Final = 0.05
-_LOOK_FOR_PARTITIONS_S: Final = 1.0
+#: Interval of polls for a topic that does not exist yet.
+_POLL_S: Final = 0.05
+#: Interval of polls for partitions that were added to an existing topic.
+_POLL_PARTITIONS_S: Final = 1.0
 #: Time within which a broker that has closed its directory must end.
 _ENDING_S: Final = 10.0
-#: Part of a test's name that is used in the names of its topics. Kafka allows 249
-#: characters, and most are for the topic's own name.
+#: Number of characters of a test's name in the names of its topics. Kafka allows 249
+#: characters for the whole name.
 _MAX_TEST_NAME: Final = 60
+#: Number of records in the message of a wait that failed.
 _MAX_NEWEST: Final = 5
+#: Number of characters of a key, a value or headers in that message.
 _MAX_SHOWN: Final = 60
 #: Longest time that advance() skips: timestamps remain far below their limit.
 _MOST_SKIPPED_MS: Final = 10_000 * 86_400_000
 
 
 class UnsyncedFiles(FaultFS):
-    """The operating system's files, with syncs that return at once or fail as planned."""
+    """The operating system's files. Syncs return immediately, or fail as planned."""
 
     def fdatasync(self, handle: int) -> None:
         self.check_sync("fdatasync", self.path_of(handle))
@@ -105,6 +108,7 @@ class VirtualFiles(FaultFS):
         self._skipped_ms = 0
 
     def skip(self, skipped_ms: int) -> None:
+        """Move the clock forward."""
         self._skipped_ms += skipped_ms
 
     def now_ms(self) -> int:
@@ -115,14 +119,14 @@ class VirtualFiles(FaultFS):
 
 
 class UnsyncedVirtualFiles(VirtualFiles, UnsyncedFiles):
-    """Such files with syncs that return at once or fail as planned."""
+    """Files with a clock that a test moves forward, and with the syncs of UnsyncedFiles."""
 
 
 class BrokerClock:
     """The clock of a broker that was started with clock="virtual"."""
 
     def __init__(self, server: ServerHandle, files: VirtualFiles) -> None:
-        """Create an instance. Users take Kafka.clock."""
+        """Create an instance. Tests use Kafka.clock."""
         self._server = server
         self._files = files
 
@@ -140,7 +144,7 @@ class BrokerClock:
         hours: float = 0,
         days: float = 0,
     ) -> None:
-        """Skip time, and return when the broker has done what became due.
+        """Skip time, and return when the broker has completed the work that became due.
 
         Sessions, transactions, retention, compaction, and the expiry of offsets and
         producers follow this clock. Connections remain open, and requests that wait for
@@ -181,10 +185,10 @@ def unsynced_files() -> UnsyncedFiles:
 def start(path: Any, **options: Any) -> Kafka:
     """Start a broker for tests.
 
-    `options` are those of netshim.serve(). By default, compaction is checked and
-    members of the consumer protocol send heartbeats ten times a second, their sessions
-    are short, and syncs return at once. With clock="virtual", the test moves the time of
-    the broker by Kafka.clock.
+    `options` are those of netshim.serve(). Some defaults differ: compaction is checked
+    ten times a second, and syncs return immediately. Members of the consumer protocol
+    send heartbeats ten times a second, and their sessions are short. With
+    clock="virtual", the test moves the time of the broker by Kafka.clock.
 
     Raises:
         InvalidConfigError: `clock` has another value. Other errors are those of serve().
@@ -221,18 +225,20 @@ class Kafka:
         prefix: str = "",
         clock: BrokerClock | None = None,
     ) -> None:
-        """Create an instance. Users take one of the fixtures."""
+        """Create an instance. Tests use one of the fixtures."""
         self.server = server
         self._clock = clock
         self.prefix = prefix
-        self._numbers = itertools.count(1)  # of namespaces
+        #: Numbers of namespaces.
+        self._numbers = itertools.count(1)
 
     def __repr__(self) -> str:
         stopped = "stopped, was at "
         if self.server.is_running:
             stopped = ""
         try:
-            # The records alone would have to be read: transactions add markers.
+            # Offsets, because the number of records is known only after a read:
+            # transactions add markers.
             counts = [
                 f"{name}: {_counted(self.count_offsets(name), 'offset')}"
                 for name in self.topics()
@@ -325,8 +331,8 @@ class Kafka:
     def as_version(self, release: str | None) -> None:
         """Serve only the API versions of a release of Kafka, such as "2.8".
 
-        None serves all again. Connections of clients that have asked for the versions
-        before are not informed: use new clients.
+        None serves all again. Use new clients afterwards: connected clients continue to
+        use the versions of the former release.
 
         Raises RuntimeError if other tests use the broker too, and InvalidConfigError for
         a release that is not in netshim/kafka_releases.py.
@@ -336,11 +342,11 @@ class Kafka:
         self.server.call(lambda: self.server.server.use_release(found))
 
     def as_node_count(self, count: int) -> None:
-        """Advertise several nodes, which are this broker on a port each.
+        """Advertise several nodes. Each is this broker on a port of its own.
 
-        So clients see leaders that move and nodes that stop; see move_leader() and
-        stop_node(). In a new directory, the numbers of the nodes begin with 1. With a count
-        of 1, the broker is alone again.
+        Clients can then be tested with leaders that move and nodes that stop; see
+        move_leader() and stop_node(). In a new directory, the node ids begin with 1.
+        With a count of 1, the broker advertises only itself again.
 
         Raises RuntimeError if other tests use the broker too. Other errors are those of
         server_nodes.set_node_count().
@@ -394,7 +400,7 @@ class Kafka:
     def record(self, path: str | os.PathLike[str]) -> TrafficRecording:
         """Record requests and responses to a new file, until close() or the block ends.
 
-        Passwords and tokens of logins are left out; records of topics are not. The
+        Passwords and tokens of logins are removed. Records of topics are included. The
         command `netshim replay` reads the file.
 
         Raises RuntimeError if other tests use the broker too, InvalidConfigError if the
@@ -432,7 +438,7 @@ class Kafka:
     def topics(self) -> list[str]:
         """Return the topics of the namespace, sorted and without the prefix.
 
-        Kafka's internal topics are left out.
+        Kafka's internal topics are not included.
         """
         with self._directory() as logdir:
             return [
@@ -454,10 +460,10 @@ class Kafka:
 
     @contextlib.contextmanager
     def namespace(self, name: str = "") -> Generator[Kafka, None, None]:
-        """Return a namespace of topics and groups, removed after the `with`.
+        """Return a namespace of topics and groups. They are removed after the `with`.
 
-        `name` is included in the names, for readers of logs. A group that still has
-        members remains until their sessions end. No other namespace ever uses its name.
+        `name` is included in the names, so that log lines show it. A group that still
+        has members remains until their sessions end. Its name is never used again.
         """
         readable = re.sub(r"[^A-Za-z0-9_]+", "_", name).strip("_")[:_MAX_TEST_NAME]
         inner = Kafka(
@@ -500,7 +506,7 @@ class Kafka:
         members: int | None = None,
         timeout: float = 10.0,
     ) -> None:
-        """Wait until a consumer group has a state, and a number of members if given.
+        """Wait until a consumer group has a state and, if given, a number of members.
 
         `state` is a name of Kafka, such as "Stable", "Empty" or "Dead". `timeout` is in
         seconds.
@@ -520,7 +526,7 @@ class Kafka:
                     f"{'any number of' if members is None else members} members "
                     f"within {timeout:g} s, found {found[0]} with {found[1]}"
                 )
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
 
     def _group(self, real: str) -> tuple[str, int]:
         """Return the state of a group and its number of members."""
@@ -528,7 +534,7 @@ class Kafka:
         group = None
         if groups.is_loaded:
             group = groups.get(real)
-        else:  # the next call finds them
+        else:  # a later call can use them
             groups.load(self.server.server.now_ms(), lambda _: None)
         if group is None:
             return DEAD, 0
@@ -539,7 +545,7 @@ class Kafka:
     # -- records -----------------------------------------------------------------------
 
     def append(self, topic: str, value: bytes | None, **options: Any) -> Receipt:
-        """Append a record like LogDir.append(). Consumers receive it at once.
+        """Append a record like LogDir.append(). Consumers receive it immediately.
 
         A missing topic is created with the broker's default number of partitions.
         """
@@ -553,9 +559,8 @@ class Kafka:
             server = self.server.server
             server.broker.state.fetches.wake_readers(server.now_ms())
 
-        self.server.call(
-            wake
-        )  # otherwise consumers would wait for the next poll of the broker
+        # Otherwise, consumers would wait for the next poll of the broker.
+        self.server.call(wake)
         return receipt
 
     @contextlib.contextmanager
@@ -580,7 +585,7 @@ class Kafka:
 
         `order` is "partition" for one partition after another, each by offset, or
         "time" for a merge by timestamps. With the `isolation` "read_committed", aborted
-        and undecided records are left out.
+        and undecided records are omitted.
         """
         with self._directory() as logdir:
             try:
@@ -785,10 +790,10 @@ class _Listening:
     def read_or_listen(
         self, find: Callable[[], list[TopicRecord] | None]
     ) -> tuple[float, list[TopicRecord] | None]:
-        """Listen to the present partitions. Returns the records found by find().
+        """Register wake() for the present partitions, and return the result of find().
 
-        Also returns the seconds after which it must be called again, because partitions
-        that are added later are not listened to.
+        Also returns the number of seconds after which this must be called again, because
+        appends to partitions that are added later call no wake().
         """
         server = self._kafka.server
         try:
@@ -797,24 +802,30 @@ class _Listening:
         except (LogClosedError, RuntimeError):  # the broker stops, or has stopped
             if not server.has_ended(_ENDING_S):
                 raise
-            return _LOOK_S, find()
+            return _POLL_S, find()
 
     def _listen(self) -> float:
+        """Register wake() for the present partitions of the topic.
+
+        Returns the number of seconds after which that must be repeated.
+        """
         logdir = self._kafka.logdir
-        is_there = self._real in logdir
+        exists = self._real in logdir
         numbers: Iterable[int] = range(
             self._kafka.server.server.settings.num_partitions
         )
-        if is_there:
+        if exists:
             numbers = logdir.partitions(self._real)
         keys = [(self._real, number) for number in numbers]
         if keys != self._keys:
             self._exchange(keys)
-        if is_there:
-            return _LOOK_FOR_PARTITIONS_S
-        return _LOOK_S
+        if exists:
+            return _POLL_PARTITIONS_S
+        return _POLL_S
 
     def _exchange(self, keys: list[Key]) -> None:
+        """Register wake() for these partitions instead of the former ones."""
+
         def exchange() -> None:
             waiting = self._kafka.server.server.broker.state.fetches
             waiting.remove(self._keys, self._on_append)

@@ -151,8 +151,8 @@ def test_wait_for_is_woken_by_the_broker(
     """The wait does not depend on polling: it ends even if the polling interval is
     extremely long.
     """
-    monkeypatch.setattr(netshim.testing, "_LOOK_S", DEADLINE_S * 10)
-    monkeypatch.setattr(netshim.testing, "_LOOK_FOR_PARTITIONS_S", DEADLINE_S * 10)
+    monkeypatch.setattr(netshim.testing, "_POLL_S", DEADLINE_S * 10)
+    monkeypatch.setattr(netshim.testing, "_POLL_PARTITIONS_S", DEADLINE_S * 10)
     for number in range(2):  # the first record creates the topic
         thread = threading.Thread(
             target=lambda: (

@@ -1,9 +1,11 @@
 """Ships topics of a local log to a remote Kafka cluster, in order per partition.
 
-    with logcore.open_dir("edge") as data, shipping.KafkaCluster("kafka:9092") as
-    cluster:
-        with shipping.Forwarder(data, cluster, topics=["orders"]) as forwarder:
-            forwarder.run()
+    with (
+        logcore.open_dir("edge") as data,
+        shipping.KafkaCluster("kafka:9092") as cluster,
+        shipping.Forwarder(data, cluster, topics=["orders"]) as forwarder,
+    ):
+        forwarder.run()
 
 Rules (clients reference 10.1):
 - One batch is in progress at a time. It is read, shipped and settled. A batch that was

@@ -2,11 +2,12 @@
 
 The local records have the offsets of the cluster or new ones.
 
-    with logcore.open_dir("copy", create=True) as data,
-    shipping.KafkaCluster("kafka:9092") as cluster:
-        with shipping.Mirror(data, cluster, topics=["orders"], offsets="keep") as
-        mirror:
-            mirror.run()
+    with (
+        logcore.open_dir("copy", create=True) as data,
+        shipping.KafkaCluster("kafka:9092") as cluster,
+        shipping.Mirror(data, cluster, topics=["orders"], offsets="keep") as mirror,
+    ):
+        mirror.run()
 
 Rules (clients reference 10.2):
 - keep: batches are stored with the offsets and leader epochs that they have in the
@@ -17,8 +18,8 @@ Rules (clients reference 10.2):
 - Committed records are mirrored. Every skip is reported: mirror_rules.py has the table.
 - A partition that cannot continue stops with an error, and the others continue.
 
-step() does one piece of work in the thread of the caller. mirror_rules.py decides; the
-client is in kafka.py.
+step() performs one step in the thread of the caller. mirror_rules.py makes the
+decisions; the client is in kafka.py.
 """
 
 from __future__ import annotations
