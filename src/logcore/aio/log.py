@@ -110,6 +110,7 @@ class Appending:
     def __init__(self, loop_thread: LoopThread, log: synchronous.Log) -> None:
         self._loop_thread = loop_thread
         self._log = log
+        #: Appends that were not passed to the thread yet.
         self._waiting: deque[Appended] = deque()
         self._is_due = False
         self._turn = 0

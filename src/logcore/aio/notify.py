@@ -51,6 +51,7 @@ class Wakeups:
 
     def __init__(self, loop_thread: LoopThread) -> None:
         self._loop_thread = loop_thread
+        #: The futures of the tasks that wait.
         self._waiting: set[asyncio.Future[bool]] = set()
         #: Whether wake() is scheduled in the loop.
         self._is_scheduled = False
@@ -111,6 +112,7 @@ class DirectoryWatch:
         self._loop = loop_thread.loop
         self._fs = fs
         self._wakeups = wakeups
+        #: The directories that are watched.
         self._paths: tuple[str, ...] = ()
         self._end = contextlib.ExitStack()
         self._timer: asyncio.TimerHandle | None = None
@@ -264,6 +266,7 @@ class RecordLists(Generic[_T]):
 
     def __init__(self, loop_thread: LoopThread) -> None:
         self._loop_thread = loop_thread
+        #: The records that were read and not returned yet.
         self._records: Iterator[_T] = iter(())
         self._is_over = False
 

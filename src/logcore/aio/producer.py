@@ -173,11 +173,13 @@ class Producer(AsyncCloseable):
         self._loop = loop_thread.loop
         self._sync: _Plain | _Transactional = producer
         self._on_delivery = on_delivery
+        #: Represents all waiting tasks in the queue of the producer.
         self._ticket = object()
         self._does_prepare = producer.does_prepare
         producer.prepare(self._ticket)
         #: Sent records by their batch. Only the loop changes it.
         self._sent: dict[Delivery, list[_Sent]] = {}
+        #: Tasks that wait for memory, in FIFO order.
         self._line: deque[asyncio.Event] = deque()
         self._since_turn = 0  # records sent since the loop ran other tasks
         self._is_closed = False

@@ -491,10 +491,14 @@ class _PlainSender:
         self._cluster = cluster
         self._kafka = _client()
         self._producer = producer
+        #: The batch in progress.
         self._batch = OutgoingBatch({}, {})
+        #: The next local offset, for each partition with delivered records.
         self._delivered: dict[Partition, int] = {}
         self._counts: dict[Partition, int] = {}
+        #: Partitions with a record that the cluster rejects, with the reason.
         self._refused: dict[Partition, str] = {}
+        #: Partitions that the cluster rejects entirely, with the reason.
         self._failed: dict[Partition, str] = {}
         self._trouble: Any = None
 

@@ -153,10 +153,12 @@ class Mirror(Closeable):
         self._logdir = logdir
         self._cluster = cluster
         self._fs = fs
+        #: Whether records keep their remote offsets.
         self._keeps = self._settings.offsets == "keep"
         self._quarantine = Quarantine(logdir, f"mirror-{self._settings.name}")
         self._cluster_id = ""
         self._lanes: dict[Partition, _Lane] = {}  # by source
+        #: Writes records with new offsets.
         self._producer: Any = None
         self._consumers: dict[str, Any] = {}  # of local groups
         self._copied: dict[str, dict[Partition, int]] = {}

@@ -167,6 +167,7 @@ class FaultControl:
         self._thread = thread
         self._broker = broker
         self._logdir = logdir
+        #: The rules that this control has added.
         self._rules: list[ActiveRule | DiskRule] = []
 
     def __enter__(self) -> Self:

@@ -34,6 +34,7 @@ from netshim.wire import codes
 
 #: Largest number of nodes of a broker. Each has a port.
 MOST_NODES: Final = 100
+#: APIs that only the leader of a partition serves.
 _OF_PARTITIONS: Final = frozenset(
     api.key
     for api in (
@@ -45,6 +46,7 @@ _OF_PARTITIONS: Final = frozenset(
         wire.DESCRIBE_PRODUCERS,
     )
 )
+#: APIs that only the coordinator of a group serves.
 _OF_GROUPS: Final = frozenset(
     api.key
     for api in (
@@ -62,6 +64,7 @@ _OF_GROUPS: Final = frozenset(
         wire.CONSUMER_GROUP_DESCRIBE,
     )
 )
+#: APIs that only the coordinator of a transactional id serves.
 _OF_TRANSACTIONS: Final = frozenset(
     api.key
     for api in (
@@ -90,11 +93,14 @@ class AdvertisedNodes:
     """
 
     def __init__(self, nodes: Sequence[AdvertisedNode]) -> None:
+        #: The nodes by their ids.
         self.all = {one.node_id: one for one in nodes}
         self._order = list(self.all)
+        #: The node id by each port.
         self._by_port = {
             listener.port: one.node_id for one in nodes for listener in one.listeners
         }
+        #: The leaders that a test has chosen.
         self._leaders: dict[Key, int] = {}
 
     @property

@@ -52,7 +52,9 @@ class _RulesOfApi:
     """The rules of a plan for one API. Rules for single topics are found by the topic."""
 
     def __init__(self, rules: Sequence[FaultRule], api: str) -> None:
+        #: The rules for one topic, with their positions in the plan.
         self._by_topic: dict[str, list[tuple[int, FaultRule]]] = {}
+        #: The other rules.
         self._others: list[tuple[int, FaultRule]] = []
         for position, rule in enumerate(rules):
             if rule.api not in (ANY_API, api):
@@ -79,6 +81,7 @@ class RequestFaultPlan:
     def __init__(self) -> None:
         """Create a plan without rules."""
         self.rules: list[FaultRule] = []
+        #: The rules by API, for the APIs that were requested since the last change.
         self._index: dict[str, _RulesOfApi] = {}
         #: The latest requests, whether or not a rule matched.
         self.requests: deque[SeenRequest] = deque(maxlen=REMEMBERED)

@@ -26,16 +26,22 @@ TOPIC_RESOURCE: Final = 2
 TOPIC_FIELDS: Final = (
     "topic_data", "topics", "v3_and_below_topics", "topic_partitions", "topic_names",
 )  # fmt: skip
+#: The fields of topics that contain partitions.
 PARTITION_FIELDS: Final = ("partition_data", "partitions", "partition_indexes")
+#: The fields of partitions that contain their number.
 _NUMBER_FIELDS: Final = ("index", "partition", "partition_index")
+#: The fields of requests that contain group ids.
 _GROUP_FIELDS: Final = ("group_id", "groups", "group_ids", "groups_names")
+#: The fields of requests that contain transactional ids.
 _TRANSACTION_FIELDS: Final = (
     "transactional_id", "v3_and_below_transactional_id", "transactional_ids",
 )  # fmt: skip
+#: The names of filters.
 _FILTERS: Final = (
     "client_id", "principal", "topic", "partition", "group", "transactional_id",
     "version", "node",
 )  # fmt: skip
+#: The filters that match the keys of FindCoordinator.
 _COORDINATOR_KINDS: Final = ("group", "transactional_id")
 #: A heartbeat contains the partitions that the member owns, and cannot fail for some.
 _WITHOUT_TOPICS: Final = frozenset((wire.CONSUMER_GROUP_HEARTBEAT.name,))
@@ -61,6 +67,7 @@ class SeenRequest:
     now_ms: int
     #: Topics and partition numbers. The number is None if the API has no partitions.
     partitions: tuple[tuple[str, int | None], ...] = ()
+    #: The ids of groups.
     groups: tuple[str, ...] = ()
     transactional_ids: tuple[str, ...] = ()
     #: The error codes in the response, empty for success. None until it is answered.
@@ -112,6 +119,7 @@ class _Shape:
 
     groups: tuple[str, ...]
     transactional_ids: tuple[str, ...]
+    #: Whether the keys of FindCoordinator are in the request.
     has_keys: bool
     #: Values that contain topics themselves.
     inner: tuple[str, ...]
@@ -125,6 +133,7 @@ class _Shape:
     number: tuple[str, ...]
 
 
+#: The fields of each type that was looked up.
 _SHAPES: Final[dict[type, _Shape]] = {}
 
 

@@ -124,11 +124,13 @@ class FaultRule:
         self._every = every
         self._probability = probability
         self._random = random.Random(seed)
+        #: Number of requests that match the filters.
         self._matched = 0
         #: The latest requests on which the rule acted.
         self.requests: deque[SeenRequest] = deque(maxlen=REMEMBERED)
         #: Number of requests on which the rule acted.
         self.hits = 0
+        #: Notified when the rule has acted.
         self._changed = threading.Condition()
         #: One call for each request that waits: it serves the request, or closes the
         #: connection if the response was lost.

@@ -93,8 +93,11 @@ class Door:
         if isinstance(files, VirtualFiles):
             clock = BrokerClock(handle, files)
         self._kafka = Kafka(handle, clock=clock)
+        #: Numbers for rules and snapshots, by which later calls name them.
         self._numbers = itertools.count(1)
+        #: The rules by their numbers.
         self._rules: dict[int, _Rules] = {}
+        #: The snapshots by their numbers.
         self._snapshots: dict[int, DirectorySnapshot] = {}
 
     def routes(self) -> list[Route]:

@@ -122,8 +122,11 @@ class HttpHost:
     """The ports of one broker. start() serves all of them; stop() ends them."""
 
     def __init__(self) -> None:
+        #: The server and the socket of each port.
         self._servers: list[tuple[uvicorn.Server, socket.socket]] = []
+        #: Runs the event loop of all servers.
         self._thread: threading.Thread | None = None
+        #: The functions of repeat(), with their intervals.
         self._repeated: list[tuple[float, Callable[[], None]]] = []
 
     def repeat(self, interval_s: float, function: Callable[[], None]) -> None:

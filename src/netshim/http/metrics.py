@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 #: Most series of one metric with names from clients. The others are added up in the
 #: series `other`.
 MOST_SERIES: Final = 1_000
+#: The label of the series for all other names.
 OTHER: Final = "other"
 #: Values of the labels of a series.
 _Labels = tuple[str, ...]
@@ -48,6 +49,7 @@ class BrokerFacts:
     connections: Mapping[_Labels, int]
     partitions: int
     open_logs: int
+    #: Logs whose last write or sync failed.
     failed_logs: int
     #: Groups by state, and members of each group.
     groups: Mapping[_Labels, int]
@@ -55,13 +57,17 @@ class BrokerFacts:
     #: Records up to the high watermark that were not committed, by group, topic and partition.
     lags: Mapping[_Labels, int]
     open_transactions: int
+    #: Partitions whose in-sync replicas are not all replicas.
     under_replicated: int
+    #: Partitions without a leader.
     without_leader: int
     appends: int
     isr_changes: int
     elections: int
     failed_authentications: Mapping[_Labels, int]
+    #: Requests that exceeded a quota, by its key.
     throttled: Mapping[_Labels, int]
+    #: The longest step of the event loop since the last scrape.
     held_s: float
     incidents: tuple[Incident, ...]
 

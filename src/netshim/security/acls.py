@@ -220,12 +220,14 @@ class AclIndex:
             else:
                 key = (acl.resource_type, acl.name)
                 self._literal.setdefault(key, []).append(acl)
+        #: Type -> prefix -> rules with this prefix.
         self._prefixed = by_prefix
         #: Type -> the lengths of its prefixes, rising.
         self._lengths = {
             kind: sorted({len(prefix) for prefix in named})
             for kind, named in by_prefix.items()
         }
+        #: Answers that were given before.
         self._answers: dict[tuple[str, str, int, int, str], bool] = {}
 
     def is_super(self, principal: str) -> bool:

@@ -32,7 +32,9 @@ CONNECTION: Final = "connection_creation_rate"
 #: Keys of quotas of users and client ids.
 CLIENT_KEYS: Final = (PRODUCE, FETCH, REQUEST, MUTATION)
 
+#: Number of samples in the window of a rate, as in Kafka.
 _SAMPLES: Final = 11
+#: Length of one sample.
 _SAMPLE_MS: Final = 1_000
 _LEAST_WINDOW_MS: Final = (_SAMPLES - 1) * _SAMPLE_MS
 #: Maximum delay for the use of broker time.
@@ -96,7 +98,9 @@ class Rate:
 class Bucket:
     """Tokens for changes of topics. It is full at first, and may be overdrawn once."""
 
+    #: The remaining tokens, below 0 if the bucket is overdrawn.
     _tokens: float
+    #: When the tokens were last counted.
     _since_ms: int
 
     def delay_ms(self, bound: float, now_ms: int) -> int:

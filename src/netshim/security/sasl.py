@@ -37,6 +37,7 @@ OAUTHBEARER: Final = "OAUTHBEARER"
 MECHANISMS: Final = (PLAIN, *scram.HASHES, OAUTHBEARER)
 #: How long a correct password of PLAIN is remembered.
 _REMEMBER_MS: Final = 60_000
+#: Maximum number of remembered passwords. At this number, all are forgotten.
 _MOST_REMEMBERED: Final = 10_000
 MOST_PASSWORD_BYTES: Final = 1_024
 _MOST_TOKEN_BYTES: Final = 64 << 10
@@ -110,7 +111,9 @@ class TokenVerifier(Protocol):
 class PasswordCache:
     """Passwords of PLAIN that were correct a short time ago, as keyed hashes."""
 
+    #: The key of the hashes.
     _secret: bytes
+    #: Until when each hash is accepted.
     _until_ms: dict[bytes, int] = attrs.Factory(dict)
 
     def knows(

@@ -31,10 +31,12 @@ NUMBERS: Final = {"SCRAM-SHA-256": 1, "SCRAM-SHA-512": 2}
 BROKER_MECHANISM: Final = "SCRAM-SHA-512"
 LEAST_ITERATIONS: Final = 4_096
 MOST_ITERATIONS: Final = 16_384
+#: Maximum size of a message.
 MOST_TOKEN_BYTES: Final = 8_192
 SALT_BYTES: Final = 24
 _NONCE_BYTES: Final = 24
 _KAFKA_SALT_BITS: Final = 130
+#: The form of salts that Kafka's tools create.
 _KAFKA_SALT: Final = re.compile(rb"[0-9a-z]{20,26}")
 _BASE36: Final = b"0123456789abcdefghijklmnopqrstuvwxyz"
 
@@ -48,7 +50,9 @@ class Credential:
     """The stored data of one user and mechanism."""
 
     salt: bytes
+    #: The hash of the client key, with which the broker verifies the proof.
     stored_key: bytes = attrs.field(repr=False)
+    #: The key with which the broker signs its last message.
     server_key: bytes = attrs.field(repr=False)
     iterations: int
 
@@ -176,6 +180,7 @@ class ClientFirst:
     nonce: str
     #: The message without its header, which is part of the signed text.
     bare: str
+    #: The part of the message before `bare`.
     header: str
 
 

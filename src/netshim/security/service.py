@@ -102,6 +102,7 @@ class Security:
         self.failures: Counter[str] = Counter()
         self.connections_max_reauth_ms = settings.connections_max_reauth_ms
         self.wall_ms = wall_ms
+        #: The stored users, rules and quotas that are in effect.
         self.facts = SecurityFacts()
         #: Number of changes of the rules.
         self.rules_version = 0
@@ -111,7 +112,9 @@ class Security:
             self.acls = self._index(())
         self.quotas = Quotas()
         self._open_store = open_store
+        #: None until store() opens it.
         self._store: SecurityStore | None = None
+        #: When the stored facts were last read.
         self._loaded_ms: int | None = None
         tokens = None
         if settings.oauth_jwks is not None:

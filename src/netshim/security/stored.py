@@ -85,6 +85,7 @@ BROKERS: Final = "/security/brokers"
 #: Name that means all entities without quotas of their own.
 DEFAULT: Final = "<default>"
 
+#: Kafka's names of resource types in the registry.
 _TYPE_NAMES: Final = {
     ResourceType.TOPIC: "Topic",
     ResourceType.GROUP: "Group",
@@ -105,6 +106,7 @@ _PERMISSIONS: Final = {name: one for one, name in _PERMISSION_NAMES.items()}
 
 #: The registry raises these errors for one damaged node, and others for itself.
 _DAMAGE: Final = (CorruptRegistryError, UnsupportedRegistryError)
+#: Number of random bytes in the password of the brokers.
 _PASSWORD_BYTES: Final = 32
 #: Name of the registry below the directory of `netshim cluster`.
 _CLUSTER: Final = "cluster"
@@ -131,6 +133,7 @@ class SecurityFacts:
 
     #: User name -> mechanism -> credential.
     users: Mapping[str, Mapping[str, Credential]] = attrs.Factory(dict)
+    #: The access control lists.
     acls: tuple[Acl, ...] = ()
     #: Entity -> key -> bound.
     quotas: Mapping[Entity, Mapping[str, float]] = attrs.Factory(dict)

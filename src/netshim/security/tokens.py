@@ -26,16 +26,25 @@ from logcore.errors import InvalidConfigError
 from netshim.security.sasl import Accepted, Rejected
 
 _log = logging.getLogger("netshim")
+#: The accepted algorithms. All are asymmetric: with a shared secret, a client that
+#: knows it could sign tokens itself.
 _ALGORITHMS: Final = (
     "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512",
     "EdDSA",
 )  # fmt: skip
+#: Tolerated difference between the clocks of the broker and of the issuer.
 _SKEW_S: Final = 30
+#: Time after which the keys are read again.
 _KEEP_S: Final = 3_600
+#: Minimum time between two reads, after an unknown key or an error.
 _AGAIN_S: Final = 10
+#: Maximum time of a download.
 _DOWNLOAD_S: Final = 5
+#: Maximum size of the keys.
 _MOST_JWKS_BYTES: Final = 1 << 20
+#: Maximum length of a token.
 _MOST_TOKEN_CHARS: Final = 32 << 10
+#: Maximum length of a user name.
 _MOST_NAME_CHARS: Final = 1_024
 
 
@@ -73,6 +82,7 @@ class JwtVerifier:
     claim: str = "sub"
     download: Callable[[str], bytes] = _download
     _lock: threading.Lock = attrs.Factory(threading.Lock)
+    #: The keys by their ids.
     _keys: dict[str | None, Any] = attrs.Factory(dict)
     #: When the keys were read, and when a read was last attempted.
     _read_s: float | None = None
