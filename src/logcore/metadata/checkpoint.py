@@ -463,9 +463,10 @@ def read_partition_metadata(fs: FS, directory: str) -> PartitionMetadata:
     )
 
 
-def write_partition_metadata(
+def write_metadata(
     fs: FS, directory: str, notes: PartitionMetadata, *, reserve: str | None = None
 ) -> None:
+    """Write the metadata of a partition, see write()."""
     assert notes.policy is not None, "a writer has one"
     facts: dict[str, object] = {
         "durability": str(notes.policy),

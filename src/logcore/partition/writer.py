@@ -252,7 +252,7 @@ class Writer(Appender):
         # between the two would make the next opening use a high watermark that is not
         # on disk.
         self._open_watermark_file()
-        self._write_metadata_locked(opened.own_notes)
+        self._save_locked(opened.own_notes)
         self.finish_opening_locked(opened)
 
     @locked
@@ -585,18 +585,16 @@ class Writer(Appender):
     # -- partition metadata ------------------------------------------------------------
 
     @locked
-    def _write_metadata_locked(self, notes: PartitionMetadata) -> None:
+    def _save_locked(self, notes: PartitionMetadata) -> None:
         """Write partition metadata durably, if it changed, before it becomes valid."""
         if notes != self.metadata.sidecar:
-            checkpoint.write_partition_metadata(
-                self.fs, self.path, notes, reserve=self.parent
-            )
+            checkpoint.write_metadata(self.fs, self.path, notes, reserve=self.parent)
             self.metadata = attrs.evolve(self.metadata, sidecar=notes)
 
     @locked
     def expect_producers_locked(self) -> None:
         """Record durably that the log may contain batches of idempotent producers."""
-        self._write_metadata_locked(attrs.evolve(self.metadata.sidecar, producers=True))
+        self._save_locked(attrs.evolve(self.metadata.sidecar, producers=True))
 
     @locked
     def write_gaps_locked(self, dense_from: int) -> None:
@@ -611,9 +609,7 @@ class Writer(Appender):
         has_seals = self.state.gaps.persisted.has_seals or checksum_file.drop_stale(
             self.fs, self.path, self.state.segments[:-1]
         )
-        self._write_metadata_locked(
-            attrs.evolve(self.metadata.sidecar, dense_from=dense_from)
-        )
+        self._save_locked(attrs.evolve(self.metadata.sidecar, dense_from=dense_from))
         self.state.gaps.persisted = gaps.PersistedGaps(
             max(self.state.gaps.dense_from, dense_from), has_seals
         )
