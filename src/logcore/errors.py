@@ -249,16 +249,18 @@ class DiskFullError(LogcoreError):
 
 
 class ResourceError(LogcoreError):
-    """No file descriptors or memory are left. A log open for writing has two open files;
-    `ulimit -n` prints the limit.
+    """No file descriptors or memory are left.
+
+    A log that is open for writing has two open files. `ulimit -n` prints the limit.
     """
 
     retriable = True
 
 
 class CompactionAbandonedError(LogcoreError):
-    """The log was truncated, or retention deleted segments, while it was compacted. No
-    segment was replaced after that.
+    """The log was truncated, or retention deleted segments, while it was compacted.
+
+    No segment was replaced after that.
     """
 
     retriable = True
@@ -294,9 +296,7 @@ class ForkedWriterError(LogcoreError):
 
 
 class WrongLoopError(LogcoreError):
-    """An object of logcore.aio was used in another event loop than the one it was made
-    in, or in none.
-    """
+    """An object of logcore.aio was used outside the event loop that created it."""
 
 
 class ReadOnlyLogError(LogcoreError):

@@ -1,11 +1,11 @@
-"""The fixture of tests that need Spark: pytest discovers it once the package is
+"""The fixtures of tests that need Spark. pytest discovers them once the package is
 installed.
 
     def test_my_job(spark_session, tmp_path):
         spark_session.read.format("logcore")...
 
-This module is loaded in every pytest run, so it imports nothing until the fixture is
-asked for.
+This module is loaded in every pytest run, so it imports pyspark only when a fixture is
+used.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def spark_settings() -> dict[str, Any]:
-    """Settings of spark_session that differ from its own: override it in conftest.py."""
+    """Return settings that spark_session uses instead of its own.
+
+    Override it in conftest.py.
+    """
     return {}
 
 
@@ -42,9 +45,10 @@ def spark_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def spark_session(
     spark_home: Path, spark_settings: dict[str, Any]
 ) -> Iterator[SparkSession]:
-    """One Spark for the whole run, because each takes seconds to start: local, two
-    slots, three attempts of a task, no web page, two shuffle partitions. Skips the test
-    where pyspark or a Java is missing.
+    """Return the Spark session of the whole run, because a start takes seconds.
+
+    It is local, with two slots, three attempts of a task, no web page and two shuffle
+    partitions. If pyspark or Java is missing, the test is skipped.
     """
     pytest.importorskip("pyspark")
     pytest.importorskip("pyarrow")

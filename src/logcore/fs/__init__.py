@@ -120,7 +120,7 @@ class Lock(Protocol):
 
     It is held until release(). `is_last` means that this process has no other claim
     there. `handle` is the lock file, for lock_byte(), if other processes may write to
-    the directory too; else -1.
+    the directory too. Otherwise, it is -1.
     """
 
     shared: Shared

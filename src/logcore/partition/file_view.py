@@ -171,7 +171,7 @@ class FileLook:
             segments.insert(slot_of(segments, one.base_offset) + 1, one)
         if len(known) < len(self._state.segments):
             self._state.transactions = None
-        # The last name has another file, or no file: a truncation or a recovery.
+        # A truncation or a recovery has replaced or removed the file of the last name.
         if self._state.segments and self._state.segments[-1].base_offset not in known:
             self.replacements += 1
         return segments

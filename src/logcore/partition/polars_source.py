@@ -191,7 +191,8 @@ def _limit(
     if compares in (operator.ge, operator.eq):
         first = value
     if compares is operator.gt:
-        # The time was rounded down to milliseconds, so that it may pass.
+        # _constant() has rounded a time down to milliseconds, so records of the same
+        # millisecond may be later.
         first = value + (column != "timestamp")
     if compares in (operator.le, operator.eq):
         end = value + 1

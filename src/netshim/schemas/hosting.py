@@ -1,4 +1,4 @@
-"""Bind the port of a schema registry."""
+"""Binds the port of a schema registry."""
 
 from __future__ import annotations
 
