@@ -35,7 +35,7 @@ from netshim import wire
 from netshim.fetch_wakeups import ANY_PARTITION
 from netshim.handlers.failures import code_of, message_of
 from netshim.handlers.fetch import MAX_WAIT_MS, session_context
-from netshim.handlers.produce import name_leaders, refuse, record_refused_batch
+from netshim.handlers.produce import name_leaders, record_refused_batch, refuse
 from netshim.scheduling import PendingResponse, Waiting, answer_with
 from netshim.security.acls import AclOperation
 from netshim.state import BrokerState, Call

@@ -282,3 +282,26 @@ def test_next_role_of_a_partition_begins_another_session(
     session, listed, _ = leader.next_request()
     assert session[1] == 0 and listed == {0: 0, 1: 0, 2: 0}
     leader.answer(6, _0={}, _1={}, _2={})
+
+
+def test_session_continues_while_partitions_are_added(
+    leader: PlayedLeader,
+    fetcher: LeaderFetcher,
+    logs: list[Log],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A broker that starts adds a thousand. Only the first one interrupts a fetch."""
+    monkeypatch.setattr("netshim.cluster.fetcher._GROWS_FOR_MS", 3_600_000)
+    fetcher._added_ms = -3_600_000
+    follow(fetcher, [followed(0, logs[0])])
+    leader.next_request()
+    leader.answer(_0={})
+    assert leader.next_request() == ((5, 1), {}, [])
+    assert leader.wait_ms == 500
+    fetcher.follow(followed(1, logs[1]))
+    assert leader.next_request() == ((5, 0), {0: 0, 1: 0}, [])
+    assert leader.wait_ms < 500
+    fetcher.follow(followed(2, logs[2]))
+    leader.answer(6, _0={}, _1={})
+    assert leader.next_request() == ((6, 1), {2: 0}, [])
+    leader.answer(6)
