@@ -258,8 +258,8 @@ class FetchSession:
     def candidates(self, changes: RecentChanges, now_ms: int) -> list[SessionPartition]:
         """Return the partitions that may have news, each of them once."""
         changed = None
-        if self._compared_at is not None and now_ms < self._compare_at_ms:
-            changed = changes.since(self._compared_at)
+        if now_ms < self._compare_at_ms:
+            changed = self._changed(changes)
         if changed is None:
             self._compared_at = None
             return [one for one in self.partitions.values() if not one.is_quiet]
@@ -269,6 +269,24 @@ class FetchSession:
             if one is not None and not one.is_quiet:
                 found[one.key] = one
         return list(found.values())
+
+    def is_touched(self, changes: RecentChanges) -> bool:
+        """Return whether a partition may have changed since the last comparison."""
+        if len(self.by_place) < len(self.partitions):
+            return True  # the changes name no partition of an unknown topic
+        changed = self._changed(changes)
+        return changed is None or any(place in self.by_place for place in changed)
+
+    def _changed(self, changes: RecentChanges) -> Iterable[Key] | None:
+        """Return the changes since the last comparison.
+
+        Returns None if they are unknown, or more than the partitions: it is then cheaper
+        to compare all partitions.
+        """
+        before = self._compared_at
+        if before is None or changes.count - before > len(self.partitions):
+            return None
+        return changes.since(before)
 
     def single_candidate(
         self, listed: SessionPartition | None, changes: RecentChanges, now_ms: int

@@ -148,6 +148,10 @@ class _ListedPartitions:
     def is_overtaken(self) -> bool:
         return False
 
+    @property
+    def may_have_news(self) -> bool:
+        return True
+
     def to_read(self) -> list[_Wanted]:
         return self._wanted
 
@@ -229,6 +233,20 @@ class _SessionPartitions:
         # Outside a cluster, programs of this process may append too.
         return not self._state.fetches.has_other_writers
 
+    @property
+    def _waits_for_any(self) -> bool:
+        """Whether a change of any partition wakes the request.
+
+        A follower copies most of the partitions that its leader has.
+        """
+        return self._replica >= 0 and self._is_told
+
+    @property
+    def may_have_news(self) -> bool:
+        """Whether a partition of the session has changed since the last comparison."""
+        changes = self._state.fetches.changes
+        return not self._waits_for_any or self._session.is_touched(changes)
+
     def find(self) -> Steps[None]:
         """List the partitions to wait for."""
         session, numbers_of = self._session, self._state.logs.numbers_of
@@ -238,8 +256,7 @@ class _SessionPartitions:
                 self.missing.add(id(one.asked))
         if len(self.missing) == len(session.partitions):
             return
-        if self._replica >= 0 and self._is_told:
-            # Any change wakes the request, which then compares the changed partitions.
+        if self._waits_for_any:
             self.keys.append(ANY_PARTITION)
         elif self._waits:
             self.keys += [
@@ -501,12 +518,14 @@ class _ParkedFetch:
             self._finish(wire.FETCH.Response())
             return
         state = self._state
+        is_due = now_ms >= self._deadline_ms or state.is_stopping
+        if not is_due and not self._partitions.may_have_news:
+            return
         now = None
         if self._growth is not None:
             now = _extent(
                 self._keys, state, committed=self._request.isolation_level == 1
             )
-            is_due = now_ms >= self._deadline_ms or state.is_stopping
             if not is_due and not self._growth.may_reach(
                 self._enough - self._size, now
             ):
