@@ -436,8 +436,10 @@ class ClusterMember:
                 self._renew()
                 if self._unnoted:
                     self.note([])
+                # More often than a refresh: a session counts as stuck only if it is
+                # checked several times within its timeout.
+                self._end_stuck_sessions()
                 if is_due:
-                    self._end_stuck_sessions()
                     self._refresh()
                 self._control()
                 if self._warned is not None:
@@ -474,7 +476,7 @@ class ClusterMember:
             self._publish(view)
 
     def _is_refresh_due(self, has_changed: bool) -> bool:
-        """Return whether to read the registry, and to check for stuck sessions.
+        """Return whether to read the registry.
 
         Without a report of the watch, it is read three times in a session timeout,
         because the report may be lost, and because the lease ends otherwise.

@@ -137,6 +137,23 @@ def test_an_expired_member_registers_again(join: Join) -> None:
     until(lambda: first.has_lease, "the lease")
 
 
+def test_a_stopped_member_is_replaced_in_an_idle_cluster(
+    join: Join, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its process still holds the lock of its session, and reports nothing."""
+    first, second = join(1, timeout_ms=600), join(2, timeout_ms=600)
+    wait_for_brokers((first, second), {1, 2})
+    create(first, "t", (2, 1))
+    wait(first, lambda view: view.leader_of(("t", 0)) == 2)
+    resumed = threading.Event()
+    monkeypatch.setattr(second, "_wait", lambda _: resumed.wait())
+    try:
+        wait(first, lambda view: view.leader_of(("t", 0)) == 1)
+        assert set(first.view.brokers) == {1}
+    finally:
+        resumed.set()
+
+
 def test_the_session_is_renewed_during_long_work(
     join: Join, monkeypatch: pytest.MonkeyPatch
 ) -> None:
