@@ -243,7 +243,7 @@ class FetchSession:
         self.unread.pop(one.key, None)
         self.mark_unread(one)
 
-    def place(self, one: SessionPartition, place: Key) -> None:
+    def record_place(self, one: SessionPartition, place: Key) -> None:
         """Record the name of the topic and the number of a partition."""
         one.place = place
         self.by_place[place] = one
@@ -270,7 +270,7 @@ class FetchSession:
                 found[one.key] = one
         return list(found.values())
 
-    def is_touched(self, changes: RecentChanges) -> bool:
+    def may_have_changed(self, changes: RecentChanges) -> bool:
         """Return whether a partition may have changed since the last comparison."""
         if len(self.by_place) < len(self.partitions):
             return True  # the changes name no partition of an unknown topic
@@ -304,10 +304,10 @@ class FetchSession:
             return None
         # It remains unread, so nothing is lost if the general path takes the request.
         self.mark_unread(one)
-        self.compared(count, now_ms)
+        self.record_comparison(count, now_ms)
         return one
 
-    def compared(self, count: int, now_ms: int) -> None:
+    def record_comparison(self, count: int, now_ms: int) -> None:
         """Record that the candidates were compared at this RecentChanges.count."""
         if self._compared_at is None:
             self._compare_at_ms = now_ms + _COMPARE_MS

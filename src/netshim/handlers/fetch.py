@@ -228,7 +228,7 @@ class _SessionPartitions:
         return [(name or "", one.partition) for _, name, one in self._first or ()]
 
     @property
-    def _is_told(self) -> bool:
+    def _records_changes(self) -> bool:
         """Whether the broker records every change of the offsets of a led log."""
         # Outside a cluster, programs of this process may append too.
         return not self._state.fetches.has_other_writers
@@ -239,13 +239,13 @@ class _SessionPartitions:
 
         A follower copies most of the partitions that its leader has.
         """
-        return self._replica >= 0 and self._is_told
+        return self._replica >= 0 and self._records_changes
 
     @property
     def may_have_news(self) -> bool:
         """Whether a partition of the session has changed since the last comparison."""
         changes = self._state.fetches.changes
-        return not self._waits_for_any or self._session.is_touched(changes)
+        return not self._waits_for_any or self._session.may_have_changed(changes)
 
     def find(self) -> Steps[None]:
         """List the partitions to wait for."""
@@ -291,7 +291,7 @@ class _SessionPartitions:
             if place is None:
                 place = self._place_of(one)
                 if place is not None:
-                    session.place(one, place)
+                    session.record_place(one, place)
             found = None if place is None else opened(*place)
             offsets = (-1, -1, -1) if found is None else offsets_of(found)
             self._reading.append((one, found, offsets))
@@ -306,8 +306,8 @@ class _SessionPartitions:
                 session.mark_quiet(one, log, offsets)
             else:
                 session.mark_unread(one)
-        if self._is_told:
-            session.compared(self._count, self._state.now_ms)
+        if self._records_changes:
+            session.record_comparison(self._count, self._state.now_ms)
 
     def _is_quiet(
         self,
