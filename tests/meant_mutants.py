@@ -868,6 +868,18 @@ MISTAKES: Final = (
         "netshim/test_fast_path.py::test_an_open_transaction_is_not_returned",
     ),
     Mistake(
+        "change_of_a_partition_is_not_recorded", "netshim/fetch_wakeups.py",
+        "        self.changes.add((key,))\n        if self.of_followers.by_key:\n",
+        "        if self.of_followers.by_key:\n",
+        "netshim/cluster/test_cluster_fast_path.py",
+    ),
+    Mistake(
+        "sessions_are_checked_with_the_refresh", "netshim/cluster/member.py",
+        "                self._end_stuck_sessions()\n                if is_due:\n",
+        "                if is_due:\n                    self._end_stuck_sessions()\n",
+        "netshim/cluster/test_cluster_member.py::test_a_stopped_member_is_replaced_in_an_idle_cluster",
+    ),
+    Mistake(
         "waiting_fetch_follows_the_name", "netshim/fast_path.py",
         "            request.topic_id is None\n            or ",
         "            True\n            or ",
