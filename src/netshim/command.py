@@ -3,7 +3,7 @@
 It prints one line with the address once clients may connect. The log is written to
 standard error, as text at a terminal and as JSON lines elsewhere. INT and TERM stop the
 broker cleanly, and a second signal stops it without a wait for clients. Errors and exit
-codes are those of the command line of logcore.
+codes are the same as in the `logcore` command line.
 """
 
 from __future__ import annotations
