@@ -234,6 +234,14 @@ class _SessionPartitions:
         return not self._state.fetches.has_other_writers
 
     @property
+    def compares_all(self) -> bool:
+        """Whether each evaluation compares several partitions with their logs.
+
+        It takes 0.75 ms for 1,000 partitions, too much for one more at the deadline.
+        """
+        return not self._records_changes and len(self._session.partitions) > 1
+
+    @property
     def _waits_for_any(self) -> bool:
         """Whether a change of any partition wakes the request.
 
@@ -379,6 +387,8 @@ def _fetch(
     parked = _ParkedFetch(
         request, partitions, keys, call, state, deadline_ms, size, growth
     )
+    if isinstance(partitions, _SessionPartitions) and partitions.compares_all:
+        parked.found = response
     return parked.park(reads_again=was_called)
 
 
@@ -461,6 +471,7 @@ class _ParkedFetch:
         "_timer",
         "_waiting",
         "_was_called",
+        "found",
     )
 
     def __init__(
@@ -488,6 +499,9 @@ class _ParkedFetch:
         self._was_called = False
         self._waiting = _waiting(request, state)
         self._answer = PendingResponse()
+        #: The last result of a request that compares all partitions, which is the
+        #: response at the deadline. Otherwise None.
+        self.found: FetchResponse | None = None
 
     def park(self, *, reads_again: bool) -> PendingResponse:
         """Start to wait.
@@ -520,6 +534,14 @@ class _ParkedFetch:
         state = self._state
         is_due = now_ms >= self._deadline_ms or state.is_stopping
         if not is_due and not self._partitions.may_have_news:
+            return
+        if (
+            is_due
+            and not state.is_stopping
+            and self.found is not None
+            and not self._size
+        ):
+            self._finish(self.found)
             return
         now = None
         if self._growth is not None:
@@ -565,6 +587,8 @@ class _ParkedFetch:
             self._finish(response)
             return
         self._size = size
+        if self.found is not None:
+            self.found = response
         if self._growth is not None:
             self._growth.found(now)
         # After a wake-up, the chunks that were already read may have changed.
