@@ -880,6 +880,30 @@ MISTAKES: Final = (
         "netshim/cluster/test_cluster_member.py::test_a_stopped_member_is_replaced_in_an_idle_cluster",
     ),
     Mistake(
+        "role_during_the_removal_of_a_replica", "netshim/cluster/replicas.py",
+        "numbers = placed.numbers - step.unassigned\n",
+        "numbers = placed.numbers\n",
+        "netshim/cluster/test_cluster_replicas.py",
+    ),
+    Mistake(
+        "replica_without_a_state_is_removed", "netshim/cluster/replicas.py",
+        "            elif key in view.states:\n                unassigned",
+        "            else:\n                unassigned",
+        "netshim/cluster/test_cluster_replicas.py",
+    ),
+    Mistake(
+        "state_of_the_former_topic", "netshim/cluster/nodes.py",
+        'return f"{partitions_path(name)}/{number}/{topic_id}"\n',
+        'return f"{partitions_path(name)}/{number}/state"\n',
+        "netshim/cluster/test_cluster_nodes.py::test_write_for_a_deleted_topic_does_not_reach_the_next_one",
+    ),
+    Mistake(
+        "reassignment_ends_in_the_same_epoch", "logcore/replication/electing.py",
+        "state.leader_epoch + 1 if state.removing else state.leader_epoch\n",
+        "state.leader_epoch\n",
+        "replication/test_replication_rules.py",
+    ),
+    Mistake(
         "waiting_fetch_follows_the_name", "netshim/fast_path.py",
         "            request.topic_id is None\n            or ",
         "            True\n            or ",

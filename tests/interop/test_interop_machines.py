@@ -468,9 +468,9 @@ def test_damaged_state_is_offline_and_others_continue(
 ) -> None:
     calm.create("good")
     calm.create("bad")
-    path = paths.partition_state("bad", 0)
+    partition = f"{nodes.partitions_path('bad')}/0"
 
-    def write(registry: Registry, state: bytes) -> None:
+    def write(registry: Registry, path: str, state: bytes) -> None:
         """Write the state and report it. Unreported changes are read after 5 minutes."""
         registry.set(path, state)
         note = nodes.changes_of(NUMBERS[0])
@@ -483,15 +483,17 @@ def test_damaged_state_is_offline_and_others_continue(
         registry.update(note, add)
 
     with connect(f"{site.zookeeper.server}/calm") as registry:
+        (topic_id,) = registry.children(partition)
+        path = f"{partition}/{topic_id}"
         before = registry.get(path).value
-        write(registry, before[:20])
+        write(registry, path, before[:20])
         leader = calm.partition("good").leader_id
         load = Load(calm, "good")
         until(lambda: "bad-0 is offline" in calm.log(leader), "the report")
         assert path in calm.log(leader)
         load.until_more()
         load.end()
-        write(registry, before)
+        write(registry, path, before)
     calm.until_in_sync("bad", 3)
 
 

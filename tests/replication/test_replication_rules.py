@@ -9,7 +9,7 @@ import pytest
 
 from logcore.errors import CorruptRegistryError
 from logcore.replication import electing, following, leading
-from logcore.replication.electing import ReplicatedPartition
+from logcore.replication.electing import PartitionSettings
 from logcore.replication.following import FetchAnswer, FollowerBook
 from logcore.replication.leading import FollowerFetch, LeaderBook
 from logcore.replication.placing import place_partitions
@@ -26,17 +26,20 @@ from logcore.replication.state import (
     unpack_state,
 )
 
-PATH = "/brokers/topics/t/partitions/0/state"
+PATH = "/brokers/topics/t/partitions/0/7b2e"
 
 
 def state_of(
     leader: int, *isr: int, elr: tuple[int, ...] = (), epoch: int = 5
 ) -> LeaderAndIsr:
-    """Each broker has its own number as broker epoch, and the disk `d<broker>`."""
+    """Replicas 1, 2 and 3. Each broker has its own number as broker epoch, and the disk
+    `d<broker>`.
+    """
     return LeaderAndIsr(
         leader=leader,
         leader_epoch=epoch,
         isr={broker: InSyncReplica(broker, f"d{broker}") for broker in isr},
+        replicas=(1, 2, 3),
         elr={broker: f"d{broker}" for broker in elr},
         controller_epoch=1,
     )
@@ -63,7 +66,8 @@ def fetched(
 def test_state_is_packed_as_documented() -> None:
     state = state_of(2, 2, 3, elr=(1,))
     assert pack_state(state) == (
-        b'{"version":2,"controller_epoch":1,"leader":2,"leader_epoch":5,'
+        b'{"version":3,"controller_epoch":1,"leader":2,"leader_epoch":5,'
+        b'"replicas":[1,2,3],"adding":[],"removing":[],'
         b'"isr":{"2":[2,"d2"],"3":[3,"d3"]},"elr":{"1":"d1"},"recovering":false}'
     )
     assert unpack_state(pack_state(state), PATH) == state
@@ -72,7 +76,13 @@ def test_state_is_packed_as_documented() -> None:
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        (b'"version":2', b'"version":3'),
+        (b'"version":3', b'"version":2'),
+        (b"[1,2,3]", b"[2,3]"),
+        (b"[1,2,3]", b"[1,2,3,3]"),
+        (b"[1,2,3]", b'["1",2,3]'),
+        (b"[1,2,3]", b"3"),
+        (b'"adding":[]', b'"adding":[4]'),
+        (b'"removing":[]', b'"removing":[4]'),
         (b'"leader":2', b'"leader":"2"'),
         (b'"leader":2', b'"leader":7'),
         (b'"leader":2', b'"leader":-2'),
@@ -128,7 +138,7 @@ def test_elr_follows_from_isr() -> None:
 
 def book_of(state: LeaderAndIsr, **values: Any) -> LeaderBook:
     arguments: dict[str, Any] = {
-        "min_isr": 2,
+        "min_insync_replicas": 2,
         "lag_ms": 1_000,
         "log_start": 0,
         "log_end": 10,
@@ -136,7 +146,7 @@ def book_of(state: LeaderAndIsr, **values: Any) -> LeaderBook:
         "now_ms": 0,
     }
     arguments.update(values)
-    return leading.take_over(state, 7, 1, (1, 2, 3), **arguments)
+    return leading.take_over(state, 7, 1, **arguments)
 
 
 def fetch_of(replica: int, offset: int, **values: int) -> FollowerFetch:
@@ -335,7 +345,7 @@ def test_log_start_above_the_end_restarts_the_log() -> None:
 
 # -- the controller --------------------------------------------------------------------
 
-PARTITION = ReplicatedPartition((1, 2, 3), min_insync_replicas=2)
+SETTINGS = PartitionSettings(min_insync_replicas=2)
 
 
 @pytest.mark.parametrize(
@@ -367,86 +377,127 @@ def test_review(
     isr: set[int],
     elr: set[int],
 ) -> None:
-    new = electing.review(state, PARTITION, live, 3)
+    new = electing.review(state, SETTINGS, live, 3)
     assert (new.leader, new.leader_epoch) == (leader, epoch)
     assert (set(new.isr), set(new.elr)) == (isr, elr)
-    assert electing.review(new, PARTITION, live, 3) is new
+    assert electing.review(new, SETTINGS, live, 3) is new
     assert new is state or new.controller_epoch == 3
 
 
 def test_elected_elr_member_that_is_enough_empties_the_elr() -> None:
     """The high watermark moves with it alone: the rest of the ELR can miss records."""
-    partition = attrs.evolve(PARTITION, min_insync_replicas=1)
-    new = electing.review(state_of(-1, elr=(1, 2)), partition, live_of(1), 3)
+    settings = attrs.evolve(SETTINGS, min_insync_replicas=1)
+    new = electing.review(state_of(-1, elr=(1, 2)), settings, live_of(1), 3)
     assert (new.leader, set(new.isr), new.elr) == (1, {1}, {})
 
 
 def test_unclean_shutdown_leaves_the_elr_if_the_policy_does_not_wait() -> None:
-    partition = attrs.evolve(PARTITION, is_durable_first=False)
+    settings = attrs.evolve(SETTINGS, is_durable_first=False)
     state = state_of(-1, elr=(1,))
     for was_clean, leader in [(True, 1), (False, NO_LEADER)]:
         live = live_of(_1=LiveBroker(8, "d1", was_clean=was_clean))
-        assert electing.review(state, partition, live, 3).leader == leader
+        assert electing.review(state, settings, live, 3).leader == leader
 
 
 def test_unclean_election_needs_the_setting_or_a_request() -> None:
     state, live = state_of(-1, elr=(1,)), live_of(3)
-    assert electing.review(state, PARTITION, live, 3) is state
-    allowed = attrs.evolve(PARTITION, is_unclean_allowed=True)
+    assert electing.review(state, SETTINGS, live, 3) is state
+    allowed = attrs.evolve(SETTINGS, is_unclean_allowed=True)
     new = electing.review(state, allowed, live, 3)
     assert (new.leader, set(new.isr), new.elr, new.is_recovering) == (3, {3}, {}, True)
-    assert electing.elect_unclean(state, PARTITION, live, 3) == new
-    assert electing.elect_unclean(state, PARTITION, {}, 3) == 83
-    assert electing.elect_unclean(new, PARTITION, live, 3) == 84
+    assert electing.elect_unclean(state, SETTINGS, live, 3) == new
+    assert electing.elect_unclean(state, SETTINGS, {}, 3) == 83
+    assert electing.elect_unclean(new, SETTINGS, live, 3) == 84
 
 
 def test_preferred_leader() -> None:
     live = live_of(1, 2, 3)
-    assert electing.prefer_leader(state_of(1, 1, 2), PARTITION, live, 3) == 84
-    assert electing.prefer_leader(state_of(2, 2, 3), PARTITION, live, 3) == 80
-    new = electing.prefer_leader(state_of(2, 1, 2), PARTITION, live, 3)
+    assert electing.prefer_leader(state_of(1, 1, 2), live, 3) == 84
+    assert electing.prefer_leader(state_of(2, 2, 3), live, 3) == 80
+    new = electing.prefer_leader(state_of(2, 1, 2), live, 3)
     assert isinstance(new, LeaderAndIsr)
     assert (new.leader, new.leader_epoch) == (1, 6)
 
 
 def test_new_partition_needs_one_registered_replica() -> None:
-    state = electing.create_state(PARTITION, live_of(2, 3), 3)
+    state = electing.create_state((1, 2, 3), live_of(2, 3), 3)
     assert state is not None
     assert (state.leader, state.leader_epoch, set(state.isr)) == (2, 0, {2, 3})
-    assert electing.create_state(PARTITION, live_of(4), 3) is None
+    assert electing.create_state((1, 2, 3), live_of(4), 3) is None
 
 
 def test_reassignment_ends_when_the_target_is_in_sync() -> None:
-    moving = electing.reassign(PARTITION, (4, 2), {1, 2, 3, 4})
-    assert isinstance(moving, ReplicatedPartition)
-    assert moving.replicas == (4, 2, 1, 3)
-    assert (moving.adding, moving.removing) == ((4,), (1, 3))
+    began = electing.reassign(state_of(1, 1, 2, 3), (4, 2), {1, 2, 3, 4})
+    assert isinstance(began, LeaderAndIsr)
+    assert began.replicas == (4, 2, 1, 3)
+    assert (began.adding, began.removing) == ((4,), (1, 3))
     live = live_of(1, 2, 3, 4)
-    state = electing.review(state_of(1, 1, 2, 3), moving, live, 3)
-    assert state.leader == 2
-    assert electing.finish_reassignment(state, moving) is moving
-    done = electing.finish_reassignment(state_of(2, 2, 4), moving)
+    moved = electing.review(began, SETTINGS, live, 3)
+    assert (moved.leader, moved.replicas) == (2, began.replicas)
+    in_sync = attrs.evolve(moved, isr=state_of(2, 2, 4).isr, elr={3: "d3"})
+    done = electing.review(in_sync, SETTINGS, live, 3)
     assert (done.replicas, done.adding, done.removing) == ((4, 2), (), ())
+    assert (done.leader, set(done.isr), done.elr) == (2, {2, 4}, {})
+
+
+def test_end_of_a_reassignment_that_removes_a_broker_begins_an_epoch() -> None:
+    """A leader that was paused must refuse the last fetches of that broker."""
+    live = live_of(1, 2, 3, 4)
+    for target, isr, began in [((1, 2), (1, 2), 1), ((1, 2, 3, 4), (1, 2, 3, 4), 0)]:
+        moving = electing.reassign(state_of(1, *isr), target, {1, 2, 3, 4})
+        assert isinstance(moving, LeaderAndIsr)
+        done = electing.review(moving, SETTINGS, live, 3)
+        assert done.replicas == target
+        assert done.leader_epoch == moving.leader_epoch + began
+
+
+def test_cancelled_reassignment_removes_the_added_brokers() -> None:
+    moving = electing.reassign(state_of(1, 1, 2, 3), (4, 2), {1, 2, 3, 4})
+    assert isinstance(moving, LeaderAndIsr)
     cancelled = electing.reassign(moving, None, set())
-    assert isinstance(cancelled, ReplicatedPartition)
+    assert isinstance(cancelled, LeaderAndIsr)
     assert cancelled.target == (2, 1, 3)
-    assert electing.reassign(PARTITION, None, set()) == 85
-    for target in [(), (1, 1), (1, 9)]:
-        assert electing.reassign(PARTITION, target, {1, 2, 3}) == 39
+    assert cancelled.removing == (4,)
+    assert electing.reassign(state_of(1, 1), None, set()) == 85
+
+
+@pytest.mark.parametrize("target", [(), (1, 1), (1, 9)])
+def test_reassignment_needs_different_known_brokers(target: tuple[int, ...]) -> None:
+    assert electing.reassign(state_of(1, 1), target, {1, 2, 3}) == 39
 
 
 def test_leader_removes_replaced_members_once_the_target_is_in_sync() -> None:
     live = live_of(1, 2, 3, 4)
-    book = book_of(state_of(1, 1, 2, 3))
+    state = state_of(1, 1, 2, 3)
+    book = book_of(state)
     book = fetched(book, fetch_of(3, 10), live, 10)
-    book = leading.change_replicas(book, (1, 2, 4, 3), (3,), 2)
+    moving = electing.reassign(state, (1, 2, 4), {1, 2, 3, 4})
+    assert isinstance(moving, LeaderAndIsr)
+    book = leading.read_state(book, moving, 8)
     assert leading.review_isr(book, live, 20) is book
     book = fetched(book, fetch_of(4, 10), live, 30)
     assert book.proposal is not None
-    book = leading.read_state(book, book.proposal.state, 8)
+    book = leading.read_state(book, book.proposal.state, 9)
     book = leading.review_isr(book, live, 40)
     assert book.proposal is not None
     assert set(book.proposal.state.isr) == {1, 2, 4}
+
+
+def test_leader_forgets_a_broker_that_is_not_assigned_any_more() -> None:
+    live = live_of(1, 2, 3)
+    book = book_of(state_of(1, 1, 2))
+    book = leading.read_state(book, attrs.evolve(book.state, replicas=(1, 2)), 8)
+    _, refusal = leading.fetched(book, fetch_of(3, 10), (4, 10), live, 10)
+    assert refusal is not None
+    assert refusal.error == ReplicationError.UNKNOWN_LEADER_EPOCH
+
+
+def test_min_insync_replicas_may_change_while_leading() -> None:
+    book = book_of(state_of(1, 1), min_insync_replicas=2)
+    assert not book.has_min_isr
+    book = leading.change_min_insync_replicas(book, 1)
+    assert book.has_min_isr
+    assert book.high_watermark == book.own_end
 
 
 # -- placement -------------------------------------------------------------------------

@@ -141,6 +141,17 @@ REASSIGNED = Options(
     fault_count=10,
 )
 
+#: A broker is unassigned and assigned again while the leader is paused.
+ASSIGNED_AGAIN = Options(
+    brokers=3,
+    replicas=2,
+    min_isr=1,
+    faults=("reassign",) * 8
+    + ("pause@leader",) * 4
+    + ("kill@leader", "kill@leader", "move_leader"),
+    fault_count=25,
+)
+
 CREATED_OFTEN = Options(
     faults=("delete_topic", "delete_topic", "move_leader", "pause", "kill"),
     fault_count=14,
@@ -241,7 +252,7 @@ BUGS = [
         (
             (
                 electing._elect,
-                "partition.is_unclean_allowed and candidates",
+                "settings.is_unclean_allowed and candidates",
                 "candidates",
             ),
         ),
@@ -446,7 +457,7 @@ BUGS = [
         (
             (
                 electing._lead_alone,
-                "replace_isr(move_leader(state, broker), isr, partition.min_isr)",
+                "replace_isr(move_leader(state, broker), isr, settings.min_isr(state))",
                 "replace_isr(move_leader(state, broker), isr, 2)",
             ),
         ),
@@ -464,12 +475,25 @@ BUGS = [
         100,
         (
             (
-                electing.finish_reassignment,
+                electing._finish_reassignment,
                 "state.isr.keys() != set(target) or state.leader not in target",
                 "state.leader not in target",
             ),
         ),
         REASSIGNED,
+    ),
+    Bug(
+        "a reassignment that removes a broker ends without a new epoch",
+        "R01 R02",
+        1_500,
+        (
+            (
+                electing._finish_reassignment,
+                "state.leader_epoch + 1",
+                "state.leader_epoch",
+            ),
+        ),
+        ASSIGNED_AGAIN,
     ),
     Bug(
         "a leaving member is removed before it fetched in the epoch",
@@ -914,7 +938,7 @@ BUGS = [
             ),
             (
                 electing._elect,
-                "partition.is_unclean_allowed and candidates",
+                "settings.is_unclean_allowed and candidates",
                 "candidates",
             ),
         ),

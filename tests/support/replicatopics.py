@@ -8,8 +8,8 @@ read some of this late, or in one step. They drive logcore.replication.identity.
     run_topics(seed)                   # raises InvariantBroken, with the seed and steps
 
 Each topic has its own records, and the invariants of replicaworld are judged for each.
-A write of a state is dropped if the topic of its writer does not exist any more. In a
-registry, it is refused if the new state has another version.
+The path of a state contains the id of its topic, so the registry refuses a write if the
+topic of its writer does not exist any more.
 
 Invariant, besides those of replicaworld:
     R14  a topic that was created again contains no record of the former one
@@ -247,28 +247,26 @@ class TopicsWorld(World):
     # -- the view ----------------------------------------------------------------------
 
     def read_registry(self, process: Process) -> None:
-        """Read the notes, the topic and its state, one after the other."""
+        """Read the notes, the topic and the state of this topic, one after the other."""
         sent_ms = self.now_ms - int(self.chance.random() * 60)
         registry = self.registry
         with self.call_registry(process):
             if process.session is not None:
                 registry.renew(process.session, self.now_ms)
-            live, partition = registry.live(), self.partition
+            live = registry.live()
             topic_ms = self.now_ms - int(self.chance.random() * _READ_MS)
             notes_ms = topic_ms - int(self.chance.random() * _READ_MS)
             topic_id = registry.topic_at(max(0, topic_ms))
-            found, version = registry.parsed, registry.version
-        process.live, process.partition = live, partition
-        # The topic is read again after the state.
-        if topic_id == registry.topic_id:
-            view = self.view_of(process)
-            view.deleted_ids = frozenset(
-                each
-                for each, at_ms in registry.deleted_ids.items()
-                if at_ms <= notes_ms
-            )
-            view.topic_id = topic_id
-            process.state, process.version = found, version
+            found, version = None, -1
+            if topic_id == registry.topic_id:
+                found, version = registry.parsed, registry.version
+        process.live = live
+        view = self.view_of(process)
+        view.deleted_ids = frozenset(
+            each for each, at_ms in registry.deleted_ids.items() if at_ms <= notes_ms
+        )
+        view.topic_id = topic_id
+        process.state, process.version = found, version
         if process.session is not None:
             process.lease_until = sent_ms + SESSION_MS
         self.evaluate(process)

@@ -59,7 +59,7 @@ from logcore.errors import (
 from logcore.partition import epochs
 from logcore.partition.producers import KNOWN_BATCHES, Producers, SequencedBatch
 from logcore.replication import electing, following, leading, state
-from logcore.replication.electing import ReplicatedPartition
+from logcore.replication.electing import PartitionSettings
 from logcore.replication.following import FetchAnswer, FollowerBook
 from logcore.replication.leading import FollowerFetch, LeaderBook
 from logcore.replication.state import (
@@ -386,8 +386,6 @@ class Process:
         self.live: dict[int, LiveBroker] = {}
         self.state: LeaderAndIsr | None = None
         self.version = -1
-        #: The assignment as this process has read it.
-        self.partition: ReplicatedPartition | None = None
         self.leader: LeaderBook | None = None
         #: (leader epoch, broker epoch) of the leadership that waits for a sync.
         self.taking_over: tuple[int, int] | None = None
@@ -484,8 +482,7 @@ class World:
             itertools.count() if beside is None else beside.order
         )
         self.registry = SimulatedRegistry()
-        self.partition = ReplicatedPartition(
-            replicas=tuple(range(1, self.options.replicas + 1)),
+        self.settings = PartitionSettings(
             min_insync_replicas=self.options.min_isr,
             is_unclean_allowed=self.options.is_unclean_allowed,
             is_durable_first=self.options.is_durable_first,
@@ -728,35 +725,24 @@ class World:
             if process.session is not None:
                 self.registry.renew(process.session, self.now_ms)
             live, found = self.registry.live(), self.registry.parsed
-            version, partition = self.registry.version, self.partition
+            version = self.registry.version
         # Only an answer that arrived changes the view of the broker.
         process.live = live
-        if partition is not process.partition:
-            process.partition = partition
-            self.change_assignment(process, partition)
         process.state, process.version = found, version
         if process.session is not None:
             process.lease_until = sent_ms + SESSION_MS
         self.evaluate(process)
 
-    def change_assignment(
-        self, process: Process, partition: ReplicatedPartition
-    ) -> None:
-        """Take another assignment. A broker outside of it deletes its replica."""
-        if process.broker not in partition.replicas:
-            process.leader = process.follower = process.taking_over = None
-            process.waiters = []
+    def remove_replica(self, process: Process) -> None:
+        """Delete the replica of a broker that is not assigned any more."""
+        process.leader = process.follower = process.taking_over = None
+        process.waiters = []
+        process.commits = None
+        if process.disk.end:
+            self.note("broker {} removes its replica", process.broker)
             process.cuts += 1
             process.disk.restart_at(0)
             process.high_watermark = 0
-        elif process.leader is not None:
-            book = leading.change_replicas(
-                process.leader,
-                partition.replicas,
-                partition.removing,
-                partition.min_insync_replicas,
-            )
-            self.update(process, book)
 
     def on_watch(self, process: Process) -> None:
         if self.is_current(process, is_poll=False):
@@ -782,26 +768,21 @@ class World:
                     return
         except (RegistryUnavailableError, SessionExpiredError):
             return
-        found, partition = process.state, process.partition
-        assert partition is not None
+        found = process.state
         if found is None:
             new = electing.create_state(
-                partition, process.live, self.registry.controller_epoch
+                tuple(range(1, self.options.replicas + 1)),
+                process.live,
+                self.registry.controller_epoch,
             )
             if new is None or len(new.isr) < self.options.replicas:
                 return
         else:
             new = electing.review(
-                found, partition, process.live, self.registry.controller_epoch
+                found, self.settings, process.live, self.registry.controller_epoch
             )
         if new is not found:
             self.write_state(process, new, process.version)
-        elif found is not None and partition is self.partition:
-            # A compare-and-set of the topic's node: `partition` is the newest one.
-            self.partition = electing.finish_reassignment(found, partition)
-            if self.partition is not partition:
-                self.note("replicas are {}", self.partition.replicas)
-                self.changed_registry()
 
     def write_state(
         self, process: Process, new: LeaderAndIsr, version: int | None
@@ -860,8 +841,10 @@ class World:
         """Compare the role of a broker with the state and its epoch."""
         found = process.state
         broker, epoch = process.broker, process.epoch
-        partition = process.partition
-        if found is None or partition is None or broker not in partition.replicas:
+        if found is None:
+            return
+        if broker not in found.replicas:
+            self.remove_replica(process)
             return
         role = state.role_of(found, broker, epoch)
         key = (found.leader_epoch, epoch)
@@ -917,8 +900,8 @@ class World:
 
     def take_over(self, process: Process, key: tuple[int, int]) -> None:
         """Begin to lead, after the sync of the log."""
-        found, partition = process.state, process.partition
-        if process.taking_over != key or found is None or partition is None:
+        found = process.state
+        if process.taking_over != key or found is None:
             return
         process.taking_over = None
         disk = process.disk
@@ -936,9 +919,7 @@ class World:
             found,
             process.version,
             process.broker,
-            partition.replicas,
-            removing=partition.removing,
-            min_isr=partition.min_insync_replicas,
+            min_insync_replicas=self.settings.min_insync_replicas,
             lag_ms=LAG_MS,
             log_start=disk.start,
             log_end=disk.end,
@@ -1452,7 +1433,7 @@ class World:
         kept = {broker: member.disk for broker, member in found.isr.items()}
         kept.update(found.elr)
         kept.pop(victim.broker, None)
-        if self.partition.removing:
+        if found.removing:
             return
         if any(disk in disks for disk in kept.values()):
             self.kill(victim, wipe=True)
@@ -1508,7 +1489,7 @@ class World:
         live = self.registry.live()
         others = [
             each
-            for each in electing.eligible_members(found, self.partition, live)
+            for each in electing.eligible_members(found, live)
             if each != found.leader
         ]
         if others and found.leader != NO_LEADER:
@@ -1517,18 +1498,18 @@ class World:
 
     def fault_reassign(self, victim: Process) -> None:
         """Move replicas to other brokers, or cancel that."""
-        if self.registry.parsed is None:
+        found = victim.state
+        if found is None or victim.session is None:
             return
         target: tuple[int, ...] | None = tuple(
             self.chance.sample(sorted(self.processes), self.options.replicas)
         )
-        if self.partition.removing and self.chance.random() < 0.3:
+        if found.removing and self.chance.random() < 0.3:
             target = None
-        changed = electing.reassign(self.partition, target, set(self.processes))
-        assert isinstance(changed, ReplicatedPartition)
-        self.note("reassign to {}: {}", target, changed)
-        self.partition = changed
-        self.changed_registry()
+        changed = electing.reassign(found, target, set(self.processes))
+        assert isinstance(changed, LeaderAndIsr)
+        self.note("broker {} reassigns to {}", victim.broker, target)
+        self.write_state(victim, changed, victim.version)
 
     def fault_leave(self, victim: Process) -> None:
         """Shut a broker down in order: it hands over its partitions first."""
@@ -1691,9 +1672,8 @@ class World:
         if not found.isr and not found.elr:
             return True
         if self.is_acknowledged_since_heal:
-            partition = self.partition
-            is_settled = not partition.adding and not partition.removing
-            if is_settled and found.isr.keys() == set(partition.replicas):
+            is_settled = not found.adding and not found.removing
+            if is_settled and found.isr.keys() == set(found.replicas):
                 return self.is_equal()
             self.equal_by_ms = None
             if self.stopped:
@@ -1715,7 +1695,7 @@ class World:
             self.equal_by_ms = self.now_ms + EQUAL_WITHIN_MS
         found = self.registry.parsed
         assert found is not None
-        disks = [self.processes[each].disk for each in self.partition.replicas]
+        disks = [self.processes[each].disk for each in found.replicas]
         # A follower may have deleted more, if its leader died before the others fetched.
         start = max(each.start for each in disks)
         least = 0

@@ -1,10 +1,12 @@
 """The controller's decisions about one partition: ISR members, leaders, reassignments.
 
-    new = review(state, partition, live, controller_epoch)
+    new = review(state, settings, live, controller_epoch)
     if new is not state: set the state node to `new`, expecting the version of `state`
 
 Each decision is one compare-and-set of one node, made from the value that was read. Two
-controllers at the same time are therefore safe, and a controller keeps no state.
+controllers at the same time are therefore safe, and a controller keeps no state. The
+assignment is in the same node: in a node of its own, a proposal of the leader could add
+a broker to the ISR after the broker was unassigned.
 
 Rules:
 - An ISR entry is removed when its broker is no longer registered, or is registered with
@@ -16,6 +18,8 @@ Rules:
   only if `unclean.leader.election.enable` is set.
 - Each election begins a new leader epoch, also if the same broker is elected again, and
   also if there is no leader. A change of the ISR alone keeps the epoch (KAFKA-15021).
+- The end of a reassignment that removes a broker also begins an epoch. The broker deletes
+  its replica then, so a leader that wakes up later must refuse the fetches it has sent.
 """
 
 from __future__ import annotations
@@ -35,39 +39,29 @@ from logcore.replication.state import (
 
 
 @attrs.frozen
-class ReplicatedPartition:
-    """The assignment and the settings of a partition, from the node of its topic."""
+class PartitionSettings:
+    """The settings of a partition that elections depend on."""
 
-    #: The preferred leader first. During a reassignment: the target, then the brokers
-    #: that will be removed.
-    replicas: tuple[int, ...]
     #: `min.insync.replicas` of the topic.
     min_insync_replicas: int = 1
     #: `unclean.leader.election.enable`.
     is_unclean_allowed: bool = False
     #: Whether the durability policy waits for the disk.
     is_durable_first: bool = True
-    adding: tuple[int, ...] = ()
-    removing: tuple[int, ...] = ()
 
-    @property
-    def min_isr(self) -> int:
-        return min(self.min_insync_replicas, len(self.replicas))
-
-    @property
-    def target(self) -> tuple[int, ...]:
-        return tuple(each for each in self.replicas if each not in self.removing)
+    def min_isr(self, state: LeaderAndIsr) -> int:
+        return min(self.min_insync_replicas, len(state.replicas))
 
 
 def create_state(
-    partition: ReplicatedPartition,
+    replicas: tuple[int, ...],
     live: Mapping[int, LiveBroker],
     controller_epoch: int,
 ) -> LeaderAndIsr | None:
     """Return the first state of a new partition, None if no replica is registered."""
     isr = {
         broker: InSyncReplica(live[broker].epoch, live[broker].disk)
-        for broker in partition.replicas
+        for broker in replicas
         if broker in live and not live[broker].is_leaving
     }
     if not isr:
@@ -76,26 +70,31 @@ def create_state(
         leader=next(iter(isr)),
         leader_epoch=0,
         isr=isr,
+        replicas=replicas,
         controller_epoch=controller_epoch,
     )
 
 
 def review(
     state: LeaderAndIsr,
-    partition: ReplicatedPartition,
+    settings: PartitionSettings,
     live: Mapping[int, LiveBroker],
     controller_epoch: int,
 ) -> LeaderAndIsr:
-    """Return the state that fits the registered brokers, or `state` itself."""
-    new = _remove_dead(state, partition, live)
-    new = _review_elr(new, partition, live)
+    """Return the state that fits the registered brokers, or `state` itself.
+
+    It also ends the reassignment, if the target is in sync.
+    """
+    new = _remove_dead(state, settings, live)
+    new = _review_elr(new, settings, live)
     leader = new.isr.get(new.leader)
     if leader is None:
-        new = _elect(new, partition, live)
-    elif live[new.leader].is_leaving or new.leader in partition.removing:
-        successor = next(eligible_members(new, partition, live), None)
+        new = _elect(new, settings, live)
+    elif live[new.leader].is_leaving or new.leader in new.removing:
+        successor = next(eligible_members(new, live), None)
         if successor is not None:
             new = move_leader(new, successor)
+    new = _finish_reassignment(new)
     if new is state:
         return state
     return attrs.evolve(new, controller_epoch=controller_epoch)
@@ -103,7 +102,7 @@ def review(
 
 def _remove_dead(
     state: LeaderAndIsr,
-    partition: ReplicatedPartition,
+    settings: PartitionSettings,
     live: Mapping[int, LiveBroker],
 ) -> LeaderAndIsr:
     isr = {
@@ -113,31 +112,29 @@ def _remove_dead(
     }
     if len(isr) == len(state.isr):
         return state
-    return replace_isr(state, isr, partition.min_isr)
+    return replace_isr(state, isr, settings.min_isr(state))
 
 
 def _review_elr(
     state: LeaderAndIsr,
-    partition: ReplicatedPartition,
+    settings: PartitionSettings,
     live: Mapping[int, LiveBroker],
 ) -> LeaderAndIsr:
     def is_kept(broker: int, disk: str) -> bool:
         found = live.get(broker)
         if found is None:
             return True
-        return found.disk == disk and (partition.is_durable_first or found.was_clean)
+        return found.disk == disk and (settings.is_durable_first or found.was_clean)
 
     elr = {broker: disk for broker, disk in state.elr.items() if is_kept(broker, disk)}
     return state if len(elr) == len(state.elr) else attrs.evolve(state, elr=elr)
 
 
 def eligible_members(
-    state: LeaderAndIsr,
-    partition: ReplicatedPartition,
-    live: Mapping[int, LiveBroker],
+    state: LeaderAndIsr, live: Mapping[int, LiveBroker]
 ) -> Iterator[int]:
     """Yield the ISR members that may become the leader, in the order of preference."""
-    for broker in partition.target:
+    for broker in state.target:
         member, found = state.isr.get(broker), live.get(broker)
         if member is None or found is None or found.is_leaving:
             continue
@@ -152,20 +149,20 @@ def move_leader(state: LeaderAndIsr, leader: int) -> LeaderAndIsr:
 
 def _elect(
     state: LeaderAndIsr,
-    partition: ReplicatedPartition,
+    settings: PartitionSettings,
     live: Mapping[int, LiveBroker],
 ) -> LeaderAndIsr:
     """Elect a leader for a state whose leader is not in the ISR."""
     # A leaving member, which is only in the second part, is better than no leader.
-    members = [*eligible_members(state, partition, live), *state.isr]
+    members = [*eligible_members(state, live), *state.isr]
     if members:
         return move_leader(state, members[0])
-    candidates = [broker for broker in partition.replicas if broker in live]
+    candidates = [broker for broker in state.replicas if broker in live]
     for broker in candidates:
         if broker in state.elr:
-            return _lead_alone(state, partition, broker, live[broker])
-    if partition.is_unclean_allowed and candidates:
-        alone = _lead_alone(state, partition, candidates[0], live[candidates[0]])
+            return _lead_alone(state, settings, broker, live[broker])
+    if settings.is_unclean_allowed and candidates:
+        alone = _lead_alone(state, settings, candidates[0], live[candidates[0]])
         return attrs.evolve(alone, elr={}, is_recovering=True)
     if state.leader == NO_LEADER:
         return state
@@ -174,29 +171,26 @@ def _elect(
 
 def _lead_alone(
     state: LeaderAndIsr,
-    partition: ReplicatedPartition,
+    settings: PartitionSettings,
     broker: int,
     found: LiveBroker,
 ) -> LeaderAndIsr:
     # If one member is enough, the high watermark moves without the rest of the ELR.
     isr = {broker: InSyncReplica(found.epoch, found.disk)}
-    return replace_isr(move_leader(state, broker), isr, partition.min_isr)
+    return replace_isr(move_leader(state, broker), isr, settings.min_isr(state))
 
 
 # -- requests --------------------------------------------------------------------------
 
 
 def prefer_leader(
-    state: LeaderAndIsr,
-    partition: ReplicatedPartition,
-    live: Mapping[int, LiveBroker],
-    controller_epoch: int,
+    state: LeaderAndIsr, live: Mapping[int, LiveBroker], controller_epoch: int
 ) -> LeaderAndIsr | ReplicationError:
     """Elect the preferred leader: ElectLeaders of type PREFERRED, and the balancer."""
-    preferred = partition.target[0]
+    preferred = state.target[0]
     if state.leader == preferred:
         return ReplicationError.ELECTION_NOT_NEEDED
-    if preferred not in eligible_members(state, partition, live):
+    if preferred not in eligible_members(state, live):
         return ReplicationError.PREFERRED_LEADER_NOT_AVAILABLE
     moved = move_leader(state, preferred)
     return attrs.evolve(moved, controller_epoch=controller_epoch)
@@ -204,14 +198,14 @@ def prefer_leader(
 
 def elect_unclean(
     state: LeaderAndIsr,
-    partition: ReplicatedPartition,
+    settings: PartitionSettings,
     live: Mapping[int, LiveBroker],
     controller_epoch: int,
 ) -> LeaderAndIsr | ReplicationError:
     """Elect any registered replica: ElectLeaders of type UNCLEAN."""
     if state.leader != NO_LEADER:
         return ReplicationError.ELECTION_NOT_NEEDED
-    allowed = attrs.evolve(partition, is_unclean_allowed=True)
+    allowed = attrs.evolve(settings, is_unclean_allowed=True)
     new = review(state, allowed, live, controller_epoch)
     if new.leader == NO_LEADER:
         return ReplicationError.ELIGIBLE_LEADERS_NOT_AVAILABLE
@@ -219,49 +213,46 @@ def elect_unclean(
 
 
 def reassign(
-    partition: ReplicatedPartition,
+    state: LeaderAndIsr,
     target: tuple[int, ...] | None,
     known: frozenset[int] | set[int],
-) -> ReplicatedPartition | ReplicationError:
+) -> LeaderAndIsr | ReplicationError:
     """Begin a reassignment to `target`, or cancel it with None.
 
     `known` contains every broker that has ever registered. A new target replaces the
     present one. Cancelling returns to the replicas that are not being added.
     """
     if target is None:
-        if not partition.adding and not partition.removing:
+        if not state.adding and not state.removing:
             return ReplicationError.NO_REASSIGNMENT_IN_PROGRESS
-        kept = tuple(
-            each for each in partition.replicas if each not in partition.adding
-        )
+        kept = tuple(each for each in state.replicas if each not in state.adding)
         return attrs.evolve(
-            partition,
-            replicas=kept + partition.adding,
-            adding=(),
-            removing=partition.adding,
+            state, replicas=kept + state.adding, adding=(), removing=state.adding
         )
     if not target or len(set(target)) < len(target) or not set(target) <= known:
         return ReplicationError.INVALID_REPLICA_ASSIGNMENT
-    removing = tuple(each for each in partition.replicas if each not in target)
-    original = {each for each in partition.replicas if each not in partition.adding}
+    removing = tuple(each for each in state.replicas if each not in target)
+    original = {each for each in state.replicas if each not in state.adding}
     adding = tuple(each for each in target if each not in original)
     return attrs.evolve(
-        partition, replicas=target + removing, adding=adding, removing=removing
+        state, replicas=target + removing, adding=adding, removing=removing
     )
 
 
-def finish_reassignment(
-    state: LeaderAndIsr, partition: ReplicatedPartition
-) -> ReplicatedPartition:
-    """Return the partition with the target as its replicas, or `partition` itself.
+def _finish_reassignment(state: LeaderAndIsr) -> LeaderAndIsr:
+    """Make the target the replicas, if it is in sync.
 
-    Call it after review(), with the state as it was written. The reassignment ends when
-    all brokers of the target are in the ISR (KAFKA-15665), one of them leads, and no
-    other broker is in the ISR. Brokers outside the target then delete their replica.
+    The reassignment ends when all brokers of the target are in the ISR (KAFKA-15665), one
+    of them leads, and no other broker is in the ISR. Brokers outside the target then
+    delete their replica.
     """
-    if not partition.adding and not partition.removing:
-        return partition
-    target = partition.target
+    if not state.adding and not state.removing:
+        return state
+    target = state.target
     if state.isr.keys() != set(target) or state.leader not in target:
-        return partition
-    return attrs.evolve(partition, replicas=target, adding=(), removing=())
+        return state
+    epoch = state.leader_epoch + 1 if state.removing else state.leader_epoch
+    # The ELR contains at most brokers that are removed: the others are in the ISR.
+    return attrs.evolve(
+        state, replicas=target, adding=(), removing=(), elr={}, leader_epoch=epoch
+    )

@@ -1,6 +1,6 @@
 """The leader of one partition in one epoch: ends of the replicas, high watermark, ISR.
 
-    book = take_over(state, version, broker, replicas, ..., now_ms)
+    book = take_over(state, version, broker, ..., now_ms)
     book = appended(book, log_end)          # then answer acks=all at book.high_watermark
     book, refusal = fetched(book, fetch, end_of_epoch, live, now_ms)
     book = expand_isr(book, fetch, live)    # after a fetch that was not refused
@@ -104,11 +104,8 @@ class LeaderBook(NamedTuple):
     #: The state node as last read, and its version.
     state: LeaderAndIsr
     version: int
-    replicas: tuple[int, ...]
-    #: Replicas that leave the partition when the others are in sync.
-    removing: tuple[int, ...]
-    #: `min.insync.replicas`, at most the number of replicas.
-    min_isr: int
+    #: `min.insync.replicas` of the topic.
+    min_insync_replicas: int
     #: `replica.lag.time.max.ms`.
     lag_ms: int
     #: The log end at take-over. Followers join the ISR at or above it.
@@ -123,6 +120,11 @@ class LeaderBook(NamedTuple):
     proposal: Proposal | None = None
 
     @property
+    def min_isr(self) -> int:
+        """`min.insync.replicas`, at most the number of replicas."""
+        return min(self.min_insync_replicas, len(self.state.replicas))
+
+    @property
     def has_min_isr(self) -> bool:
         """Whether acks=all is accepted: else the answer is NOT_ENOUGH_REPLICAS."""
         return len(self.state.isr) >= self.min_isr
@@ -132,15 +134,13 @@ def take_over(
     state: LeaderAndIsr,
     version: int,
     broker: int,
-    replicas: tuple[int, ...],
     *,
-    min_isr: int,
+    min_insync_replicas: int,
     lag_ms: int,
     log_start: int,
     log_end: int,
     high_watermark: int,
     now_ms: int,
-    removing: tuple[int, ...] = (),
 ) -> LeaderBook:
     """Return the book of a new leader, whose log is synced and has begun the epoch.
 
@@ -148,16 +148,14 @@ def take_over(
     """
     followers = {
         replica: FollowerProgress(UNKNOWN_END, now_ms if replica in state.isr else 0)
-        for replica in replicas
+        for replica in state.replicas
         if replica != broker
     }
     book = LeaderBook(
         broker=broker,
         state=state,
         version=version,
-        replicas=replicas,
-        removing=removing,
-        min_isr=min(min_isr, len(replicas)),
+        min_insync_replicas=min_insync_replicas,
         lag_ms=lag_ms,
         epoch_start=log_end,
         log_start=log_start,
@@ -284,25 +282,14 @@ def refuse_fetch(
     return None
 
 
-def change_replicas(
-    book: LeaderBook,
-    replicas: tuple[int, ...],
-    removing: tuple[int, ...],
-    min_isr: int,
+def change_min_insync_replicas(
+    book: LeaderBook, min_insync_replicas: int
 ) -> LeaderBook:
-    """Take another assignment, or another `min.insync.replicas`, while leading."""
-    unknown = FollowerProgress(UNKNOWN_END, 0)
+    """Take another setting while leading."""
+    if min_insync_replicas == book.min_insync_replicas:
+        return book
     return advance_high_watermark(
-        book._replace(
-            replicas=replicas,
-            removing=removing,
-            min_isr=min(min_isr, len(replicas)),
-            followers={
-                replica: book.followers.get(replica, unknown)
-                for replica in replicas
-                if replica != book.broker
-            },
-        )
+        book._replace(min_insync_replicas=min_insync_replicas)
     )
 
 
@@ -318,7 +305,7 @@ def expand_isr(
     if (
         book.proposal is not None
         or replica in book.state.isr
-        or replica in book.removing
+        or replica in book.state.removing
         or registered.is_leaving
         or fetch.offset < max(book.high_watermark, book.epoch_start)
     ):
@@ -353,12 +340,8 @@ def _remains(
     is_known = follower.end != UNKNOWN_END
     registered = live.get(replica)
     is_leaving = registered is not None and registered.is_leaving
-    if replica in book.removing:
-        is_leaving = all(
-            each in book.state.isr
-            for each in book.replicas
-            if each not in book.removing
-        )
+    if replica in book.state.removing:
+        is_leaving = all(each in book.state.isr for each in book.state.target)
     if is_leaving and is_known:
         return False
     return follower.end == book.log_end or now_ms - follower.caught_up_ms <= book.lag_ms
@@ -377,6 +360,14 @@ def read_state(book: LeaderBook, state: LeaderAndIsr, version: int) -> LeaderBoo
     """
     if version <= book.version:
         return book
+    followers = book.followers
+    if state.replicas != book.state.replicas:
+        unknown = FollowerProgress(UNKNOWN_END, 0)
+        followers = {
+            replica: followers.get(replica, unknown)
+            for replica in state.replicas
+            if replica != book.broker
+        }
     return advance_high_watermark(
-        book._replace(state=state, version=version, proposal=None)
+        book._replace(state=state, version=version, followers=followers, proposal=None)
     )

@@ -1,11 +1,14 @@
-"""The state of a partition in the registry: its leader, its epoch, ISR and ELR.
+"""The state of a partition in the registry: its replicas, leader, epoch, ISR and ELR.
 
-    /brokers/topics/<t>/partitions/<p>/state
-        {"version":2,"controller_epoch":4,"leader":2,"leader_epoch":7,
+    /brokers/topics/<t>/partitions/<p>/<topic id>
+        {"version":3,"controller_epoch":4,"leader":2,"leader_epoch":7,
+         "replicas":[2,3,1],"adding":[],"removing":[],
          "isr":{"2":[31,"<disk>"],"3":[30,"<disk>"]},"elr":{"1":"<disk>"},
          "recovering":false}
 
 Rules:
+- The members of the ISR and of the ELR are replicas. A broker deletes its replica once
+  it is none of them, so an ISR that still named it could elect an empty log.
 - An ISR member is a broker in one registration (its broker epoch) with one disk. The
   members of the ISR have all records below the high watermark.
 - ELR: eligible leader replicas (KIP-966). They left an ISR that became smaller than
@@ -28,6 +31,8 @@ from logcore.registry.paths import pack_json, unpack_json
 
 #: The leader of a partition that has none.
 NO_LEADER: Final = -1
+#: The version of the node's format.
+_VERSION: Final = 3
 
 
 class ReplicationError(enum.IntEnum):
@@ -85,6 +90,13 @@ class LeaderAndIsr:
     leader: int
     leader_epoch: int
     isr: Mapping[int, InSyncReplica]
+    #: The assigned brokers, the preferred leader first. During a reassignment: the
+    #: target, then the brokers that will be removed.
+    replicas: tuple[int, ...]
+    #: The brokers that a reassignment adds.
+    adding: tuple[int, ...] = ()
+    #: The brokers that a reassignment removes.
+    removing: tuple[int, ...] = ()
     #: Eligible leader replicas: broker id and disk.
     elr: Mapping[int, str] = attrs.field(factory=dict)
     controller_epoch: int = 0
@@ -92,15 +104,22 @@ class LeaderAndIsr:
     #: below their high watermark.
     is_recovering: bool = False
 
+    @property
+    def target(self) -> tuple[int, ...]:
+        """The replicas after the reassignment, if there is one."""
+        return tuple(each for each in self.replicas if each not in self.removing)
+
 
 def role_of(state: LeaderAndIsr, broker: int, broker_epoch: int | None) -> Role:
-    """Return the role of an assigned broker; `broker_epoch` is None until it registers.
+    """Return the role of a broker; `broker_epoch` is None until it registers.
 
     Call it whenever the state or the epoch changes. A broker leads only in the
     registration that was elected: after a restart its log may have lost records of the
     same leader epoch (KAFKA-7235).
     """
     if broker_epoch is None or state.leader == NO_LEADER:
+        return Role.NONE
+    if broker not in state.replicas:
         return Role.NONE
     if state.leader != broker:
         return Role.FOLLOWER
@@ -133,10 +152,13 @@ def replace_isr(
 def pack_state(state: LeaderAndIsr) -> bytes:
     return pack_json(
         {
-            "version": 2,
+            "version": _VERSION,
             "controller_epoch": state.controller_epoch,
             "leader": state.leader,
             "leader_epoch": state.leader_epoch,
+            "replicas": list(state.replicas),
+            "adding": list(state.adding),
+            "removing": list(state.removing),
             "isr": {
                 str(broker): [member.broker_epoch, member.disk]
                 for broker, member in sorted(state.isr.items())
@@ -150,17 +172,20 @@ def pack_state(state: LeaderAndIsr) -> bytes:
 def unpack_state(data: bytes, path: str) -> LeaderAndIsr:
     """Decode the value of the node `path`. Raises CorruptRegistryError."""
     values = unpack_json(data, path)
-    if values.get("version") != 2:
+    if values.get("version") != _VERSION:
         raise CorruptRegistryError(
             "unknown version of a partition's state",
             path=path,
-            expected="2",
+            expected=str(_VERSION),
             found=repr(values.get("version"))[:200],
         )
     try:
         state = LeaderAndIsr(
             leader=_integer(values["leader"]),
             leader_epoch=_integer(values["leader_epoch"]),
+            replicas=_brokers(values["replicas"]),
+            adding=_brokers(values["adding"]),
+            removing=_brokers(values["removing"]),
             isr={
                 _broker(broker): InSyncReplica(_integer(epoch), _text(disk))
                 for broker, (epoch, disk) in values["isr"].items()
@@ -185,6 +210,9 @@ def _check(state: LeaderAndIsr) -> None:
         type(state.is_recovering) is not bool
         or state.leader < NO_LEADER
         or state.isr.keys() & state.elr.keys()
+        or len({*state.replicas}) < len(state.replicas)
+        or not {*state.replicas}
+        >= {*state.isr, *state.elr, *state.adding, *state.removing}
         or (state.leader != NO_LEADER and state.leader not in state.isr)
     ):
         raise ValueError
@@ -200,6 +228,10 @@ def _text(value: Any) -> str:
     if type(value) is not str:
         raise TypeError
     return value
+
+
+def _brokers(values: list[Any]) -> tuple[int, ...]:
+    return tuple(_integer(each) for each in values)
 
 
 def _broker(name: str) -> int:

@@ -24,7 +24,6 @@ from typing import Final
 import attrs
 
 from logcore.errors import (
-    BadVersionError,
     CorruptRegistryError,
     NodeNotEmptyError,
     NodeNotFoundError,
@@ -35,7 +34,7 @@ from logcore.replication import electing
 from logcore.replication.state import LeaderAndIsr, ReplicationError, pack_state
 from netshim.cluster import nodes
 from netshim.cluster.nodes import DELETED, WHOLE_TOPIC, Change
-from netshim.cluster.view import ClusterView, StoredState, TopicOfCluster
+from netshim.cluster.view import ClusterView, StoredState
 
 _log = logging.getLogger("netshim")
 
@@ -46,18 +45,13 @@ _WRITES_AT_ONCE: Final = 32
 
 @attrs.frozen
 class _StateWrite:
-    """A decision about a partition. `stored` is the state before, None if it is new."""
+    """A decision about a partition. `before` is None if its state is new."""
 
     name: str
     number: int
+    before: LeaderAndIsr | None
     new: LeaderAndIsr
-    stored: StoredState | None
-
-    @property
-    def node(self) -> NodeWrite:
-        version = None if self.stored is None else self.stored.version
-        path = paths.partition_state(self.name, self.number)
-        return NodeWrite(path, pack_state(self.new), version)
+    node: NodeWrite
 
 
 def review_cluster(
@@ -76,26 +70,23 @@ def review_cluster(
     for name, topic in view.topics.items():
         if name in view.deletions:
             continue
+        settings = topic.for_elections(waits=waits)
         for number in topic.node.replicas:
             if (name, number) in view.damaged:
                 continue
-            partition = topic.partition(number, waits=waits)
             stored = view.states.get((name, number))
+            before = version = None
+            new: LeaderAndIsr | None
             if stored is None:
-                new = electing.create_state(partition, live, controller_epoch)
-                if new is not None:
-                    writes.append(_StateWrite(name, number, new, None))
+                path = nodes.state_path(name, number, topic.node.topic_id)
+                replicas = topic.node.replicas[number]
+                new = electing.create_state(replicas, live, controller_epoch)
             else:
-                new = electing.review(stored.state, partition, live, controller_epoch)
-                if new is not stored.state:
-                    writes.append(_StateWrite(name, number, new, stored))
-                elif partition.adding or partition.removing:
-                    try:
-                        yield from _finish_reassignment(
-                            registry, name, number, topic, partition, stored
-                        )
-                    except (BadVersionError, NodeNotFoundError):
-                        yield name, WHOLE_TOPIC
+                path, version, before = stored.path, stored.version, stored.state
+                new = electing.review(before, settings, live, controller_epoch)
+            if new is not None and new is not before:
+                write = NodeWrite(path, pack_state(new), version)
+                writes.append(_StateWrite(name, number, before, new, write))
             if len(writes) == _WRITES_AT_ONCE:
                 yield from _write_states(registry, writes)
                 writes = []
@@ -115,21 +106,20 @@ def _write_states(
         raise
     for write, result in zip(writes, results, strict=True):
         if isinstance(result, int):
-            if write.stored is not None:
-                _report(write.name, write.number, write.stored.state, write.new)
+            if write.before is not None:
+                _report(write.name, write.number, write.before, write.new)
             yield write.name, write.number
         else:
             yield write.name, WHOLE_TOPIC
 
 
-def write_state(registry: Registry, name: str, number: int, stored: StoredState) -> int:
+def write_state(registry: Registry, stored: StoredState) -> int:
     """Replace a state whose node has the version `stored.version`.
 
     Returns the new version. Raises BadVersionError, and NodeNotFoundError after a
     deletion.
     """
-    path = paths.partition_state(name, number)
-    return registry.set(path, pack_state(stored.state), version=stored.version)
+    return registry.set(stored.path, pack_state(stored.state), version=stored.version)
 
 
 def _report(name: str, number: int, old: LeaderAndIsr, new: LeaderAndIsr) -> None:
@@ -146,22 +136,6 @@ def _report(name: str, number: int, old: LeaderAndIsr, new: LeaderAndIsr) -> Non
     )
 
 
-def _finish_reassignment(
-    registry: Registry,
-    name: str,
-    number: int,
-    topic: TopicOfCluster,
-    partition: electing.ReplicatedPartition,
-    stored: StoredState,
-) -> Iterator[Change]:
-    finished = electing.finish_reassignment(stored.state, partition)
-    if finished is partition:
-        return
-    node = topic.node.with_assignment(number, finished)
-    registry.set(paths.topic(name), nodes.pack_topic(node), version=topic.version)
-    yield name, WHOLE_TOPIC
-
-
 def _delete_topic(registry: Registry, name: str) -> Iterator[Change]:
     path = paths.topic(name)
     try:
@@ -174,8 +148,9 @@ def _delete_topic(registry: Registry, name: str) -> Iterator[Change]:
         yield str(topic_id), DELETED
     parent = nodes.partitions_path(name)
     for number in registry.children(parent):
-        for path in (f"{parent}/{number}/state", f"{parent}/{number}"):
-            _delete(registry, path)
+        for state in registry.children(f"{parent}/{number}"):
+            _delete(registry, f"{parent}/{number}/{state}")
+        _delete(registry, f"{parent}/{number}")
     for path in (parent, paths.topic(name), paths.topic_config(name)):
         _delete(registry, path)
     _delete(registry, paths.deletion(name))
@@ -203,10 +178,13 @@ def elect_leader(
     Raises BadVersionError if the state has changed since it was read.
     """
     stored = view.states[name, number]
-    partition = view.topics[name].partition(number, waits=waits)
-    elect = electing.elect_unclean if is_unclean else electing.prefer_leader
-    new = elect(stored.state, partition, view.live, controller_epoch)
+    before, live = stored.state, view.live
+    if is_unclean:
+        settings = view.topics[name].for_elections(waits=waits)
+        new = electing.elect_unclean(before, settings, live, controller_epoch)
+    else:
+        new = electing.prefer_leader(before, live, controller_epoch)
     if isinstance(new, ReplicationError):
         return new
-    write_state(registry, name, number, StoredState(new, stored.version))
+    write_state(registry, attrs.evolve(stored, state=new))
     return None

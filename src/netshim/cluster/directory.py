@@ -315,18 +315,13 @@ class ClusterDirectory:
         present = len(topic.node.replicas)
         check_count(count, present + 1)
         if placement.assignments is None:
-            factor = len(topic.node.replicas[0])
+            factor = len(self._view.replicas_of((name, 0)))
             placement = Placement(factor)
         added = self._place(count - present, placement, name, present)
         if check_only:
             return
         node = nodes.pack_topic(
-            TopicNode(
-                topic.node.topic_id,
-                {**topic.node.replicas, **added},
-                topic.node.adding,
-                topic.node.removing,
-            )
+            TopicNode(topic.node.topic_id, {**topic.node.replicas, **added})
         )
         self._member.registry.set(paths.topic(name), node, version=topic.version)
         self._member.note([(name, WHOLE_TOPIC)])

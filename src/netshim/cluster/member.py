@@ -396,7 +396,7 @@ class ClusterMember:
             SessionExpiredError: the session is over.
             RegistryError: the outcome is unknown.
         """
-        version = write_state(self.registry, *key, stored)
+        version = write_state(self.registry, stored)
         self.note([key])
         return version
 
@@ -739,48 +739,34 @@ class ClusterMember:
                 topics[name] = topic
                 damaged.discard((name, WHOLE_TOPIC))
                 keys |= {(name, number) for number in topic.node.replicas}
-        state_nodes = self._read_nodes(
-            {paths.partition_state(*key): key for key in keys}
-        )
+        state_paths = {
+            nodes.state_path(*key, topics[key[0]].node.topic_id): key
+            for key in keys
+            if key[0] in topics
+        }
+        state_nodes = self._read_nodes(state_paths)
         for key in keys:
             states.pop(key, None)
             damaged.discard(key)
+        missing: set[str] = set()
+        for path, key in state_paths.items():
             node = state_nodes.get(key)
             if node is None:
+                missing.add(key[0])
                 continue
             try:
-                state = unpack_state(_intact(node).value, paths.partition_state(*key))
+                states[key] = _unpack_state(node, path)
             except CorruptRegistryError as error:
                 _log.error("%s-%d is offline: %s", *key, error)
                 damaged.add(key)
-                continue
-            if key[0] in topics:
-                states[key] = StoredState(state, _intact(node).version)
         view = attrs.evolve(
             view, topics=topics, states=states, damaged=frozenset(damaged)
         )
-        replaced = self._replaced_topics(view, {name for name, _ in keys})
+        replaced = missing - whole
         if replaced:
+            # These topics were deleted, and may have been created again.
             return self._with_topics(view, {(name, WHOLE_TOPIC) for name in replaced})
         return view
-
-    def _replaced_topics(self, view: ClusterView, names: set[str]) -> set[str]:
-        """Return the topics that were deleted after the view has read their nodes.
-
-        The states that were read afterwards may be those of another topic of that name.
-        """
-        wanted = {paths.topic(name): name for name in names if name in view.topics}
-        read = self._read_nodes(wanted)
-        replaced: set[str] = set()
-        for path, name in wanted.items():
-            try:
-                node = nodes.unpack_topic(_intact(read[name]).value, path)
-            except (KeyError, CorruptRegistryError):
-                replaced.add(name)
-            else:
-                if node.topic_id != view.topics[name].node.topic_id:
-                    replaced.add(name)
-        return replaced
 
     def _unpack_topic(
         self, name: str, found: _Read | None, config: _Read | None
@@ -819,6 +805,11 @@ def _intact(read: _Read) -> Node:
     if isinstance(read, CorruptRegistryError):
         raise read
     return read
+
+
+def _unpack_state(read: _Read, path: str) -> StoredState:
+    node = _intact(read)
+    return StoredState(unpack_state(node.value, path), node.version, path)
 
 
 def _next(value: bytes | None) -> bytes:

@@ -5,31 +5,30 @@
 | `/brokers/epochs/<n>` | decimal text: the latest epoch of the broker | persistent |
 | `/brokers/ids/<n>` | see BrokerNode | ephemeral |
 | `/brokers/topics/<t>` | see TopicNode | persistent |
+| `/brokers/topics/<t>/partitions/<p>/<topic id>` | see logcore.replication.state | persistent |
 | `/brokers/changes/<n>` | see ChangeNote: the latest changes of this broker | persistent, not synced |
 | `/admin/delete_topics/<t>` | empty: the controller deletes the topic | persistent |
 | `/producer_ids` | decimal text: the next block of producer ids | persistent |
 
-Settings of topics are in `/config/topics/<t>`, and the states of partitions are those of
-logcore.replication.state. An invalid value raises CorruptRegistryError.
+The path of a state contains the id of its topic. Versions of nodes begin again after a
+topic was deleted and created again, so a broker that was paused inside a write could
+otherwise replace the state of the new topic.
+
+Settings of topics are in `/config/topics/<t>`. An invalid value raises
+CorruptRegistryError.
 """
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 import attrs
 
 from logcore.errors import CorruptRegistryError, InvalidNodeError
-from logcore.registry.paths import (
-    BROKERS,
-    element_name,
-    pack_json,
-    topic,
-    unpack_json,
-)
-from logcore.replication.electing import ReplicatedPartition
+from logcore.registry import paths
+from logcore.registry.paths import BROKERS, element_name, pack_json, unpack_json
 from logcore.replication.state import LiveBroker
 
 EPOCHS: Final = "/brokers/epochs"
@@ -108,82 +107,37 @@ def unpack_broker(data: bytes, path: str) -> BrokerNode:
 
 @attrs.frozen
 class TopicNode:
-    """The assignment of a topic's partitions to brokers."""
+    """A topic and its partitions."""
 
     topic_id: uuid.UUID
-    #: The brokers of each partition, the preferred leader first. During a reassignment:
-    #: the target, then the brokers that will be removed.
+    #: The brokers that each partition was created on, the preferred leader first. Once
+    #: a partition has a state, the brokers are those in the state.
     replicas: Mapping[int, tuple[int, ...]]
-    adding: Mapping[int, tuple[int, ...]] = attrs.field(factory=dict)
-    removing: Mapping[int, tuple[int, ...]] = attrs.field(factory=dict)
-
-    def assigned_to(self, broker: int) -> tuple[int, ...]:
-        """Return the partitions with a replica on a broker."""
-        return tuple(
-            number
-            for number, brokers in sorted(self.replicas.items())
-            if broker in brokers
-        )
-
-    def with_assignment(self, number: int, partition: ReplicatedPartition) -> TopicNode:
-        """Return the topic with another assignment of one partition."""
-
-        def changed(
-            before: Mapping[int, tuple[int, ...]], brokers: tuple[int, ...]
-        ) -> dict[int, tuple[int, ...]]:
-            after = {**before, number: brokers}
-            return {each: brokers for each, brokers in after.items() if brokers}
-
-        return attrs.evolve(
-            self,
-            replicas={**self.replicas, number: partition.replicas},
-            adding=changed(self.adding, partition.adding),
-            removing=changed(self.removing, partition.removing),
-        )
 
 
 def pack_topic(node: TopicNode) -> bytes:
-    return pack_json(
-        {
-            "version": 3,
-            "topic_id": str(node.topic_id),
-            "partitions": _lists(node.replicas),
-            "adding_replicas": _lists(node.adding),
-            "removing_replicas": _lists(node.removing),
-        }
-    )
+    return paths.pack_topic(node.replicas, topic_id=str(node.topic_id))
 
 
 def unpack_topic(data: bytes, path: str) -> TopicNode:
     values = unpack_json(data, path)
     try:
-        if values["version"] != 3:
+        if values["version"] != 2:
             raise ValueError
-        node = TopicNode(
-            uuid.UUID(values["topic_id"]),
-            _tuples(values["partitions"]),
-            _tuples(values["adding_replicas"]),
-            _tuples(values["removing_replicas"]),
-        )
-        if sorted(node.replicas) != list(range(len(node.replicas))) or not all(
-            brokers and len(set(brokers)) == len(brokers)
-            for brokers in node.replicas.values()
+        replicas = {
+            int(number): tuple(brokers)
+            for number, brokers in values["partitions"].items()
+        }
+        if sorted(replicas) != list(range(len(replicas))) or not all(
+            brokers
+            and len(set(brokers)) == len(brokers)
+            and all(type(each) is int for each in brokers)
+            for brokers in replicas.values()
         ):
             raise ValueError
+        return TopicNode(uuid.UUID(values["topic_id"]), replicas)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise _corrupt("not a topic of a cluster", data, path) from error
-    return node
-
-
-def _lists(brokers: Mapping[int, tuple[int, ...]]) -> dict[str, list[int]]:
-    return {str(number): list(each) for number, each in sorted(brokers.items())}
-
-
-def _tuples(values: Any) -> dict[int, tuple[int, ...]]:
-    found = {int(number): tuple(brokers) for number, brokers in values.items()}
-    if not all(type(each) is int for brokers in found.values() for each in brokers):
-        raise TypeError
-    return found
 
 
 @attrs.frozen
@@ -251,7 +205,11 @@ def topic_names(names: list[str]) -> list[str]:
 
 
 def partitions_path(name: str) -> str:
-    return f"{topic(name)}/partitions"
+    return f"{paths.topic(name)}/partitions"
+
+
+def state_path(name: str, number: int, topic_id: uuid.UUID) -> str:
+    return f"{partitions_path(name)}/{number}/{topic_id}"
 
 
 def _corrupt(reason: str, data: bytes, path: str) -> CorruptRegistryError:

@@ -8,12 +8,13 @@ Rules:
   prepares the next one. Until then, requests get NotLeaderError.
 - An append counts only under the leadership that it was made for. After a change of role
   the log itself refuses such appends.
-- Replicas are removed if a note lists the deletion of the topic's id, or if the
-  assignment no longer names this broker. The replicas of a topic that is missing for
-  another reason, such as a registry that was emptied or restored, are kept. If another
-  topic has the same name, they are renamed.
-- A replica has a role only after the topic with this id was placed here. A broker that
-  was paused may read in one step that a topic was deleted and created again.
+- Replicas are removed if a note lists the deletion of the topic's id, or if the state of
+  the partition no longer names this broker. The replicas of a topic or state that is
+  missing for another reason, such as a registry that was emptied or restored, are kept.
+  If another topic has the same name, they are renamed.
+- A replica has a role only after it was placed here for the topic with this id. A broker
+  that was paused may read in one step that a topic was deleted and created again, or
+  that the broker was unassigned and assigned again while its replica is being removed.
 
 All methods are for the broker's thread.
 """
@@ -22,7 +23,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -93,6 +94,8 @@ class _LedPartition:
     """A partition that this broker leads, in one epoch."""
 
     key: Key
+    #: The path of the state.
+    path: str
     log: Log
     book: LeaderBook
     waits: list[_CommitWait] = attrs.field(factory=list)
@@ -101,6 +104,23 @@ class _LedPartition:
     reported: dict[int, int] = attrs.field(factory=dict)
     #: Timer after which followers get a new high watermark without records.
     report_timer: int | None = None
+
+
+@attrs.frozen
+class _PlacedTopic:
+    """The replicas of a topic that are on the disk of this broker."""
+
+    topic_id: uuid.UUID
+    numbers: frozenset[int]
+
+
+@attrs.frozen
+class _PlacingStep:
+    """A topic for _place_topics(), with the partitions that this broker gets or loses."""
+
+    topic: TopicOfCluster
+    assigned: frozenset[int]
+    unassigned: frozenset[int]
 
 
 class ClusterReplicas(Leadership):
@@ -140,11 +160,11 @@ class ClusterReplicas(Leadership):
         self._tokens: dict[Key, _Token] = {}
         self._led: dict[Key, _LedPartition] = {}
         self._fetchers: dict[int, LeaderFetcher] = {}
-        #: The ids of the topics that were placed here.
-        self._witnessed: dict[str, uuid.UUID] = {}
+        self._placed: dict[str, _PlacedTopic] = {}
+        #: The topics whose replicas may differ from the view.
+        self._unplaced: set[str] = set()
         #: Deleted topics that were reported by on_deleted, and still have replicas here.
         self._reported: set[str] = set()
-        self._placed: dict[str, TopicOfCluster] = {}
         self._is_placing = False
         self._is_closed = False
         state.fetches.has_other_writers = False
@@ -171,23 +191,24 @@ class ClusterReplicas(Leadership):
         self._reported = deleted
         for key in [*self._tokens.keys() - view.states.keys()]:
             self._evaluate(key)
-        for key in view.states:
+        changed = {
+            name
+            for name, topic in view.topics.items()
+            if before.topics.get(name) is not topic
+        }
+        self._unplaced |= changed
+        for key, stored in view.states.items():
             self._evaluate(key)
+            replicas = stored.state.replicas
+            if key in before.damaged or before.replicas_of(key) != replicas:
+                self._unplaced.add(key[0])
         for key, led in self._led.items():
             topic = view.topics.get(key[0])
-            if topic is not None and topic is not before.topics.get(key[0]):
-                self._change_topic(led, topic)
+            if topic is not None and key[0] in changed:
+                minimum = topic.config.min_insync_replicas
+                book = leading.change_min_insync_replicas(led.book, minimum)
+                self._update(led, book)
         self._place()
-
-    def _change_topic(self, led: _LedPartition, topic: TopicOfCluster) -> None:
-        partition = topic.partition(led.key[1], waits=self._waits)
-        book = leading.change_replicas(
-            led.book,
-            partition.replicas,
-            partition.removing,
-            partition.min_insync_replicas,
-        )
-        self._update(led, book)
 
     def _token(self, key: Key) -> _Token:
         """Return the role that the view gives to a replica."""
@@ -195,10 +216,11 @@ class ClusterReplicas(Leadership):
         topic, stored = view.topics.get(key[0]), view.states.get(key)
         if topic is None or stored is None:
             return _NO_ROLE
-        if not is_replica_of(self._witnessed.get(key[0]), topic.node.topic_id):
-            # The directory may contain a replica of another topic of that name.
+        placed = self._placed.get(key[0])
+        if placed is None or key[1] not in placed.numbers:
             return _NO_ROLE
-        if node_id not in topic.node.replicas.get(key[1], ()):
+        if not is_replica_of(placed.topic_id, topic.node.topic_id):
+            # The directory contains a replica of another topic of that name.
             return _NO_ROLE
         state, epoch = stored.state, self._member.epoch
         role = role_of(state, node_id, epoch)
@@ -281,21 +303,18 @@ class ClusterReplicas(Leadership):
     def _lead(
         self, key: Key, log: Log, stored: StoredState, topic: TopicOfCluster
     ) -> None:
-        partition = topic.partition(key[1], waits=self._waits)
         book = leading.take_over(
             stored.state,
             stored.version,
             self._member.settings.node_id,
-            partition.replicas,
-            min_isr=partition.min_insync_replicas,
+            min_insync_replicas=topic.config.min_insync_replicas,
             lag_ms=self._lag_ms,
             log_start=log.log_start_offset,
             log_end=log.log_end_offset,
             high_watermark=log.high_watermark,
             now_ms=self._state.now_ms,
-            removing=partition.removing,
         )
-        led = self._led[key] = _LedPartition(key, log, book)
+        led = self._led[key] = _LedPartition(key, stored.path, log, book)
         self.version += 1
         self.elections += 1
         self._update(led, book)
@@ -351,7 +370,7 @@ class ClusterReplicas(Leadership):
             led.is_proposing = False
             return
         led.is_proposing = True
-        stored = StoredState(proposal.state, proposal.version)
+        stored = StoredState(proposal.state, proposal.version, led.path)
         self._state.work.submit(
             ("proposal", led.key),
             lambda: self._member.propose(led.key, stored),
@@ -427,22 +446,42 @@ class ClusterReplicas(Leadership):
         """Create and remove replicas, so that they match the view."""
         if self._is_placing or self._is_closed:
             return
-        view = self._view
-        changed = [
-            name
-            for name, topic in view.topics.items()
-            if self._placed.get(name) is not topic
-        ]
         deleted = self._deleted_topics()
-        if not changed and not deleted:
+        steps = {
+            name: self._placing_step(name, self._view.topics[name])
+            for name in self._unplaced
+            if name in self._view.topics
+        }
+        self._unplaced.clear()
+        if not steps and not deleted:
             return
         self._is_placing = True
-        topics = {name: view.topics[name] for name in changed}
+        for name, step in steps.items():
+            # A removal that has begun is completed, also if the next view assigns the
+            # partition again. Until then it has no role.
+            placed = self._placed.get(name)
+            if placed is not None:
+                numbers = placed.numbers - step.unassigned
+                self._placed[name] = attrs.evolve(placed, numbers=numbers)
+        ids = {name: self._placed[name].topic_id for name in deleted}
         self._state.work.submit(
             _PLACING,
-            lambda: self._place_topics(topics, deleted),
-            lambda result: self._have_placed(topics, deleted, result),
+            lambda: self._place_topics(steps, ids),
+            lambda result: self._have_placed(steps, deleted, result),
         )
+
+    def _placing_step(self, name: str, topic: TopicOfCluster) -> _PlacingStep:
+        view, node_id = self._view, self._member.settings.node_id
+        assigned, unassigned = set(), set()
+        for number in topic.node.replicas:
+            key = name, number
+            if key in view.damaged:
+                continue  # its replica is kept
+            if node_id in view.replicas_of(key):
+                assigned.add(number)
+            elif key in view.states:
+                unassigned.add(number)
+        return _PlacingStep(topic, frozenset(assigned), frozenset(unassigned))
 
     def _deleted_topics(self) -> set[str]:
         """Return the topics placed here that were deleted.
@@ -452,9 +491,9 @@ class ClusterReplicas(Leadership):
         topics = self._view.topics
         return {
             name
-            for name, topic_id in self._witnessed.items()
+            for name, placed in self._placed.items()
             if self._fate(
-                topic_id, topics[name].node.topic_id if name in topics else None
+                placed.topic_id, topics[name].node.topic_id if name in topics else None
             )
             is ReplicaFate.DELETE
         }
@@ -465,20 +504,21 @@ class ClusterReplicas(Leadership):
         return fate_of_replicas(str(own_id), present, self._view.deleted_ids)
 
     def _place_topics(
-        self, topics: dict[str, TopicOfCluster], deleted: Iterable[str]
+        self, steps: Mapping[str, _PlacingStep], deleted: Mapping[str, uuid.UUID]
     ) -> None:
         """Change the local directory. Blocks.
+
+        `deleted` contains deleted topics and their ids.
 
         Raises:
             LogcoreError: the directory cannot be changed.
         """
         local = self._local
-        for name in deleted:
-            if name in local and local.topic_id(name) == self._witnessed[name]:
+        for name, topic_id in deleted.items():
+            if name in local and local.topic_id(name) == topic_id:
                 self._remove(name, local.partitions(name))
-        for name, topic in topics.items():
-            node = topic.node
-            wanted = node.assigned_to(self._member.settings.node_id)
+        for name, step in steps.items():
+            node = step.topic.node
             if name in local:
                 fate = self._fate(local.topic_id(name), node.topic_id)
                 if fate is ReplicaFate.DELETE:
@@ -486,16 +526,20 @@ class ClusterReplicas(Leadership):
                 elif fate is ReplicaFate.SET_ASIDE:
                     self._set_aside(name)
                 else:
-                    extra = [n for n in local.partitions(name) if n not in wanted]
+                    extra = step.unassigned.intersection(local.partitions(name))
                     if extra:
                         self._remove(name, extra)
-            if wanted:
+            if step.assigned:
                 local.host.place_topic(
-                    name, node.topic_id, len(node.replicas), wanted, topic.overrides
+                    name,
+                    node.topic_id,
+                    len(node.replicas),
+                    sorted(step.assigned),
+                    step.topic.overrides,
                 )
 
     def _remove(self, name: str, numbers: Iterable[int]) -> None:
-        numbers = list(numbers)
+        numbers = sorted(numbers)
         _log.info("replicas of %s are removed: %s", name, numbers)
         self._drop(name, numbers)
         self._local.host.remove_replicas(name, numbers)
@@ -516,22 +560,22 @@ class ClusterReplicas(Leadership):
                 fetcher.drop((name, number))
 
     def _have_placed(
-        self, topics: dict[str, TopicOfCluster], deleted: Iterable[str], result: Any
+        self, steps: Mapping[str, _PlacingStep], deleted: Iterable[str], result: Any
     ) -> None:
         self._is_placing = False
         if isinstance(result, Exception):
             _log.error("replicas cannot be placed: %s", result)
+            self._unplaced.update(steps)
             self._state.timers.at(
                 self._state.now_ms + 10 * _RETRY_MS, lambda _: self._place()
             )
             return
         for name in deleted:
-            self._witnessed.pop(name, None)
             self._placed.pop(name, None)
-        for name, topic in topics.items():
-            self._placed[name] = topic
-            self._witnessed[name] = topic.node.topic_id
-            for number in topic.node.replicas:
+        for name, step in steps.items():
+            node = step.topic.node
+            self._placed[name] = _PlacedTopic(node.topic_id, step.assigned)
+            for number in node.replicas:
                 self._evaluate((name, number))
         self._place()
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 
+import attrs
+
 from logcore.errors import BadVersionError, RegistryError
 from logcore.metadata.checkpoint import Key
-from logcore.registry import paths
 from logcore.replication import electing
 from logcore.replication.state import ReplicationError
-from netshim.cluster import nodes
-from netshim.cluster.controller import elect_leader
+from netshim.cluster.controller import elect_leader, write_state
 from netshim.cluster.directory import ClusterDirectory
 from netshim.cluster.member import ClusterMember
-from netshim.cluster.nodes import WHOLE_TOPIC
 from netshim.session import ClientSession
 from netshim.topology import (
     NO_NODE,
@@ -62,10 +61,7 @@ class ClusterTopology(Topology):
 
     def partition(self, topic: str, number: int) -> ReplicaFacts:
         view = self._member.view
-        found = view.topics.get(topic)
-        replicas: list[int] = []
-        if found is not None:
-            replicas = list(found.node.replicas.get(number, ()))
+        replicas = list(view.replicas_of((topic, number)))
         offline = [each for each in replicas if each not in view.brokers]
         stored = view.states.get((topic, number))
         if stored is None:
@@ -181,12 +177,6 @@ class ClusterTopology(Topology):
             _CHANGE_S,
         )
 
-    def _wait_for_newer_topic(self, name: str, version: int) -> None:
-        self._member.wait_for(
-            lambda view: name not in view.topics or view.topics[name].version > version,
-            _CHANGE_S,
-        )
-
     def reassign(
         self,
         key: Key,
@@ -203,41 +193,37 @@ class ClusterTopology(Topology):
         self, key: Key, target: Sequence[int] | None, *, may_change_factor: bool
     ) -> int:
         member = self._member
-        name, number = key
         for _ in range(_ATTEMPTS):
             view = member.view
-            topic = view.topics.get(name)
-            if topic is None or number not in topic.node.replicas:
-                return codes.UNKNOWN_TOPIC_OR_PARTITION
-            partition = topic.partition(number, waits=member.settings.waits)
+            stored = view.states.get(key)
+            if stored is None:
+                if not view.replicas_of(key):
+                    return codes.UNKNOWN_TOPIC_OR_PARTITION
+                return codes.LEADER_NOT_AVAILABLE
             wanted = None if target is None else tuple(target)
-            changed = electing.reassign(partition, wanted, view.known_brokers)
+            changed = electing.reassign(stored.state, wanted, view.known_brokers)
             if isinstance(changed, ReplicationError):
                 return int(changed)
-            factor = len(partition.target)
+            factor = len(stored.state.target)
             if wanted is not None and len(wanted) != factor and not may_change_factor:
                 return codes.INVALID_REPLICATION_FACTOR
-            node = nodes.pack_topic(topic.node.with_assignment(number, changed))
             try:
-                member.registry.set(paths.topic(name), node, version=topic.version)
+                write_state(member.registry, attrs.evolve(stored, state=changed))
             except BadVersionError:
-                self._wait_for_newer_topic(name, topic.version)
+                self._wait_for_newer(key, stored.version)
                 continue
-            member.note([(name, WHOLE_TOPIC)])
+            member.note([key])
             return codes.NONE
         return codes.REQUEST_TIMED_OUT
 
     def reassignments(self) -> Mapping[Key, Reassignment]:
-        found = {}
-        for name, topic in self._member.view.topics.items():
-            node = topic.node
-            for number in sorted({*node.adding, *node.removing}):
-                found[name, number] = Reassignment(
-                    list(node.replicas[number]),
-                    list(node.adding.get(number, ())),
-                    list(node.removing.get(number, ())),
-                )
-        return found
+        return {
+            key: Reassignment(
+                list(state.replicas), list(state.adding), list(state.removing)
+            )
+            for key, stored in self._member.view.states.items()
+            if (state := stored.state).adding or state.removing
+        }
 
 
 def _failed(what: str, key: Key, error: RegistryError) -> int:

@@ -13,7 +13,7 @@ import attrs
 
 from logcore.config import LogConfig
 from logcore.metadata.checkpoint import Key
-from logcore.replication.electing import ReplicatedPartition
+from logcore.replication.electing import PartitionSettings
 from logcore.replication.state import LeaderAndIsr, LiveBroker
 from netshim.cluster.nodes import BrokerNode, TopicNode
 from netshim.topology import NO_NODE
@@ -21,35 +21,33 @@ from netshim.topology import NO_NODE
 
 @attrs.frozen
 class StoredState:
-    """The state of a partition, and the version of its node."""
+    """The state of a partition, and the path and version of its node."""
 
     state: LeaderAndIsr
     version: int
+    path: str
 
 
 @attrs.frozen
 class TopicOfCluster:
-    """A topic: its assignment and its own settings."""
+    """A topic and its settings."""
 
     node: TopicNode
-    #: The version of the node of the assignment.
+    #: The version of `node`.
     version: int
     overrides: Mapping[str, str]
     #: The effective settings.
     config: LogConfig
 
-    def partition(self, number: int, *, waits: bool) -> ReplicatedPartition:
-        """Return a partition for the rules of replication.
+    def for_elections(self, *, waits: bool) -> PartitionSettings:
+        """Return the settings that elections depend on.
 
         `waits` is whether the durability policy waits for the disk.
         """
-        return ReplicatedPartition(
-            replicas=self.node.replicas[number],
+        return PartitionSettings(
             min_insync_replicas=self.config.min_insync_replicas,
             is_unclean_allowed=self.config.unclean_leader_election_enable,
             is_durable_first=waits,
-            adding=self.node.adding.get(number, ()),
-            removing=self.node.removing.get(number, ()),
         )
 
 
@@ -85,6 +83,13 @@ class ClusterView:
     def damaged_topics(self) -> set[str]:
         """The topics that have a damaged node."""
         return {name for name, _ in self.damaged}
+
+    def replicas_of(self, key: Key) -> tuple[int, ...]:
+        """Return the brokers of a partition; empty if there is no such partition."""
+        stored, topic = self.states.get(key), self.topics.get(key[0])
+        if stored is not None:
+            return stored.state.replicas
+        return () if topic is None else topic.node.replicas.get(key[1], ())
 
     def leader_of(self, key: Key) -> int:
         stored = self.states.get(key)

@@ -100,7 +100,8 @@ class ClusterSide(Side):
             config = LogConfig.parse(overrides)
             topics[name] = TopicOfCluster(node, 1, overrides, config)
             for number in replicas:
-                states[name, number] = StoredState(LeaderAndIsr(LEADER, 3, IN_SYNC), 1)
+                state = LeaderAndIsr(LEADER, 3, IN_SYNC, replicas[number])
+                states[name, number] = StoredState(state, 1, f"/{name}/{number}")
         return ClusterView(brokers=brokers, topics=topics, states=states)
 
     def change_state(self, key: tuple[str, int], **changes: Any) -> None:
@@ -108,7 +109,8 @@ class ClusterSide(Side):
         stored = self.view.states[key]
         led = self.replicas._led.get(key)
         version = max(stored.version, 0 if led is None else led.book.version)
-        changed = StoredState(attrs.evolve(stored.state, **changes), version + 1)
+        state = attrs.evolve(stored.state, **changes)
+        changed = attrs.evolve(stored, state=state, version=version + 1)
         self.view = attrs.evolve(self.view, states={**self.view.states, key: changed})
         self.replicas.take_view(self.view)
 

@@ -296,11 +296,12 @@ def test_a_damaged_topic_is_offline_and_others_continue(
     for name in ("good", "bad"):
         create(first, name, (1,))
     wait(first, lambda view: len(view.states) == 2)
-    (node,) = (tmp_path / "cluster.registry").rglob("bad/partitions/0/state.node")
+    path = first.view.states["bad", 0].path
+    (node,) = (tmp_path / "cluster.registry").rglob("bad/partitions/0/*.node")
     data = node.read_bytes()
     node.write_bytes(data[:100] + bytes(len(data) - 100))
     with pytest.raises(CorruptRegistryError):
-        first.registry.get(paths.partition_state("bad", 0))
+        first.registry.get(path)
     first.note([("bad", 0)])
     wait(first, lambda view: ("bad", 0) in view.damaged)
     assert ("bad", 0) not in first.view.states
@@ -537,7 +538,8 @@ def test_topic_that_is_replaced_while_it_is_read_has_no_former_state(
     create(first, "t", (1,))
     wait(first, lambda view: view.leader_of(("t", 0)) == 1)
     former = first.view.topics["t"].node
-    state = first.registry.get(paths.partition_state("t", 0)).value
+    former_path = first.view.states["t", 0].path
+    state = first.registry.get(former_path).value
     other = TopicNode(uuid.uuid4(), dict(former.replicas))
     read = ClusterMember._read_nodes
     replaced: list[uuid.UUID] = []
@@ -551,7 +553,9 @@ def test_topic_that_is_replaced_while_it_is_read_has_no_former_state(
             replaced.append(other.topic_id)
             registry = member.registry
             registry.set(paths.topic("t"), nodes.pack_topic(other))
-            registry.set(paths.partition_state("t", 0), state)
+            registry.delete(former_path)
+            registry.create(nodes.state_path("t", 0, other.topic_id), state)
+            member.note([("t", WHOLE_TOPIC)])
         return found
 
     monkeypatch.setattr(ClusterMember, "_read_nodes", read_late)
@@ -562,8 +566,7 @@ def test_topic_that_is_replaced_while_it_is_read_has_no_former_state(
         "the next topic is read",
     )
     assert not any(
-        view.topics["t"].node.topic_id == former.topic_id
-        and view.states["t", 0].version > 0
+        view.topics["t"].node.topic_id == former.topic_id and ("t", 0) in view.states
         for view in views
     )
 
@@ -584,7 +587,8 @@ def test_a_topic_that_the_registry_has_lost_is_not_deleted(join: Join) -> None:
     wait(first, lambda view: ("t", 0) in view.states)
     registry = first.registry
     partition = f"{nodes.partitions_path('t')}/0"
-    for path in (f"{partition}/state", partition, nodes.partitions_path("t")):
+    state = first.view.states["t", 0].path
+    for path in (state, partition, nodes.partitions_path("t")):
         registry.delete(path)
     registry.delete(paths.topic("t"))
     first.note([("t", WHOLE_TOPIC)])

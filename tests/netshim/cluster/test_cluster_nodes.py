@@ -14,10 +14,14 @@ import pytest
 from logcore import LogConfig
 from logcore.errors import CorruptRegistryError, DiskFullError, NodeNotFoundError
 from logcore.registry import FileRegistry, open_registry, paths
-from logcore.replication.electing import ReplicatedPartition
-from logcore.replication.state import LeaderAndIsr, pack_state, unpack_state
+from logcore.replication.state import (
+    InSyncReplica,
+    LeaderAndIsr,
+    pack_state,
+    unpack_state,
+)
 from netshim.cluster import nodes
-from netshim.cluster.controller import review_cluster
+from netshim.cluster.controller import review_cluster, write_state
 from netshim.cluster.nodes import (
     DELETED,
     WHOLE_TOPIC,
@@ -57,20 +61,14 @@ def test_a_damaged_broker_is_refused(data: bytes) -> None:
 
 
 def test_a_topic_is_packed_and_unpacked() -> None:
-    node = TopicNode(ID, {0: (1, 2), 1: (2, 3)}, adding={1: (3,)}, removing={0: (2,)})
+    node = TopicNode(ID, {0: (1, 2), 1: (2, 3)})
     assert nodes.unpack_topic(nodes.pack_topic(node), "/p") == node
-    assert node.assigned_to(2) == (0, 1)
-    assert node.assigned_to(3) == (1,)
-    moved = node.with_assignment(1, ReplicatedPartition(replicas=(3,)))
-    assert moved.replicas == {0: (1, 2), 1: (3,)}
-    assert moved.adding == {}
-    assert moved.removing == {0: (2,)}
 
 
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        (b'"version":3', b'"version":2'),
+        (b'"version":2', b'"version":3'),
         (b'"0":[1,2]', b'"0":[]'),
         (b'"0":[1,2]', b'"0":[1,1]'),
         (b'"0":[1,2]', b'"7":[1,2]'),
@@ -132,11 +130,11 @@ def read_view(registry: FileRegistry, brokers: Any = None) -> ClusterView:
         config = LogConfig.parse({"min.insync.replicas": 2})
         topics[name] = TopicOfCluster(node, found.version, {}, config)
         for number in registry.children(nodes.partitions_path(name)):
-            path = paths.partition_state(name, int(number))
+            path = nodes.state_path(name, int(number), node.topic_id)
             with contextlib.suppress(NodeNotFoundError):
                 stored = registry.get(path)
                 states[name, int(number)] = StoredState(
-                    unpack_state(stored.value, path), stored.version
+                    unpack_state(stored.value, path), stored.version, path
                 )
     return ClusterView(
         brokers=BROKERS if brokers is None else brokers,
@@ -178,7 +176,7 @@ def test_a_decision_from_an_old_view_writes_nothing(registry: FileRegistry) -> N
     put_topic(registry, "t", TopicNode(ID, {0: (1, 2, 3)}))
     review(registry)
     old = read_view(registry, {2: BROKERS[2], 3: BROKERS[3]})
-    path = paths.partition_state("t", 0)
+    path = nodes.state_path("t", 0, ID)
     newer = attrs.evolve(old.states["t", 0].state, leader_epoch=9)
     registry.set(path, pack_state(newer))
     # The partition is reported, so that its node is read again.
@@ -194,7 +192,7 @@ def test_states_that_were_written_before_an_error_are_reported(
     create = FileRegistry.create
 
     def fail(self: FileRegistry, path: str, *given: Any, **named: Any) -> int:
-        if path == paths.partition_state("t", 1):
+        if path == nodes.state_path("t", 1, ID):
             raise DiskFullError("no space left")
         return create(self, path, *given, **named)
 
@@ -246,23 +244,35 @@ def test_the_next_controller_completes_a_deletion(
     assert registry.children(nodes.DELETIONS) == []
 
 
-def test_a_finished_reassignment_changes_the_topic(registry: FileRegistry) -> None:
-    put_topic(
-        registry,
-        "t",
-        TopicNode(ID, {0: (2, 3, 1)}, adding={0: (3,)}, removing={0: (1,)}),
-    )
-    path = paths.partition_state("t", 0)
-    members = {n: BROKERS[n] for n in (2, 3)}
-    from logcore.replication.state import InSyncReplica
+def test_a_reassignment_is_finished_once_the_target_is_in_sync(
+    registry: FileRegistry,
+) -> None:
+    put_topic(registry, "t", TopicNode(ID, {0: (1, 2)}))
+    isr = {n: InSyncReplica(BROKERS[n].epoch, BROKERS[n].disk) for n in (2, 3)}
+    state = LeaderAndIsr(2, 5, isr, (2, 3, 1), adding=(3,), removing=(1,))
+    registry.create(nodes.state_path("t", 0, ID), pack_state(state))
+    assert review(registry) == [("t", 0)]
+    view = read_view(registry)
+    finished = view.states["t", 0].state
+    assert (finished.replicas, finished.adding, finished.removing) == ((2, 3), (), ())
+    assert view.replicas_of(("t", 0)) == (2, 3)
 
-    isr = {n: InSyncReplica(node.epoch, node.disk) for n, node in members.items()}
-    registry.create(path, pack_state(LeaderAndIsr(2, 5, isr)))
-    assert review(registry) == [("t", WHOLE_TOPIC)]
-    node = read_view(registry).topics["t"].node
-    assert node.replicas == {0: (2, 3)}
-    assert not node.adding
-    assert not node.removing
+
+def test_write_for_a_deleted_topic_does_not_reach_the_next_one(
+    registry: FileRegistry,
+) -> None:
+    """Both states have the same version, because the first write creates the node."""
+    put_topic(registry, "t", TopicNode(ID, {0: (1, 2)}))
+    review(registry)
+    late = read_view(registry).states["t", 0]
+    registry.create(paths.deletion("t"))
+    review(registry)
+    put_topic(registry, "t", TopicNode(uuid.uuid4(), {0: (3,)}))
+    review(registry)
+    assert read_view(registry).states["t", 0].version == late.version
+    with pytest.raises(NodeNotFoundError):
+        write_state(registry, late)
+    assert read_view(registry).states["t", 0].state.leader == 3
 
 
 def test_a_damaged_state_is_left_alone(registry: FileRegistry) -> None:

@@ -79,7 +79,9 @@ def test_a_topic_that_the_registry_lost_keeps_its_replicas(calm: Cluster) -> Non
     with open_registry(calm.path / "cluster", topics="truth") as registry:
         parent = nodes.partitions_path("lost")
         partition = f"{parent}/0"
-        for path in (f"{partition}/state", partition, parent, paths.topic("lost")):
+        (topic_id,) = registry.children(partition)
+        state = f"{partition}/{topic_id}"
+        for path in (state, partition, parent, paths.topic("lost")):
             registry.delete(path)
 
         def add(value: bytes | None) -> bytes:

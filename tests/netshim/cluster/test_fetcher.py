@@ -113,7 +113,7 @@ def leader(fetcher: LeaderFetcher) -> PlayedLeader:
 
 def followed(number: int, log: Log, leader_epoch: int = 0) -> FollowedPartition:
     members = {1: InSyncReplica(1, "d1"), 2: InSyncReplica(1, "d2")}
-    state = LeaderAndIsr(1, leader_epoch, members)
+    state = LeaderAndIsr(1, leader_epoch, members, tuple(members))
     book = following.follow(
         state,
         2,

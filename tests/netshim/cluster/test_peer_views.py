@@ -25,13 +25,17 @@ STATE = LeaderAndIsr(
     leader_epoch=4,
     controller_epoch=1,
     isr={number: InSyncReplica(7, f"disk-{number}") for number in (1, 2, 3)},
+    replicas=(1, 2, 3),
 )
 VIEW = ClusterView(
     brokers={
         number: BrokerNode(7, f"disk-{number}", "127.0.0.1", 9_000 + number)
         for number in (1, 2, 3)
     },
-    states={("t", 0): StoredState(STATE, 5), ("u", 0): StoredState(STATE, 6)},
+    states={
+        ("t", 0): StoredState(STATE, 5, "/t"),
+        ("u", 0): StoredState(STATE, 6, "/u"),
+    },
 )
 
 
@@ -108,7 +112,7 @@ def test_no_report_makes_this_broker_a_leader(
 ) -> None:
     reports[2] = {"t": (leader, epoch), "unknown": (2, 1)}
     state = attrs.evolve(STATE, leader=3)
-    view = attrs.evolve(VIEW, states={("t", 0): StoredState(state, 5)})
+    view = attrs.evolve(VIEW, states={("t", 0): StoredState(state, 5, "/t")})
     assert read(view) == {("t", 0): (3, 4)}
 
 

@@ -1,0 +1,117 @@
+"""The replicas that a broker places and removes, and the roles that they may have."""
+
+from __future__ import annotations
+
+import types
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+from logcore.config import LogConfig
+from logcore.replication.state import InSyncReplica, LeaderAndIsr
+from netshim.cluster.fetcher import FetcherSettings
+from netshim.cluster.nodes import BrokerNode, TopicNode
+from netshim.cluster.replicas import ClusterReplicas
+from netshim.cluster.view import ClusterView, StoredState, TopicOfCluster
+from support.bench import Bench
+
+OWN, OTHER = 1, 2
+KEY = ("t", 0)
+#: The partition was created on the other broker.
+TOPIC = TopicOfCluster(TopicNode(uuid.UUID(int=7), {0: (OTHER,)}), 0, {}, LogConfig())
+IN_SYNC = {OWN: InSyncReplica(5, "disk 1"), OTHER: InSyncReplica(5, "disk 2")}
+ASSIGNED = LeaderAndIsr(OWN, 3, IN_SYNC, (OWN, OTHER))
+UNASSIGNED = LeaderAndIsr(OTHER, 5, {OTHER: IN_SYNC[OTHER]}, (OTHER,))
+
+
+def view_of(version: int, state: LeaderAndIsr | None) -> ClusterView:
+    stored = {} if state is None else {KEY: StoredState(state, version, "/t/0")}
+    brokers = {
+        number: BrokerNode(5, member.disk, "127.0.0.1", 9000)
+        for number, member in IN_SYNC.items()
+    }
+    # Each view has its own value of the topic, so replicas are compared with each view.
+    topics = {"t": attrs.evolve(TOPIC)}
+    return ClusterView(brokers=brokers, topics=topics, states=stored)
+
+
+class Replicas:
+    """The replicas of broker 1. Submitted work waits for run()."""
+
+    def __init__(self, path: Path) -> None:
+        self.bench = Bench(path, at_once=False, replicated=True)
+        member: Any = types.SimpleNamespace(
+            settings=types.SimpleNamespace(node_id=OWN), epoch=5
+        )
+        self.found = ClusterReplicas(
+            self.bench.broker.state,
+            self.bench.logdir,
+            member,
+            lag_ms=30_000,
+            fetcher_settings=FetcherSettings(),
+            connect=lambda broker: pytest.fail("nothing is followed"),
+            on_lead=lambda key, log: None,
+            on_resign=lambda key: None,
+            on_deleted=lambda names: None,
+            on_failure=lambda error: pytest.fail(str(error)),
+        )
+
+    def take(self, version: int, state: LeaderAndIsr | None) -> None:
+        self.found.take_view(view_of(version, state))
+
+    @property
+    def has_replica(self) -> bool:
+        logdir = self.bench.logdir
+        return "t" in logdir and 0 in logdir.partitions("t")
+
+    def append(self) -> None:
+        self.bench.logdir.partition(*KEY).append(b"a record")
+
+    @property
+    def log_end(self) -> int:
+        return self.bench.logdir.partition(*KEY).log_end_offset
+
+
+@pytest.fixture
+def replicas(tmp_path: Path) -> Iterator[Replicas]:
+    made = Replicas(tmp_path)
+    made.take(1, ASSIGNED)
+    made.bench.run()
+    assert made.found.leads(KEY)
+    made.append()
+    yield made
+    made.found.close()
+    made.bench.close()
+
+
+def test_unassigned_broker_removes_its_replica(replicas: Replicas) -> None:
+    replicas.take(2, UNASSIGNED)
+    assert not replicas.found.leads(KEY)
+    replicas.bench.run()
+    assert not replicas.has_replica
+
+
+def test_replica_without_a_state_is_kept(replicas: Replicas) -> None:
+    """The registry may have lost the state, or it may be damaged."""
+    replicas.take(2, None)
+    replicas.bench.run()
+    assert not replicas.found.leads(KEY)
+    assert replicas.log_end == 1
+
+
+def test_replica_has_no_role_until_its_removal_is_complete(replicas: Replicas) -> None:
+    """A broker that is assigned again would lead a log that is being removed."""
+    replicas.take(2, UNASSIGNED)
+    removal = replicas.bench.submitted.pop()
+    replicas.take(3, attrs.evolve(ASSIGNED, leader_epoch=6))
+    replicas.bench.run()
+    assert replicas.has_replica
+    assert not replicas.found.leads(KEY)
+    replicas.bench.submitted.append(removal)
+    replicas.bench.run()
+    assert replicas.found.leads(KEY)
+    assert replicas.log_end == 0
