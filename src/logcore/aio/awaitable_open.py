@@ -5,9 +5,12 @@ This module does not depend on the opened objects.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Awaitable, Callable, Generator
 from types import TracebackType
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, ParamSpec, Protocol, Self, TypeVar
+
+from logcore.aio.loop_thread import LoopThread
 
 
 class Closing(Protocol):
@@ -24,6 +27,8 @@ class Closing(Protocol):
 
 
 _T = TypeVar("_T", bound=Closing)
+_P = ParamSpec("_P")
+_S = TypeVar("_S")
 
 
 class Opening(Generic[_T]):
@@ -49,3 +54,43 @@ class Opening(Generic[_T]):
     ) -> None:
         assert self._opened is not None
         await self._opened.__aexit__(kind, error, trace)
+
+
+def open_in_thread(
+    description: str,
+    make: Callable[[], _S],
+    close: Callable[[_S], object],
+    wrap: Callable[[LoopThread, _S], _T],
+) -> Opening[_T]:
+    """Open a synchronous object in a thread of its own, and wrap it for the loop.
+
+    `description` names the object in error messages. If the task is cancelled while
+    make() runs, close() closes the result.
+    """
+
+    async def begin() -> _T:
+        loop_thread = LoopThread(description)
+        try:
+            made = await loop_thread.acquire(make, close)
+        except BaseException:
+            loop_thread.end()
+            raise
+        return wrap(loop_thread, made)
+
+    return Opening(begin)
+
+
+def opener(
+    description: str,
+    function: Callable[_P, _S],
+    close: Callable[[_S], object],
+    wrap: Callable[[LoopThread, _S], _T],
+) -> Callable[_P, Opening[_T]]:
+    """Return a function with the arguments of `function`, for open_in_thread()."""
+
+    @functools.wraps(function)
+    def begin(*args: _P.args, **kwargs: _P.kwargs) -> Opening[_T]:
+        make = functools.partial(function, *args, **kwargs)
+        return open_in_thread(description, make, close, wrap)
+
+    return begin

@@ -23,7 +23,7 @@ from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, 
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeVar
 
-from logcore.aio.awaitable_open import Opening
+from logcore.aio.awaitable_open import Opening, open_in_thread
 from logcore.aio.ending import waits_of
 from logcore.aio.loop_thread import LoopThread
 from logcore.aio.notify import DirectoryWatch, Wakeups
@@ -754,13 +754,4 @@ def opening(directory: LogDir, settings: ConsumerSettings) -> Opening[Consumer]:
             registry = directory.host.coordinators.registry(directory)
         return _Stepped(directory.host.fs, directory, groups, settings, registry)
 
-    async def begin() -> Consumer:
-        loop_thread = LoopThread("the consumer")
-        try:
-            made = await loop_thread.acquire(make, synchronous.Consumer.close)
-        except BaseException:
-            loop_thread.end()
-            raise
-        return Consumer(loop_thread, made)
-
-    return Opening(begin)
+    return open_in_thread("the consumer", make, synchronous.Consumer.close, Consumer)

@@ -14,13 +14,12 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import os
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any, Final, ParamSpec, TypeVar
 
 from logcore import log as synchronous
-from logcore.aio.awaitable_open import Opening
+from logcore.aio.awaitable_open import opener
 from logcore.aio.closeable import AsyncCloseable
 from logcore.aio.loop_thread import LoopThread, in_thread
 from logcore.aio.notify import (
@@ -31,9 +30,8 @@ from logcore.aio.notify import (
     begin_to_follow,
     plain,
 )
-from logcore.config import Durability, LogConfig
+from logcore.config import LogConfig
 from logcore.errors import InvalidRecordError, RecordTooLargeError
-from logcore.fs import FS, OS
 from logcore.kernels import Receipt, Record
 from logcore.kernels.layout import (
     HeadersInput,
@@ -253,44 +251,6 @@ def _complete(
             one.future.set_result(outcome)
 
 
-def open(
-    path: str | os.PathLike[str],
-    *,
-    create: bool = False,
-    read_only: bool = False,
-    config: Mapping[str, object] | None = None,
-    durability: str | Durability = "group",
-    on_corruption: synchronous.OnCorruption = "fail",
-    shared: bool = False,
-    fs: FS = OS,
-) -> Opening[Log]:
-    """Open a partition directory like logcore.open(), with `async with` or `await`."""
-
-    async def begin() -> Log:
-        loop_thread = LoopThread("the log")
-        try:
-            log = await loop_thread.acquire(
-                functools.partial(
-                    synchronous.open_log,
-                    path,
-                    create=create,
-                    read_only=read_only,
-                    config=config,
-                    durability=durability,
-                    on_corruption=on_corruption,
-                    shared=shared,
-                    fs=fs,
-                ),
-                synchronous.Log.close,
-            )
-        except BaseException:
-            loop_thread.end()
-            raise
-        return Log(loop_thread, log)
-
-    return Opening(begin)
-
-
 class Log(AsyncCloseable):
     """One partition directory, for tasks of one event loop.
 
@@ -503,3 +463,7 @@ class Log(AsyncCloseable):
     delete_records = in_thread(synchronous.Log.delete_records)
     truncate = in_thread(synchronous.Log.truncate)
     statistics = in_thread(synchronous.Log.statistics)
+
+
+open = opener("the log", synchronous.open_log, synchronous.Log.close, Log)
+"""Open a partition directory like logcore.open(), with `async with` or `await`."""

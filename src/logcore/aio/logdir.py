@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, overload
 from logcore import logdir as synchronous
 from logcore.aio import consumer as consumers
 from logcore.aio import producer as producers
-from logcore.aio.awaitable_open import Opening
+from logcore.aio.awaitable_open import Opening, opener
 from logcore.aio.closeable import AsyncCloseable
 from logcore.aio.log import Log
 from logcore.aio.loop_thread import LoopThread, in_thread
@@ -25,13 +25,9 @@ from logcore.aio.notify import (
     Tail,
     begin_to_follow,
 )
-from logcore.config import Durability
 from logcore.consumer.settings import ConsumerOptions, consumer_settings
-from logcore.directory.maintenance import Upkeep
-from logcore.fs import FS, OS
 from logcore.kernels import Receipt, Record, TopicRecord, kernel
 from logcore.kernels.layout import HeadersInput, Level, Piece, Time
-from logcore.log import OnCorruption
 from logcore.producer.settings import (
     ProducerOptions,
     TransactionOptions,
@@ -47,46 +43,6 @@ if TYPE_CHECKING:
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
-
-
-def open_dir(
-    path: str | os.PathLike[str],
-    *,
-    create: bool = False,
-    read_only: bool = False,
-    config: Mapping[str, object] | None = None,
-    durability: str | Durability = "group",
-    upkeep: Upkeep | None = None,
-    on_corruption: OnCorruption = "fail",
-    on_incident: Callable[[Incident], None] | None = None,
-    shared: bool = False,
-    fs: FS = OS,
-) -> Opening[LogDir]:
-    """Open a directory like logcore.open_dir(), with `async with` or `await`."""
-
-    async def begin() -> LogDir:
-        loop_thread = LoopThread("the log directory")
-        function = functools.partial(
-            synchronous.open_dir,
-            path,
-            create=create,
-            read_only=read_only,
-            config=config,
-            durability=durability,
-            upkeep=upkeep,
-            on_corruption=on_corruption,
-            on_incident=on_incident,
-            shared=shared,
-            fs=fs,
-        )
-        try:
-            directory = await loop_thread.acquire(function, synchronous.LogDir.close)
-        except BaseException:
-            loop_thread.end()
-            raise
-        return LogDir(loop_thread, directory)
-
-    return Opening(begin)
 
 
 class LogDir(AsyncCloseable):
@@ -310,3 +266,9 @@ class LogDir(AsyncCloseable):
         self._loop_thread.check()
         self.sync.host.check_open()
         return consumers.opening(self.sync, consumer_settings(config, settings))
+
+
+open_dir = opener(
+    "the log directory", synchronous.open_dir, synchronous.LogDir.close, LogDir
+)
+"""Open a directory like logcore.open_dir(), with `async with` or `await`."""

@@ -29,7 +29,7 @@ from typing import Any, Final, Self
 
 import attrs
 
-from logcore.aio.awaitable_open import Opening
+from logcore.aio.awaitable_open import Opening, open_in_thread
 from logcore.aio.closeable import AsyncCloseable
 from logcore.aio.loop_thread import LoopThread
 from logcore.callbacks import call
@@ -616,15 +616,9 @@ def opening(directory: LogDir, settings: ProducerSettings) -> Opening[Any]:
             directory.host.fs, directory, quiet, directory.host.coordinators
         )
 
-    async def begin() -> Producer:
-        loop_thread = LoopThread("the producer")
-        try:
-            made = await loop_thread.acquire(make, lambda producer: producer.close(0))
-        except BaseException:
-            loop_thread.end()
-            raise
+    def wrap(loop_thread: LoopThread, made: _Plain | _Transactional) -> Producer:
         if isinstance(made, _Transactional):
             return TransactionalProducer(loop_thread, made, settings.on_delivery)
         return Producer(loop_thread, made, settings.on_delivery)
 
-    return Opening(begin)
+    return open_in_thread("the producer", make, lambda made: made.close(0), wrap)
