@@ -21,11 +21,11 @@ import re
 import threading
 from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Mapping
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, Protocol, Self, TypeVar
 
 from logcore.aio.awaitable_open import Opening, open_in_thread
 from logcore.aio.ending import waits_of
-from logcore.aio.loop_thread import LoopThread
+from logcore.aio.loop_thread import LoopThread, in_loop, in_thread
 from logcore.aio.notify import DirectoryWatch, Wakeups
 from logcore.callbacks import call
 from logcore.consumer import consumer as synchronous
@@ -40,10 +40,8 @@ from logcore.consumer.fetcher import (
 )
 from logcore.consumer.positions import Move, PartitionPosition
 from logcore.consumer.settings import (
-    ConsumerMetrics,
     ConsumerRecords,
     ConsumerSettings,
-    GroupMetadata,
     OffsetAndMetadata,
     intercepted,
 )
@@ -60,6 +58,7 @@ from logcore.metadata.checkpoint import PartitionKey
 if TYPE_CHECKING:
     import pyarrow
 
+_P = ParamSpec("_P")
 _T = TypeVar("_T")
 #: Time for which records are read before the next step for the group, as in the
 #: iteration of a Consumer.
@@ -302,6 +301,11 @@ class Consumer:
         self._steps += 1
         return step
 
+    async def _call(
+        self, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs
+    ) -> _T:
+        return await self._begin_step(functools.partial(function, *args, **kwargs))
+
     def _end_step(self) -> None:
         self._steps -= 1
         while self._later and not self._steps:
@@ -375,15 +379,9 @@ class Consumer:
         self._refuse_listener("assign()")
         await self._begin_step(functools.partial(self._sync.assign, list(partitions)))
 
-    def subscription(self) -> frozenset[str]:
-        """Return the subscribed topics; with a pattern, those that match now."""
-        self._loop_thread.check()
-        return self._sync.subscription()
-
-    def assignment(self) -> frozenset[TopicPartition]:
-        """Return the partitions that this consumer reads now."""
-        self._loop_thread.check()
-        return self._sync.assignment()
+    subscription = in_loop(synchronous.Consumer.subscription)
+    assignment = in_loop(synchronous.Consumer.assignment)
+    paused = in_loop(synchronous.Consumer.paused)
 
     def pause(self, *partitions: tuple[str, int]) -> None:
         """Exclude partitions from reads until resume()."""
@@ -393,10 +391,6 @@ class Consumer:
     def resume(self, *partitions: tuple[str, int]) -> None:
         self._check(partitions)
         self._apply_change(functools.partial(self._sync.resume, *partitions))
-
-    def paused(self) -> frozenset[TopicPartition]:
-        self._loop_thread.check()
-        return self._sync.paused()
 
     def _check(self, partitions: Iterable[tuple[str, int]]) -> None:
         self._loop_thread.check()
@@ -419,22 +413,9 @@ class Consumer:
         self._sync.check_seek(partition, offset)
         self._apply_change(functools.partial(self._sync.seek, partition, offset))
 
-    async def seek_to_beginning(self, *partitions: tuple[str, int]) -> None:
-        """Set the positions of these partitions, by default of all that are read."""
-        await self._begin_step(
-            functools.partial(self._sync.seek_to_beginning, *partitions)
-        )
-
-    async def seek_to_end(self, *partitions: tuple[str, int]) -> None:
-        await self._begin_step(functools.partial(self._sync.seek_to_end, *partitions))
-
-    async def lag(self, partition: tuple[str, int] | None = None) -> int:
-        """Return the number of offsets up to the end, of one partition or of all.
-
-        Raises:
-            NoOffsetError: A partition has no position.
-        """
-        return await self._begin_step(functools.partial(self._sync.lag, partition))
+    seek_to_beginning = in_thread(synchronous.Consumer.seek_to_beginning)
+    seek_to_end = in_thread(synchronous.Consumer.seek_to_end)
+    lag = in_thread(synchronous.Consumer.lag)
 
     async def beginning_offsets(
         self, partitions: Iterable[tuple[str, int]]
@@ -457,20 +438,9 @@ class Consumer:
             self._sync.offsets_for_times, dict(times_ms)
         )
 
-    def topics(self) -> list[str]:
-        """Return the topics of the directory."""
-        self._loop_thread.check()
-        return self._sync.topics()
-
-    def partitions_for(self, topic: str) -> tuple[int, ...]:
-        """Return the partition numbers of a topic. Raises TopicNotFoundError."""
-        self._loop_thread.check()
-        return self._sync.partitions_for(topic)
-
-    def metrics(self) -> ConsumerMetrics:
-        """Return the counters since the consumer was made."""
-        self._loop_thread.check()
-        return self._sync.metrics()
+    topics = in_loop(synchronous.Consumer.topics)
+    partitions_for = in_loop(synchronous.Consumer.partitions_for)
+    metrics = in_loop(synchronous.Consumer.metrics)
 
     # -- commits -----------------------------------------------------------------------
 
@@ -538,12 +508,7 @@ class Consumer:
         """Return the committed offsets of the group, None where there is none."""
         return await self._loop_thread.call(self._sync.committed, list(partitions))
 
-    def group_metadata(self) -> GroupMetadata:
-        """Return the membership, for
-        TransactionalProducer.send_offsets_to_transaction().
-        """
-        self._loop_thread.check()
-        return self._sync.group_metadata()
+    group_metadata = in_loop(synchronous.Consumer.group_metadata)
 
     # -- reading -----------------------------------------------------------------------
 

@@ -263,7 +263,7 @@ class Log(AsyncCloseable):
 
     def __init__(self, loop_thread: LoopThread, log: synchronous.Log) -> None:
         """Create a log. Users call logcore.aio.open() or LogDir.partition()."""
-        self.sync = log
+        self.sync = self._sync = log
         self._loop_thread = loop_thread
         self._appending = Appending(loop_thread, log)
         self._follower = LogFollower(loop_thread, fs_of(log), [log])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, overload
 
 from logcore import logdir as synchronous
@@ -57,8 +57,9 @@ class LogDir(AsyncCloseable):
 
     def __init__(self, loop_thread: LoopThread, directory: synchronous.LogDir) -> None:
         """Create a directory. Users call logcore.aio.open_dir()."""
-        self.sync = directory
+        self.sync = self._sync = directory
         self._loop_thread = loop_thread
+        self._call = loop_thread.call
         self._logs: dict[tuple[str, int], Log] = {}
 
     def __repr__(self) -> str:
@@ -84,11 +85,6 @@ class LogDir(AsyncCloseable):
         finally:
             for log in self._logs.values():
                 log.release()
-
-    def _call(
-        self, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs
-    ) -> Coroutine[Any, Any, _T]:
-        return self._loop_thread.call(function, *args, **kwargs)
 
     # -- topics ------------------------------------------------------------------------
 

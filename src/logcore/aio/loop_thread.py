@@ -58,7 +58,7 @@ _CURRENT_REQUEST: Final[contextvars.ContextVar[_LoopRequest | None]] = (
 def in_thread(
     method: Callable[Concatenate[Any, _P], _T],
 ) -> Callable[Concatenate[Any, _P], Coroutine[Any, Any, _T]]:
-    """Return a coroutine method that calls a method of `self.sync` in its thread.
+    """Return a coroutine method that calls a method of `self._sync` in its thread.
 
     It has the name, arguments and documentation of that method. `self._call()` performs
     the call.
@@ -67,7 +67,25 @@ def in_thread(
 
     @functools.wraps(method)
     async def run(self: Any, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        result: _T = await self._call(getattr(self.sync, name), *args, **kwargs)
+        result: _T = await self._call(getattr(self._sync, name), *args, **kwargs)
+        return result
+
+    return run
+
+
+def in_loop(
+    method: Callable[Concatenate[Any, _P], _T],
+) -> Callable[Concatenate[Any, _P], _T]:
+    """Return a method that calls a method of `self._sync` at once.
+
+    Outside the loop it raises WrongLoopError.
+    """
+    name = method.__name__
+
+    @functools.wraps(method)
+    def run(self: Any, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        self._loop_thread.check()
+        result: _T = getattr(self._sync, name)(*args, **kwargs)
         return result
 
     return run

@@ -31,7 +31,7 @@ import attrs
 
 from logcore.aio.awaitable_open import Opening, open_in_thread
 from logcore.aio.closeable import AsyncCloseable
-from logcore.aio.loop_thread import LoopThread
+from logcore.aio.loop_thread import LoopThread, in_loop, in_thread
 from logcore.callbacks import call
 from logcore.errors import (
     BufferFullError,
@@ -49,7 +49,6 @@ from logcore.producer import transactional_producer
 from logcore.producer.futures import Delivery, RecordFuture
 from logcore.producer.settings import (
     OnDelivery,
-    ProducerMetrics,
     ProducerRecord,
     ProducerSettings,
     RecordMetadata,
@@ -170,6 +169,7 @@ class Producer(AsyncCloseable):
     ) -> None:
         """Create a producer. Users call LogDir.producer()."""
         self._loop_thread = loop_thread
+        self._call = loop_thread.call
         self._loop = loop_thread.loop
         self._sync: _Plain | _Transactional = producer
         self._on_delivery = on_delivery
@@ -443,25 +443,9 @@ class Producer(AsyncCloseable):
 
     # -- writing -----------------------------------------------------------------------
 
-    async def flush(self, timeout: float | None = None) -> None:
-        """Wait until every record sent before has its result, and its future is done.
-
-        `timeout` is in seconds.
-
-        Raises:
-            DeliveryTimeoutError: The timeout has passed.
-        """
-        await self._loop_thread.call(self._sync.flush, timeout)
-
-    def metrics(self) -> ProducerMetrics:
-        """Return the counters since the producer was made."""
-        self._loop_thread.check()
-        return self._sync.metrics()
-
-    def partitions_for(self, topic: str) -> tuple[int, ...]:
-        """Return the partition numbers of a topic."""
-        self._loop_thread.check()
-        return self._sync.partitions_for(topic)
+    flush = in_thread(synchronous.Producer.flush)
+    metrics = in_loop(synchronous.Producer.metrics)
+    partitions_for = in_loop(synchronous.Producer.partitions_for)
 
     async def close(self, timeout: float | None = None) -> None:
         """Write the queued records, wait for them and close.
@@ -522,40 +506,24 @@ class TransactionalProducer(Producer):
         super().__init__(loop_thread, producer, on_delivery)
         self._own = producer
 
-    async def init_transactions(
-        self, timeout: float | None = None, *, keep_prepared: bool = False
-    ) -> None:
-        """Take over the transactional id. transaction() does so automatically."""
-        await self._loop_thread.call(
-            self._own.init_transactions, timeout, keep_prepared=keep_prepared
-        )
-
-    async def begin_transaction(self) -> None:
-        """Begin a transaction, so that records may be sent."""
-        await self._loop_thread.call(self._own.begin_transaction)
-
-    async def commit_transaction(self, timeout: float | None = None) -> None:
-        """Write the sent records, and commit the transaction."""
-        await self._loop_thread.call(self._own.commit_transaction, timeout)
-
-    async def abort_transaction(self, timeout: float | None = None) -> None:
-        """Abort the transaction."""
-        await self._loop_thread.call(self._own.abort_transaction, timeout)
-
-    async def prepare_transaction(self, timeout: float | None = None) -> str:
-        """Write the sent records, and wait for the decision of another store."""
-        return await self._loop_thread.call(self._own.prepare_transaction, timeout)
-
-    async def complete_transaction(
-        self, prepared: str, timeout: float | None = None
-    ) -> bool:
-        """Commit the prepared transaction if this is its text, else abort it.
-
-        Returns whether it was committed.
-        """
-        return await self._loop_thread.call(
-            self._own.complete_transaction, prepared, timeout
-        )
+    init_transactions = in_thread(
+        transactional_producer.TransactionalProducer.init_transactions
+    )
+    begin_transaction = in_thread(
+        transactional_producer.TransactionalProducer.begin_transaction
+    )
+    commit_transaction = in_thread(
+        transactional_producer.TransactionalProducer.commit_transaction
+    )
+    abort_transaction = in_thread(
+        transactional_producer.TransactionalProducer.abort_transaction
+    )
+    prepare_transaction = in_thread(
+        transactional_producer.TransactionalProducer.prepare_transaction
+    )
+    complete_transaction = in_thread(
+        transactional_producer.TransactionalProducer.complete_transaction
+    )
 
     async def send_offsets_to_transaction(
         self,
