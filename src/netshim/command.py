@@ -367,95 +367,51 @@ def _server_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def _new_server(
-    file: FileSettings,
-    *,
-    directory: str,
-    host: str,
-    port: int,
-    advertise: tuple[str, ...],
-    listeners: tuple[str, ...],
-    protocols: tuple[str, ...],
-    tls_cert: str | None,
-    tls_key: str | None,
-    tls_client_ca: str | None,
-    tls_client: str | None,
-    tls_principal_rules: str,
-    sasl: str,
-    reauthentication_ms: int,
-    oauth_jwks: str | None,
-    oauth_audience: str | None,
-    oauth_issuer: str | None,
-    oauth_claim: str,
-    super_users: tuple[str, ...],
-    acls: bool,
-    insecure: bool,
-    durability: str,
-    shared: bool,
-    registry: str | None,
-    node_id: int | None,
-    rack: str | None,
-    inter_broker_listener: str | None,
-    tls_ca: str | None,
-    configs: tuple[str, ...],
-    fs: FS = OS,
-    **settings: Any,
-) -> Server:
+def _fields(kind: type, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that are fields of a class."""
+    names = attrs.fields_dict(kind)
+    return {name: value for name, value in options.items() if name in names}
+
+
+def _new_server(file: FileSettings, options: Mapping[str, Any], fs: FS = OS) -> Server:
     """Return the server that the options describe. It is not started."""
     return Server(
-        directory,
-        listeners=_listeners(host, port, listeners, protocols, advertise),
-        tls=_tls(tls_cert, tls_key, tls_client_ca, tls_client),
+        options["directory"],
+        listeners=_listeners(options),
+        tls=_tls(options),
         security=SecuritySettings(
-            mechanisms=tuple(one.strip() for one in sasl.split(",")),
-            super_users=super_users,
-            enforces_acls=acls,
-            connections_max_reauth_ms=reauthentication_ms,
-            principal_mapping=MappingRules.parse(tls_principal_rules),
-            oauth_jwks=oauth_jwks,
-            oauth_audience=oauth_audience,
-            oauth_issuer=oauth_issuer,
-            oauth_claim=oauth_claim,
+            mechanisms=tuple(one.strip() for one in options["sasl"].split(",")),
+            enforces_acls=options["acls"],
+            connections_max_reauth_ms=options["reauthentication_ms"],
+            principal_mapping=MappingRules.parse(options["tls_principal_rules"]),
+            **_fields(SecuritySettings, options),
         ),
-        insecure=insecure,
-        durability=durability,
-        shared=shared,
-        cluster=_cluster(registry, node_id, rack, inter_broker_listener, tls_ca),
-        config=_topic_config(file, configs),
-        settings=Settings(**settings),
+        insecure=options["insecure"],
+        durability=options["durability"],
+        shared=options["shared"],
+        cluster=_cluster(options),
+        config=_topic_config(file, options["configs"]),
+        settings=Settings(**_fields(Settings, options)),
         fs=fs,
     )
 
 
-def _cluster(
-    registry: str | None,
-    node_id: int | None,
-    rack: str | None,
-    inter_broker_listener: str | None,
-    tls_ca: str | None,
-) -> ClusterSettings | None:
-    """Return the settings of a broker in a cluster, by the options, or None."""
-    if registry is None:
-        if any(
-            one is not None for one in (node_id, rack, inter_broker_listener, tls_ca)
-        ):
+def _cluster(options: Mapping[str, Any]) -> ClusterSettings | None:
+    """Return the settings of a broker in a cluster, or None."""
+    if options["registry"] is None:
+        names = ("node_id", "rack", "inter_broker_listener", "tls_ca")
+        if any(options[name] is not None for name in names):
             raise InvalidConfigError(
                 "--node-id, --rack, --inter-broker-listener and --tls-ca are for a cluster",
                 expected="--registry",
                 found="none",
             )
         return None
-    if node_id is None:
+    if options["node_id"] is None:
         raise InvalidConfigError("--registry", expected="--node-id", found="none")
     from netshim.cluster.node import ClusterSettings
 
-    return ClusterSettings(
-        registry=registry,
-        node_id=node_id,
-        rack=rack,
-        inter_broker_listener=inter_broker_listener,
-        tls_ca=tls_ca,
-    )
+    return ClusterSettings(**_fields(ClusterSettings, options))
 
 
 def _topic_config(file: FileSettings, texts: tuple[str, ...]) -> dict[str, str]:
@@ -498,13 +454,6 @@ def serve(
     log_format: str | None,
     ready_fd: int | None,
     record: str | None,
-    metrics: str | None,
-    console: str | None,
-    console_login: bool,
-    console_write: bool,
-    door: str | None,
-    door_token_file: str | None,
-    schema_registry: str | None,
     **options: Any,
 ) -> None:
     """Serve the log directory DIR to Kafka clients; it is created if it does not exist.
@@ -532,21 +481,12 @@ def serve(
     gc.set_threshold(10_000, 20, 1_000)
     try:
         file = _file_of(ctx)
-        server = _new_server(file, **options, fs=files_for(door))
+        server = _new_server(file, options, files_for(options["door"]))
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             pages = HttpPages(
-                metrics,
-                console,
-                door,
-                door_token_file,
-                schema_registry,
-                options["insecure"],
-                server.tls_settings,
-                _topic_config(file, options["configs"]),
-                console_login,
-                console_write,
-                options["acls"],
-                options["super_users"],
+                tls=server.tls_settings,
+                config=_topic_config(file, options["configs"]),
+                **_fields(HttpPages, options),
             )
             reloader = _Reloader(ctx, server)
             runner.run(
@@ -580,15 +520,12 @@ def _pairs(texts: tuple[str, ...], option: str) -> dict[str, str]:
     return found
 
 
-def _listeners(
-    host: str,
-    port: int,
-    texts: tuple[str, ...],
-    protocols: tuple[str, ...],
-    advertise: tuple[str, ...],
-) -> list[Listener]:
+def _listeners(options: Mapping[str, Any]) -> list[Listener]:
     """Return the listeners that the options describe."""
+    texts = options["listeners"]
+    advertise = options["advertise"]
     if not texts:
+        host = options["host"]
         if not host:
             raise InvalidConfigError(
                 "host", expected="an address; 0.0.0.0 for all", found=repr(host)
@@ -596,8 +533,8 @@ def _listeners(
         address = None
         if advertise:
             address = _address(advertise[-1])
-        return [Listener("PLAINTEXT", host, port, "PLAINTEXT", address)]
-    kinds = _pairs(protocols, "--listener-protocol")
+        return [Listener("PLAINTEXT", host, options["port"], "PLAINTEXT", address)]
+    kinds = _pairs(options["protocols"], "--listener-protocol")
     addresses = _pairs(advertise, "--advertise")
     found = []
     for text in texts:
@@ -617,10 +554,11 @@ def _listeners(
     return found
 
 
-def _tls(
-    cert: str | None, key: str | None, client_ca: str | None, client: str | None
-) -> TlsSettings | None:
+def _tls(options: Mapping[str, Any]) -> TlsSettings | None:
     """Return the TLS settings that the options describe."""
+    cert, key, client_ca, client = (
+        options[f"tls_{name}"] for name in ("cert", "key", "client_ca", "client")
+    )
     if cert is None:
         if key or client_ca or client:
             raise InvalidConfigError("TLS", expected="--tls-cert", found="none")
@@ -763,7 +701,7 @@ def check(ctx: click.Context, /, shows_all: bool, **options: Any) -> None:
         if value is not None and (shows_all or source is not ParameterSource.DEFAULT):
             key = _file_key(param)
             click.echo(f"{key} = {_toml(value)}  # {_place(file, source, key)}")
-    server = _new_server(file, **options)
+    server = _new_server(file, options)
     _print_table("config", _topic_config(file, options["configs"]))
     for topic in file.topics:
         table = {"partitions": topic.partitions, **topic.config}

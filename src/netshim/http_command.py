@@ -92,7 +92,7 @@ def files_for(door: str | None) -> FS:
     return VirtualFiles()
 
 
-@attrs.define
+@attrs.define(kw_only=True)
 class HttpPages:
     """The pages of one `netshim serve`. Fields without a comment are its options."""
 
@@ -109,9 +109,9 @@ class HttpPages:
     console_write: bool = False
     acls: bool = False
     super_users: tuple[str, ...] = ()
-    _host: HttpHost | None = None
+    _host: HttpHost | None = attrs.field(init=False, default=None)
     #: URLs of the pages by the name of their option, printed after the start line.
-    urls: dict[str, str] = attrs.Factory(dict)
+    urls: dict[str, str] = attrs.field(init=False, factory=dict)
 
     def start(self, server: Server, loop: asyncio.AbstractEventLoop) -> None:
         """Bind the ports and serve the pages, before the broker starts.
