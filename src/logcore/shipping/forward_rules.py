@@ -34,14 +34,14 @@ _WITNESS: Final = re.compile(r"(\d+):[0-9a-f]{8}")
 
 @attrs.frozen
 class Stop:
-    """The reason why a partition cannot be shipped, with a remedy."""
+    """The reason why a partition cannot be shipped or mirrored, with a remedy."""
 
     error: ShippingError
 
 
 @attrs.frozen
 class Begin:
-    """Ship from `offset` on.
+    """Ship or mirror from `offset` on.
 
     `skipped` offsets are left out, because they were deleted.
     """

@@ -65,7 +65,8 @@ from logcore.shipping.cluster import (
     SourceCluster,
 )
 from logcore.shipping.dead_letters import Quarantine
-from logcore.shipping.mirror_rules import Diverged, Stopped
+from logcore.shipping.forward_rules import Stop
+from logcore.shipping.mirror_rules import Diverged
 from logcore.shipping.settings import (
     MirrorMetrics,
     MirrorOptions,
@@ -412,7 +413,7 @@ class Mirror(Closeable):
 
     def _place(self, lane: _Lane, end: int | None, log: Log | None) -> None:
         decided = mirror_rules.judge(end, lane.span, on_gap=self._settings.on_gap)
-        if isinstance(decided, Stopped):
+        if isinstance(decided, Stop):
             self._stop(lane, decided.error)
         elif isinstance(decided, Diverged):
             self._diverge(lane, decided.error)

@@ -26,11 +26,11 @@ from typing import Final, Literal
 
 import attrs
 
-from logcore.errors import DivergedError, ShippingError, ShippingGapError
+from logcore.errors import DivergedError, ShippingGapError
 from logcore.kernels import Record
 from logcore.recordbatch import encode
 from logcore.shipping.cluster import RemoteRecord, RemoteSpan
-from logcore.shipping.forward_rules import OnGap
+from logcore.shipping.forward_rules import Begin, OnGap, Stop
 
 OnDivergence = Literal["fail", "truncate"]
 #: Maximum size of a batch. It is below the default size of a segment and of a fetch,
@@ -40,21 +40,6 @@ _BATCH_BYTES: Final = 256 << 10
 #: addition to name and value (see the format, section 1.5).
 _RECORD_BYTES: Final = 32
 _HEADER_BYTES: Final = 10
-
-
-@attrs.frozen
-class Go:
-    """Fetch from `offset` on. `skipped` offsets were deleted in the remote log."""
-
-    offset: int
-    skipped: int = 0
-
-
-@attrs.frozen
-class Stopped:
-    """The reason why a partition cannot be mirrored any more."""
-
-    error: ShippingError
 
 
 @attrs.frozen
@@ -69,13 +54,13 @@ class Diverged:
 
 def judge(
     end: int | None, span: RemoteSpan, *, on_gap: OnGap
-) -> Go | Stopped | Diverged:
+) -> Begin | Stop | Diverged:
     """Return the offset to continue at.
 
     `end` is that of our log, None if it is empty.
     """
     if end is None:
-        return Go(span.log_start)
+        return Begin(span.log_start)
     if end > span.log_end:
         return Diverged(
             diverged(
@@ -86,15 +71,15 @@ def judge(
         )
     if end < span.log_start:
         if on_gap == "fail":
-            return Stopped(
+            return Stop(
                 ShippingGapError(
                     f"offsets {end} to {span.log_start - 1} were deleted there before they were mirrored: continue at "
                     f"{span.log_start} with on_gap='skip' (--on-gap skip)",
                     offset=end,
                 )
             )
-        return Go(span.log_start, span.log_start - end)
-    return Go(end)
+        return Begin(span.log_start, span.log_start - end)
+    return Begin(end)
 
 
 def diverged(why: str, expected: object, found: object) -> DivergedError:
