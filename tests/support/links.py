@@ -12,9 +12,8 @@ import enum
 import random
 import socket
 import threading
-from types import TracebackType
-from typing import Self
 
+from logcore.closeable import Closeable
 from netshim import wire
 
 _NOT_A_FOLLOWER = -1
@@ -55,7 +54,7 @@ class _Pair:
                 sock.shutdown(socket.SHUT_RDWR)
 
 
-class LinkProxy:
+class LinkProxy(Closeable):
     """The way to one broker, which listens on another port."""
 
     def __init__(self, broker_port: int) -> None:
@@ -68,17 +67,6 @@ class LinkProxy:
         self.port = int(self._listening.getsockname()[1])
         self._threads = [threading.Thread(target=self._accept)]
         self._threads[0].start()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def cut(self, follower: int, cut: Cut) -> None:
         """Cut the link from a follower to this broker."""

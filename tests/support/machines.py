@@ -12,11 +12,11 @@ import os
 import random
 import shutil
 import subprocess
-from types import TracebackType
-from typing import Self
 
 import attrs
 import pytest
+
+from logcore.closeable import Closeable
 
 #: The name of the namespace of the tests as one end of a link.
 TESTS = "tests"
@@ -44,7 +44,7 @@ class Machine:
         return ["ip", "netns", "exec", self.namespace, *command]
 
 
-class Network:
+class Network(Closeable):
     """Machines by name, each in a network of its own, around a router.
 
     Skips the test if the system has no network namespaces.
@@ -112,17 +112,6 @@ class Network:
         _ip("netns", "add", namespace)
         self._namespaces.append(namespace)
         _ip("-n", namespace, "link", "set", "lo", "up")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Delete the namespaces, with the links in them."""
