@@ -79,11 +79,7 @@ class GroupHost(ABC, Generic[DoneT]):
         The result is available when all members have joined: Joined or JoinRefused.
         """
         self.request(
-            request.group_id,
-            lambda coordinator, waiter, now_ms: coordinator.join(
-                request, waiter, now_ms
-            ),
-            done,
+            request.group_id, lambda groups, *at: groups.join(request, *at), done
         )
 
     def sync(self, request: Sync, done: DoneT) -> None:
@@ -92,11 +88,7 @@ class GroupHost(ABC, Generic[DoneT]):
         The result is available when the leader has assigned: SyncResult or GroupError.
         """
         self.request(
-            request.group_id,
-            lambda coordinator, waiter, now_ms: coordinator.sync(
-                request, waiter, now_ms
-            ),
-            done,
+            request.group_id, lambda groups, *at: groups.sync(request, *at), done
         )
 
     def heartbeat(
