@@ -2316,11 +2316,13 @@ MISTAKES: Final = (
         "                self.transactional_id, self.group_id\n"
         "            )\n"
         "            try:\n"
-        "                progress = self._cluster.committed(self.group_id, list(self._lanes))\n"
+        "                progress = self._cluster.committed(\n"
+        "                    self.group_id, list(self._partitions)\n"
+        "                )\n"
         "            except BaseException:\n"
         "                sender.close()\n"
         "                raise",
-        "            progress = self._cluster.committed(self.group_id, list(self._lanes))\n"
+        "            progress = self._cluster.committed(self.group_id, list(self._partitions))\n"
         "            sender = self._cluster.transactional_sender(\n"
         "                self.transactional_id, self.group_id\n"
         "            )",
@@ -2346,8 +2348,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "uncommitted_records_shipped", "logcore/shipping/forwarder.py",
-        'records = log.read(lane.position, end, isolation="read_committed")',
-        "records = log.read(lane.position, log.high_watermark)",
+        'records = log.read(part.position, end, isolation="read_committed")',
+        "records = log.read(part.position, log.high_watermark)",
         "shipping/test_forwarder.py",
     ),
     Mistake(
@@ -2365,9 +2367,9 @@ MISTAKES: Final = (
     ),
     Mistake(
         "what_was_left_out_is_not_committed", "logcore/shipping/forwarder.py",
-        "        lane.leave_out(record.offset + 1)\n"
-        "        lane.owes = True\n",
-        "        lane.leave_out(record.offset + 1)\n",
+        "        part.leave_out(record.offset + 1)\n"
+        "        part.owes = True\n",
+        "        part.leave_out(record.offset + 1)\n",
         "shipping/test_forwarder.py",
     ),
     Mistake(
@@ -2386,8 +2388,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "mirrored_before_it_is_compared", "logcore/shipping/mirror.py",
-        "            lane.fetch_at = min(lane.own, default=decided.offset)\n",
-        "            lane.fetch_at = decided.offset\n",
+        "            part.fetch_at = min(part.own, default=decided.offset)\n",
+        "            part.fetch_at = decided.offset\n",
         "shipping/test_mirror.py",
     ),
     Mistake(
@@ -2416,8 +2418,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "progress_before_its_records", "logcore/shipping/mirror.py",
-        "                        records[-1].record.offset + 1, lane.source_id",
-        "                        records[-1].record.offset + 2, lane.source_id",
+        "                        records[-1].record.offset + 1, part.source_id",
+        "                        records[-1].record.offset + 2, part.source_id",
         "shipping/test_mirror.py",
     ),
     # -- what the search of schedules has to find

@@ -155,7 +155,7 @@ def check_witness(witness: str, own: Record | None, *, is_compacted: bool) -> No
 
 
 @attrs.define(kw_only=True)
-class Lane:
+class ShippedPartition:
     """The shipping state of one partition."""
 
     #: The local partition.

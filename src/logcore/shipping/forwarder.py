@@ -64,7 +64,7 @@ from logcore.shipping.dead_letters import Quarantine
 from logcore.shipping.forward_rules import (
     Begin,
     KnownOffsets,
-    Lane,
+    ShippedPartition,
     Stop,
     advice_to_create,
     check_witness,
@@ -171,7 +171,7 @@ class Forwarder(Closeable):
         self._consumer: Any = (
             None  # of the local group; created by the first _commit_local_group()
         )
-        self._lanes: dict[Partition, Lane] = {}  # by target
+        self._partitions: dict[Partition, ShippedPartition] = {}  # by target
         self._sender: ClusterSender | None = (
             None  # None until connected, and after an error
         )
@@ -185,7 +185,7 @@ class Forwarder(Closeable):
         # Of delivered records, to be written by _write_progress().
         self._recorded: dict[Partition, ShippedProgress] = {}
         self._cluster_id = ""
-        self._turn = 0  # index of the lane with which the next batch begins
+        self._turn = 0  # index of the partition with which the next batch begins
         self._closed = False
         self._notes = ProgressStore(fs, logdir.path, self._settings.name)
         try:
@@ -200,7 +200,7 @@ class Forwarder(Closeable):
         state = "closed"
         if not self._closed:
             state = self._status.state
-        return f"<Forwarder {self._settings.name} of {self._logdir.path}, {state}, {len(self._lanes)} partitions>"
+        return f"<Forwarder {self._settings.name} of {self._logdir.path}, {state}, {len(self._partitions)} partitions>"
 
     def close(self) -> None:
         """Abandon the batch in progress, write the progress, and close.
@@ -240,23 +240,23 @@ class Forwarder(Closeable):
             if after_step is not None:
                 after_step()
             failures = [
-                lane.failure
-                for lane in self._lanes.values()
-                if lane.failure is not None
+                part.failure
+                for part in self._partitions.values()
+                if part.failure is not None
             ]
-            if failures and len(failures) == len(self._lanes):
+            if failures and len(failures) == len(self._partitions):
                 raise failures[0]
             if not until_end or self._sender is None:
                 continue
             if ends is None:
-                ends = {one: self._end(lane) for one, lane in self._lanes.items()}
+                ends = {one: self._end(part) for one, part in self._partitions.items()}
             going = [
-                lane
-                for one, lane in self._lanes.items()
-                if lane.failure is None and one in ends
+                part
+                for one, part in self._partitions.items()
+                if part.failure is None and one in ends
             ]
             if all(
-                lane.delivered >= ends[lane.target] and not lane.owes for lane in going
+                part.delivered >= ends[part.target] and not part.owes for part in going
             ):
                 if failures:
                     raise failures[0]
@@ -326,8 +326,8 @@ class Forwarder(Closeable):
 
     def _idle(self, timeout_s: float) -> None:
         """Update the state and wait, because there is nothing to ship now."""
-        is_stopped = self._lanes and all(
-            lane.failure is not None for lane in self._lanes.values()
+        is_stopped = self._partitions and all(
+            part.failure is not None for part in self._partitions.values()
         )
         self._status.succeed("stopped" if is_stopped else "idle")
         self._write_progress()
@@ -407,7 +407,7 @@ class Forwarder(Closeable):
                 )
 
     def _find_partitions(self) -> None:
-        """Add lanes for new partitions.
+        """Add new partitions.
 
         Raises:
             RemoteTopicError: The cluster lacks the topics or partitions.
@@ -415,7 +415,7 @@ class Forwarder(Closeable):
         self._logdir.refresh()
         self._check_names()
         wanted = self._wanted()
-        known = {lane.source for lane in self._lanes.values()}
+        known = {part.source for part in self._partitions.values()}
         new = [
             (name, number)
             for name in wanted
@@ -433,7 +433,7 @@ class Forwarder(Closeable):
                 }
             )
         except RemoteTopicError as error:
-            if not self._lanes:
+            if not self._partitions:
                 raise
             failure = error  # of the new partitions; the others continue
         if self._sender is not None:
@@ -443,10 +443,10 @@ class Forwarder(Closeable):
         for source in new:
             target = (wanted[source[0]], source[1])
             most = self._settings.max_records
-            lane = Lane(source=source, target=target, most=most, limit=most)
-            self._lanes[target] = lane
+            part = ShippedPartition(source=source, target=target, most=most, limit=most)
+            self._partitions[target] = part
             if failure is not None:
-                self._stop(lane, failure)
+                self._stop(part, failure)
 
     def _check_topics(self, counts: Mapping[str, int]) -> None:
         missing = missing_topics(counts, self._cluster.partition_counts(counts))
@@ -473,7 +473,7 @@ class Forwarder(Closeable):
     # -- first offsets -----------------------------------------------------------------
 
     def _connected(self) -> ClusterSender:
-        """Return a new sender, and place every lane at its delivered offset.
+        """Return a new sender, and place every partition at its delivered offset.
 
         With transactions the sender is created first and the progress is read after
         that. Creating the sender ends an open transaction, so the progress cannot
@@ -490,7 +490,9 @@ class Forwarder(Closeable):
                 self.transactional_id, self.group_id
             )
             try:
-                progress = self._cluster.committed(self.group_id, list(self._lanes))
+                progress = self._cluster.committed(
+                    self.group_id, list(self._partitions)
+                )
             except BaseException:
                 sender.close()
                 raise
@@ -499,9 +501,9 @@ class Forwarder(Closeable):
             ):  # an earlier forwarder worked without transactions
                 for target, noted in note.progress.items():
                     progress[target] = max(noted, progress.get(target, noted))
-        for target, lane in self._lanes.items():
-            if lane.failure is None:
-                self._place(lane, progress.get(target), note.progress.get(target))
+        for target, part in self._partitions.items():
+            if part.failure is None:
+                self._place(part, progress.get(target), note.progress.get(target))
         return sender
 
     def _read_progress(self) -> RecordedProgress:
@@ -526,7 +528,7 @@ class Forwarder(Closeable):
 
     def _place(
         self,
-        lane: Lane,
+        part: ShippedPartition,
         progress: ShippedProgress | None,
         noted: ShippedProgress | None,
     ) -> None:
@@ -534,7 +536,7 @@ class Forwarder(Closeable):
         if progress is not None:
             committed = progress.offset
         try:
-            log = self._log(lane)
+            log = self._log(part)
             if progress is not None:
                 self._check(log, progress)
         except ResourceError:
@@ -542,23 +544,23 @@ class Forwarder(Closeable):
         except (
             LogcoreError
         ) as error:  # another log, damaged or deleted; the others continue
-            self._stop(lane, error)
+            self._stop(part, error)
             return
         # A cluster deletes the progress of a group after a week. This forwarder then
         # uses its own delivered offset.
         before = committed
-        if lane.is_placed and committed is None:
-            before = lane.delivered
+        if part.is_placed and committed is None:
+            before = part.delivered
         noted_offset = None
         if noted is not None:
             noted_offset = noted.offset
-        begin = self._decided(lane, log, before, noted_offset)
+        begin = self._decided(part, log, before, noted_offset)
         if begin is None:
             return
-        lane.place(committed, begin)
+        part.place(committed, begin)
         if progress is not None:
-            lane.witness = progress.witness
-            self._recorded[lane.target] = progress
+            part.witness = progress.witness
+            self._recorded[part.target] = progress
 
     def _check(self, log: Log, progress: ShippedProgress) -> None:
         """Check that the log still holds the last shipped record.
@@ -575,7 +577,7 @@ class Forwarder(Closeable):
         check_witness(progress.witness, found, is_compacted=log.config.is_compacted)
 
     def _decided(
-        self, lane: Lane, log: Log, committed: int | None, noted: int | None
+        self, part: ShippedPartition, log: Log, committed: int | None, noted: int | None
     ) -> Begin | None:
         """Return the offset to continue at, None if the partition was stopped."""
         known = KnownOffsets(
@@ -588,7 +590,7 @@ class Forwarder(Closeable):
             known, on_gap=self._settings.on_gap, on_lost=self._settings.on_lost
         )
         if isinstance(decided, Stop):
-            self._stop(lane, decided.error)
+            self._stop(part, decided.error)
             return None
         if decided.skipped:
             self._counts.skipped += decided.skipped
@@ -599,44 +601,44 @@ class Forwarder(Closeable):
                 text,
                 self._settings.name,
                 decided.skipped,
-                *lane.source,
+                *part.source,
             )
         return decided
 
-    def _stop(self, lane: Lane, error: LogcoreError) -> None:
-        lane.failure = error
+    def _stop(self, part: ShippedPartition, error: LogcoreError) -> None:
+        part.failure = error
         log_line(
             "shipping",
             WARNING,
             "%s-%d is not shipped any more: %s",
-            *lane.source,
+            *part.source,
             error,
         )
 
     # -- reading -----------------------------------------------------------------------
 
-    def _log(self, lane: Lane) -> Log:
-        """Return the log of a lane, after checking the topic id.
+    def _log(self, part: ShippedPartition) -> Log:
+        """Return the log of a partition, after checking the topic id.
 
         Raises:
             DivergedError: The topic was deleted and created again, so the shipped
                 offsets are those of another log.
         """
-        topic_id = str(self._logdir.topic_id(lane.source[0]))
-        log = self._logdir.partition(*lane.source)
-        if lane.delivered and lane.topic_id not in ("", topic_id):
+        topic_id = str(self._logdir.topic_id(part.source[0]))
+        log = self._logdir.partition(*part.source)
+        if part.delivered and part.topic_id not in ("", topic_id):
             raise DivergedError(
                 "the topic was deleted and created again since its records were shipped",
                 path=log.path,
-                expected=f"topic id {lane.topic_id}",
+                expected=f"topic id {part.topic_id}",
                 found=topic_id,
             )
-        lane.topic_id = topic_id
+        part.topic_id = topic_id
         log.refresh()
         return log
 
-    def _end(self, lane: Lane) -> int:
-        log = self._logdir.partition(*lane.source)
+    def _end(self, part: ShippedPartition) -> int:
+        log = self._logdir.partition(*part.source)
         log.refresh()
         return log.last_stable_offset
 
@@ -646,20 +648,20 @@ class Forwarder(Closeable):
         Returns None if it is empty.
         """
         began_ms = self._fs.monotonic_ms()
-        lanes = [lane for lane in self._lanes.values() if lane.failure is None]
+        parts = [part for part in self._partitions.values() if part.failure is None]
         reading = _AssembledBatch(
             self._settings.max_records, self._settings.batch_bytes
         )
-        for at in range(len(lanes)):
-            lane = lanes[(self._turn + at) % len(lanes)]
+        for at in range(len(parts)):
+            part = parts[(self._turn + at) % len(parts)]
             try:
-                self._read_lane(lane, reading)
+                self._read_partition(part, reading)
             except (RemoteUnavailableError, ResourceError):
                 raise
             except (
                 LogcoreError
             ) as error:  # a damaged or deleted log; the others continue
-                self._stop(lane, error)
+                self._stop(part, error)
             if (
                 reading.is_full
                 or self._fs.monotonic_ms() - began_ms >= self._settings.max_ms
@@ -667,11 +669,11 @@ class Forwarder(Closeable):
                 break
         self._turn += 1
         # Progress without records: for offsets that were left out, and periodically for
-        # all lanes.
+        # all partitions.
         is_due = began_ms >= self._refresh_ms
-        owing = [lane for lane in lanes if lane.owes or (is_due and lane.delivered)]
+        owing = [part for part in parts if part.owes or (is_due and part.delivered)]
         progress = {
-            lane.target: ShippedProgress(lane.delivered, lane.witness) for lane in owing
+            part.target: ShippedProgress(part.delivered, part.witness) for part in owing
         } | reading.progress
         if is_due:
             self._refresh_ms = began_ms + _REFRESH_MS
@@ -680,28 +682,28 @@ class Forwarder(Closeable):
         batch = OutgoingBatch(reading.records, progress)
         return _BatchInProgress(batch, reading.size_bytes, began_ms, self._fs.now_ms())
 
-    def _read_lane(self, lane: Lane, reading: _AssembledBatch) -> None:
-        log = self._log(lane)
+    def _read_partition(self, part: ShippedPartition, reading: _AssembledBatch) -> None:
+        log = self._log(part)
         # Retention deleted records before they were shipped, or the log was truncated
         # or recreated.
-        if not log.log_start_offset <= lane.position <= log.high_watermark:
-            begin = self._decided(lane, log, lane.delivered, None)
+        if not log.log_start_offset <= part.position <= log.high_watermark:
+            begin = self._decided(part, log, part.delivered, None)
             if begin is None:
                 return
-            lane.leave_out(begin.offset)
-            lane.owes = True
+            part.leave_out(begin.offset)
+            part.owes = True
         end = log.last_stable_offset
-        if lane.position >= end:
+        if part.position >= end:
             return
         try:
-            records = log.read(lane.position, end, isolation="read_committed")
+            records = log.read(part.position, end, isolation="read_committed")
         except OffsetOutOfRangeError:
             return  # deleted just now; the next step decides how to continue
-        position = reading.add(lane, records, end)
-        if lane.target in reading.records:
-            lane.read_to(position)
+        position = reading.add(part, records, end)
+        if part.target in reading.records:
+            part.read_to(position)
         else:  # markers, and records of aborted transactions
-            lane.leave_out(position)
+            part.leave_out(position)
 
     # -- settling ----------------------------------------------------------------------
 
@@ -716,17 +718,17 @@ class Forwarder(Closeable):
         delivered = 0
         undelivered: dict[Partition, list[Record]] = {}
         for target, records in batch.records.items():
-            done = outcome.delivered.get(target, self._lanes[target].delivered)
+            done = outcome.delivered.get(target, self._partitions[target].delivered)
             left = [record for record in records if record.offset >= done]
             count = len(records) - len(left)  # delivered records come first
             delivered += count
             undelivered[target] = left
             if count:
-                self._lanes[target].witness = witness_of(records[count - 1])
+                self._partitions[target].witness = witness_of(records[count - 1])
         for target, next_offset in outcome.delivered.items():
-            self._lanes[target].deliver(next_offset)
+            self._partitions[target].deliver(next_offset)
             self._recorded[target] = ShippedProgress(
-                next_offset, self._lanes[target].witness
+                next_offset, self._partitions[target].witness
             )
         self._counts.records += delivered
         if outcome.refused or outcome.failed:
@@ -736,47 +738,49 @@ class Forwarder(Closeable):
             self._counts.batches += 1
             self._under = None
             for target in batch.records:
-                self._lanes[target].rewind()
+                self._partitions[target].rewind()
         for target, reason in outcome.failed.items():
             self._stop(
-                self._lanes[target],
+                self._partitions[target],
                 RemoteTopicError(
                     f"the cluster refuses {target[0]}-{target[1]}: {reason}"
                 ),
             )
         for target, reason in outcome.refused.items():
-            self._refused(self._lanes[target], undelivered[target], reason)
+            self._refused(self._partitions[target], undelivered[target], reason)
         if delivered or outcome.delivered:
             self._status.succeed("shipping")
         self._write_progress(is_due=self._keeper == "directory")
         return delivered
 
-    def _refused(self, lane: Lane, records: list[Record], reason: str) -> None:
-        if not lane.refuse(len(records)):
+    def _refused(
+        self, part: ShippedPartition, records: list[Record], reason: str
+    ) -> None:
+        if not part.refuse(len(records)):
             return
         record = records[0]
         if self._settings.on_error == "fail":
             self._stop(
-                lane,
+                part,
                 RecordRefusedError(
-                    f"the cluster refuses a record of {lane.source[0]}-{lane.source[1]}: {reason}. Change the topic "
+                    f"the cluster refuses a record of {part.source[0]}-{part.source[1]}: {reason}. Change the topic "
                     "there, or leave the record out with on_error='quarantine' (--on-error quarantine)",
                     offset=record.offset,
                 ),
             )
             return
-        count = len(self._logdir.partitions(lane.source[0]))
-        if self._quarantine.append_once(lane.source, count, record, reason):
+        count = len(self._logdir.partitions(part.source[0]))
+        if self._quarantine.append_once(part.source, count, record, reason):
             self._counts.quarantined += 1
             log_line(
                 "shipping",
                 WARNING,
                 "a record of %s-%d was refused and kept: %s",
-                *lane.source,
+                *part.source,
                 reason,
             )
-        lane.leave_out(record.offset + 1)
-        lane.owes = True
+        part.leave_out(record.offset + 1)
+        part.owes = True
 
     def _write_progress(self, *, is_due: bool = False, is_last: bool = False) -> None:
         """Write the progress, for the next forwarder and for local retention."""
@@ -808,9 +812,11 @@ class Forwarder(Closeable):
             self._consumer = self._logdir.consumer(
                 group_id=group_id, enable_auto_commit=False
             )
-        lanes = [lane for lane in self._lanes.values() if lane.target in self._recorded]
+        parts = [
+            part for part in self._partitions.values() if part.target in self._recorded
+        ]
         with contextlib.suppress(ResourceError):  # it is committed again in a second
-            self._consumer.commit({lane.source: lane.delivered for lane in lanes})
+            self._consumer.commit({part.source: part.delivered for part in parts})
 
     # -- metrics -----------------------------------------------------------------------
 
@@ -822,14 +828,14 @@ class Forwarder(Closeable):
         lag_records = 0
         lag_bytes = 0
         oldest_ms: int | None = None
-        for lane in self._lanes.values():
+        for part in self._partitions.values():
             with contextlib.suppress(LogcoreError):  # damaged, or deleted
-                log = self._logdir.partition(*lane.source)
-                if lane.delivered >= log.high_watermark:
+                log = self._logdir.partition(*part.source)
+                if part.delivered >= log.high_watermark:
                     continue
-                lag_records += log.high_watermark - lane.delivered
-                lag_bytes += _bytes_behind(log, lane.delivered)
-                first_ms = log.get(lane.delivered).timestamp_ms
+                lag_records += log.high_watermark - part.delivered
+                lag_bytes += _bytes_behind(log, part.delivered)
+                first_ms = log.get(part.delivered).timestamp_ms
                 if oldest_ms is None:
                     oldest_ms = first_ms
                 else:
@@ -854,9 +860,9 @@ class Forwarder(Closeable):
             lag_bytes=lag_bytes,
             lag_age_ms=lag_age_ms,
             failures={
-                lane.source: str(lane.failure)
-                for lane in self._lanes.values()
-                if lane.failure is not None
+                part.source: str(part.failure)
+                for part in self._partitions.values()
+                if part.failure is not None
             },
             reason=self._status.reason,
         )
@@ -873,7 +879,7 @@ class _AssembledBatch:
     size_bytes: int = 0
     is_full: bool = False
 
-    def add(self, lane: Lane, records: Iterable[Record], end: int) -> int:
+    def add(self, part: ShippedPartition, records: Iterable[Record], end: int) -> int:
         """Add records while there is room. Returns the offset after them.
 
         An empty batch takes at least one record.
@@ -892,16 +898,16 @@ class _AssembledBatch:
             taken.append(record)
             self.size_bytes += size
             self.room_records -= 1
-            if len(taken) == lane.limit:
+            if len(taken) == part.limit:
                 position = record.offset + 1
                 break
         if taken:
-            self.records[lane.target] = taken
-            self.progress[lane.target] = ShippedProgress(
+            self.records[part.target] = taken
+            self.progress[part.target] = ShippedProgress(
                 position, witness_of(taken[-1])
             )
         elif self.is_full:
-            position = lane.position  # nothing was read: the next batch begins there
+            position = part.position  # nothing was read: the next batch begins there
         return position
 
 

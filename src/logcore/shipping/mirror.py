@@ -86,7 +86,7 @@ _ONE_RECORD_S: Final = 10.0
 
 
 @attrs.define(kw_only=True)
-class _Lane:
+class _MirroredPartition:
     """One mirrored partition.
 
     Attributes:
@@ -158,7 +158,7 @@ class Mirror(Closeable):
         self._keeps = self._settings.offsets == "keep"
         self._quarantine = Quarantine(logdir, f"mirror-{self._settings.name}")
         self._cluster_id = ""
-        self._lanes: dict[Partition, _Lane] = {}  # by source
+        self._partitions: dict[Partition, _MirroredPartition] = {}  # by source
         #: Writes records with new offsets.
         self._producer: Any = None
         self._consumers: dict[str, Any] = {}  # of local groups
@@ -176,7 +176,7 @@ class Mirror(Closeable):
         state = "closed"
         if not self._closed:
             state = self._status.state
-        return f"<Mirror {self._settings.name} into {self._logdir.path}, {state}, {len(self._lanes)} partitions>"
+        return f"<Mirror {self._settings.name} into {self._logdir.path}, {state}, {len(self._partitions)} partitions>"
 
     def close(self) -> None:
         """End the mirror.
@@ -216,18 +216,18 @@ class Mirror(Closeable):
             self.step()
             if after_step is not None:
                 after_step()
-            lanes = self._lanes.values()
-            failures = [lane.failure for lane in lanes if lane.failure is not None]
-            if failures and len(failures) == len(lanes):
+            parts = self._partitions.values()
+            failures = [part.failure for part in parts if part.failure is not None]
+            if failures and len(failures) == len(parts):
                 raise failures[0]
-            if not until_end or not lanes or not all(lane.is_settled for lane in lanes):
+            if not until_end or not parts or not all(part.is_settled for part in parts):
                 continue
             if ends is None:
-                ends = {lane.source: lane.span.log_end for lane in lanes}
+                ends = {part.source: part.span.log_end for part in parts}
             going = [
-                lane for lane in lanes if lane.failure is None and lane.source in ends
+                part for part in parts if part.failure is None and part.source in ends
             ]
-            if all(lane.end >= ends[lane.source] for lane in going):
+            if all(part.end >= ends[part.source] for part in going):
                 if failures:
                     raise failures[0]
                 return
@@ -262,8 +262,8 @@ class Mirror(Closeable):
     def _forget(self) -> None:
         """Reset all positions, because fetched batches may not have been stored."""
         self._end_producer()
-        for lane in self._lanes.values():
-            lane.position = None
+        for part in self._partitions.values():
+            part.position = None
 
     def _step(self, timeout_s: float) -> int:
         remaining_s = self._status.remaining_s()
@@ -275,14 +275,14 @@ class Mirror(Closeable):
             self._find_partitions()
             self._look_ms = now_ms + _LOOK_MS
         self._place_all()
-        lanes = self._lanes.values()
+        parts = self._partitions.values()
         positions = {
-            lane.source: lane.fetch_at
-            for lane in lanes
-            if lane.position is not None and lane.failure is None
+            part.source: part.fetch_at
+            for part in parts
+            if part.position is not None and part.failure is None
         }
         if not positions:
-            if self._lanes:
+            if self._partitions:
                 self._status.state = "stopped"
             else:
                 self._status.state = "idle"
@@ -290,14 +290,14 @@ class Mirror(Closeable):
             return 0
         fetched = self._cluster.fetch(positions, timeout_s)
         for one in fetched.lost:
-            self._lanes[one].position = None  # _place_all() decides it again
+            self._partitions[one].position = None  # _place_all() decides it again
         for one, offset in fetched.reached.items():
-            self._lanes[one].reached = max(self._lanes[one].reached, offset)
+            self._partitions[one].reached = max(self._partitions[one].reached, offset)
         found = {}
         for one in fetched.records.keys() | fetched.reached.keys():
-            lane = self._lanes[one]
-            if lane.position is not None and lane.failure is None:
-                left = self._checked(lane, fetched)
+            part = self._partitions[one]
+            if part.position is not None and part.failure is None:
+                left = self._checked(part, fetched)
                 if left:
                     found[one] = left
         self._status.succeed("shipping" if found else "idle")
@@ -325,7 +325,7 @@ class Mirror(Closeable):
             )
 
     def _find_partitions(self) -> None:
-        """Add lanes for new partitions. Checks that the topics were not recreated."""
+        """Add new partitions. Checks that the topics were not recreated."""
         if not self._cluster_id:
             self._cluster_id = self._cluster.cluster_id()
         topics = self._cluster.topics(self._settings.topics)
@@ -339,19 +339,19 @@ class Mirror(Closeable):
             self._make(self._target(name), topic, source_id)
             for number in range(topic.partitions):
                 one = (name, number)
-                known = self._lanes.get(one)
+                known = self._partitions.get(one)
                 if known is None:
-                    known = _Lane(
+                    known = _MirroredPartition(
                         source=one,
                         target=(self._target(name), number),
                         source_id=source_id,
                     )
-                    self._lanes[one] = known
+                    self._partitions[one] = known
                 mirror_rules.check_same_topic(known.source_id, source_id, name)
                 known.is_compacted = topic.is_compacted
-        for lane in self._lanes.values():
-            if lane.failure is None:
-                lane.span = self._cluster.span(lane.source)
+        for part in self._partitions.values():
+            if part.failure is None:
+                part.span = self._cluster.span(part.source)
         self._copy_groups()
 
     def _make(self, target: str, topic: RemoteTopic, source_id: str) -> None:
@@ -380,9 +380,9 @@ class Mirror(Closeable):
 
     def _place_all(self) -> None:
         waiting = [
-            lane
-            for lane in self._lanes.values()
-            if lane.position is None and lane.failure is None
+            part
+            for part in self._partitions.values()
+            if part.position is None and part.failure is None
         ]
         if not waiting:
             return
@@ -390,33 +390,35 @@ class Mirror(Closeable):
         if not self._keeps:
             self._begin_producer()  # first: it ends an open transaction of an earlier mirror, which may hold progress
             progress = self._progress()
-        for lane in waiting:
-            lane.span = self._cluster.span(lane.source)
+        for part in waiting:
+            part.span = self._cluster.span(part.source)
             if self._keeps:
-                self._place_kept(lane)
+                self._place_kept(part)
                 continue
             end = None
-            committed = progress.get(lane.source)
+            committed = progress.get(part.source)
             if committed is not None:
                 mirror_rules.check_same_topic(
-                    committed.metadata, lane.source_id, lane.source[0]
+                    committed.metadata, part.source_id, part.source[0]
                 )
                 end = committed.offset
-            self._place(lane, end, None)
+            self._place(part, end, None)
 
-    def _place_kept(self, lane: _Lane) -> None:
-        log = self._logdir.partition(*lane.target)
+    def _place_kept(self, part: _MirroredPartition) -> None:
+        log = self._logdir.partition(*part.target)
         end = None  # of an empty log, which begins where the source begins
         if log.log_end_offset > 0:
             end = log.log_end_offset
-        self._place(lane, end, log)
+        self._place(part, end, log)
 
-    def _place(self, lane: _Lane, end: int | None, log: Log | None) -> None:
-        decided = mirror_rules.judge(end, lane.span, on_gap=self._settings.on_gap)
+    def _place(
+        self, part: _MirroredPartition, end: int | None, log: Log | None
+    ) -> None:
+        decided = mirror_rules.judge(end, part.span, on_gap=self._settings.on_gap)
         if isinstance(decided, Stop):
-            self._stop(lane, decided.error)
+            self._stop(part, decided.error)
         elif isinstance(decided, Diverged):
-            self._diverge(lane, decided.error)
+            self._diverge(part, decided.error)
         else:
             if decided.skipped:
                 self._skipped_offsets += decided.skipped
@@ -427,103 +429,107 @@ class Mirror(Closeable):
                     text,
                     self._settings.name,
                     decided.skipped,
-                    *lane.source,
+                    *part.source,
                 )
-            lane.position = decided.offset
-            lane.reached = min(lane.reached, decided.offset)
+            part.position = decided.offset
+            part.reached = min(part.reached, decided.offset)
             if log is None or decided.skipped:
-                lane.own = {}
+                part.own = {}
             else:
-                lane.own = _last_records(log, lane.span.log_start)
-            lane.fetch_at = min(lane.own, default=decided.offset)
+                part.own = _last_records(log, part.span.log_start)
+            part.fetch_at = min(part.own, default=decided.offset)
 
-    def _checked(self, lane: _Lane, fetched: FetchResult) -> Sequence[RemoteRecord]:
+    def _checked(
+        self, part: _MirroredPartition, fetched: FetchResult
+    ) -> Sequence[RemoteRecord]:
         """The records to store.
 
         Those below the position are compared with ours first.
         """
-        records = fetched.records.get(lane.source, ())
-        position = lane.position or 0
+        records = fetched.records.get(part.source, ())
+        position = part.position or 0
         if records:
             behind = records[-1].record.offset + 1
         else:
-            behind = lane.fetch_at
-        behind = max(behind, fetched.reached.get(lane.source, 0))
+            behind = part.fetch_at
+        behind = max(behind, fetched.reached.get(part.source, 0))
         if self._keeps:
             wrong = mirror_rules.contradiction(
-                lane.own, position, records, behind, is_compacted=lane.is_compacted
+                part.own, position, records, behind, is_compacted=part.is_compacted
             )
             if wrong is not None:
                 why = f"the two logs differ at offset {wrong.offset}"
                 self._diverge(
-                    lane,
+                    part,
                     mirror_rules.diverged(
-                        why, lane.own.get(wrong.offset), _at(records, wrong.offset)
+                        why, part.own.get(wrong.offset), _at(records, wrong.offset)
                     ),
                 )
                 return ()
-        lane.own = {
-            offset: record for offset, record in lane.own.items() if offset >= behind
+        part.own = {
+            offset: record for offset, record in part.own.items() if offset >= behind
         }
         if behind < position:
-            lane.fetch_at = behind
+            part.fetch_at = behind
         else:
-            lane.fetch_at = max(position, lane.fetch_at)
+            part.fetch_at = max(position, part.fetch_at)
         left = [one for one in records if one.record.offset >= position]
         if left:
-            lane.fetch_at = left[-1].record.offset + 1
+            part.fetch_at = left[-1].record.offset + 1
         return left
 
-    def _diverge(self, lane: _Lane, error: DivergedError) -> None:
+    def _diverge(self, part: _MirroredPartition, error: DivergedError) -> None:
         """Stop the partition, or truncate the local log to the common records."""
         if self._settings.on_divergence != "truncate" or not self._keeps:
-            self._stop(lane, error)
+            self._stop(part, error)
             return
-        log = self._logdir.partition(*lane.target)
-        start = max(log.log_start_offset, lane.span.log_start)
-        end = max(start, min(log.log_end_offset, lane.span.log_end))
+        log = self._logdir.partition(*part.target)
+        start = max(log.log_start_offset, part.span.log_start)
+        end = max(start, min(log.log_end_offset, part.span.log_end))
         cut = mirror_rules.common_end(
-            start, end, lambda offset: self._is_same_at(lane, log, offset)
+            start, end, lambda offset: self._is_same_at(part, log, offset)
         )
         if (
             cut >= log.log_end_offset
         ):  # our log begins above the end of the source: no truncation makes them equal
-            self._stop(lane, error)
+            self._stop(part, error)
             return
-        question = f"cut {lane.target[0]}-{lane.target[1]} from offset {log.log_end_offset} to {cut}?"
+        question = f"cut {part.target[0]}-{part.target[1]} from offset {log.log_end_offset} to {cut}?"
         if self._settings.confirm is not None and not self._settings.confirm(question):
-            self._stop(lane, error)
+            self._stop(part, error)
             return
         log_line(
             "shipping", WARNING, "mirror %s: %s yes", self._settings.name, question
         )
         log.truncate_to_epoch(_epoch_before(log, cut), cut)
-        lane.position = None
+        part.position = None
 
-    def _is_same_at(self, lane: _Lane, log: LogReader, offset: int) -> bool:
+    def _is_same_at(
+        self, part: _MirroredPartition, log: LogReader, offset: int
+    ) -> bool:
         try:
             own = log.get(offset)
         except OffsetOutOfRangeError:
             return True  # our log has no record there that could differ
         deadline_ms = self._fs.monotonic_ms() + round(_ONE_RECORD_S * 1000)
         while self._fs.monotonic_ms() < deadline_ms:
-            fetched = self._cluster.fetch({lane.source: own.offset}, 0.1)
-            found = fetched.records.get(lane.source)
+            fetched = self._cluster.fetch({part.source: own.offset}, 0.1)
+            found = fetched.records.get(part.source)
             if found:
                 return found[0].record == own
-            if lane.source in fetched.reached or lane.source in fetched.lost:
+            if part.source in fetched.reached or part.source in fetched.lost:
                 return False
         raise RemoteUnavailableError(
             "a record that is needed for a comparison does not come"
         )
 
-    def _stop(self, lane: _Lane, error: LogcoreError) -> None:
-        lane.failure = error
+    def _stop(self, part: _MirroredPartition, error: LogcoreError) -> None:
+        part.failure = error
         log_line(
             "shipping",
             WARNING,
             "%s-%d is not mirrored any more: %s",
-            *lane.source,
+            *part.source,
             error,
         )
 
@@ -536,28 +542,30 @@ class Mirror(Closeable):
             return self._store_new(found)
         stored = 0
         for one, records in found.items():
-            stored += self._store_kept(self._lanes[one], records)
+            stored += self._store_kept(self._partitions[one], records)
         return stored
 
-    def _store_kept(self, lane: _Lane, records: Sequence[RemoteRecord]) -> int:
-        log = self._logdir.partition(*lane.target)
+    def _store_kept(
+        self, part: _MirroredPartition, records: Sequence[RemoteRecord]
+    ) -> int:
+        log = self._logdir.partition(*part.target)
         try:
-            self._append(log, records, lane.span.log_start)
+            self._append(log, records, part.span.log_start)
         except (
             OffsetOutOfRangeError
         ) as error:  # leader epochs fell, or another program wrote
             self._diverge(
-                lane,
+                part,
                 mirror_rules.diverged(
                     "the next records do not continue the local log", "", error
                 ),
             )
             return 0
         except _REFUSING as error:
-            self._stop(lane, error)
+            self._stop(part, error)
             return 0
         self._count(records)
-        lane.position = log.log_end_offset
+        part.position = log.log_end_offset
         return len(records)
 
     def _append(
@@ -576,21 +584,23 @@ class Mirror(Closeable):
             data = empty_batch(log_start, first - 1, max(0, epoch)) + data
         log.append_as_follower(data)
 
-    def _refused(self, lane: _Lane, record: Record, error: LogcoreError) -> bool:
+    def _refused(
+        self, part: _MirroredPartition, record: Record, error: LogcoreError
+    ) -> bool:
         """Quarantine a record that cannot be stored here.
 
         Returns whether to continue.
         """
         if self._settings.on_error == "fail":
             told = RecordRefusedError(
-                f"a record of {lane.source[0]}-{lane.source[1]} cannot be stored here: {error}. Change the settings of "
-                f"topic {lane.target[0]!r}, or leave it out with on_error='quarantine' (--on-error quarantine)",
+                f"a record of {part.source[0]}-{part.source[1]} cannot be stored here: {error}. Change the settings of "
+                f"topic {part.target[0]!r}, or leave it out with on_error='quarantine' (--on-error quarantine)",
                 offset=record.offset,
             )
-            self._stop(lane, told)
+            self._stop(part, told)
             return False
-        count = len(self._logdir.partitions(lane.target[0]))
-        if self._quarantine.append_once(lane.target, count, record, str(error)):
+        count = len(self._logdir.partitions(part.target[0]))
+        if self._quarantine.append_once(part.target, count, record, str(error)):
             self._quarantined_count += 1
         return True
 
@@ -642,7 +652,7 @@ class Mirror(Closeable):
             return self._store_new_singly(found)
         for one, records in found.items():
             self._count(records)
-            self._lanes[one].position = records[-1].record.offset + 1
+            self._partitions[one].position = records[-1].record.offset + 1
         return sum(map(len, found.values()))
 
     def _in_transaction(
@@ -658,15 +668,15 @@ class Mirror(Closeable):
         try:
             with producer.transaction():
                 for one, records in found.items():
-                    lane = self._lanes[one]
-                    topic, number = lane.target
+                    part = self._partitions[one]
+                    topic, number = part.target
                     rows = [
                         (each.key, each.value, each.headers, _time(each))
                         for each, _ in records
                     ]
                     producer.send_many(topic, rows, partition=number)
                     offsets[one] = OffsetAndMetadata(
-                        records[-1].record.offset + 1, lane.source_id
+                        records[-1].record.offset + 1, part.source_id
                     )
                 producer.send_offsets_to_transaction(offsets, self.group_id)
         except _REFUSING as error:
@@ -682,15 +692,15 @@ class Mirror(Closeable):
     ) -> int:
         stored = 0
         for one, records in found.items():
-            lane = self._lanes[one]
+            part = self._partitions[one]
             for each in records:
                 error = self._in_transaction({one: [each]})
                 if error is None:
                     stored += 1
                     self._count([each])
-                elif not self._refused(lane, each.record, error):
+                elif not self._refused(part, each.record, error):
                     break
-                lane.position = each.record.offset + 1
+                part.position = each.record.offset + 1
         return stored
 
     # -- groups ------------------------------------------------------------------------
@@ -702,7 +712,7 @@ class Mirror(Closeable):
         the same record here.
         """
         for group_id in self._settings.groups:
-            committed = self._cluster.committed(group_id, list(self._lanes))
+            committed = self._cluster.committed(group_id, list(self._partitions))
             found = {one: progress.offset for one, progress in committed.items()}
             if found == self._copied.get(group_id):
                 continue
@@ -711,7 +721,7 @@ class Mirror(Closeable):
                     group_id=group_id, enable_auto_commit=False
                 )
             self._consumers[group_id].commit(
-                {self._lanes[one].target: offset for one, offset in found.items()}
+                {self._partitions[one].target: offset for one, offset in found.items()}
             )
             self._copied[group_id] = found
 
@@ -719,7 +729,7 @@ class Mirror(Closeable):
 
     def metrics(self) -> MirrorMetrics:
         """The progress up to now; see MirrorMetrics."""
-        lanes = self._lanes.values()
+        parts = self._partitions.values()
         return MirrorMetrics(
             state=self._status.state,
             record_count=self._record_count,
@@ -727,11 +737,11 @@ class Mirror(Closeable):
             retry_count=self._status.retry_count,
             quarantined_count=self._quarantined_count,
             skipped_offsets=self._skipped_offsets,
-            lag_records=sum(max(0, lane.span.log_end - lane.end) for lane in lanes),
+            lag_records=sum(max(0, part.span.log_end - part.end) for part in parts),
             failures={
-                lane.source: str(lane.failure)
-                for lane in lanes
-                if lane.failure is not None
+                part.source: str(part.failure)
+                for part in parts
+                if part.failure is not None
             },
             reason=self._status.reason,
         )
