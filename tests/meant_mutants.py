@@ -1213,7 +1213,7 @@ MISTAKES: Final = (
         "                {log: receipt.last_offset + 1},\n"
         "                functools.partial(self._settled, stores, log),\n"
         "            )",
-        "            self._have_stored(stores, None)",
+        "            self._on_stored(stores, None)",
         "consumer/test_consumer_groups.py::test_random_histories",
     ),
     Mistake(

@@ -325,7 +325,7 @@ class LocalGroups(ProcessGroups):
             ]
             receipt = append(log, rows, stores[0].producer, "os")
         except (LogcoreError, OSError) as error:
-            self._have_stored(stores, error)
+            self._on_stored(stores, error)
         else:
             self._unsynced.add(
                 {log: receipt.last_offset + 1},
@@ -362,10 +362,10 @@ class LocalGroups(ProcessGroups):
         log: Log,
         failures: Mapping[Log, LogcoreError],
     ) -> None:
-        self._have_stored(stores, failures.get(log))
+        self._on_stored(stores, failures.get(log))
         self._flush()
 
-    def _have_stored(
+    def _on_stored(
         self, stores: list[AppendRecords], failure: Exception | None
     ) -> None:
         """Pass the result of an append to the coordinator. The lock is held."""

@@ -365,19 +365,19 @@ class TransactionCoordinator:
                 durability="os",
             )
         except (LogcoreError, OSError) as error:
-            self._have_stored(machine, effect, error)
+            self._on_stored(machine, effect, error)
             return
         # This record need not be durable: after a crash, the markers are written again,
         # which has no effect.
         if effect.stored is None or effect.stored.status in _COMPLETE:
-            self._have_stored(machine, effect, None)
+            self._on_stored(machine, effect, None)
             return
         ends = {log: receipt.last_offset + 1}
         self._unsynced.add(
-            ends, lambda failures: self._have_stored(machine, effect, failures.get(log))
+            ends, lambda failures: self._on_stored(machine, effect, failures.get(log))
         )
 
-    def _have_stored(
+    def _on_stored(
         self,
         machine: TransactionMachine,
         effect: StoreTransaction,
@@ -421,7 +421,7 @@ class TransactionCoordinator:
             written[partition] = log
             ends[log] = receipt.last_offset + 1
         self._unsynced.add(
-            ends, functools.partial(self._have_marked, machine, effect, written, left)
+            ends, functools.partial(self._on_marked, machine, effect, written, left)
         )
 
     def _abort(self, orphan: AbortOrphan) -> None:
@@ -468,7 +468,7 @@ class TransactionCoordinator:
         )
         left.add(partition)
 
-    def _have_marked(
+    def _on_marked(
         self,
         machine: TransactionMachine,
         effect: WriteMarkers,
