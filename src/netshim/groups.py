@@ -210,13 +210,13 @@ class BrokerGroups(LoopHost[Effect], GroupService):
 
     # -- effects
 
-    def _carry_out(self, effect: Effect) -> None:
+    def _execute(self, effect: Effect) -> None:
         match effect:
             case Reply(waiter, result):
                 assert callable(waiter), waiter
                 guarded(waiter, result)
             case AppendRecords(group, records):
-                done = partial(self._have_stored, effect)
+                done = partial(self._on_stored, effect)
                 self._offsets.append(
                     group.group_id,
                     [*records],
@@ -232,7 +232,7 @@ class BrokerGroups(LoopHost[Effect], GroupService):
             case event:
                 report(event, self._state.journal, self._state.now_ms)
 
-    def _have_stored(self, effect: AppendRecords, error: GroupError | None) -> None:
+    def _on_stored(self, effect: AppendRecords, error: GroupError | None) -> None:
         self._act(self._coordinator.stored(effect, error, self._state.now_ms))
 
     def _time_out(self, group_id: str, timeout: Timeout, now_ms: int) -> None:

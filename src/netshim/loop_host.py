@@ -57,12 +57,12 @@ class LoopHost(ABC, Generic[EffectT]):
         self._is_acting = True
         try:
             while self._effects:
-                self._carry_out(self._effects.popleft())
+                self._execute(self._effects.popleft())
         finally:
             self._is_acting = False
 
     @abstractmethod
-    def _carry_out(self, effect: EffectT) -> None:
+    def _execute(self, effect: EffectT) -> None:
         """Execute one effect."""
 
     # -- loading
@@ -83,13 +83,13 @@ class LoopHost(ABC, Generic[EffectT]):
             if self._topic.exists:
                 self._topic.when_committed(self._read_committed)
             else:
-                self._have_loaded([])
+                self._on_loaded([])
 
     def _read_committed(self, error: Exception | None) -> None:
         if error is not None:
-            self._have_loaded(error)
+            self._on_loaded(error)
         else:
-            self._state.work.submit(self._topic.name, self._read, self._have_loaded)
+            self._state.work.submit(self._topic.name, self._read, self._on_loaded)
 
     @abstractmethod
     def _read(self) -> list[EffectT]:
@@ -106,7 +106,7 @@ class LoopHost(ABC, Generic[EffectT]):
         """Begin to serve after _read(), and return the effects to execute."""
         return effects
 
-    def _have_loaded(self, result: list[EffectT] | Exception) -> None:
+    def _on_loaded(self, result: list[EffectT] | Exception) -> None:
         waiting = self._loading or []
         self._loading = None
         if isinstance(result, NotLeaderError):

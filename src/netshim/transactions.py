@@ -144,7 +144,7 @@ class TransactionHost(LoopHost[Effect], TransactionService):
         if self._coordinator.is_over:
             self._begin_again()
 
-    def _carry_out(self, effect: Effect) -> None:
+    def _execute(self, effect: Effect) -> None:
         state = self._state
         match effect:
             case TransactionReply(waiter, result):
@@ -153,14 +153,14 @@ class TransactionHost(LoopHost[Effect], TransactionService):
             case StoreTransaction():
                 self._append(self._coordinator, effect)
             case WriteMarkers():
-                marked = partial(self._have_marked, effect)
+                marked = partial(self._on_marked, effect)
                 self._write_markers(self._coordinator, effect, marked)
             case AbortOrphan(producer_id, epoch, partitions):
                 markers = WriteMarkers("", producer_id, epoch, False, partitions)
                 Markers(state, None, markers, state.now_ms).write()
             case TakeProducerId():
                 state.allocate_producer_id(
-                    partial(self._have_taken, self._coordinator, effect)
+                    partial(self._on_taken, self._coordinator, effect)
                 )
             case SetTransactionTimer(name, at_ms):
                 timer = partial(self._time_out, name)
@@ -210,7 +210,7 @@ class TransactionHost(LoopHost[Effect], TransactionService):
     ) -> None:
         Markers(self._state, coordinator, effect, self._state.now_ms, done).write()
 
-    def _have_marked(
+    def _on_marked(
         self,
         effect: WriteMarkers,
         coordinator: TransactionMachine,
@@ -218,7 +218,7 @@ class TransactionHost(LoopHost[Effect], TransactionService):
     ) -> None:
         self._act(coordinator.marked(effect, left, self._state.now_ms))
 
-    def _have_taken(
+    def _on_taken(
         self, coordinator: TransactionMachine, effect: TakeProducerId, result: Any
     ) -> None:
         producer_id = result if isinstance(result, int) else None
