@@ -391,13 +391,13 @@ class LeaderFetcher:
                     own_end = one.log.end_of_epoch(answer.diverging[0])
                 one.book, effects = following.answered(one.book, fetch, answer, own_end)
                 for effect in effects:
-                    self._carry_out(one, effect)
+                    self._execute(one, effect)
                 self._show(one)
             except LogcoreError as error:
                 one.book = following.gave_up(one.book)
                 self._fail(one, error)
 
-    def _carry_out(
+    def _execute(
         self, one: FollowedPartition, effect: following.FollowerEffect
     ) -> None:
         log = one.log

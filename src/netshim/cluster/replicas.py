@@ -467,7 +467,7 @@ class ClusterReplicas(Leadership):
         self._state.work.submit(
             _PLACING,
             lambda: self._place_topics(steps, ids),
-            lambda result: self._have_placed(steps, deleted, result),
+            lambda result: self._on_placed(steps, deleted, result),
         )
 
     def _placing_step(self, name: str, topic: TopicOfCluster) -> _PlacingStep:
@@ -559,7 +559,7 @@ class ClusterReplicas(Leadership):
             for number in numbers:
                 fetcher.drop((name, number))
 
-    def _have_placed(
+    def _on_placed(
         self, steps: Mapping[str, _PlacingStep], deleted: Iterable[str], result: Any
     ) -> None:
         self._is_placing = False
