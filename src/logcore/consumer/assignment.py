@@ -129,18 +129,7 @@ class Assignment:
         self._listener = listener or RebalanceListener()
         self._register()
         if self._groups is not None and self._place.member is None:
-            settings = self._settings
-            assert settings.group_id is not None
-            self._place.member = GroupMember(
-                self._groups,
-                settings.group_id,
-                instance_id=settings.group_instance_id,
-                client_id=settings.client_id,
-                assignors=settings.assignors,
-                max_poll_interval_ms=settings.max_poll_interval_ms,
-                session_timeout_ms=settings.session_timeout_ms,
-                partitions_of=self._count,
-            )
+            self._place.member = GroupMember(self._groups, self._settings, self._count)
 
     def unsubscribe(self) -> None:
         """Give up all partitions and leave the group."""

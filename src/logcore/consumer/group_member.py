@@ -31,6 +31,7 @@ import attrs
 
 from logcore.callbacks import call
 from logcore.consumer.assignors import Assignor
+from logcore.consumer.settings import ConsumerSettings
 from logcore.consumer.topic_partition import Member, TopicPartition
 from logcore.coordination.group_requests import (
     GroupError,
@@ -82,24 +83,21 @@ class GroupMember:
     def __init__(
         self,
         groups: ProcessGroups,
-        group_id: str,
-        *,
-        instance_id: str | None,
-        client_id: str,
-        assignors: Sequence[Assignor],
-        max_poll_interval_ms: int,
-        session_timeout_ms: int,
+        settings: ConsumerSettings,
         partitions_of: Callable[[str], int],
     ) -> None:
-        self.group_id = group_id
-        self.instance_id = instance_id
+        assert settings.group_id is not None
+        self.group_id = settings.group_id
+        self.instance_id = settings.group_instance_id
         self.member_id = ""
         self.generation = -1
         self._groups = groups
-        self._client_id = client_id
-        self._assignors = {assignor.name: assignor for assignor in assignors}
-        self._interval_ms = max_poll_interval_ms
-        self._absence_ms = None if instance_id is None else session_timeout_ms
+        self._client_id = settings.client_id
+        self._assignors = {assignor.name: assignor for assignor in settings.assignors}
+        self._interval_ms = settings.max_poll_interval_ms
+        self._absence_ms = None
+        if self.instance_id is not None:
+            self._absence_ms = settings.session_timeout_ms
         self._partitions_of = partitions_of
         self._topics: tuple[str, ...] = ()
         self._protocol = ""
