@@ -512,7 +512,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "rows_of_two_runs_are_mixed", "pyspark_logcore/gathering.py",
-        "        if note.run != one.run:\n            raise", "        if note.run == '':\n            raise",
+        "        if report.run != one.run:\n            raise", "        if report.run == '':\n            raise",
         "spark/test_local_plain.py -k run_again",
     ),
     Mistake(
@@ -522,8 +522,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "twin_takes_the_winners_place", "pyspark_logcore/local.py",
-        "            if note is not None and note.run == self.run:\n                remove_directory(fs, part)",
-        "            if note is None:\n                remove_directory(fs, part)",
+        "            if report is not None and report.run == self.run:\n                remove_directory(fs, part)",
+        "            if report is None:\n                remove_directory(fs, part)",
         "spark/test_local_plain.py -k twins",
     ),
     # -- object stores

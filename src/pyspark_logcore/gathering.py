@@ -39,7 +39,7 @@ from pyspark_logcore.local import (
     TaskReport,
     WriteReceipt,
     checksum_of,
-    read_note,
+    read_report,
     remove_directory,
 )
 from pyspark_logcore.staged import carry_out
@@ -179,9 +179,9 @@ class Gathering:
 
         There must be one.
         """
-        note = read_note(self.fs, path)
-        if note is not None:
-            yield from note.receipts(path, tasks)
+        report = read_report(self.fs, path)
+        if report is not None:
+            yield from report.receipts(path, tasks)
             return
         found = False
         if depth and self.fs.is_directory(path):
@@ -285,8 +285,8 @@ class Gathering:
         for one in batch.receipts:
             if not one.records:
                 continue
-            path, note = self._report_of(one)
-            if needs_keys and not note.is_compacted:
+            path, report = self._report_of(one)
+            if needs_keys and not report.is_compacted:
                 raise InvalidConfigError(
                     f"topic {topic!r} is compacted, so that each record needs a key, which was not asked of these; "
                     "write_local() takes config={'cleanup.policy': 'compact'}",
@@ -295,12 +295,12 @@ class Gathering:
             where = os.path.join(path, partition_name(one.topic, one.partition))
             shipped += shipment.add(
                 where,
-                note.partitions[one.partition],
+                report.partitions[one.partition],
                 topic,
                 one.partition,
                 str(one.task),
             )
-            partitions = max(partitions, len(note.partitions))
+            partitions = max(partitions, len(report.partitions))
         shipment.close()
         stored = iter(
             staging.store(txid, [one for one in shipped if isinstance(one, Carried)])
@@ -325,16 +325,16 @@ class Gathering:
             path = one.path
         else:
             path = self.located(one)
-        note = None
+        report = None
         if self.fs.is_directory(path):
-            note = read_note(self.fs, path)
-        if note is None:
+            report = read_report(self.fs, path)
+        if report is None:
             raise LogNotFoundError(
                 f"the machine {os.uname().nodename} does not see what task {one.task} wrote on {one.host} at "
                 f"{one.path}; copy that directory here, and pass its path in located",
                 path=path,
             )
-        if (note.job, note.batch, note.topic, note.task) != (
+        if (report.job, report.batch, report.topic, report.task) != (
             one.job,
             one.batch,
             one.topic,
@@ -344,16 +344,16 @@ class Gathering:
                 "another task's directory is here",
                 path=path,
                 expected=f"task {one.task} of batch {one.batch} of job {one.job!r}",
-                found=f"task {note.task} of batch {note.batch} of job {note.job!r}",
+                found=f"task {report.task} of batch {report.batch} of job {report.job!r}",
             )
-        if note.run != one.run:
+        if report.run != one.run:
             raise MissingReceiptsError(
                 f"batch {one.batch} of job {one.job!r} was written again since; gather with the receipts of that run",
                 path=path,
                 expected=f"run {one.run}",
-                found=f"run {note.run}",
+                found=f"run {report.run}",
             )
-        sealed = note.partitions.get(one.partition, ())
+        sealed = report.partitions.get(one.partition, ())
         if (
             checksum_of(sealed) != one.checksum
             or sum(piece.count for piece in sealed) != one.records
@@ -361,7 +361,7 @@ class Gathering:
             raise CorruptLogError(
                 "a receipt differs from the report in its directory", path=path
             )
-        return path, note
+        return path, report
 
     def _remove(self, one: WriteReceipt) -> None:
         """Remove the directory of a task, if it still belongs to that run."""
@@ -370,8 +370,8 @@ class Gathering:
         else:
             path = self.located(one)
         if one.path and self.fs.is_directory(path):
-            note = read_note(self.fs, path)
-            if note is not None and note.run == one.run:
+            report = read_report(self.fs, path)
+            if report is not None and report.run == one.run:
                 remove_directory(self.fs, path)
 
 

@@ -50,8 +50,8 @@ if TYPE_CHECKING:
     import pyarrow
     from pyspark.sql import DataFrame
 
-#: The note in each directory.
-NOTE: Final = "logcore.local"
+#: The report in each directory.
+REPORT_FILE: Final = "logcore.local"
 _FORMAT: Final = 1
 _PART: Final = ".part"
 _OLD: Final = ".old"
@@ -150,17 +150,17 @@ def checksum_of(sealed: Sequence[Sealed]) -> int:
     return crc32c(b"".join(one.crc.to_bytes(4, "big") for one in sealed))
 
 
-def read_note(fs: FS, path: str) -> TaskReport | None:
+def read_report(fs: FS, path: str) -> TaskReport | None:
     """Read the report file in a directory; return None if it is missing.
 
     Raises:
         CorruptLogError: the file is damaged.
     """
-    content = checkpoint.read(fs, path, NOTE)
+    content = checkpoint.read(fs, path, REPORT_FILE)
     if content is None:
         return None
     facts = checkpoint.unpack_checked(content)
-    where = os.path.join(path, NOTE)
+    where = os.path.join(path, REPORT_FILE)
     try:
         if facts is None or facts.pop("format") != _FORMAT:
             raise ValueError
@@ -391,26 +391,28 @@ class LocalWriter:
             self.options.path, f"{app_name(self.job)}@{self.batch:020d}", self.topic
         )
         final = os.path.join(parent, str(task))
-        note = None
+        report = None
         if fs.exists(final):
-            note = read_note(fs, final)
-        if note is not None and note.run == self.run:
+            report = read_report(fs, final)
+        if report is not None and report.run == self.run:
             for _ in (
                 batches
             ):  # an earlier attempt wrote them; Spark's worker wants its input read
                 pass
-            return note.receipts(final, 0)
+            return report.receipts(final, 0)
         make_directories(fs, parent)
         part = f"{final}.{self.run}.{attempt}{_PART}"
         try:
             partitions = self._fill(batches, task, part, fs)
-            checkpoint.write(fs, part, NOTE, self.report(task, partitions).pack())
-            note = self._put_in_place(fs, part, final)
+            checkpoint.write(
+                fs, part, REPORT_FILE, self.report(task, partitions).pack()
+            )
+            report = self._put_in_place(fs, part, final)
         except BaseException:
             with contextlib.suppress(LogcoreError, OSError):
                 remove_directory(fs, part)
             raise
-        return note.receipts(final, 0)
+        return report.receipts(final, 0)
 
     def _fill(
         self, batches: Iterator[pyarrow.RecordBatch], task: int, part: str, fs: FS
@@ -456,16 +458,16 @@ class LocalWriter:
                 fs.sync_dir(parent)
                 self._remove_leftovers(fs, final)
                 break
-            note = read_note(fs, final)
-            if note is not None and note.run == self.run:
+            report = read_report(fs, final)
+            if report is not None and report.run == self.run:
                 remove_directory(fs, part)
                 fs.sync_dir(parent)
-                return note
+                return report
             with contextlib.suppress(
                 FileNotFoundError
             ):  # an earlier run's, whose place this takes
                 fs.rename(final, old)
-        found = read_note(fs, final)
+        found = read_report(fs, final)
         assert found is not None
         return found
 
@@ -535,7 +537,7 @@ def remove_directory(fs: FS, path: str) -> None:
     if not fs.is_directory(path):
         return
     with contextlib.suppress(FileNotFoundError):
-        for name in sorted(fs.listdir(path), key=lambda one: one == NOTE):
+        for name in sorted(fs.listdir(path), key=lambda one: one == REPORT_FILE):
             inside = os.path.join(path, name)
             if fs.is_directory(inside):
                 remove_directory(fs, inside)

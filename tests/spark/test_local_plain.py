@@ -267,7 +267,7 @@ def test_what_is_held_of_a_shipment_has_a_bound(
     shipment = shipping.Shipment(OS, str(tmp_path / "into"), "x")
     kinds = []
     for one in receipts:
-        note = local.read_note(OS, one.path)
+        note = local.read_report(OS, one.path)
         assert note is not None
         kinds += [
             type(made).__name__
@@ -414,9 +414,9 @@ def test_gather_notices_damage_and_swapped_directories(tmp_path: Path) -> None:
     assert values(into) == {0: everything(1)}
 
 
-def test_a_damaged_note_is_an_error(tmp_path: Path) -> None:
+def test_a_damaged_report_is_an_error(tmp_path: Path) -> None:
     receipts = write(tmp_path / "local")
-    Path(receipts[0].path, local.NOTE).write_bytes(b"{}")
+    Path(receipts[0].path, local.REPORT_FILE).write_bytes(b"{}")
     with pytest.raises(CorruptLogError, match="report of a task"):
         gather(receipts, str(tmp_path / "into"))
 
