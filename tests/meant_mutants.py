@@ -2336,7 +2336,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "progress_of_another_cluster", "logcore/shipping/forwarder.py",
-        "        if note.cluster_id != self._cluster_id:\n",
+        "        if recorded.cluster_id != self._cluster_id:\n",
         "        if False:\n",
         "shipping/test_forwarder.py",
     ),

@@ -688,7 +688,7 @@ def live(seed: int, at_least_once: bool) -> None:
             except Killed:
                 deaths += 1
                 assert forwarder is not None
-                forwarder._notes.close()  # the system gives its locks back
+                forwarder._progress_store.close()  # the system gives its locks back
         cluster.faults = Faults()
         with Forwarder(
             data, cluster.client(), at_least_once=at_least_once, fs=disk

@@ -58,7 +58,7 @@ class KnownOffsets:
     committed: int | None
     #: Offset that an earlier forwarder of this name recorded in the directory as
     #: shipped, None if there is none.
-    noted: int | None
+    recorded: int | None
     #: Bounds of the local log.
     log_start: int
     log_end: int
@@ -75,7 +75,7 @@ def resume(known: KnownOffsets, *, on_gap: OnGap, on_lost: OnLost) -> Begin | St
     | c         | n > c           | same as above; the remote cluster may have lost records too            |
     """
     committed = known.committed
-    if known.noted is not None and (committed is None or committed < known.noted):
+    if known.recorded is not None and (committed is None or committed < known.recorded):
         if on_lost == "fail":
             found = "none"
             if committed is not None:
@@ -85,12 +85,12 @@ def resume(known: KnownOffsets, *, on_gap: OnGap, on_lost: OnLost) -> Begin | St
                     "the remote cluster has lost progress, and perhaps records: continue at the progress recorded here "
                     "with on_lost='noted' (--on-lost noted), or ship records after the remote progress again with "
                     "on_lost='start' (--on-lost start)",
-                    expected=f"offset {known.noted} or above",
+                    expected=f"offset {known.recorded} or above",
                     found=found,
                 )
             )
         if on_lost == "noted":
-            committed = known.noted
+            committed = known.recorded
     if committed is None:
         return Begin(known.log_start)
     if committed > known.log_end:

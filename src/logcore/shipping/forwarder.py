@@ -86,7 +86,7 @@ from logcore.shipping.status import ShippingStatus
 _LOOK_MS: Final = 1_000
 #: Interval at which the progress is written to the registry if the cluster keeps it,
 #: and committed for the local group.
-_NOTE_MS: Final = 1_000
+_WRITE_MS: Final = 1_000
 #: Interval at which all progress is committed again. Clusters delete groups that commit
 #: nothing for a week.
 _REFRESH_MS: Final = 3_600_000
@@ -180,20 +180,20 @@ class Forwarder(Closeable):
         self._status = ShippingStatus(fs, f"forwarder {self._settings.name}")
         # Times at which _find_partitions() and the next two are due.
         self._look_ms = 0
-        self._note_ms = 0
+        self._write_ms = 0
         self._refresh_ms = fs.monotonic_ms() + _REFRESH_MS
         # Of delivered records, to be written by _write_progress().
         self._recorded: dict[Partition, ShippedProgress] = {}
         self._cluster_id = ""
         self._turn = 0  # index of the partition with which the next batch begins
         self._closed = False
-        self._notes = ProgressStore(fs, logdir.path, self._settings.name)
+        self._progress_store = ProgressStore(fs, logdir.path, self._settings.name)
         try:
             if self._keeper == "directory":
-                self._notes.own()
+                self._progress_store.own()
             self._check_names()
         except BaseException:
-            self._notes.close()
+            self._progress_store.close()
             raise
 
     def __repr__(self) -> str:
@@ -216,7 +216,7 @@ class Forwarder(Closeable):
         finally:
             if self._consumer is not None:
                 self._consumer.close()
-            self._notes.close()
+            self._progress_store.close()
 
     # -- work --------------------------------------------------------------------------
 
@@ -481,10 +481,10 @@ class Forwarder(Closeable):
         """
         if not self._status.attempts:
             self._status.state = "connecting"
-        note = self._read_progress()
+        recorded = self._read_progress()
         if self._keeper == "directory":
             sender = self._cluster.plain_sender()
-            progress = {**note.progress, **self._recorded}
+            progress = {**recorded.progress, **self._recorded}
         else:
             sender = self._cluster.transactional_sender(
                 self.transactional_id, self.group_id
@@ -497,13 +497,13 @@ class Forwarder(Closeable):
                 sender.close()
                 raise
             if (
-                note.by == "directory"
+                recorded.by == "directory"
             ):  # an earlier forwarder worked without transactions
-                for target, noted in note.progress.items():
-                    progress[target] = max(noted, progress.get(target, noted))
+                for target, known in recorded.progress.items():
+                    progress[target] = max(known, progress.get(target, known))
         for target, part in self._partitions.items():
             if part.failure is None:
-                self._place(part, progress.get(target), note.progress.get(target))
+                self._place(part, progress.get(target), recorded.progress.get(target))
         return sender
 
     def _read_progress(self) -> RecordedProgress:
@@ -515,22 +515,22 @@ class Forwarder(Closeable):
         """
         if not self._cluster_id:
             self._cluster_id = self._cluster.cluster_id()
-        note = self._notes.read()
-        if note is None:
+        recorded = self._progress_store.read()
+        if recorded is None:
             return RecordedProgress(self._keeper, self._cluster_id, {})
-        if note.cluster_id != self._cluster_id:
+        if recorded.cluster_id != self._cluster_id:
             raise ShippingError(
                 f"the forwarder {self._settings.name!r} has shipped to another cluster: give this one another name",
-                expected=f"cluster {note.cluster_id}",
+                expected=f"cluster {recorded.cluster_id}",
                 found=self._cluster_id,
             )
-        return note
+        return recorded
 
     def _place(
         self,
         part: ShippedPartition,
         progress: ShippedProgress | None,
-        noted: ShippedProgress | None,
+        recorded: ShippedProgress | None,
     ) -> None:
         committed = None
         if progress is not None:
@@ -551,10 +551,10 @@ class Forwarder(Closeable):
         before = committed
         if part.is_placed and committed is None:
             before = part.delivered
-        noted_offset = None
-        if noted is not None:
-            noted_offset = noted.offset
-        begin = self._decided(part, log, before, noted_offset)
+        recorded_offset = None
+        if recorded is not None:
+            recorded_offset = recorded.offset
+        begin = self._decided(part, log, before, recorded_offset)
         if begin is None:
             return
         part.place(committed, begin)
@@ -577,12 +577,16 @@ class Forwarder(Closeable):
         check_witness(progress.witness, found, is_compacted=log.config.is_compacted)
 
     def _decided(
-        self, part: ShippedPartition, log: Log, committed: int | None, noted: int | None
+        self,
+        part: ShippedPartition,
+        log: Log,
+        committed: int | None,
+        recorded: int | None,
     ) -> Begin | None:
         """Return the offset to continue at, None if the partition was stopped."""
         known = KnownOffsets(
             committed=committed,
-            noted=noted,
+            recorded=recorded,
             log_start=log.log_start_offset,
             log_end=log.high_watermark,
         )
@@ -785,22 +789,22 @@ class Forwarder(Closeable):
     def _write_progress(self, *, is_due: bool = False, is_last: bool = False) -> None:
         """Write the progress, for the next forwarder and for local retention."""
         now_ms = self._fs.monotonic_ms()
-        if not is_due and not is_last and now_ms < self._note_ms:
+        if not is_due and not is_last and now_ms < self._write_ms:
             return
         if not self._recorded:
             return
-        found = self._notes.read()
+        found = self._progress_store.read()
         if found is not None:
             before = found.progress
         else:
             before = {}
-        note = RecordedProgress(
+        recorded = RecordedProgress(
             self._keeper, self._cluster_id, {**before, **self._recorded}
         )
-        if note != found:
-            self._notes.write(note)
-        if now_ms >= self._note_ms or is_last:
-            self._note_ms = now_ms + _NOTE_MS
+        if recorded != found:
+            self._progress_store.write(recorded)
+        if now_ms >= self._write_ms or is_last:
+            self._write_ms = now_ms + _WRITE_MS
             self._commit_local_group()
 
     def _commit_local_group(self) -> None:

@@ -40,10 +40,10 @@ class RecordedProgress:
     progress: Mapping[Partition, ShippedProgress]
 
 
-def packed(note: RecordedProgress) -> bytes:
-    rows = [[*one, *its] for one, its in sorted(note.progress.items())]
+def packed(recorded: RecordedProgress) -> bytes:
+    rows = [[*one, *its] for one, its in sorted(recorded.progress.items())]
     return json.dumps(
-        {"by": note.by, "cluster": note.cluster_id, "progress": rows}
+        {"by": recorded.by, "cluster": recorded.cluster_id, "progress": rows}
     ).encode()
 
 
@@ -86,8 +86,8 @@ class ProgressStore:
         except NodeNotFoundError:
             return None
 
-    def write(self, note: RecordedProgress) -> None:
-        content = packed(note)
+    def write(self, recorded: RecordedProgress) -> None:
+        content = packed(recorded)
         try:
             self._registry.set(self._path, content)
         except NodeNotFoundError:
