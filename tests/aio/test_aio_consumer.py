@@ -432,7 +432,7 @@ def test_a_reader_hears_of_another_writer(tmp_path: Path) -> None:
             await consumer.assign([ONE])
             assert not await consumer.getmany()
             reading = asyncio.ensure_future(consumer.getmany(timeout=60))
-            while not consumer._directory_watch._paths:
+            while not consumer._directory_watch._watched[0]:
                 await asyncio.sleep(0)
             writer.append("t", b"v")
             assert offsets(await reading) == [(0, 0)]
@@ -465,6 +465,71 @@ def test_a_directory_that_processes_share(tmp_path: Path) -> None:
                 assert await reading == [(0, offset) for offset in range(20)]
 
     asyncio.run(main())
+
+
+def test_idle_consumer_of_a_shared_directory_waits_for_events(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It checked its group every 50 ms before."""
+
+    async def main() -> None:
+        async with (
+            aio.open_dir(tmp_path / "d", create=True, shared=True) as data,
+            data.consumer(group_id="g", auto_offset_reset="earliest") as consumer,
+        ):
+            await data.create_topic("t")
+            await fill(data, 0, 1)
+            consumer.subscribe(["t"])
+            await take(consumer, 1)
+            wait = consumer._wakeups.wait
+
+            async def end_at_a_long_wait(seconds: float | None) -> bool:
+                if seconds is None or seconds > 0.1:
+                    consumer.wakeup()
+                return await wait(seconds)
+
+            monkeypatch.setattr(consumer._wakeups, "wait", end_at_a_long_wait)
+            with pytest.raises(WakeupError):
+                await consumer.getmany(timeout=60)
+
+    asyncio.run(main())
+
+
+def test_change_during_a_check_causes_another_check(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No task waits for events while a check runs in the thread."""
+    calls: list[str] = []
+
+    async def main() -> None:
+        async with (
+            aio.open_dir(tmp_path / "d", create=True, shared=True) as data,
+            data.consumer() as consumer,
+        ):
+            await data.create_topic("t")
+            await consumer.assign([ONE])
+            await consumer.getmany()
+            step = consumer._sync.step
+            wait = consumer._wakeups.wait
+
+            def step_with_change() -> None:
+                step()
+                calls.append("check")
+                if len(calls) == 2:  # the first check begins to watch
+                    consumer._loop.call_soon_threadsafe(consumer._wakeups.wake)
+
+            async def wait_or_end(seconds: float | None) -> bool:
+                calls.append("wait")
+                consumer.wakeup()
+                return await wait(seconds)
+
+            monkeypatch.setattr(consumer._sync, "step", step_with_change)
+            monkeypatch.setattr(consumer._wakeups, "wait", wait_or_end)
+            with pytest.raises(WakeupError):
+                await consumer.getmany(timeout=60)
+
+    asyncio.run(main())
+    assert calls[:4] == ["check", "check", "check", "wait"]
 
 
 def test_records_go_from_topic_to_topic_exactly_once(tmp_path: Path) -> None:

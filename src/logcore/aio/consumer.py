@@ -148,6 +148,8 @@ class _Stepped(synchronous.Consumer):
 
     def begin(self, wakeups: Wakeups) -> None:
         self._wakeups: Wakeups | None = wakeups
+        #: How long to wait after the last step if all changes and deaths are reported.
+        self._quiet_seconds = 0.0
         if self._is_shared:
             self._fetcher.follow = functools.partial(
                 _follow_elsewhere, threading.get_ident()
@@ -226,7 +228,20 @@ class _Stepped(synchronous.Consumer):
     def step(self) -> None:
         """Run all work before a read, in the thread. A first read may wait here."""
         self.prepare_to_read()
-        self.has_records()
+        if not self.has_records() and self._is_shared:
+            # In the thread, because another thread may hold the lock of the groups
+            # while it waits for the disk.
+            self._quiet_seconds = self.max_wait_seconds(reports_deaths=True)
+
+    def seconds_to_next_step(self, *, reports_deaths: bool) -> float:
+        """Return how long to wait for changes until step() must run anyway."""
+        if self._is_shared and reports_deaths:
+            return self._quiet_seconds
+        return self.max_wait_seconds()
+
+    def watched_sessions(self) -> list[str]:
+        """Return the directories in which the death of another member closes a file."""
+        return self._assignment.watched_sessions()
 
 
 class Consumer:
@@ -245,6 +260,9 @@ class Consumer:
         self._wakeups = Wakeups(loop_thread)
         self._directory_watch = DirectoryWatch(loop_thread, consumer.fs, self._wakeups)
         consumer.begin(self._wakeups)
+        #: Whether a change was reported since the latest step began.
+        self._has_changed = False
+        self._wakeups.on_wake = self._note_change
         waits_of(loop_thread.loop).add(self)
         self._is_reading = False
         self._steps = 0  # running in the thread or queued for it
@@ -652,6 +670,7 @@ class Consumer:
         await asyncio.sleep(0)  # yields to the loop even if there are always records
         while True:
             if self._is_check_due or not self._sync.has_records():
+                self._has_changed = False
                 await self._begin_step(self._sync.step)
                 self._look_at = self._loop.time() + _LOOK_SECONDS
                 if self._steps:  # a step of another task was queued after this one
@@ -660,14 +679,23 @@ class Consumer:
                 raise WakeupError("wakeup() was called")
             if self._sync.has_records():
                 return True
-            left = self._sync.max_wait_seconds()
+            if deadline is not None and self._loop.time() >= deadline:
+                return False
+            is_new = self._directory_watch.watch(
+                self._sync.watched_paths(), self._sync.watched_sessions()
+            )
+            if is_new or self._sync.has_moved or self._has_changed:
+                continue
+            left = self._sync.seconds_to_next_step(
+                reports_deaths=self._directory_watch.reports_deaths
+            )
             if deadline is not None:
                 left = min(left, deadline - self._loop.time())
-            if left <= 0:
-                return False
-            is_new = self._directory_watch.watch(self._sync.watched_paths())
-            if not is_new and not self._sync.has_moved:
-                await self._wakeups.wait(left)
+            await self._wakeups.wait(left)
+
+    def _note_change(self) -> None:
+        # An event during a step wakes no task, because none waits.
+        self._has_changed = True
 
     @property
     def _is_check_due(self) -> bool:

@@ -21,6 +21,7 @@ from typing import Final, Generic, Self, TypeVar
 
 from logcore.aio.ending import waits_of
 from logcore.aio.loop_thread import LoopThread
+from logcore.consumer.change_watch import ChangeWatch
 from logcore.errors import LogClosedError
 from logcore.fs import FS
 from logcore.kernels import Record
@@ -39,6 +40,8 @@ from logcore.reader import (
 _LOOK_SECONDS: Final = 1.0
 #: The interval of polling if the system has no handle to wait for.
 _POLL_SECONDS: Final = 0.01
+
+_NOTHING: Final[tuple[tuple[str, ...], tuple[str, ...]]] = ((), ())
 
 _T = TypeVar("_T")
 
@@ -110,38 +113,46 @@ class DirectoryWatch:
 
     def __init__(self, loop_thread: LoopThread, fs: FS, wakeups: Wakeups) -> None:
         self._loop = loop_thread.loop
-        self._fs = fs
+        self._changes = ChangeWatch(fs)
         self._wakeups = wakeups
-        #: The directories that are watched.
-        self._paths: tuple[str, ...] = ()
+        #: The directories that are watched, and those in which a death closes a file.
+        self._watched = _NOTHING
         self._end = contextlib.ExitStack()
         self._timer: asyncio.TimerHandle | None = None
 
-    def watch(self, paths: Sequence[str]) -> bool:
-        """Watch these directories instead of the previous ones.
+    def watch(self, paths: Sequence[str], closing: Sequence[str] = ()) -> bool:
+        """Watch these directories instead of the previous ones; see SharedFS.watch().
 
         Return whether they are different. In that case, events may have been missed.
         """
-        wanted = tuple(paths)
-        if wanted == self._paths:
+        wanted = tuple(paths), tuple(closing)
+        if self._changes.is_current(*wanted):
             return False
+        # A directory that was removed and created again is watched again. The caller
+        # could otherwise never wait while it does not exist.
+        is_different = wanted != self._watched
         self.close()
-        if not wanted:
+        if not paths:
             return False
-        watch = self._fs.watch(*wanted)
-        self._paths = wanted
-        self._end.callback(watch.close)
-        number = watch.fileno()
+        self._changes.watch(*wanted)
+        self._watched = wanted
+        self._end.callback(self._changes.close)
+        number = self._changes.fileno()
         if number >= 0:
-            self._loop.add_reader(number, self._changed, watch.wait)
+            self._loop.add_reader(number, self._changed)
             self._end.callback(self._loop.remove_reader, number)
             self._poll_later(_LOOK_SECONDS)
         else:
             self._poll_later(_POLL_SECONDS)
-        return True
+        return is_different
 
-    def _changed(self, drain: Callable[[float], bool]) -> None:
-        drain(0.0)
+    @property
+    def reports_deaths(self) -> bool:
+        """Whether the death of another process wakes the tasks."""
+        return self._changes.reports_deaths
+
+    def _changed(self) -> None:
+        self._changes.wait(0.0)
         self._wakeups.wake()
 
     def _poll_later(self, seconds: float) -> None:
@@ -159,7 +170,7 @@ class DirectoryWatch:
             self._end.close()
 
     def close(self) -> None:
-        self._paths = ()
+        self._watched = _NOTHING
         if self._timer is not None:
             self._timer.cancel()
         self._end.close()

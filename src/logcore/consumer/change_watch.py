@@ -39,12 +39,7 @@ class ChangeWatch:
 
         Returns whether the watch is new. Changes before this call are then not reported.
         """
-        watched = directories, closing
-        if (
-            self._watch is not None
-            and watched == self._watched
-            and not self._watch.saw_removal
-        ):
+        if self.is_current(directories, closing):
             return False
         self.close()
         if closing:
@@ -53,8 +48,21 @@ class ChangeWatch:
             made = self._fs.watch(*directories)
         with self._mutex:
             self._watch = made
-        self._watched = watched
+        self._watched = directories, closing
         return True
+
+    def is_current(self, directories: Sequence[str], closing: Sequence[str]) -> bool:
+        """Return whether watch() keeps the present watch for these directories."""
+        return (
+            self._watch is not None
+            and (directories, closing) == self._watched
+            and not self._watch.saw_removal
+        )
+
+    def fileno(self) -> int:
+        """Return a descriptor that becomes readable with a change, or -1 without one."""
+        assert self._watch is not None
+        return self._watch.fileno()
 
     @property
     def reports_deaths(self) -> bool:
