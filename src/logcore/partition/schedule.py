@@ -25,6 +25,9 @@ from logcore.segment import Segment
 #: Under policies whose appends wait for a sync, tick() syncs data that has been
 #: unsynced for longer than this.
 _LEFT_BEHIND_MS: Final = 100
+#: Maximum number of segments that retention removes in one tick(). Appends to the log
+#: wait while their files are renamed.
+RETIRED_AT_ONCE: Final = 32
 
 
 #: A maintenance task of a log.
@@ -134,8 +137,9 @@ class LogMaintenance:
             if "retention" not in duties and "sync" not in duties:
                 return self._run_locked(duties, clock_ms, now_ms)
         # 1. Retention. A deletion is enough work for one call. The next call runs the
-        # other due tasks.
-        if "retention" in duties and self._retain_when_due(clock_ms, now_ms):
+        # other due tasks, unless it continues the deletion.
+        retained = "retention" in duties and self._retain_when_due(clock_ms, now_ms)
+        if retained and self._next_retention_ms > clock_ms:
             return True, None
         # 2. Sync, without the lock, so that others can append while the disk syncs.
         # They may also close the log.
@@ -149,7 +153,7 @@ class LogMaintenance:
                 writer.progress.record_sync(clock_ms)
             duties = due(self._facts_of_duties_locked(clock_ms, now_ms), clock_ms)
             acted, point = self._run_locked(duties, clock_ms, now_ms)
-            return syncs or acted, point
+            return retained or syncs or acted, point
 
     def _run_locked(
         self, duties: Collection[Duty], clock_ms: int, now_ms: int | None
@@ -271,8 +275,9 @@ class LogMaintenance:
         policy: retention.Policy = retention.kafka_rules,
         committed: Mapping[str, int] | None = None,
         segments: int | None = None,
+        most: int | None = None,
     ) -> int:
-        """Delete segments by a policy; see Log.retain()."""
+        """Delete segments by a policy, at most `most` of them; see Log.retain()."""
         writer = self._writer
         with writer.state.lock:
             writer.check_writable_locked()
@@ -287,6 +292,8 @@ class LogMaintenance:
             # The policy is limited: segments below the log start are always deleted,
             # and other segments only if they are below the high watermark.
             count = max(retention.below_start(facts), min(wanted, facts.deletable))
+            if most is not None:
+                count = min(count, most)
             if count <= 0:
                 return 0
             # If the active segment is deleted too, the next append needs a new one.
@@ -299,7 +306,10 @@ class LogMaintenance:
             return count
 
     def _retain_when_due(self, clock_ms: int, now_ms: int | None) -> bool:
-        """Run retention every five minutes, by trusted time."""
+        """Run retention every five minutes, by trusted time.
+
+        If it may have more to delete, the next call continues.
+        """
         if clock_ms < self._next_retention_ms:
             return False
         self._next_retention_ms = clock_ms + retention.CHECK_MS
@@ -318,4 +328,9 @@ class LogMaintenance:
             committed = self._committed()
         else:
             committed = {}
-        return self.retain(now_ms, policy=self._policy, committed=committed) > 0
+        count = self.retain(
+            now_ms, policy=self._policy, committed=committed, most=RETIRED_AT_ONCE
+        )
+        if count == RETIRED_AT_ONCE:
+            self._next_retention_ms = clock_ms
+        return count > 0
