@@ -458,6 +458,14 @@ def test_cancelled_reassignment_removes_the_added_brokers() -> None:
     assert isinstance(cancelled, LeaderAndIsr)
     assert cancelled.target == (2, 1, 3)
     assert cancelled.removing == (4,)
+    # Broker 4 was not a replica before, so a second cancellation does not keep it.
+    for target in [(2, 1, 3), (5, 1, 2)]:
+        again = electing.reassign(moving, target, {1, 2, 3, 4, 5})
+        assert isinstance(again, LeaderAndIsr)
+        assert 4 in again.removing
+        cancelled = electing.reassign(again, None, set())
+        assert isinstance(cancelled, LeaderAndIsr)
+        assert sorted(cancelled.target) == [1, 2, 3]
     assert electing.reassign(state_of(1, 1), None, set()) == 85
 
 

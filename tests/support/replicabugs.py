@@ -470,7 +470,7 @@ BUGS = [
         ((World.register, "epoch = found.epoch", "pass"),),
     ),
     Bug(
-        "a reassignment ends before the target is in sync (KAFKA-15665)",
+        "a reassignment ends while a broker that it removes is in sync",
         "R01 R02 R09 R10",
         100,
         (
@@ -478,6 +478,24 @@ BUGS = [
                 electing._finish_reassignment,
                 "state.isr.keys() != set(target) or state.leader not in target",
                 "state.leader not in target",
+            ),
+            (
+                state._check,
+                "{*state.isr, *state.elr, *state.adding, *state.removing}",
+                "set()",
+            ),
+        ),
+        REASSIGNED,
+    ),
+    Bug(
+        "brokers that a replaced reassignment added count as original",
+        "R16",
+        100,
+        (
+            (
+                electing.reassign,
+                "each for each in replicas if each not in original",
+                "each for each in target if each not in original",
             ),
         ),
         REASSIGNED,

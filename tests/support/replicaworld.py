@@ -33,6 +33,8 @@ Invariants (the numbers are those of docs/replication.md):
          acknowledged, or than another answer, before the question
     R15  replicas that are in sync and idle have the same records, and followers have
          deleted what their leader has
+    R16  a partition has as many replicas as the latest reassignment named, also if it was
+         cancelled
 """
 
 from __future__ import annotations
@@ -1673,6 +1675,12 @@ class World:
             return True
         if self.is_acknowledged_since_heal:
             is_settled = not found.adding and not found.removing
+            require(
+                not is_settled or len(found.replicas) == self.options.replicas,
+                "R16",
+                "{} is settled with another number of replicas",
+                found,
+            )
             if is_settled and found.isr.keys() == set(found.replicas):
                 return self.is_equal()
             self.equal_by_ms = None

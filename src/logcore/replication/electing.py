@@ -220,23 +220,19 @@ def reassign(
     """Begin a reassignment to `target`, or cancel it with None.
 
     `known` contains every broker that has ever registered. A new target replaces the
-    present one. Cancelling returns to the replicas that are not being added.
+    present one. Cancelling returns to the replicas before the first reassignment.
     """
+    original = tuple(each for each in state.replicas if each not in state.adding)
     if target is None:
         if not state.adding and not state.removing:
             return ReplicationError.NO_REASSIGNMENT_IN_PROGRESS
-        kept = tuple(each for each in state.replicas if each not in state.adding)
-        return attrs.evolve(
-            state, replicas=kept + state.adding, adding=(), removing=state.adding
-        )
-    if not target or len(set(target)) < len(target) or not set(target) <= known:
+        target = original
+    elif not target or len(set(target)) < len(target) or not set(target) <= known:
         return ReplicationError.INVALID_REPLICA_ASSIGNMENT
     removing = tuple(each for each in state.replicas if each not in target)
-    original = {each for each in state.replicas if each not in state.adding}
-    adding = tuple(each for each in target if each not in original)
-    return attrs.evolve(
-        state, replicas=target + removing, adding=adding, removing=removing
-    )
+    replicas = target + removing
+    adding = tuple(each for each in replicas if each not in original)
+    return attrs.evolve(state, replicas=replicas, adding=adding, removing=removing)
 
 
 def _finish_reassignment(state: LeaderAndIsr) -> LeaderAndIsr:

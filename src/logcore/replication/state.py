@@ -93,7 +93,8 @@ class LeaderAndIsr:
     #: The assigned brokers, the preferred leader first. During a reassignment: the
     #: target, then the brokers that will be removed.
     replicas: tuple[int, ...]
-    #: The brokers that a reassignment adds.
+    #: The brokers that the partition did not have before the reassignment. Those that
+    #: `removing` names too were added by a reassignment that was replaced or cancelled.
     adding: tuple[int, ...] = ()
     #: The brokers that a reassignment removes.
     removing: tuple[int, ...] = ()

@@ -219,7 +219,9 @@ class ClusterTopology(Topology):
     def reassignments(self) -> Mapping[Key, Reassignment]:
         return {
             key: Reassignment(
-                list(state.replicas), list(state.adding), list(state.removing)
+                list(state.replicas),
+                [each for each in state.adding if each not in state.removing],
+                list(state.removing),
             )
             for key, stored in self._member.view.states.items()
             if (state := stored.state).adding or state.removing
