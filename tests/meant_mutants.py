@@ -886,6 +886,12 @@ MISTAKES: Final = (
         "netshim/cluster/test_cluster_replicas.py",
     ),
     Mistake(
+        "removal_overtakes_the_work_of_a_role", "netshim/cluster/replicas.py",
+        "            if self._has_roles(name, step.unassigned):\n",
+        "            if False:\n",
+        "netshim/cluster/test_cluster_replicas.py",
+    ),
+    Mistake(
         "replica_without_a_state_is_removed", "netshim/cluster/replicas.py",
         "            elif key in view.states:\n                unassigned",
         "            else:\n                unassigned",

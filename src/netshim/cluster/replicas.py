@@ -120,6 +120,7 @@ class _PlacingStep:
 
     topic: TopicOfCluster
     assigned: frozenset[int]
+    #: They lose their replica. All of a former topic of the name are among them.
     unassigned: frozenset[int]
 
 
@@ -223,6 +224,8 @@ class ClusterReplicas(Leadership):
             # The directory contains a replica of another topic of that name.
             return _NO_ROLE
         state, epoch = stored.state, self._member.epoch
+        if node_id not in state.replicas:
+            return _NO_ROLE  # another role would open the log
         role = role_of(state, node_id, epoch)
         return role, state.leader, state.leader_epoch, epoch
 
@@ -274,10 +277,10 @@ class ClusterReplicas(Leadership):
         if self._tokens.get(key) != token or self._is_closed:
             return  # another change of role is under way
         if token is _NO_ROLE:
-            del self._tokens[key]
+            self._end_role(key)
             return
         if isinstance(result, Exception):
-            del self._tokens[key]
+            self._end_role(key)
             if not isinstance(result, TopicNotFoundError):  # it is not placed yet
                 _log.error("%s-%d has no replica here: %s", *key, result)
                 self._retry(key)
@@ -292,6 +295,11 @@ class ClusterReplicas(Leadership):
         elif role is Role.FOLLOWER:
             assert broker_epoch is not None
             self._follow(key, result, stored, topic, leader, broker_epoch)
+
+    def _end_role(self, key: Key) -> None:
+        del self._tokens[key]
+        if key[0] in self._unplaced or key[0] in self._reported:
+            self._place()
 
     def _retry(self, key: Key) -> None:
         self._state.timers.at(
@@ -446,13 +454,20 @@ class ClusterReplicas(Leadership):
         """Create and remove replicas, so that they match the view."""
         if self._is_placing or self._is_closed:
             return
-        deleted = self._deleted_topics()
-        steps = {
-            name: self._placing_step(name, self._view.topics[name])
-            for name in self._unplaced
-            if name in self._view.topics
+        deleted = {
+            name
+            for name in self._deleted_topics()
+            if not self._has_roles(name, self._placed[name].numbers)
         }
-        self._unplaced.clear()
+        steps: dict[str, _PlacingStep] = {}
+        waiting: set[str] = set()
+        for name in self._unplaced & self._view.topics.keys():
+            step = self._placing_step(name, self._view.topics[name])
+            if self._has_roles(name, step.unassigned):
+                waiting.add(name)
+            else:
+                steps[name] = step
+        self._unplaced = waiting
         if not steps and not deleted:
             return
         self._is_placing = True
@@ -481,7 +496,17 @@ class ClusterReplicas(Leadership):
                 assigned.add(number)
             elif key in view.states:
                 unassigned.add(number)
+        placed = self._placed.get(name)
+        if placed is not None and placed.topic_id != topic.node.topic_id:
+            unassigned |= placed.numbers
         return _PlacingStep(topic, frozenset(assigned), frozenset(unassigned))
+
+    def _has_roles(self, name: str, numbers: Iterable[int]) -> bool:
+        """Return whether work for the role of a replica is queued, or it has a role.
+
+        Such work may open the log, so a removal waits until it has run.
+        """
+        return any((name, number) in self._tokens for number in numbers)
 
     def _deleted_topics(self) -> set[str]:
         """Return the topics placed here that were deleted.

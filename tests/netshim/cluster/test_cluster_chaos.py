@@ -2,7 +2,8 @@
 
 Producers write with acks=all, one client commits offsets, and one client reads them.
 Brokers are killed, stopped for shorter and longer than their session, shut down cleanly,
-and given an empty disk. LOGCORE_CLUSTER_SECONDS is the time of the failures, and
+and given an empty disk. In another test, replicas move between brokers that are killed
+and stopped. LOGCORE_CLUSTER_SECONDS is the time of the failures, and
 LOGCORE_CLUSTER_SEED chooses them.
 """
 
@@ -17,6 +18,8 @@ from pathlib import Path
 
 import pytest
 
+from netshim import wire
+from netshim.wire import codes
 from support.cluster_load import Load, Offsets, judge, judge_files
 from support.clusters import FAST, Cluster, until
 
@@ -75,5 +78,77 @@ def test_random_failures_lose_nothing(tmp_path: Path) -> None:
             f"{len(load.acknowledged)} records, {offsets.commits} commits, "
             f"{offsets.reads} reads"
         )
+        judge(cluster, "t", load)
+        judge_files(cluster, "t")
+
+
+def move(cluster: Cluster, index: int, replicas: list[int] | None) -> int:
+    """Reassign a partition, or cancel that with None; return the code."""
+    kind = wire.ALTER_PARTITION_REASSIGNMENTS.Request
+    part = kind.Topic.Partition(partition_index=index, replicas=replicas)
+    request = kind(topics=[kind.Topic(name="t", partitions=[part])])
+    number = next(
+        one for one, process in cluster.processes.items() if process.poll() is None
+    )
+    response = cluster.ask(number, wire.ALTER_PARTITION_REASSIGNMENTS, request)
+    code: int = response.responses[0].partitions[0].error_code
+    return code
+
+
+def until_moved(cluster: Cluster) -> None:
+    """Wait until no partition is being reassigned and all replicas are in sync."""
+    found: list[tuple[list[int], list[int]]] = []
+
+    def is_moved() -> bool:
+        parts = [cluster.partition("t", index) for index in range(PARTITIONS)]
+        found[:] = [(one.replica_nodes, one.isr_nodes) for one in parts]
+        return all(len(all_) == 3 and {*all_} == {*isr} for all_, isr in found)
+
+    try:
+        until(is_moved, "the replicas are moved and in sync")
+    except AssertionError as error:
+        error.add_note(f"the last replicas and ISRs: {found}")
+        raise
+
+
+@pytest.mark.slow
+def test_random_moves_of_replicas_lose_nothing(tmp_path: Path) -> None:
+    """Brokers are assigned, unassigned and assigned again while others fail."""
+    chance = random.Random(SEED)
+    with Cluster(tmp_path / "cluster", 4) as cluster:
+        cluster.create("t", PARTITIONS)
+        load = Load(cluster, "t")
+        load.until_more()
+        begun = cancelled = 0
+        end_s = time.monotonic() + SECONDS
+        while time.monotonic() < end_s:
+            stopped = None
+            if chance.random() < 0.3:
+                leader = cluster.partition("t", chance.randrange(PARTITIONS)).leader_id
+                # Broker 1 answers the requests of this test.
+                stopped = leader if leader > 1 else None
+            if stopped is not None:
+                cluster.send(stopped, signal.SIGSTOP)
+            for _ in range(chance.randint(1, 6)):
+                index = chance.randrange(PARTITIONS)
+                if chance.random() < 0.4:
+                    cancelled += move(cluster, index, None) == codes.NONE
+                else:
+                    target = chance.sample([1, 2, 3, 4], 3)
+                    begun += move(cluster, index, target) == codes.NONE
+                time.sleep(chance.choice([0.0, 0.05, 0.3]))
+            if stopped is not None:
+                cluster.send(stopped, signal.SIGCONT)
+                if chance.random() < 0.5:
+                    cluster.kill(stopped)
+                    cluster.start(stopped)
+            if chance.random() < 0.3:
+                until_moved(cluster)
+        until_moved(cluster)
+        load.until_more()
+        print(f"{begun} reassignments, {cancelled} cancelled")
+        print(f"{len(load.acknowledged)} records")
+        assert begun > 0
+        assert cancelled > 0
         judge(cluster, "t", load)
         judge_files(cluster, "t")

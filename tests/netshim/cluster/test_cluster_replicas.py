@@ -11,6 +11,7 @@ from typing import Any
 import attrs
 import pytest
 
+from logcore import Log, LogDir
 from logcore.config import LogConfig
 from logcore.replication.state import InSyncReplica, LeaderAndIsr
 from netshim.cluster.fetcher import FetcherSettings
@@ -106,7 +107,9 @@ def test_replica_without_a_state_is_kept(replicas: Replicas) -> None:
 def test_replica_has_no_role_until_its_removal_is_complete(replicas: Replicas) -> None:
     """A broker that is assigned again would lead a log that is being removed."""
     replicas.take(2, UNASSIGNED)
-    removal = replicas.bench.submitted.pop()
+    replicas.bench.run(1)  # the end of the role
+    (removal,) = replicas.bench.submitted
+    replicas.bench.submitted.clear()
     replicas.take(3, attrs.evolve(ASSIGNED, leader_epoch=6))
     replicas.bench.run()
     assert replicas.has_replica
@@ -115,3 +118,27 @@ def test_replica_has_no_role_until_its_removal_is_complete(replicas: Replicas) -
     replicas.bench.run()
     assert replicas.found.leads(KEY)
     assert replicas.log_end == 0
+
+
+def test_removal_waits_for_the_work_of_a_role(
+    replicas: Replicas, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would open the log again while its directory is removed."""
+    opened_late = []
+    open_log = LogDir.partition
+
+    def partition(logdir: LogDir, topic: str, number: int) -> Log:
+        if not replicas.has_replica:
+            opened_late.append((topic, number))
+        return open_log(logdir, topic, number)
+
+    monkeypatch.setattr(LogDir, "partition", partition)
+    replicas.take(2, attrs.evolve(ASSIGNED, leader_epoch=4))
+    replicas.take(3, UNASSIGNED)
+    submitted = replicas.bench.submitted
+    while submitted:
+        # A removal that did not wait would be the newest work.
+        submitted.insert(0, submitted.pop())
+        replicas.bench.run(1)
+    assert not replicas.has_replica
+    assert not opened_late
