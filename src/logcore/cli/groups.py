@@ -16,7 +16,6 @@ The work is done by coordinators/group_descriptions.py, consumer/ and registry/.
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
 from collections.abc import Generator, Mapping
 
@@ -27,8 +26,8 @@ import logcore
 from logcore.cli.arguments import named_partitions, place_in
 from logcore.cli.opening import open_to_write
 from logcore.cli.options import (
-    DECLINED,
     CommandGroup,
+    confirm_deletion,
     fail,
     json_option,
     log_directory_argument,
@@ -440,16 +439,8 @@ def group_delete(directory: str, name: str, yes: bool) -> None:
     # Read-only, so that no lock is held while the command waits for the answer.
     count = len(_described(directory, name).offsets)
     if not yes:
-        if not sys.stdin.isatty():
-            fail(
-                f"deleting {name} must be confirmed, and stdin is not a terminal",
-                "give --yes to delete it without a question",
-            )
-        if not click.confirm(
-            f"Delete group {name} with the offsets of {count} partition{'s' * (count != 1)}?"
-        ):
-            click.echo("nothing was deleted", err=True)
-            raise click.exceptions.Exit(DECLINED)
+        parts = f"{count} partition{'s' * (count != 1)}"
+        confirm_deletion(name, f"Delete group {name} with the offsets of {parts}?")
     with open_to_write(directory) as logdir:
         logdir.delete_group(name)
 

@@ -122,6 +122,18 @@ def fail(message: str, advice: str | None) -> NoReturn:
     raise click.exceptions.Exit(FAILED)
 
 
+def confirm_deletion(name: str, question: str) -> None:
+    """Ask before a deletion, and end the command if the answer is no."""
+    if not sys.stdin.isatty():
+        fail(
+            f"deleting {name} must be confirmed, and stdin is not a terminal",
+            "give --yes to delete it without a question",
+        )
+    if not click.confirm(question):
+        click.echo("nothing was deleted", err=True)
+        raise click.exceptions.Exit(DECLINED)
+
+
 json_option = click.option(
     "--json",
     "as_json",

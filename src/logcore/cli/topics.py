@@ -6,18 +6,15 @@ The work is done by logdir.py.
 
 from __future__ import annotations
 
-import sys
-
 import click
 
 import logcore
 from logcore.cli.arguments import complete_topic
 from logcore.cli.opening import open_to_write
 from logcore.cli.options import (
-    DECLINED,
     CommandGroup,
     config_option,
-    fail,
+    confirm_deletion,
     json_option,
     log_directory_argument,
     setting,
@@ -178,17 +175,10 @@ def topic_delete(directory: str, name: str, yes: bool) -> None:
         numbers = logdir.partitions(name)
         size = size_text(sum(logdir.size_bytes(name, number) for number in numbers))
     if not yes:
-        if not sys.stdin.isatty():
-            fail(
-                f"deleting {name} must be confirmed, and stdin is not a terminal",
-                "give --yes to delete it without a question",
-            )
         count = f"{len(numbers)} partition{'s' * (len(numbers) != 1)}"
-        if not click.confirm(
-            f"Delete {name} with {count}, {size}, and all its records?"
-        ):
-            click.echo("nothing was deleted", err=True)
-            raise click.exceptions.Exit(DECLINED)
+        confirm_deletion(
+            name, f"Delete {name} with {count}, {size}, and all its records?"
+        )
     with open_to_write(directory) as logdir:
         logdir.delete_topic(name)
 
