@@ -247,22 +247,14 @@ def mark_dead(group: Group) -> list[Effect]:
 
 def forget_timers(group: Group, consumers: ConsumerGroup) -> list[Effect]:
     """Cancel the timers of all members."""
-    effects: list[Effect] = [
-        CancelTimer(group.group_id, SessionEnds(member_id))
-        for member_id in consumers.timers_ms
-    ]
-    effects += [
-        CancelTimer(group.group_id, RevocationEnds(member_id))
-        for member_id in sorted(consumers.revocations)
-    ]
-    effects += [
-        CancelTimer(group.group_id, RejoinEnds(member_id))
-        for member_id in sorted(consumers.rejoins)
-    ]
-    effects += [
-        CancelTimer(group.group_id, FirstSyncEnds(member_id))
-        for member_id in sorted(consumers.syncs)
-    ]
+    effects: list[Effect] = []
+    for member_ids, timeout in (
+        (list(consumers.timers_ms), SessionEnds),
+        (sorted(consumers.revocations), RevocationEnds),
+        (sorted(consumers.rejoins), RejoinEnds),
+        (sorted(consumers.syncs), FirstSyncEnds),
+    ):
+        effects += [CancelTimer(group.group_id, timeout(one)) for one in member_ids]
     consumers.timers_ms.clear()
     consumers.revocations.clear()
     consumers.rejoins.clear()
@@ -444,11 +436,8 @@ class HeartbeatStep:
                     self.around.now_ms + timeout_ms,
                 )
             )
-        elif member_id in consumers.revocations:
-            consumers.revocations.remove(member_id)
-            self.effects.append(
-                CancelTimer(self.group.group_id, RevocationEnds(member_id))
-            )
+        else:
+            self._cancel(consumers.revocations, RevocationEnds(member_id))
 
     def _forget_timers(self, member_id: str) -> None:
         consumers = self.consumers
@@ -457,11 +446,7 @@ class HeartbeatStep:
             self.effects.append(
                 CancelTimer(self.group.group_id, SessionEnds(member_id))
             )
-        if member_id in consumers.revocations:
-            consumers.revocations.remove(member_id)
-            self.effects.append(
-                CancelTimer(self.group.group_id, RevocationEnds(member_id))
-            )
+        self._cancel(consumers.revocations, RevocationEnds(member_id))
         self._forget_classic_timers(member_id)
 
     def _forget_classic_timers(self, member_id: str) -> None:
@@ -469,16 +454,18 @@ class HeartbeatStep:
         self.stop_sync(member_id)
 
     def stop_rejoin(self, member_id: str) -> None:
-        if member_id in self.consumers.rejoins:
-            self.consumers.rejoins.remove(member_id)
-            self.effects.append(CancelTimer(self.group.group_id, RejoinEnds(member_id)))
+        self._cancel(self.consumers.rejoins, RejoinEnds(member_id))
 
     def stop_sync(self, member_id: str) -> None:
-        if member_id in self.consumers.syncs:
-            self.consumers.syncs.remove(member_id)
-            self.effects.append(
-                CancelTimer(self.group.group_id, FirstSyncEnds(member_id))
-            )
+        self._cancel(self.consumers.syncs, FirstSyncEnds(member_id))
+
+    def _cancel(
+        self, waited_for: set[str], timeout: RevocationEnds | RejoinEnds | FirstSyncEnds
+    ) -> None:
+        """Cancel a timer, if its member is one of those that have it."""
+        if timeout.member_id in waited_for:
+            waited_for.remove(timeout.member_id)
+            self.effects.append(CancelTimer(self.group.group_id, timeout))
 
     def _renew(self, member_id: str) -> None:
         """Restart a session. A timer that expires before the new deadline is not
