@@ -67,12 +67,6 @@ from logcore.reporting import INFO, log_line
 #: Maximum number of attempts of a reader whose listing is outdated by concurrent
 #: changes.
 _LOOKS: Final = 100
-_CHECKPOINTS: Final = (
-    checkpoint.RECOVERY_POINT,
-    checkpoint.LOG_START,
-    checkpoint.HIGH_WATERMARK,
-    checkpoint.CLEANER,
-)
 
 
 @attrs.frozen(kw_only=True)
@@ -787,7 +781,7 @@ class TopicRegistry:
     def forget(self, keys: Mapping[tuple[str, int], int | None]) -> None:
         """Remove partitions from the checkpoints."""
         assert self._claim is not None
-        for file in _CHECKPOINTS:
+        for file in checkpoint.OFFSET_FILES:
             self._claim.checkpoints.set(file, keys, may_use_reserve=True)
 
 

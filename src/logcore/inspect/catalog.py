@@ -11,20 +11,12 @@ This module reads no file. dump.py shows the content of a file, and verify.py ju
 from __future__ import annotations
 
 import os
-from typing import Final
 
 from logcore.errors import LogNotFoundError
 from logcore.fs import FS, OS
 from logcore.metadata import checkpoint
 from logcore.metadata.checkpoint import DIRECTORY_FILES, PARTITION_FILES
 from logcore.metadata.filenames import parse_file_name, partition_of, without_state
-
-OFFSET_CHECKPOINTS: Final = (
-    checkpoint.RECOVERY_POINT,
-    checkpoint.LOG_START,
-    checkpoint.HIGH_WATERMARK,
-    checkpoint.CLEANER,
-)
 
 
 def kind_of(name: str) -> str | None:

@@ -44,7 +44,7 @@ from logcore.format.group_records import described
 from logcore.format.transaction_records import described_transaction
 from logcore.fs import FS, OS, opened
 from logcore.index import OFFSET_ENTRY, TIME_ENTRY, TXN_ENTRY, size_without_zeros
-from logcore.inspect.catalog import OFFSET_CHECKPOINTS, kind_of, living_name
+from logcore.inspect.catalog import kind_of, living_name
 from logcore.kernels import Record, layout
 from logcore.metadata import checkpoint
 from logcore.metadata.checkpoint import DIRECTORY_FILES, PARTITION_FILES
@@ -611,7 +611,7 @@ DUMPERS: Final[dict[str, Callable[[FS, str], Iterator[Row]]]] = {
     "txnindex": _dump_txnindex,
     "snapshot": _dump_snapshot,
     "seal": _dump_seal,
-    **dict.fromkeys(OFFSET_CHECKPOINTS, _dump_offsets),
+    **dict.fromkeys(checkpoint.OFFSET_FILES, _dump_offsets),
     checkpoint.LEADER_EPOCH: _dump_epochs,
     "partition.metadata": _dump_metadata,
     "meta.properties": _dump_properties,

@@ -81,8 +81,10 @@ DIRECTORY_FILES: Final = (
     PRODUCER_IDS,
     CLOCK,
 )
+#: The files with an offset of each partition.
+OFFSET_FILES: Final = (RECOVERY_POINT, LOG_START, HIGH_WATERMARK, CLEANER)
 #: The files whose size depends on the number of partitions.
-_GROWING_FILES: Final = (RECOVERY_POINT, LOG_START, HIGH_WATERMARK, CLEANER, TOPICS)
+_GROWING_FILES: Final = (*OFFSET_FILES, TOPICS)
 PARTITION_FILES: Final = (LEADER_EPOCH, PARTITION_METADATA, POLICY, DURABLE_END)
 
 # A checkpoint of a million partitions. A larger file is not from logcore.
