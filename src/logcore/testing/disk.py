@@ -546,12 +546,15 @@ class SimulatedDisk(Environment, DiskLocks):
         """Crash or raise the planned error after a change, if either is due."""
         if self.observer is not None:
             self.observer(operation, True)
+        self._die_if_due(action)
+        if isinstance(action, int):
+            _fail(action, path, StorageWriteError)
+
+    def _die_if_due(self, action: int | str | None) -> None:
         if action == "crash" or (
             self._crash_in is not None and len(self.operations) > self._crash_in
         ):
             self._die()
-        if isinstance(action, int):
-            _fail(action, path, StorageWriteError)
 
     def _die(self) -> None:
         self.crash()
@@ -766,10 +769,7 @@ class SimulatedDisk(Environment, DiskLocks):
         file, path, _ = self._held(handle)
         with self._mutex:
             action = self._begin(operation, path)
-            if action == "crash" or (
-                self._crash_in is not None and len(self.operations) > self._crash_in
-            ):
-                self._die()
+            self._die_if_due(action)
             if isinstance(action, int):
                 file.forget(len(self.operations))
                 if not file.pending:
@@ -985,10 +985,7 @@ class SimulatedDisk(Environment, DiskLocks):
         with self._mutex:
             directory = self._directory(path, StorageWriteError)
             action = self._begin("sync_dir", path)
-            if action == "crash" or (
-                self._crash_in is not None and len(self.operations) > self._crash_in
-            ):
-                self._die()
+            self._die_if_due(action)
             if isinstance(action, int):
                 _raise_sync(OSError(action, os.strerror(action)), path)
             if action != "lie" and self._journal:
