@@ -84,17 +84,13 @@ _CODES_BY_VERSION: Final = {
         codes.ILLEGAL_GENERATION,
     ),
     # INVALID_COMMIT_OFFSET_SIZE is an error of commits, which these three APIs do not have.
-    (GroupError.RECORD_TOO_LARGE, wire.JOIN_GROUP.key): (
-        32_767,
-        codes.UNKNOWN_SERVER_ERROR,
-    ),
-    (GroupError.RECORD_TOO_LARGE, wire.SYNC_GROUP.key): (
-        32_767,
-        codes.UNKNOWN_SERVER_ERROR,
-    ),
-    (GroupError.RECORD_TOO_LARGE, wire.CONSUMER_GROUP_HEARTBEAT.key): (
-        32_767,
-        codes.UNKNOWN_SERVER_ERROR,
+    **dict.fromkeys(
+        (
+            (GroupError.RECORD_TOO_LARGE, wire.JOIN_GROUP.key),
+            (GroupError.RECORD_TOO_LARGE, wire.SYNC_GROUP.key),
+            (GroupError.RECORD_TOO_LARGE, wire.CONSUMER_GROUP_HEARTBEAT.key),
+        ),
+        (32_767, codes.UNKNOWN_SERVER_ERROR),
     ),
     # TxnOffsetCommit has no error for the epoch of a member.
     (GroupError.STALE_MEMBER_EPOCH, wire.TXN_OFFSET_COMMIT.key): (
@@ -116,18 +112,14 @@ _EPOCHS_SINCE: Final = 9
 _MISSING_SINCE: Final = 6
 
 
-def code_of_group(error: GroupError | None, call: Call) -> int:
-    """Return the code for the outcome of a request about a group."""
-    return _code_of(error, call)
-
-
 def metadata_fits(metadata: str, state: BrokerState) -> bool:
     """Return whether a commit may have this text."""
     is_short = len(metadata) <= state.settings.offset_metadata_max_bytes
     return is_short and len(metadata.encode()) <= _METADATA_BYTES_MAX
 
 
-def _code_of(error: GroupError | None, call: Call) -> int:
+def code_of_group(error: GroupError | None, call: Call) -> int:
+    """Return the code for the outcome of a request about a group."""
     if error is None:
         return codes.NONE
     last, code = _CODES_BY_VERSION.get((error, call.api_key), (-1, codes.NONE))
@@ -164,7 +156,7 @@ def when_loaded(
             groups = state.groups
             return groups.when_known(
                 lambda: handler(request, call, groups, state),
-                lambda error: refuse(request, call, _code_of(error, call)),
+                lambda error: refuse(request, call, code_of_group(error, call)),
                 call.now_ms,
                 _group_ids(request),
             )
@@ -295,7 +287,7 @@ def join_group(
 
 def _join_response(result: Result, call: Call) -> JoinGroupResponse:
     if isinstance(result, JoinRefused):
-        return _join_failure(call, _code_of(result.error, call), result.member_id)
+        return _join_failure(call, code_of_group(result.error, call), result.member_id)
     assert isinstance(result, Joined), result
     response_type = wire.JOIN_GROUP.Response
     return response_type(
@@ -338,7 +330,7 @@ def sync_group(
 
 def _sync_response(result: Result, call: Call) -> SyncGroupResponse:
     if isinstance(result, GroupError):
-        return wire.SYNC_GROUP.Response(error_code=_code_of(result, call))
+        return wire.SYNC_GROUP.Response(error_code=code_of_group(result, call))
     assert isinstance(result, SyncResult), result
     return wire.SYNC_GROUP.Response(
         protocol_type=result.protocol_type,
@@ -357,7 +349,7 @@ def heartbeat(
         request.group_instance_id,
         request.generation_id,
     )
-    return wire.HEARTBEAT.Response(error_code=_code_of(error, call))
+    return wire.HEARTBEAT.Response(error_code=code_of_group(error, call))
 
 
 @when_loaded(lambda request, call, code: wire.LEAVE_GROUP.Response(error_code=code))
@@ -372,7 +364,7 @@ def leave_group(
         return response_type(error_code=codes.INVALID_GROUP_ID)
     if call.version < 3:
         (error,) = groups.leave(request.group_id, [(request.member_id, None)])
-        return response_type(error_code=_code_of(error, call))
+        return response_type(error_code=code_of_group(error, call))
     asked = [(member.member_id, member.group_instance_id) for member in request.members]
     results = groups.leave(request.group_id, asked)
     return response_type(
@@ -380,7 +372,7 @@ def leave_group(
             response_type.Member(
                 member_id=member_id,
                 group_instance_id=instance_id,
-                error_code=_code_of(error, call),
+                error_code=code_of_group(error, call),
             )
             for (member_id, instance_id), error in zip(asked, results, strict=True)
         ]
@@ -440,7 +432,7 @@ def offset_commit(
     answer = PendingResponse()
 
     def done(error: GroupError | None) -> None:
-        code = _code_of(error, call)
+        code = code_of_group(error, call)
         for result in results:
             result.error_code = code or result.error_code
         answer.set(response)
@@ -591,7 +583,9 @@ def _fetched_group(
     if is_named and group is not None and group.consumers is not None:
         error = group.consumers.check_epoch(asked.member_id or "", asked.member_epoch)
         if error is not None:
-            return group_type(group_id=asked.group_id, error_code=_code_of(error, call))
+            return group_type(
+                group_id=asked.group_id, error_code=code_of_group(error, call)
+            )
     topics = yield from _fetched(group_type.Topic, asked.topics, group, is_strict, pace)
     return group_type(group_id=asked.group_id, topics=topics)
 
@@ -695,7 +689,7 @@ def offset_delete(
 
     def done(error: GroupError | None) -> None:
         for result in stored:
-            result.error_code = _code_of(error, call)
+            result.error_code = code_of_group(error, call)
         answer.set(response_type(topics=topics))
 
     groups.request_delete_offsets(request.group_id, keys, done)
@@ -835,7 +829,7 @@ def delete_groups(
 
     def done(result: DeleteGroupsResponse.Group, error: GroupError | None) -> None:
         nonlocal left
-        result.error_code = _code_of(error, call)
+        result.error_code = code_of_group(error, call)
         left -= 1
         if not left:
             answer.set(response)
