@@ -145,12 +145,7 @@ class Producers:
                     and batch.last_sequence == last
                 ):
                     return batch
-        if epoch < known.epoch:
-            raise InvalidProducerEpochError(
-                f"producer {producer_id} was replaced by one with a newer epoch",
-                expected=f"epoch {known.epoch} or newer",
-                found=epoch,
-            )
+        self.check_epoch(producer_id, epoch)
         # A new epoch begins at 0.
         expected = 0
         if epoch == known.epoch and known.batches:
