@@ -1049,12 +1049,8 @@ class ActiveSegment(GrowingSegment):
 
     def record_all_batches(self, facts: layout.Facts) -> None:
         """Record batches like record_batches(), after walking the file."""
-        columns = (
-            facts[name].tolist()
-            for name in ("position", "size_bytes", "last_offset", "max_timestamp")
-        )
-        for position, size, last_offset, max_timestamp in zip(*columns, strict=True):
-            self.record_batch(position, size, last_offset, max_timestamp)
+        for batch in layout.encoded_batches(facts, 0):
+            self.record_batch(*batch)
         # Markers have a producer too.
         if facts["producer_id"].max(initial=-1) >= 0:
             self.has_producers = True

@@ -1147,19 +1147,7 @@ class _Copy:
                 facts, behind, _ = kernel.walk(
                     view, position, part.end, WALK_BATCHES, False
                 )
-                columns = (
-                    facts[name].tolist()
-                    for name in (
-                        "position",
-                        "size_bytes",
-                        "last_offset",
-                        "max_timestamp",
-                    )
-                )
-                batches = [
-                    (at - position, size, last, newest)
-                    for at, size, last, newest in zip(*columns, strict=True)
-                ]
+                batches = layout.encoded_batches(facts, position)
                 segment.append(view[position:behind], *batches[-1][2:], batches)
                 self._record_producers(facts, part.source, segment)
                 position = behind

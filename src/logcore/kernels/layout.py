@@ -272,6 +272,18 @@ RecordInput = (
 EncodedBatch = tuple[int, int, int, int]
 
 
+def encoded_batches(facts: Facts, start: int) -> list[EncodedBatch]:
+    """Return the places of walked batches, in a buffer that begins at `start`."""
+    columns = (
+        facts[name].tolist()
+        for name in ("position", "size_bytes", "last_offset", "max_timestamp")
+    )
+    return [
+        (position - start, size, last, newest)
+        for position, size, last, newest in zip(*columns, strict=True)
+    ]
+
+
 _EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 

@@ -24,7 +24,7 @@ import numpy as np
 from logcore.config import INT64_MAX
 from logcore.errors import CorruptBatchError, OffsetOutOfRangeError
 from logcore.kernels import kernel, layout
-from logcore.kernels.layout import Buffer, EncodedBatch
+from logcore.kernels.layout import Buffer
 from logcore.partition import epochs
 from logcore.partition.order import end_of, epochs_in_order, epochs_of, in_order
 from logcore.recordbatch import are_markers, read_batches
@@ -75,18 +75,6 @@ class Continuation:
 def is_marker(facts: layout.Facts) -> bool:
     """Return whether the last of these batches is a control batch of a transaction."""
     return bool(are_markers(facts[-1:])[0])
-
-
-def encoded(facts: layout.Facts, start: int) -> list[EncodedBatch]:
-    """Return the places of batches in a buffer that begins at `start` of the data."""
-    columns = (
-        facts[name].tolist()
-        for name in ("position", "size_bytes", "last_offset", "max_timestamp")
-    )
-    return [
-        (position - start, size, last, newest)
-        for position, size, last, newest in zip(*columns, strict=True)
-    ]
 
 
 def control_types_in(data: Buffer) -> Callable[[int], str]:

@@ -19,7 +19,6 @@ from logcore.kernels.layout import Buffer, Level
 from logcore.partition import epochs
 from logcore.partition.leader_transactions import (
     control_types_in,
-    encoded,
     follow,
     is_marker,
 )
@@ -137,7 +136,9 @@ def _store_run_locked(
         # the segment's base, in 32 bits.
         writer.roll_locked(int(run["base_offset"][0]))
     before = writer.state.end
-    writer.store_locked(view[start:stop], encoded(run, start), now_ms, durability)
+    writer.store_locked(
+        view[start:stop], layout.encoded_batches(run, start), now_ms, durability
+    )
     stored = writer.transactions
     if stored.known is not None and stored.known.next_offset != before:
         # This log was the leader in between. The known transactions lack the batches
