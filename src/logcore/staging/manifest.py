@@ -51,6 +51,7 @@ _NUMBER: Final = attrs.validators.instance_of(int)
 _COUNT: Final = attrs.validators.and_(
     _NUMBER, attrs.validators.ge(0), attrs.validators.le(INT64_MAX)
 )
+_COUNT_OR_NONE: Final = attrs.validators.optional(_COUNT)
 _EPOCH: Final = attrs.validators.and_(
     _NUMBER, attrs.validators.ge(0), attrs.validators.le(INT32_MAX)
 )
@@ -73,9 +74,7 @@ class StagedFile:
     #: CRC-32C of these bytes as they were staged.
     crc: int = attrs.field(validator=_NUMBER)
     #: Position of a piece in its file. None for a segment, which is a whole file.
-    position: int | None = attrs.field(
-        default=None, validator=attrs.validators.optional(_COUNT)
-    )
+    position: int | None = attrs.field(default=None, validator=_COUNT_OR_NONE)
 
 
 @attrs.frozen
@@ -104,12 +103,8 @@ class StagedTarget:
     leader_epoch: int = attrs.field(validator=_EPOCH)
     #: Append the files to the segment with this base offset, at this position, which
     #: was its size. None to move the files in place as separate segments.
-    segment: int | None = attrs.field(
-        default=None, validator=attrs.validators.optional(_COUNT)
-    )
-    position: int | None = attrs.field(
-        default=None, validator=attrs.validators.optional(_COUNT)
-    )
+    segment: int | None = attrs.field(default=None, validator=_COUNT_OR_NONE)
+    position: int | None = attrs.field(default=None, validator=_COUNT_OR_NONE)
 
 
 @attrs.frozen(kw_only=True)
