@@ -53,56 +53,48 @@ _log = logging.getLogger("netshim")
 Piece = wire.Buffer
 #: APIs whose requests wait for records or for other members, and not for work of the
 #: broker.
-_PARKED: Final = frozenset(
-    api.key for api in (wire.FETCH, wire.JOIN_GROUP, wire.SYNC_GROUP)
-)
+_PARKED: Final = wire.keys_of(wire.FETCH, wire.JOIN_GROUP, wire.SYNC_GROUP)
 #: APIs that report state which other requests change. A client that sends one after a
 #: change expects to see the result: librdkafka requests committed offsets immediately
 #: after commits, on the same connection.
-_REPORTING: Final = frozenset(
-    api.key
-    for api in (
-        wire.LIST_OFFSETS,
-        wire.METADATA,
-        wire.OFFSET_FETCH,
-        wire.DESCRIBE_GROUPS,
-        wire.LIST_GROUPS,
-        wire.OFFSET_FOR_LEADER_EPOCH,
-        wire.DESCRIBE_CONFIGS,
-        wire.DESCRIBE_LOG_DIRS,
-        wire.DESCRIBE_PRODUCERS,
-        wire.DESCRIBE_TRANSACTIONS,
-        wire.LIST_TRANSACTIONS,
-        wire.CONSUMER_GROUP_DESCRIBE,
-        wire.DESCRIBE_TOPIC_PARTITIONS,
-    )
+_REPORTING: Final = wire.keys_of(
+    wire.LIST_OFFSETS,
+    wire.METADATA,
+    wire.OFFSET_FETCH,
+    wire.DESCRIBE_GROUPS,
+    wire.LIST_GROUPS,
+    wire.OFFSET_FOR_LEADER_EPOCH,
+    wire.DESCRIBE_CONFIGS,
+    wire.DESCRIBE_LOG_DIRS,
+    wire.DESCRIBE_PRODUCERS,
+    wire.DESCRIBE_TRANSACTIONS,
+    wire.LIST_TRANSACTIONS,
+    wire.CONSUMER_GROUP_DESCRIBE,
+    wire.DESCRIBE_TOPIC_PARTITIONS,
 )
 #: APIs whose refusals are logged: those that change state, and those that a client
 #: cannot do without.
-_LOGGED_REFUSALS: Final = frozenset(
-    api.key
-    for api in (
-        wire.API_VERSIONS,
-        wire.LIST_OFFSETS,
-        wire.OFFSET_COMMIT,
-        wire.FIND_COORDINATOR,
-        wire.JOIN_GROUP,
-        wire.SYNC_GROUP,
-        wire.CONSUMER_GROUP_HEARTBEAT,
-        wire.CREATE_TOPICS,
-        wire.DELETE_TOPICS,
-        wire.CREATE_PARTITIONS,
-        wire.DELETE_RECORDS,
-        wire.INIT_PRODUCER_ID,
-        wire.ADD_PARTITIONS_TO_TXN,
-        wire.ADD_OFFSETS_TO_TXN,
-        wire.END_TXN,
-        wire.TXN_OFFSET_COMMIT,
-        wire.ALTER_CONFIGS,
-        wire.INCREMENTAL_ALTER_CONFIGS,
-        wire.DELETE_GROUPS,
-        wire.OFFSET_DELETE,
-    )
+_LOGGED_REFUSALS: Final = wire.keys_of(
+    wire.API_VERSIONS,
+    wire.LIST_OFFSETS,
+    wire.OFFSET_COMMIT,
+    wire.FIND_COORDINATOR,
+    wire.JOIN_GROUP,
+    wire.SYNC_GROUP,
+    wire.CONSUMER_GROUP_HEARTBEAT,
+    wire.CREATE_TOPICS,
+    wire.DELETE_TOPICS,
+    wire.CREATE_PARTITIONS,
+    wire.DELETE_RECORDS,
+    wire.INIT_PRODUCER_ID,
+    wire.ADD_PARTITIONS_TO_TXN,
+    wire.ADD_OFFSETS_TO_TXN,
+    wire.END_TXN,
+    wire.TXN_OFFSET_COMMIT,
+    wire.ALTER_CONFIGS,
+    wire.INCREMENTAL_ALTER_CONFIGS,
+    wire.DELETE_GROUPS,
+    wire.OFFSET_DELETE,
 )
 #: A request with more entries than this is refused if too many requests are being
 #: processed in chunks. Smaller requests are then processed without chunks.

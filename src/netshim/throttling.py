@@ -23,9 +23,7 @@ from netshim.state import BrokerState, Call
 from netshim.wire import codes
 
 #: APIs whose processor time is not counted.
-_FREE: Final = frozenset(
-    api.key for api in (wire.SASL_HANDSHAKE, wire.SASL_AUTHENTICATE)
-)
+_FREE: Final = wire.keys_of(wire.SASL_HANDSHAKE, wire.SASL_AUTHENTICATE)
 #: API -> first version that knows THROTTLING_QUOTA_EXCEEDED.
 _STRICT_SINCE: Final = {
     wire.CREATE_TOPICS.key: 6,

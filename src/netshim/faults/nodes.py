@@ -35,45 +35,36 @@ from netshim.wire import codes
 #: Largest number of nodes of a broker. Each has a port.
 MOST_NODES: Final = 100
 #: APIs that only the leader of a partition serves.
-_OF_PARTITIONS: Final = frozenset(
-    api.key
-    for api in (
-        wire.PRODUCE,
-        wire.FETCH,
-        wire.LIST_OFFSETS,
-        wire.OFFSET_FOR_LEADER_EPOCH,
-        wire.DELETE_RECORDS,
-        wire.DESCRIBE_PRODUCERS,
-    )
+_OF_PARTITIONS: Final = wire.keys_of(
+    wire.PRODUCE,
+    wire.FETCH,
+    wire.LIST_OFFSETS,
+    wire.OFFSET_FOR_LEADER_EPOCH,
+    wire.DELETE_RECORDS,
+    wire.DESCRIBE_PRODUCERS,
 )
 #: APIs that only the coordinator of a group serves.
-_OF_GROUPS: Final = frozenset(
-    api.key
-    for api in (
-        wire.OFFSET_COMMIT,
-        wire.OFFSET_FETCH,
-        wire.JOIN_GROUP,
-        wire.HEARTBEAT,
-        wire.LEAVE_GROUP,
-        wire.SYNC_GROUP,
-        wire.DESCRIBE_GROUPS,
-        wire.DELETE_GROUPS,
-        wire.OFFSET_DELETE,
-        wire.TXN_OFFSET_COMMIT,
-        wire.CONSUMER_GROUP_HEARTBEAT,
-        wire.CONSUMER_GROUP_DESCRIBE,
-    )
+_OF_GROUPS: Final = wire.keys_of(
+    wire.OFFSET_COMMIT,
+    wire.OFFSET_FETCH,
+    wire.JOIN_GROUP,
+    wire.HEARTBEAT,
+    wire.LEAVE_GROUP,
+    wire.SYNC_GROUP,
+    wire.DESCRIBE_GROUPS,
+    wire.DELETE_GROUPS,
+    wire.OFFSET_DELETE,
+    wire.TXN_OFFSET_COMMIT,
+    wire.CONSUMER_GROUP_HEARTBEAT,
+    wire.CONSUMER_GROUP_DESCRIBE,
 )
 #: APIs that only the coordinator of a transactional id serves.
-_OF_TRANSACTIONS: Final = frozenset(
-    api.key
-    for api in (
-        wire.INIT_PRODUCER_ID,
-        wire.ADD_PARTITIONS_TO_TXN,
-        wire.ADD_OFFSETS_TO_TXN,
-        wire.END_TXN,
-        wire.DESCRIBE_TRANSACTIONS,
-    )
+_OF_TRANSACTIONS: Final = wire.keys_of(
+    wire.INIT_PRODUCER_ID,
+    wire.ADD_PARTITIONS_TO_TXN,
+    wire.ADD_OFFSETS_TO_TXN,
+    wire.END_TXN,
+    wire.DESCRIBE_TRANSACTIONS,
 )
 
 

@@ -87,6 +87,11 @@ class Header:
         )
 
 
+def keys_of(*apis: Api[Any, Any]) -> frozenset[int]:
+    """Return the numbers of APIs."""
+    return frozenset(api.key for api in apis)
+
+
 def decode_header(frame: memoryview) -> Header:
     """Return the header of a request frame, which begins after its size.
 
@@ -316,5 +321,6 @@ __all__ = [
     "encode_request",
     "encode_response",
     "encode_versioned",
+    "keys_of",
 ]
 __all__ += table.__all__
