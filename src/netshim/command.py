@@ -103,6 +103,9 @@ def _settings_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
+#: Time after which a thread of the maintenance or of a page must let the event loop run.
+#: The loop may wait that long after each system call, which is 5 ms by Python's default.
+_SWITCH_S: Final = 0.0005
 #: Key of the configuration file in the context of a command.
 _FILE: Final = "netshim.config_file"
 
@@ -479,6 +482,7 @@ def serve(
     # loop for longer: 60 ms with 50,000, and 7 ms with 10,000.
     gc.freeze()
     gc.set_threshold(10_000, 20, 1_000)
+    sys.setswitchinterval(_SWITCH_S)
     try:
         file = _file_of(ctx)
         server = _new_server(file, options, files_for(options["door"]))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -31,9 +30,6 @@ _HEALTH_S: Final = 5.0
 
 #: Hosts of this machine.
 LOOPBACK: Final = frozenset(("127.0.0.1", "localhost", "::1"))
-#: Time after which a thread that creates a page must let the broker's thread run. With
-#: Python's default, a request of a client may wait 5 ms for each page.
-_SWITCH_S: Final = 0.0005
 #: Minimum number of characters of a token.
 _LEAST_TOKEN: Final = 16
 
@@ -180,7 +176,6 @@ class HttpPages:
             raise missing_packages(error) from error
         from netshim.http.host import bind
 
-        sys.setswitchinterval(_SWITCH_S)
         server = handle.server
         if server.counts is None:
             server.counts = RequestCounts()

@@ -52,6 +52,28 @@ def test_range_of_an_option_is_the_range_of_the_setting() -> None:
                 Settings(**{field.name: number})
 
 
+def test_other_threads_let_the_event_loop_run(tmp_path: Path) -> None:
+    """The loop waited up to 5 ms for the thread of the maintenance after each system
+    call.
+    """
+    program = """
+import sys
+from netshim import command
+async def serve(*_):
+    print(sys.getswitchinterval())
+command._serve = serve
+command.main(["serve", sys.argv[1], "--port", "0"])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "d")],
+        env={**os.environ, "PYTHONPATH": SOURCE},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert 0 < float(done.stdout) < 0.001
+
+
 def test_version_is_printed() -> None:
     assert run("--version") == (0, f"netshim, version {logcore.__version__}\n")
 
