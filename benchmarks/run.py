@@ -4,7 +4,7 @@
 
 Names: codec append scan topic open growth life shim clients sharing members
 transactions groups security fixtures recording schemas lake backup console apache
-cluster spark connector; all of them by default. Only a whole run that is not --quick replaces
+cluster tails spark connector; all of them by default. Only a whole run that is not --quick replaces
 RESULTS.md; --output writes any run's results elsewhere.
 """
 
@@ -45,6 +45,7 @@ NAMES: Final = (
     "console",
     "apache",
     "cluster",
+    "tails",
     "spark",
     "connector",
 )
