@@ -336,6 +336,8 @@ def _produce(
             "log_level": 0,
             "acks": "all",
             "linger.ms": 0,
+            # Of 100 s. The default is full after a wait of 10 s.
+            "queue.buffering.max.messages": 1_000_000,
         }
     )
     latencies: list[float] = []
