@@ -120,7 +120,7 @@ def test_stored_state_is_loaded_outside_the_event_loop(
         TransactionMachine, "load", recording("transactions", TransactionMachine.load)
     )
     monkeypatch.setattr(
-        TransactionHost, "_have_loaded", recording("loop", TransactionHost._have_loaded)
+        TransactionHost, "_on_loaded", recording("loop", TransactionHost._on_loaded)
     )
     monkeypatch.setattr(Coordinator, "take", recording("groups", Coordinator.take))
     servers = kafka_factory(tmp_path / "data").bootstrap_servers
