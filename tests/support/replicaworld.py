@@ -1441,12 +1441,14 @@ class World:
             self.kill(victim, wipe=True)
 
     def fault_pause(self, victim: Process) -> None:
-        victim.paused_until = self.now_ms + self.chance.randint(50, SESSION_MS - 20)
+        self.pause(victim, self.chance.randint(50, SESSION_MS - 20))
 
     def fault_long_pause(self, victim: Process) -> None:
-        victim.paused_until = self.now_ms + self.chance.randint(
-            SESSION_MS, 3 * SESSION_MS
-        )
+        self.pause(victim, self.chance.randint(SESSION_MS, 3 * SESSION_MS))
+
+    def pause(self, victim: Process, time_ms: int) -> None:
+        # Its events wait until then, so a pause must not outlast the faults.
+        victim.paused_until = min(self.now_ms + time_ms, FAULTS_END_MS)
 
     def cut_links(self, links: set[tuple[int, int]]) -> None:
         self.cuts |= links
@@ -1544,7 +1546,6 @@ class World:
         self.cuts.clear()
         self.loss = 0.0
         for process in self.processes.values():
-            process.paused_until = 0
             if process.is_leaving:
                 self.leave(process)
             if not process.is_up:
