@@ -315,15 +315,16 @@ class ClusterDirectory:
         present = len(topic.node.replicas)
         check_count(count, present + 1)
         if placement.assignments is None:
-            factor = len(self._view.replicas_of((name, 0)))
-            placement = Placement(factor)
+            stored = self._view.states.get((name, 0))
+            first = topic.node.replicas[0] if stored is None else stored.state.target
+            placement = Placement(len(first))
         added = self._place(count - present, placement, name, present)
         if check_only:
             return
-        node = nodes.pack_topic(
-            TopicNode(topic.node.topic_id, {**topic.node.replicas, **added})
+        path = paths.topic(name)
+        self._member.registry.update(
+            path, lambda value: nodes.add_partitions(value, path, topic.node, added)
         )
-        self._member.registry.set(paths.topic(name), node, version=topic.version)
         self._member.note([(name, WHOLE_TOPIC)])
         self._wait(
             "a new partition has no leader yet",

@@ -783,7 +783,7 @@ class ClusterMember:
             overrides = paths.unpack_config(_intact(config).value, at)
         settings = LogConfig.parse({**self.settings.defaults, **overrides})
         node = nodes.unpack_topic(_intact(found).value, paths.topic(name))
-        return TopicOfCluster(node, _intact(found).version, overrides, settings)
+        return TopicOfCluster(node, overrides, settings)
 
     def _read_nodes(self, wanted: Mapping[str, _K]) -> dict[_K, _Read]:
         """Return the nodes that exist, by the values of `wanted`.

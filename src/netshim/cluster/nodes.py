@@ -26,7 +26,7 @@ from typing import Final
 
 import attrs
 
-from logcore.errors import CorruptRegistryError, InvalidNodeError
+from logcore.errors import BadVersionError, CorruptRegistryError, InvalidNodeError
 from logcore.registry import paths
 from logcore.registry.paths import BROKERS, element_name, pack_json, unpack_json
 from logcore.replication.state import LiveBroker
@@ -138,6 +138,26 @@ def unpack_topic(data: bytes, path: str) -> TopicNode:
         return TopicNode(uuid.UUID(values["topic_id"]), replicas)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise _corrupt("not a topic of a cluster", data, path) from error
+
+
+def add_partitions(
+    data: bytes | None,
+    path: str,
+    known: TopicNode,
+    added: Mapping[int, tuple[int, ...]],
+) -> bytes:
+    """Return the value of the topic's node with more partitions.
+
+    `data` is the present value, and `known` the topic that the partitions were placed
+    for. The versions of two topics of the same name may be equal, so the values are
+    compared. Raises BadVersionError if they differ.
+    """
+    found = None if data is None else unpack_topic(data, path)
+    if found != known:
+        raise BadVersionError(
+            "the topic was changed or deleted at the same time; try again", path=path
+        )
+    return pack_topic(attrs.evolve(known, replicas={**known.replicas, **added}))
 
 
 @attrs.frozen

@@ -33,8 +33,6 @@ class TopicOfCluster:
     """A topic and its settings."""
 
     node: TopicNode
-    #: The version of `node`.
-    version: int
     overrides: Mapping[str, str]
     #: The effective settings.
     config: LogConfig

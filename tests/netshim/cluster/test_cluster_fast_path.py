@@ -98,7 +98,7 @@ class ClusterSide(Side):
             node = TopicNode(uuid.uuid5(uuid.NAMESPACE_DNS, name), replicas)
             overrides = {"min.insync.replicas": "2"}
             config = LogConfig.parse(overrides)
-            topics[name] = TopicOfCluster(node, 1, overrides, config)
+            topics[name] = TopicOfCluster(node, overrides, config)
             for number in replicas:
                 state = LeaderAndIsr(LEADER, 3, IN_SYNC, replicas[number])
                 states[name, number] = StoredState(state, 1, f"/{name}/{number}")

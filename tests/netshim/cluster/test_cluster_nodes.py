@@ -12,7 +12,12 @@ import attrs
 import pytest
 
 from logcore import LogConfig
-from logcore.errors import CorruptRegistryError, DiskFullError, NodeNotFoundError
+from logcore.errors import (
+    BadVersionError,
+    CorruptRegistryError,
+    DiskFullError,
+    NodeNotFoundError,
+)
 from logcore.registry import FileRegistry, open_registry, paths
 from logcore.replication.state import (
     InSyncReplica,
@@ -84,6 +89,26 @@ def test_a_damaged_topic_is_refused(old: bytes, new: bytes) -> None:
         nodes.unpack_topic(data.replace(old, new), "/brokers/topics/t")
 
 
+def test_partitions_are_added_to_the_topic_that_they_were_placed_for() -> None:
+    known = TopicNode(ID, {0: (1, 2)})
+    data = nodes.add_partitions(nodes.pack_topic(known), "/p", known, {1: (2, 3)})
+    assert nodes.unpack_topic(data, "/p") == TopicNode(ID, {0: (1, 2), 1: (2, 3)})
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        None,
+        TopicNode(uuid.uuid4(), {0: (1, 2)}),  # deleted and created again
+        TopicNode(ID, {0: (1, 2), 1: (1,)}),
+    ],
+)
+def test_no_partitions_are_added_to_another_topic(found: TopicNode | None) -> None:
+    data = None if found is None else nodes.pack_topic(found)
+    with pytest.raises(BadVersionError):
+        nodes.add_partitions(data, "/p", TopicNode(ID, {0: (1, 2)}), {1: (2, 3)})
+
+
 def test_a_note_lists_the_changes_since_a_number() -> None:
     note = ChangeNote().with_changes([("t", 0), ("t", 1)]).with_changes([("u", -1)])
     note = nodes.unpack_changes(nodes.pack_changes(note), "/p")
@@ -128,7 +153,7 @@ def read_view(registry: FileRegistry, brokers: Any = None) -> ClusterView:
         found = registry.get(paths.topic(name))
         node = nodes.unpack_topic(found.value, name)
         config = LogConfig.parse({"min.insync.replicas": 2})
-        topics[name] = TopicOfCluster(node, found.version, {}, config)
+        topics[name] = TopicOfCluster(node, {}, config)
         for number in registry.children(nodes.partitions_path(name)):
             path = nodes.state_path(name, int(number), node.topic_id)
             with contextlib.suppress(NodeNotFoundError):

@@ -23,7 +23,7 @@ from support.bench import Bench
 OWN, OTHER = 1, 2
 KEY = ("t", 0)
 #: The partition was created on the other broker.
-TOPIC = TopicOfCluster(TopicNode(uuid.UUID(int=7), {0: (OTHER,)}), 0, {}, LogConfig())
+TOPIC = TopicOfCluster(TopicNode(uuid.UUID(int=7), {0: (OTHER,)}), {}, LogConfig())
 IN_SYNC = {OWN: InSyncReplica(5, "disk 1"), OTHER: InSyncReplica(5, "disk 2")}
 ASSIGNED = LeaderAndIsr(OWN, 3, IN_SYNC, (OWN, OTHER))
 UNASSIGNED = LeaderAndIsr(OTHER, 5, {OTHER: IN_SYNC[OTHER]}, (OTHER,))

@@ -104,6 +104,19 @@ def test_a_topic_that_the_registry_lost_keeps_its_replicas(calm: Cluster) -> Non
 
 
 @pytest.mark.long
+def test_added_partitions_have_leaders_and_as_many_replicas(calm: Cluster) -> None:
+    calm.create("grown")
+    kind = wire.CREATE_PARTITIONS.Request
+    request = kind(
+        topics=[kind.Topic(name="grown", count=3, assignments=None)], timeout_ms=30_000
+    )
+    found = calm.ask(2, wire.CREATE_PARTITIONS, request).results[0]
+    assert found.error_code == codes.NONE, found
+    for index in range(3):
+        calm.until_in_sync("grown", 3, index)
+
+
+@pytest.mark.long
 def test_requests_that_a_cluster_refuses(calm: Cluster) -> None:
     calm.create("t", factor=4, expected=codes.INVALID_REPLICATION_FACTOR)
     calm.create("t")
