@@ -880,6 +880,17 @@ MISTAKES: Final = (
         "netshim/cluster/test_cluster_member.py::test_a_stopped_member_is_replaced_in_an_idle_cluster",
     ),
     Mistake(
+        "maintenance_coordinates_replicas", "logcore/directory_host.py",
+        "self.has_coordinator = is_replicated", "self.has_coordinator = False",
+        "directory/test_replicas.py",
+    ),
+    Mistake(
+        "replica_accepts_appends_before_its_role", "logcore/directory/open_logs.py",
+        "                    begin_to_follow(log.host.writer)\n",
+        "                    pass\n",
+        "directory/test_replicas.py",
+    ),
+    Mistake(
         "role_during_the_removal_of_a_replica", "netshim/cluster/replicas.py",
         "numbers = placed.numbers - step.unassigned\n",
         "numbers = placed.numbers\n",

@@ -49,7 +49,9 @@ class DirectoryHost:
 
     fs: The files, the clock and the locks of the directory.
     coordinators: The coordinators of groups and transactions.
-    has_coordinator: Set by a broker of this process, which then runs the groups.
+    has_coordinator: Set by a broker of this process, which then runs the groups and
+        transactions. Always set in a directory of replicas, whose coordinators are those
+        of the cluster: the process may follow their partitions.
     forget_topic: Set by such a broker. It deletes the offsets that groups committed for
         a deleted topic, and returns when the deletion is durable; or raises
         LogcoreError.
@@ -69,7 +71,7 @@ class DirectoryHost:
     ) -> None:
         self.fs = fs
         self.coordinators = Coordinators(fs, claim)
-        self.has_coordinator = False
+        self.has_coordinator = is_replicated
         self.forget_topic: Callable[[str], None] | None = None
         self.is_replicated = is_replicated
         #: Until it has been opened, closing it has nothing to do.

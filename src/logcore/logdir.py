@@ -136,7 +136,8 @@ def open_dir(
         shared: Other processes may open the directory for writing too, if they also
             pass shared=True; see docs/sharing.md.
         replicated: A broker of a cluster owns the directory. Its topics are placed by
-            place_topic(), and advance_high_watermark() moves the high watermarks.
+            place_topic(), and advance_high_watermark() moves the high watermarks. Logs
+            accept appends after Log.begin_epoch(), and only append_as_follower() before.
         fs: The files, the clock and the locks: the operating system's, or a
             logcore.testing.SimulatedDisk.
 

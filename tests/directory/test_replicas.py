@@ -12,11 +12,14 @@ import logcore
 from logcore import (
     CorruptLogError,
     InvalidConfigError,
+    Log,
     LogDir,
     NotLeaderError,
     TopicExistsError,
     TopicNotFoundError,
 )
+from logcore.errors import ProducerStateError
+from logcore.metadata.filenames import TRANSACTIONS_TOPIC
 from logcore.partition.coordinator_append import append_whole
 from logcore.partition.replication import begin_to_follow
 from logcore.testing import SimulatedDisk, explore
@@ -28,6 +31,13 @@ OTHER_ID = uuid.UUID(int=8)
 
 def opened(path: Any, **options: Any) -> LogDir:
     return logcore.open_dir(path, create=True, replicated=True, **options)
+
+
+def leading(logdir: LogDir) -> Log:
+    """Return the log of a partition that this directory leads."""
+    log = logdir.partition("t", 0)
+    log.begin_epoch(0)
+    return log
 
 
 def test_a_topic_has_the_placed_partitions(tmp_path: Path) -> None:
@@ -59,7 +69,7 @@ def test_open_logs_get_changed_settings(tmp_path: Path) -> None:
 def test_removed_replicas_are_gone(tmp_path: Path) -> None:
     with opened(tmp_path) as logdir:
         logdir.host.place_topic("t", ID, 3, [0, 2], {})
-        logdir.partition("t", 0).append(b"v")
+        leading(logdir).append(b"v")
         logdir.host.remove_replicas("t", [0])
         assert logdir.partitions("t") == (2,)
         assert not (tmp_path / "t-0").exists()
@@ -75,10 +85,9 @@ def test_a_follower_takes_only_the_batches_of_its_leader(tmp_path: Path) -> None
     with opened(tmp_path / "leader") as leader, opened(tmp_path / "d") as logdir:
         for one in (leader, logdir):
             one.host.place_topic("t", ID, 1, [0], {})
-        source = leader.partition("t", 0)
+        source = leading(leader)
         source.append_many([(None, b"a"), (None, b"b")])
         log = logdir.partition("t", 0)
-        begin_to_follow(log.host.writer)
         (piece,) = source.stored(0, max_bytes=1_000, up_to="log_end")
         batch = bytes(piece)
         for append in (
@@ -96,16 +105,64 @@ def test_a_follower_takes_only_the_batches_of_its_leader(tmp_path: Path) -> None
             log.append(b"x")
         log.begin_epoch(3)
         assert log.append(b"x").offset == 2
+        begin_to_follow(log.host.writer)
+        with pytest.raises(NotLeaderError):
+            log.append(b"x")
     with logcore.open_dir(tmp_path / "ordinary", create=True) as ordinary:
         ordinary.create_topic("t")
         with pytest.raises(InvalidConfigError, match="replica"):
             begin_to_follow(ordinary.partition("t", 0).host.writer)
 
 
+def test_a_replica_without_a_role_takes_no_appends(tmp_path: Path) -> None:
+    """After a restart, another broker may lead in the last epoch of the log."""
+    with opened(tmp_path) as logdir:
+        logdir.host.place_topic("t", ID, 1, [0], {})
+        leading(logdir).append(b"v")
+    with opened(tmp_path) as logdir:
+        with pytest.raises(NotLeaderError):
+            logdir.partition("t", 0).append(b"w")
+        with pytest.raises(NotLeaderError):
+            logdir.partition("t", 0).end_transaction(1, 0, commit=False)
+
+
+def test_maintenance_ends_no_transaction_in_replicas() -> None:
+    """The coordinator may be another broker, and its markers those of another leader."""
+    disk = SimulatedDisk()
+    keys = [("t", 0), (TRANSACTIONS_TOPIC, 0)]
+    with logcore.open_dir("/source", create=True, fs=disk) as source:
+        source.create_topic("t")
+        producer = source.producer(transactional_id="id", transaction_timeout_ms=5_000)
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.send("t", b"v", partition=0)
+        producer.flush()
+        with opened("/replicas", fs=disk) as logdir:
+            for name, number in keys:
+                logdir.host.place_topic(name, ID, 1, [number], {})
+                log = logdir.partition(name, number)
+                for piece in source.partition(name, number).stored(
+                    0, max_bytes=10_000, up_to="log_end"
+                ):
+                    log.append_as_follower(piece)
+                log.begin_epoch(log.leader_epoch)
+                log.advance_high_watermark(log.log_end_offset)
+            ends = [logdir.partition(*key).log_end_offset for key in keys]
+            disk.advance(60_000)
+            logdir.tick()
+            assert [logdir.partition(*key).log_end_offset for key in keys] == ends
+            with pytest.raises(ProducerStateError, match="coordinates"):
+                logdir.producer(transactional_id="id").init_transactions()
+        # The directory of the source has a coordinator.
+        source.tick()
+        assert source.partition("t", 0).log_end_offset == ends[0] + 1
+        producer.close()
+
+
 def test_replicas_that_are_set_aside_keep_their_records(tmp_path: Path) -> None:
     with opened(tmp_path) as logdir:
         logdir.host.place_topic("t", ID, 2, [0, 1], {})
-        logdir.partition("t", 0).append(b"v")
+        leading(logdir).append(b"v")
         logdir.host.set_topic_aside("t")
         logdir.host.place_topic("t", OTHER_ID, 1, [0], {})
         assert logdir.partition("t", 0).log_end_offset == 0
@@ -189,7 +246,7 @@ def life(disk: SimulatedDisk, promise: Promiser) -> None:
         promise(0)
         logdir.host.place_topic("t", ID, 3, [0, 1], {})
         promise(1)
-        logdir.partition("t", 0).append(b"v")
+        leading(logdir).append(b"v")
         promise(2)
         logdir.host.remove_replicas("t", [0])
         promise(3)
@@ -207,7 +264,7 @@ def reopened(disk: SimulatedDisk) -> tuple[list[bytes], int]:
         if "t" in logdir:
             topic_id = logdir.topic_id("t")
         logdir.host.place_topic("t", topic_id, 3, [0], {})
-        log = logdir.partition("t", 0)
+        log = leading(logdir)
         values = [log.log_end_offset.to_bytes(1, "big")]
         log.append(b"w")
         logdir.host.remove_replicas("t", logdir.partitions("t"))

@@ -95,6 +95,13 @@ class OpenLogs:
                 fs=self._fs,
             )
             try:
+                if self._is_replicated:
+                    # Imported only by brokers of a cluster.
+                    from logcore.partition.replication import begin_to_follow
+
+                    # A replica has no role yet: another broker may lead the partition
+                    # in the last epoch of the log.
+                    begin_to_follow(log.host.writer)
                 log.host.maintenance.retain_by(
                     self._upkeeper.settings.retention, lambda: committed(*key)
                 )
