@@ -391,6 +391,24 @@ def test_what_the_system_wrote_back_stays() -> None:
     assert contents(disk, "/a") == {b"data"}
 
 
+def test_a_power_cut_keeps_what_was_synced() -> None:
+    disk = SimulatedDisk({"/d": None})
+    for name in ("a", "b"):
+        handle = disk.open(f"/d/{name}", write=True, create=True)
+        disk.pwrite(handle, b"synced", 0)
+        disk.fdatasync(handle)
+        disk.sync_dir("/d")
+        disk.pwrite(handle, b"later", 6)
+    disk.unlink("/d/b")
+    cuts = [disk.after_power_cut(random.Random(seed)) for seed in range(60)]
+    again = disk.after_power_cut(random.Random(7))
+    assert again.files() == cuts[7].files()
+    assert all(cut.content("/d/a").startswith(b"synced") for cut in cuts)
+    ends = {cut.content("/d/a")[6:] for cut in cuts}
+    assert {b"", b"later"} < ends  # and torn writes
+    assert {cut.exists("/d/b") for cut in cuts} == {True, False}
+
+
 def test_states_are_limited_and_told_apart() -> None:
     disk = SimulatedDisk()
     with logcore.open("t-0", create=True, fs=disk, durability="os") as log:

@@ -152,6 +152,26 @@ class Moment:
             mixed = {file: _random_content(file, rng) for file in files}
             yield mask, mixed, "a random mixture", "power"
 
+    def random_choice(self, rng: random.Random) -> Choice:
+        """Return one disk that a power cut may leave.
+
+        A third of them have lost all unsynced changes, and a third have lost none.
+        """
+        names = len(self.journal)
+        part = rng.randrange(3)
+        if part == 0:
+            contents = {file: file.durable for file in self.files}
+            return 0, contents, "all unsynced changes are lost", "power"
+        if part == 1:
+            contents = {file: bytes(file.content) for file in self.files}
+            return (1 << names) - 1, contents, "no change is lost", "power"
+        if self.names == "journal":
+            mask = (1 << rng.randint(0, names)) - 1
+        else:
+            mask = rng.getrandbits(names) if names else 0
+        contents = {file: _random_content(file, rng) for file in self.files}
+        return mask, contents, "a random mixture", "power"
+
     def _subsets(
         self, names: int, files: Sequence[File], by_name: bool, changed: File | None
     ) -> Iterator[Choice]:
