@@ -354,20 +354,21 @@ class Waiting:
     """Actions that wait for events of keys, such as an append to a partition."""
 
     def __init__(self) -> None:
-        #: A key is present while actions wait for it.
-        self.by_key: dict[Key, set[Callable[[int], None]]] = {}
+        #: A key is present while actions wait for it. The actions are in the order of
+        #: their calls of add(), so a simulation of the same requests repeats exactly.
+        self.by_key: dict[Key, dict[Callable[[int], None], None]] = {}
 
     def add(self, keys: list[Key], action: Callable[[int], None]) -> None:
         """Let an action wait for events of any of the keys."""
         for key in keys:
-            self.by_key.setdefault(key, set()).add(action)
+            self.by_key.setdefault(key, {})[action] = None
 
     def remove(self, keys: list[Key], action: Callable[[int], None]) -> None:
         """Remove an action that was added with these keys."""
         for key in keys:
             waiting = self.by_key.get(key)
             if waiting is not None:
-                waiting.discard(action)
+                waiting.pop(action, None)
                 if not waiting:
                     del self.by_key[key]
 
@@ -375,7 +376,8 @@ class Waiting:
         """Call each action that waits for any of the keys, once."""
         if not self.by_key:
             return
-        for action in {action for key in keys for action in self.by_key.get(key, ())}:
+        woken = {action: None for key in keys for action in self.by_key.get(key, ())}
+        for action in woken:
             guarded(action, now_ms)
 
     def waited_for(self) -> list[Key]:

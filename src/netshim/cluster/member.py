@@ -718,7 +718,8 @@ class ClusterMember:
             damaged.clear()
             elements = self.registry.children(paths.TOPICS)
             changes = {(name, WHOLE_TOPIC) for name in nodes.topic_names(elements)}
-        whole = {name for name, number in changes if number == WHOLE_TOPIC}
+        # Sorted, so that a simulation of the same changes repeats exactly.
+        whole = sorted({name for name, number in changes if number == WHOLE_TOPIC})
         keys = {key for key in changes if key[0] not in whole}
         topic_nodes = self._read_nodes({paths.topic(name): name for name in whole})
         configs = self._read_nodes({paths.topic_config(name): name for name in whole})
@@ -741,7 +742,7 @@ class ClusterMember:
                 keys |= {(name, number) for number in topic.node.replicas}
         state_paths = {
             nodes.state_path(*key, topics[key[0]].node.topic_id): key
-            for key in keys
+            for key in sorted(keys)
             if key[0] in topics
         }
         state_nodes = self._read_nodes(state_paths)
@@ -762,7 +763,7 @@ class ClusterMember:
         view = attrs.evolve(
             view, topics=topics, states=states, damaged=frozenset(damaged)
         )
-        replaced = missing - whole
+        replaced = missing.difference(whole)
         if replaced:
             # These topics were deleted, and may have been created again.
             return self._with_topics(view, {(name, WHOLE_TOPIC) for name in replaced})

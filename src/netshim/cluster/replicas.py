@@ -461,7 +461,7 @@ class ClusterReplicas(Leadership):
         }
         steps: dict[str, _PlacingStep] = {}
         waiting: set[str] = set()
-        for name in self._unplaced & self._view.topics.keys():
+        for name in sorted(self._unplaced & self._view.topics.keys()):
             step = self._placing_step(name, self._view.topics[name])
             if self._has_roles(name, step.unassigned):
                 waiting.add(name)
@@ -478,7 +478,7 @@ class ClusterReplicas(Leadership):
             if placed is not None:
                 numbers = placed.numbers - step.unassigned
                 self._placed[name] = attrs.evolve(placed, numbers=numbers)
-        ids = {name: self._placed[name].topic_id for name in deleted}
+        ids = {name: self._placed[name].topic_id for name in sorted(deleted)}
         self._state.work.submit(
             _PLACING,
             lambda: self._place_topics(steps, ids),
