@@ -50,8 +50,8 @@ class DirectoryHost:
     fs: The files, the clock and the locks of the directory.
     coordinators: The coordinators of groups and transactions.
     has_coordinator: Set by a broker of this process, which then runs the groups and
-        transactions. Always set in a directory of replicas, whose coordinators are those
-        of the cluster: the process may follow their partitions.
+        transactions. Always set in a directory of replicas: another broker may be their
+        coordinator.
     forget_topic: Set by such a broker. It deletes the offsets that groups committed for
         a deleted topic, and returns when the deletion is durable; or raises
         LogcoreError.

@@ -46,8 +46,8 @@ class Bug:
     within: int
     changes: tuple[Replacement, ...]
     #: The parameters of the schedules; None: drawn at random.
-    options: Options | None = None
-    #: run_schedule, run_transactions or run_topics.
+    options: Any = None
+    #: run_schedule(seed, options) of one of the simulations.
     run: Callable[..., object] = run_schedule
 
 

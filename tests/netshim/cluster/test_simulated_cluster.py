@@ -1,0 +1,182 @@
+"""Whole brokers in a simulation: random faults break no promise, and seeded bugs are found.
+
+`make slow` runs 400 schedules; LOGCORE_CLUSTER_SCHEDULES chooses another number. A
+failure prints its seed and its story; run_schedule() with that seed repeats it.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from netshim.cluster import controller
+from netshim.cluster.fetcher import LeaderFetcher
+from netshim.cluster.node import ClusterNode
+from netshim.cluster.replicas import ClusterReplicas
+from netshim.loop_host import LoopHost
+from support.replicabugs import Bug, find
+from support.simulated_cluster import run_schedule
+
+#: Schedules in the fast tests, of one to two seconds.
+FAST = 8
+SLOW = int(os.environ.get("LOGCORE_CLUSTER_SCHEDULES", "400"))
+#: Each part is a test, so that workers share the schedules.
+PARTS = 8
+
+#: Bugs outside the modules that the model of one partition drives.
+BUGS = [
+    Bug(
+        "follower reports records that are not synced",
+        "R01 R02 R11 R15",
+        40,
+        (
+            (
+                LeaderFetcher._next_fetch,
+                "one.log.flush()\n            one.book = following.synced(one.book, "
+                "one.log.durable_end_offset)",
+                "one.book = following.synced(one.book, one.log.log_end_offset)",
+            ),
+        ),
+        options=("cut_all_power", "kill"),
+        run=run_schedule,
+    ),
+    Bug(
+        "leader counts records that are not synced",
+        "R01 R02 R11 R15",
+        40,
+        (
+            (
+                ClusterReplicas._read_end,
+                "is_durable=not self._waits",
+                "is_durable=True",
+            ),
+        ),
+        options=("cut_all_power", "kill"),
+        run=run_schedule,
+    ),
+    Bug(
+        "acknowledged at the append",
+        "R01 R02 R11 R13",
+        40,
+        (
+            (
+                ClusterReplicas.when_committed,
+                "if log.high_watermark >= end:",
+                "if log.log_end_offset >= end:",
+            ),
+        ),
+        run=run_schedule,
+    ),
+    Bug(
+        "role without a placed replica",
+        "R00 R01 R02 R09 R10 R15",
+        40,
+        (
+            (
+                ClusterReplicas._token,
+                "if placed is None or key[1] not in placed.numbers:",
+                "if placed is None:",
+            ),
+        ),
+        options=("move_back",),
+        run=run_schedule,
+    ),
+    Bug(
+        "replica is removed while work for its role is queued",
+        "R00 R09 R10",
+        40,
+        (
+            (
+                ClusterReplicas._has_roles,
+                "return any((name, number) in self._tokens for number in numbers)",
+                "return False",
+            ),
+        ),
+        options=("move_back", "move"),
+        run=run_schedule,
+    ),
+    Bug(
+        "group is loaded before its records are committed",
+        "R13",
+        40,
+        (
+            (
+                LoopHost.load,
+                "self._topic.when_committed(self._read_committed)",
+                "self._read_committed(None)",
+            ),
+        ),
+        run=run_schedule,
+    ),
+    Bug(
+        "states are written without their version",
+        "R00 R01 R02 R09 R10 R11 R15",
+        40,
+        ((controller.write_state, "version=stored.version", "version=-1"),),
+        options=("pause_before_change", "kill", "cut_power"),
+        run=run_schedule,
+    ),
+    Bug(
+        "empty disk has the id of the former disk",
+        "R01 R02 R11",
+        40,
+        (
+            (
+                ClusterNode.open,
+                "self._fs, real, cluster_id, self.member.settings.node_id\n    )",
+                "self._fs, real, cluster_id, self.member.settings.node_id\n    )\n"
+                "    self._disk = f'disk of {self.member.settings.node_id}'",
+            ),
+        ),
+        options=("wipe", "kill", "cut_all_power"),
+        run=run_schedule,
+    ),
+    Bug(
+        "log is changed after its role has ended",
+        "R00 R01 R02 R15",
+        40,
+        (
+            (
+                LeaderFetcher.drop,
+                "with one.mutex:\n            one.is_dropped = True",
+                "pass",
+            ),
+        ),
+        run=run_schedule,
+    ),
+]
+
+
+@pytest.mark.parametrize("seed", range(FAST))
+def test_random_faults_break_no_promise(seed: int) -> None:
+    world = run_schedule(seed)
+    assert world.acknowledged > 100
+    assert world.reads > 100
+    assert world.offset_reads > 10
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(86_400)
+@pytest.mark.parametrize("part", range(PARTS))
+def test_many_faults_break_no_promise(part: int) -> None:
+    for seed in range(FAST + part, FAST + SLOW, PARTS):
+        run_schedule(seed)
+
+
+def test_schedule_repeats_exactly() -> None:
+    first, second = (run_schedule(5) for _ in range(2))
+    assert first.story == second.story
+    assert first.threads.steps == second.threads.steps
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3_600)
+@pytest.mark.parametrize(
+    "bug", [pytest.param(bug, id=bug.name.replace(" ", "-")) for bug in BUGS]
+)
+def test_seeded_bug_is_found(bug: Bug) -> None:
+    found = find(bug)
+    assert found is not None, f"not found in {bug.within} schedules"
+    _, rule = found
+    assert rule in bug.rules.split()

@@ -1,0 +1,376 @@
+"""Threads of a simulation: one runs at a time, and a seed chooses which one. No tests.
+
+    with SimulatedThreads(seed=7) as threads:
+        threads.spawn(work, "a worker", process)
+        threads.sleep_ms(500)          # the others run, and time passes
+        threads.kill(process)
+
+While it is active, locks, conditions, events and threads of the module `threading`
+belong to the simulation, so code that uses them runs unchanged. Each thread of the
+simulation is a thread of the operating system that waits until it is chosen.
+
+Rules:
+- Another thread may be chosen when a thread waits, when it acquires a lock, and when it
+  calls maybe_switch().
+- Time is a number. It passes while all threads wait, and by a millisecond now and then.
+- A killed process ends its threads with SimulatedKill at their next point. A paused one
+  runs no thread until its pause is over.
+- The calling thread is one of the simulation too. It belongs to no process.
+"""
+
+from __future__ import annotations
+
+import _thread
+import gc
+import heapq
+import itertools
+import random
+import threading
+from collections.abc import Callable
+from typing import Any, Final, Self
+from unittest import mock
+
+import attrs
+
+from logcore.testing.processes import SimulatedKill
+
+#: Chance that another thread is chosen when a thread acquires a free lock.
+_SWITCH_AT_LOCK: Final = 0.02
+#: Chance that a millisecond passes with a choice.
+_PASS_TIME: Final = 0.05
+#: A simulation ends with an error after this time, because a thread waits forever.
+_MOST_MS: Final = 1_000_000
+#: Number of choices after which a simulation ends with an error: a thread is busy
+#: without a wait.
+_MOST_STEPS: Final = 2_000_000
+
+
+class SimulationStuck(Exception):
+    """No thread can ever run again, or the simulation takes too long."""
+
+
+@attrs.define(eq=False)
+class SimulatedProcess:
+    """A process whose threads are of the simulation."""
+
+    name: str
+    is_killed: bool = False
+    paused_until_ms: int = 0
+
+
+@attrs.define(eq=False)
+class _Thread:
+    """A thread that waits while its `baton` is locked."""
+
+    name: str
+    process: SimulatedProcess | None
+    #: None once it has ended.
+    work: Callable[[], object] | None = None
+    baton: Any = attrs.field(factory=_thread.allocate_lock)
+    #: The condition that it waits for. None if it only waits to be chosen.
+    condition: Callable[[], bool] | None = None
+    deadline_ms: int | None = None
+    has_ended: bool = False
+    #: An attribute of threading.Thread.
+    daemon: bool = True
+
+    @property
+    def is_killed(self) -> bool:
+        return self.process is not None and self.process.is_killed
+
+
+class SimulatedThreads:
+    """The threads, their time and their schedule. See the top of this module."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.now_ms = 0
+        self.steps = 0
+        #: Called with the milliseconds by which time has passed.
+        self.on_time: Callable[[int], None] = lambda passed_ms: None
+        self._main = _Thread("main", None)
+        self._main.baton.acquire()
+        self._current = self._main
+        self._threads = [self._main]
+        self._idents = {_thread.get_ident()}
+        #: Calls that are due: time, number, call.
+        self._due: list[tuple[int, int, Callable[[], None]]] = []
+        self._numbers = itertools.count()
+        #: The names of threads that have failed, and their errors.
+        self.errors: list[tuple[str, BaseException]] = []
+        self._stuck: SimulationStuck | None = None
+        self._patches: list[Any] = []
+        self._is_active = False
+
+    def __enter__(self) -> Self:
+        real_lock = threading.Lock
+
+        def lock() -> Any:
+            # The threads of a test runner are not scheduled.
+            if _thread.get_ident() in self._idents:
+                return SimulatedLock(self)
+            return real_lock()
+
+        real_current = threading.current_thread
+
+        def current_thread() -> Any:
+            if self.is_running_here():
+                return self._current
+            return real_current()
+
+        self._patches = [
+            mock.patch.object(threading, "current_thread", current_thread),
+            mock.patch.object(threading, "Lock", lock),
+            mock.patch.object(threading, "_allocate_lock", lock),
+            mock.patch.object(threading, "RLock", threading._PyRLock),  # type: ignore[attr-defined]
+            mock.patch.object(threading, "Thread", self._thread_class()),
+        ]
+        for patch in self._patches:
+            patch.start()
+        # Finalizers would run in the middle of a choice.
+        self._collects = gc.isenabled()
+        gc.disable()
+        self._is_active = True
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self._end_all()
+        finally:
+            self._is_active = False
+            if self._collects:
+                gc.enable()
+            for patch in reversed(self._patches):
+                patch.stop()
+
+    def _end_all(self) -> None:
+        """End the threads that are left."""
+        ending = SimulatedProcess("ending", is_killed=True)
+        for thread in self._threads:
+            if thread is not self._main:
+                thread.process = ending
+        self._stuck = None
+        while len(self._threads) > 1:
+            self._switch(self._main)
+
+    # -- for threads -------------------------------------------------------------------
+
+    @property
+    def process(self) -> SimulatedProcess | None:
+        """The process of the running thread."""
+        return self._current.process
+
+    @property
+    def name(self) -> str:
+        """The name of the running thread."""
+        return self._current.name
+
+    def is_running_here(self) -> bool:
+        """Return whether the calling thread is the one that runs."""
+        return self._is_active and _thread.get_ident() in self._idents
+
+    def wait(
+        self, condition: Callable[[], bool], deadline_ms: int | None = None
+    ) -> bool:
+        """Wait until a condition is true, and return whether it is.
+
+        The condition is called between the steps of other threads. It must change
+        nothing.
+
+        Raises:
+            SimulatedKill: the process of this thread was killed.
+        """
+        thread = self._current
+        if thread.is_killed:
+            raise SimulatedKill
+        thread.condition, thread.deadline_ms = condition, deadline_ms
+        self._switch(thread)
+        thread.condition = thread.deadline_ms = None
+        if thread.is_killed:
+            raise SimulatedKill
+        return condition()
+
+    def sleep_ms(self, milliseconds: int) -> None:
+        self.wait(lambda: False, self.now_ms + milliseconds)
+
+    def maybe_switch(self, chance: float) -> None:
+        """Let another thread run with a chance."""
+        if self._current.is_killed:
+            raise SimulatedKill
+        if self.rng.random() < chance:
+            self.wait(lambda: True)
+
+    def at(self, due_ms: int, call: Callable[[], None]) -> None:
+        """Call a function at a time. It must not wait."""
+        heapq.heappush(self._due, (due_ms, next(self._numbers), call))
+
+    def spawn(
+        self, work: Callable[[], object], name: str, process: SimulatedProcess | None
+    ) -> _Thread:
+        """Start a thread of a process."""
+        thread = _Thread(name, process, work)
+        thread.baton.acquire()
+        self._threads.append(thread)
+        _thread.start_new_thread(self._run, (thread,))
+        return thread
+
+    def kill(self, process: SimulatedProcess) -> None:
+        """Kill a process, and wait until its threads have ended."""
+        process.is_killed = True
+        self.wait(
+            lambda: not any(thread.process is process for thread in self._threads)
+        )
+
+    # -- scheduling --------------------------------------------------------------------
+
+    def _run(self, thread: _Thread) -> None:
+        thread.baton.acquire()
+        self._idents.add(_thread.get_ident())
+        try:
+            if not thread.is_killed and thread.work is not None:
+                thread.work()
+        except SimulatedKill:
+            pass
+        except BaseException as error:
+            # A killed thread may find locks that others of its process still hold.
+            if not thread.is_killed:
+                self.errors.append((thread.name, error))
+        # Objects that only this thread has used are freed while it is the one that runs.
+        thread.work = None
+        thread.has_ended = True
+        self._threads.remove(thread)
+        self._idents.discard(_thread.get_ident())
+        self._current = self._choose()
+        self._current.baton.release()
+
+    def _switch(self, thread: _Thread) -> None:
+        """Let the next thread run. Returns when this one is chosen again."""
+        chosen = self._choose()
+        if chosen is not thread:
+            self._current = chosen
+            chosen.baton.release()
+            thread.baton.acquire()
+        if self._stuck is not None and thread is self._main:
+            raise self._stuck
+
+    def _choose(self) -> _Thread:
+        self.steps += 1
+        if self._stuck is None and (self.steps > _MOST_STEPS or self.now_ms > _MOST_MS):
+            self._stuck = SimulationStuck(
+                f"{self.steps} steps and {self.now_ms} ms: {self._waiting()}"
+            )
+        if self._stuck is not None:
+            return self._main
+        if self.rng.random() < _PASS_TIME:
+            self._pass(1)
+        while True:
+            killed = [thread for thread in self._threads if thread.is_killed]
+            if killed:
+                return killed[0]
+            ready = [thread for thread in self._threads if self._is_ready(thread)]
+            if ready:
+                return self.rng.choice(ready)
+            moments = [
+                moment
+                for thread in self._threads
+                if (moment := self._next_moment(thread)) is not None
+            ]
+            if self._due:
+                moments.append(self._due[0][0])
+            if not moments:
+                self._stuck = SimulationStuck(f"all threads wait: {self._waiting()}")
+                return self._main
+            self._pass(max(0, min(moments) - self.now_ms))
+
+    def _is_ready(self, thread: _Thread) -> bool:
+        process = thread.process
+        if process is not None and process.paused_until_ms > self.now_ms:
+            return False
+        if thread.condition is None or thread.condition():
+            return True
+        return thread.deadline_ms is not None and thread.deadline_ms <= self.now_ms
+
+    def _next_moment(self, thread: _Thread) -> int | None:
+        process = thread.process
+        if process is not None and process.paused_until_ms > self.now_ms:
+            return process.paused_until_ms
+        return thread.deadline_ms
+
+    def _pass(self, passed_ms: int) -> None:
+        self.now_ms += passed_ms
+        self.on_time(passed_ms)
+        while self._due and self._due[0][0] <= self.now_ms:
+            heapq.heappop(self._due)[2]()
+
+    def _waiting(self) -> str:
+        return ", ".join(thread.name for thread in self._threads)
+
+    def _thread_class(self) -> type:
+        """Return the class of threads that code in the simulation starts."""
+        simulation = self
+
+        class SimulatedThread:
+            def __init__(
+                self,
+                target: Callable[..., object],
+                name: str = "thread",
+                args: tuple[Any, ...] = (),
+                daemon: bool | None = None,
+            ) -> None:
+                self.name = name
+                self._work = lambda: target(*args)
+                self._thread: _Thread | None = None
+
+            def start(self) -> None:
+                process = simulation.process
+                self._thread = simulation.spawn(self._work, self.name, process)
+
+            def is_alive(self) -> bool:
+                return self._thread is not None and not self._thread.has_ended
+
+            def join(self, timeout: float | None = None) -> None:
+                deadline_ms = None
+                if timeout is not None:
+                    deadline_ms = simulation.now_ms + round(timeout * 1_000)
+                simulation.wait(lambda: not self.is_alive(), deadline_ms)
+
+        return SimulatedThread
+
+
+class SimulatedLock:
+    """A lock of threads of the simulation."""
+
+    def __init__(self, threads: SimulatedThreads) -> None:
+        self._threads = threads
+        self._is_locked = False
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        threads = self._threads
+        if threads.is_running_here():
+            if not self._is_locked and blocking:
+                threads.maybe_switch(_SWITCH_AT_LOCK)
+            if self._is_locked:
+                if not blocking:
+                    return False
+                deadline_ms = None
+                if timeout >= 0:
+                    deadline_ms = threads.now_ms + round(timeout * 1_000)
+                if not threads.wait(lambda: not self._is_locked, deadline_ms):
+                    return False
+        self._is_locked = True
+        return True
+
+    def release(self) -> None:
+        self._is_locked = False
+
+    def locked(self) -> bool:
+        return self._is_locked
+
+    def __enter__(self) -> bool:
+        return self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def _at_fork_reinit(self) -> None:
+        self._is_locked = False
