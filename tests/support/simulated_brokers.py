@@ -21,6 +21,7 @@ from logcore.config import Durability
 from logcore.errors import RemoteUnavailableError
 from logcore.fs import FS, Boot
 from logcore.testing import SimulatedDisk
+from logcore.testing.faults import FaultPlan
 from logcore.testing.processes import SimulatedKill
 from netshim import wire
 from netshim.broker import Broker
@@ -346,6 +347,7 @@ class BrokerLife:
         self._turns = 0
         self._is_ticking = False
         self.has_stopped = False
+        self.has_failed = False
         #: The number of workers that are busy.
         self._working = 0
         self.logdir: LogDir
@@ -418,7 +420,11 @@ class BrokerLife:
         self.is_listening = True
 
     def _fail(self, error: LogcoreError) -> None:
-        self._world.complain(f"broker {self.number} ends: {error!r}")
+        """End the broker, because a log has failed."""
+        if self._world.brokers[self.number].has_bad_disk:
+            self.has_failed = True
+        else:
+            self._world.complain(f"broker {self.number} ends: {error!r}")
 
     def _loop(self) -> None:
         tick_ms = 0
@@ -524,6 +530,8 @@ class SimulatedBroker:
         self.number = number
         self.disk = SimulatedDisk(seed=world.rng.getrandbits(32))
         self.life: BrokerLife | None = None
+        #: Whether operations of the disk have failed in this life.
+        self.has_bad_disk = False
 
     def start(self) -> None:
         if self.life is None:
@@ -533,6 +541,14 @@ class SimulatedBroker:
         if self.life is not None:
             self.life.end()
             self.life = None
+        self.disk.faults = None
+        self.has_bad_disk = False
+
+    def fail_disk(self, plan: FaultPlan) -> None:
+        """Let operations on the disk fail until the broker is started again."""
+        if self.life is not None:
+            self.disk.faults = plan
+            self.has_bad_disk = True
 
     def cut_power(self) -> None:
         self.kill()

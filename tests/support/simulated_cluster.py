@@ -28,6 +28,7 @@ Invariants (the numbers are those of docs/replication.md):
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import logging
 import random
@@ -42,6 +43,7 @@ from unittest import mock
 from logcore import recordbatch
 from logcore.errors import RemoteUnavailableError
 from logcore.testing import SimulatedDisk
+from logcore.testing.faults import Fault, FaultPlan
 from netshim import wire
 from netshim.cluster import broker_connections, node, replicas
 from netshim.cluster.fetcher import FollowedPartition
@@ -773,6 +775,7 @@ FAULTS: Final = (
     "move_back",
     "pause_before_change",
     "wipe",
+    "fail_disk",
     "stop",
     "delete_topic",
 )
@@ -795,6 +798,7 @@ class Faults:
         while threads.now_ms < end_ms:
             threads.sleep_ms(rng.choice([20, 200, 1_000, 2_000]))
             getattr(self, rng.choice(names))()
+            self._restart_failed()
             world.check()
         self._heal()
 
@@ -803,6 +807,8 @@ class Faults:
         world.lost_reports = 0
         world.network.heal()
         for broker in world.brokers.values():
+            if broker.has_bad_disk:
+                broker.kill()
             if broker.life is not None:
                 broker.life.process.paused_until_ms = 0
             broker.start()
@@ -812,6 +818,14 @@ class Faults:
             "R09",
             "the topic cannot be created and moved to all brokers",
         )
+
+    def _restart_failed(self) -> None:
+        """Start brokers again that ended because a log has failed."""
+        for broker in self._world.brokers.values():
+            if broker.life is not None and broker.life.has_failed:
+                self._world.note(f"broker {broker.number} has ended")
+                broker.kill()
+                self._restart_later(broker)
 
     def _restart_later(self, broker: SimulatedBroker) -> None:
         threads = self._world.threads
@@ -926,6 +940,19 @@ class Faults:
             self._admin.find(0)
             return True
         return False
+
+    def fail_disk(self) -> None:
+        """Let some writes or syncs of logs fail. The broker ends, and starts again."""
+        broker, rng = self._any_broker(), self._world.rng
+        fault = Fault(
+            rng.choice(["pwrite", "fdatasync"]),
+            rng.choice([errno.EIO, errno.ENOSPC]),
+            path="*.log",
+            at=rng.randint(1, 5),
+            times=rng.choice([1, 3]),
+        )
+        self._world.note(f"the disk of broker {broker.number} fails: {fault}")
+        broker.fail_disk(FaultPlan(fault))
 
     def elect_leaders(self) -> None:
         kind = wire.ELECT_LEADERS.Request

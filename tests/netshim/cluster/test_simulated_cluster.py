@@ -10,7 +10,6 @@ import os
 
 import pytest
 
-from netshim.cluster import controller
 from netshim.cluster.fetcher import LeaderFetcher
 from netshim.cluster.node import ClusterNode
 from netshim.cluster.replicas import ClusterReplicas
@@ -107,14 +106,6 @@ BUGS = [
                 "self._read_committed(None)",
             ),
         ),
-        run=run_schedule,
-    ),
-    Bug(
-        "states are written without their version",
-        "R00 R01 R02 R09 R10 R11 R15",
-        40,
-        ((controller.write_state, "version=stored.version", "version=-1"),),
-        options=("pause_before_change", "kill", "cut_power"),
         run=run_schedule,
     ),
     Bug(
