@@ -10,6 +10,8 @@ import os
 
 import pytest
 
+from logcore.directory.open_logs import OpenLogs
+from logcore.directory_host import DirectoryHost
 from netshim.cluster.fetcher import LeaderFetcher
 from netshim.cluster.node import ClusterNode
 from netshim.cluster.replicas import ClusterReplicas
@@ -28,7 +30,7 @@ BUGS = [
     Bug(
         "follower reports records that are not synced",
         "R01 R02 R11 R15",
-        40,
+        20,
         (
             (
                 LeaderFetcher._next_fetch,
@@ -43,7 +45,7 @@ BUGS = [
     Bug(
         "leader counts records that are not synced",
         "R01 R02 R11 R15",
-        40,
+        20,
         (
             (
                 ClusterReplicas._read_end,
@@ -57,7 +59,7 @@ BUGS = [
     Bug(
         "acknowledged at the append",
         "R01 R02 R11 R13",
-        40,
+        20,
         (
             (
                 ClusterReplicas.when_committed,
@@ -70,7 +72,7 @@ BUGS = [
     Bug(
         "role without a placed replica",
         "R00 R01 R02 R09 R10 R15",
-        40,
+        20,
         (
             (
                 ClusterReplicas._token,
@@ -82,23 +84,23 @@ BUGS = [
         run=run_schedule,
     ),
     Bug(
-        "replica is removed while work for its role is queued",
-        "R00 R09 R10",
-        40,
+        "maintenance ends the transactions of replicas",
+        "R00 R12 R15",
+        20,
         (
             (
-                ClusterReplicas._has_roles,
-                "return any((name, number) in self._tokens for number in numbers)",
-                "return False",
+                DirectoryHost.__init__,
+                "self.has_coordinator = is_replicated",
+                "self.has_coordinator = False",
             ),
+            (OpenLogs.open, "if self._is_replicated:", "if False:"),
         ),
-        options=("move_back", "move"),
         run=run_schedule,
     ),
     Bug(
         "group is loaded before its records are committed",
         "R13",
-        40,
+        20,
         (
             (
                 LoopHost.load,
@@ -111,7 +113,7 @@ BUGS = [
     Bug(
         "empty disk has the id of the former disk",
         "R01 R02 R11",
-        40,
+        20,
         (
             (
                 ClusterNode.open,
@@ -126,7 +128,7 @@ BUGS = [
     Bug(
         "log is changed after its role has ended",
         "R00 R01 R02 R15",
-        40,
+        20,
         (
             (
                 LeaderFetcher.drop,
