@@ -127,7 +127,7 @@ BUGS = [
     ),
     Bug(
         "log is changed after its role has ended",
-        "R00 R01 R02 R15",
+        "R00 R01 R02 R10 R15",
         20,
         (
             (
