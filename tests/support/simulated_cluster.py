@@ -65,6 +65,7 @@ KEPT_TOPIC: Final = "kept"
 GROUP: Final = "g"
 #: Of each topic.
 PARTITIONS: Final = 2
+MOST_PARTITIONS: Final = 4
 ALL_PARTITIONS: Final = tuple(itertools.product((TOPIC, KEPT_TOPIC), range(PARTITIONS)))
 #: The number of clients in the network.
 CLIENTS: Final = 0
@@ -776,6 +777,7 @@ FAULTS: Final = (
     "pause_before_change",
     "wipe",
     "fail_disk",
+    "add_partitions",
     "stop",
     "delete_topic",
 )
@@ -941,6 +943,18 @@ class Faults:
             return True
         return False
 
+    def add_partitions(self) -> None:
+        """Add partitions, which no client uses, to the topic."""
+        count = self._world.rng.randint(PARTITIONS + 1, MOST_PARTITIONS)
+        self._world.note(f"the topic gets {count} partitions")
+        kind = wire.CREATE_PARTITIONS.Request
+        topic = kind.Topic(name=TOPIC, count=count, assignments=None)
+        with contextlib.suppress(RemoteUnavailableError):
+            self._admin.ask_any(
+                wire.CREATE_PARTITIONS,
+                kind(topics=[topic], timeout_ms=1_000),
+            )
+
     def fail_disk(self) -> None:
         """Let some writes or syncs of logs fail. The broker ends, and starts again."""
         broker, rng = self._any_broker(), self._world.rng
@@ -977,7 +991,7 @@ class Faults:
         kind = wire.ALTER_PARTITION_REASSIGNMENTS.Request
         parts = [
             kind.Topic.Partition(partition_index=number, replicas=replicas)
-            for number in range(PARTITIONS)
+            for number in range(MOST_PARTITIONS)
             if partition in (None, number)
         ]
         try:
@@ -990,8 +1004,17 @@ class Faults:
         except RemoteUnavailableError:
             return False
         return not found.error_code and not any(
-            part.error_code for topic in found.responses for part in topic.partitions
+            part.error_code
+            for topic in found.responses
+            for part in topic.partitions
+            if part.partition_index < PARTITIONS or not _is_missing(part)
         )
+
+
+def _is_missing(part: Any) -> bool:
+    """Return whether a partition was refused because it does not exist."""
+    code: int = part.error_code
+    return code == codes.UNKNOWN_TOPIC_OR_PARTITION
 
 
 def _compare_logs(world: World) -> None:
