@@ -372,8 +372,8 @@ def _server_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def _fields(kind: type, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options that are fields of a class."""
-    names = attrs.fields_dict(kind)
-    return {name: value for name, value in options.items() if name in names}
+    # Only these options are read: a test finds an option that is read nowhere.
+    return {name: options[name] for name in attrs.fields_dict(kind) if name in options}
 
 
 def _new_server(file: FileSettings, options: Mapping[str, Any], fs: FS = OS) -> Server:
@@ -396,6 +396,17 @@ def _new_server(file: FileSettings, options: Mapping[str, Any], fs: FS = OS) -> 
         config=_topic_config(file, options["configs"]),
         settings=Settings(**_fields(Settings, options)),
         fs=fs,
+    )
+
+
+def _new_pages(
+    server: Server, file: FileSettings, options: Mapping[str, Any]
+) -> HttpPages:
+    """Return the pages that the options describe. They are not started."""
+    return HttpPages(
+        tls=server.tls_settings,
+        config=_topic_config(file, options["configs"]),
+        **_fields(HttpPages, options),
     )
 
 
@@ -487,11 +498,7 @@ def serve(
         file = _file_of(ctx)
         server = _new_server(file, options, files_for(options["door"]))
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
-            pages = HttpPages(
-                tls=server.tls_settings,
-                config=_topic_config(file, options["configs"]),
-                **_fields(HttpPages, options),
-            )
+            pages = _new_pages(server, file, options)
             reloader = _Reloader(ctx, server)
             runner.run(
                 _serve(

@@ -4,11 +4,14 @@ runs it as a server.
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
@@ -17,8 +20,11 @@ import logcore
 from netshim.server import Server
 from netshim.settings import Settings
 
+click = pytest.importorskip("click")
 click_testing = pytest.importorskip("click.testing")
+from netshim import cluster_command, command  # noqa: E402
 from netshim.command import main  # noqa: E402
+from netshim.config_file import FileSettings  # noqa: E402
 
 SOURCE = str(Path(logcore.__file__).resolve().parents[1])
 
@@ -38,6 +44,59 @@ def test_help_explains_each_setting() -> None:
     for field in attrs.fields(Settings):
         assert f"--{field.name.replace('_', '-')} " in words
         assert field.metadata["doc"].endswith(".") and field.metadata["doc"] in words
+
+
+class OptionsRead(Mapping[str, Any]):
+    """The options of a command. It records which of them are read."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self._options = options
+        self.read: set[str] = set()
+
+    def __getitem__(self, name: str) -> Any:
+        value = self._options[name]
+        self.read.add(name)
+        return value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._options)
+
+    def __len__(self) -> int:
+        return len(self._options)
+
+
+def ignored_options(params: list[Any]) -> set[str]:
+    """Return the options of `serve` that change neither a server nor its pages."""
+    texts = ["data", "--listener", "OWN://127.0.0.1:0", "--node-id", "1"]
+    texts += ["--listener-protocol", "OWN=PLAINTEXT", "--registry", "r"]
+    parser = click.Command("serve", params=params)
+    ignored = {one.name for one in params if one.expose_value}
+    # The options of listeners replace --host and --port.
+    for arguments in (texts, ["data"]):
+        options = OptionsRead(parser.make_context("serve", list(arguments)).params)
+        file = FileSettings("")
+        server = command._new_server(file, options)
+        command._new_pages(server, file, options)
+        ignored -= options.read
+    return ignored - set(inspect.signature(main.commands["serve"].callback).parameters)
+
+
+def test_every_option_of_serve_is_used() -> None:
+    """Options are passed by the names of the fields of settings, so an option with a
+    misspelled name would be ignored.
+    """
+    params = main.commands["serve"].params
+    assert ignored_options(params) == set()
+    misspelled = click.Option(["--oauth-audiance"])
+    assert ignored_options([*params, misspelled]) == {"oauth_audiance"}
+
+
+def test_options_that_cluster_passes_are_options_of_serve() -> None:
+    passed = set(re.findall(r'"(--[a-z-]+)"', inspect.getsource(cluster_command)))
+    own = {name for one in main.commands["cluster"].params for name in one.opts}
+    served = {name for one in main.commands["serve"].params for name in one.opts}
+    assert {"--node-id", "--broker-session-timeout-ms"} <= passed
+    assert passed - served <= own
 
 
 def test_range_of_an_option_is_the_range_of_the_setting() -> None:
