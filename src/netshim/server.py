@@ -367,7 +367,7 @@ class Server:
                 try:
                     await self.loop.run_in_executor(self._pool, self._register)
                 except BaseException:
-                    self._close_listeners()
+                    await self._close_listeners()
                     raise
             if self._cluster is not None:
                 addresses = {one.name: one.address for one in self.listeners}
@@ -379,7 +379,7 @@ class Server:
                     for one in self._listening.values():
                         await one.start_serving()
                 except BaseException:
-                    self._close_listeners()
+                    await self._close_listeners()
                     raise
         except BaseException:
             await self.loop.run_in_executor(self._pool, self.security.close)
@@ -479,17 +479,31 @@ class Server:
             for one in listeners:
                 opened.append(await self.listen_on(one))
         except BaseException:
-            self._close_sockets(opened)
+            await self._close_sockets([(one.host, one.port) for one in opened])
             raise
         return opened
 
-    def _close_sockets(self, listeners: Iterable[Listener]) -> None:
-        for one in listeners:
-            self._listening.pop((one.host, one.port)).close()
+    async def _close_sockets(self, addresses: Iterable[tuple[str, int]]) -> None:
+        """Close the sockets that listen on these addresses, but no connection.
 
-    def close_node(self, node: AdvertisedNode) -> None:
+        asyncio makes the transport of an accepted connection one iteration of the event
+        loop later. If the socket of the listener is closed by then, asyncio leaves the
+        connection open, without an owner. So the sockets accept nothing during the last
+        iteration.
+        """
+        closing = [self._listening.pop(one) for one in addresses]
+        for one in closing:
+            for sock in one.sockets:
+                self.loop.remove_reader(sock)
+        try:
+            await asyncio.sleep(0)
+        finally:
+            for one in closing:
+                one.close()
+
+    async def close_node(self, node: AdvertisedNode) -> None:
         """Close the sockets of a node, and its connections."""
-        self._close_sockets(node.listeners)
+        await self._close_sockets([(one.host, one.port) for one in node.listeners])
         topology = self.broker.state.topology
         for peer in list(self._peers):
             session = peer.session
@@ -507,16 +521,14 @@ class Server:
         first, *others = self.nodes.all.values()
         for node in others:
             if node.is_running:
-                self.close_node(node)
+                await self.close_node(node)
         if not first.is_running:
             await self.listen_on_all(first.listeners)
         self.nodes = None
         self.broker.advertise(None)
 
-    def _close_listeners(self) -> None:
-        for one in self._listening.values():
-            one.close()
-        self._listening.clear()
+    async def _close_listeners(self) -> None:
+        await self._close_sockets(list(self._listening))
 
     @property
     def files(self) -> FS:
@@ -731,7 +743,7 @@ class Server:
         # Step 1: accept no more work, and answer the requests that wait.
         self._timer.cancel()
         self._timer = None
-        self._close_listeners()
+        await self._close_listeners()
         self.broker.stop(self.now_ms())
         for peer in list(self._peers):
             peer.drain()
@@ -806,7 +818,9 @@ class Server:
         )
         self._timer.cancel()
         self._timer = None
-        self._close_listeners()
+        for one in self._listening.values():
+            one.close()
+        self._listening.clear()
         for peer in list(self._peers):
             peer.abort()
         self._logins.shutdown()

@@ -51,7 +51,7 @@ async def set_node_count(server: Server, count: int) -> None:
             listeners = await server.listen_on_all(wanted)
         except BaseException:
             for node in nodes[1:]:
-                server.close_node(node)
+                await server.close_node(node)
             raise
         nodes.append(AdvertisedNode(first + number, listeners))
     server.nodes = AdvertisedNodes(nodes)
@@ -71,7 +71,7 @@ async def stop_node(server: Server, node_id: int) -> None:
     if node.is_running:
         before = _leaders(server)
         node.is_running = False
-        server.close_node(node)
+        await server.close_node(node)
         await _begin_epochs(server, before)
 
 

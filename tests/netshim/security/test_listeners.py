@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import gc
 import select
 import signal
 import socket
 import ssl
 import sys
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -260,6 +263,44 @@ def test_stop_does_not_wait_for_a_client_that_does_not_read(
     monkeypatch.setattr(Server.stop, "__defaults__", (3_600.0,))
     with encrypted(kafka_secured):
         kafka_secured.stop()
+
+
+@pytest.mark.parametrize("protocol", ["PLAINTEXT", "SSL"])
+def test_connection_accepted_while_the_broker_stops_is_closed(
+    tmp_path: Path, protocol: str
+) -> None:
+    """asyncio accepts a connection in one iteration of the event loop, and makes its
+    transport in a later one. stop() closed the listener between them. The connection
+    remained open, and its client waited, until the garbage collector reported an
+    unclosed transport, or an unclosed socket with TLS.
+    """
+    trustme = pytest.importorskip("trustme")
+    cert = tmp_path / "broker.pem"
+    cert.touch(mode=0o600)
+    issued = trustme.CA().issue_cert("localhost")
+    issued.private_key_and_cert_chain_pem.write_to_path(cert)
+
+    async def connect_and_stop() -> None:
+        server = Server(
+            tmp_path / "data",
+            listeners=[f"{protocol}://127.0.0.1:0"],
+            tls=TlsSettings(cert=str(cert)),
+        )
+        await server.start()
+        await asyncio.sleep(0)  # the TLS listener begins to wait for connections
+        address = "127.0.0.1", server.port
+        with socket.create_connection(address, timeout=10) as client:
+            # In the next iteration, this function continues before the connection is
+            # accepted, so the iteration after it begins with stop().
+            await asyncio.sleep(0)
+            await asyncio.create_task(server.stop())
+            assert is_closed(client)
+
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always", ResourceWarning)
+        asyncio.run(connect_and_stop())
+        gc.collect()
+    assert [str(one.message) for one in found] == []
 
 
 def test_large_frame_before_authentication_closes(kafka_secured: SecuredKafka) -> None:
