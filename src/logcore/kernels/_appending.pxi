@@ -7,7 +7,7 @@ the fast path returns None without any effect, and the general path appends. An 
 - the processor has instructions for CRC-32C;
 - the policy is `os` without flush.messages, and no other process writes or copies the log. The topic has no codec, no
   limits of timestamps and no LogAppendTime. Otherwise, Writer sets fast_path_bytes to 0;
-- the files are those of the operating system. Another FS, such as the simulated disk, must see each write;
+- the files are files of the operating system. Another FS, such as the simulated disk, must see each write;
 - key and value are bytes or None, and there are no headers and no timestamp. The caller requires no durability and no
   offset;
 - the batch has at most fast_path_bytes;
@@ -598,7 +598,7 @@ cdef class Appender:
         else:  # releases the GIL: this thread holds the lock of the log
             with nogil:
                 written = pwritev(active.handle, parts, 2, start)
-        if written != size:  # the general path writes again, and reports what it finds
+        if written != size:  # the general path writes again, and reports the error
             self.undo_failed_write_locked()
             return -1
         if lc_ticks_ns() - began_ns > SLOW_NS:

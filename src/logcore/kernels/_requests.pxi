@@ -113,7 +113,7 @@ cdef class UsualProduce(UsualRequest):
 
     cdef readonly int16_t acks
     cdef readonly int32_t timeout_ms
-    #: Where the batch is in the frame.
+    #: Range of the batch in the frame.
     cdef readonly Py_ssize_t start
     cdef readonly Py_ssize_t stop
     cdef readonly int32_t record_count

@@ -6,8 +6,8 @@ None without any effect, and the general path sends the record. A record is usua
 - the producer has no interceptors, no serializers, no transaction and no callback for all records, and its clock is the
   clock of the operating system (`_is_quick`);
 - key and value are bytes or None, and there are no headers and no timestamp;
-- the call names the partition by a plain int, or murmur2 of the key chooses it, or the record has no key and goes to the
-  sticky partition;
+- the call names the partition by a plain int, or murmur2 of the key chooses it, or the record has no key and is sent to
+  the sticky partition;
 - the producer is open and was created after the last fork;
 - no thread waits for buffer memory, and there is memory for this record;
 - no other thread holds the lock of the producer;

@@ -989,7 +989,7 @@ def read_one(
 ) -> Record | int:
     """Return the first record at or after `offset`, searching from `position`.
 
-    `position` is that of a batch. The CRC of the batch found is checked. In these cases
+    A batch begins at `position`. The CRC of the batch found is checked. In these cases
     the result is an int, the position at which to continue:
     - The batch found is not plain (compressed, control, v0, v1, damaged), or has no
       such record.
@@ -1476,8 +1476,8 @@ class _Writer:
         """Add records in the form that encode_records accepts.
 
         The most common record, a tuple of two bytes objects that fits into the open
-        batch, takes a fast path. Its parts are looked up in tables and joined with
-        those of the whole batch: 350 ns in place of 1000.
+        batch, takes a fast path. Its parts are looked up in tables and joined with the
+        parts of the whole batch: 350 ns instead of 1000.
         """
         small = self.small
         now_ms = self.now_ms
