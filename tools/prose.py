@@ -108,6 +108,19 @@ def _comments(source: str) -> Iterator[tuple[int, str]]:
         yield first, " ".join(block)
 
 
+def texts_of_cython(source: str) -> Iterator[tuple[int, str]]:
+    """Yield (line, text) of long strings, docstrings among them, and of blocks of
+    comments. Cython has another grammar than Python, but the same tokens.
+    """
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if (
+            token.type == tokenize.STRING
+            and len(re.findall(r"[A-Za-z]{2,}", token.string)) >= TEXT_WORDS
+        ):
+            yield token.start[0], token.string.strip('"')
+    yield from _comments(source)
+
+
 def texts_of_markdown(source: str) -> Iterator[tuple[int, str]]:
     """Yield (line, text) outside code."""
     is_code = False
@@ -118,14 +131,20 @@ def texts_of_markdown(source: str) -> Iterator[tuple[int, str]]:
             yield number, re.sub(r"`[^`]*`", "X", line.strip())
 
 
+#: The function that finds the texts of a file, by the suffix of its name.
+READERS: Final = {
+    ".py": texts_of_python,
+    ".pyx": texts_of_cython,
+    ".pxi": texts_of_cython,
+    ".md": texts_of_markdown,
+}
+
+
 def hits_of(path: Path) -> list[tuple[int, str, str]]:
     """Return (line, habit, surrounding text) of each hit in a file."""
     source = path.read_text(encoding="utf-8")
-    texts = (
-        texts_of_markdown(source) if path.suffix == ".md" else texts_of_python(source)
-    )
     found = []
-    for line, text in texts:
+    for line, text in READERS[path.suffix](source):
         joined = " ".join(text.split())
         for name, pattern in PATTERNS.items():
             for match in pattern.finditer(joined):
@@ -145,7 +164,7 @@ def checked_files() -> Iterator[Path]:
                 for part in path.parts
             )
             if (
-                path.suffix in (".py", ".md")
+                path.suffix in READERS
                 and path != Path(__file__).resolve()
                 and not is_hidden
             ):
