@@ -1,12 +1,13 @@
-"""One call of the disk fails in the middle of a program, and the program continues.
+"""Explore the failure of one call of the disk in the middle of a program that
+continues.
 
-A story prepares a disk, then works on it while one call fails, tries again as the error
-asks, and records each acknowledgement. Afterwards the disk works again, or its power is
-cut. `judge` opens each disk and compares.
+A story prepares a disk, and works on it while one call fails. It retries as the error
+advises, and records each acknowledgement. Afterwards the disk works again, or its power
+is cut. `judge` opens each disk and compares it with the records.
 
-A program may see errors of the library's own tree only. The log then contains every
-acknowledged value, in order, a value whose append failed at most once for each attempt,
-and no other value.
+A program may get only errors of the library's own tree. The log then contains every
+acknowledged value in order. A value whose append failed is stored at most once for each
+attempt. The log contains no other value.
 """
 
 from __future__ import annotations
@@ -24,11 +25,10 @@ from logcore.fs import FS
 from logcore.testing import Fault, FaultPlan, SimulatedDisk
 from logcore.testing.processes import Chances, Machine
 
-#: Errors that a disk or a system may answer with: a defect, no room, no quota, no
-#: descriptors, no memory.
+#: Errors of a disk or a system: a defect, no room, no quota, no descriptors, no memory.
 ERRNOS: Final = (errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENOMEM)
-#: How often a program tries one step: the first attempt meets the fault, the second its
-#: consequences.
+#: Number of attempts at one step. The first attempt meets the fault, and the second one
+#: its consequences.
 ATTEMPTS: Final = 4
 
 
@@ -44,8 +44,8 @@ class Ledger:
     def append(
         self, place: str, values: Sequence[bytes], work: Callable[[], object]
     ) -> None:
-        """Run `work`, which appends values to a place. Record the attempt before and
-        the acknowledgement after it.
+        """Run `work`, which appends values to a place. The attempt is recorded before
+        it, and the acknowledgement after it.
         """
         self.tried.setdefault(place, []).extend(values)
         work()
@@ -58,8 +58,9 @@ class Ledger:
     def check(
         self, place: str, found: Sequence[bytes | None], *, lost: bool = False
     ) -> None:
-        """Compare the values of a place. lost: acknowledged values need not be there,
-        as after durability="os".
+        """Compare the values of a place with the ledger.
+
+        With `lost`, acknowledged values may be missing, as after durability="os".
         """
         acked = self.acked.get(place, [])
         tried = Counter(self.tried.get(place, []))
@@ -82,24 +83,25 @@ class Ledger:
 
 
 class Story(Protocol):
-    """prepare: runs without faults. run: meets them. judge: after the disk works again,
-    or on a disk after a crash.
-    achieved: how much was acknowledged.
-    """
+    """A program that continues after a failed call."""
 
+    # How much was acknowledged.
     @property
     def achieved(self) -> int: ...
 
+    # Runs without faults.
     def prepare(self, fs: FS) -> None: ...
+    # Runs with faults.
     def run(self, fs: FS) -> None: ...
+    # Judges a disk that works again, or a disk after a crash.
     def judge(self, fs: FS, *, is_crash: bool) -> None: ...
 
 
 def persist(
     work: Callable[[], object], repair: Callable[[], object] = lambda: None
 ) -> bool:
-    """Try a step until it succeeds. `repair` runs after each failure. Return whether
-    the step succeeded.
+    """Try a step until it succeeds, and return whether it succeeded. `repair` runs
+    after each failure.
     """
     for _ in range(ATTEMPTS):
         try:
@@ -117,7 +119,7 @@ def persist(
 
 
 class BusyDisk(SimulatedDisk):
-    """A disk on which time passes while programs wait: each reading of the monotonic
+    """A disk on which time passes while programs wait. Each reading of the monotonic
     clock takes 100 ms.
     """
 
@@ -136,7 +138,7 @@ def prepared(make: Callable[[], Story]) -> tuple[SimulatedDisk, Story]:
 
 
 def calls(make: Callable[[], Story]) -> int:
-    """How many calls of the disk a story makes when none fails."""
+    """Return the number of calls of the disk that a story makes without faults."""
     disk, story = prepared(make)
     counter = _Counter()
     disk.faults = counter
@@ -156,7 +158,7 @@ class _Counter(FaultPlan):
 
 
 def faults(count: int, *, step: int, first: int = 0) -> Iterator[Fault]:
-    """A fault at every `step`-th call, with the errors in turn."""
+    """Yield a fault at every `step`-th call. The errors alternate."""
     for number, at in enumerate(range(1 + first, count + 1, step)):
         yield Fault("*", ERRNOS[(number + at) % len(ERRNOS)], at=at)
 
@@ -169,10 +171,10 @@ def explore(
     first: int = 0,
     times: int | None = 1,
 ) -> int:
-    """Run a story with each fault, and judge it on the healed disk and on disks after a
-    power cut.
+    """Run a story with each fault. Judge it on the disk that works again, and on disks
+    after a power cut.
 
-    Return how many disks were judged. times: how many calls fail, from the first on.
+    `times` consecutive calls fail. Returns the number of judged disks.
     """
     judged = 0
     for fault in faults(calls(make), step=step, first=first):
@@ -202,8 +204,8 @@ def explore(
 def explore_two_processes(
     make: Callable[[], Story], *, step: int, crashes: int, first: int = 0
 ) -> int:
-    """Like explore(), with two processes that share the directory and run a story each;
-    one call of either fails.
+    """Explore two processes that share the directory and run a story each. One call of
+    either process fails.
 
     Each story judges its own acknowledgements, so the processes write to the same
     partitions in any order.

@@ -1,5 +1,5 @@
-"""Programs for afterfaults.py: each works on one part of the library, and continues
-after a failing call.
+"""Programs for afterfaults.py. Each uses one part of the library, and continues after a
+failed call.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ CONFIG: Final = {"segment.bytes": 400, "index.interval.bytes": 100}
 
 
 class LogStory:
-    """One log: appends, rolls, deletions from the front, maintenance, reopening."""
+    """Appends to one log, rolls it, deletes from its front, runs its maintenance and
+    opens it again.
+    """
 
     def __init__(self, durability: str = "group") -> None:
         self.durability = durability
@@ -85,9 +87,7 @@ class LogStory:
 
 
 class DirectoryStory:
-    """Topics are created, grown, changed, deleted and created again, while records are
-    appended.
-    """
+    """Creates, grows, changes, deletes and recreates topics while records are appended."""
 
     def __init__(self, shared: bool = False) -> None:
         self.shared = shared
@@ -170,8 +170,8 @@ class DirectoryStory:
 
 
 class AppendStory:
-    """Records are appended to one partition of a shared directory. name: of the
-    process, in its values.
+    """Appends records to one partition of a shared directory. The values contain the
+    name of the process.
     """
 
     def __init__(self, name: str) -> None:
@@ -219,7 +219,7 @@ class AppendStory:
 
 
 class ProducerStory:
-    """An idempotent producer sends; a record whose future failed is sent again as
+    """Sends with an idempotent producer. A record whose future failed is sent again as
     another record.
     """
 
@@ -285,8 +285,8 @@ class ProducerStory:
 
 
 class CommitStory:
-    """A member of a group reads and commits. The committed position is one of a commit
-    that was tried, never older than the last one acknowledged.
+    """A member of a group reads and commits. The committed position belongs to an
+    attempted commit, and is never older than the last acknowledged one.
     """
 
     def __init__(self, shared: bool = False, group: str = "g") -> None:
@@ -354,8 +354,9 @@ class CommitStory:
 
 class TransactionStory:
     """A transactional producer commits pairs of records in two partitions. Readers of
-    committed records see both of a pair, or neither. name: of the process, in its
-    transactional id and its values.
+    committed records see both records of a pair, or neither.
+
+    `name` is the name of the process, in its transactional id and its values.
     """
 
     def __init__(self, shared: bool = False, name: str = "x") -> None:
@@ -418,7 +419,7 @@ class TransactionStory:
                 ) as producer:
                     producer.init_transactions(
                         0
-                    )  # ends a transaction that was left open
+                    )  # ends a transaction that remained open
             found = [
                 [
                     record.value
@@ -435,8 +436,8 @@ class TransactionStory:
 
 
 class RegistryStory:
-    """Nodes of a registry are created and replaced. A value is the last one
-    acknowledged, or a later attempt.
+    """Creates and replaces nodes of a registry. A value is the last acknowledged one,
+    or belongs to a later attempt.
     """
 
     def __init__(self, name: str = "a") -> None:
@@ -489,8 +490,8 @@ class RegistryStory:
 
 
 class MirrorStory:
-    """A mirror copies a topic; it is started again until it has all. Each record is
-    there once, at its offset.
+    """A mirror copies a topic. It is started again until it has copied all records.
+    Each record exists once, at its offset.
     """
 
     def __init__(self) -> None:
@@ -530,8 +531,8 @@ class MirrorStory:
 
 
 def failed_logs_closed(held: list[LogDir]) -> None:
-    """Close the logs that refuse writes, as their error asks. The directory opens them
-    again when they are used.
+    """Close the logs that refuse writes, as their error advises. The directory opens
+    them again when they are used.
     """
     for directory in held:
         for log in list(directory.host.open_logs().values()):
@@ -544,8 +545,8 @@ def failed_logs_closed(held: list[LogDir]) -> None:
 def directories(
     open_one: Callable[[], LogDir],
 ) -> Iterator[tuple[list[LogDir], Callable[[], None]]]:
-    """A place for one open directory, empty at first, and the function that opens it
-    again.
+    """Return a list for one open directory, empty at first, and the function that opens
+    the directory again.
     """
     held: list[LogDir] = []
 

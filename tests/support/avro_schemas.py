@@ -1,4 +1,6 @@
-"""An Avro schema and a value of it, as a schema registry stores and frames them."""
+"""An Avro schema and a value of it, in the form in which a schema registry stores and
+frames them.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ SCHEMA = {
     "name": "Order",
     "fields": [{"name": "item", "type": "string"}, {"name": "amount", "type": "int"}],
 }
-#: An Order of 4 apples: 6 bytes of text, and the number, both as zigzag varints.
+#: An Order of 4 apples: 6 bytes of text, and the number, both as zig-zag varints.
 SHOWN = '{"item":"apples","amount":4}'
 APPLES = b"\x0capples\x08"
 

@@ -1,4 +1,4 @@
-"""A broker without sockets, asked one request at a time."""
+"""A broker without sockets that gets one request at a time."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ SESSION = ClientSession("127.0.0.1", 9092, "127.0.0.1")
 
 
 class Bench:
-    """A broker that handles requests without sockets. Submitted work runs at once, or
-    waits for run() if at_once is false.
+    """A broker that handles requests without sockets. If at_once is false, submitted
+    work waits for run().
     """
 
     def __init__(
@@ -58,16 +58,18 @@ class Bench:
     def send(
         self, api: Any, version: int, request: Any, client_id: str = "test"
     ) -> Any:
-        """The pieces of the response, or the Answer that will hold them."""
+        """Return the pieces of the response, or the PendingResponse that will hold
+        them.
+        """
         frame = bytearray(wire.encode_request(api, version, 1, client_id, request))
         reply = self._handle(memoryview(frame)[4:], self.now_ms)
         frame[:] = b"\xee" * len(
             frame
-        )  # the buffer of a connection holds the next request by now
+        )  # the buffer of a connection already holds the next request at this moment
         return reply
 
     def ask(self, api: Any, version: int, request: Any, client_id: str = "test") -> Any:
-        """Return the response; the work that it waits for must be finished."""
+        """Return the response. The work that it waits for must be finished."""
         return self.read(api, version, self.send(api, version, request, client_id))
 
     @staticmethod
@@ -116,7 +118,7 @@ class Bench:
         )
 
     def produce(self, records: Any, version: int = 9, **more: Any) -> Any:
-        """The answer of the first partition."""
+        """Return the response for the first partition."""
         answer = self.ask(wire.PRODUCE, version, self.produces(records, **more))
         return answer.responses[0].partition_responses[0]
 

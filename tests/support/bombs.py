@@ -1,6 +1,4 @@
-"""Compressed bodies built by hand, and among them small ones that inflate to a
-gibibyte.
-"""
+"""Compressed bodies built by hand, including small ones that inflate to a gibibyte."""
 
 from __future__ import annotations
 
@@ -24,7 +22,7 @@ def lz4_frame(
     extra: bytes = b"",
     tail: bytes = b"",
 ) -> bytes:
-    """A frame around ready-made blocks; its header checksum comes from an independent
+    """Return a frame around given blocks. Its header checksum comes from an independent
     XXH32 (see xxh32).
     """
     head = bytes((flags, descriptor)) + extra
@@ -39,7 +37,9 @@ def lz4_frame(
 
 
 def xxh32(data: bytes) -> int:
-    """XXH32 with seed 0, from LZ4 itself: a frame ends with it as content checksum."""
+    """Return XXH32 with seed 0, calculated by LZ4 itself: a frame ends with it as
+    content checksum.
+    """
     return int.from_bytes(
         lz4.frame.compress(data, content_checksum=True, store_size=False)[-4:], "little"
     )
@@ -48,7 +48,7 @@ def xxh32(data: bytes) -> int:
 def zstd_frame(
     blocks: bytes, *, window: int | None = 0x58, content_size: int | None = None
 ) -> bytes:
-    """A frame of ready-made blocks. window 0x58 means 2 MiB, 0x88 128 MiB."""
+    """Return a frame of given blocks. window=0x58 means 2 MiB, 0x88 means 128 MiB."""
     descriptor = 0 if content_size is None else 0xC0
     size = b"" if content_size is None else struct.pack("<Q", content_size)
     return b"\x28\xb5\x2f\xfd" + bytes((descriptor, window)) + size + blocks
@@ -61,13 +61,13 @@ def zstd_rle(count: int, size: int = 128 * 1024, last: bool = True) -> bytes:
 
 
 def bombs(size: int = 1 << 30) -> dict[str, tuple[Codec, bytes]]:
-    """Bodies that would inflate to `size` zeros, each built from a repeated piece and
-    so in no time.
+    """Return bodies that would inflate to `size` zeros. Each repeats one chunk, so it
+    is built fast.
     """
     deflate = zlib.compressobj(9, zlib.DEFLATED, -15)
     mebibyte = deflate.compress(bytes(MIB)) + deflate.flush(
         zlib.Z_FULL_FLUSH
-    )  # refers to nothing before it
+    )  # refers to no earlier data
     gzip_head = b"\x1f\x8b\x08" + bytes(7)
     crc = (
         zlib.crc32(bytes(size)) if size <= 4 * MIB else 0

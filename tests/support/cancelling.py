@@ -1,7 +1,7 @@
-"""Cancels a coroutine at each of its awaits.
+"""Cancel a coroutine at each of its awaits.
 
-cancelled(make, at, late) runs a coroutine in a task, and cancels the task when it
-awaits for the at-th time: at once, or, if late, after the awaited future is done and
+cancelled(make, at, late) runs a coroutine in a task, and cancels the task at its await
+number `at`. It does so at once, or with `late` after the awaited future is done and
 before the task resumes.
 """
 
@@ -14,7 +14,9 @@ from typing import Any
 
 
 class Cancelling:
-    """at: the await that is cancelled, from 0. awaits: how many there were."""
+    """Counts the awaits of a coroutine in `awaits`, and cancels the await number `at`,
+    from 0.
+    """
 
     def __init__(self, awaited: Awaitable[Any], at: int, *, late: bool) -> None:
         self._awaited = awaited
@@ -49,7 +51,9 @@ class Cancelling:
 async def cancelled(
     make: Callable[[], Awaitable[Any]], at: int, *, late: bool
 ) -> tuple[bool, Any]:
-    """Return whether the task was cancelled before it had ended, or else its result.
+    """Return the result of the coroutine, or whether the task was cancelled before its
+    end.
+
     Raises every exception of the coroutine.
     """
     cancelling = Cancelling(make(), at, late=late)
@@ -66,8 +70,8 @@ async def cancelled(
 
 
 async def at_each_await(trial: Callable[[int, bool], Awaitable[bool]]) -> int:
-    """Call trial(at, late) until nothing is left to cancel; return the number of awaits.
-    trial returns whether it cancelled anything.
+    """Call trial(at, late) until it cancels nothing more, and return the number of
+    awaits. `trial` returns whether it has cancelled something.
     """
     for late in (False, True):
         at = 0

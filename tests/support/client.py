@@ -80,7 +80,7 @@ class Client:
         acks: int = -1,
         records: bytes | None = None,
     ) -> None:
-        """Sends what produce() sends, and waits for nothing."""
+        """Send the same request as produce(), and do not wait."""
         request = wire.PRODUCE.Request
         batch = (
             recordbatch.encode([(None, value) for value in values], now_ms=1)
@@ -124,7 +124,7 @@ class Client:
         assert answer.topics[0].error_code == 0
 
     def is_cut(self) -> bool:
-        """Waits for the other side to hang up."""
+        """Wait until the other side closes the connection."""
         try:
             return self.sock.recv(1) == b""
         except ConnectionResetError:

@@ -1,4 +1,4 @@
-"""Load on a cluster by real clients, and checks of its records. No tests."""
+"""Load on a cluster by real clients, and checks of its records."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from support.clusters import Cluster, until
 
 confluent_kafka = pytest.importorskip("confluent_kafka")
 
-#: Settings of a client that notices a new leader soon.
+#: Settings of a client that detects a new leader soon.
 QUICK = {
     "retry.backoff.ms": 20,
     "retry.backoff.max.ms": 100,
@@ -25,7 +25,7 @@ QUICK = {
 
 
 class Load:
-    """A producer with acks=all that never stops, and the acknowledged records."""
+    """A producer with acks=all that sends until its end, and the acknowledged records."""
 
     def __init__(
         self, cluster: Cluster, topic: str, *, padding: bytes = b"", **settings: Any
@@ -178,7 +178,7 @@ class Offsets:
 
 
 def read_all(cluster: Cluster, topic: str) -> dict[tuple[int, int], int]:
-    """Return the value at each place of a topic, read to its end."""
+    """Return the value at each place of a topic that is read to its end."""
     consumer = confluent_kafka.Consumer(
         {
             "bootstrap.servers": cluster.bootstrap_servers,
@@ -207,7 +207,9 @@ def read_all(cluster: Cluster, topic: str) -> dict[tuple[int, int], int]:
 
 
 def judge(cluster: Cluster, topic: str, load: Load) -> None:
-    """Each acknowledged record is at its place, and no record is stored twice."""
+    """Check that each acknowledged record is at its place, and that no record is stored
+    twice.
+    """
     acknowledged = load.end()
     found = read_all(cluster, topic)
     places: dict[int, list[tuple[int, int]]] = {}
@@ -257,7 +259,7 @@ def _batch_at(cluster: Cluster, topic: str, number: int, offset: int) -> str:
 
 
 def judge_files(cluster: Cluster, topic: str, index: int = 0) -> None:
-    """The replicas have the same bytes, once the brokers are stopped."""
+    """Check that the replicas have the same bytes, once the brokers are stopped."""
     for number in cluster.processes:
         cluster.stop(number)
     folders = [cluster.path / str(n) / f"{topic}-{index}" for n in cluster.processes]

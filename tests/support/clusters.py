@@ -1,4 +1,4 @@
-"""A cluster of real processes for tests. No tests."""
+"""A cluster of real processes for tests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FAST = {
     "replica_fetch_wait_max_ms": 200,
     "default_replication_factor": 3,
 }
-#: Limit for whatever a cluster does within seconds on an idle machine.
+#: Time limit for events that take seconds on an idle machine.
 LIMIT_S = 90.0
 
 
@@ -114,7 +114,7 @@ class Cluster:
     # -- processes ---------------------------------------------------------------------
 
     def begin(self, number: int) -> None:
-        """Start a broker, with the port of its former life."""
+        """Start a broker with the port of its earlier run."""
         advertise = []
         prefix: list[str] = []
         if number in self._machines:

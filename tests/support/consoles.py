@@ -19,7 +19,7 @@ DEADLINE_S = 60
 
 
 class PageParser(HTMLParser):
-    """The elements of a page, and its text."""
+    """Parses the elements of a page, and its text."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class PageParser(HTMLParser):
 
 @attrs.frozen
 class ConsolePage:
-    """One response."""
+    """One response of the console."""
 
     status: int
     headers: dict[str, str]

@@ -1,9 +1,9 @@
-"""Lives of groups of the consumer protocol: realistic members, and events that may
-happen to them and to a coordinator that loses power. No tests.
+"""Random runs of groups of the consumer protocol: realistic members, and events that
+happen to them and to a coordinator that loses power.
 
-Chance decides the next event. Client handles answers as real clients do. After each step
-the partitions that clients use are compared with each other and with the state of the
-coordinator.
+A random generator chooses the next event. A Client handles responses as real clients
+do. After each step, the partitions that clients use are compared with each other and
+with the state of the coordinator.
 """
 
 from __future__ import annotations
@@ -30,12 +30,8 @@ MOST_CLIENTS = 5
 
 
 class Client:
-    """One member that acts as clients do. It stops using a partition that is no longer
-    assigned before it reports that, and uses new partitions only afterwards.
-
-    told: the assignment, None while it waits for a complete answer. owned: the
-    partitions in use. waiter: of the unanswered heartbeat. is_passed_over: the group
-    continues without the member, and the member has not learned of that.
+    """One member with the behavior of a client. It stops using a partition that is no
+    longer assigned before it reports that, and uses new partitions only afterwards.
     """
 
     def __init__(self, life: Life, number: int, instance_id: str | None) -> None:
@@ -45,10 +41,12 @@ class Client:
         self.wish = life.any_wish()
         self.epoch = 0
         self.owned = NOTHING
+        #: The assignment. None while it waits for a complete response.
         self.told: Partitions | None = NOTHING
         self.says_owned = False
         self.said_all = False
         self.is_over = False
+        #: The waiter of the unanswered heartbeat.
         self.waiter: int | None = None
         self.is_passed_over = False
 
@@ -58,8 +56,8 @@ class Client:
     # -- its actions
 
     def beat(self) -> None:
-        """Send a heartbeat. If the answer to an earlier one is lost, the heartbeat is
-        complete.
+        """Send a heartbeat. If the response to an earlier heartbeat is lost, the
+        heartbeat is complete.
         """
         fields: dict[str, Any] = {"instance_id": self.instance_id}
         if self.waiter is not None or self.told is None:
@@ -76,7 +74,7 @@ class Client:
         self.waiter = self.life.world.send(self.member_id, self.epoch, **fields)
 
     def hear(self) -> None:
-        """Take the answer, if it has come."""
+        """Handle the response, if it has arrived."""
         result = self.life.world.replies.get(self.waiter)  # type: ignore[arg-type]
         if self.waiter is None or result is None:
             return
@@ -134,7 +132,7 @@ class Client:
 
     @property
     def is_member(self) -> bool:
-        """Whether the coordinator would take its word."""
+        """Whether the coordinator would accept the requests of the client."""
         group = self.life.group
         if group is None or self.member_id not in group.members:
             return False
@@ -225,7 +223,7 @@ class Life:
             self.world.disk()
 
     def disk_fails(self) -> None:
-        """What could not be stored may be on disk all the same."""
+        """Let the store of the records fail. They may be on disk nevertheless."""
         if self.world.stores:
             records = self.world.stores[0].records
             self.world.disk_error = GroupError.COORDINATOR_NOT_AVAILABLE
@@ -235,8 +233,8 @@ class Life:
                 self.world.batches.append(records)
 
     def power_cut(self) -> None:
-        """Records on their way to the disk reached it or did not; no client gets an
-        answer.
+        """Cut the power. Records that are being written may be lost or not. No client
+        gets a response.
         """
         if self.world.stores and self.chance.random() < 0.5:
             self.world.batches.append(self.world.stores[0].records)
@@ -253,7 +251,7 @@ class Life:
         self.world.set_topic(self.chance.choice("tu"), self.chance.randrange(7))
 
     def classic_member(self) -> None:
-        """Somebody joins by the classic protocol, which only an empty group lets in."""
+        """Let a member join by the classic protocol. Only an empty group accepts it."""
         members = 0 if self.group is None else len(self.group.members)
         self.number += 1
         self.world.join(
@@ -320,7 +318,7 @@ class Life:
             }
 
     def is_in(self, client: Client) -> bool:
-        """Whether it takes itself for a member."""
+        """Whether the client considers itself a member."""
         return client.epoch != 0
 
     def may_commit(self, client: Client) -> bool:
@@ -331,14 +329,14 @@ class Life:
         return error is None
 
     def live(self) -> None:
-        """Its whole life; afterwards all is quiet."""
+        """Run all steps, and then the quiet end."""
         for _ in range(STEPS):
             self.step()
         self.calm_down()
 
     def calm_down(self) -> None:
-        """From here on no failure happens; lost members are noticed, and every
-        subscribed partition is assigned.
+        """Let no more failures happen. The group detects lost members, and assigns
+        every subscribed partition.
         """
         self.classic_members_leave()
         self.world.set_topic("t", 5)

@@ -1,9 +1,9 @@
 """A coordinator of consumer groups (KIP-848) with its time, its disk, its topics and
-its waiting requests. No tests.
+its waiting requests.
 
 Requests are answered at once unless `holds` is set: then records wait until disk() is
-called, as on a slow disk. The durable records are kept batch by batch, so that a power
-cut leaves a prefix of the batches.
+called, as on a slow disk. The durable records are kept batch by batch, so a power cut
+leaves a prefix of the batches.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class World:
         return None if count is None else (topic_id(name), count)
 
     def set_topic(self, name: str, count: int) -> None:
-        """count: 0 to delete it."""
+        """Set the number of partitions of a topic. With 0, the topic is deleted."""
         self.counts[name] = count
         if not count:
             del self.counts[name]
@@ -130,8 +130,8 @@ class World:
             self.disk()
 
     def disk(self) -> None:
-        """The first records that wait are on disk now, or could not be stored when
-        there is a disk_error.
+        """Finish the write of the first waiting records. It fails if there is a
+        disk_error.
         """
         effect = self.stores.pop(0)
         if self.disk_error is None:
@@ -217,8 +217,8 @@ class World:
         return self._ask(self.coordinator.join, Join(**fields))
 
     def sync(self, member_id: str, generation: int, **more: Any) -> int:
-        """Sends that a member of the classic protocol asks for its assignment, and
-        returns its waiter.
+        """Send the SyncGroup request of a member of the classic protocol, and return
+        its waiter.
         """
         fields: dict[str, Any] = {"instance_id": None, **more}
         return self._ask(
@@ -239,8 +239,8 @@ class World:
     def beat(
         self, member_id: str, epoch: int, **more: Any
     ) -> tuple[int, list[int] | None]:
-        """Return the answer: member epoch and the numbers of the partitions of topic t,
-        None if the answer contains no assignment.
+        """Return the member epoch and the assigned numbers of topic t of the response.
+        The numbers are None if the response contains no assignment.
         """
         result = self.replies[self.send(member_id, epoch, **more)]
         assert isinstance(result, Beaten), result
@@ -253,7 +253,7 @@ class World:
         return result.member_epoch, numbers
 
     def refused(self, member_id: str, epoch: int, **more: Any) -> str:
-        """The name of the error that a heartbeat is answered with."""
+        """Return the name of the error in the response to a heartbeat."""
         result = self.replies[self.send(member_id, epoch, **more)]
         assert isinstance(result, BeatRefused), result
         assert result.text
@@ -272,7 +272,7 @@ class World:
         return found
 
     def last_batch(self) -> list[tuple[Any, ...]]:
-        """The records of the last batch: kind, name, value."""
+        """Return the records of the last batch: kind, name, value."""
         found: list[tuple[Any, ...]] = []
         for key, value in self.batches[-1]:
             place = read_consumer_key(key)

@@ -1,5 +1,5 @@
-"""Python environments below build/ with packages that the checkout does not need
-itself; each made once by uv.
+"""Python environments below build/ with packages that the checkout itself does not
+need. uv creates each of them once.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def environment(name: str, *wanted: str) -> Path:
-    """The Python of an environment with these packages, as pip names them. Skips the
-    test if the environment cannot be created.
+    """Return the Python of an environment with these packages, as pip names them. The
+    test is skipped if the environment cannot be created.
     """
     uv = Path(sys.executable).with_name("uv")
     folder = ROOT / "build" / name

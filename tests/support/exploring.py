@@ -1,4 +1,4 @@
-"""Explores programs of calls on a log, and lets single operations of the disk fail."""
+"""Explore programs of calls on a log, and let single operations of the disk fail."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LARGE = (
 )  # fmt: skip
 
 
-#: What happens to data after it was written.
+#: Fate of the data of a write.
 LIVES = (
     "append", "append_big", "transact", "commit", "abort", "compact", "retain", "idempotent", "again", "truncate",
     "reopen", "kill",
@@ -59,8 +59,8 @@ SCRIPT = (
 
 
 def failing(fault: Fault, durability: str, recoveries: Recoveries) -> bool:
-    """Runs the script with a fault, then heals the disk; whether the fault came to
-    pass.
+    """Run the script with a fault on a disk that works again afterwards. Return whether
+    the fault occurred.
     """
     plan = FaultPlan(fault)
     program = Program(durability, explore=False, disk=SimulatedDisk(faults=plan))

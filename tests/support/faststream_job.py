@@ -1,8 +1,9 @@
-"""Sends twenty messages to a topic with FastStream, and writes the results of a handler
+"""Send twenty messages to a topic with FastStream, and write the results of a handler
 to another topic.
 
-python faststream_job.py ADDRESS CLIENT, in an environment that has faststream; CLIENT:
-confluent or aiokafka.
+   python faststream_job.py ADDRESS confluent|aiokafka
+
+Runs in an environment that has faststream.
 """
 
 import asyncio

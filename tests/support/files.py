@@ -13,8 +13,8 @@ Files = dict[str, bytes]
 
 
 def own() -> Files:
-    """A directory of ours, closed cleanly: three segments, all codecs, a producer,
-    settings, an id given out.
+    """Return a directory of logcore that was closed cleanly: three segments, all
+    codecs, a producer, settings, and an allocated producer id.
     """
     disk = SimulatedDisk(now_ms=T0)
     config = {

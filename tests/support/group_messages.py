@@ -1,8 +1,8 @@
-"""The records of `__consumer_offsets` as tables of the wire codec: a second opinion on
+"""The records of `__consumer_offsets` as tables of the wire codec, which check
 logcore.format.group_records.
 
-No tests: the tests of the wire compare these with records that Kafka and other clients
-wrote, and those of grouprecords compare that module with these.
+The tests of the wire compare the tables with records that Kafka and other clients have
+written. The tests of group_records compare that module with the tables.
 """
 
 from netshim.wire.codec import Message, data

@@ -1,4 +1,4 @@
-"""Random lives of several consumers over one directory on the simulated disk, with its
+"""Random runs of several consumers over one directory on the simulated disk, with its
 clock, in one process.
 
 They poll, process, commit, pause for long, close, and end abruptly; topics grow. After
@@ -27,19 +27,18 @@ def opened(disk: SimulatedDisk) -> LogDir:
 
 
 class Worker:
-    """A consumer and its state. hand: records that it was given and has not processed.
-    polled_ms: the time of its last poll.
-    """
+    """A consumer and its state."""
 
     def __init__(self, consumer: Consumer, *, is_automatic: bool) -> None:
         self.consumer = consumer
         self.is_automatic = is_automatic
+        #: Records that it has received and not processed.
         self.hand: list[Any] = []
         self.polled_ms = -1
 
 
 class Life:
-    """A group through its days; see the module."""
+    """A group with its consumers; see the description of the module."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
@@ -50,8 +49,10 @@ class Life:
         self.assignor = self.rng.choice(ASSIGNORS)
         self.workers: list[Worker] = []
         self.processed: Counter[tuple[int, int]] = Counter()
-        self.committed: dict[int, int] = {}  # acknowledged
-        self.heard: list[dict[int, int]] = []  # acknowledged by callbacks
+        #: Acknowledged offsets by partition.
+        self.committed: dict[int, int] = {}
+        #: Offsets whose commits were acknowledged by callbacks.
+        self.heard: list[dict[int, int]] = []
         self.log: list[str] = []
 
     def step(self) -> None:
@@ -137,7 +138,7 @@ class Life:
         error: Exception | None,
         offsets: Mapping[TopicPartition, OffsetAndMetadata],
     ) -> None:
-        """Only records the event: an exception of a callback would be ignored."""
+        """Only record the event, because an exception of a callback would be ignored."""
         if error is None:
             self.heard.append(
                 {one.partition: each.offset for one, each in offsets.items()}
@@ -170,8 +171,8 @@ class Life:
                 worker.consumer.leave_unfinished()
 
     def close(self, worker: Worker) -> None:
-        """A member's processed records are committed when it is closed, in the middle
-        of a rebalance too.
+        """Close a consumer. Its processed records are committed, even in the middle of
+        a rebalance.
         """
         self.process(worker)
         positions = self.positions(worker)
@@ -194,7 +195,7 @@ class Life:
             )
 
     def crash(self) -> None:
-        """The power fails: all consumers are lost, and acknowledged data must remain."""
+        """Cut the power: all consumers are lost, and acknowledged data must remain."""
         states = list(self.disk.after_crash(limit=6, seed=self.rng.randrange(1000)))
         self.disk.crash()
         self.disk = self.rng.choice(states)
@@ -238,8 +239,8 @@ class Life:
         }
 
     def finish(self) -> None:
-        """Without further disturbances every record is processed, and each partition
-        has an owner.
+        """Run without further disturbances. Every record is processed, and each
+        partition has an owner.
         """
         self.disk.advance(2 * INTERVAL_MS)
         self.start()

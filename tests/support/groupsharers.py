@@ -4,33 +4,33 @@ schedule.
 A ledger outlives the processes. It records which records were processed, which commits
 were acknowledged, and which partitions each member had.
 
-The invariants, by name; the numbers are those of crashes.md:
+Invariants, by name. The numbers are those in crashes.md:
 - owned once (C01): at most one member has a partition in one generation.
-- one living owner (C02): while a member is handed records of a partition, no other
-  member reads that partition in any generation, and its node below `owners` names the
-  member. A member that the group has removed does not count.
-- generation (C03): after a power cut no generation is reused that a member has learned.
-- never back (C05, C06): when a commit is acknowledged, no lower offset is stored than
-  was acknowledged by then. The commit itself may be lower: the acknowledgement of a
-  commit may arrive after a later commit is acknowledged.
-- kept (C04, C11, C30): the committed offset at the end is at least the acknowledged one,
-  and at most the processed one.
-- seen (C04, C06): it is also at least every offset that any member has read as committed
-  by the group, whichever member committed it.
-- all (C07): every record is processed, at least once, while one process lives.
-- heirs (C08): a second after a process died, the next poll of any other process has
-  removed its members.
+- one living owner (C02): while a member reads a partition, no other member reads that
+  partition in any generation, and its node below `owners` names the member. A member
+  that the group has removed does not count.
+- generation (C03): after a power cut, no generation is reused that a member has got.
+- never back (C05, C06): when a commit is acknowledged, the stored offset is not lower
+  than any offset that was acknowledged before. The commit itself may be lower, because
+  the acknowledgement of a commit may arrive after a later commit is acknowledged.
+- kept (C04, C11, C30): the committed offset at the end is at least the acknowledged
+  one, and at most the processed one.
+- seen (C04, C06): it is also at least every offset that any member has read as
+  committed by the group, even if another member committed it.
+- all (C07): every record is processed, at least once, while one process runs.
+- heirs (C08): a second after the death of a process, the next poll of any other process
+  has removed its members.
 - absence: a static member whose process died keeps its place for its session timeout,
   unless a new member joins under its name. The poll that removes other members marks it
-  as absent; a second after its timeout the next poll removes it.
+  as absent. A second after its timeout, the next poll removes it.
 - patience (C09, C10): no member is removed before two thirds of its interval. Clock
   jumps do not count, nor does time in which all processes were paused, even in the
   middle of a rebalance.
-- in order (C14): a member is handed each record of a partition once, in the order of
-  offsets, from where it began.
+- in order (C14): a member gets each record of a partition once, in the order of
+  offsets, from its first position.
 - no second owner (C27): a cooperative assignment gives no partition to a member while
   another member has it.
-- again: the first invariants hold after a rewind to the beginning, whatever the members
+- again: the first invariants hold after a reset to the beginning, whatever the members
   commit concurrently.
 """
 
@@ -77,7 +77,7 @@ _STATIC: Final[dict[str, Any]] = {
     "session_timeout_ms": 900,
     "heartbeat_interval_ms": 300,
 }
-#: Most schedules take 5,000; where all are stopped, steps pass too.
+#: Most schedules take 5,000. Steps are counted too while all processes are stopped.
 _MOST_STEPS: Final = 300_000
 #: Every process checks for dead members at least this often (clients reference, C08).
 _HEIRS_MS: Final = 1_000
@@ -85,8 +85,8 @@ _HEIRS_MS: Final = 1_000
 
 @attrs.frozen
 class HastyAssignor:
-    """Gives a partition to another member while the first still has it, which no
-    cooperative assignor may do.
+    """Gives a partition to another member while the first one still has it. No
+    cooperative assignor may do that.
     """
 
     name: str = "hasty"
@@ -100,7 +100,7 @@ class HastyAssignor:
 
 
 class Ownership(RebalanceListener):
-    """Reports to the ledger the partitions a member starts with. is_late: commits when
+    """Reports the partitions of a member to the ledger. With `is_late`, it commits when
     partitions must be given up.
     """
 
@@ -124,10 +124,12 @@ class Ownership(RebalanceListener):
 
 
 class Group:
-    """See the top of this module. is_hasty: partitions move by HastyAssignor, and
-    commits are late. is_static: members have instance ids, of which lives draw one of
-    three. stores: settings of where offsets are, of which each life has one; the last
-    of them reads what all of them commit.
+    """A group of simulated processes; see the description of the module.
+
+    With `is_hasty`, HastyAssignor moves partitions, and commits are late. With
+    `is_static`, members have instance ids. There are three of them, and each run of a
+    process draws one. `stores` are settings for the places of offsets. Each run of a
+    process has one of them. The last one reads the commits of all of them.
     """
 
     def __init__(
@@ -216,8 +218,8 @@ class Group:
                     **_STATIC,
                     "group_instance_id": f"i{self.rng.randrange(3)}",
                 }
-            # Another life may take the place of this one, when it was given up for dead
-            # or by chance.
+            # Another run may replace this one, after its removal as a dead member, or
+            # by chance.
             with (
                 contextlib.suppress(FencedInstanceError),
                 self._consuming(fs, settings) as consumer,
@@ -226,7 +228,7 @@ class Group:
                     self._turn(consumer)
 
     def _consume_all(self, fs: SharedFS) -> None:
-        """Goes on until all was processed."""
+        """Continue until all records are processed."""
         settings = dict(self.stores[-1])
         if self.is_static:
             settings |= {**_STATIC, "group_instance_id": "spared"}
@@ -242,9 +244,10 @@ class Group:
     def _consuming(
         self, fs: SharedFS, given: Mapping[str, Any]
     ) -> Generator[logcore.Consumer]:
-        """A member of the group, until the end of the `with`. It may leave in vain,
-        while another process is paused in the middle of its change; then its session
-        ends it.
+        """Yield a consumer of the group, and close it at the end of the `with` block.
+
+        The close may fail while another process is paused in the middle of its change.
+        Then the session timeout removes the member.
         """
         settings = {**self.settings, **given}
         with (
@@ -262,7 +265,7 @@ class Group:
             self._note_heard()
 
     def _rewind(self, fs: SharedFS) -> None:
-        """Sets the group back to the beginning, once."""
+        """Reset the group to the beginning, once."""
         with logcore.open_dir(PATH, shared=True, fs=fs) as data:
             until = self.machine.steps + self.rng.randrange(2_000)
             while self.machine.steps < until:
@@ -304,7 +307,7 @@ class Group:
                 self.commit(consumer)
 
     def commit(self, consumer: logcore.Consumer) -> None:
-        """At once, or with the next call of the consumer."""
+        """Commit at once, or with the next call of the consumer."""
         with contextlib.suppress(
             CommitFailedError, RebalanceInProgressError
         ):  # another has them, or commits later
@@ -329,7 +332,7 @@ class Group:
         error: Exception | None,
         offsets: Mapping[TopicPartition, OffsetAndMetadata],
     ) -> None:
-        """Only records the event: an exception of a callback would be ignored."""
+        """Only record the event, because an exception of a callback would be ignored."""
         if error is None:
             self.heard.append({one: each.offset for one, each in offsets.items()})
 
@@ -338,15 +341,18 @@ class Group:
             self._note_commit(self.heard.pop(0))
 
     def _awake_ms(self) -> int:
-        """The steady time without the time in which all processes were paused."""
+        """Return the monotonic time without the time in which all processes were
+        paused.
+        """
         return self.disk.monotonic_ms() - self.machine.paused_ms
 
     def _check_group(
         self, consumer: logcore.Consumer, handed: set[TopicPartition], began_ms: int
     ) -> None:
         """Check the group after a poll that began at that time and returned records of
-        some partitions. Reading the registry is no step of the schedule: it sees the
-        present state.
+        some partitions.
+
+        Reading the registry is no step of the schedule: it reads the present state.
         """
         with open_registry(PATH, read_only=True, fs=self.disk) as registry:
             try:
@@ -488,8 +494,8 @@ class Group:
         if member is None or not member.is_stable:
             return
         self.generation = max(self.generation, member.generation)
-        # A static member that came back has another member id, and all else of the one
-        # before it.
+        # A static member that came back has another member id. All other facts are
+        # those of its predecessor.
         name = consumer._place.instance_id or member.member_id
         for one in consumer.assignment():
             owner = self.owners.setdefault((member.generation, one), name)
@@ -513,8 +519,8 @@ class Group:
             self.acked[one] = max(offset, self.acked.get(one, 0))
 
     def _stored(self) -> dict[TopicPartition, int]:
-        """The committed offsets of the group, the larger of log and registry. Reading
-        them is no step, as in _check_owners().
+        """Return the committed offsets of the group, the larger offset of log and
+        registry. Reading them is no step, as in _check_owners().
         """
         found: dict[TopicPartition, int] = {}
         with logcore.open_dir(PATH, read_only=True, fs=self.disk) as data:
@@ -559,7 +565,7 @@ class Group:
 
     def _judge_generation(self, disk: Any) -> None:
         """Judge the generation of the first member that joins after a power cut."""
-        disk.seed += 1_000_003  # chance does not begin again with the machine
+        disk.seed += 1_000_003  # other random decisions than before the power cut
         with (
             logcore.open_dir(PATH, shared=True, fs=disk) as data,
             data.consumer(**SETTINGS) as consumer,

@@ -1,10 +1,10 @@
-"""Frames of requests that strangers may send: valid ones with changes in their bytes,
-or in the values of their fields.
+"""Frames of requests that malicious clients may send: valid frames with changed bytes,
+or with changed values of fields.
 
 The decoder refuses most frames with changed bytes. A frame with changed values is a
 request that no client would send: it is decoded, and its handler must cope. A batch of
-records inside mostly gets the CRC that fits its bytes, so that the code after the CRC
-check is reached.
+records inside mostly gets the CRC that matches its bytes, so that the code after the
+CRC check is reached.
 """
 
 from __future__ import annotations
@@ -36,17 +36,18 @@ _VARINTS = (
     b"\1",
 )
 _TEXTS = ("", "x", "\0", "a b", "..", "\u00e9" * 20, "x" * 250, "x" * 2_000)
-#: A client that may delete topics may delete these, and all groups with them, so
+#: A client that may delete topics may delete these, and all groups with them. So
+#: DeleteTopics is not tried on them.
 #: DeleteTopics is not tried on them.
 _INTERNAL = ("__consumer_offsets", "__transaction_state")
-#: A batch has this many bytes before its records.
+#: Size of a batch without its records.
 _BATCH_HEAD_BYTES = 61
 
 
 def changed(
     data: bytes, others: Sequence[bytes], chance: random.Random, least: int = 0
 ) -> bytes:
-    """Bytes with a few changes, all of them after the first `least`."""
+    """Return bytes with a few changes, all of them after the first `least` bytes."""
     made = bytearray(data)
     for _ in range(chance.choice((1, 1, 1, 2, 2, 5))):
         at = chance.randint(min(least, len(made)), len(made))
@@ -77,7 +78,7 @@ def changed(
 
 
 class Variants:
-    """Variants of one valid frame (without its size in front)."""
+    """Variants of one valid frame, without its size."""
 
     def __init__(
         self, frame: bytes, others: Sequence[bytes], chance: random.Random
@@ -106,7 +107,7 @@ class Variants:
                 self._collect(field.struct, each)
 
     def draw(self) -> bytes:
-        """One of them."""
+        """Return a random variant."""
         chance = self._chance
         if self._places and chance.random() < 0.6:
             made = self._with_another_value()
@@ -116,7 +117,9 @@ class Variants:
         return changed(self._frame, self._others, chance, least) or b"\0"
 
     def _with_another_value(self) -> bytes | None:
-        """None where the value is none of its type."""
+        """Return a variant with another value of a field, or None if the value does not
+        fit its type.
+        """
         chance = self._chance
         kept = []
         is_longer = False

@@ -1,9 +1,9 @@
-"""Calls of the public API that are interrupted at any line, and the invariants that must
-hold afterwards. No tests.
+"""Calls of the public API that are interrupted at any line, and the invariants that
+must hold afterwards.
 
-A new Case is created for each line. act() is the call, or a few, that is interrupted.
-judge() is the program that caught the interrupt: it closes its open objects, continues,
-and compares.
+A new Case is created for each line. act() makes the calls that are interrupted. judge()
+is the program that caught the interrupt: it closes its open objects, continues, and
+compares.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ class Case:
         raise NotImplementedError
 
     def judge(self) -> None:
-        """Closes the directory, and sees that no claim of it is left."""
+        """Close the directory, and check that no claim of it remains."""
         self.data.close()
         self.open().close()
 
 
 class Reading(Case):
-    """Eight records are read by a member of a group. Each is returned before the
+    """A member of a group reads eight records. Each record is returned before the
     interrupt, or not committed.
     """
 
@@ -69,7 +69,7 @@ class Reading(Case):
         )
 
     def read(self, consumer: Consumer) -> None:
-        """Adds records to `seen`, in lines that are not interrupted."""
+        """Add records to `seen`, in lines that are not interrupted."""
         for records in consumer.poll(
             max_records=3
         )._found.values():  # not records(), a call of the library
@@ -169,7 +169,7 @@ class Streaming(Reading):
 
 
 class Committing(Reading):
-    """Commits in each way, and calls that change which partitions are read."""
+    """Commits in each way, and calls of methods that change which partitions are read."""
 
     options: ClassVar[dict[str, Any]] = {"enable_auto_commit": False}
 
@@ -256,7 +256,7 @@ class Rebalancing(Reading):
 
 
 class Sharing(Reading):
-    """In a directory that several processes may share."""
+    """Reads in a directory that several processes may share."""
 
     def __init__(self) -> None:
         self.disk = SimulatedDisk()
@@ -410,8 +410,8 @@ class Directing(Case):
 
 
 class Opening(Case):
-    """An open_dir() that was interrupted holds nothing, and a close() that is called
-    again releases everything.
+    """An open_dir() that was interrupted holds no lock. A close() that is called again
+    releases all locks.
     """
 
     shared = False
@@ -424,7 +424,7 @@ class Opening(Case):
 
 
 class OpeningFiles(Opening):
-    """On real files: their lock is not the class that the simulated disk has."""
+    """Opens real files. Their lock has another class than a lock of the simulated disk."""
 
     def __init__(self) -> None:
         self.directory = tempfile.TemporaryDirectory()
@@ -444,7 +444,7 @@ class SharingFiles(OpeningFiles):
 
 
 class Registering(Case):
-    """Another process changes the same nodes afterwards: no lock is left."""
+    """Another process changes the same nodes afterwards, so no lock may remain."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -481,7 +481,7 @@ class Registering(Case):
 
 
 def count_lines(case: Callable[[], Case]) -> int:
-    """How many lines of a call can be interrupted."""
+    """Return the number of lines of a call that can be interrupted."""
     made = case()
     left = interrupted(made.act, _ALL).left
     made.judge()
@@ -489,8 +489,8 @@ def count_lines(case: Callable[[], Case]) -> int:
 
 
 def interrupt_at(case: Callable[[], Case], nth: int) -> bool:
-    """Return whether the call had an nth line. A broken promise raises its exception,
-    with the line.
+    """Return whether the call had a line with this number. A broken promise raises its
+    exception, with the line.
     """
     made = case()
     trace = interrupted(made.act, nth)

@@ -2,7 +2,7 @@
 sys.settrace(Interrupt(7)).
 
 It interrupts only at lines at which CPython itself handles a signal: after calls of C
-functions, at the beginning of Python functions and in loops, and nowhere else.
+functions, at the beginning of Python functions and in loops.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Final
 
-#: No signal is handled between such a line and the one before it.
+#: CPython handles no signal between such a line and the line before it.
 _EDGES: Final = ("with ", "try:", "finally:", "except ", "pass", "async with ")
 _BARE: Final = re.compile(r"((return|yield)( [\w.]+)?|if [\w. !=<>]+:)( +#.*)?")
-#: An assignment that calls nothing.
+#: An assignment without a call.
 _PLAIN: Final = re.compile(r"[\w.]+ [|+-]?= [^()]*")
 
 
 class Interrupt:
-    """Raises KeyboardInterrupt at the nth line. left: how many lines were still to
-    come; 0 once it has raised.
+    """Raises KeyboardInterrupt at the nth line of some files, or of the whole library.
 
-    files: in which lines count; all of the library without any.
+    `left` is the number of lines before the interrupt. It is 0 once the interrupt was
+    raised.
     """
 
     def __init__(self, nth: int, *files: str | None) -> None:
@@ -54,7 +54,7 @@ class Interrupt:
 
 
 def interrupted(call: Callable[[], object], nth: int, *files: str | None) -> Interrupt:
-    """Make a call and interrupt it at its nth line. Other exceptions of the call are
+    """Make a call, and interrupt it at its nth line. Other exceptions of the call are
     raised.
     """
     tracer = Interrupt(nth, *files)
@@ -71,8 +71,9 @@ def interrupted(call: Callable[[], object], nth: int, *files: str | None) -> Int
 
 @functools.cache
 def is_traced(code: Any) -> bool:
-    """Python only prints what `__del__` and the callback of a weak reference raise, so
-    these are not interrupted.
+    """Return whether the lines of a function count. Python only prints the exceptions
+    of `__del__` and of callbacks of weak references, so these functions are not
+    interrupted.
     """
     is_finalizer = (
         code.co_name == "__del__"
@@ -87,8 +88,10 @@ def is_traced(code: Any) -> bool:
 
 @functools.cache
 def is_edge(path: str, line: int) -> bool:
-    """A tracer may raise at a point at which the interpreter itself handles no signal,
-    such as between an assignment and the return after it.
+    """Return whether no interrupt may be raised at a line.
+
+    A tracer may raise where the interpreter itself handles no signal, such as between
+    an assignment and the return after it.
     """
     text = linecache.getline(path, line).strip()
     if text.startswith(_EDGES):

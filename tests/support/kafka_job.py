@@ -1,4 +1,4 @@
-"""A Spark job as it was written for Kafka."""
+"""A Spark job that was written for Kafka."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SECURITY = {"kafka.security.protocol": "SASL_SSL", "kafka.sasl.mechanism": "PLAI
 
 
 def totals(spark: Any, source: str, sink: str, security: dict[str, str]) -> None:
-    """Sums the numbers of each key in a topic, and writes the sums into another."""
+    """Add up the numbers of each key in a topic, and write the sums to another topic."""
     rows = (
         spark.read.option("kafka.bootstrap.servers", SERVERS)
         .options(**security)
@@ -32,7 +32,9 @@ def totals(spark: Any, source: str, sink: str, security: dict[str, str]) -> None
 
 
 def copied(spark: Any, source: str, sink: str, checkpoint: str) -> Any:
-    """Copies a topic into another as a stream, as far as there is; returns the query."""
+    """Copy the present records of a topic to another topic as a stream, and return the
+    query.
+    """
     rows = (
         spark.readStream.format("kafka")
         .option("kafka.bootstrap.servers", SERVERS)

@@ -1,8 +1,8 @@
 """Apache Kafka in a Java process of its own, for the tests that are marked interop.
 
-classes() has Maven fetch Kafka's jars once; Storage communicates with
-tests/data/kafka/Storage.java, which holds Kafka's own log, loader and cleaner.
-If Java or Maven is missing, every test is skipped with the name of the missing program.
+classes() lets Maven fetch Kafka's jars once. Storage communicates with
+tests/data/kafka/Storage.java, which uses Kafka's own log, loader and cleaner. If Java
+or Maven is missing, every test is skipped with the name of the missing program.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ import pytest
 from support.vectors import DATA
 
 SOURCES = DATA / "kafka"
-#: For Java, when it must start soon and need not be fast.
+#: Options of Java for a process that starts fast and need not run fast.
 QUICK_START: Final = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 
 
 def classes() -> Path:
-    """A folder of jars: Kafka, of the version in pom.xml, and its dependencies."""
+    """Return a folder of jars: Kafka, in the version of pom.xml, and its dependencies."""
     return jars("pom.xml", "kafka", "kafka_2.13")
 
 
@@ -82,9 +82,10 @@ def clients(version: str) -> Path:
 
 @functools.cache
 def jars(pom: str, name: str, artifact: str, version: str = "") -> Path:
-    """A folder of the jars that a pom of tests/data/kafka names, with their
-    dependencies. artifact: whose version is the folder's. version: replaces VERSION in
-    the pom.
+    """Return a folder of the jars that a pom of tests/data/kafka names, with their
+    dependencies.
+
+    The folder has the version of `artifact`. `version` replaces VERSION in the pom.
     """
     for program, package in (("java", "default-jdk-headless"), ("mvn", "maven")):
         if shutil.which(program) is None:
@@ -128,8 +129,8 @@ def _made(folder: Path) -> Path:
 def small_transactions(
     address: str, transactional_id: str, warm: int, count: int
 ) -> dict[str, float]:
-    """Has Kafka's Java producer make transactions of one record each: requests for
-    each, and p50 in microseconds.
+    """Let Kafka's Java producer make transactions of one record each. Return the number
+    of requests for each, and p50 in microseconds.
     """
     program = str(SOURCES / "SmallTransactions.java")
     command = [
@@ -155,7 +156,7 @@ def small_transactions(
 
 
 def dump(path: Path, *options: str) -> str:
-    """The dump tool in a process of its own."""
+    """Run the dump tool in a process of its own, and return its output."""
     command = [
         "java",
         "-cp",
@@ -172,7 +173,7 @@ def dump(path: Path, *options: str) -> str:
 
 
 class KafkaError(Exception):
-    """An exception of Kafka; name: of its class, without the package."""
+    """An exception of Kafka. `name` is the name of its class, without the package."""
 
     def __init__(self, name: str, trace: str) -> None:
         super().__init__(trace)
@@ -180,8 +181,8 @@ class KafkaError(Exception):
 
 
 class Storage:
-    """Kafka's storage classes, one request at a time. options: for Java; by default
-    those for a quick start.
+    """Kafka's storage classes, which handle one request at a time. `options` are
+    options of Java; the default is a quick start.
     """
 
     def __init__(self, *options: str) -> None:
@@ -216,7 +217,11 @@ class Storage:
             self._errors.close()
 
     def ask(self, what: str, **more: Any) -> dict[str, Any]:
-        """Raises KafkaError when Kafka throws."""
+        """Send a request, and return the response.
+
+        Raises:
+           KafkaError: Kafka raised an exception.
+        """
         process = self.process
         assert process.stdin is not None and process.stdout is not None
         process.stdin.write(json.dumps({"do": what, **more}, default=os.fspath) + "\n")
@@ -231,16 +236,16 @@ class Storage:
         return answer
 
     def dump(self, path: Path, *options: str) -> str:
-        """What kafka-dump-log prints of a file."""
+        """Return the output of kafka-dump-log for a file."""
         return str(self.ask("dump", arguments=["--files", str(path), *options])["text"])
 
 
 class Broker:
-    """A broker of one node in KRaft mode, on loopback; its partitions are in folder /
+    """A broker of one node in KRaft mode, on loopback. Its partitions are in folder /
     "data".
 
     A second Broker on the same folder continues with the files of the first one.
-    options: for Java; by default those for a quick start.
+    `options` are options of Java; the default is a quick start.
     """
 
     def __init__(
@@ -328,7 +333,7 @@ class Broker:
             self.stop() if kind is None else self.kill()
 
     def stop(self) -> None:
-        """A clean shutdown."""
+        """Stop the broker cleanly."""
         self.process.terminate()
         try:
             self.process.wait(60)

@@ -1,4 +1,4 @@
-"""Both forms of the kernels, for tests that run on each."""
+"""The compiled and the plain kernels, for tests that run on each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ needs_compiler = pytest.mark.skipif(
     compiled is None, reason="no C compiler built the compiled kernels"
 )
 KERNELS = [plain] if compiled is None else [plain, compiled]
-#: For tests of what only logs on the compiled kernels do.
+#: For tests of behavior that only logs on the compiled kernels have.
 runs_compiled = pytest.mark.skipif(
     kernel.NAME != "compiled", reason="this run is on the plain kernels"
 )

@@ -1,9 +1,10 @@
-"""Reads the tables of support.lakes with Spark, and compacts them.
+"""Read the tables of support.lakes with Spark, and compact them.
 
-    python lake_job.py DELTA WAREHOUSE JARS MODE
+   python lake_job.py DELTA WAREHOUSE JARS MODE
 
-It runs in an environment with another pyspark, so it imports no other file of the tests.
-MODE is "read" or "compact". It prints the rows of each table as one line of JSON.
+It runs in an environment with another pyspark, so it imports no other file of the
+tests. MODE is "read" or "compact". It prints the rows of each table as one line of
+JSON.
 """
 
 from __future__ import annotations

@@ -25,15 +25,15 @@ KINDS = ("delta", "iceberg")
 
 
 def target(kind: str, place: Path, name: str = "orders") -> Any:
-    """A table below a directory."""
+    """Return a table below a directory."""
     if kind == "delta":
         return lake.DeltaTarget(place / name)
     return lake.IcebergTarget(f"shop.{name}", catalog=lake.local_catalog(place))
 
 
 def rows_of(kind: str, place: Path, name: str = "orders") -> Any:
-    """All rows of a table as an Arrow table, read by the library of its format, in the
-    order of partition and offset.
+    """Return all rows of a table as an Arrow table, in the order of partition and
+    offset. The library of its format reads them.
     """
     if kind == "delta":
         import deltalake
@@ -45,14 +45,14 @@ def rows_of(kind: str, place: Path, name: str = "orders") -> Any:
 
 
 def offsets_of(kind: str, place: Path, name: str = "orders") -> list[tuple[int, int]]:
-    """Partition and offset of each row of a table."""
+    """Return partition and offset of each row of a table."""
     found = rows_of(kind, place, name)
     columns = (found.column("partition"), found.column("offset"))
     return list(zip(*(column.to_pylist() for column in columns), strict=True))
 
 
 def committed_offsets(logdir: logcore.LogDir) -> list[tuple[int, int]]:
-    """Partition and offset of each committed record of the topic."""
+    """Return partition and offset of each committed record of the topic."""
     return [
         (record.partition, record.offset)
         for record in logdir.topic(TOPIC).read(isolation="read_committed")
@@ -60,8 +60,8 @@ def committed_offsets(logdir: logcore.LogDir) -> list[tuple[int, int]]:
 
 
 def fill(logdir: logcore.LogDir, count: int, first: int = 0) -> None:
-    """Append records to all partitions; every fourth dozen is an aborted transaction, and
-    every other one is committed.
+    """Append records to all partitions. Every fourth dozen is an aborted transaction,
+    and the others are committed.
     """
     producer = logdir.producer(transactional_id="writer", threaded=False)
     producer.init_transactions()
@@ -85,9 +85,11 @@ def fill(logdir: logcore.LogDir, count: int, first: int = 0) -> None:
 
 
 def export(kind: str, data: Path, place: Path, die_at: int = 0) -> None:
-    """Run an export in this process, which kills itself at the given call of a function.
+    """Run an export in this process, which kills itself at the given call of a
+    function.
 
-    With 0 it does not. A conflict with another export ends the process with status 3.
+    With die_at=0 it does not. A conflict with another export ends the process with
+    status 3.
     """
     if die_at:
         left = die_at
@@ -114,7 +116,7 @@ def export(kind: str, data: Path, place: Path, die_at: int = 0) -> None:
 
 
 def processes() -> Any:
-    """A multiprocessing context whose processes start with all imports done."""
+    """Return a multiprocessing context whose processes start after all imports."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
         ["support.lakes", "deltalake", "pyiceberg.catalog.sql", "pyiceberg.io.pyarrow"]

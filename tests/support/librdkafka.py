@@ -27,13 +27,13 @@ SOURCES = (
     "0115-producer_auth.cpp",
     "0119-consumer_auth.cpp",
 )
-#: File of empty functions in place of the other tests, which are not compiled.
+#: File of empty functions that replace the other tests, which are not compiled.
 STUBS = "stubs.c"
 
 
 @functools.cache
 def runner() -> Path:
-    """Build librdkafka and its tests in build/librdkafka; return the test runner.
+    """Build librdkafka and its tests in build/librdkafka, and return the test runner.
 
     The test is skipped if a tool is missing or the source cannot be downloaded.
     """

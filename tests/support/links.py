@@ -1,8 +1,8 @@
-"""Links between the brokers of a cluster that a test can cut. No tests.
+"""Links between the brokers of a cluster that a test can cut.
 
-Each broker advertises the port of a LinkProxy. The proxy knows the fetches of followers
-by the node id in them, and handles each follower as a link of its own. All other
-connections pass.
+Each broker advertises the port of a LinkProxy. The proxy recognizes the fetches of
+followers by their node id, and handles each follower as a link of its own. It passes on
+all other connections.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Plays write_local() without a JVM: its tasks, and the receipts that its driver
+"""Simulates write_local() without a JVM: its tasks, and the receipts that its driver
 returns.
 """
 
@@ -43,7 +43,9 @@ def write(
     fs: FS = OS,
     **given: Any,
 ) -> list[WriteReceipt]:
-    """A whole write; tasks: the rows of each, two with rows() by default."""
+    """Run a whole write. `tasks` are the rows of each task, by default of two tasks
+    with rows().
+    """
     shares = (
         tasks
         if tasks is not None
@@ -61,7 +63,9 @@ def write(
 def values(
     path: str | Path, topic: str = "t", *, fs: FS = OS, **how: Any
 ) -> dict[int, list[bytes | None]]:
-    """All values by partition, whose offsets must have no gap; {} for no topic."""
+    """Return all values by partition, or {} without the topic. The offsets must have no
+    gap.
+    """
     found: dict[int, list[bytes | None]] = {}
     if not fs.is_directory(os.fspath(path)):
         return found

@@ -1,7 +1,8 @@
-"""Machines as network namespaces, whose links a test can cut. No tests.
+"""Machines as network namespaces with links that a test can cut.
 
 A router connects the namespaces with each other and with the namespace of the tests.
-Linux only, as root, with the program `ip`. A cut drops packets without an answer.
+Works only on Linux, as root, with the program `ip`. A cut drops packets without an
+answer.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Machine:
     address: str
 
     def command(self, *command: str) -> list[str]:
-        """Return the command that runs another one on this machine."""
+        """Return the command that runs a command on this machine."""
         return ["ip", "netns", "exec", self.namespace, *command]
 
 
@@ -53,8 +54,8 @@ class Network(Closeable):
     def __init__(self, *names: str) -> None:
         if os.name != "posix" or os.geteuid() or shutil.which("ip") is None:
             pytest.skip("needs root and the program ip, for network namespaces")
-        # One test has a network of its own beside its module's. A name of an interface
-        # has at most 15 characters.
+        # One test has a network of its own in addition to the network of its module.
+        # The name of an interface has at most 15 characters.
         self._prefix = f"lc{os.getpid() % 100_000}n{next(_networks)}"
         self._router = f"{self._prefix}router"
         self._host_link = f"{self._prefix}host"

@@ -1,6 +1,6 @@
 """A Spark job that runs on any pyspark from 4.0: batch and stream, in and out.
 
-python -m support.matrix_job DIRECTORY WORK [SERVERS JARS]
+   python -m support.matrix_job DIRECTORY WORK [SERVERS JARS]
 
 It prints a line of JSON: the rows that it has read, and the version of pyspark. With
 SERVERS, it does the same with Spark's Kafka connector, whose JARS are given, against a
@@ -30,7 +30,7 @@ COLUMNS = ("topic", "partition", "offset", "timestampType", "key", "value", "hea
 
 
 class Job:
-    """The same steps for one format. options: where its records are."""
+    """The same steps for one format. `options` name the place of its records."""
 
     def __init__(
         self, spark: Any, name: str, options: dict[str, str], work: str
@@ -67,7 +67,9 @@ class Job:
         writer.option("topic", sink).save()
 
     def stream(self, source: str, sink: str) -> None:
-        """Twice from one checkpoint: the second finds nothing more."""
+        """Run the stream twice from one checkpoint. The second run finds no new
+        records.
+        """
         for _ in range(2):
             reader = (
                 self.spark.readStream.format(self.name)

@@ -1,4 +1,4 @@
-"""Every message of the wire codec, with values drawn for it."""
+"""Every message of the wire codec, with random values."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _INTEGERS = {
 def draw(
     shape: Struct, version: int, flexible: bool, rng: random.Random, tame: bool = False
 ) -> Any:
-    """A value whose fields absent in this version have their defaults. Tame: only what
-    kio's types can say.
+    """Return a random value. Fields that this version does not have keep their
+    defaults. With `tame`, it contains only values that kio's types can express.
     """
     value = shape.cls()
     for field in shape.present(version) + (shape.tagged(version) if flexible else []):
