@@ -25,7 +25,7 @@ from logcore.fs import FS
 from logcore.testing import Fault, FaultPlan, SimulatedDisk
 from logcore.testing.processes import Chances, Machine
 
-#: Errors of a disk or a system: a defect, no room, no quota, no descriptors, no memory.
+#: Errors that a disk or a system reports: a defect, no room, no quota, no descriptors, no memory.
 ERRNOS: Final = (errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENOMEM)
 #: Number of attempts at one step. The first attempt meets the fault, and the second one
 #: its consequences.

@@ -494,8 +494,8 @@ class Group:
         if member is None or not member.is_stable:
             return
         self.generation = max(self.generation, member.generation)
-        # A static member that came back has another member id. All other facts are
-        # those of its predecessor.
+        # A static member that came back has another member id, and otherwise the facts
+        # of its predecessor.
         name = consumer._place.instance_id or member.member_id
         for one in consumer.assignment():
             owner = self.owners.setdefault((member.generation, one), name)

@@ -1,25 +1,26 @@
-"""A whole broker without sockets, strangers that send changed frames to it, and one
-honest client.
+"""A whole broker without sockets, malicious clients that send changed frames to it, and
+one honest client.
 
 With `is_secured`, users log in, and access control lists and quotas are enforced. Some
-strangers have not logged in. The others are one user, which is denied everything on the
-resources of the honest client. So they also send changed copies of its requests.
+malicious clients have not logged in. The others are one user. Access to the resources
+of the honest client is denied to this user, so it also sends changed copies of the
+honest client's requests.
 
 The broker is on a simulated disk, and time is a number. The scripts of
-support/conformance/ talk to it: they send requests of every API in every version that is
-served, with topics, groups, members and transactions that exist. Strangers then send
-each of these frames many times, with changes. So the rest of a changed frame makes sense
-to the broker. The strangers may spoil a script, which then ends early.
+support/conformance/ send requests of every API in every version that is served, with
+topics, groups, members and transactions that exist. Malicious clients then send each of
+these frames many times, with changes. So the rest of a changed frame is valid for the
+broker. Malicious clients may disturb a script, which then ends early.
 
 Invariants, for any frame:
-    answers     a frame is answered in the form of its API and version, or waits, or ends its connection
-    errors      nothing but the connection's end is raised, and no error of ours is logged
-    others      the honest client is answered at once, its records, offsets, membership and transactions are its own
-    memory      memory held by connections is given back; a broker's memory does not grow with the frames it was sent
+    answers     a frame gets a response in the form of its API and version, or waits, or ends its connection
+    errors      a handler raises only CloseConnection, and no internal error is logged
+    others      the honest client gets each response at once, and its records, offsets, membership and transactions
+    memory      connections free their memory, and a broker's memory does not grow with the number of frames
     hang        every frame ends in finite time: the caller of this module sets a time limit
 
-Tested elsewhere: sockets and their limits (tests/netshim/test_hostile.py), decoders alone
-(tests/faults/test_fuzz.py).
+Tested elsewhere: sockets and their limits (tests/netshim/test_hostile.py), decoders
+alone (tests/faults/test_fuzz.py).
 """
 
 from __future__ import annotations
@@ -65,32 +66,33 @@ from support.conformance.report import SCRIPTS, served
 from support.hostileframes import Variants, changed
 
 PATH = "/data"
-#: How long a script waits for an answer, in the broker's time, and how much of that
+#: How long a script waits for a response, in the broker's time, and the part of it that
 #: passes at once.
 _PATIENCE_MS = 6_000
 _STEP_MS = 500
-#: How much time passes with each round.
+#: Time that passes in each round.
 _ROUND_MS = 2_000
 #: The honest client, which has a session of 30 s, sends at least this often.
 _HONEST_MS = 10_000
 #: Changed frames between two rounds of the honest client.
 _ROUND_FRAMES = 400
-#: Memory that one frame, of at most 1 MiB itself, may allocate at once.
+#: Memory that one frame of at most 1 MiB may allocate at once.
 _FRAME_BYTES = 64 << 20
-#: Connections whose requests wait; above it the oldest is ended by its client.
+#: Number of connections with a waiting request. Above it, the client of the oldest one
+#: ends its connection.
 _MOST_PARKED = 40
-#: Start of the time of records: the scripts' batches are of that day.
+#: Start of the time of records. The batches of the scripts have timestamps of that day.
 _T0_MS = 1_767_225_600_000
-#: The users of a world with security, and their password.
+#: The users of a broker with security, and their password.
 _HONEST = "honest"
 _STRANGER = "stranger"
 _PASSWORD = "a password"
 #: All names of the honest client's resources end with this.
 _HONEST_NAME = "of-the-honest-client"
-#: One in this number of strangers has not logged in.
+#: One in this number of malicious clients has not logged in.
 _UNKNOWN_SHARE = 5
-#: Operations on the cluster by which a stranger could reach all resources, or slow
-#: everyone down.
+#: Operations on the cluster by which a malicious client could reach all resources, or
+#: slow down all clients.
 _POWERFUL = (
     AclOperation.ALTER,
     AclOperation.ALTER_CONFIGS,
@@ -99,11 +101,11 @@ _POWERFUL = (
 
 
 class Harm(AssertionError):
-    """Something does not hold that has to."""
+    """An invariant does not hold."""
 
 
 class Errors(logging.Handler):
-    """Collects log records that report an error of ours."""
+    """Collects log records that report an internal error."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
@@ -114,7 +116,9 @@ class Errors(logging.Handler):
 
 
 def _rules() -> list[Acl]:
-    """The stranger may do everything, but nothing to resources of the honest client."""
+    """Return rules that allow everything to malicious clients, except for the resources
+    of the honest client.
+    """
 
     def rule(
         kind: ResourceType,
@@ -160,7 +164,7 @@ def _rules() -> list[Acl]:
 
 
 def _login_frames() -> list[bytes]:
-    """Requests of clients that try to log in and do not know the password."""
+    """Return requests of clients that try to log in without the password."""
     frames = []
     tokens = [
         f"\0{_HONEST}\0wrong".encode(),
@@ -183,7 +187,9 @@ def _login_frames() -> list[bytes]:
 
 
 def _security(disk: SimulatedDisk) -> Security:
-    """Two users, the rules of the strangers, and quotas above all use."""
+    """Return security with two users, the rules of the malicious clients, and quotas
+    above all use.
+    """
     settings = SecuritySettings(
         mechanisms=("PLAIN", *scram.HASHES),
         super_users=(f"User:{_HONEST}",),
@@ -208,7 +214,7 @@ def _security(disk: SimulatedDisk) -> Security:
 
 
 def _is_answered(frame: bytes) -> bool:
-    """Return whether a request has an answer: Produce with acks=0 has none."""
+    """Return whether a request gets a response. Produce with acks=0 gets none."""
     view = memoryview(frame)
     try:
         header = wire.decode_header(view)
@@ -220,9 +226,9 @@ def _is_answered(frame: bytes) -> bool:
 
 
 class Line:
-    """A connection to the broker, and the answers that came back on it.
+    """A connection to the broker, and its responses.
 
-    With security, `user` logs in. None: the client does not.
+    With security, `user` logs in. With None, the client does not log in.
     """
 
     def __init__(self, world: World, user: str | None = _STRANGER) -> None:
@@ -232,9 +238,8 @@ class Line:
         if world.is_secured:
             self.session.gate = SaslGate(self.session, world.broker.state)
             self.session.frame_limit_bytes = UNAUTHENTICATED_BYTES
-        self.asked: deque[tuple[int, int, int]] = (
-            deque()
-        )  # key, version, correlation id of requests that may be answered
+        #: API key, version and correlation id of requests without a response so far.
+        self.asked: deque[tuple[int, int, int]] = deque()
         self.connection = Connection(
             partial(world.broker.handle, self.session),
             world.broker.state.settings,
@@ -256,7 +261,11 @@ class Line:
         assert not done.error_code, done
 
     def feed(self, frame: bytes) -> None:
-        """Sends one frame. Raises CloseConnection."""
+        """Send one frame.
+
+        Raises:
+           CloseConnection: the broker closes the connection.
+        """
         world = self.world
         if len(frame) >= 8:
             if _is_answered(frame):
@@ -274,8 +283,8 @@ class Line:
         world.run()
 
     def answers(self) -> Iterator[tuple[int, Any]]:
-        """Yield the new answers: (correlation id, response), each decoded by the API
-        and version of its request.
+        """Yield the correlation id and the response of each new response frame, decoded
+        by the API and version of its request.
         """
         came = bytearray()
         while (piece := self.connection.next_piece()) is not None:
@@ -307,8 +316,11 @@ class Line:
     def ask(
         self, api: Api[Any, Any], version: int, request: Any, *, patience_ms: int = 0
     ) -> Any:
-        """The response. Raises EOFError where the broker hangs up, TimeoutError when
-        patience is over.
+        """Send a request, and return its response.
+
+        Raises:
+           EOFError: the broker closes the connection.
+           TimeoutError: there is no response in time.
         """
         world = self.world
         world.correlation_id += 1
@@ -332,8 +344,8 @@ class Line:
 
 
 class Scripted(Asker):
-    """Runs a script of support/conformance/ over a Line; strangers first send changed
-    copies of its requests.
+    """Runs a script of support/conformance/ over a Line. Malicious clients first send
+    changed copies of its requests.
     """
 
     def __init__(
@@ -385,7 +397,7 @@ class ScriptedLine(Line):
 
 class Honest:
     """A client that produces, reads, commits, remains in its group, and ends
-    transactions; each call must succeed.
+    transactions. Each call must succeed.
     """
 
     def __init__(self, world: World) -> None:
@@ -396,7 +408,7 @@ class Honest:
         self.written: list[bytes] = []
         self.decided: list[bytes] = []
         self.rounds = 0
-        #: Requests that were sent last.
+        #: The latest requests.
         self.sent: deque[bytes] = deque(maxlen=30)
         self.seen_ms = world.now_ms
         made = {"name": self.topic, "num_partitions": 2, "replication_factor": 1}
@@ -432,7 +444,9 @@ class Honest:
         return self.line.ask(api, version, request)
 
     def round(self) -> None:
-        """Each answer comes at once, and has the expected content."""
+        """Send each request, and check that its response arrives at once with the
+        expected content.
+        """
         self.rounds += 1
         self.seen_ms = self.world.now_ms
         try:
@@ -496,7 +510,7 @@ class Honest:
             self.decided.append(value)
 
     def _read(self, partition: int, expected: list[bytes]) -> None:
-        """The last few; those before were read in rounds before."""
+        """Read the last few records. Earlier rounds have read the earlier ones."""
         start = max(0, 2 * self.rounds - 20) if partition else max(0, self.rounds - 10)
         asked = {
             "partition": partition,
@@ -547,7 +561,9 @@ class Honest:
 
 
 class World:
-    """One broker's life. strangers: changed frames for each frame of a script."""
+    """One broker and its clients. `strangers` is the number of changed frames for each
+    frame of a script.
+    """
 
     def __init__(
         self,
@@ -569,10 +585,10 @@ class World:
         self.met: Counter[str] = Counter()
         self.frames = 0
         self.most_bytes = 0
-        self.seen: deque[bytes] = deque(
-            [bytes(20)], maxlen=200
-        )  # what scripts have sent
-        self.parked: deque[Line] = deque()  # connections whose requests wait
+        #: Frames that scripts have sent.
+        self.seen: deque[bytes] = deque([bytes(20)], maxlen=200)
+        #: Connections with a waiting request.
+        self.parked: deque[Line] = deque()
         disk = SimulatedDisk({PATH: None}, seed=seed)
         self.logdir = logcore.open_dir(PATH, fs=disk, durability=durability)
         settings = Settings(
@@ -604,7 +620,7 @@ class World:
         self.submitted.append((work, done))
 
     def run(self) -> None:
-        """Run submitted work once the broker can do nothing else."""
+        """Run submitted work once the broker can do no other work."""
         while self.submitted:
             work, done = self.submitted.popleft()
             try:
@@ -628,7 +644,9 @@ class World:
         return Line(self)
 
     def unknown_line(self) -> Line:
-        """A client that sends up to two requests of a login, and has not logged in."""
+        """Return a client that sends up to two requests of a login, and has not logged
+        in.
+        """
         while True:
             line = Line(self, None)
             try:
@@ -667,7 +685,7 @@ class World:
                 self.round()
 
     def send(self, frame: bytes) -> str:
-        """What became of a frame."""
+        """Send a frame, and return its outcome."""
         line = self.line
         try:
             if line.is_unknown:
@@ -688,11 +706,12 @@ class World:
         return "answered" if answered else "silent"
 
     def send_unknown(self, line: Line, frame: bytes) -> None:
-        """Send a frame of a client that is not logged in. It reaches no handler.
+        """Send a frame of a client that has not logged in. It reaches no handler.
 
-        The answers are not decoded, because some are tokens without a header.
+        The responses are not decoded, because some of them are tokens without a header.
 
-        Raises CloseConnection.
+        Raises:
+           CloseConnection: the broker closes the connection.
         """
         self.broker.last_api = "none"
         try:
@@ -730,7 +749,7 @@ class World:
     # -- a life
 
     def live(self) -> None:
-        """All scripts once, in an order drawn by chance."""
+        """Run all scripts once, in random order."""
         asked: list[tuple[Api[Any, Any], int, Script]] = []
         for api in served():
             for version in range(api.min_version, api.max_version + 1):
@@ -748,7 +767,7 @@ class World:
             script(asker)
         except Harm:
             raise
-        except Exception as error:  # strangers have spoiled it
+        except Exception as error:  # malicious clients have disturbed it
             self.met[f"spoiled {type(error).__name__}"] += 1
         finally:
             asker.close()
@@ -773,8 +792,8 @@ class World:
 
 
 def most_resident_bytes() -> int:
-    """The most memory that this process has had; 0 where the system does not say in
-    bytes that are known.
+    """Return the largest memory of this process so far, or 0 if the system does not
+    report it in a known unit.
     """
     return (
         resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
@@ -784,7 +803,7 @@ def most_resident_bytes() -> int:
 
 
 def resident_bytes() -> int:
-    """Memory of this process; 0 where the system does not say."""
+    """Return the memory of this process, or 0 if the system does not report it."""
     try:
         with open("/proc/self/statm", encoding="ascii") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

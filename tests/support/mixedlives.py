@@ -1,9 +1,9 @@
-"""Lives of groups whose clients are exchanged while they run: members of both
-protocols, as clients are. No tests.
+"""Random runs of groups whose clients are replaced during the run: members of both
+protocols with the behavior of real clients.
 
-ClassicClient acts as a client of the classic protocol, eager or cooperative. When it
-leads, it assigns as the cooperative assignors do: no member gets a partition before its
-present owner has given it up.
+ClassicClient is a client of the classic protocol, eager or cooperative. As the leader,
+it assigns like the cooperative assignors: no member gets a partition before its present
+owner has given it up.
 """
 
 from __future__ import annotations
@@ -38,18 +38,17 @@ from support.consumerlives import (
 )
 from support.consumerworld import topic_id
 
-#: Errors that answer a request of the classic protocol when the member must join again
-#: without partitions.
+#: Errors after which a member of the classic protocol must join again without
+#: partitions.
 LOST = (GroupError.UNKNOWN_MEMBER_ID, GroupError.ILLEGAL_GENERATION)
 LATER = (GroupError.REBALANCE_IN_PROGRESS, GroupError.COORDINATOR_NOT_AVAILABLE)
 
 
 class ClassicClient(Client):
-    """keeps: whether it keeps its partitions while it joins (cooperative); other clients
-    first give up all (eager). generation: -1 when it is in none. joined: the generation
-    whose assignment it has yet to request. asks: the kind of request of the waiter.
-    led_version: version of the topics that it assigned as leader, because a leader
-    watches them; None for other members.
+    """A client of the classic protocol.
+
+    A cooperative client keeps its partitions while it joins (`keeps`). Other clients
+    give up all of them before (eager).
     """
 
     def __init__(
@@ -62,9 +61,12 @@ class ClassicClient(Client):
         self.topics: tuple[str, ...] = life.chance.choice([("t",), ("t", "u")])
         self.said_topics: tuple[str, ...] = ()
         self.generation = -1
+        #: The generation whose assignment it must still request.
         self.joined: Joined | None = None
         self.asks = ""
         self.is_settled = False
+        #: Version of the topics that it has assigned as leader, because a leader
+        #: watches them. None for other members.
         self.led_version: int | None = None
 
     def __repr__(self) -> str:
@@ -73,8 +75,8 @@ class ClassicClient(Client):
     # -- its actions
 
     def beat(self) -> None:
-        """Take the next step. If an answer has not come yet, the client waits for it,
-        or the answer was lost in a crash.
+        """Take the next step. If there is no response yet, the client waits for it, or
+        it was lost in a crash.
         """
         if self.waiter is not None:
             return
@@ -222,8 +224,8 @@ class ClassicClient(Client):
                 raise AssertionError(f"{self}: {result}")
 
     def take_assignment(self, result: SyncResult) -> None:
-        """A cooperative member that has to give something up does, and joins again so
-        that others can have it.
+        """Use an assignment. A cooperative member that must give up partitions gives
+        them up, and joins again so that other members get them.
         """
         partitions = read_assignment(result.assignment)
         assert partitions is not None
@@ -243,7 +245,7 @@ class ClassicClient(Client):
         self.is_settled = False
 
     def leave(self, epoch: int) -> None:
-        """A static member leaves without a word: it means to come back."""
+        """Leave. A static member sends no request, because it intends to come back."""
         world = self.life.world
         if self.member_id and self.instance_id is None:
             world.act(
@@ -262,8 +264,8 @@ class ClassicClient(Client):
 
 
 class MixedLife(Life):
-    """A group whose clients are of either protocol. calms_with: of which those are that
-    are left in the end, "both", "consumer" or "classic".
+    """A group with clients of either protocol. At the end, clients of `calms_with`
+    remain: "both", "consumer" or "classic".
     """
 
     def __init__(self, seed: int, calms_with: str = "both") -> None:
@@ -277,7 +279,9 @@ class MixedLife(Life):
         self.classic_share = self.chance.choice([0.5, 1.0])
 
     def step(self) -> None:
-        """Sometimes the group is migrated: members of the other protocol leave one by one."""
+        """Take a step. Sometimes the group is migrated: members of the other protocol
+        leave one after the other.
+        """
         if self.chance.random() < 1 / 50:
             self.classic_share = self.chance.choice([0.0, 0.5, 1.0])
         super().step()
@@ -306,13 +310,15 @@ class MixedLife(Life):
         )
 
     def topics(self) -> None:
-        """None is deleted: members of the classic protocol know no ids, and would take
-        a later one for the same.
+        """Change topics, but delete none. Members of the classic protocol know no topic
+        ids, and would mistake a recreated topic for the deleted one.
         """
         self.world.set_topic(self.chance.choice("tu"), self.chance.randrange(1, 7))
 
     def classic_member(self) -> None:
-        """Members of the classic protocol are clients here, as others are."""
+        """Do nothing, because members of the classic protocol are ordinary clients
+        here.
+        """
 
     def classic_members_leave(self) -> None:
         pass

@@ -1,8 +1,8 @@
-"""Runs the examples of a page of the documents.
+"""Runs the examples of a page of the documentation.
 
-A line of a shell block that is one plain `logcore` command runs in this process: a page
-has dozens of them, and a new process takes a third of a second for its imports.
-Everything else is passed to `sh`, with `logcore` on the path.
+If a line of a shell block is one plain `logcore` command, it runs in this process: a
+page has dozens of them, and a new process needs a third of a second for its imports.
+All other lines are passed to `sh`, with `logcore` on the path.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 from typing import Final, NamedTuple
 
-#: What sh would do something with: quotes and comments are understood here too.
+#: Characters with a meaning for sh. Quotes and comments are handled here too.
 _MEANT_FOR_SH: Final = re.compile(r"[|&;<>$`*?~\\]")
 
 
@@ -39,8 +39,8 @@ def blocks(page: Path) -> list[Block]:
             opened = number, line[3:].split()
             continue
         start, words = opened
-        # As many empty lines before it as in the page, so that a traceback names the
-        # page's own line.
+        # Preceded by the number of lines above it, so that a traceback contains the
+        # line number of the page.
         text = "\n" * start + "\n".join(lines[start : number - 1]) + "\n"
         found.append(Block(words[0] if words else "", words[1:], text, start))
         opened = None
@@ -72,7 +72,7 @@ def _is_plain(line: str) -> bool:
 
 
 def _call(arguments: list[str], directory: Path) -> None:
-    """One command of logcore, in this process."""
+    """Run one command of logcore in this process."""
     from click.testing import CliRunner
 
     from logcore.cli.commands import main

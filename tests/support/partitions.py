@@ -1,12 +1,14 @@
-"""Kafka's choice of a partition, implemented a second time: the tests compare the library
-with it.
+"""Kafka's choice of a partition, implemented a second time. The tests compare the
+library with it.
 """
 
 from __future__ import annotations
 
 
 def reference_murmur2(data: bytes) -> int:
-    """Kafka's Utils.murmur2 and toPositive, statement by statement."""
+    """Return the result of Kafka's Utils.murmur2 and toPositive, translated statement
+    by statement.
+    """
     m = 0x5BD1E995
     mask = 0xFFFFFFFF
     h = (0x9747B28C ^ len(data)) & mask

@@ -1,5 +1,5 @@
-"""Producers on a simulated disk that fills up, fails and loses its power, against a
-ledger of the records that were sent and acknowledged.
+"""Random runs of producers on a simulated disk that fills up, fails and loses its
+power, with a ledger of the records that were sent and acknowledged.
 
 Invariants:
 - C15: an acknowledged record is in the log once, at the acknowledged offset, in order
@@ -45,16 +45,16 @@ EXPECTED = (
 
 @attrs.define
 class Sent:
-    """One record in the ledger. place: its number among those that its producer sent to
-    the partition.
-    """
+    """One record in the ledger."""
 
     name: bytes
+    #: Its number among the records that its producer has sent to the partition.
     producer: int
     partition: int
     future: RecordFuture | None
     told: list[tuple[Exception | None, RecordMetadata]] = attrs.Factory(list)
-    is_safe: bool = False  # acknowledged as on disk
+    #: Acknowledged as durable.
+    is_safe: bool = False
     is_acked: bool = False
 
 
@@ -72,7 +72,7 @@ class Life:
         self.disk = SimulatedDisk()
         self.policy = self.rng.choice(["group", "os", "always", "every(3)"])
         self.data = self.opened(create=True)
-        # Small segments, so that the batches of one round span several.
+        # Small segments, so that the batches of one round are in several segments.
         config = {
             "segment.bytes": self.rng.choice([300, 1_000, 1 << 20]),
             "max.message.bytes": self.rng.choice([250, 1 << 20]),
@@ -128,7 +128,7 @@ class Life:
         self.send_to(self.rng.choice(self.workers), self.rng.randrange(PARTITIONS))
 
     def burst(self) -> None:
-        """More batches in one round than a log remembers of a producer."""
+        """Send more batches in one round than a log remembers for a producer."""
         if self.workers:
             worker = self.rng.choice(self.workers)
             partition = self.rng.randrange(PARTITIONS)
@@ -208,7 +208,9 @@ class Life:
         self.check()
 
     def calm(self) -> None:
-        """The disk works again, and time passes until nothing waits to be tried again."""
+        """Let the disk work again, and let time pass until no request waits for a
+        retry.
+        """
         self.disk.faults = None
         for _ in range(30):
             self.disk.advance(3)
@@ -245,7 +247,7 @@ class Life:
         assert all(len(one.told) == 1 for one in worker.sent if one.future is not None)
 
     def interfere(self) -> None:
-        """Another writer, a roll, a log that a user closes."""
+        """Let another writer append, roll the log, or close the log."""
         log = self.data.partition("t", self.rng.randrange(PARTITIONS))
         if log.has_failed:
             return
@@ -257,12 +259,12 @@ class Life:
             self.reached["disturbed"] += 1
 
     def crash(self) -> None:
-        """The power fails. A record that was acknowledged as durable must be found."""
+        """Cut the power. A record that was acknowledged as durable must exist."""
         if self.rng.random() < 0.5:
             return
         states = list(self.disk.after_crash(limit=4, seed=self.rng.randrange(1000)))
         for worker in self.workers:
-            worker.producer._work.is_closing = True  # its process is dead
+            worker.producer._work.is_closing = True  # its process has died
         self.disk.crash()
         self.disk = self.rng.choice(states)
         self.workers = []

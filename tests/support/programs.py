@@ -1,5 +1,5 @@
-"""Programs of calls on one log on a simulated disk, each with the history that its
-disks are judged by.
+"""Programs of calls on one log on a simulated disk, each with the history by which its
+disks are judged.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class Met:
 
 
 class Program:
-    """Calls on one log, with its history and its explorer. Values identify the calls,
-    so that the same calls leave equal disks and other calls do not.
+    """Calls on one log, with its history and its explorer. Values identify the calls:
+    the same calls leave equal disks, and other calls do not.
     """
 
     def __init__(
@@ -79,9 +79,9 @@ class Program:
         self.config = config
         self.history = LogHistory(durability)
         self.is_compacted = "cleanup.policy" in config
-        self.sent: dict[
-            int, tuple[int, int, bytes]
-        ] = {}  # producer id -> next sequence, offset and bytes of the last
+        #: For each producer id, the next sequence number, and the offset and bytes of
+        #: the last batch.
+        self.sent: dict[int, tuple[int, int, bytes]] = {}
         self.producers = {
             IDEMPOTENT: IDEMPOTENT,
             TRANSACTIONAL: TRANSACTIONAL,
@@ -202,7 +202,9 @@ class Program:
         self.opened().roll()
 
     def tick(self) -> None:
-        """Every third one in a life does retention; all of these records are too old."""
+        """Run the maintenance. Every third call in a run does retention; all of these
+        records are expired.
+        """
         self.disk.advance(10_000)
         log = self.opened()
         self.history.delete(log.high_watermark)
@@ -336,7 +338,7 @@ class Program:
         self.open()
 
     def kill(self) -> None:
-        """The process dies and starts again; the machine keeps running."""
+        """Kill the process and start it again. The machine continues."""
         self.opened()
         self.disk.kill()
         self.log = None
@@ -350,9 +352,7 @@ class Program:
         log = self.opened()
         before = self.disk.observer
         if log.durability.kind not in ("group", "os"):
-            return (
-                self.append()
-            )  # the others sync under the lock, where no append can come between
+            return self.append()  # the other policies sync under the lock, so no append can happen during the sync
 
         def observe(operation: str, is_done: bool) -> None:
             if before is not None:
@@ -389,8 +389,8 @@ FAILING = (
 
 
 class Recoveries:
-    """What recovery finds on the disks that failures leave; most of them leave one that
-    another has left.
+    """Caches the results of recovery on the disks that failures leave. Most failures
+    leave a disk that another failure has left too.
     """
 
     def __init__(self, durability: str, config: dict[str, Any]) -> None:
@@ -400,5 +400,5 @@ class Recoveries:
         )
 
     def find(self, disk: SimulatedDisk) -> FoundLog:
-        """For a disk that is not examined afterwards."""
+        """Return the recovered log of a disk that is not examined afterwards."""
         return self.known.run(disk, self.run)

@@ -13,8 +13,8 @@ CONNECTOR = "4.2"
 
 
 def environment_of(minor: str) -> Path:
-    """The Python of an environment with that pyspark, the dependencies of the checkout,
-    and the checkout itself.
+    """Return the Python of an environment with this pyspark, the dependencies of the
+    checkout, and the checkout itself.
     """
     checkout = ["--editable", f"{ROOT}[arrow,broker]"]
     return environment(
@@ -29,7 +29,7 @@ def environment_of(minor: str) -> Path:
 
 
 def connector_jars() -> str:
-    """Spark's Kafka connector and its dependencies outside Spark, as the setting
+    """Return Spark's Kafka connector and its dependencies outside Spark, as the setting
     spark.jars.
     """
     folder = jars("connector.xml", "connector", "spark-sql-kafka-0-10_2.13")

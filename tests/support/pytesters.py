@@ -1,7 +1,7 @@
 """Runs of pytest inside a test, in its own process.
 
-A run that leaves turns the fault handler off, and with it the handler for SIGBUS that
-mappings need: it is kept out.
+An inner run that ends switches the fault handler off, and with it the handler for
+SIGBUS that mappings need. So an inner run does not use the fault handler.
 """
 
 from __future__ import annotations

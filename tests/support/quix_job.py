@@ -1,7 +1,9 @@
-"""Counts the records of topic "text" by key with Quix, exactly once, into topic
-"counts", until it is killed.
+"""Count the records of topic "text" by key with Quix, exactly once, into topic
+"counts", until the process is killed.
 
-python quix_job.py ADDRESS STATE_FOLDER, in an environment that has quixstreams.
+   python quix_job.py ADDRESS STATE_FOLDER
+
+Runs in an environment that has quixstreams.
 """
 
 import sys

@@ -1,23 +1,23 @@
-"""Crashes and errors of a real operating system: the workloads, the places of the strikes,
-and the judgement of the outcome.
+"""Crashes and errors of a real operating system: the workloads, the places of the
+faults, and the checks of the result.
 
 A workload runs in a process of its own on a `StrikingFS`, the operating system's files
-with their changes counted. At the chosen change a fault strikes: the process kills
-itself, the power is cut, or the disk fails. The process sends each request and each
-answer to its parent over a pipe. The parent judges the remaining files with the oracle
+with a count of their changes. At the chosen change a fault occurs: the process kills
+itself, the power is cut, or the disk fails. The process reports each request and each
+result to its parent over a pipe. The parent judges the remaining files with the oracle
 of logcore.testing.
 
 Rules:
-- A message is sent before a call and after it, so every message that arrived is true:
-  the process itself strikes, between two of its messages.
-- Everything follows from a workload's name, a policy, a seed and the place of the
-  strike; a failure names all four.
+- A message is sent before a call and after it. The fault occurs in the process itself,
+  between two of its messages, so every message that arrived is true.
+- A run depends only on the name of the workload, a policy, a seed and the place of the
+  fault. A failure reports all four.
 - Paths are relative to the working directory, which is the disk: "./t-0/..." for a log,
   "./d/..." for topics.
 
-To add a workload: write a function that takes its worker, and add a line to WORKLOADS.
-LogWorker and LogWitness know the required content of a log. This module starts no
-threads, and does not know how power is cut (test_power.py).
+To add a workload: write a function with a worker as its argument, and add a line to
+WORKLOADS. LogWorker and LogWitness know the required content of a log. This module
+starts no threads, and does not cut the power itself (see test_power.py).
 
 As a program, it runs one workload and sends the messages to its standard output;
 test_kills.py runs it under strace.
@@ -99,7 +99,8 @@ class RealDisk(OsFS):
         return super().monotonic_ms() + self.skipped_ms
 
 
-#: One for the whole process: each notes for good that it wants to know of forks.
+#: One for the whole process, because each registers itself forever for reports of
+#: forks.
 DISK = RealDisk()
 
 
@@ -122,13 +123,14 @@ def _kind(operation: str, path: str) -> str:
 
 @attrs.frozen
 class Strike:
-    """What happens in the operation with this number: before it, or when this part of
-    its write is done.
+    """A fault in the operation with this number: before it, or when this part of its
+    write is done.
     """
 
     at: int
     part: float = 0.0
-    trouble: Trouble | None = None  # None: SIGKILL
+    #: None for SIGKILL.
+    trouble: Trouble | None = None
 
 
 @contextlib.contextmanager
@@ -138,7 +140,7 @@ def kill(operation: str, file: int | str) -> Iterator[None]:
 
 
 class StrikingFS(RealDisk):
-    """Counts what changes the disk, and lets the strike fall."""
+    """Counts the changes of the disk, and makes the fault occur."""
 
     def __init__(self, strike: Strike | None = None) -> None:
         super().__init__()
@@ -219,8 +221,8 @@ class StrikingFS(RealDisk):
 
 
 class LogWorker:
-    """Calls on one log, each reported before and after. Values contain the seed, so that
-    no two stages write the same.
+    """Calls on one log, each reported before and after it. Values contain the seed, so
+    that no two stages write the same values.
     """
 
     def __init__(self, fs: RealDisk, durability: str, seed: int, tell: Tell) -> None:
@@ -288,7 +290,7 @@ class LogWorker:
         self.tell("acknowledge", receipt.last_offset + 1, receipt.durability)
 
     def append(self, count: int = 0, level: Any = None) -> None:
-        """One record as such, or several as one append."""
+        """Append one record with append(), or several with append_many()."""
         rows = self._rows(count or self.rng.randrange(1, 4))
         if len(rows) == 1:
             key, value, headers, time = rows[0]
@@ -302,7 +304,7 @@ class LogWorker:
             self._store(rows, lambda log: log.append_many(rows, durability=level))
 
     def append_sequenced(self) -> None:
-        """A batch of an idempotent producer."""
+        """Append a batch of an idempotent producer."""
         rows = self._rows(2)
         data = recordbatch.encode(
             rows, producer_id=7, producer_epoch=0, base_sequence=self.sequence
@@ -317,8 +319,8 @@ class LogWorker:
         self.tell("acknowledge", end, "disk")
 
     def tick(self) -> None:
-        """Long enough after the last call that all is due: a sync, a recovery point,
-        the removal of deleted files.
+        """Run the maintenance at a time at which all of it is due: a sync, a recovery
+        point, the removal of deleted files.
         """
         self.fs.skipped_ms += 100_000
         self.opened.tick()
@@ -345,8 +347,8 @@ class LogWorker:
         self.tell("truncated")
 
     def after(self, error: LogcoreError) -> None:
-        """Handle a failed call. A poisoned log remains poisoned; any other continues.
-        Then it is closed.
+        """Handle a failed call, and close the log. A poisoned log remains poisoned; any
+        other log continues.
         """
         log = self.log
         self.log = None
@@ -369,8 +371,8 @@ class LogWorker:
 
 
 class LogWitness:
-    """The parent's side: the required content of one log. kind: of the crash, "kill" or
-    "power".
+    """The required content of one log, in the parent process. `kind` is the kind of the
+    crash: "kill" or "power".
     """
 
     def __init__(self, durability: str, kind: Any) -> None:
@@ -392,14 +394,14 @@ class LogWitness:
             getattr(self.history, name)(*args)
 
     def hear_late(self, name: str, *args: Any) -> None:
-        """Record a message of a process that another process is killing: the data of a
-        request may be on disk, and no answer counts.
+        """Record a message of a process that another process is killing. The data of a
+        request may be on disk, and no result counts.
         """
         if name in ("issue", "delete"):
             self.hear(name, *args)
 
     def check(self, *, thorough: bool) -> None:
-        """Open the remaining files, as their owner would."""
+        """Open the remaining files like their owner."""
         found = recover_log(
             DISK, "t-0", config=CONFIG, durability=self.durability, thorough=thorough
         )  # type: ignore[arg-type]
@@ -408,7 +410,9 @@ class LogWitness:
         self.probed()
 
     def probed(self) -> None:
-        """A check ends with an append, which is then as safe as all before it."""
+        """Record the append at the end of a check. It is then as durable as all earlier
+        records.
+        """
         end = len(self.history.records)
         self.history.issue([Record(end, 0, None, b"probe")])
         self.history.acknowledge(end + 1, "disk")
@@ -418,8 +422,8 @@ class LogWitness:
 
 
 class TopicsWorker:
-    """Topics that are created and deleted, with records in them. Messages about a
-    partition's log are sent under the partition's name.
+    """Topics that are created and deleted, with records in them. Messages about the log
+    of a partition contain the name of the partition.
     """
 
     def __init__(self, fs: RealDisk, durability: str, seed: int, tell: Tell) -> None:
@@ -491,8 +495,8 @@ class TopicsWorker:
 
 
 class TopicsWitness:
-    """The parent's side: which topics must be there, which may, and what their logs
-    must hold.
+    """Facts in the parent process: the topics that must exist, the topics that may
+    exist, and the required content of their logs.
     """
 
     def __init__(self, durability: str, kind: Any) -> None:
@@ -534,7 +538,7 @@ class TopicsWitness:
             self.may = self.may - {args[0]}
 
     def check(self, *, thorough: bool) -> None:
-        """Open the remaining files, as their owner would, and once more."""
+        """Open the remaining files like their owner, and open them a second time."""
         for is_again in (False, True):
             before = DISK.files()
             with open_dir(
@@ -581,7 +585,7 @@ def rolls(w: LogWorker) -> None:
     for _ in range(2):
         w.append()
         w.roll()
-    w.append(12)  # over several segments
+    w.append(12)  # in several segments
     w.append()
 
 
@@ -630,7 +634,7 @@ def sequences(w: LogWorker) -> None:
 
 
 def goes_on(w: LogWorker) -> None:
-    """Mostly the work of opening, and so the recovery from the stage before."""
+    """Do mostly the work of opening: the recovery from the previous stage."""
     w.append()
     w.close()
 
@@ -660,8 +664,8 @@ def goes_on_with_topics(w: TopicsWorker) -> None:
 
 @attrs.frozen
 class Workload:
-    """A function, with the worker that runs it and the witness that judges it. then: the
-    workload after a crash of this one, which is crashed as well.
+    """A function, with the worker that runs it and the witness that judges it. After a
+    crash of the workload, the workload `then` runs, and crashes too.
     """
 
     run: Callable[[Any], None]
@@ -703,7 +707,9 @@ WORKLOADS = {
 
 @attrs.frozen
 class Outcome:
-    """The messages of a process, its changes on disk if it completed, and how it ended."""
+    """The messages of a process, its changes on disk if it completed, and the way it
+    ended.
+    """
 
     messages: list[tuple[Any, ...]]
     sites: list[Site]
@@ -721,7 +727,7 @@ class Outcome:
 
 
 def heard(pipe: BinaryIO) -> Iterator[tuple[Any, ...]]:
-    """The messages that arrived whole."""
+    """Yield the messages that arrived completely."""
     with contextlib.suppress(EOFError, pickle.UnpicklingError):
         while True:
             yield pickle.load(pipe)
@@ -736,7 +742,7 @@ def conduct(
     *,
     may_fail: bool,
 ) -> int:
-    """The process: runs a workload and returns its exit code. may_fail: whether
+    """Run a workload in this process, and return its exit code. With `may_fail`,
     declared errors are expected.
     """
 
@@ -761,8 +767,8 @@ def conduct(
 
 
 def fork(run: Callable[[int], int]) -> tuple[int, BinaryIO]:
-    """Runs run(pipe) in a child process, which ends with the exit code it returns; (its
-    id, the pipe to read).
+    """Run run(pipe) in a child process, which ends with the returned exit code. Return
+    its process id, and the pipe to read.
     """
     reader, writer = os.pipe()
     child = os.fork()
@@ -799,8 +805,8 @@ def run_forked(
 
 
 def fill(durability: str, seed: int) -> int:
-    """Fill the file system of the working directory to the brim, again and again; print
-    the errors that it met.
+    """Fill the file system of the working directory completely, several times. Print
+    the errors that occurred.
     """
     rng = random.Random(seed)
     config = {
@@ -849,7 +855,7 @@ def fill(durability: str, seed: int) -> int:
         return True
 
     def opened() -> Log:
-        """To write beside a log takes room too."""
+        """Open the log again. Files that are written for that need room too."""
         try:
             return open_log("t-0", create=True, config=config, durability=durability)
         except DiskFullError:
@@ -859,14 +865,14 @@ def fill(durability: str, seed: int) -> int:
             return open_log("t-0", create=True, config=config, durability=durability)
 
     def close(log: Log) -> None:
-        """The marker of a clean shutdown may find no room; then it is missing, and
-        nothing else.
+        """Close the log. If there is no room for the marker of a clean shutdown, only
+        the marker is missing.
         """
         with contextlib.suppress(DiskFullError):
             log.close()
 
     def reserve() -> None:
-        """Room and names that an operator may give back, once for opening and once for
+        """Reserve room that an operator may release, once for opening and once for
         deleting.
         """
         for what, number in itertools.product(("opening", "deleting"), range(4)):
@@ -926,7 +932,7 @@ def fill(durability: str, seed: int) -> int:
                 check(log)
                 release("deleting")
                 start = log.delete_records(middle)
-            log.tick()  # which removes the files that the delay has kept
+            log.tick()  # removes the files that the delay has kept
             reserve()
             check(log)
             assert tried(log, 1), "there is room again"

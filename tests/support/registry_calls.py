@@ -1,4 +1,4 @@
-"""A client of a schema registry that shows status, code and answer as they are."""
+"""A client of a schema registry that returns status, code and response unchanged."""
 
 from __future__ import annotations
 

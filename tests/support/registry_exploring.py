@@ -1,5 +1,5 @@
-"""Processes that use one registry on a simulated disk, in any order, killed and stopped
-anywhere; then a judgement.
+"""Processes that use one registry on a simulated disk, in any order, and are killed and
+stopped at any step; and checks of the result.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from logcore.testing.processes import Chances, Machine, SimulatedKill, Simulated
 from support.registry_histories import UNKNOWN, Call, check
 
 DIRECTORY = "/data"
-#: Two nodes of one domain, one beside them, and two of a group, of which one is never
-#: synced.
+#: Two nodes of one domain, a node of another domain, and two nodes of a group, of which
+#: one is never synced.
 PATHS = ("/a/p", "/a/q", "/b", "/consumers/g/ids/c", "/consumers/g/group")
 LOCK_TIMEOUT_MS = 400
 #: Values that fit a slot, and some that do not.
@@ -39,8 +39,8 @@ SIZES = (8, 8, 8, 300, 6_000)
 
 @attrs.define
 class Life:
-    """A session, its process, and when it began to end (a kill) or was seen to have
-    ended.
+    """A session, its process, and the steps at which it was killed and at which its end
+    was detected.
     """
 
     session: str
@@ -50,7 +50,7 @@ class Life:
 
 
 class World:
-    """One run: a machine, its programs, their calls."""
+    """One run: a machine, its programs, and their calls."""
 
     def __init__(
         self,
@@ -73,12 +73,13 @@ class World:
         self.paths = paths
         self.calls: list[Call] = []
         self.lives: dict[str, Life] = {}
-        self.endings: list[
-            list[Any]
-        ] = []  # (session, invoked, returned, whether it is sure)
+        #: For each ended session: the session, the steps of its end, and whether it is
+        #: certain.
+        self.endings: list[list[Any]] = []
         self.of_process: dict[int, list[str]] = {}
         self.problems: list[str] = []
-        self.cleaned: list[str] = []  # sessions that clean() ended
+        #: Sessions that clean() has ended.
+        self.cleaned: list[str] = []
         self.tag = 0
         for _ in range(processes):
             self.start()
@@ -255,7 +256,7 @@ class World:
         try:
             call.result = act()
         except SimulatedKill:
-            # An effect may be there, but not after the kill.
+            # There may be an effect, but not after the kill.
             call.returned = self.now
             raise
         except LogcoreError as error:
@@ -304,7 +305,7 @@ class World:
     # -- judgement ---------------------------------------------------------------------
 
     def history(self, calls: list[Call] | None = None) -> list[Call]:
-        """The calls, and the ends of sessions as calls on every node."""
+        """Return the calls, and the ends of sessions as calls on every node."""
         history = list(self.calls if calls is None else calls)
         for session, invoked, returned, is_sure in self.endings:
             result = None if is_sure else UNKNOWN
@@ -328,7 +329,9 @@ class World:
         self.judge_garbage()
 
     def judge_garbage(self) -> None:
-        """clean: the nodes of ended sessions are removed by clean(), and no others."""
+        """Check that clean() removes the nodes of ended sessions, and no others
+        (clean).
+        """
         with open_registry(DIRECTORY, fs=self.disk) as registry:
             self.disk.advance(120_000)
             before = {path: self.found(registry, path) for path in self.paths}
@@ -358,9 +361,11 @@ class World:
             return None
 
     def judge_after_power(self, state: CrashState) -> None:
-        """After a power cut every acked change of synced files exists, and nothing else."""
+        """Check that after a power cut every acknowledged change of synced files
+        exists, and no other change.
+        """
         disk = state.disk()
-        disk.seed += 1_000_003  # chance does not begin again with the machine
+        disk.seed += 1_000_003  # other random decisions than before the power cut
         end = self.now + 10
         calls = [
             attrs.evolve(call, returned=min(call.returned, self.now))
@@ -393,8 +398,8 @@ class World:
                 self.go_on(registry, path)
 
     def ended(self, calls: list[Call], end: int) -> list[Call]:
-        """All sessions have ended by now. fence reports nothing, because earlier
-        writes are already in the past.
+        """Return the calls with the ends of all sessions. `fence` reports nothing,
+        because earlier writes are already in the past.
         """
         return [
             Call("gone", path, (), session, -1, self.began_to_end(life), end - 1, None)

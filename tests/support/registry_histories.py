@@ -1,15 +1,15 @@
-"""Checks whether the answers of a registry to some processes are possible for a registry
-in which each node is a register of its own.
+"""Checks whether the results of calls on a registry are possible for a registry in
+which each node is a register of its own.
 
-A history contains calls, answers, and their times. It is right if the operations on each
-node can be put in one order, each between its call and its answer, in which a plain
-model gives the same answers: linearizability. Specific mistakes are checked first, so
-that a failure reports more than "no order fits":
+A history contains calls, results, and their times. It is valid if the operations on
+each node can be put in one order, each between its call and its result, in which a
+plain model gives the same results: linearizability. Specific mistakes are checked
+first, so that a failure reports more than "no order fits":
 
     complete      a value that was read was written as a whole by some process
-    monotonic     the values that one process reads of one life of a node only advance
-    one_creator   of creators without a deletion between them one wins
-    lease         a node of an ended session is never returned, and none of a living one is missed
+    monotonic     the versions that one process reads of one incarnation of a node only advance
+    one_creator   only one of several creators succeeds, unless there is a deletion between them
+    lease         a node of an ended session is never returned, and a node of a running session is never missed
     fenced        an ended session writes nothing
     order         everything else: lost updates, lost or doubled changes, stale reads
 """
@@ -24,26 +24,27 @@ import attrs
 
 UNKNOWN = "unknown"
 EXPIRED = "SessionExpiredError"
-#: Without an effect, and without a statement about the node.
+#: The call has no effect, and reports no fact about the node.
 SILENT = ("RegistryLockedError",)
 
 
 @attrs.define(eq=False)
 class Call:
-    """One operation on one node. kind: create, get, set, delete, update, exists, gone,
-    fence. arguments: see apply().
-    session: of the caller; for gone and fence the session that ends. result: an answer,
-    or the name of an error, or UNKNOWN if the caller was killed or got no answer.
-    returned: the last step at which it may have had its effect.
-    """
+    """One operation on one node."""
 
+    #: create, get, set, delete, update, exists, gone or fence.
     kind: str
     path: str
+    #: See apply().
     arguments: tuple[Any, ...]
+    #: The session of the caller. For gone and fence, the session that ends.
     session: str | None
     process: int
     invoked: int
+    #: The last step at which it may have had its effect.
     returned: float = math.inf
+    #: A result, the name of an error, or UNKNOWN if the caller was killed or got no
+    #: result.
     result: Any = UNKNOWN
 
     def __repr__(self) -> str:
@@ -53,15 +54,15 @@ class Call:
 
 
 State = tuple[Any, frozenset[str]]
-#: Node: (value, version, session) or None. With the sets of sessions that have ended,
-#: and of sessions that are fenced.
+#: Node: (value, version, session) or None. With the set of ended sessions, and the set
+#: of fenced sessions.
 EMPTY: tuple[Any, frozenset[str], frozenset[str]] = (None, frozenset(), frozenset())
 
 
 def apply(
     call: Call, state: tuple[Any, frozenset[str], frozenset[str]]
 ) -> tuple[Any, Any]:
-    """Return (answer, next state) of the plain model."""
+    """Return (result, next state) of the plain model."""
     node, gone, fenced = state
     kind = call.kind
     if kind == "gone":
@@ -105,8 +106,8 @@ def apply(
 
 
 def fits(calls: Sequence[Call]) -> bool:
-    """Whether an order of the calls on one node exists. One of unknown result may be in
-    it or not.
+    """Return whether the calls on one node have a valid order. A call with an unknown
+    result may be left out.
     """
     calls = sorted(calls, key=lambda call: call.invoked)
     everything = (1 << len(calls)) - 1
@@ -152,7 +153,7 @@ def check(calls: Iterable[Call]) -> None:
 
 
 def wrong(calls: Sequence[Call]) -> str | None:
-    """The name of an invariant that is plainly broken on one node."""
+    """Return the name of an invariant that is clearly violated on one node."""
     written = {call.arguments[0] for call in calls if call.kind in ("create", "set")}
     tags = {call.arguments[0] for call in calls if call.kind == "update"}
     over = {
@@ -196,8 +197,8 @@ def wrong(calls: Sequence[Call]) -> str | None:
 
 
 def _goes_back(calls: Sequence[Call]) -> bool:
-    """Whether a process read a lower version than before, with no end of a life
-    between.
+    """Return whether a process has read a lower version than before, within one
+    incarnation of the node.
     """
     endings = [call for call in calls if call.kind in ("delete", "gone")]
     last: dict[int, Call] = {}

@@ -30,7 +30,8 @@ class Watched:
         self.rng = random.Random(seed)
         self.seen: object = None
         self.missed = 0
-        self.freed: set[SimulatedProcess] = set()  # killed, and their locks are free
+        #: Killed processes whose locks are free.
+        self.freed: set[SimulatedProcess] = set()
         self.machine.on_freed = self.freed.add
         self.writers = [self.machine.start(self.write) for _ in range(2)]
         self.watcher = self.machine.start(self.look)
@@ -72,7 +73,7 @@ class Watched:
             while True:
                 if (
                     self.rng.random() < 0.5
-                ):  # a new report counts from the read after it on
+                ):  # each new report must be followed by a read
                     watch.close()
                     watch = registry.watch(["/t/a", "/t/deep/c"], children=["/t"])
                 is_last = self.are_done()
@@ -87,7 +88,7 @@ class Watched:
                     pass
             for _ in range(
                 20
-            ):  # reports that are on their way, and the echoes of a death
+            ):  # reports that are not delivered yet, and later reports of the same death
                 if watch.wait(LOOK_SECONDS):
                     self.seen = self.state(registry)
             if self.looks_anyway:
@@ -99,13 +100,13 @@ class Watched:
 
     def is_reported(self, watch: Watch) -> bool:
         """Wait for a report, or until each earlier change must have been reported. The
-        two reads are no steps: they see the present state.
+        two reads are no steps of the schedule: they read the present state.
         """
         before = self.now()
         if watch.wait(LOOK_SECONDS):
             return True
-        # A death is reported when its file is closed, and its locks may be free later
-        # than that.
+        # A death is reported when its file is closed, and its locks may become free
+        # later.
         if self.now() == before and not self.looks_anyway and not self.machine.killed:
             assert self.seen == before, (
                 f"armed first: nothing was reported, {self.seen} is {before}"
@@ -117,8 +118,8 @@ class Watched:
             return self.state(registry)
 
     def are_done(self) -> bool:
-        """Until the locks of a killed writer are free, its nodes exist; afterwards they
-        are removed.
+        """Return whether the writers have ended. The nodes of a killed writer exist
+        until its locks are free, and are removed afterwards.
         """
         return all(
             writer in self.freed or (writer.has_ended and not writer.is_killed)

@@ -1,5 +1,5 @@
-"""A broker's groups without sockets: time is a number, and the disk finishes a sync when
-the test decides.
+"""A broker's groups without sockets: time is a number, and the test decides when the
+disk finishes a sync.
 
 Requests and responses pass through their wire forms in the version that a client would
 use, so a value that a version cannot express fails here too.
@@ -32,15 +32,14 @@ SESSION_MS = 10_000
 REBALANCE_MS = 20_000
 
 
-#: For tests that have to pass as well where other processes may write the broker's
-#: directory.
+#: For tests that must also pass if other processes may write the broker's directory.
 in_both_homes = pytest.mark.parametrize(
     "rig", [False, True], ids=["alone", "shared"], indirect=True
 )
 
 
 class _Steered:
-    """The real disk, with the time of a rig."""
+    """The real disk, with the clock of a rig."""
 
     def __init__(self, rig: Rig) -> None:
         self._rig = rig
@@ -56,11 +55,11 @@ class _Steered:
 
 
 class Rig:
-    """A broker's groups over a directory. With holds_disk set, syncs complete when
-    finish_disk() is called.
+    """A broker's groups over a directory.
 
-    is_shared: whether other processes may write the directory too. late_ms: how much
-    later a session may end then, because it is counted from one check to the next.
+    With holds_disk set, syncs complete when finish_disk() is called. With `is_shared`,
+    other processes may write the directory too. A session may then end up to `late_ms`
+    later, because its time is measured between two checks.
     """
 
     def __init__(self, path: Path, *, is_shared: bool = False, **settings: Any) -> None:
@@ -144,14 +143,16 @@ class Rig:
     def send(
         self, api: Any, version: int, request: Any, *, client_id: str = "cli"
     ) -> PendingResponse:
-        """The answer to a request, both in the form that the wire gives them."""
+        """Send a request, and return its PendingResponse. Request and response pass
+        through their wire forms.
+        """
         frame = memoryview(wire.encode_request(api, version, 7, client_id, request))[4:]
         header = wire.decode_header(frame)
         call = Call(self.session, api.key, version, header.client_id, self.now_ms)
         result = HANDLERS[api.key](wire.decode_request(header, frame), call, self.state)
         reply = PendingResponse()
 
-        def told(response: Any) -> None:
+        def deliver(response: Any) -> None:
             if isinstance(response, BaseException):
                 raise response
             pieces = b"".join(
@@ -161,13 +162,13 @@ class Rig:
             reply.set(wire.decode_response(api, version, pieces[4:])[1])
 
         if isinstance(result, PendingResponse):
-            result.then(told)
+            result.then(deliver)
         else:
-            told(result)
+            deliver(result)
         return reply
 
     def ask(self, api: Any, version: int, **fields: Any) -> Any:
-        """The response to a request that does not have to wait."""
+        """Return the response to a request that does not have to wait."""
         answer = self.send(api, version, api.Request(**fields))
         assert answer.is_set, f"{api.name} waits"
         return answer.value
@@ -308,8 +309,8 @@ class Rig:
     def form(
         self, count: int = 1, *, group: str = "g", **more: Any
     ) -> tuple[list[str], int]:
-        """A Stable group with that number of members, the first of them its leader:
-        (ids, generation).
+        """Form a stable group with this number of members, the first of which is the
+        leader. Return the member ids and the generation.
         """
         first = self.join(group=group, **more).value
         ids = [first.member_id]
@@ -351,7 +352,9 @@ def code_of(answer: PendingResponse) -> int:
 
 
 def form_static(rig: Rig, version: int = 5, **more: Any) -> tuple[str, str]:
-    """A Stable group of two static members in generation 2: ids of leader and follower."""
+    """Form a stable group of two static members in generation 2. Return the member ids
+    of the leader and the follower.
+    """
     first = rig.join(instance="a", version=version, **more).value.member_id
     second = rig.join(instance="b", version=version, **more)
     assert (

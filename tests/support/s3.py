@@ -1,4 +1,4 @@
-"""An S3 server of this machine, for tests of object stores."""
+"""An S3 server on this machine, for tests of object stores."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SECRET = "hush-hush"
 
 @contextlib.contextmanager
 def serving() -> Iterator[dict[str, str]]:
-    """The options with which Spark reads from it."""
+    """Yield the options with which Spark reads from the server."""
     moto = pytest.importorskip("moto.server")
     server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
@@ -31,7 +31,9 @@ def serving() -> Iterator[dict[str, str]]:
 
 
 def upload(options: Mapping[str, str], directory: Path, target: str) -> Any:
-    """Copies a directory to bucket/path; the file system of pyarrow's in which that is."""
+    """Copy a directory to bucket/path, and return the file system of pyarrow that
+    contains it.
+    """
     from pyarrow import fs
 
     system = fs.S3FileSystem(

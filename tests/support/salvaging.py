@@ -1,4 +1,4 @@
-"""Damaged logs for logcore recover, and judgements of the saved records."""
+"""Damaged logs for logcore recover, and checks of the saved records."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ T0 = 1_700_000_000_000
 
 
 def batches_of(files: dict[str, bytes], directory: str = SOURCE) -> dict[int, bytes]:
-    """Base offset -> bytes of every batch in the .log files of a directory."""
+    """Return the bytes of every batch in the .log files of a directory, by base offset."""
     names = sorted(
         name
         for name in files
@@ -39,8 +39,8 @@ def batches_of(files: dict[str, bytes], directory: str = SOURCE) -> dict[int, by
 def recover(
     files: dict[str, Any], faults: FaultPlan | None = None, *, quick: bool = False
 ) -> tuple[PartitionReport, dict[int, bytes]]:
-    """Salvages SOURCE: (report, batches saved). The source is as it was, and unless
-    quick, the result is sound.
+    """Salvage SOURCE, and return the report and the saved batches. The source must be
+    unchanged and, unless `quick`, the result sound.
     """
     disk = SimulatedDisk({"/data": None, SOURCE: None, **files}, faults=faults)
     before = disk.files()
@@ -82,7 +82,7 @@ def lost_offsets(parts: Iterable[Part]) -> set[int]:
 def log_of(
     *batches: tuple[int, bytes], codec: str = "uncompressed", size: int = 1
 ) -> bytes:
-    """Batches of `size` records each, at these offsets."""
+    """Return a log of batches with `size` records each, at these offsets."""
     return b"".join(
         encode(
             [(b"k", value, (), T0)] * size,
@@ -98,15 +98,15 @@ def path_of(base: int, suffix: str = ".log") -> str:
     return f"{SOURCE}/{file_name(base, suffix)}"
 
 
-#: The note that it is a log of ours, where offsets leave no gap; and how far it was on
-#: disk.
+#: The metadata of a log that logcore has written, in which offsets have no gap; and its
+#: durable end.
 DENSE = {
     f"{SOURCE}/logcore.policy": b'{"durability": "group", "max_bytes": 1048576, "dense_from": 0}\n'
 }
 
 
 def tree(path: Path) -> dict[str, tuple[str, int]]:
-    """Every file: its content, and when it was written."""
+    """Return content and modification time of every file."""
     return {
         str(file.relative_to(path)): (
             hashlib.sha256(file.read_bytes()).hexdigest(),

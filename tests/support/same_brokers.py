@@ -1,4 +1,4 @@
-"""Two brokers that get the same requests: one with the fast path, one without it.
+"""Two brokers that get the same requests, one with the fast path and one without it.
 
 The broker without it defines the responses.
 """
@@ -24,7 +24,7 @@ Outcome = Any
 
 
 class Side:
-    """A broker, and the requests that wait in it."""
+    """A broker, and its waiting requests."""
 
     def __init__(
         self, path: Path, durability: str, *, is_fast: bool, replicated: bool = False
@@ -37,7 +37,7 @@ class Side:
             self.bench.broker._fast_path = None
         self.waiting: list[tuple[Any, int, PendingResponse]] = []
         self.answered = 0
-        #: Of the last response that had one.
+        #: The session id of the last response that had one.
         self.session_id = 0
 
     def counted(self) -> int:

@@ -1,11 +1,11 @@
-"""Worlds of simulated processes by kind and seed: each run is one schedule, and is
-judged at its end.
+"""Simulated processes by kind and seed. Each run is one schedule, which is judged at
+its end.
 
-    run("groups quiet", 17)      raises AssertionError, with the kind and the seed, when an invariant is broken
-    run_first("sharing acks", 4) the first four seeds of a kind
-    numbered(1_000_000)          the kind and the seed of a schedule, where all kinds are tried in turn
+    run("groups quiet", 17)      raises AssertionError, with the kind and the seed, when an invariant is violated
+    run_first("sharing acks", 4) runs the first four seeds of a kind
+    numbered(1_000_000)          returns the kind and the seed of a schedule in a search that alternates all kinds
 
-The same functions serve the tests that try some schedules of each kind, the search
+The same functions serve the tests that run some schedules of each kind, the search
 without an end, and the seeded bugs. The docstrings of groupsharers.py, sharers.py,
 transactors.py and registry_histories.py list the invariants.
 """
@@ -28,7 +28,8 @@ from support.sharers import Sharers
 from support.transactors import Pipeline
 
 QUIET: Final = Chances(switch=0.3)
-#: By kind of world, for one schedule has as many steps as another has dozens of.
+#: By kind of simulation, because some schedules have dozens of times as many steps as
+#: others.
 REGISTRY: Final = {
     "quiet": QUIET,
     "kills": Chances(switch=0.3, kill=0.004),
@@ -45,12 +46,11 @@ GROUPS: Final = {
     "stops": Chances(switch=0.3, kill=0.0003, stop=0.003, lost=0.2),
     "clocks": Chances(switch=0.3, kill=0.0003, jump=0.001, pause=0.0007),
 }
-#: Some stop for longer than the group waits for its members: in the middle of a commit,
-#: say.
+#: Some processes stop for longer than the group waits for its members, for example in
+#: the middle of a commit.
 FREEZES: Final = Chances(switch=0.3, stop=0.01, stop_steps=(5, 50, 500, 3_000))
 POLICIES: Final = ("group", "os", "always", "every(3)")
-#: The actions of processes on a partition that they share; the letters are those of
-#: Sharers.
+#: The actions of processes on a shared partition. The letters are those of Sharers.
 ACTS: Final = {
     "appends": "amo",
     "retries": "ab",
@@ -62,8 +62,8 @@ ACTS: Final = {
 _DUAL: Final = {"dual_commit": True}
 _REGISTRY: Final = {"offsets_storage": "registry"}
 _BACK: Final = {"offsets_storage": "registry", "dual_commit": True}
-#: When the members of a group commit while its offsets advance; the last one reads the
-#: commits of all.
+#: The settings with which the members of a group commit while its offsets move between
+#: log and registry. A member with the last settings reads all commits.
 STORES: Final[dict[str, list[dict[str, Any]]]] = {
     "to the log": [_REGISTRY, _DUAL],
     "in the log": [{}, _DUAL],
@@ -83,7 +83,7 @@ def registry(seed: int, chances: Chances) -> None:
 
 
 def registry_power(seed: int) -> int:
-    """The number of disks that the power cut may have left."""
+    """Return the number of disks that the power cut may have left."""
     chances = Chances(switch=0.3, kill=0.001, power=0.003)
     world = World(
         seed,
@@ -113,15 +113,15 @@ def sharing(seed: int, chances: Chances, acts: str) -> None:
 
 
 def sharing_power(seed: int) -> int:
-    """The number of disks that the power cut may have left."""
+    """Return the number of disks that the power cut may have left."""
     return _cut_off(
         _sharers(seed, Chances(switch=0.3, kill=0.001, power=0.002), "amorbdf"), seed
     )
 
 
 def sharing_acks(seed: int, acts: str) -> None:
-    """Acknowledged records are durable at that moment, even if a sync that began before
-    a truncation reports otherwise.
+    """Acknowledged records are durable at the moment of the acknowledgement, even if a
+    sync that began before a truncation reports otherwise.
     """
     chances = Chances(switch=0.2, stop=0.04)
     world = Sharers(
@@ -277,7 +277,7 @@ def _kinds() -> dict[str, Callable[[int], object]]:
 
 
 KINDS: Final = _kinds()
-#: How many of forty schedules in turn are of a world: a schedule of groups costs as
+#: Number of schedules of each kind in forty schedules. A schedule of groups costs as
 #: much as twenty of the registry.
 _OF_FORTY: Final = {
     "registry": 28,
@@ -286,12 +286,12 @@ _OF_FORTY: Final = {
     "groups": 3,
     "transactions": 1,
 }
-#: Seeds below belong to the tests that try a fixed number of each kind.
+#: Smaller seeds belong to the tests that run a fixed number of each kind.
 _FIRST_SEED: Final = 10_000_000
 
 
 def numbered(number: int) -> tuple[str, int]:
-    """The kind and the seed of a schedule of the search without an end."""
+    """Return the kind and the seed of a schedule of the search without an end."""
     turn, place = divmod(number, sum(_OF_FORTY.values()))
     for world, count in _OF_FORTY.items():
         if place < count:
@@ -310,5 +310,5 @@ def run(kind: str, seed: int) -> object:
 
 
 def run_first(kind: str, count: int) -> list[object]:
-    """The first seeds of a kind: what run() returns of each."""
+    """Run the first seeds of a kind, and return the result of each run."""
     return [run(kind, seed) for seed in range(count)]

@@ -1,4 +1,4 @@
-"""A cluster of real processes with TLS, users and access control lists. No tests."""
+"""A cluster of real processes with TLS, users and access control lists."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ def test_unchanged_store_reports_nothing(open_store: OpenStore) -> None:
 
 
 def test_changes_of_two_stores_at_once_are_all_kept(open_store: OpenStore) -> None:
-    """Each is a compare-and-set of one node, which the others change too."""
+    """Each change is a compare-and-set of one node, which the other stores change too."""
     stores = [open_store() for _ in range(3)]
 
     def change(number: int, store: SecurityStore) -> None:

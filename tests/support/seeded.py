@@ -1,4 +1,4 @@
-"""A bug that several tests seed: recovery believes memory."""
+"""A bug that several tests seed: recovery reads memory instead of the disk."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Any
 
 
 def believe_memory(fs: Any, segment: Any, position: int) -> bool:
-    """A replacement of recovery._sync_and_reread: syncs a segment, and assumes that the disk has
-    the content that memory shows.
+    """Replace recovery._sync_and_reread: sync a segment, and assume that the disk has
+    the content of the memory.
     """
     handle = fs.open(segment.path)
     fs.fsync(handle)

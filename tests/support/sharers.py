@@ -3,20 +3,20 @@ schedule.
 
 A ledger outlives the processes. It records the attempted appends, the acknowledgements
 with their kind, and the offset from which truncations may have removed records. Each
-process has a producer id of its own. A killed process is followed by another of its
-name, which sends unacknowledged records again.
+process has a producer id of its own. A killed process is followed by another one with
+the same name, which sends unacknowledged records again.
 
-The invariants, by name; the numbers are those of crashes.md:
+Invariants, by name. The numbers are those in crashes.md:
 - dense (C16): the offsets of the log have no gaps, and each exists once.
 - acked (C15, C18, C20): an acknowledged record is at its offset, with its value, unless
-  the log was cut below it since the append began.
-- once (C15): each value exists once; values are in the order in which their process sent
-  them.
+  the log was truncated below it after the append began.
+- once (C15): each value exists once. Values are in the order in which their process
+  sent them.
 - stable (C17, C19): a reader never sees another record at an offset, unless the log was
-  cut below it.
+  truncated below it.
 - innocent: no call fails unless a process dies, a disk fails, or the log is truncated.
-- committed (C25): a reader of committed records sees all of a transaction that was
-  committed, and nothing of an aborted one.
+- committed (C25): a reader of committed records sees all records of a committed
+  transaction, and none of an aborted one.
 """
 
 from __future__ import annotations
@@ -42,17 +42,16 @@ NOW_MS: Final = 1_700_000_000_000  # when the simulated disk begins
 
 @attrs.define
 class Sender:
-    """One process by name, through all its lives. sent: how many batches of its
-    producer were acknowledged. pending: one of which that is not known.
-    """
+    """The processes with one name, one after the other."""
 
     number: int
     tried: int = 0
+    #: The number of acknowledged batches of its producer.
     sent: int = 0
+    #: The values of a batch whose result is unknown.
     pending: list[bytes] | None = None
-    open_values: list[bytes] = attrs.Factory(
-        list
-    )  # of a transaction that was not ended
+    #: The values of a transaction that was not ended.
+    open_values: list[bytes] = attrs.Factory(list)
 
     def value(self) -> bytes:
         self.tried += 1
@@ -61,28 +60,28 @@ class Sender:
 
 @attrs.frozen
 class Acked:
-    """began: at which step the append was called."""
+    """An acknowledged record."""
 
     value: bytes
     durability: str
+    #: The step at which the append was called.
     began: int
 
 
 @attrs.define
 class Cut:
-    """A truncation. ended: the step at which it was over; never, when its process was
-    killed or it failed.
-    """
+    """A truncation."""
 
     offset: int
+    #: The step at which it ended, or infinity if it failed or its process was killed.
     ended: float = math.inf
 
 
 class Sharers:
-    """See the top of this module. acked: by offset. cut: the lowest offset that the log
-    was cut at. has_causes: of errors; also set where the disk fails. fails_at_acks:
-    whether each acknowledgement is judged on the disks that a power cut at this moment
-    would leave.
+    """The processes and the ledger; see the description of the module.
+
+    With `fails_at_acks`, each acknowledgement is judged on the disks that a power cut
+    at this moment would leave.
     """
 
     def __init__(
@@ -136,7 +135,7 @@ class Sharers:
     # -- what processes do -------------------------------------------------------------
 
     def _live(self, fs: SharedFS, sender: Sender) -> None:
-        """Opens the log, does something, closes it: some times."""
+        """Open the log, act on it and close it, several times."""
         left = self.operations
         while left > 0:
             count = self.rng.randrange(1, left + 1)
@@ -149,8 +148,8 @@ class Sharers:
 
     @contextlib.contextmanager
     def _opened(self, fs: SharedFS) -> Any:
-        """A log that other processes have open; None where a failed sync of another
-        came between.
+        """Open a log that other processes have open. Return None if another process's
+        sync failed in between.
         """
         try:
             log = logcore.open(
@@ -231,7 +230,9 @@ class Sharers:
         self._ack(began, log.append_many([(value, value) for value in values]), values)
 
     def _append_batch(self, log: logcore.Log, sender: Sender) -> None:
-        """Of an idempotent producer: once, however often it is sent."""
+        """Append a batch of an idempotent producer. It is stored once, even if it is
+        sent repeatedly.
+        """
         if sender.pending is None:
             sender.pending = [sender.value() for _ in range(2)]
         values = sender.pending
@@ -248,8 +249,8 @@ class Sharers:
         sender.sent += 1
 
     def _transact(self, log: logcore.Log, sender: Sender) -> None:
-        """A transaction of two batches, ended one way or the other. One that a kill has
-        left open is aborted first.
+        """Commit or abort a transaction of two batches. First, a transaction that a
+        kill has left open is aborted.
         """
         producer_id = 500 + sender.number
         if sender.open_values:
@@ -270,7 +271,7 @@ class Sharers:
             log.append_batch(batch, check_sequence=False)
         if self.rng.random() < 0.5:
             values = sender.open_values
-            sender.open_values = []  # a kill in the middle of the next call leaves it open, or ended
+            sender.open_values = []  # a kill during the next call leaves the transaction open, or ended
             log.end_transaction(producer_id, 0, commit=True)
             self.committed.update(values)
         else:
@@ -311,7 +312,7 @@ class Sharers:
             cut.ended = self.machine.steps
 
     def _read(self, fs: SharedFS) -> None:
-        """Looks at the log as any other process does, which is not asked for a turn."""
+        """Read the log without the write lock, like any other process."""
         while not fs.is_directory(PATH):
             if all(process.has_ended or process.is_killed for process in self.lives):
                 return
@@ -328,7 +329,7 @@ class Sharers:
     # -- invariants --------------------------------------------------------------------
 
     def judge(self, fs: Any, *, after_power: bool) -> None:
-        """On a disk that all processes have left."""
+        """Judge a disk that no process uses any more."""
         if not fs.exists(f"{PATH}"):
             assert after_power or not self.acked, "acked: the partition is missing"
             return

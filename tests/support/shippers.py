@@ -1,11 +1,11 @@
-"""Forwarders and mirrors in processes of their own, killed at random moments, against
-any cluster.
+"""Forwarders and mirrors in processes of their own that are killed at random moments,
+against any cluster.
 
-    python -m support.shippers KIND DATA BOOTSTRAP
+   python -m support.shippers KIND DATA BOOTSTRAP [end]
 
-A shipper prints `ready` when it has begun to ship, and continues until it is killed, or
-until all is shipped with `end` as fourth argument. Batches are small, so that a kill
-falls between or into them.
+A shipper prints `ready` when it has begun to ship. It continues until it is killed, or
+with `end` until all records are shipped. Batches are small, so that kills hit their
+middle and the time between them.
 """
 
 from __future__ import annotations
@@ -91,11 +91,11 @@ def kill_often(
     seed: int,
     before_each: Callable[[int], None],
 ) -> list[int]:
-    """Start and kill a shipper that many times, and then let one complete. Return the
-    signal that killed each process.
+    """Start and kill a shipper this number of times, and then let one complete. Return
+    the signal that killed each process.
 
-    before_each: called with the number of the round before a process starts; it may add
-    records.
+    `before_each` is called with the number of the round before a process starts; it may
+    add records.
     """
     chance = random.Random(seed)
     codes = []
@@ -103,7 +103,7 @@ def kill_often(
         before_each(turn)
         process = start(kind, data, bootstrap)
         assert process.stdout is not None
-        if chance.random() < 0.7:  # else in the middle of its beginning
+        if chance.random() < 0.7:  # otherwise during its start
             process.stdout.readline()
         time.sleep(chance.random() * 0.3)
         process.kill()
@@ -118,7 +118,7 @@ def kill_often(
 
 
 def fill(log: logcore.Log, count: int) -> None:
-    """In batches of 7, with a key, a header and a time."""
+    """Append records in batches of 7, with a key, a header and a time."""
     first = log.log_end_offset
     rows = [
         (b"k%d" % at, b"%d" % at, [("h", b"v")], 1_700_000_000_000 + at)
@@ -130,7 +130,7 @@ def fill(log: logcore.Log, count: int) -> None:
 
 def check_repeats(found: list[Record], wanted: list[Record]) -> int:
     """Judge the output of an at-least-once forwarder: no record may precede its
-    predecessor. Return how many records came more than once.
+    predecessor. Return how many records were repeated.
     """
     values = [record.value for record in wanted]
     place = {value: at for at, value in enumerate(values)}
@@ -144,7 +144,7 @@ def check_repeats(found: list[Record], wanted: list[Record]) -> int:
 
 
 def contents(records: list[Record]) -> list[tuple[object, ...]]:
-    """All but the offsets."""
+    """Return all fields of records except the offsets."""
     return [tuple(record)[1:] for record in records]
 
 

@@ -1,15 +1,15 @@
-"""A cluster without a network: topics, transactions, groups, and every way in which a
-step towards it may be cut off.
+"""A cluster without a network: topics, transactions, groups, and all interruptions of a
+step that ships records to it.
 
-Clients are made by ModelCluster.client(); all of them see the same cluster. At each
-step of a sender chance may
+ModelCluster.client() creates clients, and all of them use the same cluster. At random,
+one of these faults occurs in a step of a sender:
     kill        the process ends there (Killed), before the effect, half-way or after it
-    lose        the answer is lost (RemoteUnavailableError), before or after the effect
-    wait        the step is not over yet (None)
+    lose        the response is lost (RemoteUnavailableError), before or after the effect
+    wait        the step is not done yet (None)
 
-The cluster keeps Kafka's rules: no reader sees records of an open transaction; the next
+The cluster keeps Kafka's rules. No reader sees records of an open transaction. The next
 producer of a transactional id aborts the open transaction and fences the earlier
-producer; offsets in a transaction count with it.
+producer. Offsets in a transaction are committed together with its records.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from logcore.testing import SimulatedDisk
 
 
 class Killed(BaseException):
-    """The process ended here. No `except Exception` catches it."""
+    """The process has ended here. No `except Exception` catches it."""
 
 
 @attrs.frozen
 class Faults:
-    """How likely each is, at each step."""
+    """The probability of each fault at each step."""
 
     kill: float = 0.0
     lose: float = 0.0
@@ -58,14 +58,12 @@ class Transaction:
 
 @attrs.define(eq=False)
 class ModelCluster:
-    """The state of the cluster. visible: the records that read_committed readers see, by
-    partition. meanwhile: called after each answer about progress, for actions of others
-    before the next question.
-    """
+    """The state of the cluster."""
 
     chance: random.Random
     disk: SimulatedDisk
     counts: dict[str, int] = attrs.Factory(dict)
+    #: The records that read_committed readers see, by partition.
     visible: dict[Partition, list[Record]] = attrs.Factory(dict)
     progress: dict[tuple[str, Partition], ShippedProgress] = attrs.Factory(dict)
     name: str = "model"
@@ -74,13 +72,15 @@ class ModelCluster:
     refuses: Callable[[Record], bool] = lambda record: False
     faults: Faults = QUIET
     is_away: bool = False
+    #: Called after each response about progress, for actions of other clients before
+    #: the next request.
     meanwhile: Callable[[], None] = lambda: None
 
     def client(self) -> ModelClient:
         return ModelClient(self)
 
     def offsets(self) -> dict[tuple[str, Partition], int]:
-        """What groups have committed."""
+        """Return the offsets that groups have committed."""
         return {key: progress.offset for key, progress in self.progress.items()}
 
     def values(self, partition: Partition) -> list[bytes | None]:
@@ -89,7 +89,7 @@ class ModelCluster:
     # -- faults ------------------------------------------------------------------------
 
     def step(self) -> None:
-        """A point where a step may be cut off."""
+        """Let a fault occur, at random."""
         drawn = self.chance.random()
         if drawn < self.faults.kill:
             raise Killed
@@ -173,8 +173,8 @@ class ModelClient:
 
 @attrs.define(eq=False)
 class ModelSender:
-    """Without transactions. Records of a partition that is refused are not taken from
-    the refused one on, and perhaps none of its batch is.
+    """A sender without transactions. If a record of a partition is refused, no later
+    record of the partition is sent, and perhaps none of its batch.
     """
 
     cluster: ModelCluster
@@ -260,17 +260,16 @@ class ModelTransactionalSender(ModelSender):
 
 @attrs.define(eq=False)
 class ModelLog:
-    """A partition that is mirrored. records: with gaps in the place of markers, aborted
-    or compacted records.
-    """
+    """A partition that is mirrored."""
 
     start: int = 0
     end: int = 0
     epoch: int = 0
+    #: With gaps instead of markers, aborted or compacted records.
     records: list[RemoteRecord] = attrs.Factory(list)
 
     def append(self, value: bytes, *, gap: int = 0) -> None:
-        """gap: offsets before it that hold no record."""
+        """Append a record after this number of offsets without a record."""
         offset = self.end + gap
         self.records.append(
             RemoteRecord(
@@ -280,7 +279,7 @@ class ModelLog:
         self.end = offset + 1
 
     def mark(self) -> None:
-        """A marker, which no consumer sees."""
+        """Append a marker, which no consumer sees."""
         self.end += 1
 
     def delete_below(self, offset: int) -> None:
@@ -288,13 +287,13 @@ class ModelLog:
         self.records = [one for one in self.records if one.record.offset >= offset]
 
     def lose_from(self, offset: int) -> None:
-        """Another leader, which lacks what lay there."""
+        """Elect another leader, which does not have the records from an offset on."""
         self.end = offset
         self.epoch += 1
         self.records = [one for one in self.records if one.record.offset < offset]
 
     def compact(self, kept: Callable[[Record], bool]) -> None:
-        """Never the last."""
+        """Remove records, but never the last one."""
         self.records = [
             one for one in self.records if kept(one.record) or one is self.records[-1]
         ]
@@ -302,7 +301,7 @@ class ModelLog:
 
 @attrs.define(eq=False)
 class ModelSource:
-    """A cluster that is mirrored from: SourceCluster for one client at a time."""
+    """A cluster that is the source of a mirror: SourceCluster for one client at a time."""
 
     chance: random.Random
     disk: SimulatedDisk
@@ -314,7 +313,7 @@ class ModelSource:
     is_away: bool = False
 
     def make(self, topic: str, partitions: int = 1) -> None:
-        """Also in the place of one that was deleted."""
+        """Create a topic. It may replace a deleted one."""
         self.ids[topic] = f"{topic}-{self.chance.randrange(10**9)}"
         for number in range(partitions):
             self.logs[topic, number] = ModelLog()

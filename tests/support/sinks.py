@@ -1,4 +1,4 @@
-"""Plays a query of Spark that writes three batches to a topic, without a JVM: its
+"""Simulates a query of Spark that writes three batches to a topic, without a JVM: its
 planner, tasks and commits.
 """
 
@@ -33,8 +33,8 @@ TYPES = sql.StructType(
         sql.StructField("partition", sql.IntegerType()),
     ]
 )
-#: Settings with which pieces are appended to the active segment, and with which they
-#: become segments of their own.
+#: Settings with which staged files are appended to the active segment, and with which
+#: they become segments of their own.
 CONFIGS: dict[str, dict[str, Any]] = {
     "appended": {},
     "moved": {"segment.bytes": 2000, "index.interval.bytes": 200},
@@ -63,8 +63,8 @@ WHOLE: Sequence[Content] = [
 
 
 class Stream:
-    """A query that writes the batches, as often as it is asked to, on the file system
-    that use() has named last.
+    """A query that writes the batches repeatedly, on the file system that use() has set
+    last.
     """
 
     def __init__(
@@ -74,7 +74,9 @@ class Stream:
         query: str = QUERY,
         **given: Any,
     ) -> None:
-        """patch: what changes the modules of the writer; by default for good."""
+        """Create a query. `patch` changes attributes of the modules of the writer, by
+        default permanently.
+        """
         self.path = str(path)
         self.query = query
         self.given = {"topic": "t", "carryBytes": CARRY_BYTES, **given}
@@ -83,7 +85,7 @@ class Stream:
         self._names = itertools.count()
 
     def count_names(self) -> None:
-        """So that the same program gives the same names."""
+        """Number the names, so that the same program creates the same names."""
         self._patch.setattr(
             staged.uuid, "uuid4", lambda: uuid.UUID(int=next(self._names))
         )
@@ -94,7 +96,7 @@ class Stream:
         self._patch.setattr(logcore, "open_dir", functools.partial(self.opening, fs=fs))
         self._patch.setattr(
             os.path, "isdir", lambda _: True
-        )  # which StagedWrite.plan() asks of the directory
+        )  # StagedWrite.plan() reads them from the directory
 
     def create(self, fs: FS, config: dict[str, Any]) -> None:
         with self.opening(self.path, create=True, fs=fs) as directory:

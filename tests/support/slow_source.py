@@ -1,15 +1,16 @@
-"""The data source `slowcore`: logcore, with a pause at each step that is worth a kill.
+"""The data source `slowcore`: logcore with a pause at each step at which a kill is
+tested.
 
-If LOGCORE_TEST_STEPS has a file `wanted.<topic>.<step>`, the source reports the step by
-creating `<topic>.<step>.<pid>`, and continues when that file is removed, or after a
-second or two.
+If LOGCORE_TEST_STEPS contains a file `wanted.<topic>.<step>`, the source reports the
+step by creating `<topic>.<step>.<pid>`. It continues when that file is removed, or
+after a second or two.
 
 | step | |
 |---|---|
 | task | a task has staged its rows, and has not reported it |
-| staged | all tasks have; the commit begins |
-| manifest | the manifest is published; nothing of it is in the log |
-| done | the log has the batch; Spark does not know it |
+| staged | all tasks have staged their rows; the commit begins |
+| manifest | the manifest is published; none of its rows is in the log |
+| done | the log has the batch; Spark has no report of it |
 """
 
 from __future__ import annotations

@@ -43,8 +43,8 @@ def stage(
     config: dict[str, str] | None = None,
     carries: bool = False,
 ) -> list[StagedFile]:
-    """What tasks do: each writes its share of rows() to each partition. carries: in
-    messages that the driver stores.
+    """Do the work of the tasks: each writes its share of rows() to each partition. With
+    `carries`, the rows are in messages that the driver stores.
     """
     Staging(fs, str(path)).begin(txid)
     files = []
@@ -97,7 +97,7 @@ def publish(
 
 
 def values(path: Path, partition: int, *, fs: FS = OS) -> list[bytes | None]:
-    """All values of a partition of topic t, whose offsets must have no gap."""
+    """Return all values of a partition of topic t. The offsets must have no gap."""
     with open_log(path / f"t-{partition}", read_only=True, fs=fs) as log:
         records = list(log.read(log.log_start_offset))
     assert [record.offset for record in records] == list(range(len(records)))

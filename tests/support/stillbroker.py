@@ -47,8 +47,8 @@ class StillBroker:
         self.start()
 
     def submit(self, work: Callable[[], Any], done: Callable[[Any], None]) -> None:
-        """Not done before the broker has done all it can without it: so a missing wait
-        for the disk shows.
+        """Run work later, once the broker has done all that it can do without it. So a
+        missing wait for the disk is detected.
         """
         self.submitted.append((work, done))
 
@@ -67,8 +67,8 @@ class StillBroker:
         self.run()
 
     def ask(self, api: Any, version: int, **fields: Any) -> Any:
-        """Return the response, which must come at once. The response and the request
-        pass through their wire forms.
+        """Return the response, which must be available at once. The response and the
+        request pass through their wire forms.
         """
         frame = memoryview(
             wire.encode_request(api, version, 1, "me", api.Request(**fields))

@@ -1,4 +1,4 @@
-"""Plays Spark: calls the source and the writer as its driver and its tasks do."""
+"""Simulates Spark: calls the source and the writer like its driver and its tasks."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from pyspark_logcore.source import LogcoreDataSource
 def source(path: Path, **given: object) -> LogcoreDataSource:
     texts = {
         name.lower(): str(value) for name, value in given.items()
-    }  # as Spark hands them over
+    }  # Spark passes names in lower case
     return LogcoreDataSource({"path": str(path), **texts})
 
 
 def frame(**given: Any) -> Any:
-    """Columns as an Arrow batch, of the types that Spark would send."""
+    """Return columns as an Arrow batch, with the types that Spark would send."""
     types = {
         "partition": pa.int32(),
         "topic": pa.string(),

@@ -1,4 +1,4 @@
-"""Runs a program as at a terminal: its three streams are a pseudo-terminal of a given
+"""Runs a program at a terminal: its three streams are a pseudo-terminal of a given
 width.
 """
 
@@ -21,8 +21,8 @@ SOURCE = str(Path(logcore.__file__).resolve().parents[1])
 def at_terminal(
     *arguments: object, columns: int = 80, typed: str = "", module: str = "logcore"
 ) -> tuple[int, str]:
-    """Return the exit code and the output on the terminal; typed: the user's input, all
-    at once.
+    """Return the exit code and the output on the terminal. `typed` is the user's input,
+    which is sent at once.
     """
     ours, theirs = pty.openpty()
     try:

@@ -1,4 +1,4 @@
-"""Values of topics' settings in all forms, and which of them Kafka takes."""
+"""Values of topics' settings in all forms, and the values that Kafka accepts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ VERDICTS = (
 )
 #: Topics in a request.
 _AT_ONCE = 100
-#: Settings that Kafka 4 does not know any more.
+#: Settings that Kafka 4 does not have any more.
 REMOVED = ("message.downconversion.enable", "message.format.version")
 _EDGES = (0, 1, 4, 9, 12, 14, 17, 22, -1, -2, -131_072, 1 << 20, 2**31 - 1, 2**63 - 1)
 _NUMBERS = sorted({str(edge + step) for edge in _EDGES for step in (-1, 0, 1)}, key=int)
@@ -130,7 +130,7 @@ _FORMS = {
 
 
 def forms() -> dict[str, list[str]]:
-    """Setting -> values, for each setting that Kafka knows, or knew."""
+    """Return the values of each setting that Kafka has, or had."""
     found = {
         name: _FORMS[field.metadata["type"]]
         for name, field in CONFIGS.items()
@@ -140,8 +140,8 @@ def forms() -> dict[str, list[str]]:
 
 
 def ask(port: int) -> dict[str, dict[str, bool]]:
-    """Setting -> value -> whether a broker takes it in CreateTopics, which is only to
-    check it.
+    """Return whether a broker accepts each value of each setting, in CreateTopics
+    requests that only validate.
     """
     asked = [(name, value) for name, values in forms().items() for value in values]
     request = wire.CREATE_TOPICS.Request
@@ -171,7 +171,7 @@ def ask(port: int) -> dict[str, dict[str, bool]]:
 
 
 def stored() -> dict[str, dict[str, bool]]:
-    """Return Kafka's answers of the last query."""
+    """Return Kafka's results of the last query."""
     verdicts: dict[str, dict[str, bool]] = json.loads(VERDICTS.read_text("utf-8"))
     return verdicts
 

@@ -1,4 +1,4 @@
-"""Logs that a crash has torn."""
+"""Logs with damage from a crash."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def whole(data: bytes) -> list[bytes | None]:
 
 
 def killed(times: list[int], **config: Any) -> SimulatedDisk:
-    """A log of records of these times, on disk up to the recovery point, as a crash
-    leaves it.
+    """Return the disk after a crash: a log of records with these timestamps, which is
+    durable up to the recovery point.
     """
     disk = SimulatedDisk()
     log = logcore.open(

@@ -1,17 +1,17 @@
 """Transactions without a broker: a coordinator, its disk, partitions and producers, in
-an order drawn by chance.
+random order.
 
-A record of `__transaction_state` waits until the world syncs it; a crash keeps a prefix
-of the waiting records. Each marker of a transaction is written, refused for now, or
-lost alone in a crash. Producers lose requests and answers, send again, fall asleep
-and wake up as zombies. Time is a number.
+A record of `__transaction_state` waits until it is synced. A crash keeps a prefix of
+the waiting records. Each marker of a transaction is written, refused for now, or lost
+alone in a crash. Producers lose requests and responses, retry, and stop for a long
+time, after which they are zombies. Time is a number.
 
 Invariants at any time:
-    known       the coordinator's state of an id is the durable state: nothing runs ahead of its record
-    alike       every client that repeats the request for an end gets the same answer, or an error
-and once all transactions had time to end:
+    known       the coordinator's state of an id is the durable state: no state precedes its record
+    alike       every client that repeats the request for an end gets the same result, or an error
+and after all transactions had time to end:
     whole       the records of a transaction are all committed, or none is
-    answered    a transaction answered as committed is committed, and one answered as aborted is not
+    answered    a transaction that is reported as committed is committed; the same for aborted
     none hangs  no partition has an open transaction
 """
 
@@ -56,12 +56,12 @@ PARTITIONS = [("t", 0), ("t", 1), ("u", 0)]
 
 
 class Broken(AssertionError):
-    """An invariant does not hold."""
+    """An invariant is violated."""
 
 
 @attrs.define
 class PartitionLog:
-    """A log's handling of data and markers (storage format sections 5.2 and 5.3)."""
+    """The rules of a log for data and markers (storage format sections 5.2 and 5.3)."""
 
     epochs: dict[int, int] = attrs.Factory(dict[int, int])
     open: dict[int, list[int]] = attrs.Factory(dict[int, list[int]])
@@ -85,14 +85,14 @@ class PartitionLog:
 
 @attrs.define(eq=False)
 class Producer:
-    """A client. request: its request, which it repeats until it is answered, waiter: the
-    present try.
-    """
+    """A client."""
 
     name: str
     version: int
     identity: ProducerIdAndEpoch | None = None
+    #: Its request, which it repeats until it gets a response.
     request: Any = None
+    #: The waiter of the present attempt.
     waiter: int = -1
     attempt: int = -1
     added: frozenset[Partition] = frozenset()
@@ -100,7 +100,7 @@ class Producer:
 
 
 def with_mistakes(*mistakes: tuple[str, str]) -> Any:
-    """The coordinator's module with other lines in place of some."""
+    """Return the coordinator's module with other lines instead of some."""
     source = inspect.getsource(real)
     for old, new in mistakes:
         assert source.count(old) == 1, (source.count(old), old)
@@ -112,7 +112,9 @@ def with_mistakes(*mistakes: tuple[str, str]) -> Any:
 
 
 class World:
-    """module: where the coordinator is from. marks_early: markers are written before
+    """The coordinator, its disk, its partitions and its producers.
+
+    `module` contains the coordinator. With `marks_early`, markers are written before
     the prepare record is on disk.
     """
 
@@ -127,15 +129,12 @@ class World:
         self.durable: dict[bytes, bytes | None] = {}
         self.next_id = 1_000
         self.attempts = 0
-        self.written: dict[
-            int, set[Partition]
-        ] = {}  # attempt -> where its records were acknowledged
-        self.ends: dict[
-            tuple[str, int, int, bool], ProducerIdAndEpoch
-        ] = {}  # the answers to each request for an end
-        self.outcomes: dict[
-            int, bool
-        ] = {}  # attempt -> whether its producer got the answer that it is committed
+        #: By attempt, the places at which its records were acknowledged.
+        self.written: dict[int, set[Partition]] = {}
+        #: The results of each request for an end.
+        self.ends: dict[tuple[str, int, int, bool], ProducerIdAndEpoch] = {}
+        #: By attempt, whether its producer got the result that it is committed.
+        self.outcomes: dict[int, bool] = {}
         self.producers = [
             Producer("ab"[n % 2], 2 if n % 3 == 0 else 1) for n in range(4)
         ]
@@ -232,7 +231,7 @@ class World:
         self.start()
 
     def fail_sync(self) -> None:
-        """A sync failed: the records that it covers may be stored or not."""
+        """Let a sync fail. The records that it covers may be stored or not."""
         if not self.stores:
             return
         effect = self.stores[0]
@@ -242,13 +241,13 @@ class World:
         if not self.coordinator.is_over:
             self.stores.remove(
                 effect
-            )  # it continues as if the record existed; a crash reveals the result
+            )  # it continues with the record; after a crash the record may be missing
             self.judge_knowledge()
             for _ in range(12):
                 self.step(self.chance.choice(self.producers))
             self.crash()
             return
-        self.markers = []  # of a coordinator that is over
+        self.markers = []  # they belong to the earlier run of the coordinator
         for each in self.producers:
             each.waiter = -1
         self.start()
@@ -262,7 +261,7 @@ class World:
                 self.judge_answer(producer.request, result)
                 if (
                     self.chance.random() < 0.9
-                ):  # else the answer is lost, and the request comes again
+                ):  # otherwise the response is lost, and the client repeats the request
                     self.hear(producer, result)
 
     def judge_answer(self, request: Any, result: Any) -> None:
@@ -286,9 +285,7 @@ class World:
             return
         producer.request = None
         if isinstance(result, TransactionError):
-            producer.identity = (
-                None  # its client would end with a fatal error; here it begins again
-            )
+            producer.identity = None  # its client would end with a fatal error; the simulated one starts again
             producer.attempt = -1
             return
         match request:
@@ -306,7 +303,7 @@ class World:
     def send(self, producer: Producer, request: Any) -> None:
         producer.request = request
         if self.chance.random() < 0.05:
-            return  # lost on its way
+            return  # lost by the network
         self.waiters += 1
         producer.waiter = self.waiters
         self.act(self.coordinator.handle(request, self.waiters, self.now_ms))
@@ -314,7 +311,7 @@ class World:
     def step(self, producer: Producer, *, may_begin: bool = True) -> None:
         if producer.waiter != -1:
             if self.chance.random() < 0.05:
-                producer.waiter = -1  # waited long enough, and asks again
+                producer.waiter = -1  # it has waited long enough, and retries
             return
         if producer.request is not None:
             if isinstance(producer.request, End) and self.chance.random() < 0.2:
@@ -364,7 +361,7 @@ class World:
         where: Partition,
         attempt: int,
     ) -> None:
-        """A Produce request: checked and stored in one go."""
+        """Check and store a Produce request in one step."""
         error = self.coordinator.verify(
             producer.name, identity.producer_id, identity.producer_epoch, where
         )
@@ -374,8 +371,8 @@ class World:
             self.written[attempt].add(where)
 
     def arrive_late(self) -> None:
-        """A copy of a Produce request of an earlier transaction, which the network
-        kept.
+        """Deliver a copy of a Produce request of an earlier transaction that the
+        network has delayed.
         """
         for producer in self.producers:
             if producer.late:
@@ -423,7 +420,9 @@ class World:
                 )
 
     def finish(self) -> None:
-        """All producers end, except for their open requests; then check the invariants."""
+        """End the transactions of all producers, except for their open requests, and
+        check the invariants.
+        """
         for _ in range(400):
             for producer in self.producers:
                 self.step(

@@ -1,17 +1,17 @@
 """Simulated processes that consume, transform and produce in transactions, and the
 invariants of every schedule.
 
-Each takes records of topic "in" as a member of group "g", and sends the results to topic
-"out" in one transaction with its offsets. A ledger outlives the processes: which
-transactions were acknowledged, and which failed.
+Each process reads records of topic "in" as a member of group "g", and sends the results
+to topic "out" in one transaction with its offsets. A ledger outlives the processes. It
+records which transactions were acknowledged, and which failed.
 
-The invariants, by name:
+Invariants, by name:
 - once: at the end, readers of committed records see the result of each input once, and
   no other result.
 - whole: readers see all results of a transaction, or none.
-- kept: the results of an acknowledged transaction are seen.
-- dropped: the results of an aborted transaction are not seen.
-- ended: once the time-outs have passed no transaction is open.
+- kept: readers see the results of an acknowledged transaction.
+- dropped: readers do not see the results of an aborted transaction.
+- ended: no transaction is open after the transaction timeouts.
 """
 
 from __future__ import annotations
@@ -63,8 +63,10 @@ _ENDED: Final = (
 
 
 class Pipeline:
-    """See the top of this module. shared: processes open the directory beside one
-    another; else one after the other.
+    """The processes and the ledger; see the description of the module.
+
+    With `shared`, several processes have the directory open at the same time.
+    Otherwise, they open it one after the other.
     """
 
     def __init__(
@@ -85,7 +87,8 @@ class Pipeline:
         self.ids = ids
         self.records = records
         self.made = 0
-        self.sent: dict[bytes, Counter[bytes]] = {}  # transaction -> its results
+        #: The results of each transaction.
+        self.sent: dict[bytes, Counter[bytes]] = {}
         self.acked: set[bytes] = set()
         self.aborted: set[bytes] = set()
         with logcore.open_dir(PATH, create=True, fs=self.disk) as data:
@@ -125,7 +128,7 @@ class Pipeline:
                         return
 
     def _finish(self, fs: SharedFS) -> None:
-        """Goes on until all was processed, and nothing is open."""
+        """Continue until all inputs are processed, and no transaction is open."""
         with (
             logcore.open_dir(PATH, shared=self.shared, fs=fs) as data,
             data.consumer(**CONSUMING) as consumer,
@@ -164,7 +167,7 @@ class Pipeline:
     def _turn(
         self, data: LogDir, consumer: logcore.Consumer, producer: TransactionalProducer
     ) -> bool:
-        """One transaction, if there is something to do. False when another producer has
+        """Make one transaction, if there is input. Return False if another producer has
         the id.
         """
         transacting = producer._transacting

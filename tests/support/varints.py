@@ -1,15 +1,15 @@
-"""Varints for tests that make records by hand or take them apart."""
+"""Varints for tests that build records by hand or take them apart."""
 
 from __future__ import annotations
 
 
 def encode(n: int) -> bytes:
-    """The shortest zig-zag form."""
+    """Return the shortest zig-zag form."""
     return encode_unsigned((n << 1) ^ (n >> 63))
 
 
 def encode_unsigned(n: int) -> bytes:
-    """The shortest form without zig-zag."""
+    """Return the shortest form without zig-zag."""
     out = bytearray()
     while n >= 0x80:
         out.append(n & 0x7F | 0x80)
@@ -19,7 +19,9 @@ def encode_unsigned(n: int) -> bytes:
 
 
 def decode_int64(data: bytes, position: int) -> tuple[int, int]:
-    """A zig-zag varint of up to ten bytes: (value, position after it)."""
+    """Decode a zig-zag varint of up to ten bytes, and return the value and the position
+    after it.
+    """
     groups = shift = 0
     while True:
         byte = data[position]

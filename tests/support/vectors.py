@@ -1,5 +1,5 @@
-"""The files that Kafka and its clients wrote, and their content;
-tests/data/vectors/README.md describes each.
+"""Files that Kafka and its clients have written, and their content.
+tests/data/vectors/README.md describes each file.
 """
 
 from __future__ import annotations

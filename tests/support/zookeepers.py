@@ -1,4 +1,4 @@
-"""A ZooKeeper server in a Java process of its own. No tests.
+"""A ZooKeeper server in a Java process of its own.
 
 Maven fetches the server once. Without Java or Maven, the test is skipped.
 """
@@ -21,7 +21,7 @@ _START_S = 60.0
 
 
 class ZooKeeper:
-    """A server, started. `prefix` is a command that runs another one elsewhere.
+    """A server. `prefix` is a command that runs the server elsewhere.
 
     `members` are the addresses of an ensemble, and this server is member `number`.
     """
@@ -97,7 +97,7 @@ class ZooKeeper:
         return (self._place / "out").read_text(errors="replace")
 
     def begin(self) -> None:
-        """Start the process, with the data of its former life."""
+        """Start the process, with the data of its earlier run."""
         with (self._place / "out").open("ab") as out:
             self.process = subprocess.Popen(self._command, stdout=out, stderr=out)
 

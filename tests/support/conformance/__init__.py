@@ -1,15 +1,15 @@
-"""Raw requests of every API and version for two brokers, and their answers in a form
+"""Raw requests of every API and version to two brokers, and their responses in a form
 that can be compared.
 
 A script sends requests of one API in one version. It gets an Asker, and its steps have
-names: a difference is reported by API, version and step. Each script uses its own names
-for topics, groups and transactions, so no script sees the objects of another.
+names. A difference is reported by API, version and step. Each script uses its own names
+for topics, groups and transactions, so no script sees the objects of another script.
 
 `plain` masks values that two brokers may answer differently without a relevant
-difference: random ids, ports, times, texts of errors. Lists of structs are compared
-without their order, because Kafka's come out of hash tables.
+difference: random ids, ports, times, error texts. Lists of structs are compared without
+their order, because the order in Kafka depends on hash tables.
 
-This module sends requests and masks answers. The scripts are in data.py, groups.py,
+This module sends requests and masks responses. The scripts are in data.py, groups.py,
 admin.py and transactions.py, and report.py compares the results.
 """
 
@@ -27,8 +27,8 @@ from support.client import Client
 
 Script = Callable[["Asker"], None]
 
-#: Names of fields whose values are drawn, counted or read from a clock: only whether
-#: there is one is compared.
+#: Names of fields with random values, counts, or values of a clock. The comparison only
+#: checks whether they have a value.
 _DRAWN = {
     "topic_id", "cluster_id", "producer_id", "log_append_time_ms", "last_timestamp", "start_timestamp",
     "transaction_start_time_ms", "log_dir", "session_id", "port", "current_txn_start_offset",
@@ -49,12 +49,12 @@ _UNREADY = {
     codes.COORDINATOR_NOT_AVAILABLE,
 }
 _PATIENCE_S = 60
-#: A broker that has not answered by then will not answer.
+#: Time after which a broker is not expected to respond.
 _SILENCE_S = 6
 
 
 def build(shape: Struct, given: Any) -> Any:
-    """A value of the wire from dicts and lists."""
+    """Convert dicts and lists to a value of the wire."""
     values = {}
     for field in shape.fields:
         if field.name not in given:
@@ -74,10 +74,10 @@ def build(shape: Struct, given: Any) -> Any:
 
 
 def plain(shape: Struct, value: Any, version: int, names: dict[str, str]) -> Any:
-    """A value of the wire as dicts and lists, with the fields of a version. Random
-    values are masked.
+    """Convert a value of the wire to dicts and lists, with the fields of a version.
+    Random values are masked.
 
-    names: of members, by their random id; ids that are new here are added.
+    `names` contains the names of members by their random id. New ids are added.
     """
     found = {}
     for field in shape.fields:
@@ -115,7 +115,8 @@ def _masked(value: Any) -> Any:
 class Asker:
     """Sends requests of one API in one version to one broker.
 
-    The answers are recorded as a list of (step, answer), in the order of the requests.
+    The responses are recorded as a list of (step, response), in the order of the
+    requests.
     """
 
     def __init__(
@@ -126,8 +127,10 @@ class Asker:
         admin: Callable[[], Client] | None = None,
         connect: Callable[[], Client] | None = None,
     ) -> None:
-        """`admin` connects as a user that may do everything, for other(). `connect`
-        opens the connection for ask(), if not a plain one to `port`.
+        """Prepare requests to the broker at `port`.
+
+        `admin` connects as a user that may do everything, for other(). `connect` opens
+        the connection for ask(), if it is not a plain one to `port`.
         """
         self._connect = connect or (lambda: Client(port))
         self.port = port
@@ -145,8 +148,8 @@ class Asker:
             self._admin.close()
 
     def ask(self, step: str, **fields: Any) -> Any:
-        """Asks, notes the answer under the name of the step, and returns it; None where
-        the broker hung up.
+        """Send a request, record the response under the name of the step, and return
+        it. Return None if the broker has closed the connection.
         """
         try:
             answer = self._client.ask(
@@ -172,13 +175,13 @@ class Asker:
         return client
 
     def other(self, api: Api[Any, Any], version: int, **fields: Any) -> Any:
-        """Send a request of another API as a preparation; its answer is not compared."""
+        """Send a request of another API as a preparation. Its response is not compared."""
         client = self._admin or self._client
         return client.ask(api, version, build(api.request.shape, fields))
 
     def until_ready(self, ask: Callable[[], tuple[int, Any]]) -> Any:
-        """Repeat a request until its error code is none of those by which a coordinator
-        reports that it is not ready.
+        """Repeat a request until its error code does not report that the coordinator is
+        not ready.
         """
         until = time.monotonic() + _PATIENCE_S
         while True:
@@ -212,8 +215,8 @@ class Asker:
         return name
 
     def wait_for(self, name: str, partitions: int) -> bytes:
-        """Return the id of a topic, once the broker leads all its partitions: the broker
-        may describe the topic earlier.
+        """Return the id of a topic, once the broker leads all its partitions. The
+        broker may describe the topic earlier.
         """
         until = time.monotonic() + _PATIENCE_S
         asked = [
@@ -236,7 +239,7 @@ class Asker:
             time.sleep(0.02)
 
     def produce(self, name: str, records: bytes, partition: int = 0) -> Any:
-        """Appends; raises where that is refused."""
+        """Append records. An error is raised if the append is refused."""
         part = {"index": partition, "records": records}
         topic = {"name": name, "partition_data": [part]}
         answer = self.other(

@@ -351,7 +351,7 @@ def incremental_alter_configs(asker: Asker) -> None:
 
 
 def _shown(asker: Asker, name: str) -> None:
-    """Notes how a topic is set in the end."""
+    """Record the final settings of a topic."""
     asked = {
         "resource_type": TOPIC,
         "resource_name": name,
@@ -367,7 +367,7 @@ def _shown(asker: Asker, name: str) -> None:
 
 
 def _shown_group(asker: Asker) -> None:
-    """Notes how the group of the asker's name is set in the end."""
+    """Record the final settings of the group with the asker's name."""
     asked = {
         "resource_type": GROUP,
         "resource_name": asker.name,

@@ -10,15 +10,15 @@ from logcore import recordbatch
 from netshim import wire
 from support.conformance import Asker, Script
 
-#: Fixed, so that both logs hold the same bytes: 2026-01-01.
+#: Fixed, so that both logs contain the same bytes: 2026-01-01.
 NOW_MS = 1_767_225_600_000
-#: From which version on of Produce and of Fetch topics are named by their ids.
+#: First versions of Produce and of Fetch in which topics are identified by their ids.
 _TOPIC_IDS_SINCE = 13
 _CRC_POSITION = 17
 
 
 def batch(*values: bytes, time_ms: int = NOW_MS, **more: Any) -> bytes:
-    """A batch whose records are a millisecond apart."""
+    """Return a batch whose records are a millisecond apart."""
     rows = [
         (b"k%d" % number, value, (), time_ms + number)
         for number, value in enumerate(values)
@@ -27,8 +27,8 @@ def batch(*values: bytes, time_ms: int = NOW_MS, **more: Any) -> bytes:
 
 
 def _with(records: bytes, position: int, form: str, value: int) -> bytes:
-    """Return a batch with another number at a position after its CRC, and the matching
-    CRC.
+    """Return a batch with another number at a position after its CRC, and with the
+    matching CRC.
     """
     from crc32c import crc32c
 
@@ -41,7 +41,7 @@ def _with(records: bytes, position: int, form: str, value: int) -> bytes:
 
 
 def _old(value: bytes) -> bytes:
-    """A message of the format before batches, magic 1."""
+    """Return a message in the format before batches, magic 1."""
     from zlib import crc32
 
     body = (
@@ -192,7 +192,7 @@ def fetch(asker: Asker) -> None:
 
 
 def fetch_session(asker: Asker) -> None:
-    """A session of its own, where a broker gives one."""
+    """Fetch in a session of the asker's own, if the broker creates sessions."""
     name = asker.topic("-session")
     topic_id = asker.wait_for(name, 2)
     asker.produce(name, batch(b"a", b"b"))

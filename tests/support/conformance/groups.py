@@ -8,7 +8,7 @@ from netshim import wire
 from netshim.wire import codes
 from support.conformance import Asker, Script
 
-#: A subscription to a topic "t", version 0, as members hand it to one another.
+#: A subscription to a topic "t", version 0, in the form in which members exchange it.
 SUBSCRIPTION = b"\0\0\0\0\0\1\0\1t\0\0\0\0"
 _SESSION = {
     "session_timeout_ms": 30_000,
@@ -19,7 +19,7 @@ _BASIC_JOIN = 5
 
 
 def coordinator(asker: Asker, group_id: str) -> None:
-    """Waits until the broker answers for a group."""
+    """Wait until the broker coordinates a group."""
 
     def ask() -> tuple[int, Any]:
         answer = asker.other(
@@ -32,7 +32,9 @@ def coordinator(asker: Asker, group_id: str) -> None:
 
 
 def join(asker: Asker, group_id: str, **more: Any) -> Any:
-    """A member of the classic protocol that has joined; in a group of its own it leads."""
+    """Let a member of the classic protocol join. In a group without other members it is
+    the leader.
+    """
     fields = {
         **_SESSION,
         "protocols": [{"name": "range", "metadata": SUBSCRIPTION}],
@@ -48,7 +50,9 @@ def join(asker: Asker, group_id: str, **more: Any) -> Any:
 
 
 def stable(asker: Asker, suffix: str = "") -> tuple[str, str]:
-    """(group id, member id) of a group with one member that has its assignment."""
+    """Create a group with one member that has its assignment, and return the group id
+    and the member id.
+    """
     group_id = f"{asker.name}{suffix}"
     coordinator(asker, group_id)
     joined = join(asker, group_id)

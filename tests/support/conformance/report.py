@@ -1,9 +1,9 @@
-"""Compares our answers with the answers of a Kafka broker, explains each difference, and
-writes both as a page.
+"""Compares our responses with the responses of a Kafka broker, explains each
+difference, and writes both as a page.
 
-Kafka's answers are kept in tests/data/kafka/answers.json.gz, so that each run of the
-tests compares with them. On a machine with Java, `make interop` queries Kafka again, and
-writes that file and docs/conformance.md.
+Kafka's responses are stored in tests/data/kafka/answers.json.gz, so that each run of
+the tests compares with them. On a machine with Java, `make interop` queries Kafka
+again, and writes that file and docs/conformance.md.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SCRIPTS: Mapping[Api[Any, Any], list[Script]] = {
     **admin.SCRIPTS,
     **transactions.SCRIPTS,
 }
-#: How our broker is started where its answers are compared: as Kafka's is by default.
+#: Settings of our broker for the comparison: the defaults of Kafka's broker.
 SETTINGS: dict[str, Any] = {
     "group_consumer_heartbeat_interval_ms": 5_000,
     "group_consumer_session_timeout_ms": 45_000,
@@ -39,8 +39,8 @@ SETTINGS: dict[str, Any] = {
 #: By API and version, such as "Fetch-4": (step, answer), in order.
 Answers = dict[str, list[tuple[str, Any]]]
 
-#: (API, step) -> the reason why our answer differs. A step that ends in * covers every
-#: step with that prefix.
+#: (API, step) -> the reason why our response differs. A step that ends in * covers
+#: every step with that prefix.
 REASONS: Mapping[tuple[str, str], str] = {
     (
         "Produce",
@@ -80,7 +80,8 @@ REASONS: Mapping[tuple[str, str], str] = {
         "an empty group id",
     ): "Kafka takes it, and refuses each commit of that group",
 }
-#: APIs of Kafka 4.1 that we do not serve: by key, the name of the API and the reason.
+#: APIs of Kafka 4.1 that we do not serve. For each key, the name of the API and the
+#: reason.
 NOT_SERVED: Mapping[str, str] = {
     "34": "AlterReplicaLogDirs: a broker has one directory",
     "38-41": "delegation tokens",
@@ -116,11 +117,11 @@ def ask_all(
     apis: Iterable[Api[Any, Any]],
     admin: Callable[[], Client] | None = None,
 ) -> Answers:
-    """Ask a broker everything about some APIs.
+    """Send all requests of some APIs to a broker.
 
-    The answers do not depend on the other APIs that were asked before. With `admin`,
-    the user of `port` has no permissions, and `admin` connects as another user for the
-    preparations. A script then ends where it needs an answer that was refused.
+    The responses do not depend on the other APIs that were queried before. With
+    `admin`, the user of `port` has no permissions, and `admin` connects as another user
+    for the preparations. A script then ends if it needs a response that was refused.
     """
     found: Answers = {}
     if admin is None:
@@ -142,7 +143,9 @@ def ask_all(
 
 
 def _draw_producer_id(port: int) -> None:
-    """The first id of a broker is 0, which is indistinguishable from no id."""
+    """Allocate a producer id. The first id of a broker is 0, which is indistinguishable
+    from no id.
+    """
     asker = Asker(port, wire.INIT_PRODUCER_ID, wire.INIT_PRODUCER_ID.max_version)
     try:
         asker.other(
@@ -153,7 +156,7 @@ def _draw_producer_id(port: int) -> None:
 
 
 def keep(theirs: Answers) -> None:
-    """Writes Kafka's answers; the same answers give the same bytes."""
+    """Write Kafka's responses. The same responses give the same bytes."""
     text = json.dumps(theirs, sort_keys=True, separators=(",", ":"))
     ANSWERS.write_bytes(gzip.compress(text.encode(), 9, mtime=0))
 
@@ -164,7 +167,7 @@ def kept() -> Answers:
 
 
 def differences(ours: Answers, theirs: Answers) -> list[tuple[str, int, str, str]]:
-    """(API, version, step, how the answers differ)."""
+    """Return API, version, step and description of each difference."""
     found = []
     for name, noted in ours.items():
         api, _, version = name.rpartition("-")
@@ -181,7 +184,9 @@ def differences(ours: Answers, theirs: Answers) -> list[tuple[str, int, str, str
 
 
 def _places(path: str, one: Any, another: Any) -> list[str]:
-    """Each place in which two answers differ: the place, ours, Kafka's."""
+    """Return each place in which two responses differ: the place, our value, Kafka's
+    value.
+    """
     if one == another:
         return []
     if (
@@ -204,7 +209,7 @@ def _places(path: str, one: Any, another: Any) -> list[str]:
 
 
 def reason_of(api: str, step: str) -> tuple[str, str] | None:
-    """The key in REASONS."""
+    """Return the key in REASONS, or None."""
     for key in REASONS:
         name, pattern = key
         is_named = step == pattern or (
@@ -216,7 +221,7 @@ def reason_of(api: str, step: str) -> tuple[str, str] | None:
 
 
 def page(ours: Answers, theirs: Answers) -> str:
-    """docs/conformance.md."""
+    """Return the text of docs/conformance.md."""
     asked: Counter[str] = Counter()
     for name, noted in theirs.items():
         asked[name.rpartition("-")[0]] += len(noted)

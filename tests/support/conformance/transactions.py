@@ -14,7 +14,7 @@ _TIMEOUT_MS = 60_000
 
 
 def begun(asker: Asker, suffix: str = "") -> dict[str, Any]:
-    """The ids of a transactional producer that has none of its transactions open."""
+    """Return the ids of a transactional producer without an open transaction."""
     transactional_id = f"{asker.name}{suffix}"
     asker.other(
         wire.FIND_COORDINATOR, 4, coordinator_keys=[transactional_id], key_type=1
@@ -44,7 +44,7 @@ def begun(asker: Asker, suffix: str = "") -> dict[str, Any]:
 
 
 def _added(asker: Asker, ids: dict[str, Any], topic: str) -> None:
-    """Puts a partition into the transaction."""
+    """Add a partition to the transaction."""
 
     def ask() -> tuple[int, Any]:
         fields = {f"v3_and_below_{key}": value for key, value in ids.items()}
@@ -222,7 +222,7 @@ def end_txn(asker: Asker) -> None:
 
 
 def _ended(asker: Asker, ids: dict[str, Any]) -> None:
-    """Waits until the markers are written."""
+    """Wait until the markers are written."""
 
     def ask() -> tuple[int, Any]:
         answer = asker.other(
