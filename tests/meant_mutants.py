@@ -1916,7 +1916,7 @@ MISTAKES: Final = (
         "            partition for partition in new if partition in self.owners\n"
         "        )",
         "        unreleased: Partitions = frozenset()",
-        "coordination/test_consumer_group_lives.py::test_partitions_have_one_owner_and_the_group_becomes_stable",
+        "coordination/test_consumer_group_histories.py::test_partitions_have_one_owner_and_the_group_becomes_stable",
     ),
     Mistake(
         "silence_confirms_a_revocation", "logcore/coordination/consumer_group.py",
@@ -1946,7 +1946,7 @@ MISTAKES: Final = (
         "only_the_batch_that_failed_is_taken_back", "logcore/coordination/consumer_transitions.py",
         "lost = [*consumers.storing, *consumers.queued]",
         "lost = [*consumers.storing]",
-        "coordination/test_consumer_group_lives.py coordination/test_heartbeats.py",
+        "coordination/test_consumer_group_histories.py coordination/test_heartbeats.py",
     ),
     Mistake(
         "doubtful_record_is_not_written_again", "logcore/coordination/consumer_transitions.py",

@@ -29,7 +29,7 @@ from logcore.format.group_records import (
     read_group,
     subscription_value,
 )
-from support.consumerworld import T0, World, of
+from support.coordinator_simulation import T0, CoordinatorSimulation, of
 
 SESSION_MS = 20_000
 REBALANCE_MS = 50_000
@@ -37,8 +37,8 @@ LATER = "REBALANCE_IN_PROGRESS"
 
 
 @pytest.fixture
-def world() -> World:
-    return World(may_upgrade=True, may_downgrade=True)
+def simulation() -> CoordinatorSimulation:
+    return CoordinatorSimulation(may_upgrade=True, may_downgrade=True)
 
 
 def metadata(*owned: int, topic: str = "t", rack_id: str | None = None) -> bytes:
@@ -50,34 +50,43 @@ def metadata(*owned: int, topic: str = "t", rack_id: str | None = None) -> bytes
 
 
 def send_join(
-    world: World, member_id: str = "", data: bytes | None = None, **more: Any
+    simulation: CoordinatorSimulation,
+    member_id: str = "",
+    data: bytes | None = None,
+    **more: Any,
 ) -> int:
     fields: dict[str, Any] = {
         "protocols": (("range", metadata() if data is None else data),),
         "session_timeout_ms": SESSION_MS,
         "rebalance_timeout_ms": REBALANCE_MS,
     }
-    return world.join(member_id, **{**fields, **more})
+    return simulation.join(member_id, **{**fields, **more})
 
 
 def join_ok(
-    world: World, member_id: str = "", data: bytes | None = None, **more: Any
+    simulation: CoordinatorSimulation,
+    member_id: str = "",
+    data: bytes | None = None,
+    **more: Any,
 ) -> Joined:
-    result = world.replies[send_join(world, member_id, data, **more)]
+    result = simulation.replies[send_join(simulation, member_id, data, **more)]
     assert isinstance(result, Joined), result
     return result
 
 
 def join_error(
-    world: World, member_id: str = "", data: bytes | None = None, **more: Any
+    simulation: CoordinatorSimulation,
+    member_id: str = "",
+    data: bytes | None = None,
+    **more: Any,
 ) -> str:
-    result = world.replies[send_join(world, member_id, data, **more)]
+    result = simulation.replies[send_join(simulation, member_id, data, **more)]
     assert isinstance(result, JoinRefused), result
     return result.error.name
 
 
 def sync(
-    world: World,
+    simulation: CoordinatorSimulation,
     member_id: str,
     generation: int,
     shares: Mapping[str, Any] | None = None,
@@ -88,12 +97,13 @@ def sync(
     for name, numbers in (shares or {}).items():
         assignments[name] = assignment_value([("t", number) for number in numbers])
     return sync_result(
-        world, world.sync(member_id, generation, assignments=assignments, **more)
+        simulation,
+        simulation.sync(member_id, generation, assignments=assignments, **more),
     )
 
 
-def sync_result(world: World, waiter: int) -> Any:
-    result = world.replies.get(waiter)
+def sync_result(simulation: CoordinatorSimulation, waiter: int) -> Any:
+    result = simulation.replies.get(waiter)
     if isinstance(result, SyncResult):
         partitions = read_assignment(result.assignment)
         assert partitions is not None
@@ -103,46 +113,49 @@ def sync_result(world: World, waiter: int) -> Any:
 
 
 def heartbeat_error(
-    world: World, member_id: str, generation: int, instance_id: str | None = None
+    simulation: CoordinatorSimulation,
+    member_id: str,
+    generation: int,
+    instance_id: str | None = None,
 ) -> str | None:
-    error, effects = world.coordinator.heartbeat(
-        "g", member_id, instance_id, generation, world.now_ms
+    error, effects = simulation.coordinator.heartbeat(
+        "g", member_id, instance_id, generation, simulation.now_ms
     )
-    world.act(effects)
+    simulation.act(effects)
     return None if error is None else error.name
 
 
 def leave_error(
-    world: World, member_id: str, instance_id: str | None = None
+    simulation: CoordinatorSimulation, member_id: str, instance_id: str | None = None
 ) -> str | None:
-    (error,), effects = world.coordinator.leave(
-        "g", [(member_id, instance_id)], world.now_ms
+    (error,), effects = simulation.coordinator.leave(
+        "g", [(member_id, instance_id)], simulation.now_ms
     )
-    world.act(effects)
+    simulation.act(effects)
     return None if error is None else error.name
 
 
-def classic_pair(world: World) -> tuple[str, str]:
+def classic_pair(simulation: CoordinatorSimulation) -> tuple[str, str]:
     """Form a group of two members of the classic protocol at generation 2, with two
     partitions each.
     """
-    one = join_ok(world).member_id
-    sync(world, one, 1, {one: [0, 1, 2, 3]})
-    waiter = send_join(world)
-    assert heartbeat_error(world, one, 1) == LATER
-    assert join_ok(world, one).generation == 2
-    other = world.replies[waiter].member_id
-    assert sync(world, one, 2, {one: [0, 1], other: [2, 3]}) == [0, 1]
-    assert sync(world, other, 2) == [2, 3]
+    one = join_ok(simulation).member_id
+    sync(simulation, one, 1, {one: [0, 1, 2, 3]})
+    waiter = send_join(simulation)
+    assert heartbeat_error(simulation, one, 1) == LATER
+    assert join_ok(simulation, one).generation == 2
+    other = simulation.replies[waiter].member_id
+    assert sync(simulation, one, 2, {one: [0, 1], other: [2, 3]}) == [0, 1]
+    assert sync(simulation, other, 2) == [2, 3]
     return one, other
 
 
-def upgrade_pair(world: World) -> tuple[str, str]:
+def upgrade_pair(simulation: CoordinatorSimulation) -> tuple[str, str]:
     """Return the two classic members, after A joined with the consumer protocol. A
     waits for the partitions that they release.
     """
-    pair = classic_pair(world)
-    assert world.beat("A", 0) == (3, [])
+    pair = classic_pair(simulation)
+    assert simulation.beat("A", 0) == (3, [])
     return pair
 
 
@@ -150,40 +163,42 @@ def upgrade_pair(world: World) -> tuple[str, str]:
 
 
 def test_clients_are_replaced_one_by_one_without_shared_partitions(
-    world: World,
+    simulation: CoordinatorSimulation,
 ) -> None:
-    one, other = upgrade_pair(world)
-    assert GroupConverted("g", "consumer") in world.events
-    assert world.consumers().currents[one].assigned == of("t", 0, 1)
+    one, other = upgrade_pair(simulation)
+    assert GroupConverted("g", "consumer") in simulation.events
+    assert simulation.consumers().currents[one].assigned == of("t", 0, 1)
     # Both are eager: they release all partitions, and join again.
-    assert heartbeat_error(world, one, 2) == LATER
-    assert join_ok(world, one).generation == 3
-    assert sync(world, one, 3) == [0, 1]
-    assert heartbeat_error(world, one, 3) is None
-    assert heartbeat_error(world, other, 2) == LATER
-    assert join_ok(world, other).generation == 3
-    assert sync(world, other, 3) == [2]
-    assert world.beat("A", 3) == (3, [3])
-    assert world.group().state == "Stable"
+    assert heartbeat_error(simulation, one, 2) == LATER
+    assert join_ok(simulation, one).generation == 3
+    assert sync(simulation, one, 3) == [0, 1]
+    assert heartbeat_error(simulation, one, 3) is None
+    assert heartbeat_error(simulation, other, 2) == LATER
+    assert join_ok(simulation, other).generation == 3
+    assert sync(simulation, other, 3) == [2]
+    assert simulation.beat("A", 3) == (3, [3])
+    assert simulation.group().state == "Stable"
     # Now they leave, one after the other, and B joins.
-    assert leave_error(world, one) is None
-    assert world.beat("A", 3)[0] == 4
-    assert world.beat("B", 0)[0] == 5
-    assert leave_error(world, other) is None
+    assert leave_error(simulation, one) is None
+    assert simulation.beat("A", 3)[0] == 4
+    assert simulation.beat("B", 0)[0] == 5
+    assert leave_error(simulation, other) is None
     for _ in range(3):
         for name in ("A", "B"):
-            current = world.consumers().currents[name]
-            world.beat(name, current.member_epoch, owned=current.assigned)
-    assert world.group().state == "Stable"
-    assert {len(one.assigned) for one in world.consumers().currents.values()} == {2}
+            current = simulation.consumers().currents[name]
+            simulation.beat(name, current.member_epoch, owned=current.assigned)
+    assert simulation.group().state == "Stable"
+    assert {len(one.assigned) for one in simulation.consumers().currents.values()} == {
+        2
+    }
 
 
-def test_upgrade_is_stored_as_one_batch(world: World) -> None:
-    one, other = classic_pair(world)
-    before = len(world.batches)
-    world.beat("A", 0)
-    assert len(world.batches) == before + 1
-    found = world.last_batch()
+def test_upgrade_is_stored_as_one_batch(simulation: CoordinatorSimulation) -> None:
+    one, other = classic_pair(simulation)
+    before = len(simulation.batches)
+    simulation.beat("A", 0)
+    assert len(simulation.batches) == before + 1
+    found = simulation.last_batch()
     assert found[0] == (RecordKind.CLASSIC, "", None)
     members = {name: value for kind, name, value in found if kind is RecordKind.MEMBER}
     assert set(members) == {one, other, "A"}
@@ -194,32 +209,42 @@ def test_upgrade_is_stored_as_one_batch(world: World) -> None:
         other,
         "A",
     }
-    world.restart()
-    assert world.consumers().is_classic(one) and not world.consumers().is_classic("A")
-    assert heartbeat_error(world, one, 2) == LATER
+    simulation.restart()
+    assert simulation.consumers().is_classic(
+        one
+    ) and not simulation.consumers().is_classic("A")
+    assert heartbeat_error(simulation, one, 2) == LATER
 
 
-def test_failed_write_of_an_upgrade_undoes_it(world: World) -> None:
+def test_failed_write_of_an_upgrade_undoes_it(
+    simulation: CoordinatorSimulation,
+) -> None:
     """The group continues with the classic protocol, and its members join again."""
-    one, _ = classic_pair(world)
-    world.disk_error = GroupError.COORDINATOR_NOT_AVAILABLE
-    assert world.refused("A", 0) == "COORDINATOR_NOT_AVAILABLE"
-    world.disk_error = None
-    assert world.group().consumers is None
-    assert world.group().state == "PreparingRebalance"
-    assert heartbeat_error(world, one, 2) == LATER
-    world.restart()
-    assert world.group().consumers is None and set(world.group().members) >= {one}
+    one, _ = classic_pair(simulation)
+    simulation.disk_error = GroupError.COORDINATOR_NOT_AVAILABLE
+    assert simulation.refused("A", 0) == "COORDINATOR_NOT_AVAILABLE"
+    simulation.disk_error = None
+    assert simulation.group().consumers is None
+    assert simulation.group().state == "PreparingRebalance"
+    assert heartbeat_error(simulation, one, 2) == LATER
+    simulation.restart()
+    assert simulation.group().consumers is None and set(simulation.group().members) >= {
+        one
+    }
 
 
-def test_waiting_requests_are_refused_with_rebalance_in_progress(world: World) -> None:
-    one, other = classic_pair(world)
-    joining = send_join(world, one, metadata(0, 1, topic="u"))
-    assert joining not in world.replies
-    world.beat("A", 0)
-    assert world.replies[joining] == JoinRefused(GroupError.REBALANCE_IN_PROGRESS, one)
-    assert world.group().join_timer is None
-    assert sync(world, other, 2) == LATER
+def test_waiting_requests_are_refused_with_rebalance_in_progress(
+    simulation: CoordinatorSimulation,
+) -> None:
+    one, other = classic_pair(simulation)
+    joining = send_join(simulation, one, metadata(0, 1, topic="u"))
+    assert joining not in simulation.replies
+    simulation.beat("A", 0)
+    assert simulation.replies[joining] == JoinRefused(
+        GroupError.REBALANCE_IN_PROGRESS, one
+    )
+    assert simulation.group().join_timer is None
+    assert sync(simulation, other, 2) == LATER
 
 
 @pytest.mark.parametrize(
@@ -232,103 +257,116 @@ def test_waiting_requests_are_refused_with_rebalance_in_progress(world: World) -
     ],
 )
 def test_group_without_plain_consumers_is_not_upgraded(
-    world: World, fields: Any, shares: Any
+    simulation: CoordinatorSimulation, fields: Any, shares: Any
 ) -> None:
     """The group has another protocol type, other metadata, or an assignor that
     distributes more than partitions.
     """
-    one = join_ok(world, **fields).member_id
+    one = join_ok(simulation, **fields).member_id
     assignment = (
         shares
         if isinstance(shares, bytes)
         else assignment_value([("t", number) for number in shares])
     )
-    world.sync(one, 1, assignments={one: assignment})
-    before = len(world.batches)
-    assert world.refused("A", 0) == "GROUP_ID_NOT_FOUND"
-    assert len(world.batches) == before
-    assert world.group().consumers is None and world.group().state == "Stable"
-    assert heartbeat_error(world, one, 1) is None
+    simulation.sync(one, 1, assignments={one: assignment})
+    before = len(simulation.batches)
+    assert simulation.refused("A", 0) == "GROUP_ID_NOT_FOUND"
+    assert len(simulation.batches) == before
+    assert simulation.group().consumers is None and simulation.group().state == "Stable"
+    assert heartbeat_error(simulation, one, 1) is None
 
 
-def test_refused_new_member_leaves_the_group_unchanged(world: World) -> None:
-    one, _ = classic_pair(world)
-    state_ms = world.group().state_ms
-    assert world.refused("A", 0, pattern="(") == "INVALID_REGULAR_EXPRESSION"
-    assert world.group().consumers is None
-    assert (world.group().state, world.group().state_ms) == ("Stable", state_ms)
-    assert heartbeat_error(world, one, 2) is None
+def test_refused_new_member_leaves_the_group_unchanged(
+    simulation: CoordinatorSimulation,
+) -> None:
+    one, _ = classic_pair(simulation)
+    state_ms = simulation.group().state_ms
+    assert simulation.refused("A", 0, pattern="(") == "INVALID_REGULAR_EXPRESSION"
+    assert simulation.group().consumers is None
+    assert (simulation.group().state, simulation.group().state_ms) == (
+        "Stable",
+        state_ms,
+    )
+    assert heartbeat_error(simulation, one, 2) is None
 
 
 def test_full_group_is_not_upgraded() -> None:
-    world = World(may_upgrade=True, may_downgrade=True, consumer_max_size=1)
-    classic_pair(world)
-    assert world.refused("A", 0) == "GROUP_ID_NOT_FOUND"
+    simulation = CoordinatorSimulation(
+        may_upgrade=True, may_downgrade=True, consumer_max_size=1
+    )
+    classic_pair(simulation)
+    assert simulation.refused("A", 0) == "GROUP_ID_NOT_FOUND"
 
 
 def test_cooperative_member_keeps_partitions_until_it_is_notified(
-    world: World,
+    simulation: CoordinatorSimulation,
 ) -> None:
     """Its assignment has fewer partitions than it listed, and it may not have received
     the assignment.
     """
-    one = join_ok(world).member_id
-    sync(world, one, 1, {one: [0, 1, 2, 3]})
-    waiter = send_join(world)
-    join_ok(world, one, metadata(0, 1, 2, 3))
-    other = world.replies[waiter].member_id
-    sync(world, one, 2, {one: [0, 1], other: []})
-    world.beat("A", 0)
-    assert world.consumers().currents[one].assigned == of("t", 0, 1, 2, 3)
-    assert world.consumers().currents[other].assigned == of("t")
+    one = join_ok(simulation).member_id
+    sync(simulation, one, 1, {one: [0, 1, 2, 3]})
+    waiter = send_join(simulation)
+    join_ok(simulation, one, metadata(0, 1, 2, 3))
+    other = simulation.replies[waiter].member_id
+    sync(simulation, one, 2, {one: [0, 1], other: []})
+    simulation.beat("A", 0)
+    assert simulation.consumers().currents[one].assigned == of("t", 0, 1, 2, 3)
+    assert simulation.consumers().currents[other].assigned == of("t")
 
 
-def test_partition_assigned_twice_gets_one_owner(world: World) -> None:
-    one = join_ok(world).member_id
-    sync(world, one, 1, {one: [0]})
-    waiter = send_join(world)
-    join_ok(world, one)
-    other = world.replies[waiter].member_id
-    sync(world, one, 2, {one: [0, 1], other: [1, 2]})
-    world.beat("A", 0)
-    assert world.consumers().currents[one].assigned == of("t", 0, 1)
-    assert world.consumers().currents[other].assigned == of("t", 2)
+def test_partition_assigned_twice_gets_one_owner(
+    simulation: CoordinatorSimulation,
+) -> None:
+    one = join_ok(simulation).member_id
+    sync(simulation, one, 1, {one: [0]})
+    waiter = send_join(simulation)
+    join_ok(simulation, one)
+    other = simulation.replies[waiter].member_id
+    sync(simulation, one, 2, {one: [0, 1], other: [1, 2]})
+    simulation.beat("A", 0)
+    assert simulation.consumers().currents[one].assigned == of("t", 0, 1)
+    assert simulation.consumers().currents[other].assigned == of("t", 2)
 
 
-def test_partitions_of_deleted_topics_have_no_owner(world: World) -> None:
-    one, _ = classic_pair(world)
-    world.set_topic("t", 0)
-    world.beat("A", 0, topic_names=["u"])
-    assert world.consumers().currents[one].assigned == of("t")
+def test_partitions_of_deleted_topics_have_no_owner(
+    simulation: CoordinatorSimulation,
+) -> None:
+    one, _ = classic_pair(simulation)
+    simulation.set_topic("t", 0)
+    simulation.beat("A", 0, topic_names=["u"])
+    assert simulation.consumers().currents[one].assigned == of("t")
 
 
 # -- members of the classic protocol in a consumer group -------------------------------
 
 
 def test_classic_member_joins_a_consumer_group_with_its_id_first(
-    world: World,
+    simulation: CoordinatorSimulation,
 ) -> None:
-    world.beat("A", 0)
-    result = world.replies[send_join(world, takes_id_first=True)]
+    simulation.beat("A", 0)
+    result = simulation.replies[send_join(simulation, takes_id_first=True)]
     assert isinstance(result, JoinRefused) and result.error.name == "MEMBER_ID_REQUIRED"
-    assert set(world.consumers().members) == {"A"}
-    found = join_ok(world, result.member_id, metadata(rack_id="r"), takes_id_first=True)
+    assert set(simulation.consumers().members) == {"A"}
+    found = join_ok(
+        simulation, result.member_id, metadata(rack_id="r"), takes_id_first=True
+    )
     assert (found.generation, found.protocol, found.leader, found.members) == (
         2,
         "range",
         "",
         (),
     )
-    assert world.consumers().members[found.member_id].rack_id == "r"
-    assert sync(world, found.member_id, 2) == []
-    world.beat("A", 1, owned=of("t", 0, 1, 2, 3))
-    assert heartbeat_error(world, found.member_id, 2) is None
-    assert world.beat("A", 1, owned=of("t", 0, 1)) == (2, None)
+    assert simulation.consumers().members[found.member_id].rack_id == "r"
+    assert sync(simulation, found.member_id, 2) == []
+    simulation.beat("A", 1, owned=of("t", 0, 1, 2, 3))
+    assert heartbeat_error(simulation, found.member_id, 2) is None
+    assert simulation.beat("A", 1, owned=of("t", 0, 1)) == (2, None)
     # The partitions that it waited for are free, so that it must join once more.
-    assert heartbeat_error(world, found.member_id, 2) == LATER
-    assert join_ok(world, found.member_id).generation == 2
-    assert sync(world, found.member_id, 2) == [2, 3]
-    assert heartbeat_error(world, found.member_id, 2) is None
+    assert heartbeat_error(simulation, found.member_id, 2) == LATER
+    assert join_ok(simulation, found.member_id).generation == 2
+    assert sync(simulation, found.member_id, 2) == [2, 3]
+    assert heartbeat_error(simulation, found.member_id, 2) is None
 
 
 @pytest.mark.parametrize(
@@ -344,185 +382,209 @@ def test_classic_member_joins_a_consumer_group_with_its_id_first(
         ({"member_id": "x", "data": metadata(0)}, "UNKNOWN_MEMBER_ID"),
     ],
 )
-def test_invalid_classic_join_is_refused(world: World, more: Any, error: str) -> None:
+def test_invalid_classic_join_is_refused(
+    simulation: CoordinatorSimulation, more: Any, error: str
+) -> None:
     """The last case is a removed member that has not been notified and still uses a
     partition.
     """
-    upgrade_pair(world)
-    before = len(world.batches)
-    assert join_error(world, **more) == error
-    assert len(world.batches) == before
+    upgrade_pair(simulation)
+    before = len(simulation.batches)
+    assert join_error(simulation, **more) == error
+    assert len(simulation.batches) == before
 
 
 def test_full_consumer_group_refuses_a_classic_member() -> None:
-    world = World(may_upgrade=True, may_downgrade=True, consumer_max_size=1)
-    world.beat("A", 0)
-    assert join_error(world) == "GROUP_MAX_SIZE_REACHED"
+    simulation = CoordinatorSimulation(
+        may_upgrade=True, may_downgrade=True, consumer_max_size=1
+    )
+    simulation.beat("A", 0)
+    assert join_error(simulation) == "GROUP_MAX_SIZE_REACHED"
 
 
-def test_cooperative_member_releases_first_and_joins_again(world: World) -> None:
-    world.beat("A", 0)
-    one = join_ok(world).member_id
-    world.beat("A", 1, owned=of("t"))
-    join_ok(world, one)
-    assert sync(world, one, 2) == [2, 3]
-    world.beat("B", 0)  # B must get one of these partitions
-    world.beat("B", 3)
-    assert heartbeat_error(world, one, 2) == LATER
-    found = join_ok(world, one, metadata(2, 3))
+def test_cooperative_member_releases_first_and_joins_again(
+    simulation: CoordinatorSimulation,
+) -> None:
+    simulation.beat("A", 0)
+    one = join_ok(simulation).member_id
+    simulation.beat("A", 1, owned=of("t"))
+    join_ok(simulation, one)
+    assert sync(simulation, one, 2) == [2, 3]
+    simulation.beat("B", 0)  # B must get one of these partitions
+    simulation.beat("B", 3)
+    assert heartbeat_error(simulation, one, 2) == LATER
+    found = join_ok(simulation, one, metadata(2, 3))
     assert found.generation == 2, (
         "it keeps its generation until it has released the partition"
     )
-    current = world.consumers().currents[one]
+    current = simulation.consumers().currents[one]
     assert current.state is MemberState.UNREVOKED
-    assert sync(world, one, 2) == sorted(number for _, number in current.assigned)
-    assert heartbeat_error(world, one, 2) == LATER
+    assert sync(simulation, one, 2) == sorted(number for _, number in current.assigned)
+    assert heartbeat_error(simulation, one, 2) == LATER
     (kept,) = current.assigned
-    assert join_ok(world, one, metadata(kept[1])).generation == 3
-    assert world.consumers().currents[one].state is MemberState.STABLE
+    assert join_ok(simulation, one, metadata(kept[1])).generation == 3
+    assert simulation.consumers().currents[one].state is MemberState.STABLE
 
 
-def test_requests_of_a_classic_member_are_checked(world: World) -> None:
-    one, other = upgrade_pair(world)
-    assert sync(world, "nobody", 2) == "UNKNOWN_MEMBER_ID"
-    assert sync(world, "A", 3) == "UNKNOWN_MEMBER_ID"
-    assert sync(world, one, 1) == "ILLEGAL_GENERATION"
-    assert sync(world, one, 2) == LATER
-    assert heartbeat_error(world, one, 3) == "ILLEGAL_GENERATION"
-    assert heartbeat_error(world, "A", 3) == "UNKNOWN_MEMBER_ID"
-    assert heartbeat_error(world, one, 2, "i") == "UNKNOWN_MEMBER_ID"
-    join_ok(world, one)
-    assert sync(world, one, 3, protocol="other") == "INCONSISTENT_GROUP_PROTOCOL"
-    assert sync(world, one, 3, protocol_type="connect") == "INCONSISTENT_GROUP_PROTOCOL"
-    assert sync(world, one, 3, protocol="range", protocol_type="consumer") == [0, 1]
-    assert leave_error(world, "A") == "UNKNOWN_MEMBER_ID"
-    assert leave_error(world, other) is None
-    assert leave_error(world, other) == "UNKNOWN_MEMBER_ID"
+def test_requests_of_a_classic_member_are_checked(
+    simulation: CoordinatorSimulation,
+) -> None:
+    one, other = upgrade_pair(simulation)
+    assert sync(simulation, "nobody", 2) == "UNKNOWN_MEMBER_ID"
+    assert sync(simulation, "A", 3) == "UNKNOWN_MEMBER_ID"
+    assert sync(simulation, one, 1) == "ILLEGAL_GENERATION"
+    assert sync(simulation, one, 2) == LATER
+    assert heartbeat_error(simulation, one, 3) == "ILLEGAL_GENERATION"
+    assert heartbeat_error(simulation, "A", 3) == "UNKNOWN_MEMBER_ID"
+    assert heartbeat_error(simulation, one, 2, "i") == "UNKNOWN_MEMBER_ID"
+    join_ok(simulation, one)
+    assert sync(simulation, one, 3, protocol="other") == "INCONSISTENT_GROUP_PROTOCOL"
+    assert (
+        sync(simulation, one, 3, protocol_type="connect")
+        == "INCONSISTENT_GROUP_PROTOCOL"
+    )
+    assert sync(simulation, one, 3, protocol="range", protocol_type="consumer") == [
+        0,
+        1,
+    ]
+    assert leave_error(simulation, "A") == "UNKNOWN_MEMBER_ID"
+    assert leave_error(simulation, other) is None
+    assert leave_error(simulation, other) == "UNKNOWN_MEMBER_ID"
 
 
-def test_consumer_heartbeat_of_a_classic_member_is_refused(world: World) -> None:
-    one, _ = upgrade_pair(world)
+def test_consumer_heartbeat_of_a_classic_member_is_refused(
+    simulation: CoordinatorSimulation,
+) -> None:
+    one, _ = upgrade_pair(simulation)
     for epoch in (0, 2, 3, -1):
-        assert world.refused(one, epoch) == "UNKNOWN_MEMBER_ID"
-    assert world.consumers().is_classic(one)
+        assert simulation.refused(one, epoch) == "UNKNOWN_MEMBER_ID"
+    assert simulation.consumers().is_classic(one)
 
 
 @pytest.mark.parametrize(
     ("generation", "error"), [(2, None), (1, GroupError.ILLEGAL_GENERATION)]
 )
 def test_classic_member_commits_with_its_generation(
-    world: World, generation: int, error: GroupError | None
+    simulation: CoordinatorSimulation, generation: int, error: GroupError | None
 ) -> None:
-    one, _ = upgrade_pair(world)
-    found, _ = world.coordinator.check_commit(
-        Committer("g", generation, one, None), world.now_ms
+    one, _ = upgrade_pair(simulation)
+    found, _ = simulation.coordinator.check_commit(
+        Committer("g", generation, one, None), simulation.now_ms
     )
     assert found is error
 
 
-def test_classic_member_has_its_requested_session_timeout(world: World) -> None:
-    one, other = upgrade_pair(world)
-    world.sleep(SESSION_MS - 1)
-    assert heartbeat_error(world, one, 2) == LATER
-    world.sleep(1)
-    assert set(world.consumers().members) == {one, "A"}
-    assert world.now_ms == T0 + SESSION_MS
-    assert other not in world.consumers().members
+def test_classic_member_has_its_requested_session_timeout(
+    simulation: CoordinatorSimulation,
+) -> None:
+    one, other = upgrade_pair(simulation)
+    simulation.sleep(SESSION_MS - 1)
+    assert heartbeat_error(simulation, one, 2) == LATER
+    simulation.sleep(1)
+    assert set(simulation.consumers().members) == {one, "A"}
+    assert simulation.now_ms == T0 + SESSION_MS
+    assert other not in simulation.consumers().members
 
 
-def test_classic_member_that_does_not_rejoin_in_time_is_removed(world: World) -> None:
-    one, other = upgrade_pair(world)
-    assert heartbeat_error(world, one, 2) == LATER
+def test_classic_member_that_does_not_rejoin_in_time_is_removed(
+    simulation: CoordinatorSimulation,
+) -> None:
+    one, other = upgrade_pair(simulation)
+    assert heartbeat_error(simulation, one, 2) == LATER
     for _ in range(REBALANCE_MS // 10_000):
-        world.beat("A", 3)
-        world.sleep(10_000)
-        heartbeat_error(world, other, world.consumers().current(other).member_epoch)
-        heartbeat_error(world, one, 2)
-        if not world.consumers().rejoins & {other}:
+        simulation.beat("A", 3)
+        simulation.sleep(10_000)
+        heartbeat_error(
+            simulation, other, simulation.consumers().current(other).member_epoch
+        )
+        heartbeat_error(simulation, one, 2)
+        if not simulation.consumers().rejoins & {other}:
             continue
-        join_ok(world, other)
-        sync(world, other, world.consumers().current(other).member_epoch)
-    assert one not in world.consumers().members
-    assert other in world.consumers().members
+        join_ok(simulation, other)
+        sync(simulation, other, simulation.consumers().current(other).member_epoch)
+    assert one not in simulation.consumers().members
+    assert other in simulation.consumers().members
 
 
-def test_classic_member_that_does_not_sync_in_time_is_removed(world: World) -> None:
-    one, _ = upgrade_pair(world)
-    join_ok(world, one)
+def test_classic_member_that_does_not_sync_in_time_is_removed(
+    simulation: CoordinatorSimulation,
+) -> None:
+    one, _ = upgrade_pair(simulation)
+    join_ok(simulation, one)
     for _ in range(REBALANCE_MS // 10_000):
-        assert one in world.consumers().members
-        heartbeat_error(world, one, 3)
-        world.beat("A", world.consumers().current("A").member_epoch)
-        world.sleep(10_000)
-    assert one not in world.consumers().members
+        assert one in simulation.consumers().members
+        heartbeat_error(simulation, one, 3)
+        simulation.beat("A", simulation.consumers().current("A").member_epoch)
+        simulation.sleep(10_000)
+    assert one not in simulation.consumers().members
 
 
-def test_static_member_changes_its_protocol(world: World) -> None:
-    one = join_ok(world, instance_id="i").member_id
-    sync(world, one, 1, {one: [0, 1, 2, 3]}, instance_id="i")
-    assert world.beat("A", 0, instance_id="i") == (2, [0, 1, 2, 3]), (
+def test_static_member_changes_its_protocol(simulation: CoordinatorSimulation) -> None:
+    one = join_ok(simulation, instance_id="i").member_id
+    sync(simulation, one, 1, {one: [0, 1, 2, 3]}, instance_id="i")
+    assert simulation.beat("A", 0, instance_id="i") == (2, [0, 1, 2, 3]), (
         "classic static members do not announce that they leave"
     )
-    assert set(world.consumers().members) == {"A"}
-    assert not world.consumers().is_classic("A")
-    assert heartbeat_error(world, one, 1, "i") == "FENCED_INSTANCE_ID"
-    world.beat("B", 0)
-    found = join_ok(world, instance_id="i")
-    assert set(world.consumers().members) == {found.member_id, "B"}
-    assert world.consumers().is_classic(found.member_id)
-    assert world.refused("A", 2, instance_id="i") == "FENCED_INSTANCE_ID"
-    assert join_error(world, "other", instance_id="i") == "FENCED_INSTANCE_ID"
-    assert leave_error(world, "", "i") is None
-    assert set(world.consumers().members) == {"B"}
+    assert set(simulation.consumers().members) == {"A"}
+    assert not simulation.consumers().is_classic("A")
+    assert heartbeat_error(simulation, one, 1, "i") == "FENCED_INSTANCE_ID"
+    simulation.beat("B", 0)
+    found = join_ok(simulation, instance_id="i")
+    assert set(simulation.consumers().members) == {found.member_id, "B"}
+    assert simulation.consumers().is_classic(found.member_id)
+    assert simulation.refused("A", 2, instance_id="i") == "FENCED_INSTANCE_ID"
+    assert join_error(simulation, "other", instance_id="i") == "FENCED_INSTANCE_ID"
+    assert leave_error(simulation, "", "i") is None
+    assert set(simulation.consumers().members) == {"B"}
 
 
 # -- downgrade ------------------------------------------------------------------------
 
 
 def test_group_is_downgraded_after_the_last_consumer_member_leaves(
-    world: World,
+    simulation: CoordinatorSimulation,
 ) -> None:
-    one, other = upgrade_pair(world)
+    one, other = upgrade_pair(simulation)
     for name in (one, other):
-        join_ok(world, name)
-        sync(world, name, 3)
-    world.beat("A", 3)
-    assert world.beat("A", -1) == (-1, None)
-    assert GroupConverted("g", "classic") in world.events
-    group = world.group()
+        join_ok(simulation, name)
+        sync(simulation, name, 3)
+    simulation.beat("A", 3)
+    assert simulation.beat("A", -1) == (-1, None)
+    assert GroupConverted("g", "classic") in simulation.events
+    group = simulation.group()
     assert group.consumers is None and set(group.members) == {one, other}
     assert (group.state, group.generation) == ("PreparingRebalance", 3)
-    assert heartbeat_error(world, one, 3) == LATER
-    waiter = send_join(world, one)
-    found = join_ok(world, other)
+    assert heartbeat_error(simulation, one, 3) == LATER
+    waiter = send_join(simulation, one)
+    found = join_ok(simulation, other)
     leader = found.leader
-    assert found.generation == world.replies[waiter].generation == 4
+    assert found.generation == simulation.replies[waiter].generation == 4
     shares = {one: [0, 1], other: [2, 3]}
-    assert sync(world, leader, 4, shares) == shares[leader]
+    assert sync(simulation, leader, 4, shares) == shares[leader]
     assert not group.owed
-    world.restart()
-    assert world.group().consumers is None and world.group().generation == 4
-    assert heartbeat_error(world, one, 4) is None
+    simulation.restart()
+    assert simulation.group().consumers is None and simulation.group().generation == 4
+    assert heartbeat_error(simulation, one, 4) is None
 
 
 def test_downgrade_is_one_batch_and_is_retried_until_stored(
-    world: World,
+    simulation: CoordinatorSimulation,
 ) -> None:
-    one, other = upgrade_pair(world)
-    world.holds = True
-    world.send("A", -1)
-    world.disk()
-    assert world.group().consumers is None
-    world.disk_error = GroupError.COORDINATOR_NOT_AVAILABLE
-    world.disk()
-    world.disk_error = None
-    world.holds = False
-    assert world.group().owed
-    waiter = send_join(world, one)
-    join_ok(world, other)
-    leader = world.replies[waiter].leader
-    assert sync(world, leader, 4, {one: [0], other: [1, 2, 3]})
-    found = world.last_batch()
+    one, other = upgrade_pair(simulation)
+    simulation.holds = True
+    simulation.send("A", -1)
+    simulation.disk()
+    assert simulation.group().consumers is None
+    simulation.disk_error = GroupError.COORDINATOR_NOT_AVAILABLE
+    simulation.disk()
+    simulation.disk_error = None
+    simulation.holds = False
+    assert simulation.group().owed
+    waiter = send_join(simulation, one)
+    join_ok(simulation, other)
+    leader = simulation.replies[waiter].leader
+    assert sync(simulation, leader, 4, {one: [0], other: [1, 2, 3]})
+    found = simulation.last_batch()
     assert {kind for kind, _, _ in found} == {*RecordKind} - {
         RecordKind.TOPICS,
         RecordKind.PATTERN,
@@ -535,141 +597,145 @@ def test_downgrade_is_one_batch_and_is_retried_until_stored(
         one,
         other,
     }
-    assert not world.group().owed
+    assert not simulation.group().owed
 
 
 def test_downgraded_member_keeps_partitions_that_no_member_subscribes_to(
-    world: World,
+    simulation: CoordinatorSimulation,
 ) -> None:
     """The member subscribed to another topic, but has not rejoined. Until then, no
     other member gets its partitions.
     """
-    one = join_ok(world).member_id
-    sync(world, one, 1, {one: [0, 1, 2, 3]})
-    world.set_topic("u", 1)
-    send_join(world, one, metadata(topic="u"))
-    world.disk_error = GroupError.COORDINATOR_NOT_AVAILABLE
-    assert world.refused("A", 0, topic_names=["u"]) == "COORDINATOR_NOT_AVAILABLE"
-    world.disk_error = None
-    found = read_assignment(world.group().members[one].assignment)
+    one = join_ok(simulation).member_id
+    sync(simulation, one, 1, {one: [0, 1, 2, 3]})
+    simulation.set_topic("u", 1)
+    send_join(simulation, one, metadata(topic="u"))
+    simulation.disk_error = GroupError.COORDINATOR_NOT_AVAILABLE
+    assert simulation.refused("A", 0, topic_names=["u"]) == "COORDINATOR_NOT_AVAILABLE"
+    simulation.disk_error = None
+    found = read_assignment(simulation.group().members[one].assignment)
     assert found == (("t", 0), ("t", 1), ("t", 2), ("t", 3))
 
 
-def test_crash_before_the_downgrade_is_stored_only_delays_it(world: World) -> None:
-    one, other = upgrade_pair(world)
-    world.holds = True
-    world.send("A", -1)
-    world.disk()
-    world.restart()
-    world.holds = False
-    assert world.group().consumers is None and set(world.group().members) == {
+def test_crash_before_the_downgrade_is_stored_only_delays_it(
+    simulation: CoordinatorSimulation,
+) -> None:
+    one, other = upgrade_pair(simulation)
+    simulation.holds = True
+    simulation.send("A", -1)
+    simulation.disk()
+    simulation.restart()
+    simulation.holds = False
+    assert simulation.group().consumers is None and set(simulation.group().members) == {
         one,
         other,
     }
-    assert heartbeat_error(world, one, 2) == "ILLEGAL_GENERATION", (
+    assert heartbeat_error(simulation, one, 2) == "ILLEGAL_GENERATION", (
         "the group has a newer generation"
     )
 
 
 def test_group_that_may_not_be_downgraded_stays_a_consumer_group() -> None:
-    world = World(may_upgrade=True)
-    one, _ = upgrade_pair(world)
-    world.beat("A", -1)
-    assert world.group().consumers is not None
-    assert heartbeat_error(world, one, 2) == LATER
-    assert join_ok(world, one).generation == 4
+    simulation = CoordinatorSimulation(may_upgrade=True)
+    one, _ = upgrade_pair(simulation)
+    simulation.beat("A", -1)
+    assert simulation.group().consumers is not None
+    assert heartbeat_error(simulation, one, 2) == LATER
+    assert join_ok(simulation, one).generation == 4
 
 
 def test_group_that_may_not_be_mixed_refuses_like_kafka() -> None:
-    world = World()
-    classic_pair(world)
-    assert world.refused("A", 0) == "GROUP_ID_NOT_FOUND"
-    world.send("A", 0, group="h")
-    assert join_error(world, group_id="h") == "INCONSISTENT_GROUP_PROTOCOL"
+    simulation = CoordinatorSimulation()
+    classic_pair(simulation)
+    assert simulation.refused("A", 0) == "GROUP_ID_NOT_FOUND"
+    simulation.send("A", 0, group="h")
+    assert join_error(simulation, group_id="h") == "INCONSISTENT_GROUP_PROTOCOL"
 
 
-def downgrade_without_deletion(world: World) -> tuple[str, str]:
+def downgrade_without_deletion(simulation: CoordinatorSimulation) -> tuple[str, str]:
     """Return the two members after A left and the group was downgraded, but the
     deletion of its old records failed. The disk still fails, and writes wait for
     disk().
     """
-    pair = upgrade_pair(world)
-    world.holds = True
-    world.send("A", -1)
-    world.disk()
-    world.disk_error = GroupError.COORDINATOR_NOT_AVAILABLE
-    world.disk()
+    pair = upgrade_pair(simulation)
+    simulation.holds = True
+    simulation.send("A", -1)
+    simulation.disk()
+    simulation.disk_error = GroupError.COORDINATOR_NOT_AVAILABLE
+    simulation.disk()
     return pair
 
 
-def test_deleting_a_group_deletes_its_leftover_records(world: World) -> None:
-    one, other = downgrade_without_deletion(world)
+def test_deleting_a_group_deletes_its_leftover_records(
+    simulation: CoordinatorSimulation,
+) -> None:
+    one, other = downgrade_without_deletion(simulation)
     for name in (one, other):
-        leave_error(world, name)
-    while world.stores:
-        world.disk()
-    world.disk_error = None
-    assert world.group().state == "Empty"
-    world.act(world.coordinator.delete("g", "waiter"))
-    world.disk()
-    assert (RecordKind.MEMBER, one, None) in world.last_batch()
-    world.holds = False
-    world.restart()
-    assert world.coordinator.get("g") is None
+        leave_error(simulation, name)
+    while simulation.stores:
+        simulation.disk()
+    simulation.disk_error = None
+    assert simulation.group().state == "Empty"
+    simulation.act(simulation.coordinator.delete("g", "waiter"))
+    simulation.disk()
+    assert (RecordKind.MEMBER, one, None) in simulation.last_batch()
+    simulation.holds = False
+    simulation.restart()
+    assert simulation.coordinator.get("g") is None
 
 
 def test_upgrade_after_a_downgrade_deletes_leftover_records(
-    world: World,
+    simulation: CoordinatorSimulation,
 ) -> None:
-    one, other = downgrade_without_deletion(world)
-    world.disk_error = None
-    world.holds = False
-    leave_error(world, other)
-    world.beat("B", 0)
-    assert (RecordKind.MEMBER, other, None) in world.last_batch()
-    world.restart()
-    assert set(world.consumers().members) == {one, "B"}
+    one, other = downgrade_without_deletion(simulation)
+    simulation.disk_error = None
+    simulation.holds = False
+    leave_error(simulation, other)
+    simulation.beat("B", 0)
+    assert (RecordKind.MEMBER, other, None) in simulation.last_batch()
+    simulation.restart()
+    assert set(simulation.consumers().members) == {one, "B"}
 
 
-def begin_failing_deletion(world: World) -> None:
+def begin_failing_deletion(simulation: CoordinatorSimulation) -> None:
     """Begin to delete the group. The write waits for disk(), and will fail once."""
-    world.holds = True
-    world.act(world.coordinator.delete("g", "waiter"))
-    world.disk_error = GroupError.COORDINATOR_NOT_AVAILABLE
+    simulation.holds = True
+    simulation.act(simulation.coordinator.delete("g", "waiter"))
+    simulation.disk_error = GroupError.COORDINATOR_NOT_AVAILABLE
 
 
-def restore_disk(world: World) -> None:
-    world.disk_error = None
-    world.holds = False
-    while world.stores:
-        world.disk()
+def restore_disk(simulation: CoordinatorSimulation) -> None:
+    simulation.disk_error = None
+    simulation.holds = False
+    while simulation.stores:
+        simulation.disk()
 
 
 def test_classic_group_formed_during_a_failed_deletion_deletes_leftovers(
-    world: World,
+    simulation: CoordinatorSimulation,
 ) -> None:
-    world.beat("A", 0)
-    world.send("A", -1)
-    begin_failing_deletion(world)
-    one = join_ok(world).member_id
-    world.disk()
-    restore_disk(world)
-    sync(world, one, 1, {one: [0]})
-    assert (RecordKind.GROUP, "", None) in world.last_batch()
-    world.restart()
-    assert world.group().consumers is None
+    simulation.beat("A", 0)
+    simulation.send("A", -1)
+    begin_failing_deletion(simulation)
+    one = join_ok(simulation).member_id
+    simulation.disk()
+    restore_disk(simulation)
+    sync(simulation, one, 1, {one: [0]})
+    assert (RecordKind.GROUP, "", None) in simulation.last_batch()
+    simulation.restart()
+    assert simulation.group().consumers is None
 
 
 def test_consumer_group_formed_during_a_failed_deletion_deletes_leftovers(
-    world: World,
+    simulation: CoordinatorSimulation,
 ) -> None:
-    one, other = classic_pair(world)
+    one, other = classic_pair(simulation)
     for name in (one, other):
-        leave_error(world, name)
-    begin_failing_deletion(world)
-    world.send("A", 0)
-    world.disk()
-    restore_disk(world)
-    assert (RecordKind.CLASSIC, "", None) in world.last_batch()
-    world.restart()
-    assert world.consumers().epoch == 1
+        leave_error(simulation, name)
+    begin_failing_deletion(simulation)
+    simulation.send("A", 0)
+    simulation.disk()
+    restore_disk(simulation)
+    assert (RecordKind.CLASSIC, "", None) in simulation.last_batch()
+    simulation.restart()
+    assert simulation.consumers().epoch == 1

@@ -19,53 +19,55 @@ from logcore.coordination.group_requests import (
     SyncResult,
 )
 from logcore.format.group_records import Subscription, subscription_value
-from support.consumerworld import World
+from support.coordinator_simulation import CoordinatorSimulation
 
 WANTS = subscription_value(Subscription(("t",)))
 
 
 @pytest.fixture
-def world() -> World:
-    return World(member_max_bytes=100, members_max_bytes=250)
+def simulation() -> CoordinatorSimulation:
+    return CoordinatorSimulation(member_max_bytes=100, members_max_bytes=250)
 
 
-def join(world: World, size: int, member_id: str = "") -> Any:
+def join(simulation: CoordinatorSimulation, size: int, member_id: str = "") -> Any:
     """Join, or rejoin, a member with `size` bytes of metadata."""
     protocols = (("some", WANTS.ljust(size - len("some"), b"\0")),)
-    return world.replies.get(world.join(member_id, protocols=protocols))
+    return simulation.replies.get(simulation.join(member_id, protocols=protocols))
 
 
-def sync(world: World, joined: Joined, assignments: Mapping[str, bytes]) -> Any:
-    return world.replies.get(
-        world.sync(joined.member_id, joined.generation, assignments=assignments)
+def sync(
+    simulation: CoordinatorSimulation, joined: Joined, assignments: Mapping[str, bytes]
+) -> Any:
+    return simulation.replies.get(
+        simulation.sync(joined.member_id, joined.generation, assignments=assignments)
     )
 
 
 @pytest.mark.parametrize(("size", "is_accepted"), [(100, True), (101, False)])
 def test_metadata_of_a_member_is_limited(
-    world: World, size: int, is_accepted: bool
+    simulation: CoordinatorSimulation, size: int, is_accepted: bool
 ) -> None:
-    result = join(world, size)
+    result = join(simulation, size)
     assert isinstance(result, Joined) == is_accepted
     if not is_accepted:
         assert result == JoinRefused(GroupError.INVALID_REQUEST, "")
-        assert world.coordinator.get("g") is None
+        assert simulation.coordinator.get("g") is None
 
 
-def test_metadata_of_all_members_is_limited(world: World) -> None:
+def test_metadata_of_all_members_is_limited(simulation: CoordinatorSimulation) -> None:
     for _ in range(2):
-        join(world, 100)
-    assert join(world, 51) == JoinRefused(GroupError.INVALID_REQUEST, "")
-    assert len(world.group().members) == 2
-    assert join(world, 50) is None, "the member waits for the others"
-    assert len(world.group().members) == 3
+        join(simulation, 100)
+    assert join(simulation, 51) == JoinRefused(GroupError.INVALID_REQUEST, "")
+    assert len(simulation.group().members) == 2
+    assert join(simulation, 50) is None, "the member waits for the others"
+    assert len(simulation.group().members) == 3
 
 
-def test_rejoining_member_counts_once(world: World) -> None:
-    first = join(world, 100)
+def test_rejoining_member_counts_once(simulation: CoordinatorSimulation) -> None:
+    first = join(simulation, 100)
     assert isinstance(first, Joined)
     for _ in range(3):
-        again = join(world, 100, first.member_id)
+        again = join(simulation, 100, first.member_id)
         assert isinstance(again, Joined)
 
 
@@ -80,19 +82,19 @@ def test_rejoining_member_counts_once(world: World) -> None:
     ],
 )
 def test_assignments_of_a_leader_are_limited(
-    world: World, sizes: tuple[int, ...], is_accepted: bool
+    simulation: CoordinatorSimulation, sizes: tuple[int, ...], is_accepted: bool
 ) -> None:
-    leader = join(world, 50)
+    leader = join(simulation, 50)
     names = (leader.member_id, "m2", "m3")
     result = sync(
-        world,
+        simulation,
         leader,
         {name: b"\0" * size for name, size in zip(names, sizes, strict=False)},
     )
     assert isinstance(result, SyncResult) == is_accepted
     if not is_accepted:
         assert result is GroupError.INVALID_REQUEST
-        assert world.group().state == "CompletingRebalance", (
+        assert simulation.group().state == "CompletingRebalance", (
             "the leader may send smaller assignments"
         )
 
@@ -101,17 +103,17 @@ def test_assignments_of_a_leader_are_limited(
 def test_classic_members_of_a_consumer_group_have_the_same_limits(
     size: int, is_accepted: bool
 ) -> None:
-    world = World(
+    simulation = CoordinatorSimulation(
         member_max_bytes=100,
         members_max_bytes=150,
         may_upgrade=True,
         may_downgrade=True,
     )
-    world.beat("A", 0)
-    assert isinstance(join(world, size), Joined) == is_accepted
+    simulation.beat("A", 0)
+    assert isinstance(join(simulation, size), Joined) == is_accepted
     if is_accepted:
-        assert join(world, 51) == JoinRefused(GroupError.INVALID_REQUEST, "")
-        assert isinstance(join(world, 50), Joined)
+        assert join(simulation, 51) == JoinRefused(GroupError.INVALID_REQUEST, "")
+        assert isinstance(join(simulation, 50), Joined)
 
 
 def test_default_limits_are_one_and_sixteen_mebibytes() -> None:

@@ -18,7 +18,7 @@ from logcore.coordination.consumer_assignors import (
     uniform,
 )
 from logcore.format.consumer_group_records import Partition
-from support.consumerworld import of, topic_id
+from support.coordinator_simulation import of, topic_id
 
 NAMES = "uvwxyz"
 

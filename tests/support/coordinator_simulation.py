@@ -63,7 +63,7 @@ def compile_pattern(pattern: str) -> Callable[[str], bool]:
     return lambda name: compiled.fullmatch(name) is not None
 
 
-class World:
+class CoordinatorSimulation:
     """One coordinator; restart() starts it again from its durable records."""
 
     def __init__(self, **rules: Any) -> None:

@@ -1,4 +1,4 @@
-"""Random runs of groups whose clients are replaced during the run: members of both
+"""Random histories of groups whose clients are replaced while they run: members of both
 protocols with the behavior of real clients.
 
 ClassicClient is a client of the classic protocol, eager or cooperative. As the leader,
@@ -28,15 +28,15 @@ from logcore.format.group_records import (
     read_subscription,
     subscription_value,
 )
-from support.consumerlives import (
+from support.coordinator_simulation import topic_id
+from support.group_histories import (
     MOST_CLIENTS,
     NOTHING,
     REBALANCE_MS,
     SESSION_MS,
     Client,
-    Life,
+    RandomHistory,
 )
-from support.consumerworld import topic_id
 
 #: Errors after which a member of the classic protocol must join again without
 #: partitions.
@@ -52,19 +52,19 @@ class ClassicClient(Client):
     """
 
     def __init__(
-        self, life: Life, number: int, instance_id: str | None, keeps: bool
+        self, history: RandomHistory, number: int, instance_id: str | None, keeps: bool
     ) -> None:
-        super().__init__(life, number, instance_id)
+        super().__init__(history, number, instance_id)
         self.member_id = ""
         self.keeps = keeps
-        self.takes_id_first = life.chance.random() < 0.7
-        self.topics: tuple[str, ...] = life.chance.choice([("t",), ("t", "u")])
-        self.said_topics: tuple[str, ...] = ()
+        self.takes_id_first = history.chance.random() < 0.7
+        self.topics: tuple[str, ...] = history.chance.choice([("t",), ("t", "u")])
+        self.reported_topics: tuple[str, ...] = ()
         self.generation = -1
         #: The generation whose assignment it must still request.
         self.joined: Joined | None = None
-        self.asks = ""
-        self.is_settled = False
+        self.awaited = ""
+        self.is_stable = False
         #: Version of the topics that it has assigned as leader, because a leader
         #: watches them. None for other members.
         self.led_version: int | None = None
@@ -82,7 +82,10 @@ class ClassicClient(Client):
             return
         if self.joined is not None:
             self.sync(self.joined)
-        elif self.is_settled and self.led_version in (None, self.life.world.version):
+        elif self.is_stable and self.led_version in (
+            None,
+            self.history.simulation.version,
+        ):
             self.heartbeat()
         else:
             self.join()
@@ -90,7 +93,7 @@ class ClassicClient(Client):
     def join(self) -> None:
         if not self.keeps:
             self.owned = NOTHING
-        world = self.life.world
+        simulation = self.history.simulation
         names = {topic_id(name): name for name in ("t", "u")}
         owned = tuple(sorted((names[topic], number) for topic, number in self.owned))
         request = Join(
@@ -113,19 +116,23 @@ class ClassicClient(Client):
             takes_id_first=self.takes_id_first,
             may_skip_assignment=True,
         )
-        world.waiters += 1
-        self.waiter = world.waiters
-        self.asks = "join"
-        self.said_topics = self.topics
-        world.act(world.coordinator.join(request, self.waiter, world.now_ms))
+        simulation.waiters += 1
+        self.waiter = simulation.waiters
+        self.awaited = "join"
+        self.reported_topics = self.topics
+        simulation.act(
+            simulation.coordinator.join(request, self.waiter, simulation.now_ms)
+        )
 
     def sync(self, joined: Joined) -> None:
-        world = self.life.world
+        simulation = self.history.simulation
         assignments: dict[str, bytes] = {}
-        # When it asks again, the answer may be the first assignment that it made.
+        # The response to a repeated request may contain its first assignment.
         if joined.leader == joined.member_id and self.led_version is None:
-            self.led_version = world.version
-            if joined.skip_assignment:  # it came back as an instance: other members may have partitions unknown to it
+            self.led_version = simulation.version
+            if joined.skip_assignment:
+                # It came back as a static member: other members may have partitions of
+                # topics that it does not know.
                 self.led_version = -1
         if joined.leader == joined.member_id and not joined.skip_assignment:
             assignments = self.assigned_to_all(joined)
@@ -138,10 +145,12 @@ class ClassicClient(Client):
             protocol=joined.protocol,
             assignments=assignments,
         )
-        world.waiters += 1
-        self.waiter = world.waiters
-        self.asks = "sync"
-        world.act(world.coordinator.sync(request, self.waiter, world.now_ms))
+        simulation.waiters += 1
+        self.waiter = simulation.waiters
+        self.awaited = "sync"
+        simulation.act(
+            simulation.coordinator.sync(request, self.waiter, simulation.now_ms)
+        )
 
     def assigned_to_all(self, joined: Joined) -> dict[str, bytes]:
         claims: dict[tuple[str, int], str] = {}
@@ -156,32 +165,32 @@ class ClassicClient(Client):
         shares: dict[str, list[tuple[str, int]]] = {
             member_id: [] for member_id in wanted
         }
-        for name, count in sorted(self.life.world.counts.items()):
-            takers = sorted(
+        for name, count in sorted(self.history.simulation.counts.items()):
+            receivers = sorted(
                 member_id for member_id, topics in wanted.items() if name in topics
             )
-            for number in range(count if takers else 0):
-                taker = takers[number % len(takers)]
-                if claims.get((name, number), taker) == taker:
-                    shares[taker].append((name, number))
+            for number in range(count if receivers else 0):
+                receiver = receivers[number % len(receivers)]
+                if claims.get((name, number), receiver) == receiver:
+                    shares[receiver].append((name, number))
         return {
             member_id: assignment_value(share) for member_id, share in shares.items()
         }
 
     def heartbeat(self) -> None:
-        world = self.life.world
-        coordinator = world.coordinator
+        simulation = self.history.simulation
+        coordinator = simulation.coordinator
         error, effects = coordinator.heartbeat(
-            "g", self.member_id, self.instance_id, self.generation, world.now_ms
+            "g", self.member_id, self.instance_id, self.generation, simulation.now_ms
         )
-        world.act(effects)
+        simulation.act(effects)
         self.take_error(error)
 
     def take_error(self, error: GroupError | None) -> None:
         if error is None or error is GroupError.COORDINATOR_NOT_AVAILABLE:
             return
         self.joined = None
-        self.is_settled = False
+        self.is_stable = False
         if error is GroupError.FENCED_INSTANCE_ID:
             self.end()
         elif error in LOST:
@@ -194,22 +203,22 @@ class ClassicClient(Client):
 
     # -- answers
 
-    def hear(self) -> None:
-        result = self.life.world.replies.get(self.waiter)  # type: ignore[arg-type]
-        asked = self.asks
+    def handle_response(self) -> None:
+        result = self.history.simulation.replies.get(self.waiter)  # type: ignore[arg-type]
+        awaited = self.awaited
         if self.waiter is None or (
-            result is None and self.waiter not in self.life.world.replies
+            result is None and self.waiter not in self.history.simulation.replies
         ):
             return
         self.waiter = None
         match result:
             case Joined():
-                assert asked == "join"
+                assert awaited == "join"
                 self.member_id = result.member_id
                 self.generation = result.generation
                 self.joined = result
                 self.led_version = None
-                self.is_passed_over = False
+                self.is_abandoned = False
             case JoinRefused(GroupError.MEMBER_ID_REQUIRED, member_id):
                 self.member_id = member_id
             case JoinRefused(error, _) if error in LATER:
@@ -229,33 +238,35 @@ class ClassicClient(Client):
         """
         partitions = read_assignment(result.assignment)
         assert partitions is not None
-        told: Partitions = frozenset(
+        assignment: Partitions = frozenset(
             (topic_id(name), number) for name, number in partitions
         )
-        gives = self.owned - told
-        self.owned = told
+        gives = self.owned - assignment
+        self.owned = assignment
         self.joined = None
-        self.is_settled = not gives and self.said_topics == self.topics
+        self.is_stable = not gives and self.reported_topics == self.topics
 
-    def settle(self) -> None:
+    def use_assignment(self) -> None:
         pass
 
-    def want_others(self) -> None:
-        self.topics = self.life.chance.choice([("t",), ("t", "u")])
-        self.is_settled = False
+    def change_subscription(self) -> None:
+        self.topics = self.history.chance.choice([("t",), ("t", "u")])
+        self.is_stable = False
 
     def leave(self, epoch: int) -> None:
         """Leave. A static member sends no request, because it intends to come back."""
-        world = self.life.world
+        simulation = self.history.simulation
         if self.member_id and self.instance_id is None:
-            world.act(
-                world.coordinator.leave("g", [(self.member_id, None)], world.now_ms)[1]
+            simulation.act(
+                simulation.coordinator.leave(
+                    "g", [(self.member_id, None)], simulation.now_ms
+                )[1]
             )
         self.end()
 
     @property
     def is_member(self) -> bool:
-        found = self.life.world.coordinator.get("g")
+        found = self.history.simulation.coordinator.get("g")
         if found is None or not self.member_id:
             return False
         if found.consumers is not None:
@@ -263,19 +274,19 @@ class ClassicClient(Client):
         return found.check_member(self.member_id, self.instance_id) is None
 
 
-class MixedLife(Life):
-    """A group with clients of either protocol. At the end, clients of `calms_with`
+class MixedHistory(RandomHistory):
+    """A group with clients of either protocol. At the end, clients of `remaining`
     remain: "both", "consumer" or "classic".
     """
 
-    def __init__(self, seed: int, calms_with: str = "both") -> None:
+    def __init__(self, seed: int, remaining: str = "both") -> None:
         super().__init__(seed)
-        self.world = type(self.world)(
+        self.simulation = type(self.simulation)(
             consumer_session_timeout_ms=SESSION_MS, may_upgrade=True, may_downgrade=True
         )
-        self.world.holds = True
-        self.world.set_topic("u", 3)
-        self.calms_with = calms_with
+        self.simulation.holds = True
+        self.simulation.set_topic("u", 3)
+        self.remaining = remaining
         self.classic_share = self.chance.choice([0.5, 1.0])
 
     def step(self) -> None:
@@ -286,18 +297,18 @@ class MixedLife(Life):
             self.classic_share = self.chance.choice([0.0, 0.5, 1.0])
         super().step()
 
-    def anybody(self, act: Callable[[Client], None]) -> None:
+    def let_one(self, act: Callable[[Client], None]) -> None:
         unwanted = [client for client in self.clients if self.is_unwanted(client)]
         if unwanted and self.chance.random() < 0.05:
             self.chance.choice(unwanted).leave(-1)
-        super().anybody(act)
+        super().let_one(act)
 
     def is_unwanted(self, client: Client) -> bool:
         return self.classic_share == (0.0 if isinstance(client, ClassicClient) else 1.0)
 
-    def newcomer(self) -> None:
+    def add_client(self) -> None:
         if self.chance.random() >= self.classic_share:
-            super().newcomer()
+            super().add_client()
             return
         if len(self.clients) >= MOST_CLIENTS:
             return
@@ -309,11 +320,11 @@ class MixedLife(Life):
             ClassicClient(self, self.number, instance_id, self.chance.random() < 0.5)
         )
 
-    def topics(self) -> None:
+    def change_topics(self) -> None:
         """Change topics, but delete none. Members of the classic protocol know no topic
         ids, and would mistake a recreated topic for the deleted one.
         """
-        self.world.set_topic(self.chance.choice("tu"), self.chance.randrange(1, 7))
+        self.simulation.set_topic(self.chance.choice("tu"), self.chance.randrange(1, 7))
 
     def classic_member(self) -> None:
         """Do nothing, because members of the classic protocol are ordinary clients
@@ -327,29 +338,31 @@ class MixedLife(Life):
         super().power_cut()
         for client in self.clients:
             if isinstance(client, ClassicClient):
-                client.told = NOTHING
+                client.assignment = NOTHING
 
-    def calm_down(self) -> None:
+    def end_faults(self) -> None:
         for client in self.clients:
             is_classic = isinstance(client, ClassicClient)
-            if (self.calms_with == "consumer" and is_classic) or (
-                self.calms_with == "classic" and not is_classic
+            if (self.remaining == "consumer" and is_classic) or (
+                self.remaining == "classic" and not is_classic
             ):
                 client.end()
-        self.clients = [client for client in self.clients if not client.is_over]
-        super().calm_down()
+        self.clients = [client for client in self.clients if not client.has_ended]
+        super().end_faults()
 
     def may_commit(self, client: Client) -> bool:
         if isinstance(client, ClassicClient):
-            who = Committer(
+            committer = Committer(
                 "g", client.generation, client.member_id, client.instance_id
             )
-            error, _ = self.world.coordinator.check_commit(who, self.world.now_ms)
+            error, _ = self.simulation.coordinator.check_commit(
+                committer, self.simulation.now_ms
+            )
             return error is None
         return super().may_commit(client)
 
     def check(self) -> None:
-        found = self.world.coordinator.get("g")
+        found = self.simulation.coordinator.get("g")
         group = self.group
         if group is not None:
             super().check()
@@ -369,16 +382,16 @@ class MixedLife(Life):
                 # The group does not wait only for static members, and keeps them. They
                 # use their partitions until their next answer: a weakness of the classic
                 # protocol.
-                client.is_passed_over |= (
+                client.is_abandoned |= (
                     client.instance_id is not None
                     and client.generation != found.generation
                 )
-            if client.is_passed_over:
+            if client.is_abandoned:
                 continue
             if not client.is_member:
-                assert not self.is_in(client) or not self.may_commit(client), (
-                    f"{client} is no member, and commits"
-                )
+                assert not self.believes_to_be_member(client) or not self.may_commit(
+                    client
+                ), f"{client} is no member, and commits"
                 continue
             for partition in client.owned:
                 assert partition not in users, (
@@ -386,16 +399,16 @@ class MixedLife(Life):
                 )
                 users[partition] = client
 
-    def is_in(self, client: Client) -> bool:
+    def believes_to_be_member(self, client: Client) -> bool:
         if isinstance(client, ClassicClient):
             return client.generation >= 0
-        return super().is_in(client)
+        return super().believes_to_be_member(client)
 
-    def check_calm(self) -> None:
+    def check_stable(self) -> None:
         if self.group is not None:
-            super().check_calm()
+            super().check_stable()
             return
-        found = self.world.coordinator.get("g")
+        found = self.simulation.coordinator.get("g")
         if not self.clients:
             assert found is None or not found.members
             return
@@ -411,7 +424,7 @@ class MixedLife(Life):
         everything = sorted(
             (topic_id(name), number)
             for name in wanted
-            for number in range(self.world.counts[name])
+            for number in range(self.simulation.counts[name])
         )
         assert (
             sorted(part for client in self.clients for part in client.owned)

@@ -5,7 +5,7 @@ Goal: no partition is assigned to two members at once, and everything is assigne
 end. This must hold for any order of heartbeats, lost answers, silent members, created
 and deleted topics, failing disks, and power cuts before a sync.
 
-Method: the next step is random (support/consumerlives.py). The realistic mistakes below
+Method: the next step is random (support/group_histories.py). The realistic mistakes below
 are made on purpose, and the histories must detect them.
 """
 
@@ -21,21 +21,21 @@ from logcore.coordination.consumer_assignors import uniform
 from logcore.coordination.consumer_group import ConsumerGroup
 from logcore.coordination.group_requests import GroupError
 from logcore.format.consumer_group_records import Current, Partitions
-from support.consumerlives import NOTHING, STEPS, Life, live
+from support.group_histories import NOTHING, STEPS, RandomHistory, run_history
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("first", range(0, 100, 10))
 def test_partitions_have_one_owner_and_the_group_becomes_stable(first: int) -> None:
     for seed in range(first, first + 10):
-        live(seed)
+        run_history(seed)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(10_000, 20_000, 1_000))
 def test_many_more_histories(first: int) -> None:
     for seed in range(first, first + 1_000):
-        live(seed)
+        run_history(seed)
 
 
 @pytest.mark.long
@@ -44,17 +44,17 @@ def test_histories_without_shared_batches(
 ) -> None:
     monkeypatch.setattr(consumer_transitions, "_BATCH_BYTES", 1)
     for seed in range(1_000, 1_030):
-        live(seed)
+        run_history(seed)
 
 
 def test_histories_reach_all_states_and_events() -> None:
     """Otherwise the tests above could pass because nothing happens."""
     met: set[str] = set()
     for seed in range(12):
-        life = Life(seed)
+        history = RandomHistory(seed)
         for _ in range(STEPS):
-            life.step()
-            group = life.group
+            history.step()
+            group = history.group
             if group is not None:
                 met |= {one.state.name for one in group.currents.values()}
                 met |= (
@@ -64,7 +64,7 @@ def test_histories_reach_all_states_and_events() -> None:
                 )
                 met |= {"unsure"} if group.unsure else set()
                 met |= {"queued"} if group.queued else set()
-            met |= {type(event).__name__ for event in life.world.events}
+            met |= {type(event).__name__ for event in history.simulation.events}
     assert met >= {"STABLE", "UNREVOKED", "UNRELEASED", "away", "unsure", "queued"}
     assert met >= {"SessionEnded", "RevocationEnded", "TargetsChanged", "GroupEmptied"}
 
@@ -205,4 +205,4 @@ def test_histories_detect_the_mistake(
     mistake(monkeypatch)
     with pytest.raises((AssertionError, KeyError)):
         for seed in range(400):
-            live(seed)
+            run_history(seed)

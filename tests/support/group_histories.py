@@ -1,4 +1,4 @@
-"""Random runs of groups of the consumer protocol: realistic members, and events that
+"""Random histories of groups of the consumer protocol: realistic members, and events that
 happen to them and to a coordinator that loses power.
 
 A random generator chooses the next event. A Client handles responses as real clients
@@ -20,7 +20,7 @@ from logcore.coordination.group_requests import (
     GroupError,
 )
 from logcore.format.consumer_group_records import Partitions
-from support.consumerworld import World
+from support.coordinator_simulation import CoordinatorSimulation
 
 NOTHING: Partitions = frozenset()
 SESSION_MS = 1_000
@@ -34,21 +34,23 @@ class Client:
     longer assigned before it reports that, and uses new partitions only afterwards.
     """
 
-    def __init__(self, life: Life, number: int, instance_id: str | None) -> None:
-        self.life = life
+    def __init__(
+        self, history: RandomHistory, number: int, instance_id: str | None
+    ) -> None:
+        self.history = history
         self.member_id = f"m{number}"
         self.instance_id = instance_id
-        self.wish = life.any_wish()
+        self.subscription = history.random_subscription()
         self.epoch = 0
         self.owned = NOTHING
         #: The assignment. None while it waits for a complete response.
-        self.told: Partitions | None = NOTHING
-        self.says_owned = False
-        self.said_all = False
-        self.is_over = False
+        self.assignment: Partitions | None = NOTHING
+        self.must_report_owned = False
+        self.is_complete = False
+        self.has_ended = False
         #: The waiter of the unanswered heartbeat.
         self.waiter: int | None = None
-        self.is_passed_over = False
+        self.is_abandoned = False
 
     def __repr__(self) -> str:
         return f"{self.member_id} at {self.epoch} owns {sorted(self.owned)}"
@@ -60,38 +62,38 @@ class Client:
         heartbeat is complete.
         """
         fields: dict[str, Any] = {"instance_id": self.instance_id}
-        if self.waiter is not None or self.told is None:
-            self.told = None
-        self.said_all = self.epoch == 0 or self.told is None
-        if self.said_all:
-            self.told = None
+        if self.waiter is not None or self.assignment is None:
+            self.assignment = None
+        self.is_complete = self.epoch == 0 or self.assignment is None
+        if self.is_complete:
+            self.assignment = None
             fields.update(
-                self.wish, rebalance_timeout_ms=REBALANCE_MS, owned=self.owned
+                self.subscription, rebalance_timeout_ms=REBALANCE_MS, owned=self.owned
             )
-        elif self.says_owned:
+        elif self.must_report_owned:
             fields.update(owned=self.owned)
-        self.says_owned = False
-        self.waiter = self.life.world.send(self.member_id, self.epoch, **fields)
+        self.must_report_owned = False
+        self.waiter = self.history.simulation.send(self.member_id, self.epoch, **fields)
 
-    def hear(self) -> None:
+    def handle_response(self) -> None:
         """Handle the response, if it has arrived."""
-        result = self.life.world.replies.get(self.waiter)  # type: ignore[arg-type]
+        result = self.history.simulation.replies.get(self.waiter)  # type: ignore[arg-type]
         if self.waiter is None or result is None:
             return
         self.waiter = None
         if isinstance(result, Beaten):
             self.epoch = result.member_epoch
             if result.assigned is not None:
-                self.told = result.assigned
-            assert result.assigned is not None or not self.said_all, (
+                self.assignment = result.assigned
+            assert result.assigned is not None or not self.is_complete, (
                 "a complete heartbeat gets a complete answer"
             )
-            if self.told is not None and self.owned <= self.told:
-                self.settle()
+            if self.assignment is not None and self.owned <= self.assignment:
+                self.use_assignment()
             return
         match result.error:
             case GroupError.COORDINATOR_NOT_AVAILABLE:
-                self.told = None
+                self.assignment = None
             case GroupError.FENCED_MEMBER_EPOCH | GroupError.UNKNOWN_MEMBER_ID:
                 self.drop_all()
             case (
@@ -105,35 +107,37 @@ class Client:
             case error:
                 raise AssertionError(f"{self}: {error}")
 
-    def settle(self) -> None:
+    def use_assignment(self) -> None:
         """Stop using partitions that are no longer assigned, then use the new ones."""
-        if self.told is not None and self.told != self.owned:
-            self.owned = self.told
-            self.says_owned = True
+        if self.assignment is not None and self.assignment != self.owned:
+            self.owned = self.assignment
+            self.must_report_owned = True
 
     def drop_all(self) -> None:
         self.owned = NOTHING
-        self.told = None
+        self.assignment = None
         self.epoch = 0
 
-    def want_others(self) -> None:
-        self.wish = self.life.any_wish()
-        self.told = None
+    def change_subscription(self) -> None:
+        self.subscription = self.history.random_subscription()
+        self.assignment = None
 
     def leave(self, epoch: int) -> None:
         if self.epoch > 0:
             self.owned = NOTHING
-            self.life.world.send(self.member_id, epoch, instance_id=self.instance_id)
+            self.history.simulation.send(
+                self.member_id, epoch, instance_id=self.instance_id
+            )
         self.end()
 
     def end(self) -> None:
         self.owned = NOTHING
-        self.is_over = True
+        self.has_ended = True
 
     @property
     def is_member(self) -> bool:
         """Whether the coordinator would accept the requests of the client."""
-        group = self.life.group
+        group = self.history.group
         if group is None or self.member_id not in group.members:
             return False
         return (
@@ -142,75 +146,75 @@ class Client:
         )
 
 
-class Life:
+class RandomHistory:
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
-        self.world = World(consumer_session_timeout_ms=SESSION_MS)
-        self.world.holds = True
+        self.simulation = CoordinatorSimulation(consumer_session_timeout_ms=SESSION_MS)
+        self.simulation.holds = True
         self.clients: list[Client] = []
         self.number = 0
 
     @property
     def group(self) -> ConsumerGroup | None:
-        found = self.world.coordinator.get("g")
+        found = self.simulation.coordinator.get("g")
         return None if found is None else found.consumers
 
-    def any_wish(self) -> dict[str, Any]:
+    def random_subscription(self) -> dict[str, Any]:
         names = self.chance.choice([("t",), ("t",), ("u",), ("t", "u")])
         if self.chance.random() < 0.2:
             return {"pattern": self.chance.choice(["t|u", "t"]), "topic_names": ()}
         assignor = self.chance.choice([None, "uniform", "range"])
         return {"pattern": "", "topic_names": names, "assignor": assignor}
 
-    # -- what happens
+    # -- events
 
     def step(self) -> None:
-        happens = self.chance.choices(
+        event = self.chance.choices(
             [
-                self.beats,
-                self.hears,
-                self.settles,
+                self.send_heartbeat,
+                self.receive_response,
+                self.use_assignments,
                 self.disk,
-                self.newcomer,
-                self.sleeps,
-                self.leaves,
-                self.topics,
+                self.add_client,
+                self.pass_time,
+                self.remove_client,
+                self.change_topics,
                 self.disk_fails,
                 self.power_cut,
-                self.wants_others,
+                self.change_subscriptions,
                 self.classic_member,
                 self.classic_members_leave,
             ],
             [30, 30, 10, 25, 5, 6, 3, 2, 5, 3, 1, 1, 4],
         )[0]
-        happens()
+        event()
         self.check()
 
-    def anybody(self, act: Callable[[Client], None]) -> None:
+    def let_one(self, act: Callable[[Client], None]) -> None:
         if self.clients:
             act(self.chance.choice(self.clients))
-        self.clients = [client for client in self.clients if not client.is_over]
+        self.clients = [client for client in self.clients if not client.has_ended]
 
-    def beats(self) -> None:
-        self.anybody(lambda client: client.beat())
+    def send_heartbeat(self) -> None:
+        self.let_one(lambda client: client.beat())
 
-    def hears(self) -> None:
-        self.anybody(lambda client: client.hear())
+    def receive_response(self) -> None:
+        self.let_one(lambda client: client.handle_response())
 
-    def settles(self) -> None:
-        self.anybody(lambda client: client.settle())
+    def use_assignments(self) -> None:
+        self.let_one(lambda client: client.use_assignment())
 
-    def wants_others(self) -> None:
-        self.anybody(lambda client: client.want_others())
+    def change_subscriptions(self) -> None:
+        self.let_one(lambda client: client.change_subscription())
 
-    def leaves(self) -> None:
+    def remove_client(self) -> None:
         def leave(client: Client) -> None:
             away = client.instance_id is not None and self.chance.random() < 0.7
             client.leave(-2 if away else -1)
 
-        self.anybody(leave)
+        self.let_one(leave)
 
-    def newcomer(self) -> None:
+    def add_client(self) -> None:
         if len(self.clients) < MOST_CLIENTS:
             self.number += 1
             used = {client.instance_id for client in self.clients}
@@ -219,42 +223,42 @@ class Life:
             self.clients.append(Client(self, self.number, instance_id))
 
     def disk(self) -> None:
-        if self.world.stores:
-            self.world.disk()
+        if self.simulation.stores:
+            self.simulation.disk()
 
     def disk_fails(self) -> None:
         """Let the store of the records fail. They may be on disk nevertheless."""
-        if self.world.stores:
-            records = self.world.stores[0].records
-            self.world.disk_error = GroupError.COORDINATOR_NOT_AVAILABLE
-            self.world.disk()
-            self.world.disk_error = None
+        if self.simulation.stores:
+            records = self.simulation.stores[0].records
+            self.simulation.disk_error = GroupError.COORDINATOR_NOT_AVAILABLE
+            self.simulation.disk()
+            self.simulation.disk_error = None
             if self.chance.random() < 0.7:
-                self.world.batches.append(records)
+                self.simulation.batches.append(records)
 
     def power_cut(self) -> None:
         """Cut the power. Records that are being written may be lost or not. No client
         gets a response.
         """
-        if self.world.stores and self.chance.random() < 0.5:
-            self.world.batches.append(self.world.stores[0].records)
-        self.world.restart()
+        if self.simulation.stores and self.chance.random() < 0.5:
+            self.simulation.batches.append(self.simulation.stores[0].records)
+        self.simulation.restart()
         for client in self.clients:
             if client.waiter is not None:
                 client.waiter = None
-                client.told = None
+                client.assignment = None
 
-    def sleeps(self) -> None:
-        self.world.sleep(self.chance.choice([10, 100, 400]))
+    def pass_time(self) -> None:
+        self.simulation.sleep(self.chance.choice([10, 100, 400]))
 
-    def topics(self) -> None:
-        self.world.set_topic(self.chance.choice("tu"), self.chance.randrange(7))
+    def change_topics(self) -> None:
+        self.simulation.set_topic(self.chance.choice("tu"), self.chance.randrange(7))
 
     def classic_member(self) -> None:
         """Let a member join by the classic protocol. Only an empty group accepts it."""
         members = 0 if self.group is None else len(self.group.members)
         self.number += 1
-        self.world.join(
+        self.simulation.join(
             client_id=f"classic{self.number}",
             session_timeout_ms=SESSION_MS,
             rebalance_timeout_ms=REBALANCE_MS,
@@ -264,11 +268,13 @@ class Life:
         )
 
     def classic_members_leave(self) -> None:
-        found = self.world.coordinator.get("g")
+        found = self.simulation.coordinator.get("g")
         if found is not None and found.members:
             leaving = [(member_id, None) for member_id in found.members]
-            self.world.act(
-                self.world.coordinator.leave("g", leaving, self.world.now_ms)[1]
+            self.simulation.act(
+                self.simulation.coordinator.leave("g", leaving, self.simulation.now_ms)[
+                    1
+                ]
             )
 
     # -- invariants
@@ -277,12 +283,12 @@ class Life:
         group = self.group
         users: dict[Any, str] = {}
         for client in self.clients:
-            if client.is_passed_over:
+            if client.is_abandoned:
                 continue
             if not client.is_member:
-                assert not self.is_in(client) or not self.may_commit(client), (
-                    f"{client} is no member, and commits"
-                )
+                assert not self.believes_to_be_member(client) or not self.may_commit(
+                    client
+                ), f"{client} is no member, and commits"
                 continue
             assert group is not None
             for partition in client.owned:
@@ -296,7 +302,7 @@ class Life:
         if group is not None:
             ours = [
                 store
-                for store in self.world.stores
+                for store in self.simulation.stores
                 if isinstance(store.then, ConsumersChanged)
             ]
             assert len(ours) <= 1, "one batch on its way at a time"
@@ -317,55 +323,59 @@ class Life:
                 name for name, one in group.currents.items() if one.revoking
             }
 
-    def is_in(self, client: Client) -> bool:
+    def believes_to_be_member(self, client: Client) -> bool:
         """Whether the client considers itself a member."""
         return client.epoch != 0
 
     def may_commit(self, client: Client) -> bool:
-        who = Committer(
+        committer = Committer(
             "g", client.epoch, client.member_id, client.instance_id, knows_epochs=True
         )
-        error, _ = self.world.coordinator.check_commit(who, self.world.now_ms)
+        error, _ = self.simulation.coordinator.check_commit(
+            committer, self.simulation.now_ms
+        )
         return error is None
 
-    def live(self) -> None:
+    def run(self) -> None:
         """Run all steps, and then the quiet end."""
         for _ in range(STEPS):
             self.step()
-        self.calm_down()
+        self.end_faults()
 
-    def calm_down(self) -> None:
+    def end_faults(self) -> None:
         """Let no more failures happen. The group detects lost members, and assigns
         every subscribed partition.
         """
         self.classic_members_leave()
-        self.world.set_topic("t", 5)
-        self.world.set_topic("u", 3)
+        self.simulation.set_topic("t", 5)
+        self.simulation.set_topic("u", 3)
         for _ in range(60):
-            self.world.sleep(SESSION_MS // 10)
-            while self.world.stores:
-                self.world.disk()
+            self.simulation.sleep(SESSION_MS // 10)
+            while self.simulation.stores:
+                self.simulation.disk()
             for client in [*self.clients]:
                 if client.waiter is None:
                     client.beat()
-                while self.world.stores:
-                    self.world.disk()
-                client.hear()
-                client.settle()
+                while self.simulation.stores:
+                    self.simulation.disk()
+                client.handle_response()
+                client.use_assignment()
                 self.check()
-            self.clients = [client for client in self.clients if not client.is_over]
-        self.check_calm()
+            self.clients = [client for client in self.clients if not client.has_ended]
+        self.check_stable()
 
-    def check_calm(self) -> None:
+    def check_stable(self) -> None:
         group = self.group
         if not self.clients:
             assert group is None or not group.members
             return
         assert group is not None
-        assert self.world.group().state == "Stable"
+        assert self.simulation.group().state == "Stable"
         assert group.members.keys() == {client.member_id for client in self.clients}
         wanted = {
-            topic for name in group.subscribed() if (topic := self.world.facts(name))
+            topic
+            for name in group.subscribed()
+            if (topic := self.simulation.facts(name))
         }
         everything = sorted(
             (topic, number) for topic, count in wanted for number in range(count)
@@ -376,13 +386,13 @@ class Life:
         )
         for client in self.clients:
             assert client.owned == group.targets[client.member_id]
-        before = len(self.world.batches)
+        before = len(self.simulation.batches)
         for client in self.clients:
             client.beat()
-        assert len(self.world.batches) == before and not self.world.stores, (
+        assert len(self.simulation.batches) == before and not self.simulation.stores, (
             "nothing changes any more"
         )
 
 
-def live(seed: int) -> None:
-    Life(seed).live()
+def run_history(seed: int) -> None:
+    RandomHistory(seed).run()

@@ -4,8 +4,8 @@ they run, and back.
 Goal: no partition is assigned to two members at once, whatever their protocols are, and
 everything is assigned in the end. This must hold for any order of requests, lost
 answers, silent members, failing disks and power cuts. Method: as in
-test_consumer_group_lives.py, with additional clients of the classic protocol
-(support/mixedlives.py). The realistic mistakes below are made on purpose, and the
+test_consumer_group_histories.py, with additional clients of the classic protocol
+(support/mixed_histories.py). The realistic mistakes below are made on purpose, and the
 histories must detect them.
 """
 
@@ -19,38 +19,38 @@ import pytest
 from logcore.coordination import consumer_transitions, migration
 from logcore.coordination.consumer_group import ConsumerGroup
 from logcore.format.group_records import read_subscription
-from support.consumerlives import NOTHING, STEPS
-from support.mixedlives import MixedLife
+from support.group_histories import NOTHING, STEPS
+from support.mixed_histories import MixedHistory
 
-CALMS = ("both", "consumer", "classic")
+REMAINING = ("both", "consumer", "classic")
 
 
-def live(seed: int) -> None:
-    MixedLife(seed, CALMS[seed % len(CALMS)]).live()
+def run_history(seed: int) -> None:
+    MixedHistory(seed, REMAINING[seed % len(REMAINING)]).run()
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("first", range(0, 60, 10))
 def test_partitions_have_one_owner_and_the_group_becomes_stable(first: int) -> None:
     for seed in range(first, first + 10):
-        live(seed)
+        run_history(seed)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(10_000, 20_000, 1_000))
 def test_many_more_histories(first: int) -> None:
     for seed in range(first, first + 1_000):
-        live(seed)
+        run_history(seed)
 
 
 def test_histories_reach_all_states_and_events() -> None:
     """Otherwise the tests above could pass because nothing happens."""
     met: set[str] = set()
     for seed in range(30):
-        life = MixedLife(seed)
+        history = MixedHistory(seed)
         for _ in range(STEPS):
-            life.step()
-            group = life.group
+            history.step()
+            group = history.group
             if group is not None:
                 kinds = {group.is_classic(name) for name in group.members}
                 met |= {"mixed"} if len(kinds) == 2 else set()
@@ -59,11 +59,11 @@ def test_histories_reach_all_states_and_events() -> None:
                     for name, one in group.currents.items()
                     if group.is_classic(name)
                 }
-            found = life.world.coordinator.get("g")
+            found = history.simulation.coordinator.get("g")
             met |= {"owed"} if found is not None and found.owed else set()
             met |= {
                 f"{type(event).__name__} {getattr(event, 'to', '')}".strip()
-                for event in life.world.events
+                for event in history.simulation.events
             }
     assert met >= {
         "mixed",
@@ -162,4 +162,4 @@ def test_histories_detect_the_mistake(
     mistake(monkeypatch)
     with pytest.raises((AssertionError, KeyError, AttributeError)):
         for seed in range(400):
-            live(seed)
+            run_history(seed)
