@@ -632,7 +632,7 @@ MISTAKES: Final = (
         "retry_with_a_new_sequence", "logcore/producer/sender.py",
         "            self.counts.retries += 1\n",
         "            self.counts.retries += 1\n            batch.forget_attempt()\n",
-        "producer/test_producer_lives.py",
+        "producer/test_producer_histories.py",
     ),
     Mistake(
         "reopened_log_is_believed_to_hold_the_batch", "logcore/producer/sender.py",
@@ -650,37 +650,37 @@ MISTAKES: Final = (
         "written_behind_one_that_failed", "logcore/producer/sender.py",
         "                if not batch.delivery.resolved:",
         "                if False:",
-        "producer/test_producer_lives.py",
+        "producer/test_producer_histories.py",
     ),
     Mistake(
         "acknowledged_before_the_sync", "logcore/producer/sender.py",
         "                one.log.flush()\n",
         "                pass\n",
-        "producer/test_producer_lives.py",
+        "producer/test_producer_histories.py",
     ),
     Mistake(
         "only_the_first_log_is_synced", "logcore/producer/sender.py",
         "            if one.log in failures:\n                continue\n",
         "            if failures:\n                failures[one.log] = None\n                continue\n",
-        "producer/test_producer_lives.py",
+        "producer/test_producer_histories.py",
     ),
     Mistake(
         "sequence_is_not_set_back", "logcore/producer/accumulator.py",
         "        identity.next_sequence = batch.sequence\n",
         "        pass\n",
-        "producer/test_producer_lives.py",
+        "producer/test_producer_histories.py",
     ),
     Mistake(
         "written_again_without_idempotence", "logcore/producer/sender.py",
         "if batch.is_unknown and not self._settings.idempotent:",
         "if False:",
-        "producer/test_producer_lives.py",
+        "producer/test_producer_histories.py",
     ),
     Mistake(
         "perhaps_stored_and_called_failed", "logcore/producer/sender.py",
         "        if batch.is_unknown:\n            error = Dur",
         "        if False:\n            error = Dur",
-        "producer/test_producer.py producer/test_producer_lives.py",
+        "producer/test_producer.py producer/test_producer_histories.py",
     ),
     Mistake(
         "sequence_goes_on_behind_an_unknown_outcome", "logcore/producer/sender.py",
@@ -710,13 +710,13 @@ MISTAKES: Final = (
         "halves_in_the_wrong_order", "logcore/producer/accumulator.py",
         "for half in reversed(halves)",
         "for half in halves",
-        "producer/test_producer_lives.py",
+        "producer/test_producer_histories.py",
     ),
     Mistake(
         "memory_of_a_batch_is_kept", "logcore/producer/accumulator.py",
         "        self.used_bytes -= batch.held_bytes\n",
         "        self.used_bytes -= batch.held_bytes - 1\n",
-        "producer/test_producer_lives.py",
+        "producer/test_producer_histories.py",
     ),
     # -- several processes write one log
     Mistake(

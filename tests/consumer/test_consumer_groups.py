@@ -1,7 +1,7 @@
 """Consumer groups in one process: which member owns which partition, the effect of
 commits, and the state after a crash.
 
-The random histories are in tests/support/grouplives.py.
+The random histories are in tests/support/consumer_histories.py.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from logcore.errors import (
 )
 from logcore.logdir import LogDir
 from logcore.testing import Fault, FaultPlan, SimulatedCrash, SimulatedDisk
-from support.grouplives import ASSIGNORS, INTERVAL_MS, Life, opened
+from support.consumer_histories import ASSIGNORS, INTERVAL_MS, ConsumerHistory, opened
 
 SEED = int(os.environ.get("LOGCORE_TEST_SEED", "0")) or 20_261_125
 
@@ -727,18 +727,20 @@ def test_consumer_is_used_by_one_thread_at_a_time() -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "lives",
+    "count",
     [25, pytest.param(3000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])],
 )
-def test_random_histories(lives: int) -> None:
-    for number in range(lives):
-        life = Life(SEED + number)
+def test_random_histories(count: int) -> None:
+    for number in range(count):
+        history = ConsumerHistory(SEED + number)
         try:
             for _ in range(60):
-                life.step()
-            life.finish()
+                history.step()
+            history.finish()
         except BaseException:
-            print(f"LOGCORE_TEST_SEED={SEED + number}, {life.assignor}:", *life.log)
+            print(
+                f"LOGCORE_TEST_SEED={SEED + number}, {history.assignor}:", *history.log
+            )
             raise
 
 

@@ -1,5 +1,5 @@
 """Guarantees of a producer, one per test. Random histories are in
-test_producer_lives.py.
+test_producer_histories.py.
 """
 
 from __future__ import annotations

@@ -19,9 +19,9 @@ from typing import Any, Final
 
 from logcore.testing import Fault, FaultPlan
 from logcore.testing.processes import Chances
-from support.grouplives import Life as GroupLife
+from support.consumer_histories import ConsumerHistory
 from support.groupsharers import Group
-from support.producerlives import Life as ProducerLife
+from support.producer_histories import ProducerHistory
 from support.registry_exploring import PATHS, World
 from support.registry_watched import Watched
 from support.sharers import Sharers
@@ -172,18 +172,18 @@ def transactions_power(seed: int, *, shared: bool) -> None:
         )
 
 
-def group_life(seed: int) -> None:
-    _lived(GroupLife(seed), 60)
+def consumer_history(seed: int) -> None:
+    _run_history(ConsumerHistory(seed), 60)
 
 
-def producer_life(seed: int) -> None:
-    _lived(ProducerLife(seed), 80)
+def producer_history(seed: int) -> None:
+    _run_history(ProducerHistory(seed), 80)
 
 
-def _lived(life: GroupLife | ProducerLife, steps: int) -> None:
+def _run_history(history: ConsumerHistory | ProducerHistory, steps: int) -> None:
     for _ in range(steps):
-        life.step()
-    life.finish()
+        history.step()
+    history.finish()
 
 
 def _sharers(seed: int, chances: Chances, acts: str) -> Sharers:
@@ -265,8 +265,8 @@ def _kinds() -> dict[str, Callable[[int], object]]:
         kinds[f"transactions {name}"] = lambda seed, chances=chances: transactions(
             seed, chances
         )
-    kinds["groups in one process"] = group_life
-    kinds["producers"] = producer_life
+    kinds["groups in one process"] = consumer_history
+    kinds["producers"] = producer_history
     kinds["transactions power shared"] = lambda seed: transactions_power(
         seed, shared=True
     )

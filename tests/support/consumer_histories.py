@@ -1,4 +1,4 @@
-"""Random runs of several consumers over one directory on the simulated disk, with its
+"""Random histories of several consumers over one directory on the simulated disk, with its
 clock, in one process.
 
 They poll, process, commit, pause for long, close, and end abruptly; topics grow. After
@@ -33,11 +33,11 @@ class Worker:
         self.consumer = consumer
         self.is_automatic = is_automatic
         #: Records that it has received and not processed.
-        self.hand: list[Any] = []
+        self.unprocessed: list[Any] = []
         self.polled_ms = -1
 
 
-class Life:
+class ConsumerHistory:
     """A group with its consumers; see the description of the module."""
 
     def __init__(self, seed: int) -> None:
@@ -52,7 +52,7 @@ class Life:
         #: Acknowledged offsets by partition.
         self.committed: dict[int, int] = {}
         #: Offsets whose commits were acknowledged by callbacks.
-        self.heard: list[dict[int, int]] = []
+        self.confirmed: list[dict[int, int]] = []
         self.log: list[str] = []
 
     def step(self) -> None:
@@ -92,8 +92,10 @@ class Life:
             worker = self.rng.choice(self.workers)
             self.process(worker)
             worker.polled_ms = self.disk.monotonic_ms()
-            worker.hand = list(worker.consumer.poll().records())
-            places = [(record.partition, record.offset) for record in worker.hand]
+            worker.unprocessed = list(worker.consumer.poll().records())
+            places = [
+                (record.partition, record.offset) for record in worker.unprocessed
+            ]
             assert places == sorted(
                 places,
                 key=lambda place: (
@@ -103,9 +105,9 @@ class Life:
 
     def process(self, worker: Worker) -> None:
         self.processed.update(
-            (record.partition, record.offset) for record in worker.hand
+            (record.partition, record.offset) for record in worker.unprocessed
         )
-        worker.hand = []
+        worker.unprocessed = []
 
     def append(self) -> None:
         if self.rng.random() < 0.1 and self.partitions < 6:
@@ -125,30 +127,30 @@ class Life:
         positions = self.positions(worker)
         try:
             if self.rng.random() < 0.4:
-                worker.consumer.commit_async(callback=self.hear)
+                worker.consumer.commit_async(callback=self.on_commit)
                 return
             worker.consumer.commit()
         except (CommitFailedError, RebalanceInProgressError):
             return
-        self.note_heard()
-        self.note_commit(positions)
+        self.record_confirmed()
+        self.record_commit(positions)
 
-    def hear(
+    def on_commit(
         self,
         error: Exception | None,
         offsets: Mapping[TopicPartition, OffsetAndMetadata],
     ) -> None:
         """Only record the event, because an exception of a callback would be ignored."""
         if error is None:
-            self.heard.append(
+            self.confirmed.append(
                 {one.partition: each.offset for one, each in offsets.items()}
             )
 
-    def note_heard(self) -> None:
-        while self.heard:
-            self.note_commit(self.heard.pop(0))
+    def record_confirmed(self) -> None:
+        while self.confirmed:
+            self.record_commit(self.confirmed.pop(0))
 
-    def note_commit(self, positions: Mapping[int, int]) -> None:
+    def record_commit(self, positions: Mapping[int, int]) -> None:
         for partition, offset in positions.items():
             assert offset >= self.committed.get(partition, 0), (
                 "an acknowledged commit moved back"
@@ -203,7 +205,7 @@ class Life:
         self.data = opened(self.disk)
 
     def check(self) -> None:
-        self.note_heard()
+        self.record_confirmed()
         owners: dict[TopicPartition, list[int]] = {}
         generations = {}
         for number, worker in enumerate(self.workers):
@@ -215,7 +217,7 @@ class Life:
             if generations.get(number) == newest:
                 for one in worker.consumer.assignment():
                     owners.setdefault(one, []).append(number)
-        assert all(len(those) == 1 for those in owners.values()), (
+        assert all(len(members) == 1 for members in owners.values()), (
             f"two owners in generation {newest}: {owners}"
         )
         stored = self.stored()
@@ -247,7 +249,7 @@ class Life:
         for _ in range(300):
             for worker in self.workers:
                 self.process(worker)
-                worker.hand = list(worker.consumer.poll().records())
+                worker.unprocessed = list(worker.consumer.poll().records())
             self.disk.advance(100)
         for worker in self.workers:
             self.process(worker)

@@ -1,4 +1,4 @@
-"""Random runs of producers on a simulated disk that fills up, fails and loses its
+"""Random histories of producers on a simulated disk that fills up, fails and loses its
 power, with a ledger of the records that were sent and acknowledged.
 
 Invariants:
@@ -52,7 +52,7 @@ class Sent:
     producer: int
     partition: int
     future: RecordFuture | None
-    told: list[tuple[Exception | None, RecordMetadata]] = attrs.Factory(list)
+    outcomes: list[tuple[Exception | None, RecordMetadata]] = attrs.Factory(list)
     #: Acknowledged as durable.
     is_safe: bool = False
     is_acked: bool = False
@@ -66,7 +66,7 @@ class Worker:
     sent: list[Sent] = attrs.Factory(list)
 
 
-class Life:
+class ProducerHistory:
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
         self.disk = SimulatedDisk()
@@ -89,8 +89,8 @@ class Life:
 
     def step(self) -> None:
         steps = [self.send] * 8 + [
-            self.burst,
-            self.burst,
+            self.send_many_batches,
+            self.send_many_batches,
             self.send_many,
             self.poll,
             self.poll,
@@ -98,7 +98,7 @@ class Life:
             self.start,
             self.wait,
         ]
-        self.rng.choice([*steps, self.fail, self.end, self.interfere, self.crash])()
+        self.rng.choice([*steps, self.fail, self.end, self.disturb, self.crash])()
         self.check_memory()
 
     def start(self) -> None:
@@ -127,7 +127,7 @@ class Life:
             self.start()
         self.send_to(self.rng.choice(self.workers), self.rng.randrange(PARTITIONS))
 
-    def burst(self) -> None:
+    def send_many_batches(self) -> None:
         """Send more batches in one round than a log remembers for a producer."""
         if self.workers:
             worker = self.rng.choice(self.workers)
@@ -146,7 +146,9 @@ class Life:
                 name + b"." * self.rng.choice([0, 0, 60, 60, 60, 300]),
                 partition=one.partition,
                 timestamp_ms=self.rng.choice([None] * 20 + [0]),
-                on_delivery=lambda error, metadata: self.tell(one, error, metadata),
+                on_delivery=lambda error, metadata: self.record_outcome(
+                    one, error, metadata
+                ),
             )
         except (BufferFullError, RecordTooLargeError):
             del self.ledger[name]
@@ -174,13 +176,13 @@ class Life:
                 del self.ledger[one.name]
                 worker.sent.remove(one)
 
-    def tell(
+    def record_outcome(
         self, one: Sent, error: Exception | None, metadata: RecordMetadata
     ) -> None:
-        one.told.append((error, metadata))
-        assert len(one.told) == 1, "two outcomes"
+        one.outcomes.append((error, metadata))
+        assert len(one.outcomes) == 1, "two outcomes"
         assert error is None or isinstance(error, EXPECTED), (
-            f"an error that nothing here is the reason of: {error!r}"
+            f"an unexpected error: {error!r}"
         )
         self.reached[
             "unknown"
@@ -196,18 +198,18 @@ class Life:
             self.rng.choice(self.workers).producer.poll()
 
     def flush(self) -> None:
-        self.calm()
+        self.end_faults()
         for worker in self.workers:
             worker.producer.flush()
             undone = [
                 one
                 for one in worker.sent
-                if one.future is not None and len(one.told) != 1
+                if one.future is not None and len(one.outcomes) != 1
             ]
             assert not undone, f"flush() left {undone}"
         self.check()
 
-    def calm(self) -> None:
+    def end_faults(self) -> None:
         """Let the disk work again, and let time pass until no request waits for a
         retry.
         """
@@ -241,12 +243,14 @@ class Life:
             return
         is_patient = self.rng.random() < 0.5
         if is_patient:
-            self.calm()
+            self.end_faults()
         worker = self.workers.pop(self.rng.randrange(len(self.workers)))
         worker.producer.close(None if is_patient else 0)
-        assert all(len(one.told) == 1 for one in worker.sent if one.future is not None)
+        assert all(
+            len(one.outcomes) == 1 for one in worker.sent if one.future is not None
+        )
 
-    def interfere(self) -> None:
+    def disturb(self) -> None:
         """Let another writer append, roll the log, or close the log."""
         log = self.data.partition("t", self.rng.randrange(PARTITIONS))
         if log.has_failed:
@@ -271,12 +275,14 @@ class Life:
         self.data = self.opened()
         for one in self.ledger.values():
             one.is_acked = one.is_safe
-            if not one.told:
-                one.told.append((DurabilityUnknownError("its process is gone"), None))  # type: ignore[arg-type]
-            elif not one.is_safe and one.told[0][0] is None:
-                one.told[0] = (
+            if not one.outcomes:
+                one.outcomes.append(
+                    (DurabilityUnknownError("its process is gone"), None)
+                )  # type: ignore[arg-type]
+            elif not one.is_safe and one.outcomes[0][0] is None:
+                one.outcomes[0] = (
                     DurabilityUnknownError("the power failed"),
-                    one.told[0][1],
+                    one.outcomes[0][1],
                 )
         self.check()
 
@@ -307,23 +313,23 @@ class Life:
                     assert one.name in offsets, (
                         f"{one.name} was acknowledged and is missing"
                     )
-                    assert offsets[one.name] == one.told[0][1].offset
-                elif one.told and not isinstance(
-                    one.told[0][0], DurabilityUnknownError
+                    assert offsets[one.name] == one.outcomes[0][1].offset
+                elif one.outcomes and not isinstance(
+                    one.outcomes[0][0], DurabilityUnknownError
                 ):
                     assert one.name not in offsets, (
-                        f"{one.name} failed with {one.told[0][0]} and is stored"
+                        f"{one.name} failed with {one.outcomes[0][0]} and is stored"
                     )
             for number in range(self.made):
-                mine = [
+                numbers = [
                     int(name.split(b":")[1])
                     for name in names
                     if name.startswith(b"%d:" % number)
                 ]
-                assert mine == sorted(mine), f"out of order: {mine}"
+                assert numbers == sorted(numbers), f"out of order: {numbers}"
 
     def finish(self) -> None:
-        self.calm()
+        self.end_faults()
         for worker in self.workers:
             worker.producer.close()
             assert worker.producer.metrics().queued_bytes == 0
