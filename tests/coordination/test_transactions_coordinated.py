@@ -2,7 +2,7 @@
 request in each state, and random histories.
 
 Goal: every answer of the reference's tables, and no transaction that is split, hanging
-or lost after any crash. Method: support/transactionworld.py. The same search must also
+or lost after any crash. Method: support/transaction_simulation.py. The same search must also
 detect coordinators with a deliberate mistake.
 """
 
@@ -35,7 +35,12 @@ from logcore.coordination.transactions import (
     TransactionMachine,
 )
 from logcore.format.transaction_records import Status, StoredTransaction
-from support.transactionworld import TIMEOUT_MS, Broken, World, with_mistakes
+from support.transaction_simulation import (
+    TIMEOUT_MS,
+    InvariantViolated,
+    TransactionSimulation,
+    with_mistakes,
+)
 
 T0 = 1_700_000_000_000
 P = frozenset({("t", 0)})
@@ -490,13 +495,13 @@ def test_record_with_unknown_durability_stops_the_coordinator() -> None:
 
 def test_random_histories() -> None:
     for seed in range(40):
-        World(seed).live(300)
+        TransactionSimulation(seed).run(300)
 
 
 @pytest.mark.slow
 def test_many_random_histories() -> None:
     for seed in range(1_000, 6_000):
-        World(seed).live(400)
+        TransactionSimulation(seed).run(400)
 
 
 MISTAKES = {
@@ -557,7 +562,7 @@ MISTAKES = {
 def is_found(module: Any, **more: Any) -> bool:
     for seed in range(300):
         try:
-            World(seed, module, **more).live(300)
+            TransactionSimulation(seed, module, **more).run(300)
         except AssertionError:  # Broken, or the coordinator's own
             return True
     return False
@@ -583,4 +588,4 @@ def test_random_histories_detect_markers_before_the_prepare_record() -> None:
 
 
 def test_broken_is_an_assertion_error() -> None:
-    assert issubclass(Broken, AssertionError)
+    assert issubclass(InvariantViolated, AssertionError)

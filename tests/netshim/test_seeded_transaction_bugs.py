@@ -1,7 +1,7 @@
 """Mistakes that a coordinator of transactions could make, T1 to T12: each is found, and
 nothing without it.
 
-The simulations: lives of the coordinator alone (support/transactionworld.py); a broker
+The simulations: lives of the coordinator alone (support/transaction_simulation.py); a broker
 without sockets whose power is cut at every change; a producer that loses answers and
 offsets of groups, each beside a plain model; a clock that jumps. docs/crashes.md has
 the table.
@@ -28,17 +28,17 @@ from netshim import wire
 from netshim.handlers import produce
 from netshim.wire import codes
 from support.stillbroker import StillBroker
-from support.transactionworld import World, with_mistakes
+from support.transaction_simulation import TransactionSimulation, with_mistakes
 
 #: Lives of the coordinator; a mistake is found in one of the first few.
 LIVES = 300
 
 
-def found_in_lives(module: Any, **more: Any) -> str:
+def find_in_runs(module: Any, **more: Any) -> str:
     """What is broken first. Fails where nothing is."""
     for seed in range(LIVES):
         try:
-            World(seed, module, **more).live(300)
+            TransactionSimulation(seed, module, **more).run(300)
         except AssertionError as error:  # of the world, or the coordinator's own
             return str(error)
     pytest.fail(f"not found in {LIVES} lives")
@@ -46,11 +46,11 @@ def found_in_lives(module: Any, **more: Any) -> str:
 
 @pytest.mark.slow  # `make check` finds others of its kind
 def test_T1_a_marker_before_its_decision_is_on_disk() -> None:
-    found_in_lives(transactions, marks_early=True)
+    find_in_runs(transactions, marks_early=True)
 
 
 def test_T2_a_transaction_is_called_complete_before_its_markers_are_on_disk() -> None:
-    found_in_lives(
+    find_in_runs(
         with_mistakes(
             (
                 "        transaction.left = left\n        if not left:",
@@ -61,7 +61,7 @@ def test_T2_a_transaction_is_called_complete_before_its_markers_are_on_disk() ->
 
 
 def test_T3_records_before_their_partition_is_on_disk() -> None:
-    found_in_lives(
+    find_in_runs(
         with_mistakes(
             (
                 "        return self._store(\n"
@@ -76,7 +76,7 @@ def test_T3_records_before_their_partition_is_on_disk() -> None:
 
 
 def test_T4_an_end_is_answered_before_its_decision_is_on_disk() -> None:
-    found = found_in_lives(
+    found = find_in_runs(
         with_mistakes(
             (
                 "        transaction.ending = (waiter, identity)\n        return self._store(transaction, prepared,",
@@ -89,7 +89,7 @@ def test_T4_an_end_is_answered_before_its_decision_is_on_disk() -> None:
 
 def test_T7_an_epoch_that_counts_although_its_record_could_not_be_written() -> None:
     """KAFKA-9666: each failure raised the epoch in memory, until there was none left."""
-    found = found_in_lives(
+    found = find_in_runs(
         with_mistakes(
             (
                 "        if failed:\n            return self.end()\n",
@@ -109,7 +109,7 @@ def test_T8_after_a_load_only_those_markers_that_memory_misses() -> None:
     """What had been handed out counted as written, also for the coordinator that came
     next.
     """
-    found = found_in_lives(
+    found = find_in_runs(
         with_mistakes(
             (
                 "_TOP_EPOCH: Final = 32_767\n",
@@ -132,7 +132,7 @@ def test_T8_after_a_load_only_those_markers_that_memory_misses() -> None:
 
 @pytest.mark.slow  # `make check` finds others of its kind
 def test_T12_the_same_end_again_raises_the_epoch_again() -> None:
-    found = found_in_lives(
+    found = find_in_runs(
         with_mistakes(
             (
                 "    if is_current:  # nothing was begun: an abort raises the epoch all the same",
@@ -146,7 +146,7 @@ def test_T12_the_same_end_again_raises_the_epoch_again() -> None:
 
 def test_nothing_is_found_without_a_mistake() -> None:
     for seed in range(20):
-        World(seed).live(300)
+        TransactionSimulation(seed).run(300)
 
 
 # -- T5: what a power cut left open ----------------------------------------------------
@@ -160,7 +160,7 @@ class Interrupted:
     def __init__(self) -> None:
         self.who = (-1, -1)
 
-    def live(self, disk: SimulatedDisk, promise: Callable[[Any], None]) -> None:
+    def run(self, disk: SimulatedDisk, promise: Callable[[Any], None]) -> None:
         bench = StillBroker(disk, disk.now_ms(), "os")
         bench.logdir.create_topic("t", 2)
         got = bench.ask(
@@ -262,7 +262,7 @@ def explore_orphans(limit: int) -> list[list[int]]:
             )  # raised here, it would be an error of the broker's disk
 
     assert (
-        explore(producer.live, producer.go_on, judge, limit=limit, again_every=0).states
+        explore(producer.run, producer.go_on, judge, limit=limit, again_every=0).states
         > 50
     )
     return broken
@@ -331,7 +331,7 @@ class Sender:
         self.pending: list[tuple[int, bytes]] = []
         self.shown: list[list[bytes]] = [[], []]
 
-    def live(self, events: int) -> None:
+    def run(self, events: int) -> None:
         try:
             for _ in range(events):
                 self.chance.choices([self.send, self.end], [3, 1])[0]()
@@ -425,7 +425,7 @@ class Sender:
 
 def test_what_is_sent_again_is_answered_as_before_and_counts_once() -> None:
     for seed in range(5):
-        Sender(seed).live(60)
+        Sender(seed).run(60)
 
 
 def test_T6_a_batch_that_comes_again_is_judged_as_a_new_one(
@@ -448,7 +448,7 @@ def test_T6_a_batch_that_comes_again_is_judged_as_a_new_one(
         AssertionError, match=f"is answered with {codes.OUT_OF_ORDER_SEQUENCE_NUMBER}"
     ):
         for seed in range(10):
-            Sender(seed).live(60)
+            Sender(seed).run(60)
 
 
 # -- T9 and T10: offsets of groups -----------------------------------------------------
@@ -480,7 +480,7 @@ class Offsets:
         assert got.error_code == 0, got
         return got.producer_id, got.producer_epoch
 
-    def live(self, events: int) -> None:
+    def run(self, events: int) -> None:
         steps = [
             self.commit,
             self.commit_in_transaction,
@@ -571,12 +571,12 @@ class Offsets:
 
     def judge(self) -> None:
         group = wire.OFFSET_FETCH.Request.Group
-        asked = [
+        groups = [
             group(group_id="g", topics=[group.Topic(name="in", partition_indexes=[0])])
         ]
         for is_strict in (False, True):
             answer = self.bench.ask(
-                wire.OFFSET_FETCH, 8, require_stable=is_strict, groups=asked
+                wire.OFFSET_FETCH, 8, require_stable=is_strict, groups=groups
             )
             (found,) = answer.groups[0].topics[0].partitions
             if found.error_code:
@@ -594,27 +594,27 @@ def test_offsets_of_transactions_count_from_their_commit_on_and_the_latest_recor
     None
 ):
     for seed in range(6):
-        Offsets(seed).live(60)
+        Offsets(seed).run(60)
 
 
 def test_the_latest_of_two_open_commits_counts_whichever_ends_last_after_a_restart() -> (
     None
 ):
     """After a restart the one that ended last counted, though its record was the older."""
-    world = Offsets(0)
-    world.commit_in_transaction("x")
-    world.commit_in_transaction("y")
-    world.bench.restart()
-    world.end_one("y")
-    world.end_one("x")
-    world.judge()
-    world.bench.stop()
+    simulation = Offsets(0)
+    simulation.commit_in_transaction("x")
+    simulation.commit_in_transaction("y")
+    simulation.bench.restart()
+    simulation.end_one("y")
+    simulation.end_one("x")
+    simulation.judge()
+    simulation.bench.stop()
 
 
 def find_in_offsets() -> None:
     with pytest.raises(AssertionError, match="counts, not"):
         for seed in range(50):
-            Offsets(seed).live(60)
+            Offsets(seed).run(60)
 
 
 def test_T9_offsets_are_shown_before_their_transaction_has_ended(

@@ -1,7 +1,7 @@
 """Send twenty messages to a topic with FastStream, and write the results of a handler
 to another topic.
 
-   python faststream_job.py ADDRESS confluent|aiokafka
+    python faststream_job.py ADDRESS confluent|aiokafka
 
 Runs in an environment that has faststream.
 """

@@ -264,7 +264,7 @@ class Line:
         """Send one frame.
 
         Raises:
-           CloseConnection: the broker closes the connection.
+            CloseConnection: the broker closes the connection.
         """
         world = self.world
         if len(frame) >= 8:
@@ -319,8 +319,8 @@ class Line:
         """Send a request, and return its response.
 
         Raises:
-           EOFError: the broker closes the connection.
-           TimeoutError: there is no response in time.
+            EOFError: the broker closes the connection.
+            TimeoutError: there is no response in time.
         """
         world = self.world
         world.correlation_id += 1
@@ -711,7 +711,7 @@ class World:
         The responses are not decoded, because some of them are tokens without a header.
 
         Raises:
-           CloseConnection: the broker closes the connection.
+            CloseConnection: the broker closes the connection.
         """
         self.broker.last_api = "none"
         try:

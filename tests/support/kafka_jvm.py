@@ -220,7 +220,7 @@ class Storage:
         """Send a request, and return the response.
 
         Raises:
-           KafkaError: Kafka raised an exception.
+            KafkaError: Kafka raised an exception.
         """
         process = self.process
         assert process.stdin is not None and process.stdout is not None

@@ -1,7 +1,7 @@
 """Two streams of one topic in a process that is killed: a stream writes `copy`, and
 named batch writes create `kept`.
 
-   python -m support.killed_job DIRECTORY WORK
+    python -m support.killed_job DIRECTORY WORK
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Read the tables of support.lakes with Spark, and compact them.
 
-   python lake_job.py DELTA WAREHOUSE JARS MODE
+    python lake_job.py DELTA WAREHOUSE JARS MODE
 
 It runs in an environment with another pyspark, so it imports no other file of the
 tests. MODE is "read" or "compact". It prints the rows of each table as one line of

@@ -1,6 +1,6 @@
 """A Spark job that runs on any pyspark from 4.0: batch and stream, in and out.
 
-   python -m support.matrix_job DIRECTORY WORK [SERVERS JARS]
+    python -m support.matrix_job DIRECTORY WORK [SERVERS JARS]
 
 It prints a line of JSON: the rows that it has read, and the version of pyspark. With
 SERVERS, it does the same with Spark's Kafka connector, whose JARS are given, against a

@@ -1,7 +1,7 @@
 """Count the records of topic "text" by key with Quix, exactly once, into topic
 "counts", until the process is killed.
 
-   python quix_job.py ADDRESS STATE_FOLDER
+    python quix_job.py ADDRESS STATE_FOLDER
 
 Runs in an environment that has quixstreams.
 """

@@ -1,7 +1,7 @@
 """Forwarders and mirrors in processes of their own that are killed at random moments,
 against any cluster.
 
-   python -m support.shippers KIND DATA BOOTSTRAP [end]
+    python -m support.shippers KIND DATA BOOTSTRAP [end]
 
 A shipper prints `ready` when it has begun to ship. It continues until it is killed, or
 with `end` until all records are shipped. Batches are small, so that kills hit their

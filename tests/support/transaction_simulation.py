@@ -25,7 +25,7 @@ from typing import Any
 
 import attrs
 
-from logcore.coordination import transactions as real
+from logcore.coordination import transactions
 from logcore.coordination.transaction_effects import (
     AddPartitions,
     CancelTransactionTimer,
@@ -55,7 +55,7 @@ TIMEOUT_MS = 60_000
 PARTITIONS = [("t", 0), ("t", 1), ("u", 0)]
 
 
-class Broken(AssertionError):
+class InvariantViolated(AssertionError):
     """An invariant is violated."""
 
 
@@ -101,7 +101,7 @@ class Producer:
 
 def with_mistakes(*mistakes: tuple[str, str]) -> Any:
     """Return the coordinator's module with other lines instead of some."""
-    source = inspect.getsource(real)
+    source = inspect.getsource(transactions)
     for old, new in mistakes:
         assert source.count(old) == 1, (source.count(old), old)
         source = source.replace(old, new)
@@ -111,7 +111,7 @@ def with_mistakes(*mistakes: tuple[str, str]) -> Any:
     return module
 
 
-class World:
+class TransactionSimulation:
     """The coordinator, its disk, its partitions and its producers.
 
     `module` contains the coordinator. With `marks_early`, markers are written before
@@ -119,7 +119,7 @@ class World:
     """
 
     def __init__(
-        self, seed: int, module: Any = real, *, marks_early: bool = False
+        self, seed: int, module: Any = transactions, *, marks_early: bool = False
     ) -> None:
         self.chance = random.Random(seed)
         self.module = module
@@ -187,7 +187,7 @@ class World:
 
     # -- the disk
 
-    def keep(self, effect: StoreTransaction) -> None:
+    def store(self, effect: StoreTransaction) -> None:
         key = transaction_key(effect.transactional_id)
         self.durable[key] = (
             None if effect.stored is None else transaction_value(effect.stored)
@@ -196,7 +196,7 @@ class World:
     def sync(self) -> None:
         if self.stores:
             effect = self.stores.pop(0)
-            self.keep(effect)
+            self.store(effect)
             self.act(self.coordinator.stored(effect, self.now_ms))
 
     def mark(self) -> None:
@@ -219,7 +219,7 @@ class World:
 
     def crash(self) -> None:
         for effect in self.stores[: self.chance.randint(0, len(self.stores))]:
-            self.keep(effect)
+            self.store(effect)
         for effect, left in self.markers:
             for each in sorted(left):
                 if self.chance.random() < 0.3:
@@ -236,13 +236,13 @@ class World:
             return
         effect = self.stores[0]
         if self.chance.random() < 0.5:
-            self.keep(effect)
+            self.store(effect)
         self.act(self.coordinator.stored(effect, self.now_ms, failed=True))
         if not self.coordinator.is_over:
             self.stores.remove(
                 effect
             )  # it continues with the record; after a crash the record may be missing
-            self.judge_knowledge()
+            self.judge_state()
             for _ in range(12):
                 self.step(self.chance.choice(self.producers))
             self.crash()
@@ -262,21 +262,23 @@ class World:
                 if (
                     self.chance.random() < 0.9
                 ):  # otherwise the response is lost, and the client repeats the request
-                    self.hear(producer, result)
+                    self.handle_response(producer, result)
 
     def judge_answer(self, request: Any, result: Any) -> None:
         if isinstance(request, End) and isinstance(result, ProducerIdAndEpoch):
-            asked = (
+            end = (
                 request.transactional_id,
                 request.producer_id,
                 request.producer_epoch,
                 request.commit,
             )
-            before = self.ends.setdefault(asked, result)
-            if before != result:
-                raise Broken(f"{asked} is answered {result}, and was {before}")
+            earlier = self.ends.setdefault(end, result)
+            if earlier != result:
+                raise InvariantViolated(
+                    f"{end} is answered {result}, and was {earlier}"
+                )
 
-    def hear(self, producer: Producer, result: Any) -> None:
+    def handle_response(self, producer: Producer, result: Any) -> None:
         request = producer.request
         if result in (
             TransactionError.CONCURRENT_TRANSACTIONS,
@@ -387,7 +389,7 @@ class World:
         for name in self.timers.due(self.now_ms):
             self.act(self.coordinator.timed_out(name, self.now_ms))
 
-    def live(self, events: int) -> None:
+    def run(self, events: int) -> None:
         rare = [self.crash, self.fail_sync, self.refuse_markers]
         for _ in range(events):
             self.events += 1
@@ -404,10 +406,10 @@ class World:
                 self.pass_time(self.chance.choice([10, 500, 5_000, 30_000, 60_000]))
             else:
                 self.chance.choice(rare)()
-            self.judge_knowledge()
+            self.judge_state()
         self.finish()
 
-    def judge_knowledge(self) -> None:
+    def judge_state(self) -> None:
         for key, value in self.durable.items():
             name = read_transaction_key(key)
             assert name is not None
@@ -415,7 +417,7 @@ class World:
             if value is not None:
                 stored = read_transaction(value)
             if self.coordinator.get(name) != stored:
-                raise Broken(
+                raise InvariantViolated(
                     f"{name} is known as {self.coordinator.get(name)}, and stored as {stored}"
                 )
 
@@ -434,17 +436,17 @@ class World:
             self.pass_time(1_000)
         for where, log in self.logs.items():
             if any(log.open.values()):
-                raise Broken(f"an open transaction in {where}: {log.open}")
+                raise InvariantViolated(f"an open transaction in {where}: {log.open}")
         for attempt, places in self.written.items():
             committed = {
                 where for where in places if attempt in self.logs[where].committed
             }
             if committed and committed != places:
-                raise Broken(
+                raise InvariantViolated(
                     f"attempt {attempt} is committed in {committed} of {places}"
                 )
             outcome = self.outcomes.get(attempt)
             if places and outcome is not None and bool(committed) != outcome:
-                raise Broken(
+                raise InvariantViolated(
                     f"attempt {attempt} was answered {outcome}, and is committed in {committed}"
                 )
