@@ -1,10 +1,10 @@
-"""Mistakes that a coordinator of transactions could make, T1 to T12: each is found, and
-nothing without it.
+"""Seeded mistakes of a transaction coordinator, T1 to T12. Each is found, and without a
+mistake nothing is found.
 
-The simulations: lives of the coordinator alone (support/transaction_simulation.py); a broker
-without sockets whose power is cut at every change; a producer that loses answers and
-offsets of groups, each beside a plain model; a clock that jumps. docs/crashes.md has
-the table.
+The simulations: random runs of the coordinator alone
+(support/transaction_simulation.py), a broker without sockets with a power cut at every
+change, a producer that loses responses, commits of group offsets, and a clock that
+jumps. A plain model checks the producer and the offsets. docs/crashes.md has the table.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ from netshim.wire import codes
 from support.stillbroker import StillBroker
 from support.transaction_simulation import TransactionSimulation, with_mistakes
 
-#: Lives of the coordinator; a mistake is found in one of the first few.
-LIVES = 300
+#: Runs of the coordinator. A mistake is found in one of the first few.
+RUNS = 300
 
 
 def find_in_runs(module: Any, **more: Any) -> str:
-    """What is broken first. Fails where nothing is."""
-    for seed in range(LIVES):
+    """Return the first violated invariant. The test fails if there is none."""
+    for seed in range(RUNS):
         try:
             TransactionSimulation(seed, module, **more).run(300)
-        except AssertionError as error:  # of the world, or the coordinator's own
+        except AssertionError as error:  # an invariant of the simulation, or an assertion of the coordinator
             return str(error)
-    pytest.fail(f"not found in {LIVES} lives")
+    pytest.fail(f"not found in {RUNS} runs")
 
 
 @pytest.mark.slow  # `make check` finds others of its kind
-def test_T1_a_marker_before_its_decision_is_on_disk() -> None:
+def test_T1_marker_is_written_before_its_decision_is_durable() -> None:
     find_in_runs(transactions, marks_early=True)
 
 
-def test_T2_a_transaction_is_called_complete_before_its_markers_are_on_disk() -> None:
+def test_T2_transaction_is_complete_before_its_markers_are_durable() -> None:
     find_in_runs(
         with_mistakes(
             (
@@ -60,7 +60,7 @@ def test_T2_a_transaction_is_called_complete_before_its_markers_are_on_disk() ->
     )
 
 
-def test_T3_records_before_their_partition_is_on_disk() -> None:
+def test_T3_records_are_accepted_before_their_partition_is_durable() -> None:
     find_in_runs(
         with_mistakes(
             (
@@ -75,7 +75,7 @@ def test_T3_records_before_their_partition_is_on_disk() -> None:
     )
 
 
-def test_T4_an_end_is_answered_before_its_decision_is_on_disk() -> None:
+def test_T4_end_is_acknowledged_before_its_decision_is_durable() -> None:
     found = find_in_runs(
         with_mistakes(
             (
@@ -87,7 +87,7 @@ def test_T4_an_end_is_answered_before_its_decision_is_on_disk() -> None:
     assert "answered" in found
 
 
-def test_T7_an_epoch_that_counts_although_its_record_could_not_be_written() -> None:
+def test_T7_epoch_counts_although_its_record_was_not_written() -> None:
     """KAFKA-9666: each failure raised the epoch in memory, until there was none left."""
     found = find_in_runs(
         with_mistakes(
@@ -105,9 +105,9 @@ def test_T7_an_epoch_that_counts_although_its_record_could_not_be_written() -> N
     assert "is known as" in found
 
 
-def test_T8_after_a_load_only_those_markers_that_memory_misses() -> None:
-    """What had been handed out counted as written, also for the coordinator that came
-    next.
+def test_T8_loaded_coordinator_skips_markers_that_were_sent_before() -> None:
+    """Markers that an earlier coordinator had sent counted as written for the next
+    coordinator.
     """
     found = find_in_runs(
         with_mistakes(
@@ -131,13 +131,13 @@ def test_T8_after_a_load_only_those_markers_that_memory_misses() -> None:
 
 
 @pytest.mark.slow  # `make check` finds others of its kind
-def test_T12_the_same_end_again_raises_the_epoch_again() -> None:
+def test_T12_repeated_end_raises_the_epoch_again() -> None:
     found = find_in_runs(
         with_mistakes(
             (
-                "    if is_current:  # nothing was begun: an abort raises the epoch all the same",
+                "    if is_current:\n        if request.commit:",
                 "    if is_retry and request.commit == (stored.status is Status.COMPLETE_COMMIT):\n"
-                "        return True\n    if is_current:",
+                "        return True\n    if is_current:\n        if request.commit:",
             )
         )
     )
@@ -149,12 +149,12 @@ def test_nothing_is_found_without_a_mistake() -> None:
         TransactionSimulation(seed).run(300)
 
 
-# -- T5: what a power cut left open ----------------------------------------------------
+# -- T5: transactions that a power cut leaves open -------------------------------------
 
 
 class Interrupted:
-    """A producer whose broker loses power under "os" while its first transaction is
-    open, and who goes on with it.
+    """A producer whose broker loses power under "os" during its first transaction. The
+    producer continues.
     """
 
     def __init__(self) -> None:
@@ -175,7 +175,9 @@ class Interrupted:
         bench.stop()
 
     def write(self, bench: StillBroker) -> set[int]:
-        """Adds both partitions and sends the batch; the codes that came."""
+        """Add both partitions and send the batch. Return the error codes of the
+        responses.
+        """
         topic_type = wire.ADD_PARTITIONS_TO_TXN.Request.Topic
         added = bench.ask(
             wire.ADD_PARTITIONS_TO_TXN,
@@ -214,9 +216,9 @@ class Interrupted:
             part.error_code for part in told.responses[0].partition_responses
         }
 
-    def go_on(self, disk: SimulatedDisk) -> tuple[bool, list[int]]:
-        """Whether the producer was told that all is committed, and how many records
-        each partition shows.
+    def continue_after(self, disk: SimulatedDisk) -> tuple[bool, list[int]]:
+        """Return whether the broker reported a commit to the producer, and the number
+        of visible records of each partition.
         """
         bench = StillBroker(disk, disk.now_ms())
         if "t" not in bench.logdir:
@@ -248,8 +250,8 @@ class Interrupted:
 
 
 def explore_orphans(limit: int) -> list[list[int]]:
-    """What each partition shows of a transaction that is told to be committed, where
-    that is not all of it.
+    """Return the visible records of each partition for each run in which the broker
+    reports a commit, and records of the transaction are missing.
     """
     producer = Interrupted()
     broken: list[list[int]] = []
@@ -259,21 +261,23 @@ def explore_orphans(limit: int) -> list[list[int]]:
         if is_told and seen != [1, 1]:
             broken.append(
                 seen
-            )  # raised here, it would be an error of the broker's disk
+            )  # an error here would count as an error of the broker's disk
 
     assert (
-        explore(producer.run, producer.go_on, judge, limit=limit, again_every=0).states
+        explore(
+            producer.run, producer.continue_after, judge, limit=limit, again_every=0
+        ).states
         > 50
     )
     return broken
 
 
 @pytest.mark.slow  # `make check` finds others of its kind
-def test_T5_what_was_left_open_is_aborted_with_its_own_epoch(
+def test_T5_orphan_is_aborted_with_the_epoch_of_its_producer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What its producer sends again is then a duplicate of what was aborted, and is
-    missing in what is committed.
+    """Otherwise the batch that the producer repeats is a duplicate of an aborted batch,
+    and the committed transaction does not contain it.
     """
     assert explore_orphans(4) == []
     module = with_mistakes(
@@ -305,13 +309,14 @@ def test_T5_what_was_left_open_is_aborted_with_its_own_epoch(
     assert explore_orphans(4)
 
 
-# -- T6: what is sent twice ------------------------------------------------------------
+# -- T6: repeated batches --------------------------------------------------------------
 
 
 class Sender:
-    """A transactional producer that loses answers and sends again, also to a broker
-    that was killed in the meantime, beside a model: what each partition shows of the
-    transactions that were committed.
+    """A transactional producer that loses responses, and repeats its requests, also
+    after the broker was killed.
+
+    A model contains the visible records of committed transactions in each partition.
     """
 
     def __init__(self, seed: int) -> None:
@@ -329,14 +334,14 @@ class Sender:
         self.who = (got.producer_id, got.producer_epoch)
         self.sequences = [0, 0]
         self.pending: list[tuple[int, bytes]] = []
-        self.shown: list[list[bytes]] = [[], []]
+        self.visible: list[list[bytes]] = [[], []]
 
     def run(self, events: int) -> None:
         try:
             for _ in range(events):
                 self.chance.choices([self.send, self.end], [3, 1])[0]()
         except AssertionError:
-            self.disk.crash()  # what was not closed stays silent
+            self.disk.crash()  # open objects are dropped without a warning
             raise
         self.bench.stop()
 
@@ -348,13 +353,13 @@ class Sender:
         while True:
             code = self.produce(number, sequence, value)
             assert code == 0, (
-                f"batch {sequence} of partition {number} is answered with {code}"
+                f"batch {sequence} of partition {number} gets the code {code}"
             )
             if self.chance.random() < 0.6:
                 break
             if (
                 self.chance.random() < 0.3
-            ):  # the answer was lost, and maybe the broker with it
+            ):  # the response was lost, and the broker may have been killed
                 self.disk.kill()
                 self.bench.start()
         self.sequences[number] += 1
@@ -412,40 +417,40 @@ class Sender:
         )
         assert told.error_code == 0, told
         for number, value in self.pending if commit else ():
-            self.shown[number].append(value)
+            self.visible[number].append(value)
         self.pending.clear()
         for number in (0, 1):
             found = self.bench.logdir.partition("t", number).read(
                 0, isolation="read_committed"
             )
-            assert [record.value for record in found] == self.shown[number], (
-                "each record of a commit is shown once"
+            assert [record.value for record in found] == self.visible[number], (
+                "each record of a commit is visible once"
             )
 
 
-def test_what_is_sent_again_is_answered_as_before_and_counts_once() -> None:
+def test_repeated_batches_get_the_same_response_and_count_once() -> None:
     for seed in range(5):
         Sender(seed).run(60)
 
 
-def test_T6_a_batch_that_comes_again_is_judged_as_a_new_one(
+def test_T6_repeated_batch_is_checked_as_a_new_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In its open transaction it is answered as before. After the end the coordinator
-    is asked first, as in Kafka.
+    """In its open transaction it gets the same response again. After the end, the
+    coordinator is queried first, as in Kafka.
     """
     append = produce._append
 
     def append_once(log: Any, records: Any) -> Any:
         batch_ends = log.log_end_offset
         receipt = append(log, records)
-        if log.log_end_offset == batch_ends:  # it was there before
+        if log.log_end_offset == batch_ends:  # the log had it already
             return logcore.OutOfOrderSequenceError("a batch came twice")
         return receipt
 
     monkeypatch.setattr(produce, "_append", append_once)
     with pytest.raises(
-        AssertionError, match=f"is answered with {codes.OUT_OF_ORDER_SEQUENCE_NUMBER}"
+        AssertionError, match=f"gets the code {codes.OUT_OF_ORDER_SEQUENCE_NUMBER}"
     ):
         for seed in range(10):
             Sender(seed).run(60)
@@ -455,9 +460,10 @@ def test_T6_a_batch_that_comes_again_is_judged_as_a_new_one(
 
 
 class Offsets:
-    """Commits of one partition's offset, plain and in transactions, in an order drawn
-    by chance, with restarts and power cuts, beside a model: of what is committed the
-    record that was written last counts.
+    """Commits of one partition's offset, plain and in transactions, in random order,
+    with restarts and power cuts.
+
+    In the model, the record that was written last counts among the committed ones.
     """
 
     def __init__(self, seed: int) -> None:
@@ -466,7 +472,8 @@ class Offsets:
         self.bench = StillBroker(self.disk, self.disk.now_ms())
         self.bench.logdir.create_topic("in")
         self.written = 0
-        self.counts = (0, -1)  # when it was written, and the offset
+        #: The order of the record that counts, and its offset.
+        self.counting = (0, -1)
         self.pending: dict[str, tuple[int, int]] = {}
         self.who = {name: self.begin(name) for name in ("x", "y")}
 
@@ -493,7 +500,7 @@ class Offsets:
                 self.chance.choice(steps)()
                 self.judge()
         except AssertionError:
-            self.disk.crash()  # what was not closed stays silent
+            self.disk.crash()  # open objects are dropped without a warning
             raise
         self.bench.stop()
 
@@ -511,7 +518,7 @@ class Offsets:
             topics=[topic_type(name="in", partitions=[part])],
         )
         assert answer.topics[0].partitions[0].error_code == 0, answer
-        self.counts = (self.written, self.written)
+        self.counting = (self.written, self.written)
 
     def commit_in_transaction(self, name: str = "") -> None:
         name = name or self.chance.choice("xy")
@@ -554,7 +561,7 @@ class Offsets:
         self.who[name] = (end.producer_id, end.producer_epoch)
         found = self.pending.pop(name)
         if commit:
-            self.counts = max(self.counts, found)
+            self.counting = max(self.counting, found)
 
     def restart(self) -> None:
         kind = self.chance.randrange(3)
@@ -584,23 +591,21 @@ class Offsets:
                 assert found.error_code == codes.UNSTABLE_OFFSET_COMMIT
                 assert self.pending, "nothing is open"
             else:
-                assert found.committed_offset == self.counts[1], (
-                    f"{found.committed_offset} counts, not {self.counts}"
+                assert found.committed_offset == self.counting[1], (
+                    f"{found.committed_offset} counts, not {self.counting}"
                 )
 
 
 @pytest.mark.long
-def test_offsets_of_transactions_count_from_their_commit_on_and_the_latest_record_wins() -> (
-    None
-):
+def test_committed_offset_with_the_latest_record_counts() -> None:
     for seed in range(6):
         Offsets(seed).run(60)
 
 
-def test_the_latest_of_two_open_commits_counts_whichever_ends_last_after_a_restart() -> (
-    None
-):
-    """After a restart the one that ended last counted, though its record was the older."""
+def test_later_of_two_transactional_commits_counts_after_a_restart() -> None:
+    """After a restart, the transaction that ended last counted, although its record was
+    older.
+    """
     simulation = Offsets(0)
     simulation.commit_in_transaction("x")
     simulation.commit_in_transaction("y")
@@ -617,21 +622,21 @@ def find_in_offsets() -> None:
             Offsets(seed).run(60)
 
 
-def test_T9_offsets_are_shown_before_their_transaction_has_ended(
+def test_T9_offsets_are_visible_before_their_transaction_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pending = group_offsets.pending
 
-    def shown(group: Group, done: Any, error: Any) -> Any:
+    def visible(group: Group, done: Any, error: Any) -> Any:
         for key, each in done.offsets.items():
             group.put(key, each, done.order)
         return pending(group, done, error)
 
-    monkeypatch.setattr(group_offsets, "pending", shown)
+    monkeypatch.setattr(group_offsets, "pending", visible)
     find_in_offsets()
 
 
-def test_T10_an_older_commit_of_a_transaction_covers_a_newer_plain_one(
+def test_T10_older_commit_of_a_transaction_replaces_a_newer_plain_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def put(self: Group, key: tuple[str, int], committed: Any, _order: int) -> None:
@@ -644,9 +649,9 @@ def test_T10_an_older_commit_of_a_transaction_covers_a_newer_plain_one(
 # -- T11: clocks -----------------------------------------------------------------------
 
 
-def live_with_jumps(seed: int) -> None:
-    """A transaction is open for some time while the wall clock jumps. It ends when its
-    time is over, not before.
+def run_with_clock_jumps(seed: int) -> None:
+    """Let the wall clock jump while a transaction is open. It ends after its timeout,
+    not before.
     """
     chance = random.Random(seed)
     disk = SimulatedDisk({"data": None}, seed=seed)
@@ -682,12 +687,14 @@ def state_of(data: logcore.LogDir) -> Status:
     return data.transactions()["x"].status
 
 
-def test_T11_a_timeout_by_the_wall_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_T11_transaction_timeout_uses_the_wall_clock(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for seed in range(4):
-        live_with_jumps(seed)
+        run_with_clock_jumps(seed)
     monkeypatch.setattr(
         TransactionCoordinator, "now_ms", lambda self: self._fs.now_ms()
     )
     with pytest.raises(AssertionError, match=r"ended after|still open"):
         for seed in range(10):
-            live_with_jumps(seed)
+            run_with_clock_jumps(seed)
