@@ -44,7 +44,7 @@ from support.rig import (
     form_static,
     in_both_homes,
 )
-from support.stillbroker import StillBroker
+from support.simulated_disk_broker import SimulatedDiskBroker
 
 DAY_MS = 24 * 3_600_000
 
@@ -720,7 +720,7 @@ def test_deleting_a_topic_deletes_its_committed_offsets(rig: Rig) -> None:
         rig.restart()
 
 
-def _commit_and_fetch(broker: StillBroker, *, commits: bool) -> int:
+def _commit_and_fetch(broker: SimulatedDiskBroker, *, commits: bool) -> int:
     """Return the committed offset of partition 0 of t."""
     if commits:
         topic_type = wire.OFFSET_COMMIT.Request.Topic
@@ -748,7 +748,7 @@ def _commit_and_fetch(broker: StillBroker, *, commits: bool) -> int:
 def test_broker_crash_during_topic_deletion_leaves_no_offsets_to_a_new_topic() -> None:
     for stop in itertools.count():
         disk = SimulatedDisk()
-        broker = StillBroker(disk, disk.now_ms())
+        broker = SimulatedDiskBroker(disk, disk.now_ms())
         broker.logdir.create_topic("t", 2)
         assert _commit_and_fetch(broker, commits=True) == 5
         disk.crash_in(stop)
@@ -756,7 +756,7 @@ def test_broker_crash_during_topic_deletion_leaves_no_offsets_to_a_new_topic() -
             broker.ask(wire.DELETE_TOPICS, 4, topic_names=["t"], timeout_ms=1_000)
         except SimulatedCrash:
             for state in disk.after_crash(limit=2):
-                again = StillBroker(state, state.now_ms())
+                again = SimulatedDiskBroker(state, state.now_ms())
                 if "t" not in again.logdir:
                     again.logdir.create_topic("t", 2)
                     assert _commit_and_fetch(again, commits=False) == -1
@@ -772,7 +772,7 @@ def test_broker_crash_during_topic_deletion_leaves_no_offsets_to_a_new_topic() -
 
 def test_offsets_are_deleted_after_a_topic_deletion_that_failed_first() -> None:
     disk = SimulatedDisk()
-    broker = StillBroker(disk, disk.now_ms())
+    broker = SimulatedDiskBroker(disk, disk.now_ms())
     broker.logdir.create_topic("t", 2)
     assert _commit_and_fetch(broker, commits=True) == 5
     broker.logdir.host.forget_topic = lambda name: (

@@ -21,7 +21,7 @@ from logcore.testing.faults import Fault, FaultPlan
 from netshim import wire
 from netshim.groups import BrokerGroups
 from netshim.wire import codes
-from support.stillbroker import StillBroker
+from support.simulated_disk_broker import SimulatedDiskBroker
 
 BEAT = wire.CONSUMER_GROUP_HEARTBEAT
 
@@ -41,7 +41,7 @@ STEPS: tuple[tuple[str, int, str | None, list[int] | None], ...] = (
 
 
 def beat(
-    bench: StillBroker,
+    bench: SimulatedDiskBroker,
     member_id: str,
     epoch: int,
     instance_id: str | None,
@@ -67,7 +67,7 @@ def beat(
     return int(answer.error_code)
 
 
-def facts(bench: StillBroker) -> Any:
+def facts(bench: SimulatedDiskBroker) -> Any:
     """Return the state of the group, as far as its records determine it."""
     groups: BrokerGroups = bench.broker.state.groups
     group = groups.get("g")
@@ -99,8 +99,8 @@ def facts(bench: StillBroker) -> Any:
     )
 
 
-def begin(disk: SimulatedDisk) -> StillBroker:
-    bench = StillBroker(disk, disk.now_ms())
+def begin(disk: SimulatedDisk) -> SimulatedDiskBroker:
+    bench = SimulatedDiskBroker(disk, disk.now_ms())
     if "t" not in bench.logdir:
         bench.logdir.create_topic("t", 4)
     return bench
@@ -131,7 +131,7 @@ def expected() -> list[Any]:
 
 
 def recover(disk: SimulatedDisk) -> Any:
-    bench = StillBroker(disk, disk.now_ms())
+    bench = SimulatedDiskBroker(disk, disk.now_ms())
     bench.ask(wire.LIST_GROUPS, 5)
     found = facts(bench)
     bench.logdir.close()

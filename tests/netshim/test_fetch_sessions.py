@@ -17,7 +17,7 @@ from netshim.secured_testing import start_secured
 from netshim.testing import start
 from netshim.wire import codes
 from support.client import Client
-from support.stillbroker import StillBroker
+from support.simulated_disk_broker import SimulatedDiskBroker
 
 _VERSION = 11
 T0 = 1_700_000_000_000
@@ -198,7 +198,7 @@ def test_answer_to_an_overtaken_request_is_refused(sessions: FetchSessions) -> N
 class Fetcher:
     """A client with a fetch session at a broker without sockets."""
 
-    def __init__(self, broker: StillBroker, version: int = _VERSION) -> None:
+    def __init__(self, broker: SimulatedDiskBroker, version: int = _VERSION) -> None:
         self.broker = broker
         self.version = version
         self.id = self.epoch = 0
@@ -226,8 +226,8 @@ class Fetcher:
 
 
 @pytest.fixture
-def still() -> Iterator[StillBroker]:
-    broker = StillBroker(SimulatedDisk(), T0, "os")
+def still() -> Iterator[SimulatedDiskBroker]:
+    broker = SimulatedDiskBroker(SimulatedDisk(), T0, "os")
     broker.logdir.create_topic("t", 3)
     yield broker
     broker.stop()
@@ -237,7 +237,7 @@ def places(count: int = 3) -> dict[tuple[str, int], int]:
     return {("t", number): 0 for number in range(count)}
 
 
-def test_only_partitions_with_news_are_answered(still: StillBroker) -> None:
+def test_only_partitions_with_news_are_answered(still: SimulatedDiskBroker) -> None:
     fetcher = Fetcher(still)
     assert len(fetcher.fetch(places())) == 3
     assert fetcher.id
@@ -251,7 +251,9 @@ def test_only_partitions_with_news_are_answered(still: StillBroker) -> None:
     assert list(fetcher.fetch()) == [("t", 2)]
 
 
-def test_partition_that_is_read_again_only_after_a_change(still: StillBroker) -> None:
+def test_partition_that_is_read_again_only_after_a_change(
+    still: SimulatedDiskBroker,
+) -> None:
     """Reading a log without news costs more than comparing its offsets."""
     fetcher = Fetcher(still)
     fetcher.fetch(places())
@@ -270,7 +272,7 @@ def test_partition_that_is_read_again_only_after_a_change(still: StillBroker) ->
 
 @pytest.fixture
 def followed(
-    still: StillBroker, monkeypatch: pytest.MonkeyPatch
+    still: SimulatedDiskBroker, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[Fetcher, list[Any]]:
     """A follower without news, and the logs whose offsets are compared for it.
 
@@ -293,13 +295,13 @@ def followed(
     return fetcher, compared
 
 
-def append(still: StillBroker, number: int) -> None:
+def append(still: SimulatedDiskBroker, number: int) -> None:
     still.logdir.append("t", b"v", partition=number)
     still.broker.state.fetches.wake([("t", number)], still.now_ms)
 
 
 def test_idle_follower_costs_no_comparison(
-    followed: tuple[Fetcher, list[Any]], still: StillBroker
+    followed: tuple[Fetcher, list[Any]], still: SimulatedDiskBroker
 ) -> None:
     """Whatever the number of partitions is: an idle cluster has thousands."""
     fetcher, compared = followed
@@ -322,7 +324,7 @@ def test_idle_follower_costs_no_comparison(
 
 @pytest.mark.parametrize("change", ["append", "topic", "forget"])
 def test_waiting_fetch_of_an_idle_follower_ends_with_news(
-    followed: tuple[Fetcher, list[Any]], still: StillBroker, change: str
+    followed: tuple[Fetcher, list[Any]], still: SimulatedDiskBroker, change: str
 ) -> None:
     fetcher, _ = followed
     request = wire.FETCH.Request(
@@ -357,7 +359,7 @@ def test_waiting_fetch_of_an_idle_follower_ends_with_news(
 
 @pytest.mark.parametrize("has_news", [True, False])
 def test_waiting_fetch_of_a_session_gets_new_records(
-    still: StillBroker, has_news: bool
+    still: SimulatedDiskBroker, has_news: bool
 ) -> None:
     fetcher = Fetcher(still)
     fetcher.fetch(places())
@@ -385,7 +387,9 @@ def test_waiting_fetch_of_a_session_gets_new_records(
     assert answered == ([2] if has_news else [])
 
 
-def test_limit_of_bytes_keeps_no_partition_from_being_read(still: StillBroker) -> None:
+def test_limit_of_bytes_keeps_no_partition_from_being_read(
+    still: SimulatedDiskBroker,
+) -> None:
     for number in range(3):
         for _ in range(9):
             still.logdir.append("t", b"v" * 100, partition=number)
@@ -401,7 +405,7 @@ def test_limit_of_bytes_keeps_no_partition_from_being_read(still: StillBroker) -
     assert sorted(seen) == sorted(places())
 
 
-def test_topic_that_is_created_again_has_another_id(still: StillBroker) -> None:
+def test_topic_that_is_created_again_has_another_id(still: SimulatedDiskBroker) -> None:
     kind = wire.FETCH.Request.Topic
     part = kind.Partition(partition=0, partition_max_bytes=100)
     topic_id = still.logdir.topic_id("t").bytes
@@ -496,7 +500,7 @@ def test_fault_rules_apply_to_the_partitions_of_a_session(tmp_path: Path) -> Non
         kafka.stop()
 
 
-def test_append_wakes_idle_session_of_a_follower(still: StillBroker) -> None:
+def test_append_wakes_idle_session_of_a_follower(still: SimulatedDiskBroker) -> None:
     """An idle session waits for any partition, apart from the fetches of consumers."""
     fetches = still.broker.state.fetches
     woken: list[int] = []

@@ -27,7 +27,7 @@ from logcore.testing import SimulatedDisk, explore
 from netshim import wire
 from netshim.handlers import produce
 from netshim.wire import codes
-from support.stillbroker import StillBroker
+from support.simulated_disk_broker import SimulatedDiskBroker
 from support.transaction_simulation import TransactionSimulation, with_mistakes
 
 #: Runs of the coordinator. A mistake is found in one of the first few.
@@ -161,7 +161,7 @@ class Interrupted:
         self.who = (-1, -1)
 
     def run(self, disk: SimulatedDisk, promise: Callable[[Any], None]) -> None:
-        bench = StillBroker(disk, disk.now_ms(), "os")
+        bench = SimulatedDiskBroker(disk, disk.now_ms(), "os")
         bench.logdir.create_topic("t", 2)
         got = bench.ask(
             wire.INIT_PRODUCER_ID,
@@ -174,7 +174,7 @@ class Interrupted:
         promise("written")
         bench.stop()
 
-    def write(self, bench: StillBroker) -> set[int]:
+    def write(self, bench: SimulatedDiskBroker) -> set[int]:
         """Add both partitions and send the batch. Return the error codes of the
         responses.
         """
@@ -220,7 +220,7 @@ class Interrupted:
         """Return whether the broker reported a commit to the producer, and the number
         of visible records of each partition.
         """
-        bench = StillBroker(disk, disk.now_ms())
+        bench = SimulatedDiskBroker(disk, disk.now_ms())
         if "t" not in bench.logdir:
             bench.stop()
             return False, []
@@ -322,7 +322,7 @@ class Sender:
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
         self.disk = SimulatedDisk(seed=seed)
-        self.bench = StillBroker(self.disk, self.disk.now_ms())
+        self.bench = SimulatedDiskBroker(self.disk, self.disk.now_ms())
         self.bench.logdir.create_topic("t", 2)
         got = self.bench.ask(
             wire.INIT_PRODUCER_ID,
@@ -469,7 +469,7 @@ class Offsets:
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
         self.disk = SimulatedDisk(seed=seed)
-        self.bench = StillBroker(self.disk, self.disk.now_ms())
+        self.bench = SimulatedDiskBroker(self.disk, self.disk.now_ms())
         self.bench.logdir.create_topic("in")
         self.written = 0
         #: The order of the record that counts, and its offset.

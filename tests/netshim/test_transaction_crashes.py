@@ -22,7 +22,7 @@ from logcore.recordbatch import encode
 from logcore.testing import SimulatedDisk, explore
 from logcore.testing.faults import Fault, FaultPlan
 from netshim import wire
-from support.stillbroker import StillBroker
+from support.simulated_disk_broker import SimulatedDiskBroker
 
 
 class Life:
@@ -43,8 +43,8 @@ class Life:
         self.turns = turns
         self.durability = durability
 
-    def begin(self, disk: SimulatedDisk) -> StillBroker:
-        return StillBroker(disk, disk.now_ms(), self.durability)
+    def begin(self, disk: SimulatedDisk) -> SimulatedDiskBroker:
+        return SimulatedDiskBroker(disk, disk.now_ms(), self.durability)
 
     def live(self, disk: SimulatedDisk, promise: Any) -> None:
         bench = self.begin(disk)
@@ -83,7 +83,11 @@ class Life:
         bench.stop()
 
     def write(
-        self, bench: StillBroker, owner: tuple[int, int], turn: int, sequence: int
+        self,
+        bench: SimulatedDiskBroker,
+        owner: tuple[int, int],
+        turn: int,
+        sequence: int,
     ) -> None:
         fields = {
             "transactional_id": "x",
@@ -152,7 +156,7 @@ def recover(disk: SimulatedDisk) -> dict[str, Any]:
     """Start the next broker, let open transactions time out, and return the state that
     read_committed readers see.
     """
-    bench = StillBroker(disk, disk.now_ms())
+    bench = SimulatedDiskBroker(disk, disk.now_ms())
     bench.tick(60_001)
     bench.tick(2_000)
     recovered: dict[str, Any] = {"hangs": [], "seen": [], "offset": -1, "error": 0}
@@ -264,10 +268,10 @@ def live_with_a_failure(operation: str, at: int, version: int) -> bool:
     disk = SimulatedDisk()
     promised: list[Any] = []
     disk.faults = FaultPlan(Fault(operation, errno.EIO, path="*.log", at=at, times=1))
-    brokers: list[StillBroker] = []
+    brokers: list[SimulatedDiskBroker] = []
 
     class Failing(Life):
-        def begin(self, disk: SimulatedDisk) -> StillBroker:
+        def begin(self, disk: SimulatedDisk) -> SimulatedDiskBroker:
             brokers.append(super().begin(disk))
             return brokers[0]
 

@@ -20,19 +20,19 @@ from logcore.recordbatch import encode
 from logcore.testing import SimulatedDisk
 from netshim import wire
 from netshim.wire import codes
-from support.stillbroker import StillBroker
+from support.simulated_disk_broker import SimulatedDiskBroker
 
 
 @pytest.fixture
 def broker() -> Any:
     disk = SimulatedDisk()
-    made = StillBroker(disk, disk.now_ms())
+    made = SimulatedDiskBroker(disk, disk.now_ms())
     made.logdir.create_topic("t", 2)
     yield made
     made.stop()
 
 
-def begin(broker: StillBroker, name: str = "x", **more: Any) -> tuple[int, int]:
+def begin(broker: SimulatedDiskBroker, name: str = "x", **more: Any) -> tuple[int, int]:
     got = broker.ask(
         wire.INIT_PRODUCER_ID,
         4,
@@ -45,7 +45,7 @@ def begin(broker: StillBroker, name: str = "x", **more: Any) -> tuple[int, int]:
 
 
 def add(
-    broker: StillBroker,
+    broker: SimulatedDiskBroker,
     who: tuple[int, int],
     partitions: list[int],
     *,
@@ -72,7 +72,7 @@ def add(
 
 
 def produce(
-    broker: StillBroker,
+    broker: SimulatedDiskBroker,
     who: tuple[int, int],
     *,
     version: int = 9,
@@ -100,7 +100,11 @@ def produce(
 
 
 def end(
-    broker: StillBroker, who: tuple[int, int], *, commit: bool = True, version: int = 3
+    broker: SimulatedDiskBroker,
+    who: tuple[int, int],
+    *,
+    commit: bool = True,
+    version: int = 3,
 ) -> Any:
     return broker.ask(
         wire.END_TXN,
@@ -113,7 +117,7 @@ def end(
 
 
 def commit_offset(
-    broker: StillBroker,
+    broker: SimulatedDiskBroker,
     who: tuple[int, int],
     offset: int,
     *,
@@ -139,7 +143,7 @@ def commit_offset(
 
 
 def fetch_offset(
-    broker: StillBroker, *, is_strict: bool = False, group: str = "g"
+    broker: SimulatedDiskBroker, *, is_strict: bool = False, group: str = "g"
 ) -> tuple[int, int]:
     topic = wire.OFFSET_FETCH.Request.Topic(name="t", partition_indexes=[0])
     answer = broker.ask(
@@ -149,7 +153,9 @@ def fetch_offset(
     return part.error_code, part.committed_offset
 
 
-def add_group(broker: StillBroker, who: tuple[int, int], group: str = "g") -> int:
+def add_group(
+    broker: SimulatedDiskBroker, who: tuple[int, int], group: str = "g"
+) -> int:
     fields = {
         "transactional_id": "x",
         "producer_id": who[0],
@@ -159,7 +165,9 @@ def add_group(broker: StillBroker, who: tuple[int, int], group: str = "g") -> in
     return int(broker.ask(wire.ADD_OFFSETS_TO_TXN, 3, **fields).error_code)
 
 
-def test_the_feature_is_told_as_each_version_can_read_it(broker: StillBroker) -> None:
+def test_the_feature_is_told_as_each_version_can_read_it(
+    broker: SimulatedDiskBroker,
+) -> None:
     for version, supported in (
         (3, []),
         (4, [("group.version", 0, 1), ("transaction.version", 0, 2)]),
@@ -185,7 +193,7 @@ def test_the_feature_is_told_as_each_version_can_read_it(broker: StillBroker) ->
     ("version", "code"), [(11, 0), (12, codes.OUT_OF_ORDER_SEQUENCE_NUMBER)]
 )
 def test_from_version_12_on_a_transaction_begins_at_sequence_0(
-    broker: StillBroker, version: int, code: int
+    broker: SimulatedDiskBroker, version: int, code: int
 ) -> None:
     """The batch before it may have been refused while its partition was being added,
     and come again.
@@ -203,7 +211,7 @@ def test_from_version_12_on_a_transaction_begins_at_sequence_0(
     ("version", "code"), [(3, codes.INVALID_PRODUCER_EPOCH), (4, codes.PRODUCER_FENCED)]
 )
 def test_a_fenced_producer_is_told_in_the_words_of_its_version(
-    broker: StillBroker, version: int, code: int
+    broker: SimulatedDiskBroker, version: int, code: int
 ) -> None:
     who = begin(broker)
     fields = {
@@ -221,7 +229,9 @@ def test_a_fenced_producer_is_told_in_the_words_of_its_version(
     assert end(broker, (who[0], 5), version=2).error_code == codes.PRODUCER_FENCED
 
 
-def test_one_unknown_partition_keeps_the_others_out(broker: StillBroker) -> None:
+def test_one_unknown_partition_keeps_the_others_out(
+    broker: SimulatedDiskBroker,
+) -> None:
     who = begin(broker)
     assert add(broker, who, [0, 1], topic="none") == [
         codes.OPERATION_NOT_ATTEMPTED,
@@ -236,7 +246,7 @@ def test_one_unknown_partition_keeps_the_others_out(broker: StillBroker) -> None
     [(9, codes.INVALID_TXN_STATE), (11, codes.TRANSACTION_ABORTABLE)],
 )
 def test_a_batch_for_a_partition_outside_the_transaction_is_refused(
-    broker: StillBroker, version: int, code: int
+    broker: SimulatedDiskBroker, version: int, code: int
 ) -> None:
     who = begin(broker)
     assert produce(broker, who, version=version) == code
@@ -248,7 +258,9 @@ def test_a_batch_for_a_partition_outside_the_transaction_is_refused(
     assert broker.logdir.partition("t", 0).last_stable_offset == 2
 
 
-def test_from_version_12_on_a_batch_adds_its_partition(broker: StillBroker) -> None:
+def test_from_version_12_on_a_batch_adds_its_partition(
+    broker: SimulatedDiskBroker,
+) -> None:
     who = begin(broker)
     assert produce(broker, who, version=12) == 0
     answer = end(broker, who, version=5)
@@ -266,7 +278,7 @@ def test_from_version_12_on_a_batch_adds_its_partition(broker: StillBroker) -> N
     [(3, codes.INVALID_TXN_STATE), (4, codes.TRANSACTION_ABORTABLE), (5, 0)],
 )
 def test_offsets_belong_to_the_transaction_that_has_their_group(
-    broker: StillBroker, version: int, code: int
+    broker: SimulatedDiskBroker, version: int, code: int
 ) -> None:
     broker.ask(
         wire.METADATA,
@@ -284,7 +296,7 @@ def test_offsets_belong_to_the_transaction_that_has_their_group(
 @pytest.mark.parametrize("restarts", [False, True])
 @pytest.mark.parametrize("commit", [True, False])
 def test_offsets_are_unstable_until_the_transaction_ends(
-    broker: StillBroker, commit: bool, restarts: bool
+    broker: SimulatedDiskBroker, commit: bool, restarts: bool
 ) -> None:
     who = begin(broker)
     assert add_group(broker, who) == 0
@@ -301,7 +313,7 @@ def test_offsets_are_unstable_until_the_transaction_ends(
 
 @pytest.mark.parametrize("restarts", [False, True])
 def test_a_commit_behind_the_transactions_own_counts(
-    broker: StillBroker, restarts: bool
+    broker: SimulatedDiskBroker, restarts: bool
 ) -> None:
     who = begin(broker)
     add_group(broker, who)
@@ -324,7 +336,9 @@ def test_a_commit_behind_the_transactions_own_counts(
     assert fetch_offset(broker, is_strict=True) == (0, 9)
 
 
-def test_texts_that_no_record_could_hold_are_refused(broker: StillBroker) -> None:
+def test_texts_that_no_record_could_hold_are_refused(
+    broker: SimulatedDiskBroker,
+) -> None:
     """A varint may say their length, but not an int16. What cannot be stored must not
     begin to be.
     """
@@ -357,7 +371,7 @@ def test_texts_that_no_record_could_hold_are_refused(broker: StillBroker) -> Non
 
 
 def test_a_marker_ends_the_offsets_of_its_own_partition_alone(
-    broker: StillBroker,
+    broker: SimulatedDiskBroker,
 ) -> None:
     broker.logdir.create_topic(OFFSETS_TOPIC, 2)
     groups = [
@@ -393,7 +407,7 @@ def test_a_marker_ends_the_offsets_of_its_own_partition_alone(
     assert [fetch_offset(broker, group=group)[1] for group in groups] == [-1, 5]
 
 
-def test_a_named_member_is_checked(broker: StillBroker) -> None:
+def test_a_named_member_is_checked(broker: SimulatedDiskBroker) -> None:
     who = begin(broker)
     add_group(broker, who)
     assert (
@@ -405,7 +419,7 @@ def test_a_named_member_is_checked(broker: StillBroker) -> None:
 @pytest.mark.parametrize("named", [{"member_id": "m"}, {"group_instance_id": "i"}])
 @pytest.mark.parametrize("is_new", [True, False], ids=["unknown group", "empty group"])
 def test_who_names_no_generation_commits_for_a_group_without_members(
-    broker: StillBroker, is_new: bool, named: dict[str, str]
+    broker: SimulatedDiskBroker, is_new: bool, named: dict[str, str]
 ) -> None:
     who = begin(broker)
     add_group(broker, who)
@@ -416,7 +430,7 @@ def test_who_names_no_generation_commits_for_a_group_without_members(
     assert fetch_offset(broker) == (0, 5)
 
 
-def join_as_consumer(broker: StillBroker) -> Any:
+def join_as_consumer(broker: SimulatedDiskBroker) -> Any:
     """The member m of the group g joins by the consumer protocol."""
     return broker.ask(
         wire.CONSUMER_GROUP_HEARTBEAT,
@@ -431,7 +445,7 @@ def join_as_consumer(broker: StillBroker) -> Any:
 
 @pytest.mark.parametrize("named", [{"member_id": "n"}, {"group_instance_id": "i"}])
 def test_who_names_no_generation_is_checked_where_there_are_members(
-    broker: StillBroker, named: dict[str, str]
+    broker: SimulatedDiskBroker, named: dict[str, str]
 ) -> None:
     joined = join_as_consumer(broker)
     assert joined.error_code == 0
@@ -449,7 +463,7 @@ def test_who_names_no_generation_is_checked_where_there_are_members(
     ],
 )
 def test_a_member_of_the_consumer_protocol_is_checked_by_its_epoch(
-    broker: StillBroker, member_id: str, epoch: int, code: int
+    broker: SimulatedDiskBroker, member_id: str, epoch: int, code: int
 ) -> None:
     joined = join_as_consumer(broker)
     assert (joined.error_code, joined.member_epoch) == (0, 1)
@@ -461,7 +475,7 @@ def test_a_member_of_the_consumer_protocol_is_checked_by_its_epoch(
 
 
 def test_a_transaction_that_was_open_too_long_is_aborted_also_after_a_restart(
-    broker: StillBroker,
+    broker: SimulatedDiskBroker,
 ) -> None:
     who = begin(broker)
     add(broker, who, [0])
@@ -476,7 +490,7 @@ def test_a_transaction_that_was_open_too_long_is_aborted_also_after_a_restart(
 
 
 def test_a_topic_that_was_deleted_does_not_keep_the_transaction_from_its_end(
-    broker: StillBroker,
+    broker: SimulatedDiskBroker,
 ) -> None:
     who = begin(broker)
     add(broker, who, [0, 1])
@@ -489,7 +503,7 @@ def test_a_topic_that_was_deleted_does_not_keep_the_transaction_from_its_end(
 
 @pytest.mark.parametrize(("home", "last", "written"), [(7, 7, 7), (9, 7, 9), (2, 7, 7)])
 def test_markers_have_the_epoch_of_the_partition_that_keeps_their_id(
-    broker: StillBroker, home: int, last: int, written: int
+    broker: SimulatedDiskBroker, home: int, last: int, written: int
 ) -> None:
     """In a directory that Kafka wrote, the partitions of `__transaction_state` have
     leader epochs of their own.
@@ -512,7 +526,7 @@ def test_markers_have_the_epoch_of_the_partition_that_keeps_their_id(
 
 
 def test_a_marker_that_was_fenced_is_tried_again(
-    broker: StillBroker, monkeypatch: pytest.MonkeyPatch
+    broker: SimulatedDiskBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Taken as written, it would leave the transaction open for ever."""
     who = begin(broker)
@@ -546,7 +560,7 @@ def test_what_a_power_cut_left_open_is_aborted_behind_markers_of_kafka() -> None
         )
         log.append_batch(records, durability="disk")
         crashed = next(iter(disk.crash_states(limit=1))).disk()
-    broker = StillBroker(crashed, crashed.now_ms())
+    broker = SimulatedDiskBroker(crashed, crashed.now_ms())
     broker.tick()
     log = broker.logdir.partition("t", 0)
     assert log.last_stable_offset == log.log_end_offset == 3
@@ -554,7 +568,7 @@ def test_what_a_power_cut_left_open_is_aborted_behind_markers_of_kafka() -> None
 
 
 def test_a_topic_that_is_deleted_while_a_request_looks_is_unknown(
-    broker: StillBroker, monkeypatch: pytest.MonkeyPatch
+    broker: SimulatedDiskBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By another thread, between the look whether it is there and that at its
     partitions.
@@ -588,7 +602,9 @@ def test_a_topic_that_is_deleted_while_a_request_looks_is_unknown(
     assert told.topics[0].error_code == gone
 
 
-def test_the_topic_that_tells_of_transactions_stays(broker: StillBroker) -> None:
+def test_the_topic_that_tells_of_transactions_stays(
+    broker: SimulatedDiskBroker,
+) -> None:
     begin(broker)
     answer = broker.ask(
         wire.DELETE_TOPICS, 4, topic_names=["__transaction_state"], timeout_ms=1
@@ -596,7 +612,7 @@ def test_the_topic_that_tells_of_transactions_stays(broker: StillBroker) -> None
     assert answer.responses[0].error_code == codes.POLICY_VIOLATION
 
 
-def test_what_admin_tools_are_told(broker: StillBroker) -> None:
+def test_what_admin_tools_are_told(broker: SimulatedDiskBroker) -> None:
     who = begin(broker)
     add(broker, who, [0])
     assert produce(broker, who) == 0
@@ -662,7 +678,7 @@ def test_what_admin_tools_are_told(broker: StillBroker) -> None:
 
 
 def test_patterns_of_ids_are_those_of_re2(
-    broker: StillBroker, monkeypatch: pytest.MonkeyPatch
+    broker: SimulatedDiskBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On Python's engine a few bytes from a client take as long as it likes, and nobody
     else is served.
@@ -689,7 +705,7 @@ def test_patterns_of_ids_are_those_of_re2(
 
 
 def test_a_marker_that_no_producer_could_have_is_refused_and_no_failure_of_a_disk(
-    broker: StillBroker, caplog: pytest.LogCaptureFixture
+    broker: SimulatedDiskBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Mutated frames found it: a line at the level of failures, as often as a client
     liked.

@@ -16,7 +16,7 @@ from netshim.session import ClientSession
 from netshim.settings import Settings
 
 
-class StillBroker:
+class SimulatedDiskBroker:
     def __init__(
         self, disk: SimulatedDisk, now_ms: int, durability: str = "group"
     ) -> None:
