@@ -29,7 +29,7 @@ from netshim.wire.codec import Api
 from support.bench import Bench
 from support.client import DEADLINE_S, Client
 from support.conformance.report import SCRIPTS, served
-from support.hostileworld import Errors, Line, World
+from support.hostile_clients import Errors, HostileSimulation, WireClient
 
 PASSWORD = "a password"
 OUTCOMES = ["answered", "disconnected", "failed"]
@@ -57,7 +57,7 @@ def cyclic() -> Counter[str]:
         gc.garbage.clear()
 
 
-class DisconnectingWorld(World):
+class DisconnectingSimulation(HostileSimulation):
     """Before each request of a script, another client sends the same request, and
     disconnects or gets an error before the answer.
     """
@@ -79,27 +79,29 @@ class DisconnectingWorld(World):
     def let_strangers_send(self, frame: bytes) -> None:
         if self.outcome == "answered":
             return
-        line = Line(self)
+        client = WireClient(self)
         self.holds = True
         try:
-            line.feed(frame)
+            client.feed(frame)
         finally:
             if self.outcome == "disconnected":
-                line.close()
+                client.close()
             while self.outcome == "failed" and self.submitted:
                 self.submitted.popleft()[1](LogFailedError("the disk failed"))
             self.holds = False
         self.run()
-        line.close()
+        client.close()
 
 
 @pytest.fixture(params=OUTCOMES)
-def world(request: pytest.FixtureRequest) -> World:
-    return DisconnectingWorld(request.param)
+def simulation(request: pytest.FixtureRequest) -> HostileSimulation:
+    return DisconnectingSimulation(request.param)
 
 
 @pytest.mark.long
-def test_requests_of_all_apis_leave_no_cycles(world: World, no_collector: None) -> None:
+def test_requests_of_all_apis_leave_no_cycles(
+    simulation: HostileSimulation, no_collector: None
+) -> None:
     """Each API is tested in its newest and its oldest served version, under a policy
     that waits for syncs.
     """
@@ -109,11 +111,11 @@ def test_requests_of_all_apis_leave_no_cycles(world: World, no_collector: None) 
         for version in {api.min_version, api.max_version}:
             for script in SCRIPTS[api]:
                 number += 1
-                world.live_script(api, version, script, number)
+                simulation.run_script(api, version, script, number)
                 left = cyclic()
                 if left:
                     found[f"{api.name} v{version}"] = left
-    world.end()
+    simulation.end()
     assert not found
 
 

@@ -2,7 +2,7 @@
 serves an honest client.
 
 Goal: no crash, no hang, no unbounded memory, and no harm to another client. Method:
-support/hostileworld.py runs a broker, and support/hostileframes.py creates the frames.
+support/hostile_clients.py runs a broker, and support/hostileframes.py creates the frames.
 
 `make check` sends some 70,000 frames, of which one core processes 5,000 a second. `make
 slow` continues where it ended, up to 100,000,000. LOGCORE_FRAMES sets another goal, and
@@ -24,8 +24,8 @@ from pathlib import Path
 import pytest
 
 from netshim import scheduling, wire
+from support.hostile_clients import Errors, HostileSimulation, resident_bytes
 from support.hostileframes import Variants
-from support.hostileworld import Errors, World, resident_bytes
 
 GOAL = int(os.environ.get("LOGCORE_FRAMES", "100000000"))
 SECONDS = float(os.environ.get("LOGCORE_FRAMES_SECONDS", "1800"))
@@ -54,26 +54,26 @@ def errors() -> Iterator[Errors]:
         each.setLevel(level)
 
 
-def run_world(
+def run_simulation(
     seed: int, strangers: int, errors: Errors, *, is_secured: bool = False
-) -> World:
-    """Run a world. With an odd seed, requests of more than three partitions are
+) -> HostileSimulation:
+    """Run a simulation. With an odd seed, requests of more than three partitions are
     processed in chunks.
     """
     before = resident_bytes()
     with pytest.MonkeyPatch.context() as patch:
         if seed % 2:
             patch.setattr(scheduling, "PIECE", 3)
-        world = World(seed, strangers, errors, is_secured=is_secured)
+        simulation = HostileSimulation(seed, strangers, errors, is_secured=is_secured)
         try:
-            world.live()
+            simulation.run_scripts()
         except Exception as error:
             error.add_note(f"seed {seed}, {strangers} strangers")
             raise
-    assert world.most_bytes - before < LIFE_BYTES, (
-        f"seed {seed}: {world.most_bytes - before} bytes"
+    assert simulation.most_bytes - before < LIFE_BYTES, (
+        f"seed {seed}: {simulation.most_bytes - before} bytes"
     )
-    return world
+    return simulation
 
 
 @pytest.mark.slow
@@ -81,10 +81,10 @@ def run_world(
 def test_mutated_frames_harm_neither_the_broker_nor_other_clients(
     seed: int, errors: Errors
 ) -> None:
-    world = run_world(seed, 10, errors)
-    assert world.met["answered"] > 10_000, world.met
-    assert world.met["cut"] > 5_000, world.met
-    assert world.honest.rounds > 50
+    simulation = run_simulation(seed, 10, errors)
+    assert simulation.outcomes["answered"] > 10_000, simulation.outcomes
+    assert simulation.outcomes["cut"] > 5_000, simulation.outcomes
+    assert simulation.honest.rounds > 50
 
 
 @pytest.mark.long
@@ -93,10 +93,10 @@ def test_mutated_frames_do_not_pass_access_control(
     errors: Errors, strangers: int
 ) -> None:
     """Some strangers have not logged in, and some copy the honest client's requests."""
-    world = run_world(15, strangers, errors, is_secured=True)
-    assert world.met["answered"] > 1_000 * strangers, world.met
-    assert world.met["unknown, cut"] > 100 * strangers, world.met
-    assert world.honest.rounds > 5 * strangers
+    simulation = run_simulation(15, strangers, errors, is_secured=True)
+    assert simulation.outcomes["answered"] > 1_000 * strangers, simulation.outcomes
+    assert simulation.outcomes["unknown, cut"] > 100 * strangers, simulation.outcomes
+    assert simulation.honest.rounds > 5 * strangers
 
 
 def test_variants_change_bytes_and_values_of_frames() -> None:
@@ -130,21 +130,21 @@ def test_hundred_million_mutated_frames(errors: Errors) -> None:
     kept = {"seed": 1_000_000, "frames": 0, "rounds": 0, "met": {}}
     if FILE.exists():
         kept = json.loads(FILE.read_text())
-    met = Counter(kept["met"])
+    outcomes = Counter(kept["met"])
     began = time.perf_counter()
     before = kept["frames"]
     first_bytes = 0
     while kept["frames"] < GOAL and time.perf_counter() - began < SECONDS:
         seed = kept["seed"]
-        world = run_world(seed, 100, errors, is_secured=seed % 4 < 2)
+        simulation = run_simulation(seed, 100, errors, is_secured=seed % 4 < 2)
         kept["seed"] += 1
-        kept["frames"] += world.frames
-        kept["rounds"] += world.honest.rounds
-        met += world.met
-        kept["met"] = dict(met)
+        kept["frames"] += simulation.frames
+        kept["rounds"] += simulation.honest.rounds
+        outcomes += simulation.outcomes
+        kept["met"] = dict(outcomes)
         FILE.parent.mkdir(parents=True, exist_ok=True)
         FILE.write_text(json.dumps(kept))
-        del world
+        del simulation
         first_bytes = first_bytes or resident_bytes()
         assert resident_bytes() - first_bytes < LEFT_BYTES, (
             f"{first_bytes} bytes after a life, now {resident_bytes()}"

@@ -31,7 +31,7 @@ from netshim.wire import codes
 from support.bench import SESSION, Bench
 from support.client import DEADLINE_S
 from support.conformance.report import SCRIPTS, served
-from support.hostileworld import Errors, Line, Scripted, World
+from support.hostile_clients import Errors, HostileSimulation, Scripted, WireClient
 from support.rig import Rig, in_both_homes
 
 #: Chunks are small here, so that few partitions make several chunks.
@@ -184,10 +184,10 @@ def test_error_in_a_callback_does_not_block_other_requests(
 
 def answers_of_scripts() -> list[Any]:
     """Run all scripts, and return the bytes of the answers."""
-    world = World(5, 0, Errors())
+    simulation = HostileSimulation(5, 0, Errors())
     answers: list[Any] = []
 
-    class Noted(Line):
+    class RecordingClient(WireClient):
         def answers(self) -> Any:
             for correlation_id, response in super().answers():
                 answers.append((correlation_id, response))
@@ -198,19 +198,19 @@ def answers_of_scripts() -> list[Any]:
         ) -> Any:
             return super().ask(api, version, request, patience_ms=patience_ms)
 
-    class Asked(Scripted):
+    class RecordingScript(Scripted):
         def _connected(self) -> Any:
-            return Noted(self.world)
+            return RecordingClient(self.simulation)
 
     number = 0
     for api in served():
         for version in {api.min_version, api.max_version}:
             for script in SCRIPTS[api]:
                 number += 1
-                asker = Asked(world, api, version, number)
+                asker = RecordingScript(simulation, api, version, number)
                 script(asker)
                 asker.close()
-    world.end()
+    simulation.end()
     return answers
 
 
@@ -322,16 +322,16 @@ def pipelined(
         bench.run()
         turns.run()
         connection.process(0)
-    came = bytearray()
+    received = bytearray()
     while (piece := connection.next_piece()) is not None:
-        came += piece
+        received += piece
     responses = []
-    while came:
-        size = int.from_bytes(came[:4], "big")
-        number, response = wire.decode_response(api, version, came[4 : 4 + size])
+    while received:
+        size = int.from_bytes(received[:4], "big")
+        number, response = wire.decode_response(api, version, received[4 : 4 + size])
         assert number == len(responses)
         responses.append(response)
-        came = came[4 + size :]
+        received = received[4 + size :]
     assert len(responses) == len(requests)
     connection.close()
     bench.at_once = True
@@ -608,10 +608,10 @@ def test_topic_deleted_between_two_chunks_leaves_no_offsets(
     ]
     bench.logdir.create_topic("short", 2)
     request = wire.OFFSET_FETCH.Request
-    asked = request(
+    unanswered = request(
         group_id="g", topics=[request.Topic(name="short", partition_indexes=[0, 1])]
     )
-    answer = bench.send(wire.OFFSET_FETCH, 5, asked)
+    answer = bench.send(wire.OFFSET_FETCH, 5, unanswered)
     turns.run()
     found = bench.read(wire.OFFSET_FETCH, 5, answer).topics[0].partitions
     assert [part.committed_offset for part in found] == [-1, -1]

@@ -90,7 +90,7 @@ _PASSWORD = "a password"
 #: All names of the honest client's resources end with this.
 _HONEST_NAME = "of-the-honest-client"
 #: One in this number of malicious clients has not logged in.
-_UNKNOWN_SHARE = 5
+_UNAUTHENTICATED_SHARE = 5
 #: Operations on the cluster by which a malicious client could reach all resources, or
 #: slow down all clients.
 _POWERFUL = (
@@ -100,7 +100,7 @@ _POWERFUL = (
 )
 
 
-class Harm(AssertionError):
+class InvariantViolated(AssertionError):
     """An invariant does not hold."""
 
 
@@ -225,31 +225,33 @@ def _is_answered(frame: bytes) -> bool:
         return True
 
 
-class Line:
+class WireClient:
     """A connection to the broker, and its responses.
 
     With security, `user` logs in. With None, the client does not log in.
     """
 
-    def __init__(self, world: World, user: str | None = _STRANGER) -> None:
-        self.world = world
+    def __init__(
+        self, simulation: HostileSimulation, user: str | None = _STRANGER
+    ) -> None:
+        self.simulation = simulation
         self.session = ClientSession("127.0.0.1", 9092, "127.0.0.1")
-        self.is_unknown = world.is_secured and user is None
-        if world.is_secured:
-            self.session.gate = SaslGate(self.session, world.broker.state)
+        self.is_unauthenticated = simulation.is_secured and user is None
+        if simulation.is_secured:
+            self.session.gate = SaslGate(self.session, simulation.broker.state)
             self.session.frame_limit_bytes = UNAUTHENTICATED_BYTES
         #: API key, version and correlation id of requests without a response so far.
-        self.asked: deque[tuple[int, int, int]] = deque()
+        self.unanswered: deque[tuple[int, int, int]] = deque()
         self.connection = Connection(
-            partial(world.broker.handle, self.session),
-            world.broker.state.settings,
-            world.budget,
-            world.workload,
-            world.now_ms,
+            partial(simulation.broker.handle, self.session),
+            simulation.broker.state.settings,
+            simulation.budget,
+            simulation.workload,
+            simulation.now_ms,
             lambda: None,
             session=self.session,
         )
-        if world.is_secured and user is not None:
+        if simulation.is_secured and user is not None:
             self.log_in(user)
 
     def log_in(self, user: str) -> None:
@@ -266,44 +268,46 @@ class Line:
         Raises:
             CloseConnection: the broker closes the connection.
         """
-        world = self.world
+        simulation = self.simulation
         if len(frame) >= 8:
             if _is_answered(frame):
-                self.asked.append(struct.unpack_from(">hhi", frame))
+                self.unanswered.append(struct.unpack_from(">hhi", frame))
         else:
-            self.asked.append((-1, -1, -1))
+            self.unanswered.append((-1, -1, -1))
         data = len(frame).to_bytes(4, "big") + frame
         connection = self.connection
         while data:
             room = connection.get_buffer()
             size = min(len(room), len(data))
             room[:size] = data[:size]
-            connection.received(size, world.now_ms)
+            connection.received(size, simulation.now_ms)
             data = data[size:]
-        world.run()
+        simulation.run()
 
     def answers(self) -> Iterator[tuple[int, Any]]:
         """Yield the correlation id and the response of each new response frame, decoded
         by the API and version of its request.
         """
-        came = bytearray()
+        received = bytearray()
         while (piece := self.connection.next_piece()) is not None:
-            came += piece
+            received += piece
         at = 0
-        while at < len(came):
-            size = int.from_bytes(came[at : at + 4], "big")
-            frame = memoryview(bytes(came[at + 4 : at + 4 + size]))
+        while at < len(received):
+            size = int.from_bytes(received[at : at + 4], "big")
+            frame = memoryview(bytes(received[at + 4 : at + 4 + size]))
             at += 4 + size
             yield self._decoded(frame)
 
     def _decoded(self, frame: memoryview) -> tuple[int, Any]:
         correlation_id = int.from_bytes(frame[:4], "big", signed=True)
-        if not self.asked:
-            raise Harm(f"an answer to {correlation_id}, which was not asked")
-        key, version, expected = self.asked.popleft()
+        if not self.unanswered:
+            raise InvariantViolated(
+                f"an answer to {correlation_id}, which was not asked"
+            )
+        key, version, expected = self.unanswered.popleft()
         api = wire.APIS[key]
         if expected != correlation_id:
-            raise Harm(
+            raise InvariantViolated(
                 f"an answer to {correlation_id}, where {api.name} {expected} comes first"
             )
         if (
@@ -322,10 +326,10 @@ class Line:
             EOFError: the broker closes the connection.
             TimeoutError: there is no response in time.
         """
-        world = self.world
-        world.correlation_id += 1
+        simulation = self.simulation
+        simulation.correlation_id += 1
         frame = wire.encode_request(
-            api, version, world.correlation_id, "test", request
+            api, version, simulation.correlation_id, "test", request
         )[4:]
         try:
             self.feed(frame)
@@ -335,7 +339,7 @@ class Line:
                 if patience_ms <= 0:
                     raise TimeoutError(api.name)
                 patience_ms -= _STEP_MS
-                world.pass_time(_STEP_MS)
+                simulation.pass_time(_STEP_MS)
         except CloseConnection as reason:
             raise EOFError(str(reason)) from reason
 
@@ -344,26 +348,30 @@ class Line:
 
 
 class Scripted(Asker):
-    """Runs a script of support/conformance/ over a Line. Malicious clients first send
+    """Runs a script of support/conformance/ over a WireClient. Malicious clients first send
     changed copies of its requests.
     """
 
     def __init__(
-        self, world: World, api: Api[Any, Any], version: int, number: int
+        self,
+        simulation: HostileSimulation,
+        api: Api[Any, Any],
+        version: int,
+        number: int,
     ) -> None:
-        self.world = world
+        self.simulation = simulation
         super().__init__(0, api, version)
         self.name = f"{api.name}-{version}-{number}"
 
     def _connected(self) -> Any:
-        return ScriptedLine(self.world)
+        return ScriptedClient(self.simulation)
 
     def until_ready(self, ask: Callable[[], tuple[int, Any]]) -> Any:
         for _ in range(3):
             code, answer = ask()
             if not code:
                 break
-            self.world.pass_time(100)
+            self.simulation.pass_time(100)
         return answer
 
     def wait_for(self, name: str, partitions: int) -> bytes:
@@ -374,7 +382,7 @@ class Scripted(Asker):
         return found
 
 
-class ScriptedLine(Line):
+class ScriptedClient(WireClient):
     """The connection of a script."""
 
     def ask(
@@ -390,19 +398,19 @@ class ScriptedLine(Line):
         finally:
             # A copy of a login with the right password would log in.
             if api is not wire.SASL_AUTHENTICATE:
-                self.world.let_strangers_send(
+                self.simulation.let_strangers_send(
                     wire.encode_request(api, version, 7, "test", request)[4:]
                 )
 
 
-class Honest:
+class HonestClient:
     """A client that produces, reads, commits, remains in its group, and ends
     transactions. Each call must succeed.
     """
 
-    def __init__(self, world: World) -> None:
-        self.world = world
-        self.line = Line(world, _HONEST)
+    def __init__(self, simulation: HostileSimulation) -> None:
+        self.simulation = simulation
+        self.client = WireClient(simulation, _HONEST)
         self.topic = _HONEST_NAME
         self.group = f"group-{_HONEST_NAME}"
         self.written: list[bytes] = []
@@ -410,7 +418,7 @@ class Honest:
         self.rounds = 0
         #: The latest requests.
         self.sent: deque[bytes] = deque(maxlen=30)
-        self.seen_ms = world.now_ms
+        self.seen_ms = simulation.now_ms
         made = {"name": self.topic, "num_partitions": 2, "replication_factor": 1}
         made["configs"] = [{"name": "retention.ms", "value": "-1"}]
         answer = self.ask(wire.CREATE_TOPICS, 7, topics=[made], timeout_ms=1_000)
@@ -441,14 +449,14 @@ class Honest:
     def ask(self, api: Api[Any, Any], version: int, **fields: Any) -> Any:
         request = build(api.request.shape, fields)
         self.sent.append(wire.encode_request(api, version, 7, "test", request)[4:])
-        return self.line.ask(api, version, request)
+        return self.client.ask(api, version, request)
 
     def round(self) -> None:
         """Send each request, and check that its response arrives at once with the
         expected content.
         """
         self.rounds += 1
-        self.seen_ms = self.world.now_ms
+        self.seen_ms = self.simulation.now_ms
         try:
             self._write()
             self._transact()
@@ -457,14 +465,16 @@ class Honest:
             self._commit()
             answer = self.ask(wire.HEARTBEAT, 3, **self.me)
             assert not answer.error_code, answer
-        except Harm:
+        except InvariantViolated:
             raise
         except Exception as error:
-            raise Harm(f"the honest client is refused: {error!r}") from error
+            raise InvariantViolated(
+                f"the honest client is refused: {error!r}"
+            ) from error
 
     def _write(self) -> None:
         value = b"%d" % self.rounds
-        records = recordbatch.encode([(None, value, (), self.world.now_ms)])
+        records = recordbatch.encode([(None, value, (), self.simulation.now_ms)])
         part = {"index": 0, "records": records}
         fields = {
             "acks": -1,
@@ -482,7 +492,7 @@ class Honest:
             "producer_epoch": self.producer.producer_epoch,
         }
         records = recordbatch.encode(
-            [(None, value, (), self.world.now_ms)],
+            [(None, value, (), self.simulation.now_ms)],
             transactional=True,
             base_sequence=0,
             **who,
@@ -512,7 +522,7 @@ class Honest:
     def _read(self, partition: int, expected: list[bytes]) -> None:
         """Read the last few records. Earlier rounds have read the earlier ones."""
         start = max(0, 2 * self.rounds - 20) if partition else max(0, self.rounds - 10)
-        asked = {
+        unanswered = {
             "partition": partition,
             "fetch_offset": start,
             "partition_max_bytes": 1 << 20,
@@ -522,7 +532,7 @@ class Honest:
             11,
             max_bytes=1 << 20,
             isolation_level=1,
-            topics=[{"topic": self.topic, "partitions": [asked]}],
+            topics=[{"topic": self.topic, "partitions": [unanswered]}],
         )
         part = answer.responses[0].partitions[0]
         assert not part.error_code, part
@@ -551,16 +561,16 @@ class Honest:
             self.ask(wire.OFFSET_COMMIT, 7, topics=topics, **me).topics[0].partitions
         )
         assert not done.error_code, done
-        asked = [{"name": self.topic, "partition_indexes": [0]}]
+        unanswered = [{"name": self.topic, "partition_indexes": [0]}]
         (found,) = (
-            self.ask(wire.OFFSET_FETCH, 5, group_id=self.group, topics=asked)
+            self.ask(wire.OFFSET_FETCH, 5, group_id=self.group, topics=unanswered)
             .topics[0]
             .partitions
         )
         assert found.committed_offset == self.rounds, found
 
 
-class World:
+class HostileSimulation:
     """One broker and its clients. `strangers` is the number of changed frames for each
     frame of a script.
     """
@@ -582,13 +592,13 @@ class World:
         self.submitted: deque[tuple[Callable[[], Any], Callable[[Any], None]]] = deque()
         self.correlation_id = 1_000_000_000
         self.login_frames = _login_frames()
-        self.met: Counter[str] = Counter()
+        self.outcomes: Counter[str] = Counter()
         self.frames = 0
         self.most_bytes = 0
         #: Frames that scripts have sent.
         self.seen: deque[bytes] = deque([bytes(20)], maxlen=200)
         #: Connections with a waiting request.
-        self.parked: deque[Line] = deque()
+        self.parked: deque[WireClient] = deque()
         disk = SimulatedDisk({PATH: None}, seed=seed)
         self.logdir = logcore.open_dir(PATH, fs=disk, durability=durability)
         settings = Settings(
@@ -613,8 +623,8 @@ class World:
         self.workload = Workload(8, self.budget)
         self.broker.tick(self.now_ms)
         self.run()
-        self.honest = Honest(self)
-        self.line = self.new_line()
+        self.honest = HonestClient(self)
+        self.client = self.new_client()
 
     def submit(self, work: Callable[[], Any], done: Callable[[Any], None]) -> None:
         self.submitted.append((work, done))
@@ -638,23 +648,25 @@ class World:
 
     # -- strangers
 
-    def new_line(self) -> Line:
-        if self.is_secured and not self.chance.randrange(_UNKNOWN_SHARE):
-            return self.unknown_line()
-        return Line(self)
+    def new_client(self) -> WireClient:
+        if self.is_secured and not self.chance.randrange(_UNAUTHENTICATED_SHARE):
+            return self.unauthenticated_client()
+        return WireClient(self)
 
-    def unknown_line(self) -> Line:
+    def unauthenticated_client(self) -> WireClient:
         """Return a client that sends up to two requests of a login, and has not logged
         in.
         """
         while True:
-            line = Line(self, None)
+            client = WireClient(self, None)
             try:
                 for _ in range(self.chance.randrange(3)):
-                    self.send_unknown(line, self.chance.choice(self.login_frames))
-                return line
+                    self.send_unauthenticated(
+                        client, self.chance.choice(self.login_frames)
+                    )
+                return client
             except CloseConnection:
-                line.close()
+                client.close()
 
     def let_strangers_send(self, frame: bytes) -> None:
         sources = [Variants(frame, self.seen, self.chance)]
@@ -664,48 +676,50 @@ class World:
         self.seen.append(frame)
         for number in range(self.strangers):
             sent = sources[number % len(sources)].draw()
-            if self.line.is_unknown and self.chance.randrange(4):
+            if self.client.is_unauthenticated and self.chance.randrange(4):
                 login = self.chance.choice(self.login_frames)
                 sent = changed(login, self.login_frames, self.chance)
             self.frames += 1
             most_before = most_resident_bytes()
             try:
-                self.met[self.send(sent)] += 1
+                self.outcomes[self.send(sent)] += 1
                 grown = most_resident_bytes() - most_before
                 if grown > _FRAME_BYTES:
-                    raise Harm(
+                    raise InvariantViolated(
                         f"a frame of {len(sent)} bytes took {grown} bytes of memory"
                     )
             except Exception as error:
                 error.add_note(f"frame {self.frames}: {sent.hex()}")
                 raise
             if self.errors.found:
-                raise Harm(f"frame {self.frames}: {sent.hex()}: {self.errors.found}")
+                raise InvariantViolated(
+                    f"frame {self.frames}: {sent.hex()}: {self.errors.found}"
+                )
             if self.frames % _ROUND_FRAMES == 0:
                 self.round()
 
     def send(self, frame: bytes) -> str:
         """Send a frame, and return its outcome."""
-        line = self.line
+        client = self.client
         try:
-            if line.is_unknown:
-                self.send_unknown(line, frame)
+            if client.is_unauthenticated:
+                self.send_unauthenticated(client, frame)
                 return "unknown"
-            line.feed(frame)
-            answered = sum(1 for _ in line.answers())
+            client.feed(frame)
+            answered = sum(1 for _ in client.answers())
         except CloseConnection:
-            self._end(line)
-            return "unknown, cut" if line.is_unknown else "cut"
-        if line.connection.overdue(self.now_ms) is not None:
-            self._end(line)
+            self._end(client)
+            return "unknown, cut" if client.is_unauthenticated else "cut"
+        if client.connection.overdue(self.now_ms) is not None:
+            self._end(client)
             return "cut later"
-        if not line.connection.is_idle:
-            self.parked.append(line)
-            self.line = self.new_line()
+        if not client.connection.is_idle:
+            self.parked.append(client)
+            self.client = self.new_client()
             return "waiting"
         return "answered" if answered else "silent"
 
-    def send_unknown(self, line: Line, frame: bytes) -> None:
+    def send_unauthenticated(self, client: WireClient, frame: bytes) -> None:
         """Send a frame of a client that has not logged in. It reaches no handler.
 
         The responses are not decoded, because some of them are tokens without a header.
@@ -715,80 +729,84 @@ class World:
         """
         self.broker.last_api = "none"
         try:
-            line.feed(frame)
+            client.feed(frame)
         finally:
             if self.broker.last_api not in ("none", "ApiVersions"):
-                raise Harm(f"a request reached {self.broker.last_api} without login")
-        gate = line.session.gate
+                raise InvariantViolated(
+                    f"a request reached {self.broker.last_api} without login"
+                )
+        gate = client.session.gate
         if gate is None or gate.is_open:
-            raise Harm("a client without a password is logged in")
-        while line.connection.next_piece() is not None:
+            raise InvariantViolated("a client without a password is logged in")
+        while client.connection.next_piece() is not None:
             pass
         # A failed login is answered after a delay, and then ends.
-        if line.session.is_ending or not line.connection.is_idle:
+        if client.session.is_ending or not client.connection.is_idle:
             raise CloseConnection("the login has failed")
 
-    def _end(self, line: Line) -> None:
-        line.close()
-        if line is self.line:
-            self.line = self.new_line()
+    def _end(self, client: WireClient) -> None:
+        client.close()
+        if client is self.client:
+            self.client = self.new_client()
 
     def round(self) -> None:
         self.pass_time(_ROUND_MS)
         self.honest.round()
-        for line in list(self.parked):
-            for _ in line.answers():
+        for client in list(self.parked):
+            for _ in client.answers():
                 pass
-            if line.connection.is_idle:
-                self.parked.remove(line)
-                line.close()
+            if client.connection.is_idle:
+                self.parked.remove(client)
+                client.close()
         while len(self.parked) > _MOST_PARKED:
             self.parked.popleft().close()
         self.most_bytes = max(self.most_bytes, resident_bytes())
 
     # -- a life
 
-    def live(self) -> None:
+    def run_scripts(self) -> None:
         """Run all scripts once, in random order."""
-        asked: list[tuple[Api[Any, Any], int, Script]] = []
+        scripts: list[tuple[Api[Any, Any], int, Script]] = []
         for api in served():
             for version in range(api.min_version, api.max_version + 1):
-                asked += [(api, version, script) for script in SCRIPTS[api]]
-        self.chance.shuffle(asked)
-        for number, (api, version, script) in enumerate(asked):
-            self.live_script(api, version, script, number)
+                scripts += [(api, version, script) for script in SCRIPTS[api]]
+        self.chance.shuffle(scripts)
+        for number, (api, version, script) in enumerate(scripts):
+            self.run_script(api, version, script, number)
         self.end()
 
-    def live_script(
+    def run_script(
         self, api: Api[Any, Any], version: int, script: Script, number: int
     ) -> None:
         asker = Scripted(self, api, version, number)
         try:
             script(asker)
-        except Harm:
+        except InvariantViolated:
             raise
         except Exception as error:  # malicious clients have disturbed it
-            self.met[f"spoiled {type(error).__name__}"] += 1
+            self.outcomes[f"spoiled {type(error).__name__}"] += 1
         finally:
             asker.close()
 
     def end(self) -> None:
         self.round()
-        for line in [*self.parked, self.line]:
-            line.close()
+        for client in [*self.parked, self.client]:
+            client.close()
         self.broker.stop(self.now_ms)
         self.run()
-        self.honest.line.close()
+        self.honest.client.close()
         self.broker.state.security.close()
         self.logdir.close()
         if self.budget.used_bytes:
-            raise Harm(f"{self.budget.used_bytes} bytes are not given back")
+            raise InvariantViolated(
+                f"{self.budget.used_bytes} bytes are not given back"
+            )
         if self.workload.count:
-            raise Harm(
+            raise InvariantViolated(
                 f"{self.workload.count} requests that were answered count as work"
             )
         if self.errors.found:
-            raise Harm(f"{self.errors.found}")
+            raise InvariantViolated(f"{self.errors.found}")
 
 
 def most_resident_bytes() -> int:
