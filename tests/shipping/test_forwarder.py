@@ -29,7 +29,7 @@ from logcore.shipping import Forwarder
 from logcore.shipping.cluster import OutgoingBatch, ShippedProgress
 from logcore.shipping.progress import ProgressStore, RecordedProgress
 from logcore.testing import SimulatedDisk
-from support.shippingworld import Faults, Killed, ModelCluster, ModelSender
+from support.model_cluster import Faults, Killed, ModelCluster, ModelSender
 
 PATH = "edge/data"
 ROUNDS = int(os.environ.get("LOGCORE_SHIPPING_ROUNDS", "20"))
@@ -245,7 +245,7 @@ def test_what_an_older_forwarder_commits_late_is_counted_or_aborted(
                 with contextlib.suppress(ProducerFencedError):
                     older.step()
 
-        cluster.meanwhile = wake
+        cluster.after_progress = wake
         with Forwarder(data, cluster.client(), fs=disk) as newer:
             newer.run(until_end=True)
     assert fenced
@@ -318,7 +318,7 @@ def test_a_cluster_that_is_away_is_waited_for(
 ) -> None:
     fill(data, 3)
     with Forwarder(data, cluster.client(), fs=disk) as forwarder:
-        cluster.is_away = True
+        cluster.is_unavailable = True
         attempts = []
         for _ in range(1_000):
             forwarder.step()
@@ -327,7 +327,7 @@ def test_a_cluster_that_is_away_is_waited_for(
         assert (found.state, found.reason) == ("waiting", "the model is away")
         assert attempts[10] >= 3, "soon again in the beginning"
         assert attempts[-1] - attempts[500] in (4, 5, 6), "every ten seconds in the end"
-        cluster.is_away = False
+        cluster.is_unavailable = False
         forwarder.run(until_end=True)
         assert forwarder.metrics().state == "shipping"
     assert cluster.values(ORDERS) == numbers(0, 3)

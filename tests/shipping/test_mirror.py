@@ -29,7 +29,7 @@ from logcore.shipping import Mirror
 from logcore.shipping.cluster import RemoteRecord
 from logcore.shipping.mirror_rules import common_end
 from logcore.testing import SimulatedDisk
-from support.shippingworld import Faults, Killed, ModelSource
+from support.model_cluster import Faults, Killed, ModelSource
 
 PATH = "copy/data"
 ROUNDS = int(os.environ.get("LOGCORE_SHIPPING_ROUNDS", "20"))
@@ -195,7 +195,7 @@ def test_a_remote_log_that_lost_its_end_stops_the_partition(
     """
     mirrored(data, source)
     before = here(data)
-    source.logs[ORDERS].lose_from(8)
+    source.logs[ORDERS].lose_records_from(8)
     fill(source, regrown)
     with pytest.raises(DivergedError, match="on_divergence='truncate'"):
         mirrored(data, source)
@@ -220,7 +220,7 @@ def test_a_lost_record_whose_offset_holds_a_marker_now_is_missed(
 ) -> None:
     mirrored(data, source)
     log = source.logs[ORDERS]
-    log.lose_from(9)
+    log.lose_records_from(9)
     log.mark()
     fill(source, 3)
     with pytest.raises(DivergedError, match="the two logs differ at offset 9"):
@@ -231,7 +231,7 @@ def test_a_remote_log_that_lost_all_is_cut_to_nothing_if_wanted(
     data: logcore.LogDir, source: ModelSource
 ) -> None:
     mirrored(data, source)
-    source.logs[ORDERS].lose_from(0)
+    source.logs[ORDERS].lose_records_from(0)
     mirrored(data, source, on_divergence="truncate")
     assert here(data) == []
     fill(source, 4)
@@ -244,7 +244,7 @@ def test_divergence_is_noticed_while_the_mirror_runs(
 ) -> None:
     with Mirror(data, source, topics=["orders"], fs=source.disk) as mirror:
         mirror.run(until_end=True)
-        source.logs[ORDERS].lose_from(5)
+        source.logs[ORDERS].lose_records_from(5)
         with pytest.raises(DivergedError, match="the remote log ends before ours"):
             mirror.run()
 
@@ -335,13 +335,13 @@ def test_a_cluster_that_is_away_is_waited_for(
     data: logcore.LogDir, source: ModelSource
 ) -> None:
     with Mirror(data, source, topics=["orders"], fs=source.disk) as mirror:
-        source.is_away = True
+        source.is_unavailable = True
         for _ in range(200):
             mirror.step()
         found = mirror.metrics()
         assert (found.state, found.reason) == ("waiting", "the model is away")
         assert 5 < found.retry_count < 20
-        source.is_away = False
+        source.is_unavailable = False
         mirror.run(until_end=True)
     assert here(data) == there(source)
 
@@ -524,7 +524,7 @@ def lose(seed: int) -> None:
                 pass
             happens = chance.randrange(4)
             if happens == 0:
-                log.lose_from(chance.randrange(log.start, log.end + 1))
+                log.lose_records_from(chance.randrange(log.start, log.end + 1))
             elif happens == 1:
                 log.delete_below(chance.randrange(log.start, log.end + 1))
         source.faults = Faults()

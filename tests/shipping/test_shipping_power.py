@@ -17,7 +17,7 @@ import pytest
 import logcore
 from logcore.shipping import Forwarder, Mirror
 from logcore.testing import SimulatedCrash, SimulatedDisk
-from support.shippingworld import ModelCluster, ModelSource
+from support.model_cluster import ModelCluster, ModelSource
 
 PATH = "place/data"
 ROUNDS = int(os.environ.get("LOGCORE_SHIPPING_ROUNDS", "20"))

@@ -19,7 +19,7 @@ from logcore.registry import open_registry
 from logcore.shipping import Mirror
 from logcore.testing import SimulatedDisk
 from support.afterfaults import Ledger, persist
-from support.shippingworld import ModelSource
+from support.model_cluster import ModelSource
 
 DIRECTORY: Final = "/srv/data"
 CONFIG: Final = {"segment.bytes": 400, "index.interval.bytes": 100}

@@ -71,10 +71,10 @@ class ModelCluster:
     open: dict[str, Transaction] = attrs.Factory(dict)
     refuses: Callable[[Record], bool] = lambda record: False
     faults: Faults = QUIET
-    is_away: bool = False
+    is_unavailable: bool = False
     #: Called after each response about progress, for actions of other clients before
     #: the next request.
-    meanwhile: Callable[[], None] = lambda: None
+    after_progress: Callable[[], None] = lambda: None
 
     def client(self) -> ModelClient:
         return ModelClient(self)
@@ -93,7 +93,7 @@ class ModelCluster:
         drawn = self.chance.random()
         if drawn < self.faults.kill:
             raise Killed
-        if self.is_away or drawn < self.faults.kill + self.faults.lose:
+        if self.is_unavailable or drawn < self.faults.kill + self.faults.lose:
             raise RemoteUnavailableError("the model is away")
 
     def is_slow(self) -> bool:
@@ -161,7 +161,7 @@ class ModelClient:
             for one in partitions
             if (group_id, one) in progress
         }
-        self.cluster.meanwhile()
+        self.cluster.after_progress()
         return found
 
     def pause(self, seconds: float) -> None:
@@ -286,7 +286,7 @@ class ModelLog:
         self.start = offset
         self.records = [one for one in self.records if one.record.offset >= offset]
 
-    def lose_from(self, offset: int) -> None:
+    def lose_records_from(self, offset: int) -> None:
         """Elect another leader, which does not have the records from an offset on."""
         self.end = offset
         self.epoch += 1
@@ -310,7 +310,7 @@ class ModelSource:
     compacted: set[str] = attrs.Factory(set)
     groups: dict[str, dict[Partition, int]] = attrs.Factory(dict)
     faults: Faults = QUIET
-    is_away: bool = False
+    is_unavailable: bool = False
 
     def make(self, topic: str, partitions: int = 1) -> None:
         """Create a topic. It may replace a deleted one."""
@@ -322,7 +322,7 @@ class ModelSource:
         drawn = self.chance.random()
         if drawn < self.faults.kill:
             raise Killed
-        if self.is_away or drawn < self.faults.kill + self.faults.lose:
+        if self.is_unavailable or drawn < self.faults.kill + self.faults.lose:
             raise RemoteUnavailableError("the model is away")
 
     def topics(self, names: Collection[str]) -> dict[str, RemoteTopic]:
