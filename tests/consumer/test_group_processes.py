@@ -4,7 +4,7 @@ which is checked from the outside.
 Each process writes the records that it processes and the offsets that it commits as
 lines into a pipe. Lines written before a SIGKILL are read to the end. The ledger of
 these lines outlives the processes. These rules must hold, with the names of
-groupsharers.py:
+group_sharers.py:
 
 - all (C11): every acknowledged record is processed at least once.
 - kept (C04, C05): a committed offset never falls below one that was acknowledged to a

@@ -20,7 +20,7 @@ from logcore.errors import CorruptRegistryError, RegistryLockedError
 from logcore.legacy import Blacklist
 from logcore.registry import FileRegistry, open_registry, paths
 from logcore.testing import SimulatedDisk
-from support.groupsharers import HastyAssignor
+from support.group_sharers import HastyAssignor
 
 SETTINGS: dict[str, Any] = {
     "group_id": "g",

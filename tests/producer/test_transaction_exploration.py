@@ -19,7 +19,7 @@ from logcore.fs import SharedFS
 from logcore.testing import SimulatedDisk
 from logcore.testing.processes import Chances, Machine
 from support.schedules import GROUPS, run_first
-from support.transactors import PATH
+from support.transaction_sharers import PATH
 
 ROUNDS = int(os.environ.get("LOGCORE_TRANSACTION_ROUNDS", "4"))
 MANY = int(os.environ.get("LOGCORE_TRANSACTION_ROUNDS", "500"))

@@ -38,7 +38,7 @@ SIZES = (8, 8, 8, 300, 6_000)
 
 
 @attrs.define
-class Life:
+class SessionRun:
     """A session, its process, and the steps at which it was killed and at which its end
     was detected.
     """
@@ -49,7 +49,7 @@ class Life:
     returned: float | None = None
 
 
-class World:
+class RegistrySimulation:
     """One run: a machine, its programs, and their calls."""
 
     def __init__(
@@ -72,7 +72,7 @@ class World:
         self.operations = operations
         self.paths = paths
         self.calls: list[Call] = []
-        self.lives: dict[str, Life] = {}
+        self.sessions: dict[str, SessionRun] = {}
         #: For each ended session: the session, the steps of its end, and whether it is
         #: certain.
         self.endings: list[list[Any]] = []
@@ -126,7 +126,7 @@ class World:
         except SimulatedKill:
             raise
         session = registry.session.id
-        self.lives[session] = Life(session, number)
+        self.sessions[session] = SessionRun(session, number)
         self.of_process.setdefault(number, []).append(session)
         return registry
 
@@ -202,9 +202,9 @@ class World:
             self.quietly(registry.stuck)
         else:
             others = [
-                life
-                for life in self.lives.values()
-                if life.session != registry.session.id
+                session_run
+                for session_run in self.sessions.values()
+                if session_run.session != registry.session.id
             ]
             if others:
                 self.expire(registry, rng.choice(others).session)
@@ -294,13 +294,13 @@ class World:
             ):
                 call.returned = self.now
         for session in self.of_process.get(process.number, ())[-1:]:
-            self.lives[session].invoked = self.now
+            self.sessions[session].invoked = self.now
 
     def _freed(self, process: SimulatedProcess) -> None:
         for session in self.of_process.get(process.number, ())[-1:]:
-            life = self.lives[session]
-            assert life.invoked is not None
-            self.endings.append([session, life.invoked, self.now, True])
+            session_run = self.sessions[session]
+            assert session_run.invoked is not None
+            self.endings.append([session, session_run.invoked, self.now, True])
 
     # -- judgement ---------------------------------------------------------------------
 
@@ -323,7 +323,7 @@ class World:
         check(self.history())
         ended = {ending[0] for ending in self.endings}
         for session in self.cleaned:
-            assert session in ended or session not in self.lives, (
+            assert session in ended or session not in self.sessions, (
                 f"lease: {session} was cleaned away alive"
             )
         self.judge_garbage()
@@ -395,23 +395,37 @@ class World:
                     calls.append(Call("get", path, (), None, 99, end, end, found))
             check([*(self.ended(calls, end)), *calls])
             for path in self.paths:
-                self.go_on(registry, path)
+                self.use_after_power_cut(registry, path)
 
     def ended(self, calls: list[Call], end: int) -> list[Call]:
         """Return the calls with the ends of all sessions. `fence` reports nothing,
         because earlier writes are already in the past.
         """
         return [
-            Call("gone", path, (), session, -1, self.began_to_end(life), end - 1, None)
-            for session, life in self.lives.items()
+            Call(
+                "gone",
+                path,
+                (),
+                session,
+                -1,
+                self.end_began(session_run),
+                end - 1,
+                None,
+            )
+            for session, session_run in self.sessions.items()
             for path in self.paths
         ]
 
-    def began_to_end(self, life: Life) -> int:
-        begun = [ending[1] for ending in self.endings if ending[0] == life.session]
-        return min(begun if life.invoked is None else [*begun, life.invoked], default=0)
+    def end_began(self, session_run: SessionRun) -> int:
+        begun = [
+            ending[1] for ending in self.endings if ending[0] == session_run.session
+        ]
+        return min(
+            begun if session_run.invoked is None else [*begun, session_run.invoked],
+            default=0,
+        )
 
-    def go_on(self, registry: FileRegistry, path: str) -> None:
+    def use_after_power_cut(self, registry: FileRegistry, path: str) -> None:
         try:
             before = registry.update(path, lambda value: value or b"made")
             assert before is not None

@@ -6,8 +6,8 @@ its end.
     numbered(1_000_000)          returns the kind and the seed of a schedule in a search that alternates all kinds
 
 The same functions serve the tests that run some schedules of each kind, the search
-without an end, and the seeded bugs. The docstrings of groupsharers.py, sharers.py,
-transactors.py and registry_histories.py list the invariants.
+without an end, and the seeded bugs. The docstrings of group_sharers.py, partition_sharers.py,
+transaction_sharers.py and registry_histories.py list the invariants.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from typing import Any, Final
 from logcore.testing import Fault, FaultPlan
 from logcore.testing.processes import Chances
 from support.consumer_histories import ConsumerHistory
-from support.groupsharers import Group
+from support.group_sharers import Group
+from support.partition_sharers import Sharers
 from support.producer_histories import ProducerHistory
-from support.registry_exploring import PATHS, World
+from support.registry_exploring import PATHS, RegistrySimulation
 from support.registry_watched import Watched
-from support.sharers import Sharers
-from support.transactors import Pipeline
+from support.transaction_sharers import Pipeline
 
 QUIET: Final = Chances(switch=0.3)
 #: By kind of simulation, because some schedules have dozens of times as many steps as
@@ -77,39 +77,41 @@ STORES: Final[dict[str, list[dict[str, Any]]]] = {
 
 def registry(seed: int, chances: Chances) -> None:
     paths = PATHS if seed % 3 else PATHS[2:3]
-    world = World(seed, chances=chances, processes=2 + seed % 2, paths=paths)
-    world.run()
-    world.judge()
+    simulation = RegistrySimulation(
+        seed, chances=chances, processes=2 + seed % 2, paths=paths
+    )
+    simulation.run()
+    simulation.judge()
 
 
 def registry_power(seed: int) -> int:
     """Return the number of disks that the power cut may have left."""
     chances = Chances(switch=0.3, kill=0.001, power=0.003)
-    world = World(
+    simulation = RegistrySimulation(
         seed,
         chances=chances,
         processes=2 + seed % 2,
         operations=8,
         ephemerals=seed % 4 < 2,
     )
-    world.run()
-    world.machine.cut_power()
-    states = list(world.disk.crash_states(limit=8, seed=seed))
+    simulation.run()
+    simulation.machine.cut_power()
+    states = list(simulation.disk.crash_states(limit=8, seed=seed))
     for state in states:
-        _judged(state.what, lambda state=state: world.judge_after_power(state))
+        _judged(state.what, lambda state=state: simulation.judge_after_power(state))
     return len(states)
 
 
 def watches(seed: int) -> None:
-    world = Watched(seed, Chances(switch=0.3, kill=0.002, stop=0.002))
-    world.machine.spared = world.watcher
-    world.machine.run()
+    simulation = Watched(seed, Chances(switch=0.3, kill=0.002, stop=0.002))
+    simulation.machine.spared = simulation.watcher
+    simulation.machine.run()
 
 
 def sharing(seed: int, chances: Chances, acts: str) -> None:
-    world = _sharers(seed, chances, acts)
-    world.run()
-    world.judge(world.disk, after_power=False)
+    simulation = _sharers(seed, chances, acts)
+    simulation.run()
+    simulation.judge(simulation.disk, after_power=False)
 
 
 def sharing_power(seed: int) -> int:
@@ -124,51 +126,55 @@ def sharing_acks(seed: int, acts: str) -> None:
     sync that began before a truncation reports otherwise.
     """
     chances = Chances(switch=0.2, stop=0.04)
-    world = Sharers(
+    simulation = Sharers(
         seed, chances=chances, processes=2 + seed % 2, kinds=acts, fails_at_acks=True
     )
-    world.run()
+    simulation.run()
 
 
 def sharing_failed_sync(seed: int) -> None:
-    world = _sharers(seed, QUIET, "amorf")
-    world.disk.faults = FaultPlan(Fault("fdatasync", errno.EIO, at=1 + seed % 9))
-    world.has_causes = True
-    _cut_off(world, seed)
+    simulation = _sharers(seed, QUIET, "amorf")
+    simulation.disk.faults = FaultPlan(Fault("fdatasync", errno.EIO, at=1 + seed % 9))
+    simulation.has_causes = True
+    _cut_off(simulation, seed)
 
 
 def group(seed: int, chances: Chances, **options: Any) -> None:
-    world = Group(seed, chances=chances, processes=1 + seed % 3, **options)
-    world.run()
-    world.judge(world.disk, after_power=False)
+    simulation = Group(seed, chances=chances, processes=1 + seed % 3, **options)
+    simulation.run()
+    simulation.judge(simulation.disk, after_power=False)
 
 
 def group_power(seed: int, chances: Chances, **options: Any) -> None:
-    world = Group(seed, chances=chances, **options)
-    world.run()
-    world.machine.cut_power()
-    for state in world.disk.crash_states(limit=4, seed=seed):
+    simulation = Group(seed, chances=chances, **options)
+    simulation.run()
+    simulation.machine.cut_power()
+    for state in simulation.disk.crash_states(limit=4, seed=seed):
         _judged(
-            state.what, lambda state=state: world.judge(state.disk(), after_power=True)
+            state.what,
+            lambda state=state: simulation.judge(state.disk(), after_power=True),
         )
 
 
 def transactions(seed: int, chances: Chances) -> None:
-    world = Pipeline(seed, chances=chances, processes=1 + seed % 3, ids=1 + seed % 2)
-    world.run()
-    world.judge(world.disk, after_power=False)
+    simulation = Pipeline(
+        seed, chances=chances, processes=1 + seed % 3, ids=1 + seed % 2
+    )
+    simulation.run()
+    simulation.judge(simulation.disk, after_power=False)
 
 
 def transactions_power(seed: int, *, shared: bool) -> None:
     chances = Chances(switch=0.3, power=0.002 if not shared else 0.0005)
-    world = Pipeline(
+    simulation = Pipeline(
         seed, chances=chances, processes=1 + seed % 2 if shared else 1, shared=shared
     )
-    world.run()
-    world.machine.cut_power()
-    for state in world.disk.crash_states(limit=6, seed=seed):
+    simulation.run()
+    simulation.machine.cut_power()
+    for state in simulation.disk.crash_states(limit=6, seed=seed):
         _judged(
-            state.what, lambda state=state: world.judge(state.disk(), after_power=True)
+            state.what,
+            lambda state=state: simulation.judge(state.disk(), after_power=True),
         )
 
 
@@ -193,13 +199,14 @@ def _sharers(seed: int, chances: Chances, acts: str) -> Sharers:
     )
 
 
-def _cut_off(world: Sharers, seed: int) -> int:
-    world.run()
-    world.machine.cut_power()
-    states = list(world.disk.crash_states(limit=8, seed=seed))
+def _cut_off(simulation: Sharers, seed: int) -> int:
+    simulation.run()
+    simulation.machine.cut_power()
+    states = list(simulation.disk.crash_states(limit=8, seed=seed))
     for state in states:
         _judged(
-            state.what, lambda state=state: world.judge(state.disk(), after_power=True)
+            state.what,
+            lambda state=state: simulation.judge(state.disk(), after_power=True),
         )
     return len(states)
 
@@ -293,9 +300,9 @@ _FIRST_SEED: Final = 10_000_000
 def numbered(number: int) -> tuple[str, int]:
     """Return the kind and the seed of a schedule of the search without an end."""
     turn, place = divmod(number, sum(_OF_FORTY.values()))
-    for world, count in _OF_FORTY.items():
+    for simulation, count in _OF_FORTY.items():
         if place < count:
-            kinds = [name for name in KINDS if name.split()[0] == world]
+            kinds = [name for name in KINDS if name.split()[0] == simulation]
             nth = turn * count + place
             return kinds[nth % len(kinds)], _FIRST_SEED + nth // len(kinds)
         place -= count

@@ -96,7 +96,7 @@ class Pipeline:
             data.create_topic("out", OUT)
             for number in range(records):
                 data.append("in", b"%d" % number, partition=number % 2)
-        self.lives = 0
+        self.started = 0
         self.members: set[SimulatedProcess] = set()
         for _ in range(processes - 1):
             self._begin()
@@ -106,17 +106,17 @@ class Pipeline:
         self.machine.run()
 
     def _begin(self) -> None:
-        self.lives += 1
-        number = self.lives
-        self.members.add(self.machine.start(lambda fs: self._live(fs, number)))
+        self.started += 1
+        number = self.started
+        self.members.add(self.machine.start(lambda fs: self._run_process(fs, number)))
 
     def _follow(self, process: SimulatedProcess) -> None:
-        if process in self.members and self.lives < 6 and not self.machine.is_off:
+        if process in self.members and self.started < 6 and not self.machine.is_off:
             self._begin()
 
     # -- what processes do -------------------------------------------------------------
 
-    def _live(self, fs: SharedFS, number: int) -> None:
+    def _run_process(self, fs: SharedFS, number: int) -> None:
         with (
             logcore.open_dir(PATH, shared=True, fs=fs) as data,
             data.consumer(**CONSUMING) as consumer,
@@ -124,7 +124,7 @@ class Pipeline:
             consumer.subscribe(["in"])
             with self._producer(data, number % self.ids) as producer:
                 for _ in range(self.rng.randrange(2, 6)):
-                    if not self._turn(data, consumer, producer):
+                    if not self._transact_once(data, consumer, producer):
                         return
 
     def _finish(self, fs: SharedFS) -> None:
@@ -138,7 +138,7 @@ class Pipeline:
             is_left = True
             while is_left:
                 with self._producer(data, self.ids) as producer:
-                    while is_left and self._turn(data, consumer, producer):
+                    while is_left and self._transact_once(data, consumer, producer):
                         is_left = not self._is_done(data)
                         assert self.machine.steps < until, (
                             f"once: not done, {consumer.assignment()}"
@@ -164,7 +164,7 @@ class Pipeline:
             max_block_ms=5,
         )
 
-    def _turn(
+    def _transact_once(
         self, data: LogDir, consumer: logcore.Consumer, producer: TransactionalProducer
     ) -> bool:
         """Make one transaction, if there is input. Return False if another producer has

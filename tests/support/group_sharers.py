@@ -113,7 +113,7 @@ class Ownership(RebalanceListener):
 
     def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
         for one in partitions:
-            self.group.handed.pop((self.consumer, one), None)
+            self.group.last_offsets.pop((self.consumer, one), None)
 
     def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
         if self.is_late:
@@ -147,7 +147,7 @@ class Group:
     ) -> None:
         self.rewinds = rewinds
         self.looks = not rewinds and all(store == {} for store in stores)
-        self.again: dict[
+        self.reread: dict[
             TopicPartition, set[int]
         ] = {}  # processed since the rewind began
         self.is_rewound = not rewinds
@@ -160,7 +160,7 @@ class Group:
             else SETTINGS
         )
         self.readers: list[tuple[SimulatedProcess, logcore.Consumer]] = []
-        self.handed: dict[
+        self.last_offsets: dict[
             tuple[logcore.Consumer, TopicPartition], int
         ] = {}  # the last offset since it has it
         self.polled_ms: dict[
@@ -181,14 +181,16 @@ class Group:
         self.records = records
         self.processed: dict[TopicPartition, set[int]] = {}
         self.acked: dict[TopicPartition, int] = {}
-        self.heard: list[dict[TopicPartition, int]] = []  # acknowledged by callbacks
+        self.confirmed: list[
+            dict[TopicPartition, int]
+        ] = []  # acknowledged by callbacks
         self.owners: dict[tuple[int, TopicPartition], str] = {}
         self.partitions = [TopicPartition("t", number) for number in range(partitions)]
         with logcore.open_dir(PATH, create=True, fs=self.disk) as data:
             data.create_topic("t", partitions)
             for number in range(records):
                 data.append("t", b"%d" % number, partition=number % partitions)
-        self.lives = 0
+        self.started = 0
         self.members: set[SimulatedProcess] = set()
         for _ in range(processes):
             self._begin()
@@ -200,17 +202,17 @@ class Group:
         self.machine.run()
 
     def _begin(self) -> None:
-        self.lives += 1
-        self.members.add(self.machine.start(self._live))
+        self.started += 1
+        self.members.add(self.machine.start(self._run_process))
 
     def _follow(self, process: SimulatedProcess) -> None:
         self.freed_ms[process] = self.disk.monotonic_ms()
-        if process in self.members and self.lives < 8 and not self.machine.is_off:
+        if process in self.members and self.started < 8 and not self.machine.is_off:
             self._begin()
 
     # -- what processes do -------------------------------------------------------------
 
-    def _live(self, fs: SharedFS) -> None:
+    def _run_process(self, fs: SharedFS) -> None:
         for _ in range(self.rng.randrange(1, 3)):
             settings = dict(self.rng.choice(self.stores))
             if self.is_static:
@@ -225,7 +227,7 @@ class Group:
                 self._consuming(fs, settings) as consumer,
             ):
                 for _ in range(self.rng.randrange(2, 8)):
-                    self._turn(consumer)
+                    self._poll_once(consumer)
 
     def _consume_all(self, fs: SharedFS) -> None:
         """Continue until all records are processed."""
@@ -235,7 +237,7 @@ class Group:
         with self._consuming(fs, settings) as consumer:
             until = self.machine.steps + _MOST_STEPS
             while not self._is_complete():
-                self._turn(consumer)
+                self._poll_once(consumer)
                 assert self.machine.steps < until, (
                     f"all: {self.processed} {consumer.assignment()}"
                 )
@@ -262,7 +264,7 @@ class Group:
             yield consumer
             self.leaving.add(consumer)
             consumer.close()
-            self._note_heard()
+            self._record_confirmed()
 
     def _rewind(self, fs: SharedFS) -> None:
         """Reset the group to the beginning, once."""
@@ -271,38 +273,38 @@ class Group:
             while self.machine.steps < until:
                 data.refresh()
             with contextlib.suppress(RegistryLockedError):
-                self.again = {}
+                self.reread = {}
                 data.alter_group_offsets(
                     "g", dict.fromkeys(self.partitions, 0), force=True
                 )
                 self.is_rewound = True
 
     def _is_complete(self) -> bool:
-        found = self.again if self.is_rewound and self.rewinds else self.processed
+        found = self.reread if self.is_rewound and self.rewinds else self.processed
         return sum(map(len, found.values())) == self.records
 
-    def _turn(self, consumer: logcore.Consumer) -> None:
+    def _poll_once(self, consumer: logcore.Consumer) -> None:
         with contextlib.suppress(
             RegistryLockedError
         ):  # a process was stopped in the middle of its change
             began_ms = self.disk.monotonic_ms()
             awake_ms = self._awake_ms()
             found = consumer.poll(0.1, 3)
-            self._note_heard()
+            self._record_confirmed()
             self.polled_ms[consumer] = awake_ms
-            self._note_owners(consumer)
+            self._record_owners(consumer)
             self._check_group(consumer, set(found), began_ms)
             for record in found.records():
                 one = TopicPartition(record.topic, record.partition)
-                before = self.handed.get((consumer, one), record.offset - 1)
+                before = self.last_offsets.get((consumer, one), record.offset - 1)
                 assert before == record.offset - 1, (
                     f"in order: {one} {record.offset} behind {before}"
                 )
-                self.handed[consumer, one] = record.offset
-                for processed in (self.processed, self.again):
+                self.last_offsets[consumer, one] = record.offset
+                for processed in (self.processed, self.reread):
                     processed.setdefault(one, set()).add(record.offset)
             if self.looks and self.rng.random() < 0.5:
-                self._note_seen(consumer)
+                self._record_read_commits(consumer)
             if found and not (self.is_hasty and self.rng.random() < 0.7):
                 self.commit(consumer)
 
@@ -312,14 +314,14 @@ class Group:
             CommitFailedError, RebalanceInProgressError
         ):  # another has them, or commits later
             if self.rng.random() < 0.4:
-                consumer.commit_async(callback=self._hear)
+                consumer.commit_async(callback=self._on_commit)
                 return
             positions = {one: consumer.position(one) for one in consumer.assignment()}
             consumer.commit()
-            self._note_heard()
-            self._note_commit(positions)
+            self._record_confirmed()
+            self._record_commit(positions)
 
-    def _note_seen(self, consumer: logcore.Consumer) -> None:
+    def _record_read_commits(self, consumer: logcore.Consumer) -> None:
         """Treat the offsets that the group has committed by now as acknowledged, because
         other members have continued from them.
         """
@@ -327,18 +329,18 @@ class Group:
             if each is not None:
                 self.acked[one] = max(each.offset, self.acked.get(one, 0))
 
-    def _hear(
+    def _on_commit(
         self,
         error: Exception | None,
         offsets: Mapping[TopicPartition, OffsetAndMetadata],
     ) -> None:
         """Only record the event, because an exception of a callback would be ignored."""
         if error is None:
-            self.heard.append({one: each.offset for one, each in offsets.items()})
+            self.confirmed.append({one: each.offset for one, each in offsets.items()})
 
-    def _note_heard(self) -> None:
-        while self.heard:
-            self._note_commit(self.heard.pop(0))
+    def _record_confirmed(self) -> None:
+        while self.confirmed:
+            self._record_commit(self.confirmed.pop(0))
 
     def _awake_ms(self) -> int:
         """Return the monotonic time without the time in which all processes were
@@ -347,7 +349,10 @@ class Group:
         return self.disk.monotonic_ms() - self.machine.paused_ms
 
     def _check_group(
-        self, consumer: logcore.Consumer, handed: set[TopicPartition], began_ms: int
+        self,
+        consumer: logcore.Consumer,
+        last_offsets: set[TopicPartition],
+        began_ms: int,
     ) -> None:
         """Check the group after a poll that began at that time and returned records of
         some partitions.
@@ -360,7 +365,7 @@ class Group:
             except NodeNotFoundError:  # a power cut has ended everything
                 return
             node = GroupNode.unpack("g", value)
-            self._check_owners(registry, node, consumer, handed)
+            self._check_owners(registry, node, consumer, last_offsets)
         self._check_heirs(node, began_ms)
         if self.is_static:
             self._check_absence(node)
@@ -373,13 +378,13 @@ class Group:
         registry: FileRegistry,
         node: GroupNode,
         consumer: logcore.Consumer,
-        handed: set[TopicPartition],
+        last_offsets: set[TopicPartition],
     ) -> None:
         members = node.group.members
         mine = consumer._place.member
         if mine is None or mine.member_id not in members:
             return
-        for one in handed:
+        for one in last_offsets:
             owner = registry.get(paths.owner("g", one.topic, one.partition))
             registration = consumer._assignment._registration
             assert registration is not None
@@ -391,7 +396,7 @@ class Group:
             if other is consumer or other._place.member is None:
                 continue
             both = (
-                handed & other.assignment()
+                last_offsets & other.assignment()
                 if other._place.member.member_id in members
                 else set()
             )
@@ -489,7 +494,7 @@ class Group:
     def _living(self) -> list[logcore.Consumer]:
         return [consumer for process, consumer in self.readers if not process.is_killed]
 
-    def _note_owners(self, consumer: logcore.Consumer) -> None:
+    def _record_owners(self, consumer: logcore.Consumer) -> None:
         member = consumer._place.member
         if member is None or not member.is_stable:
             return
@@ -501,7 +506,7 @@ class Group:
             owner = self.owners.setdefault((member.generation, one), name)
             assert owner == name, f"owned once: {one} in generation {member.generation}"
 
-    def _note_commit(self, offsets: dict[TopicPartition, int]) -> None:
+    def _record_commit(self, offsets: dict[TopicPartition, int]) -> None:
         if self.rewinds:
             return
         lower = {

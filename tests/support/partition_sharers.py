@@ -116,7 +116,7 @@ class Sharers:
         self.committed: set[bytes] = set()
         self.aborted: set[bytes] = set()
         self.senders = [Sender(number) for number in range(processes)]
-        self.lives: dict[SimulatedProcess, Sender] = {}
+        self.sender_of: dict[SimulatedProcess, Sender] = {}
         self.failures: list[BaseException] = []
         for sender in self.senders:
             self._begin(sender)
@@ -126,15 +126,21 @@ class Sharers:
         self.machine.run()
 
     def _begin(self, sender: Sender) -> None:
-        self.lives[self.machine.start(lambda fs: self._live(fs, sender))] = sender
+        self.sender_of[self.machine.start(lambda fs: self._run_process(fs, sender))] = (
+            sender
+        )
 
     def _follow(self, process: SimulatedProcess) -> None:
-        if not self.machine.is_off and process in self.lives and len(self.lives) < 12:
-            self._begin(self.lives[process])
+        if (
+            not self.machine.is_off
+            and process in self.sender_of
+            and len(self.sender_of) < 12
+        ):
+            self._begin(self.sender_of[process])
 
     # -- what processes do -------------------------------------------------------------
 
-    def _live(self, fs: SharedFS, sender: Sender) -> None:
+    def _run_process(self, fs: SharedFS, sender: Sender) -> None:
         """Open the log, act on it and close it, several times."""
         left = self.operations
         while left > 0:
@@ -314,7 +320,9 @@ class Sharers:
     def _read(self, fs: SharedFS) -> None:
         """Read the log without the write lock, like any other process."""
         while not fs.is_directory(PATH):
-            if all(process.has_ended or process.is_killed for process in self.lives):
+            if all(
+                process.has_ended or process.is_killed for process in self.sender_of
+            ):
                 return
         with logcore.open(PATH, read_only=True, fs=fs) as log:
             for _ in range(6):
