@@ -44,7 +44,7 @@ from support.real_faults import (
     Site,
     Strike,
     Workload,
-    heard,
+    read_messages,
     run_forked,
 )
 
@@ -165,7 +165,7 @@ class Scenario:
             self.durability, kind
         )
         for message in outcome.messages:
-            witness.hear(*message)
+            witness.receive(*message)
         return witness
 
 
@@ -327,7 +327,7 @@ def spawn(workload: str, durability: str, seed: int, *options: str) -> Outcome:
     ) as process:
         said, noise = process.communicate()
     try:
-        return Outcome.of(heard(io.BytesIO(said)), process.returncode)
+        return Outcome.of(read_messages(io.BytesIO(said)), process.returncode)
     except AssertionError as error:
         error.add_note(noise.decode(errors="replace")[-2000:])
         raise
@@ -445,7 +445,7 @@ def test_system_calls_that_fail_or_kill(strace: Path) -> None:
 def test_many_system_calls_that_fail_or_kill(strace: Path) -> None:
     rng = random.Random(SEED)
     count = int(os.environ.get("LOGCORE_STRACES", "200"))
-    each = [name for name in WORKLOADS if not name.startswith("goes_on")]
+    each = [name for name in WORKLOADS if not name.startswith("continues")]
     until = time.monotonic() + SECONDS
     met: Counter[str] = Counter()
     for name in itertools.cycle(each):

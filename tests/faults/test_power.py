@@ -57,7 +57,7 @@ from support.real_faults import (
     Strike,
     Workload,
     fork,
-    heard,
+    read_messages,
     run_forked,
 )
 from support.seeded import believe_memory
@@ -282,7 +282,7 @@ def judged(
     """Check the disk against an outcome, and return the witness with its content."""
     witness = before or workload.witness(policy, "power")
     for message in outcome.messages:
-        witness.hear(*message)
+        witness.receive(*message)
     witness.check(thorough=True)
     return witness
 
@@ -356,7 +356,7 @@ def cut_from_outside(disk: LoopDisk, policy: str, rng: random.Random) -> int:
     with pipe:
         witness = workload.witness(policy, "power")
         said = b""
-        while (answered := len(list(heard(io.BytesIO(said))))) < after:
+        while (answered := len(list(read_messages(io.BytesIO(said))))) < after:
             more = os.read(pipe.fileno(), 1 << 16)
             assert more, "the process has ended early"
             said += more
@@ -365,9 +365,9 @@ def cut_from_outside(disk: LoopDisk, policy: str, rng: random.Random) -> int:
         said += os.read(pipe.fileno(), waiting(pipe.fileno()))
         disk.shut_down(rng.choice([LOG_FLUSHED, NOTHING_FLUSHED, NOTHING_FLUSHED]))
         os.kill(child, signal.SIGKILL)
-        answered = len(list(heard(io.BytesIO(said))))
-        for at, message in enumerate(heard(io.BytesIO(said + pipe.read()))):
-            (witness.hear if at < answered else witness.hear_late)(*message)
+        answered = len(list(read_messages(io.BytesIO(said))))
+        for at, message in enumerate(read_messages(io.BytesIO(said + pipe.read()))):
+            (witness.receive if at < answered else witness.receive_late)(*message)
     os.waitpid(child, 0)
     disk.restart()
     with contextlib.chdir(place):
@@ -447,7 +447,7 @@ def torn_starts(
             outcome = run_forked(workload, policy, SEED, Strike(places[-1], 0.5))
         witness = workload.witness(policy, "power")
         for message in outcome.messages:
-            witness.hear(*message)
+            witness.receive(*message)
         yield WORKLOADS[workload.then.__name__], torn, witness, SEED + 1
 
 
@@ -720,7 +720,7 @@ def test_a_file_size_limit_at_every_byte_of_an_append(
 
     child, pipe = fork(run)
     with pipe:
-        messages = list(heard(pipe))
+        messages = list(read_messages(pipe))
     assert os.waitpid(child, 0)[1] == 0, messages
     rows = [b"value %d" % at * 4 for at in range(count)]
     with logcore.open(tmp_path / "t-0", read_only=True) as log:

@@ -175,14 +175,16 @@ class Committing(Reading):
 
     def __init__(self) -> None:
         super().__init__()
-        self.told: list[Any] = []
+        self.commit_results: list[Any] = []
         while len(self.seen) < 8:
             self.read(self.consumer)
 
     def act(self) -> None:
         one = ("t", 0)
         self.consumer.commit({one: 1})
-        self.consumer.commit_async({one: 2}, lambda error, _: self.told.append(error))
+        self.consumer.commit_async(
+            {one: 2}, lambda error, _: self.commit_results.append(error)
+        )
         self.consumer.commit()
         self.consumer.pause(one)
         self.consumer.resume(one)
@@ -201,7 +203,7 @@ class Committing(Reading):
     def judge(self) -> None:
         waited = self.consumer.metrics().waiting_commits
         self.consumer.close()
-        assert len(self.told) >= waited, "a commit was forgotten"
+        assert len(self.commit_results) >= waited, "a commit was forgotten"
         with self.make() as consumer:
             found = consumer.committed([("t", 0), ("t", 1)])
             assert {

@@ -383,7 +383,7 @@ class LogWitness:
             None  # the error of the last stage, and whether the log was poisoned
         )
 
-    def hear(self, name: str, *args: Any) -> None:
+    def receive(self, name: str, *args: Any) -> None:
         if name == "found":
             found = FoundLog(*args)
             self.history.judge(found, self.kind)
@@ -393,12 +393,12 @@ class LogWitness:
         else:
             getattr(self.history, name)(*args)
 
-    def hear_late(self, name: str, *args: Any) -> None:
+    def receive_late(self, name: str, *args: Any) -> None:
         """Record a message of a process that another process is killing. The data of a
         request may be on disk, and no result counts.
         """
         if name in ("issue", "delete"):
-            self.hear(name, *args)
+            self.receive(name, *args)
 
     def check(self, *, thorough: bool) -> None:
         """Open the remaining files like their owner."""
@@ -508,11 +508,11 @@ class TopicsWitness:
         self.logs: dict[str, LogWitness] = {}
         self.failed: tuple[str, bool] | None = None
 
-    def hear(self, name: str, *args: Any) -> None:
+    def receive(self, name: str, *args: Any) -> None:
         if name == "failed":
             self.failed = args[0], args[1]
         elif name == "log":
-            self.logs[args[0]].hear(*args[1:])
+            self.logs[args[0]].receive(*args[1:])
         elif name == "topics":
             found = args[0]
             assert self.must <= set(found) <= self.may, (
@@ -544,15 +544,15 @@ class TopicsWitness:
             with open_dir(
                 "d", create=True, config=CONFIG, durability=self.durability, fs=DISK
             ) as directory:
-                self.hear(
+                self.receive(
                     "topics",
                     {name: directory.partitions(name) for name in directory.topics()},
                 )
                 if not is_again:
                     name = f"probe{len(self.partitions)}"
-                    self.hear("creating", name, (0,))
+                    self.receive("creating", name, (0,))
                     directory.create_topic(name)
-                    self.hear("created", name)
+                    self.receive("created", name)
                 keys = {
                     f"{name}-{number}": (name, number)
                     for name in self.must
@@ -564,7 +564,7 @@ class TopicsWitness:
                 for key, place in keys.items():
                     log = directory.partition(*place)
                     start = log.log_start_offset
-                    self.logs[key].hear("found", start, list(log.read(start)))
+                    self.logs[key].receive("found", start, list(log.read(start)))
                     if not is_again:
                         log.append(b"probe", timestamp_ms=0)
                         self.logs[key].probed()
@@ -633,7 +633,7 @@ def sequences(w: LogWorker) -> None:
     w.close()
 
 
-def goes_on(w: LogWorker) -> None:
+def continues(w: LogWorker) -> None:
     """Do mostly the work of opening: the recovery from the previous stage."""
     w.append()
     w.close()
@@ -656,7 +656,7 @@ def topics(w: TopicsWorker) -> None:
     w.close()
 
 
-def goes_on_with_topics(w: TopicsWorker) -> None:
+def continues_with_topics(w: TopicsWorker) -> None:
     w.open()
     w.create(f"c{w.seed}", 1)
     w.close()
@@ -671,7 +671,7 @@ class Workload:
     run: Callable[[Any], None]
     worker: type[Any] = LogWorker
     witness: type[Any] = LogWitness
-    then: Callable[[Any], None] = goes_on
+    then: Callable[[Any], None] = continues
 
     @property
     def name(self) -> str:
@@ -691,12 +691,12 @@ WORKLOADS = {
                 deletes,
                 reopens,
                 sequences,
-                goes_on,
+                continues,
             )
         ),
         *(
-            Workload(run, TopicsWorker, TopicsWitness, goes_on_with_topics)
-            for run in (topics, goes_on_with_topics)
+            Workload(run, TopicsWorker, TopicsWitness, continues_with_topics)
+            for run in (topics, continues_with_topics)
         ),
     )
 }
@@ -726,7 +726,7 @@ class Outcome:
         return cls(said, sites, exit_code != 0)
 
 
-def heard(pipe: BinaryIO) -> Iterator[tuple[Any, ...]]:
+def read_messages(pipe: BinaryIO) -> Iterator[tuple[Any, ...]]:
     """Yield the messages that arrived completely."""
     with contextlib.suppress(EOFError, pickle.UnpicklingError):
         while True:
@@ -797,7 +797,7 @@ def run_forked(
 
     child, pipe = fork(run)
     with pipe:
-        messages = list(heard(pipe))
+        messages = list(read_messages(pipe))
     return Outcome.of(messages, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 

@@ -142,13 +142,13 @@ def check(calls: Iterable[Call]) -> None:
         if call.result not in SILENT:
             by_path.setdefault(call.path, []).append(call)
     for path, found in sorted(by_path.items()):
-        told = "\n".join(
+        listed = "\n".join(
             f"    {call}" for call in sorted(found, key=lambda call: call.invoked)
         )
         name = wrong(found)
-        assert name is None, f"{name}: {path}\n{told}"
+        assert name is None, f"{name}: {path}\n{listed}"
         assert fits(found), (
-            f"order: no order of these calls gives these answers\n{told}"
+            f"order: no order of these calls gives these answers\n{listed}"
         )
 
 
@@ -193,10 +193,10 @@ def wrong(calls: Sequence[Call]) -> str | None:
                 )
             ):
                 return "one_creator"
-    return "monotonic" if _goes_back(calls) else None
+    return "monotonic" if _moves_back(calls) else None
 
 
-def _goes_back(calls: Sequence[Call]) -> bool:
+def _moves_back(calls: Sequence[Call]) -> bool:
     """Return whether a process has read a lower version than before, within one
     incarnation of the node.
     """
