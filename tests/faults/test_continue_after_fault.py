@@ -16,8 +16,14 @@ import pytest
 import logcore
 from logcore.fs import FS
 from logcore.staging.publishing import Staging
-from support.afterfaults import Ledger, Story, explore, explore_two_processes, persist
-from support.afterfaultstories import (
+from support.fault_exploration import (
+    Ledger,
+    Story,
+    explore,
+    explore_two_processes,
+    persist,
+)
+from support.fault_stories import (
     AppendStory,
     CommitStory,
     DirectoryStory,

@@ -16,7 +16,7 @@ import pytest
 import logcore
 from logcore.recordbatch import encode
 from logcore.testing import Fault, FaultPlan, SimulatedDisk
-from support.torn import LOG, killed
+from support.crashed_logs import LOG, killed
 
 
 def test_lost_time_index_is_rebuilt() -> None:

@@ -19,7 +19,7 @@ from logcore.metadata.checkpoint import LOG_START, RECOVERY_POINT
 from logcore.partition.recovery import FAILED_SYNC, Action, TailFacts, decide
 from logcore.recordbatch import encode, read_batches
 from logcore.testing import Fault, FaultPlan, SimulatedDisk
-from support.torn import LOG, whole
+from support.crashed_logs import LOG, whole
 from support.vectors import VECTORS
 
 

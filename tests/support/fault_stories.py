@@ -1,4 +1,4 @@
-"""Programs for afterfaults.py. Each uses one part of the library, and continues after a
+"""Programs for fault_exploration.py. Each uses one part of the library, and continues after a
 failed call.
 """
 
@@ -18,7 +18,7 @@ from logcore.logdir import LogDir
 from logcore.registry import open_registry
 from logcore.shipping import Mirror
 from logcore.testing import SimulatedDisk
-from support.afterfaults import Ledger, persist
+from support.fault_exploration import Ledger, persist
 from support.model_cluster import ModelSource
 
 DIRECTORY: Final = "/srv/data"
