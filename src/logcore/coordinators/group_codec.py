@@ -45,6 +45,7 @@ from logcore.errors import UnsupportedRegistryError
 #: another version, because it could not preserve their fields.
 _VERSION: Final = 1
 _TEXT_OR_NONE: Final = (str, type(None))
+#: Names and types of the fields of a node.
 _NODE: Final[Mapping[str, tuple[type, ...]]] = {
     "version": (int,),
     "boot": (str,),
@@ -67,6 +68,7 @@ _NODE: Final[Mapping[str, tuple[type, ...]]] = {
     "sessions": (dict,),
     "mail": (dict,),
 }
+#: Names and types of the fields of a member.
 _MEMBER: Final[Mapping[str, tuple[type, ...]]] = {
     "member_id": (str,),
     "instance_id": _TEXT_OR_NONE,
@@ -84,6 +86,7 @@ _MEMBER: Final[Mapping[str, tuple[type, ...]]] = {
     "deadline_ms": (int,),
     "timer_ms": (int, type(None)),
 }
+#: Names and types of the fields of an answer to a JoinGroup request.
 _JOINED: Final[Mapping[str, tuple[type, ...]]] = {
     "kind": (str,),
     "generation": (int,),
@@ -94,19 +97,23 @@ _JOINED: Final[Mapping[str, tuple[type, ...]]] = {
     "members": (list,),
     "skip_assignment": (bool,),
 }
+#: Names and types of the fields of an answer to a SyncGroup request.
 _SYNCED: Final[Mapping[str, tuple[type, ...]]] = {
     "kind": (str,),
     "protocol_type": (str,),
     "protocol": _TEXT_OR_NONE,
     "assignment": (str,),
 }
+#: Names and types of the fields of all timeouts. A kind of timeout has some of them.
 _TIMEOUT_FIELDS: Final[Mapping[str, tuple[type, ...]]] = {
     "kind": (str,),
     "member_id": (str,),
     "left_ms": (int,),
     "generation": (int,),
 }
+#: States of a group in a node. DEAD is not among them: a deleted group becomes EMPTY.
 _STATES: Final = (EMPTY, PREPARING, COMPLETING, STABLE)
+#: Classes of timeouts by name, the field `kind`.
 _TIMEOUTS: Final = {
     kind.__name__: kind
     for kind in (
@@ -182,6 +189,7 @@ class GroupNode:
                 raise ValueError(f"version {facts['version']!r}")
             return cls._read(group_id, facts)
         except (
+            # JSON of another program can cause each of these errors below.
             ValueError,
             KeyError,
             TypeError,

@@ -151,6 +151,7 @@ def members_of(
 ) -> tuple[GroupMemberDescription, ...]:
     """Return the members of a group; see GroupDescription."""
     members: tuple[GroupMemberDescription, ...] = ()
+    # The registry is newer: the log contains the members of the last rebalance.
     if registry is not None:
         members = shared_members(registry, name)
     return members or tuple(_stored_members(directory, stored, name))
@@ -172,6 +173,7 @@ def _offsets(
     for topic, partitions in sorted(stored.offsets.get(name, {}).items()):
         for number, committed in sorted(partitions.items()):
             end = None
+            # A group may have offsets of a topic that does not exist.
             if topic in directory and number in directory.partitions(topic):
                 end = directory.partition(topic, number).high_watermark
             yield GroupOffset(
@@ -226,6 +228,7 @@ def _stored_members(
         if kind is not RecordKind.MEMBER or not isinstance(fact, ConsumerMember):
             continue
         current = facts.get((RecordKind.CURRENT, member_id))
+        # A member may have no stored assignment yet.
         given: Partitions = frozenset()
         if isinstance(current, Current):
             given = current.assigned

@@ -120,6 +120,8 @@ class LocalGroups(ProcessGroups):
             if gone:
                 self.leave(group.group_id, gone)
             if group.consumers is not None:
+                # Members of the classic protocol leave by LeaveGroup, the others by a
+                # heartbeat with the epoch -1. A copy, because members are removed.
                 classic: list[tuple[str, str | None]] = []
                 for member_id, one in [*group.consumers.members.items()]:
                     if one.instance_id is None and one.classic is not None:
@@ -153,6 +155,7 @@ class LocalGroups(ProcessGroups):
         self, group_id: str, request: GroupRequest, done: PendingResult
     ) -> None:
         def ask(now_ms: int) -> Iterable[Effect]:
+            # withdraw() finds the member by the id, even without an answer.
             self._naming = done
             try:
                 return request(self._coordinator, done, now_ms)
@@ -203,6 +206,7 @@ class LocalGroups(ProcessGroups):
         with self._lock:
             error, effects = self._coordinator.check_commit(who, self.now_ms())
             self._act(effects)
+            # Earlier decisions are in the log before the records of the caller.
             self._flush()
             yield error
 
@@ -263,6 +267,7 @@ class LocalGroups(ProcessGroups):
     def _do(self, step: Callable[[int], Iterable[Effect]]) -> None:
         def take() -> None:
             now_ms = self.now_ms()
+            # Before the step, so that no request of an expired member is accepted.
             for group_id, timeout in self._timers.due(now_ms):
                 self._act(self._coordinator.timed_out(group_id, timeout, now_ms))
             self._act(step(now_ms))

@@ -117,6 +117,7 @@ class Coordinators:
         """Return the registry like registry(), or None if it does not exist."""
         from logcore.registry import registry_path
 
+        # open_registry() would create the registry.
         is_there = self._registry is not None or self._fs.exists(
             registry_path(directory.path)
         )
@@ -165,6 +166,7 @@ class Coordinators:
             if controller is None:
                 controller = Controller(self._fs, directory)
                 self._controller = controller
+        # Without the lock, because the work reads and writes the disk.
         controller.run_due_work(registry)
 
     def transactions(self, directory: HostDirectory) -> TransactionCoordinator:

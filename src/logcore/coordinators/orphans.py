@@ -44,6 +44,7 @@ def left_open(directory: Partitions) -> dict[Partition, list[tuple[int, int]]]:
         for number in directory.partitions(topic):
             with contextlib.suppress(LogcoreError, OSError):
                 log = directory.partition(topic, number)
+                # The producers of a log are read only if a transaction is open in it.
                 if log.last_stable_offset == log.log_end_offset:
                     continue
                 facts = producers_of(log.host.writer)
@@ -80,6 +81,7 @@ def first_free_producer_id(directory: Partitions) -> int:
                 for n in directory.partitions(TRANSACTIONS_TOPIC)
             ]
             for stored in stored_transactions(logs).values():
+                # The id before and after a change of the producer id are taken too.
                 found |= {
                     stored.producer_id,
                     stored.previous_producer_id,

@@ -60,7 +60,8 @@ class ProcessGroups(GroupHost[PendingResult]):
         self._lock = threading.RLock()
         self._unsynced = DurableQueue(self._lock)
         self._listeners: tuple[Callable[[], None], ...] = ()
-        #: Limits for the requests of this process.
+        #: Limits for the requests of this process. A session may be shorter and longer
+        #: than in Kafka, whose limits are 6 s and 30 minutes.
         self.rules = Rules(min_session_timeout_ms=1, max_session_timeout_ms=_LONGEST_MS)
         #: The latest error of storing records. It is written under the lock.
         self.failure: Exception | None = None
@@ -184,6 +185,7 @@ class ProcessGroups(GroupHost[PendingResult]):
     def delete(self, group_id: str) -> GroupError | None:
         """Delete a group without members, with its offsets, or return the error."""
         answer = PendingResult()
+        # The answer follows the sync of the tombstones.
         self.request_delete(group_id, answer)
         return self._result_of(answer)
 

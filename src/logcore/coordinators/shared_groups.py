@@ -175,6 +175,7 @@ class SharedGroups(ProcessGroups):
     ) -> None:
         waiter = f"{self._session}:{next(self._numbers)}"
         with self._lock:
+            # Before the step, because the step may deliver the answer.
             self._answers.setdefault(group_id, {})[waiter] = done
             try:
                 self.step(
@@ -182,6 +183,7 @@ class SharedGroups(ProcessGroups):
                     lambda coordinator, now_ms: request(coordinator, waiter, now_ms),
                 )
             except BaseException:
+                # The caller withdraws a kept request later, and must find it then.
                 if not done.is_kept:
                     self._answers.get(group_id, {}).pop(waiter, None)
                 raise
@@ -194,6 +196,7 @@ class SharedGroups(ProcessGroups):
         Return None if nothing has changed, or the error for the member.
         """
         with self._lock:
+            # Most heartbeats need neither a lock in the registry nor a step.
             node = self._peek(group_id)
             if node is None:
                 return GroupError.UNKNOWN_MEMBER_ID
@@ -207,6 +210,7 @@ class SharedGroups(ProcessGroups):
                 now_ms - renewed_ms
                 < group.members[member_id].session_timeout_ms // _RENEW_PART
             ):
+                # The same answer as that of a step, which would only renew the session.
                 return (
                     GroupError.REBALANCE_IN_PROGRESS
                     if group.state == PREPARING
@@ -223,6 +227,7 @@ class SharedGroups(ProcessGroups):
 
             self.step(group_id, beat)
             self._renewed[group_id, member_id] = now_ms
+            # A step may run more than once, see _make(). The last run counts.
             return found[-1]
 
     def withdraw(self, group_id: str, joining: PendingResult) -> None:
@@ -284,6 +289,8 @@ class SharedGroups(ProcessGroups):
 
         with self._lock:
             self._make(who.group_id)
+            # No other process changes the group before the caller has stored its
+            # offsets.
             with self._registry.holding(_path(who.group_id)):
                 self.step(who.group_id, check)
                 yield found[-1]
@@ -335,6 +342,7 @@ class SharedGroups(ProcessGroups):
         path = _path(group_id)
         with self._lock:
             node = self._peek(group_id)
+            # The step removes dead members first, so that the copy has none of them.
             if node is not None and (self._is_over(node) or self._dead(node)):
                 self.step(group_id, lambda coordinator, now_ms: ())
             with self._registry.holding(path):
@@ -398,6 +406,7 @@ class SharedGroups(ProcessGroups):
     def _due(self, node: GroupNode) -> list[Timeout]:
         """Return the timeouts that this process must execute, the earliest first."""
         now_ms = node.clock_ms + self._fs.monotonic_ms()
+        # The position decides between equal times, because timeouts have no order.
         passed = sorted(
             (at_ms, at)
             for at, (_, at_ms) in enumerate(node.timers.items())
@@ -493,10 +502,11 @@ class SharedGroups(ProcessGroups):
         known = self._nodes.get(group_id)
         if known is None or known[0] != found.version:
             if not found.value:
-                return None
+                return None  # _make() has created it, and no step has written it yet
             known = found.version, GroupNode.unpack(group_id, found.value)
             self._nodes[group_id] = known
             self._notify_listeners()
+        # After a reboot, the node describes members that died with the machine.
         return known[1] if known[1].boot == self._boot else None
 
     def _fetch(self, group_id: str, node: GroupNode) -> None:
@@ -515,6 +525,7 @@ class SharedGroups(ProcessGroups):
 
         Static members that are marked absent already are not included.
         """
+        # Each session is checked once, because a check opens a file.
         alive = {self._session: True}
         dynamic: list[str] = []
         static: list[str] = []
@@ -656,6 +667,7 @@ class SharedGroups(ProcessGroups):
                 node.group.state_ms = stored.state_ms
                 generation = max(generation, stored.generation)
             node.group.generation = generation
+        # Copies, because the coordinator changes them, and a step may run again.
         node.group.offsets = {
             topic: dict(partitions)
             for topic, partitions in offsets.items()
@@ -671,6 +683,7 @@ class SharedGroups(ProcessGroups):
         """Delete answers that were fetched, and answers for processes that have ended."""
         waiting = self._answers.get(node.group.group_id, {})
         for waiter in list(node.mail):
+            # The name of a waiter begins with its session, see request().
             session = waiter.partition(":")[0]
             is_wanted = (
                 waiter in waiting
@@ -843,9 +856,12 @@ class _Run:
                     commit.error = error
                 case Reply(str() as waiter, result):
                     node.mail[waiter] = result
+                    # The id of a new member is not in its request.
                     if isinstance(result, Joined):
                         node.sessions[result.member_id] = waiter.partition(":")[0]
                 case AppendRecords() as store:
+                    # An unused group was not adopted, so the coordinator has made
+                    # another object for it.
                     self._take(store.group)
                     is_mine = commit is not None and commit.is_meant_by(store)
                     error = self._store(
@@ -866,6 +882,8 @@ class _Run:
         if found is not None:
             self._take(found)
         elif node.group.state == DEAD:
+            # A group that is created again continues with the generation, so that no
+            # earlier member takes part in it.
             self._take(Group(node.group.group_id, generation=node.group.generation))
 
     def _take(self, group: Group) -> None:
@@ -938,7 +956,10 @@ class _Offsets:
         # A process may have died before the sync of its records.
         sync_present(log)
         known, end = self._ends.pop(number, (None, 0))
+        # The entry is missing until the read is complete, so that after an error the
+        # whole log is read again.
         high_watermark = log.high_watermark
+        # The log was opened again, or records that were read were deleted or truncated.
         is_new = (
             known is not log
             or end < log.log_start_offset

@@ -182,6 +182,8 @@ class TransactionCoordinator:
                     producer_id=stored.producer_id,
                     producer_epoch=stored.producer_epoch,
                     commit=commit,
+                    # With version 2 the end raises the producer epoch. So the producer
+                    # is fenced, and cannot write as if its transaction were open.
                     client_version=2,
                 )
             )
@@ -238,6 +240,8 @@ class TransactionCoordinator:
                 "a broker of this process serves the directory, and coordinates its transactions: use a Kafka client",
                 path=self._directory.path,
             )
+        # Another process may have decided since the last step: its records are read
+        # first.
         with self._deciding():
             try:
                 with self._lock:
@@ -254,6 +258,7 @@ class TransactionCoordinator:
                     self._is_loaded = False
                 raise
             if self._directory.is_shared:
+                # The records of this step need not be read again.
                 with self._lock:
                     self._remember_ends()
 
@@ -275,6 +280,7 @@ class TransactionCoordinator:
             sync_present(log)
         found = stored_transactions(logs)
         self._effects.clear()  # effects of an interrupted operation
+        # Requests that wait for records of the old state get a retriable error.
         self._act(self._machine.end())
         self._machine = TransactionMachine(is_two_phase=True)
         self._timers = Deadlines()
@@ -365,6 +371,7 @@ class TransactionCoordinator:
                 durability="os",
             )
         except (LogcoreError, OSError) as error:
+            # The stored records are read again before the next decision.
             self._on_stored(machine, effect, error)
             return
         # This record need not be durable: after a crash, the markers are written again,
@@ -397,6 +404,7 @@ class TransactionCoordinator:
         self._act(machine.stored(effect, self.now_ms(), failed=failure is not None))
 
     def _mark(self, machine: TransactionMachine, effect: WriteMarkers) -> None:
+        # Partitions whose marker must be written again.
         left: set[Partition] = set()
         written: dict[Partition, Log] = {}
         ends: dict[Log, int] = {}
@@ -419,6 +427,7 @@ class TransactionCoordinator:
                 self._miss(partition, error, left)
                 continue
             written[partition] = log
+            # One sync for the markers of all partitions of a log.
             ends[log] = receipt.last_offset + 1
         self._unsynced.add(
             ends, functools.partial(self._on_marked, machine, effect, written, left)
