@@ -1070,8 +1070,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "others_go_on_from_a_commit_that_is_not_synced", "logcore/coordinators/shared_groups.py",
-        "        sync_present(log)\n        known, end =",
-        "        known, end =",
+        "        sync_present(log)\n        cached, end =",
+        "        cached, end =",
         "consumer/test_shared_groups.py",
     ),
     Mistake(
@@ -1115,12 +1115,12 @@ MISTAKES: Final = (
     ),
     Mistake(
         "generation_of_a_lone_process_is_used_again", "logcore/coordinators/shared_groups.py",
-        "        is_behind = (\n"
+        "        is_outdated = (\n"
         "            node is not None\n"
         "            and stored is not None\n"
         "            and stored.generation > node.group.generation\n"
         "        )",
-        "        is_behind = node is not None and False",
+        "        is_outdated = node is not None and False",
         "consumer/test_shared_groups.py",
     ),
     Mistake(

@@ -105,7 +105,7 @@ _CHECKS: Final = 10
 _RENEW_PART: Final = 4
 
 
-def _unheard(_: Effect) -> None:
+def _ignore(_: Effect) -> None:
     """Ignore an event."""
 
 
@@ -123,7 +123,7 @@ class SharedGroups(ProcessGroups):
         self._session = registry.session.id
         #: Called with each event that is worth a log line, in the thread that executes
         #: it.
-        self.on_news: Callable[[Effect], None] = _unheard
+        self.on_news: Callable[[Effect], None] = _ignore
         #: Numbers for the names of waiters, which are unique within the session.
         self._numbers = itertools.count()
         #: Group -> waiter -> pending answer.
@@ -133,12 +133,12 @@ class SharedGroups(ProcessGroups):
         #: (group, member) -> steady time of the last renewal of its session.
         self._renewed: dict[tuple[str, str], int] = {}
         #: Groups with members of this process.
-        self._mine: set[str] = set()
+        self._own_groups: set[str] = set()
         self._observed = Observations()
         #: Steady time of the last check whether the processes of members are alive.
-        self._looked_ms = 0
+        self._checked_ms = 0
         #: Groups whose nodes this process has created or found.
-        self._made: set[str] = set()
+        self._created: set[str] = set()
         self._offsets = _Offsets(directory)
         self._boot = registry.boot_id
         self._clock_ms = agree_on_clock(
@@ -210,7 +210,7 @@ class SharedGroups(ProcessGroups):
                 now_ms - renewed_ms
                 < group.members[member_id].session_timeout_ms // _RENEW_PART
             ):
-                # The same answer as that of a step, which would only renew the session.
+                # A step would return the same, and only renew the session.
                 return (
                     GroupError.REBALANCE_IN_PROGRESS
                     if group.state == PREPARING
@@ -343,7 +343,7 @@ class SharedGroups(ProcessGroups):
         with self._lock:
             node = self._peek(group_id)
             # The step removes dead members first, so that the copy has none of them.
-            if node is not None and (self._is_over(node) or self._dead(node)):
+            if node is not None and (self._has_due_timeout(node) or self._dead(node)):
                 self.step(group_id, lambda coordinator, now_ms: ())
             with self._registry.holding(path):
                 value = b""
@@ -373,7 +373,7 @@ class SharedGroups(ProcessGroups):
 
         Otherwise, poll() has no work.
         """
-        return bool(self._answers or self._mine)
+        return bool(self._answers or self._own_groups)
 
     def expire_offsets(self) -> None:
         def expire(coordinator: Coordinator, now_ms: int) -> list[Effect]:
@@ -386,20 +386,20 @@ class SharedGroups(ProcessGroups):
         """Fetch answers, and act on passed deadlines and dead processes."""
         with self._lock:
             clock_ms = self._fs.monotonic_ms()
-            is_due = clock_ms - self._looked_ms >= _ALIVE_MS
+            is_due = clock_ms - self._checked_ms >= _ALIVE_MS
             if is_due:
-                self._looked_ms = clock_ms
-            for group_id in sorted({*self._answers, *self._mine}):
+                self._checked_ms = clock_ms
+            for group_id in sorted({*self._answers, *self._own_groups}):
                 node = self._peek(group_id)
                 self._record_own_members(group_id, node)
                 if node is None:
                     continue
                 self._observed.observe(node.group, node.timers, clock_ms)
                 self._fetch(group_id, node)
-                if self._is_over(node) or (is_due and any(self._dead(node))):
+                if self._has_due_timeout(node) or (is_due and any(self._dead(node))):
                     self.step(group_id, lambda coordinator, now_ms: ())
 
-    def _is_over(self, node: GroupNode) -> bool:
+    def _has_due_timeout(self, node: GroupNode) -> bool:
         """Return whether a deadline has passed that no process has acted on."""
         return bool(self._due(node))
 
@@ -413,9 +413,11 @@ class SharedGroups(ProcessGroups):
             if at_ms <= now_ms
         )
         timeouts = list(node.timers)
-        return [timeouts[at] for _, at in passed if self._counts(node, timeouts[at])]
+        return [
+            timeouts[at] for _, at in passed if self._may_execute(node, timeouts[at])
+        ]
 
-    def _counts(self, node: GroupNode, timeout: Timeout) -> bool:
+    def _may_execute(self, node: GroupNode, timeout: Timeout) -> bool:
         """Return whether this process may act on a deadline that has passed."""
         if isinstance(timeout, SessionEnds):
             session = node.sessions.get(timeout.member_id, self._session)
@@ -430,9 +432,9 @@ class SharedGroups(ProcessGroups):
         """
         members = {} if node is None else node.group.members
         if node is not None and self._session in node.sessions.values():
-            self._mine.add(group_id)
+            self._own_groups.add(group_id)
         else:
-            self._mine.discard(group_id)
+            self._own_groups.discard(group_id)
             self._observed.forget(group_id)
         for key in [
             key for key in self._renewed if key[0] == group_id and key[1] not in members
@@ -470,7 +472,7 @@ class SharedGroups(ProcessGroups):
         with self._lock:
             states = {
                 self._nodes[group_id][1].group.state
-                for group_id in self._mine
+                for group_id in self._own_groups
                 if group_id in self._nodes
             }
             if states - {STABLE} or any(self._answers.values()):
@@ -499,15 +501,15 @@ class SharedGroups(ProcessGroups):
         except NodeNotFoundError:
             self._nodes.pop(group_id, None)
             return None
-        known = self._nodes.get(group_id)
-        if known is None or known[0] != found.version:
+        cached = self._nodes.get(group_id)
+        if cached is None or cached[0] != found.version:
             if not found.value:
                 return None  # _make() has created it, and no step has written it yet
-            known = found.version, GroupNode.unpack(group_id, found.value)
-            self._nodes[group_id] = known
+            cached = found.version, GroupNode.unpack(group_id, found.value)
+            self._nodes[group_id] = cached
             self._notify_listeners()
         # After a reboot, the node describes members that died with the machine.
-        return known[1] if known[1].boot == self._boot else None
+        return cached[1] if cached[1].boot == self._boot else None
 
     def _fetch(self, group_id: str, node: GroupNode) -> None:
         """Fetch the answers in the node for members of this process."""
@@ -552,7 +554,7 @@ class SharedGroups(ProcessGroups):
             node = self._peek(group_id)
             self._record_own_members(group_id, node)
             if node is not None:
-                if group_id in self._mine:
+                if group_id in self._own_groups:
                     # Observe a deadline from the step that sets it, not only from the
                     # next poll().
                     self._observed.observe(
@@ -561,11 +563,11 @@ class SharedGroups(ProcessGroups):
                 self._fetch(group_id, node)
 
     def _change(self, group_id: str, step: GroupStep, commit: _Commit | None) -> None:
-        # A node in _made may have been deleted. update() then creates it and runs the
+        # A node in _created may have been deleted. update() then creates it and runs the
         # step again, which is harmless for a commit.
-        if commit is None or group_id not in self._made:
+        if commit is None or group_id not in self._created:
             self._make(group_id)
-            self._made.add(group_id)
+            self._created.add(group_id)
         self._registry.update(
             _path(group_id),
             lambda value: self._changed(group_id, value or b"", step, commit),
@@ -600,7 +602,7 @@ class SharedGroups(ProcessGroups):
             and not self._due(node)
         )
         if is_quick:
-            self._offsets.know(group_id)
+            self._offsets.read_once(group_id)
         else:
             self._offsets.read_new_records(group_id)
         node = self._opened(group_id, node)
@@ -633,10 +635,10 @@ class SharedGroups(ProcessGroups):
         """Remove or mark members of dead processes, and execute due timeouts."""
         dynamic, static = self._dead(node)
         if dynamic:
-            gone: list[tuple[str, str | None]] = [
+            removed: list[tuple[str, str | None]] = [
                 (member_id, None) for member_id in dynamic
             ]
-            run.act(coordinator.leave(node.group.group_id, gone, now_ms)[1])
+            run.act(coordinator.leave(node.group.group_id, removed, now_ms)[1])
         if static:
             run.act(coordinator.absent(node.group.group_id, static, now_ms))
         for timeout in self._due(node):
@@ -651,17 +653,17 @@ class SharedGroups(ProcessGroups):
         offsets = self._offsets.of(group_id)
         stored = self._offsets.group(group_id)
         # A process with exclusive access, or a broker, uses the log alone.
-        is_behind = (
+        is_outdated = (
             node is not None
             and stored is not None
             and stored.generation > node.group.generation
         )
-        if node is None or node.boot != self._boot or is_behind:
+        if node is None or node.boot != self._boot or is_outdated:
             before = node
             generation = 0 if before is None else before.group.generation
             node = GroupNode(Group(group_id), self._boot, self._clock_ms)
             if before is not None and before.boot == self._boot:
-                node.mail = before.mail | _turned_away(before.group)
+                node.mail = before.mail | _refusals_of(before.group)
             if stored is not None:
                 node.group.protocol_type = stored.protocol_type
                 node.group.state_ms = stored.state_ms
@@ -685,12 +687,12 @@ class SharedGroups(ProcessGroups):
         for waiter in list(node.mail):
             # The name of a waiter begins with its session, see request().
             session = waiter.partition(":")[0]
-            is_wanted = (
+            is_needed = (
                 waiter in waiting
                 if session == self._session
                 else self._registry.is_alive(session)
             )
-            if not is_wanted:
+            if not is_needed:
                 del node.mail[waiter]
 
     def _store(
@@ -787,7 +789,7 @@ def seen_members(registry: FileRegistry, group_id: str) -> list[SeenMember]:
     return found
 
 
-def _turned_away(group: Group) -> dict[str, Result]:
+def _refusals_of(group: Group) -> dict[str, Result]:
     """Return answers for members that wait in an outdated state. They join again."""
     answers: dict[str, Result] = {}
     for member in group.members.values():
@@ -810,7 +812,7 @@ class _Commit:
     #: For each log, the offset up to which it must be synced.
     ends: dict[Log, int] = attrs.Factory(dict)
 
-    def is_meant_by(self, store: AppendRecords) -> bool:
+    def owns(self, store: AppendRecords) -> bool:
         return (
             isinstance(store.then, OffsetsCommitted | OffsetsPending)
             and store.then.waiter == self.waiter
@@ -862,31 +864,33 @@ class _Run:
                 case AppendRecords() as store:
                     # An unused group was not adopted, so the coordinator has made
                     # another object for it.
-                    self._take(store.group)
-                    is_mine = commit is not None and commit.is_meant_by(store)
+                    self._use_group(store.group)
+                    is_commit = commit is not None and commit.owns(store)
                     error = self._store(
-                        node.group.group_id, store, commit if is_mine else None
+                        node.group.group_id, store, commit if is_commit else None
                     )
                     now_ms = node.clock_ms + self._monotonic_ms()
                     self._effects.extend(self._coordinator.stored(store, error, now_ms))
                 case SetTimer(group_id, timeout, at_ms):
                     found = self._coordinator.get(group_id)
                     if found is not None:
-                        self._take(found)
+                        self._use_group(found)
                     node.timers[timeout] = at_ms
                 case CancelTimer(_, timeout):
                     node.timers.pop(timeout, None)
-                case news:
-                    self._on_news(news)
+                case event:
+                    self._on_news(event)
         found = self._coordinator.get(node.group.group_id)
         if found is not None:
-            self._take(found)
+            self._use_group(found)
         elif node.group.state == DEAD:
             # A group that is created again continues with the generation, so that no
             # earlier member takes part in it.
-            self._take(Group(node.group.group_id, generation=node.group.generation))
+            self._use_group(
+                Group(node.group.group_id, generation=node.group.generation)
+            )
 
-    def _take(self, group: Group) -> None:
+    def _use_group(self, group: Group) -> None:
         self._node.group = group
 
     def record_sessions(self) -> None:
@@ -935,7 +939,7 @@ class _Offsets:
             else log
         )
 
-    def know(self, group_id: str) -> None:
+    def read_once(self, group_id: str) -> None:
         """Read the group's log if it was never read.
 
         Steps that do not need new records call this instead of read_new_records().
@@ -955,13 +959,13 @@ class _Offsets:
         log.refresh()
         # A process may have died before the sync of its records.
         sync_present(log)
-        known, end = self._ends.pop(number, (None, 0))
+        cached, end = self._ends.pop(number, (None, 0))
         # The entry is missing until the read is complete, so that after an error the
         # whole log is read again.
         high_watermark = log.high_watermark
         # The log was opened again, or records that were read were deleted or truncated.
         is_new = (
-            known is not log
+            cached is not log
             or end < log.log_start_offset
             or end > high_watermark
             or log.times_truncated > 0
