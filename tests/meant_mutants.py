@@ -1537,8 +1537,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "tasks_overtake_those_that_wait_for_memory", "logcore/aio/producer.py",
-        "        if not self._line and self._since_turn < _AT_ONCE:\n",
-        "        if self._since_turn < _AT_ONCE:\n",
+        "        if not self._line and self._since_yield < _AT_ONCE:\n",
+        "        if self._since_yield < _AT_ONCE:\n",
         "aio/test_aio_producer.py",
     ),
     Mistake(

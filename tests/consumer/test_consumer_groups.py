@@ -717,7 +717,7 @@ def test_consumer_is_used_by_one_thread_at_a_time() -> None:
         with data.consumer() as consumer:
             consumer.subscribe(["t"])
             refused = pytest.raises(ConsumerBusyError, match="one thread")
-            with consumer._alone(), ThreadPoolExecutor(1) as other, refused:
+            with consumer._exclusively(), ThreadPoolExecutor(1) as other, refused:
                 other.submit(consumer.poll).result()
 
 

@@ -156,7 +156,7 @@ class _Stepped(synchronous.Consumer):
             )
 
     @contextlib.contextmanager
-    def _alone(self, *, is_whole: bool = False) -> Generator[None, None, None]:
+    def _exclusively(self, *, is_whole: bool = False) -> Generator[None, None, None]:
         yield
 
     def _wake(self) -> None:
@@ -262,14 +262,14 @@ class Consumer:
         consumer.begin(self._wakeups)
         #: Whether a change was reported since the latest step began.
         self._has_changed = False
-        self._wakeups.on_wake = self._note_change
+        self._wakeups.on_wake = self._record_change
         waits_of(loop_thread.loop).add(self)
         self._is_reading = False
         self._steps = 0  # running in the thread or queued for it
         self._later: list[Callable[[], None]] = []
-        self._look_at = 0.0  # time of the next step, by the clock of the loop
+        self._next_step_s = 0.0  # time of the next step, by the clock of the loop
         self._records: Iterator[TopicRecord] | None = None  # of the iteration
-        self._until_turn = 0
+        self._until_yield = 0
         self._record_bytes = _RECORD_BYTES
 
     async def __aenter__(self) -> Self:
@@ -300,7 +300,7 @@ class Consumer:
         try:
             await closing
         finally:
-            self._look_at = 0.0
+            self._next_step_s = 0.0
             self._directory_watch.close()
             self._wakeups.wake()
 
@@ -337,11 +337,11 @@ class Consumer:
             self._later.append(function)
         else:
             function()
-        self._look_at = 0.0
+        self._next_step_s = 0.0
         self._wakeups.wake()
 
     @contextlib.contextmanager
-    def _alone(self) -> Generator[None, None, None]:
+    def _exclusively(self) -> Generator[None, None, None]:
         """Allow one task at a time to read."""
         self._refuse_listener("reading")
         if self._is_reading:
@@ -503,7 +503,7 @@ class Consumer:
         if callback is not None:
             callback_in_thread = functools.partial(self._report_commit, callback)
         if self._sync.add_commit(offsets, callback_in_thread):
-            self._look_at = 0.0
+            self._next_step_s = 0.0
             self._wakeups.wake()
 
     def _report_commit(
@@ -544,7 +544,7 @@ class Consumer:
         timeout_ms = milliseconds(timeout)
         given = ConsumerRecords({})
         moves: list[Move] = []
-        with self._alone():
+        with self._exclusively():
             self._records = None
             self._sync.fetcher.finish()
             deadline = self._loop.time() + timeout_ms / 1000
@@ -605,13 +605,13 @@ class Consumer:
         timeout_ms = milliseconds(timeout)
         given = make({})
         moves: list[Move] = []
-        with self._alone():
+        with self._exclusively():
             self._records = None
             self._sync.fetcher.finish()
             deadline = self._loop.time() + timeout_ms / 1000
             while not moves and await self._prepare(deadline):
                 found, made = await self._begin_step(find)
-                moves = self._sync.fetcher.moves_behind(found)
+                moves = self._sync.fetcher.moves_after(found)
                 if moves:
                     given = made
         return self._sync.fetcher.hand_out(moves, given)
@@ -625,14 +625,14 @@ class Consumer:
         The iteration ends after wakeup(), and after consumer_timeout_ms without a
         record. A record is finished when the loop requests the next one.
         """
-        self._until_turn -= 1
-        if self._until_turn > 0 and not self._steps and not self._is_reading:
+        self._until_yield -= 1
+        if self._until_yield > 0 and not self._steps and not self._is_reading:
             record = self._next()
             if record is not None:
                 return record
-        with self._alone():
+        with self._exclusively():
             while True:
-                self._until_turn = _AT_ONCE
+                self._until_yield = _AT_ONCE
                 await asyncio.sleep(0)
                 record = None
                 if not self._steps:
@@ -672,7 +672,7 @@ class Consumer:
             if self._is_check_due or not self._sync.has_records():
                 self._has_changed = False
                 await self._begin_step(self._sync.step)
-                self._look_at = self._loop.time() + _LOOK_SECONDS
+                self._next_step_s = self._loop.time() + _LOOK_SECONDS
                 if self._steps:  # a step of another task was queued after this one
                     continue
             if self._sync.consume_wakeup():
@@ -693,7 +693,7 @@ class Consumer:
                 left = min(left, deadline - self._loop.time())
             await self._wakeups.wait(left)
 
-    def _note_change(self) -> None:
+    def _record_change(self) -> None:
         # An event during a step wakes no task, because none waits.
         self._has_changed = True
 
@@ -702,7 +702,7 @@ class Consumer:
         return (
             bool(self._steps)
             or self._sync.is_shared
-            or self._loop.time() >= self._look_at
+            or self._loop.time() >= self._next_step_s
         )
 
     def wakeup(self) -> None:

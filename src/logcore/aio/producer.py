@@ -181,7 +181,7 @@ class Producer(AsyncCloseable):
         self._sent: dict[Delivery, list[_Sent]] = {}
         #: Tasks that wait for memory, in FIFO order.
         self._line: deque[asyncio.Event] = deque()
-        self._since_turn = 0  # records sent since the loop ran other tasks
+        self._since_yield = 0  # records sent since the loop ran other tasks
         self._is_closed = False
         self._at_end = _at_end_of_loop(weakref.ref(self))
         with contextlib.suppress(StopIteration):
@@ -223,7 +223,7 @@ class Producer(AsyncCloseable):
                 ProducerRecord(topic, value, key, partition, headers, timestamp_ms)
             )
             topic, value, key, partition, headers, timestamp_ms = record
-        if not self._line and self._since_turn < _AT_ONCE:
+        if not self._line and self._since_yield < _AT_ONCE:
             try:
                 record_future = self._sync.send(
                     topic,
@@ -297,7 +297,7 @@ class Producer(AsyncCloseable):
             sent = self._sent[delivery] = []
             record_future.add_done_callback(self._hand_over)
         sent.append((record_future, future, on_delivery))
-        self._since_turn += 1
+        self._since_yield += 1
         return future
 
     def _hand_over(self, first: Future[RecordMetadata]) -> None:
@@ -310,7 +310,7 @@ class Producer(AsyncCloseable):
 
         Runs in the loop.
         """
-        self._since_turn = 0
+        self._since_yield = 0
         sent = self._sent.pop(delivery)
         if delivery.parts is not None:
             later = [one for one in sent if not one[0].delivery().resolved]
@@ -350,22 +350,22 @@ class Producer(AsyncCloseable):
         Raises:
             BufferFullError: max_block_ms have passed.
         """
-        mine = asyncio.Event()
-        self._line.append(mine)
+        own = asyncio.Event()
+        self._line.append(own)
         try:
-            if self._since_turn >= _AT_ONCE:
-                self._since_turn = 0
+            if self._since_yield >= _AT_ONCE:
+                self._since_yield = 0
                 await asyncio.sleep(0)
             async with asyncio.timeout(self._sync.max_block_ms / 1000):
                 while True:
                     self._check_open()
-                    if self._line[0] is mine:
+                    if self._line[0] is own:
                         try:
                             return attempt()
                         except _NoRoomError:
                             self._press()
-                    mine.clear()
-                    await mine.wait()
+                    own.clear()
+                    await own.wait()
         except TimeoutError:
             raise BufferFullError(
                 "the memory of the producer is full",
@@ -373,7 +373,7 @@ class Producer(AsyncCloseable):
                 found=f"{self._sync.used_bytes} bytes in use",
             ) from None
         finally:
-            self._line.remove(mine)
+            self._line.remove(own)
             if self._line:
                 self._line[0].set()
             else:

@@ -30,7 +30,13 @@ from collections.abc import Callable, Mapping
 from typing import cast
 
 from logcore.consumer.commits import Commits
-from logcore.consumer.group_member import LOST, REJOIN, GroupMember, Heard, Share
+from logcore.consumer.group_member import (
+    LOST,
+    REJOIN,
+    GroupMember,
+    MembershipEvent,
+    Share,
+)
 from logcore.consumer.positions import Readings
 from logcore.consumer.registry_identity import Ownership, Registration
 from logcore.consumer.settings import ConsumerSettings, RebalanceListener
@@ -257,10 +263,10 @@ class Assignment:
         member.subscribe(wanted)
         self._groups.poll()
         while True:
-            heard = member.step()
-            if heard is None:
+            event = member.step()
+            if event is None:
                 break
-            self._apply_membership(member, heard)
+            self._apply_membership(member, event)
         if not self._is_share_taken:
             self._apply_share()
 
@@ -272,9 +278,11 @@ class Assignment:
         """Return the current number of partitions of a topic."""
         return len(self._directory.partitions(topic)) if topic in self._directory else 0
 
-    def _apply_membership(self, member: GroupMember, heard: Heard | Share) -> None:
-        mine = self._read()
-        if heard is LOST:
+    def _apply_membership(
+        self, member: GroupMember, event: MembershipEvent | Share
+    ) -> None:
+        own = self._read()
+        if event is LOST:
             if self._settings.enable_auto_commit:
                 self._commits.log_uncommitted(
                     self._commits.finished(), "this consumer was removed from its group"
@@ -283,25 +291,25 @@ class Assignment:
             self._share = frozenset()
             if self._ownership is not None:
                 self._ownership.forget()
-            if mine:
-                self._call_listener(self._listener.on_partitions_lost, mine)
+            if own:
+                self._call_listener(self._listener.on_partitions_lost, own)
                 # The group refuses these commits now. After the member has joined
                 # again, it would accept them.
                 self._commits.store_queued()
-        elif heard is REJOIN:
+        elif event is REJOIN:
             if not member.is_cooperative:
-                self._stop_reading(mine)
+                self._stop_reading(own)
             self._share = self._read()
             # This releases the partitions that were given up, before the member joins.
             self._read_owned()
             member.join(self._read())
-        elif isinstance(heard, Share):
+        elif isinstance(event, Share):
             self.rebalances += 1
-            if mine - heard.partitions and member.is_cooperative:
+            if own - event.partitions and member.is_cooperative:
                 # This is first: if a later step fails, the member joins with its
                 # present partitions.
                 member.rejoin()
-            self._share = heard.partitions
+            self._share = event.partitions
             # If the listener raises, the next poll continues.
             self._is_share_taken = False
             member.clear_share()

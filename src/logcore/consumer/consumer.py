@@ -198,7 +198,7 @@ class Consumer:
         self._close(is_done=False)
 
     def _close(self, *, is_done: bool, timeout: float | None = None) -> None:
-        with self._alone(is_whole=True):
+        with self._exclusively(is_whole=True):
             if self._is_closed:
                 return
             # In a forked child: the parent is the member and commits.
@@ -222,7 +222,7 @@ class Consumer:
         self._is_closed = True
 
     @contextlib.contextmanager
-    def _alone(self, *, is_whole: bool = False) -> Generator[None, None, None]:
+    def _exclusively(self, *, is_whole: bool = False) -> Generator[None, None, None]:
         """Exclude other threads while a method runs.
 
         With `is_whole`, a listener must not call the method during another one.
@@ -280,7 +280,7 @@ class Consumer:
             if pattern is None
             else topic_pattern("the pattern of subscribe()", pattern)
         )
-        with self._alone(is_whole=True):
+        with self._exclusively(is_whole=True):
             self._check_open()
             self._assignment.subscribe(wanted, compiled, listener)
 
@@ -301,7 +301,7 @@ class Consumer:
 
     def unsubscribe(self) -> None:
         """Give up all partitions and leave the group."""
-        with self._alone(is_whole=True):
+        with self._exclusively(is_whole=True):
             self._check_open()
             self._assignment.unsubscribe()
 
@@ -313,7 +313,7 @@ class Consumer:
             ConsumerStateError: the consumer has subscribed to topics.
         """
         wanted = frozenset(TopicPartition(*one) for one in partitions)
-        with self._alone(is_whole=True):
+        with self._exclusively(is_whole=True):
             self._check_open()
             self._assignment.assign(wanted)
 
@@ -360,7 +360,7 @@ class Consumer:
         Raises:
             NoOffsetError: the position is not known yet.
         """
-        with self._alone():
+        with self._exclusively():
             self._set_missing_positions([TopicPartition(*partition)])
             return self._placed(self._reading(partition))
 
@@ -374,7 +374,7 @@ class Consumer:
 
     def seek(self, partition: tuple[str, int], offset: int) -> None:
         """Continue from an offset. The next poll() checks whether the log contains it."""
-        with self._alone():
+        with self._exclusively():
             self._sought(partition, offset).place(offset)
 
     def _sought(self, partition: tuple[str, int], offset: int) -> PartitionPosition:
@@ -384,13 +384,13 @@ class Consumer:
 
     def seek_to_beginning(self, *partitions: tuple[str, int]) -> None:
         """Move to the start of these partitions, or of all that the consumer reads."""
-        with self._alone():
+        with self._exclusively():
             for one in partitions or tuple(self._readings):
                 reading = self._reading(one)
                 reading.place(self._fetcher.start(reading.log))
 
     def seek_to_end(self, *partitions: tuple[str, int]) -> None:
-        with self._alone():
+        with self._exclusively():
             for one in partitions or tuple(self._readings):
                 reading = self._reading(one)
                 reading.place(self._fetcher.end(reading.log))
@@ -403,7 +403,7 @@ class Consumer:
         Raises:
             NoOffsetError: a position is not known yet.
         """
-        with self._alone():
+        with self._exclusively():
             wanted = (
                 list(self._readings)
                 if partition is None
@@ -497,7 +497,7 @@ class Consumer:
             FencedInstanceError: another consumer has the same group_instance_id.
             RegistryLockedError: another process held the group until the timeout.
         """
-        with self._alone():
+        with self._exclusively():
             self._check_open()
             self._commits.commit(self._chosen(offsets), timeout)
 
@@ -517,7 +517,7 @@ class Consumer:
             ConsumerStateError: the consumer has no group.
             InvalidConfigError: an offset is invalid.
         """
-        with self._alone():
+        with self._exclusively():
             self._check_open()
             if self._commits.add(self._chosen(offsets), callback):
                 self._commits.store_queued()
@@ -614,7 +614,7 @@ class Consumer:
         Raises:
             ConsumerStateError: the consumer has no group.
         """
-        with self._alone():
+        with self._exclusively():
             self._check_open()
             if self._groups is None:
                 raise ConsumerStateError(
@@ -647,7 +647,7 @@ class Consumer:
         """
         most = self._checked_most(max_records)
         timeout_ms = milliseconds(timeout)
-        with self._alone(is_whole=True):
+        with self._exclusively(is_whole=True):
             self._fetcher.finish()
             found: dict[TopicPartition, list[TopicRecord]] = {}
             moves: list[Move] = []
@@ -687,13 +687,13 @@ class Consumer:
         check_at_least_1("max_bytes", max_bytes)
         timeout_ms = milliseconds(timeout)
         given = make({})
-        with self._alone(is_whole=True):
+        with self._exclusively(is_whole=True):
             self._fetcher.finish()
             moves: list[Move] = []
             deadline_ms = self._fs.monotonic_ms() + timeout_ms
             while not moves and self._prepare(deadline_ms):
                 found = self._fetcher.find_columns(max_bytes)
-                moves = self._fetcher.moves_behind(found)
+                moves = self._fetcher.moves_after(found)
                 if moves:
                     given = make(columns_of(found))
         return self._fetcher.hand_out(moves, given)
@@ -727,7 +727,7 @@ class Consumer:
 
     def _runs(self) -> Iterator[Iterator[TopicRecord]]:
         while True:
-            with self._alone(is_whole=True):
+            with self._exclusively(is_whole=True):
                 self._fetcher.finish()
                 try:
                     is_more = self._prepare(self._iteration_ends_ms())

@@ -53,11 +53,11 @@ _YieldRecords = Callable[
 #: Default size of one poll of columns; see Consumer.poll_columns().
 MAX_COLUMN_BYTES: Final = 16 << 20
 #: Maximum time for which an iteration runs before it checks the group.
-_LOOK_WHILE_ITERATING_MS: Final = 100
+_CHECK_WHILE_ITERATING_MS: Final = 100
 #: Number of records that an iteration reads ahead, and number of records between two
 #: readings of the clock while the loop is fast.
 _READ_AHEAD: Final = 128
-_RECORDS_A_LOOK: Final = 16
+_RECORDS_PER_CHECK: Final = 16
 
 
 @attrs.frozen
@@ -72,15 +72,15 @@ class Columns:
     size_bytes: int
 
 
-def _records_until(look_ms: int, now_ms: int, before_ms: int, count: int) -> int:
+def _records_until(check_ms: int, now_ms: int, before_ms: int, count: int) -> int:
     """Return how many records to yield before the clock is read again.
 
     Reading the clock costs as much as yielding a record. `count` records have taken the
     time since before_ms. The next ones may take a quarter of the time until look_ms.
     """
     took_ms = max(1, now_ms - before_ms)
-    fitting = count * (look_ms - now_ms) // (4 * took_ms)
-    return min(_RECORDS_A_LOOK, max(1, fitting))
+    fitting = count * (check_ms - now_ms) // (4 * took_ms)
+    return min(_RECORDS_PER_CHECK, max(1, fitting))
 
 
 class Fetcher:
@@ -223,7 +223,7 @@ class Fetcher:
                 break
         return found
 
-    def moves_behind(self, found: list[Columns]) -> list[Move]:
+    def moves_after(self, found: list[Columns]) -> list[Move]:
         """Return the moves for hand_out() after find_columns().
 
         The list is empty if there are no records, or if a position was moved since
@@ -293,7 +293,7 @@ class Fetcher:
         if settings.interceptors:
             yield_records = self._intercepted_each
         before_ms = self._fs.monotonic_ms()
-        look_ms = before_ms + _LOOK_WHILE_ITERATING_MS
+        check_ms = before_ms + _CHECK_WHILE_ITERATING_MS
         # Records until the clock is read.
         count = 1
         while True:
@@ -326,10 +326,10 @@ class Fetcher:
                 at = stop
                 # Step 3: end the iteration if the group must be checked.
                 now_ms = self._fs.monotonic_ms()
-                if now_ms >= look_ms:
+                if now_ms >= check_ms:
                     reading.drop()
                     return
-                count = _records_until(look_ms, now_ms, before_ms, count)
+                count = _records_until(check_ms, now_ms, before_ms, count)
                 before_ms = now_ms
             if taken.is_stopped:
                 reading.drop()

@@ -60,17 +60,21 @@ from logcore.format.group_records import (
 _TYPE: Final = "consumer"
 
 
-class Heard(enum.Enum):
+class MembershipEvent(enum.Enum):
+    #: The group has removed the member.
     LOST = enum.auto()
+    #: The group rebalances: the consumer gives partitions up, and joins again.
     REJOIN = enum.auto()
 
 
-LOST: Final = Heard.LOST
-REJOIN: Final = Heard.REJOIN
+LOST: Final = MembershipEvent.LOST
+REJOIN: Final = MembershipEvent.REJOIN
 
 
 @attrs.frozen
 class Share:
+    """The event that the group has assigned partitions to the member."""
+
     partitions: frozenset[TopicPartition]
 
 
@@ -151,8 +155,10 @@ class GroupMember:
         claims = tuple(sorted(owned))
         protocols = []
         for name, assignor in self._assignors.items():
-            told = Subscription(self._topics, self._user_data(assignor), claims, had)
-            protocols.append((name, subscription_value(told)))
+            subscription = Subscription(
+                self._topics, self._user_data(assignor), claims, had
+            )
+            protocols.append((name, subscription_value(subscription)))
         answer = PendingResult(is_kept=True)
         request = Join(
             group_id=self.group_id,
@@ -204,14 +210,14 @@ class GroupMember:
             self._groups.absent(self.group_id, self.member_id)
         self._forget()
 
-    def _withdraw_join(self, asked: PendingResult | None) -> None:
+    def _withdraw_join(self, request: PendingResult | None) -> None:
         """Withdraw a request to join, which the group would otherwise wait for.
 
         If the request was answered concurrently, take the member id from the answer.
         """
-        if asked is not None:
-            self._groups.withdraw(self.group_id, asked)
-            self._store_member_id(asked)
+        if request is not None:
+            self._groups.withdraw(self.group_id, request)
+            self._store_member_id(request)
         self._asking = None
 
     def _store_member_id(self, answered: PendingResult) -> None:
@@ -230,7 +236,7 @@ class GroupMember:
         self._divided = None
         self._wants_to_join = True
 
-    def step(self) -> Heard | Share | None:
+    def step(self) -> MembershipEvent | Share | None:
         """Return the next event for the consumer.
 
         Raises:
@@ -248,9 +254,9 @@ class GroupMember:
             result = self._joining.result
             self._store_member_id(self._joining)
             self._joining = None
-            heard = self._joined(result)
+            event = self._joined(result)
             if self._syncing is None:
-                return heard
+                return event
         # Step 2: finish the request for the assignment.
         if self._syncing is not None:
             if not self._syncing.is_there:
@@ -292,7 +298,7 @@ class GroupMember:
         """Mark the share as received, so that step() does not return it again."""
         self._share = None
 
-    def _beat(self) -> Heard | None:
+    def _beat(self) -> MembershipEvent | None:
         error = self._groups.heartbeat(
             self.group_id, self.member_id, self.instance_id, self.generation
         )
@@ -300,7 +306,7 @@ class GroupMember:
             return None
         return self._refused(error)
 
-    def _refused(self, error: GroupError) -> Heard | None:
+    def _refused(self, error: GroupError) -> MembershipEvent | None:
         match error:
             case GroupError.REBALANCE_IN_PROGRESS:
                 return REJOIN
@@ -328,7 +334,7 @@ class GroupMember:
                     f"group {self.group_id!r} refused: {error.name}"
                 ) from failure
 
-    def _joined(self, result: Joined | JoinRefused) -> Heard | None:
+    def _joined(self, result: Joined | JoinRefused) -> MembershipEvent | None:
         if isinstance(result, JoinRefused):
             if result.error is GroupError.REBALANCE_IN_PROGRESS:
                 self._wants_to_join = True
@@ -361,17 +367,17 @@ class GroupMember:
     def _divide(self, joined: Joined) -> dict[str, bytes]:
         members = []
         for one in joined.members:
-            told = read_subscription(one.metadata) or Subscription(())
-            owned = tuple(TopicPartition(*each) for each in told.owned)
-            topics = frozenset(told.topics)
+            subscription = read_subscription(one.metadata) or Subscription(())
+            owned = tuple(TopicPartition(*each) for each in subscription.owned)
+            topics = frozenset(subscription.topics)
             members.append(
                 Member(
                     one.member_id,
                     topics,
                     one.instance_id,
                     owned,
-                    told.generation,
-                    told.user_data,
+                    subscription.generation,
+                    subscription.user_data,
                 )
             )
         wanted = sorted({topic for member in members for topic in member.topics})
