@@ -270,8 +270,8 @@ MISTAKES: Final = (
     Mistake(
         "notes_of_copies_before_the_high_watermark", "logcore/partition/writer.py",
         "        self._open_watermark_file()\n"
-        "        self._save_locked(opened.own_notes)\n",
-        "        self._save_locked(opened.own_notes)\n"
+        "        self._save_locked(opened.own_metadata)\n",
+        "        self._save_locked(opened.own_metadata)\n"
         "        self._open_watermark_file()\n",
         "partition/test_following.py::test_crash_during_first_replicated_open_keeps_the_high_watermark",
     ),

@@ -698,7 +698,7 @@ class _Round:
             yield part
         # A loss must be detected now: the checksum file of the new segment would
         # certify that it is complete.
-        self.view.gaps.check_behind(segment, expected, limit)
+        self.view.gaps.check_segment_end(segment, expected, limit)
 
     def _unordered_parts(self, segment: Segment) -> Iterator[_Part]:
         """Yield runs of plain batches, and other batches one at a time, without

@@ -268,13 +268,13 @@ def _join(place: OpenRequest, claim: Claim) -> tuple[Writer, Opened]:
         """The policy on disk decides how recovery judges a damaged tail, so a log has
         one policy.
         """
-        noted = checkpoint.read_partition_metadata(fs, place.path).policy
+        stored = checkpoint.read_partition_metadata(fs, place.path).policy
         # None: the process died before it stored the policy.
-        if noted is not None and noted != place.durability:
+        if stored is not None and stored != place.durability:
             raise InvalidConfigError(
                 "another process has the log open with another durability; give the same",
                 path=place.path,
-                expected=str(noted),
+                expected=str(stored),
                 found=str(place.durability),
             )
 
@@ -476,7 +476,7 @@ class Log(LogReader, Closeable):
         disk.
         """
         if self._writer is None:
-            return self._look.persisted_offset(checkpoint.RECOVERY_POINT)
+            return self._view.persisted_offset(checkpoint.RECOVERY_POINT)
         return self._writer.progress.recovery_point
 
     @property
@@ -494,8 +494,8 @@ class Log(LogReader, Closeable):
     def _known_epochs(self) -> list[epochs.Entry]:
         if self._writer is not None:
             return self._writer.metadata.epochs
-        noted = checkpoint.read_epochs(self._fs, self.path)
-        return noted or epochs.walked(self._state.segments, self._state.log_start)
+        stored = checkpoint.read_epochs(self._fs, self.path)
+        return stored or epochs.walked(self._state.segments, self._state.log_start)
 
     def end_of_epoch(self, leader_epoch: int) -> tuple[int, int]:
         """Return the largest epoch at or below leader_epoch, and its end offset.

@@ -42,7 +42,7 @@ from logcore.kernels.layout import Time
 from logcore.metadata import checkpoint
 from logcore.metadata.filenames import is_file_of_log, partition_of
 from logcore.partition.aborted_transactions import PartitionTransactions, control_types
-from logcore.partition.file_view import FileLook
+from logcore.partition.file_view import FileView
 from logcore.partition.gaps import Gaps, check_growing
 from logcore.partition.persisted import read_persisted_gaps
 from logcore.partition.scan import Cursor, Scan, Span, Stretch, slot_of
@@ -113,7 +113,7 @@ class LogReader:
         self._fs = fs
         self._state = state
         self._is_writing = is_writing
-        self._look = FileLook(fs, directory, state)
+        self._view = FileView(fs, directory, state)
         self._forks = fs.forks
         fs.after_fork(self._begin_child)
 
@@ -143,7 +143,7 @@ class LogReader:
         It also grows when the writer replaced the last segment for another reason,
         because a reader in another process cannot distinguish the two.
         """
-        return len(self._state.cuts) + self._look.replacements
+        return len(self._state.cuts) + self._view.replacements
 
     @property
     def log_start_offset(self) -> int:
@@ -225,8 +225,8 @@ class LogReader:
                 self._walk_transactions(state, segments, visible)
             # Without a stored end, the end comes from reading headers, and damage may
             # have ended that too early.
-            if segments and not self._look.is_end_persisted and not self._is_writing:
-                self._check_no_head_behind(segments[-1], visible)
+            if segments and not self._view.is_end_persisted and not self._is_writing:
+                self._check_header_at_end(segments[-1], visible)
             return _Committed(state, state.last_stable_offset(visible), segments)
 
     def _check_plain(self, segments: list[Segment], start: int, end: int) -> None:
@@ -264,7 +264,7 @@ class LogReader:
                     batch.verify()
             state.add(facts, control_types(segment))
 
-    def _check_no_head_behind(self, segment: Segment, end: int) -> None:
+    def _check_header_at_end(self, segment: Segment, end: int) -> None:
         """Check the batch header after the end, in a log that another process writes.
 
         Raises:
@@ -446,7 +446,7 @@ class LogReader:
         for number, segment in enumerate(stretch.segments, 1):
             if before is not None:
                 reached = before.next_offset()
-                self._state.gaps.check_behind(before, reached, segment.base_offset)
+                self._state.gaps.check_segment_end(before, reached, segment.base_offset)
                 # A compaction may have joined this segment to the previous one.
                 offset = max(offset, reached, segment.base_offset)
             if offset >= stretch.end or segment.base_offset >= stretch.end:
@@ -558,7 +558,7 @@ class LogReader:
         # A search for transactions sees the segments before or after this.
         with self._state.lock, self._state.scanning:
             before = self._state.visible
-            self._look.again()
+            self._view.again()
             return self._state.visible != before
 
     def offset_for_timestamp(self, timestamp_ms: Time) -> int | None:
@@ -636,7 +636,7 @@ class LogReader:
         if isinstance(segment, GrowingSegment) and not isinstance(
             segment, PiecedSegment
         ):
-            is_end_persisted = self._look.is_end_persisted or self._is_writing
+            is_end_persisted = self._view.is_end_persisted or self._is_writing
             return check_growing(
                 segment,
                 visible,
@@ -917,7 +917,7 @@ def open_reader(kind: type[_Kind], fs: FS, directory: str, config: LogConfig) ->
     gaps = Gaps(None, ask=functools.partial(read_persisted_gaps, fs, directory))
     log = kind(fs, directory, PartitionState(config, gaps), Durability("os"))
     try:
-        log._look.list_segments()
+        log._view.list_segments()
     except BaseException:
         log._state.publish(segments=[])
         raise
@@ -940,17 +940,17 @@ class Tailed:
     """One log that is followed by tail_together() or in a loop; created by follow()."""
 
     def __init__(
-        self, log: LogReader, state: PartitionState, look: FileLook, offset: int
+        self, log: LogReader, state: PartitionState, view: FileView, offset: int
     ) -> None:
-        """Follow a log from `offset` on; `state` and `look` belong to the log."""
+        """Follow a log from `offset` on; `state` and `view` belong to the log."""
         self.log = log
         #: The next offset to deliver.
         self.offset = offset
         self._state = state
-        self._look = look
+        self._view = view
         self._cuts = len(state.cuts)
         self._shown = state.visible  # the largest visible end since this was created
-        self._replacements = look.replacements
+        self._replacements = view.replacements
         self._last: Record | None = None  # the newest delivered record
         self._cursor = Cursor()
 
@@ -1002,9 +1002,9 @@ class Tailed:
         This is the case if the newest delivered record was replaced by another one. If
         compaction or deletion removed that record, the answer is unknown, and False.
         """
-        if self._replacements == self._look.replacements:
+        if self._replacements == self._view.replacements:
             return False
-        self._replacements = self._look.replacements
+        self._replacements = self._view.replacements
         last = self._last
         if (
             last is None
@@ -1022,7 +1022,7 @@ def fs_of(log: LogReader) -> FS:
 
 def follow(log: LogReader, offset: int) -> Tailed:
     """Begin to follow a log: truncations from now on are reported."""
-    return Tailed(log, log._state, log._look, offset)
+    return Tailed(log, log._state, log._view, offset)
 
 
 def stored_batches(log: LogReader, start: int, end: int) -> Iterator[RecordBatch]:
@@ -1054,7 +1054,7 @@ def acknowledged_end(log: LogReader) -> int:
     Above the high watermark, they are in the files and not synced yet.
     """
     assert not log._is_writing
-    return log._look.acknowledged_end
+    return log._view.acknowledged_end
 
 
 def is_written_here(log: LogReader) -> bool:

@@ -231,7 +231,7 @@ def salvage(
         known = value_or(
             {}, checkpoint.read_offsets, fs, origin, checkpoint.RECOVERY_POINT
         )
-        gone: dict[Key, int | None] = {}
+        unreadable: dict[Key, int | None] = {}
         for job in jobs:
             try:
                 given = 0
@@ -247,7 +247,7 @@ def salvage(
                 )
                 # Keep its recovery point: opening the copy then reports a missing
                 # partition. Without it, the partition would begin again at offset 0.
-                gone |= {key: end for key, end in known.items() if key == job.key}
+                unreadable |= {key: end for key, end in known.items() if key == job.key}
             else:
                 done.append(partition.save())
         if staged is not None:
@@ -256,7 +256,7 @@ def salvage(
         # The order matters after a crash. Checkpoints come before the names, because a
         # partition without its line of the log start could show deleted records. The
         # file of topics comes last, because the directory cannot be opened without it.
-        _write_checkpoints(claim, done, gone)
+        _write_checkpoints(claim, done, unreadable)
         for one in done:
             _rename_to_final(fs, fs.real_path(one.job.target))
         if staged is not None:
@@ -465,14 +465,14 @@ def _copy_small(fs: FS, source: str, target: str, *names: str) -> list[Part]:
 
 
 def _write_checkpoints(
-    claim: Claim, done: Sequence[_Saved], gone: Mapping[Key, int | None]
+    claim: Claim, done: Sequence[_Saved], unreadable: Mapping[Key, int | None]
 ) -> None:
     """Write the starts and ends of the copies.
 
     The lines of other partitions are kept.
     """
     starts = {one.job.key: one.report.log_start_offset or None for one in done}
-    ends = {**gone, **{one.job.key: one.report.log_end_offset for one in done}}
+    ends = {**unreadable, **{one.job.key: one.report.log_end_offset for one in done}}
     # Lines that exist already under the name of a copy are those of another log, unless
     # they are the source's own.
     stale = {
@@ -640,18 +640,18 @@ class _Partition:
         ] = {}  # name of a spare file -> its extents that belong to this log
         self.spare_extents: list[tuple[Extent, int, str]] | None = None
         self.spare_ends: list[int] = []
-        self.noted = [
+        self.persisted = [
             PersistedState.read(fs, self.source, directory, key)
             for directory, key in job.known_as.items()
         ]
-        if not self.noted:
-            self.noted = [
+        if not self.persisted:
+            self.persisted = [
                 PersistedState.read(
                     fs, self.source, os.path.dirname(fs.real_path(self.source)), None
                 )
             ]
-        notes = self.noted[0].notes
-        known = [one.gaps for one in self.noted]
+        sidecar = self.persisted[0].sidecar
+        known = [one.gaps for one in self.persisted]
         # If two sets of checkpoints list the partition, use only facts on which both
         # agree.
         self.gaps = Gaps(
@@ -660,11 +660,10 @@ class _Partition:
                 all(one.has_seals for one in known),
             )
         )
-        was_opened_here = (
-            notes.policy is not None
-        )  # by this library, which notes where gaps may be
-        self.is_compacted = any(one.cleaned_to for one in self.noted) or (
-            was_opened_here and notes.dense_from > 0
+        # By this library, which records the offsets of gaps that are not losses.
+        was_opened_here = sidecar.policy is not None
+        self.is_compacted = any(one.cleaned_to for one in self.persisted) or (
+            was_opened_here and sidecar.dense_from > 0
         )
 
     def save(self) -> _Saved:
@@ -755,7 +754,12 @@ class _Partition:
         # segment, to the last batch.
         ends = [one.next_offset for one in found if one.next_offset]
         end = max(
-            [self.given, *(one.end for one in self.noted), *self.bases[-1:], *ends[-1:]]
+            [
+                self.given,
+                *(one.end for one in self.persisted),
+                *self.bases[-1:],
+                *ends[-1:],
+            ]
         )
         start = self._begin(end)
         for base, next_base in itertools.pairwise(self.bases):
@@ -803,7 +807,9 @@ class _Partition:
         if self.gaps.is_loss(reached, next_base):
             return []  # _account() reports this gap
         segment = Segment(self.fs, self.source, base)
-        reason = value_or("", self.gaps.loss_behind, segment, reached, next_base)
+        reason = value_or(
+            "", self.gaps.loss_at_segment_end, segment, reached, next_base
+        )
         if reason:
             return [BadStretch(source, base, source.size, source.size, reason)]
         return []
@@ -811,15 +817,17 @@ class _Partition:
     def _begin(self, end: int) -> int:
         """Return the start of a log that ends at `end`, according to its metadata."""
         begins = []
-        for noted in [one for one in self.noted if one.is_listed] or self.noted:
-            if noted.log_start > end:
-                path = os.path.join(noted.directory, checkpoint.LOG_START)
-                reason = f"the log start offset {noted.log_start} is after the end of the log"
+        for persisted in [
+            one for one in self.persisted if one.is_listed
+        ] or self.persisted:
+            if persisted.log_start > end:
+                path = os.path.join(persisted.directory, checkpoint.LOG_START)
+                reason = f"the log start offset {persisted.log_start} is after the end of the log"
                 self.lost.append(Part(path=path, reason=reason))
             elif self.bases:
-                begins.append(noted.begin(self.bases[0]))
+                begins.append(persisted.begin(self.bases[0]))
             else:
-                begins.append(noted.log_start)
+                begins.append(persisted.log_start)
         return max(begins, default=min(self.bases, default=0))
 
     def _adopt_swaps(self) -> dict[int, BatchFile]:

@@ -348,7 +348,7 @@ def _with_losses(
         loss = ""
         if number + 1 < len(found) and summary.is_read:
             next_base = found[number + 1][1].base_offset
-            reason = gaps.loss_behind(segment, summary.end_offset, next_base)
+            reason = gaps.loss_at_segment_end(segment, summary.end_offset, next_base)
             if reason:
                 loss = (
                     f"offsets {summary.end_offset} to {next_base - 1} are missing: "

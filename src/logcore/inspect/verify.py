@@ -75,7 +75,7 @@ from logcore.segment import ActiveSegment, GrowingSegment, Segment
 Status = Literal["ok", "warning", "damaged"]
 
 #: Maximum number of checks of a partition that changes during each check.
-_LOOKS: Final = 5
+_MOST_ATTEMPTS: Final = 5
 
 
 @attrs.frozen(kw_only=True)
@@ -138,7 +138,7 @@ def _verify_directory(fs: FS, directory: str, found: list[str]) -> Iterator[Verd
         elif name.endswith(UNFINISHED):
             detail = "a copy that `logcore recover` did not finish, and over which Kafka does not start; remove it"
             yield Verdict(path=path, kind="other", status="damaged", detail=detail)
-    going = _topics_going(fs, directory)
+    going = _unfinished_topics(fs, directory)
     for partition in found:
         key = partition_of(os.path.basename(fs.real_path(partition)))
         if key is not None and key[0] in going:
@@ -152,7 +152,7 @@ def _verify_directory(fs: FS, directory: str, found: list[str]) -> Iterator[Verd
     yield from _verify_missing(fs, directory)
 
 
-def _topics_going(fs: FS, directory: str) -> set[str]:
+def _unfinished_topics(fs: FS, directory: str) -> set[str]:
     """Return the topics that exist in part.
 
     logcore.topics marks a topic as deleted until its creation is complete, and while
@@ -187,7 +187,7 @@ def _missing(fs: FS, directory: str) -> dict[tuple[str, int], int]:
         for name in (checkpoint.RECOVERY_POINT, checkpoint.LOG_START)
     )
     names = fs.listdir(directory)
-    half = _topics_going(fs, directory)
+    half = _unfinished_topics(fs, directory)
     present = {partition_of(name) for name in names}
     # Kafka renames a directory like this to delete it, or because it has no record of
     # the topic. The checkpoints keep the lines of the partition for another minute.
@@ -248,7 +248,7 @@ def _reason(error: LogcoreError) -> str:
 
 
 @attrs.frozen
-class _Look:
+class _Snapshot:
     """The metadata and the file names of a partition at one moment.
 
     The names are listed last, because a running writer moves all of them forward.
@@ -261,7 +261,7 @@ class _Look:
     names: tuple[str, ...]
 
     @classmethod
-    def at(cls, fs: FS, directory: str) -> _Look:
+    def at(cls, fs: FS, directory: str) -> _Snapshot:
         """Read the state of a partition now.
 
         Raises:
@@ -330,7 +330,7 @@ def _verify_partition(
     fs: FS, directory: str, *, only: str | None = None
 ) -> Iterator[Verdict]:
     try:
-        first = _Look.at(fs, directory)
+        first = _Snapshot.at(fs, directory)
     except FileNotFoundError:
         return  # the partition was deleted
     known = set(first.bases)
@@ -360,9 +360,9 @@ def _verify_partition(
 def _settled(
     fs: FS,
     directory: str,
-    look: _Look,
+    snapshot: _Snapshot,
     path: str,
-    judge: Callable[[_Look], Iterable[Verdict]],
+    check: Callable[[_Snapshot], Iterable[Verdict]],
 ) -> list[Verdict]:
     """Return the verdicts on the file at `path`, in a partition that may be changing.
 
@@ -370,18 +370,18 @@ def _settled(
     the same before and after it.
     """
     found: list[Verdict] = []
-    for _ in range(_LOOKS):
+    for _ in range(_MOST_ATTEMPTS):
         before = _identity(fs, path)
-        found = list(judge(look))
+        found = list(check(snapshot))
         if all(one.status == "ok" for one in found):
             break
         try:
-            again = _Look.at(fs, directory)
+            later = _Snapshot.at(fs, directory)
         except FileNotFoundError:
             return []
-        if again == look and _identity(fs, path) == before:
+        if later == snapshot and _identity(fs, path) == before:
             break
-        look = again
+        snapshot = later
     else:
         # The file changed during every check. It may be damaged, or its writer was
         # active.
@@ -399,13 +399,13 @@ def _identity(fs: FS, path: str) -> tuple[int, int] | None:
         return None
 
 
-def _verify_front(directory: str, look: _Look) -> Iterator[Verdict]:
+def _verify_front(directory: str, snapshot: _Snapshot) -> Iterator[Verdict]:
     """Judge the front of the log.
 
     The first segments, or all of them, may be missing.
     """
-    persisted = look.persisted
-    bases = sorted([*look.bases, *look.swaps])
+    persisted = snapshot.persisted
+    bases = sorted([*snapshot.bases, *snapshot.swaps])
     if bases:
         begin = persisted.begin(bases[0])
         end = bases[0]
@@ -418,7 +418,7 @@ def _verify_front(directory: str, look: _Look) -> Iterator[Verdict]:
     elif not bases:
         left = [
             name
-            for name in look.names
+            for name in snapshot.names
             if base_offset_of(name, os.path.splitext(name)[1]) is not None
         ]
         if left:
@@ -485,11 +485,11 @@ def _verify_other(fs: FS, path: str, name: str, bases: set[int]) -> Verdict | No
 
 
 def _verify_segment(
-    fs: FS, directory: str, base: int, look: _Look
+    fs: FS, directory: str, base: int, snapshot: _Snapshot
 ) -> Iterator[Verdict]:
     """Judge a .log file and the other files of its segment, in one walk."""
-    names = look.files_of(base)
-    place = look.place(base)
+    names = snapshot.files_of(base)
+    place = snapshot.place(base)
     checks: list[_Check] = []
     early: list[Verdict] = []
     for suffix, kind in (
@@ -762,7 +762,7 @@ def _judge_log(
         known = size + 1
     elif walked.recovery_position is not None:
         known = walked.recovery_position
-    policy = place.persisted.notes.policy or Durability("os")
+    policy = place.persisted.sidecar.policy or Durability("os")
     action = decide(TailFacts(position, known, only_zeros, next_batch_bytes, policy))
     left = f"{size - position} bytes from here on"
     if only_zeros:
@@ -800,7 +800,9 @@ def _judge_gap(
         return {"detail": f"{gap}: deleted"}
     if any(walked.end_offset <= base < next_base for base in place.swaps):
         return {"detail": f"{gap}: a compaction that has not ended has them"}
-    lost = Gaps(place.persisted.gaps).loss_behind(segment, walked.end_offset, next_base)
+    lost = Gaps(place.persisted.gaps).loss_at_segment_end(
+        segment, walked.end_offset, next_base
+    )
     if lost:
         return {
             "status": "damaged",
@@ -848,9 +850,9 @@ class _EntriesCheck:
         self.slot: int | None = None
         self.is_active = place.next_base is None
         self.is_rebuilt = place.is_rebuilt
-        self.judge()
+        self.check()
 
-    def judge(self) -> None:
+    def check(self) -> None:
         raise NotImplementedError
 
     def add(self, facts: layout.Facts) -> None:
@@ -909,7 +911,7 @@ class _IndexCheck(_EntriesCheck):
     kind = "index"
     dtype = OFFSET_ENTRY
 
-    def judge(self) -> None:
+    def check(self) -> None:
         self.offsets = self.base + self.entries["relative_offset"].astype(np.int64)
         self.positions = self.entries["position"].astype(np.int64)
         self.fault(self.entries["relative_offset"] < 0, "offset below the segment's")
@@ -952,7 +954,7 @@ class _TimeCheck(_EntriesCheck):
     kind = "timeindex"
     dtype = TIME_ENTRY
 
-    def judge(self) -> None:
+    def check(self) -> None:
         self.offsets = self.base + self.entries["relative_offset"].astype(np.int64)
         self.timestamps = self.entries["timestamp"].astype(np.int64)
         self.largest = -1
@@ -1013,7 +1015,7 @@ class _TxnCheck(_EntriesCheck):
     kind = "txnindex"
     dtype = TXN_ENTRY
 
-    def judge(self) -> None:
+    def check(self) -> None:
         entries = self.entries
         if self.is_rebuilt:
             self.status = "warning"

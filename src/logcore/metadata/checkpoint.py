@@ -466,18 +466,18 @@ def read_partition_metadata(fs: FS, directory: str) -> PartitionMetadata:
 
 
 def write_metadata(
-    fs: FS, directory: str, notes: PartitionMetadata, *, reserve: str | None = None
+    fs: FS, directory: str, metadata: PartitionMetadata, *, reserve: str | None = None
 ) -> None:
     """Write the metadata of a partition, see write()."""
-    assert notes.policy is not None, "a writer has one"
+    assert metadata.policy is not None, "a writer has one"
     facts: dict[str, object] = {
-        "durability": str(notes.policy),
-        "max_bytes": notes.policy.max_bytes,
-        "producers": notes.producers,
+        "durability": str(metadata.policy),
+        "max_bytes": metadata.policy.max_bytes,
+        "producers": metadata.producers,
     }
-    if notes.dense_from < INT64_MAX:
-        facts["dense_from"] = notes.dense_from
-    if notes.replicated:
+    if metadata.dense_from < INT64_MAX:
+        facts["dense_from"] = metadata.dense_from
+    if metadata.replicated:
         facts["replicated"] = True
     write(fs, directory, POLICY, json.dumps(facts).encode() + b"\n", reserve=reserve)
 

@@ -9,7 +9,7 @@ Rules:
 - A log whose files end below its recovery point keeps the recovery point as its end.
   Reading there then raises an error, instead of reaching the end of the log.
 
-Callers hold the locks that state.py names. A writable log also creates a FileLook, but
+Callers hold the locks that state.py names. A writable log also creates a FileView, but
 never refreshes it.
 """
 
@@ -30,10 +30,10 @@ from logcore.partition.state import PartitionState
 from logcore.segment import GrowingSegment, PiecedSegment, Segment
 
 #: Maximum number of attempts when files vanish between listing and opening them.
-_LOOKS: Final = 100
+_MOST_ATTEMPTS: Final = 100
 
 
-class FileLook:
+class FileView:
     """Refreshes the state of a log from its files."""
 
     def __init__(self, fs: FS, path: str, state: PartitionState) -> None:
@@ -96,7 +96,7 @@ class FileLook:
             except FileNotFoundError:
                 # A writer rolls and deletes concurrently, so a file may be missing when
                 # it is opened. Try again.
-                if attempt == _LOOKS:
+                if attempt == _MOST_ATTEMPTS:
                     raise LogNotFoundError(
                         "the files of the partition keep vanishing", path=self._path
                     ) from None

@@ -107,7 +107,9 @@ class Gaps:
         )  # a compaction may have begun since it was last read
         return is_gap(expected, base_offset, self.persisted.dense_from)
 
-    def loss_behind(self, segment: Segment, reached: int, next_base: int) -> str:
+    def loss_at_segment_end(
+        self, segment: Segment, reached: int, next_base: int
+    ) -> str:
         """Check the gap between the end of a segment and the next base offset.
 
         Returns a description of the loss, or an empty string.
@@ -118,7 +120,9 @@ class Gaps:
         if reached >= next_base:
             return ""
         return self._confirmed(
-            lambda persisted: _loss_behind(persisted, segment, reached, next_base)
+            lambda persisted: _loss_at_segment_end(
+                persisted, segment, reached, next_base
+            )
         )
 
     def _confirmed(self, judge: Callable[[PersistedGaps], str]) -> str:
@@ -142,9 +146,9 @@ class Gaps:
                 f"a part of a segment is missing: {reason}", path=segment.path
             )
 
-    def check_behind(self, segment: Segment, reached: int, next_base: int) -> None:
-        """Raise CorruptLogError if loss_behind() finds a loss."""
-        reason = self.loss_behind(segment, reached, next_base)
+    def check_segment_end(self, segment: Segment, reached: int, next_base: int) -> None:
+        """Raise CorruptLogError if loss_at_segment_end() finds a loss."""
+        reason = self.loss_at_segment_end(segment, reached, next_base)
         if reason:
             raise CorruptLogError(
                 f"the end of a segment, or a whole one, is missing: {reason}",
@@ -199,7 +203,7 @@ class Gaps:
             else:
                 next_base = INT64_MAX
             if before is not None:
-                self.check_behind(before, expected, segment.base_offset)
+                self.check_segment_end(before, expected, segment.base_offset)
                 expected = max(expected, segment.base_offset)
             if expected >= end:
                 return
@@ -328,9 +332,7 @@ class Gaps:
                     expected=f"base offset {before}",
                     found=base_offset,
                 )
-            assert self.dense_from > dense_from, (
-                "the notes say now that this gap is none"
-            )
+            assert self.dense_from > dense_from, "the metadata now allows this gap"
             dense_from = self.dense_from
             count, fault = first_fault(facts, expected, limit, dense_from=dense_from)
 
@@ -413,10 +415,10 @@ def readable(segments: Sequence[Segment], items: Iterator[_Item]) -> Iterator[_I
         raise
 
 
-def _loss_behind(
+def _loss_at_segment_end(
     persisted: PersistedGaps, segment: Segment, reached: int, next_base: int
 ) -> str:
-    """Return a description of the loss, or ""; see Gaps.loss_behind()."""
+    """Return a description of the loss, or ""; see Gaps.loss_at_segment_end()."""
     if is_gap(reached, next_base, persisted.dense_from):
         return "the log has no gaps there"
     if reason := _cut_short(persisted, segment):

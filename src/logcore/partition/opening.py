@@ -110,9 +110,9 @@ class Opened(NamedTuple):
     recovery_point: int
     epochs: list[epochs.Entry]
     #: The partition metadata of the last writer.
-    notes: PartitionMetadata
-    #: The metadata of this writer, which replaces `notes` before the first write.
-    own_notes: PartitionMetadata
+    stored_metadata: PartitionMetadata
+    #: The metadata of this writer, which replaces `stored_metadata` before the first write.
+    own_metadata: PartitionMetadata
     gaps: gaps.PersistedGaps
     #: Base offsets below the log start of which an interrupted deletion left files.
     left_below: list[int]
@@ -151,20 +151,22 @@ def open_partition(place: OpenRequest) -> Opened:
     else:
         recovery_point = place.believed_end
     found = _find(place, names, recovery_point)
-    notes = checkpoint.read_partition_metadata(fs, place.path)
+    stored_metadata = checkpoint.read_partition_metadata(fs, place.path)
     # Kafka may have written since. It does not change our metadata, but it leaves a
     # snapshot at each roll and close.
     has_producers = not found.is_new and (
-        notes.producers or any(name.endswith(SNAPSHOT) for name in names)
+        stored_metadata.producers or any(name.endswith(SNAPSHOT) for name in names)
     )
     is_sure = place.is_clean or place.believed_end is not None
-    if found.is_new or not is_sure or notes.policy is None:
+    if found.is_new or not is_sure or stored_metadata.policy is None:
         # A killed writer may have left names of files and directories that are not
         # durable, and Kafka does not always sync names.
         fs.sync_dir(place.path)
         fs.sync_dir(place.parent)
     # 3. Recover the end.
-    report = _recover(place, found, names, notes, recovery_point, has_producers)
+    report = _recover(
+        place, found, names, stored_metadata, recovery_point, has_producers
+    )
     if report.cut_position is not None or report.damage:
         log_line("recovery", WARNING, "%s", report)
     # 4. Remove leftovers. In a shared log, .cleaned files may belong to another process
@@ -189,7 +191,7 @@ def open_partition(place: OpenRequest) -> Opened:
     _write_active_indexes(place, found, end, was_cut=report.cut_position is not None)
     dense_from = 0
     if not found.is_new:
-        dense_from = notes.dense_from
+        dense_from = stored_metadata.dense_from
     # Kafka removes SEALS_HOLD when it loads the partition. Seals are then valid only
     # after the seals of replaced files are removed.
     has_seals = checkpoint.SEALS_HOLD in names
@@ -205,11 +207,11 @@ def open_partition(place: OpenRequest) -> Opened:
         files=found.files,
         log_start=found.log_start,
         end=end,
-        visible=_high_watermark(place, found, notes, end),
+        visible=_high_watermark(place, found, stored_metadata, end),
         recovery_point=min(noted_point, end),
         epochs=_epochs_below(place, found, end),
-        notes=notes,
-        own_notes=PartitionMetadata(
+        stored_metadata=stored_metadata,
+        own_metadata=PartitionMetadata(
             place.durability, dense_from, has_producers, place.is_replicated
         ),
         gaps=read_persisted_gaps,
@@ -275,7 +277,7 @@ def _recover(
     place: OpenRequest,
     found: _Found,
     names: Sequence[str],
-    notes: PartitionMetadata,
+    stored_metadata: PartitionMetadata,
     recovery_point: int,
     has_producers: bool,
 ) -> recovery.RecoveryReport:
@@ -288,17 +290,21 @@ def _recover(
         indexes = "none"
     successor = _successor(place, found.active, names)
     try:
-        return _recover_once(place, found, notes, successor, recovery_point, indexes)
+        return _recover_once(
+            place, found, stored_metadata, successor, recovery_point, indexes
+        )
     except DiskFullError:  # leftovers may occupy the space that recovery needs
         if not found.files.remove_leftovers(names):
             raise
-        return _recover_once(place, found, notes, successor, recovery_point, indexes)
+        return _recover_once(
+            place, found, stored_metadata, successor, recovery_point, indexes
+        )
 
 
 def _recover_once(
     place: OpenRequest,
     found: _Found,
-    notes: PartitionMetadata,
+    stored_metadata: PartitionMetadata,
     successor: int | None,
     recovery_point: int,
     indexes: recovery.IndexState,
@@ -315,7 +321,7 @@ def _recover_once(
     active = found.active
     cleaned_to = place.checkpointed(checkpoint.CLEANER)
     dense_from = gaps.PersistedGaps.of(
-        notes.dense_from, cleaned_to, has_seals=False
+        stored_metadata.dense_from, cleaned_to, has_seals=False
     ).dense_from
     damage = recovery.check_front(
         found.segments, found.log_start, keeps_damage=place.keeps_damage
@@ -331,7 +337,7 @@ def _recover_once(
             fs,
             active,
             recovery_point=recovery_point,
-            policy=notes.policy,
+            policy=stored_metadata.policy,
             dense_from=dense_from,
             indexes=indexes,
         )
@@ -457,7 +463,7 @@ def _write_active_indexes(
 
 
 def _high_watermark(
-    place: OpenRequest, found: _Found, notes: PartitionMetadata, end: int
+    place: OpenRequest, found: _Found, stored_metadata: PartitionMetadata, end: int
 ) -> int:
     """Return the high watermark after opening.
 
@@ -466,17 +472,19 @@ def _high_watermark(
     writer has made visible must remain visible.
     """
     # This also covers a log that was written without copies until now.
-    if not place.is_replicated or (notes.policy is not None and not notes.replicated):
+    if not place.is_replicated or (
+        stored_metadata.policy is not None and not stored_metadata.replicated
+    ):
         return end
-    noted = place.checkpointed(checkpoint.HIGH_WATERMARK)
-    shown = checkpoint.read_visible_end(place.fs, place.path)
-    if shown is not None and shown.is_replicated:
-        noted = max(noted, shown.offset)
-    if noted <= found.log_start:
+    high_watermark = place.checkpointed(checkpoint.HIGH_WATERMARK)
+    visible_end = checkpoint.read_visible_end(place.fs, place.path)
+    if visible_end is not None and visible_end.is_replicated:
+        high_watermark = max(high_watermark, visible_end.offset)
+    if high_watermark <= found.log_start:
         # The deleted records were below the high watermark, which is the end of a
         # batch.
-        _, noted = batch_around(found.segments, found.log_start)
-    return min(end, noted)
+        _, high_watermark = batch_around(found.segments, found.log_start)
+    return min(end, high_watermark)
 
 
 def _epochs_below(place: OpenRequest, found: _Found, end: int) -> list[epochs.Entry]:

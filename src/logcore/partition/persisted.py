@@ -54,7 +54,7 @@ class PersistedState(NamedTuple):
     #: if there are no epochs.
     epoch_start: int | None
     #: The content of the partition's own `logcore.policy` file.
-    notes: checkpoint.PartitionMetadata
+    sidecar: checkpoint.PartitionMetadata
     #: Whether no other program has loaded the partition since its seals were checked.
     has_seals: bool
 
@@ -96,7 +96,7 @@ class PersistedState(NamedTuple):
             and (bool(starts) or is_understood(fs, directory, checkpoint.LOG_START)),
             durable_end=durable_end,
             epoch_start=epoch_start,
-            notes=value_or(
+            sidecar=value_or(
                 checkpoint.PartitionMetadata(),
                 checkpoint.read_partition_metadata,
                 fs,
@@ -111,7 +111,7 @@ class PersistedState(NamedTuple):
     def gaps(self) -> gaps.PersistedGaps:
         """The metadata that decides which gaps in the offsets are losses."""
         return gaps.PersistedGaps.of(
-            self.notes.dense_from, self.cleaned_to, self.has_seals
+            self.sidecar.dense_from, self.cleaned_to, self.has_seals
         )
 
     @property
@@ -127,7 +127,7 @@ class PersistedState(NamedTuple):
         stores it in the checkpoint. Kafka stores it in the leader epochs, because Kafka
         drops the checkpoint line when a segment begins at the start.
         """
-        is_own = self.notes.dense_from < INT64_MAX  # this library wrote the log
+        is_own = self.sidecar.dense_from < INT64_MAX  # this library wrote the log
         if is_own and self.is_listed and self.epoch_start is not None:
             first_base = min(first_base, self.epoch_start)
         return max(self.log_start, first_base)
@@ -222,10 +222,12 @@ class PersistedOffsets:
 
 def read_persisted_gaps(fs: FS, path: str) -> gaps.PersistedGaps:
     """Read the metadata that decides which gaps of a partition are losses."""
-    notes = checkpoint.read_partition_metadata(fs, path)
+    sidecar = checkpoint.read_partition_metadata(fs, path)
     has_seals = fs.exists(os.path.join(path, checkpoint.SEALS_HOLD))
     return gaps.PersistedGaps.of(
-        notes.dense_from, read_persisted_offset(fs, path, checkpoint.CLEANER), has_seals
+        sidecar.dense_from,
+        read_persisted_offset(fs, path, checkpoint.CLEANER),
+        has_seals,
     )
 
 

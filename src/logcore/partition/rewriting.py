@@ -151,7 +151,7 @@ class Rewriting:
         self.high_watermark = writer.state.visible
         self.durability = writer.durability
         self.gaps = writer.state.gaps
-        self.notes = writer.metadata.sidecar
+        self.sidecar = writer.metadata.sidecar
         self.log_start = writer.state.log_start
         #: The end offset of the last compaction round, or None if there was none.
         self.cleaned_to = writer.claim.checkpoints.get(checkpoint.CLEANER, writer.key)

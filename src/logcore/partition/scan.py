@@ -375,7 +375,7 @@ class Stretch(NamedTuple):
             if before is not None:
                 reached = before.next_offset()
             if before is not None:
-                self.gaps.check_behind(before, reached, segment.base_offset)
+                self.gaps.check_segment_end(before, reached, segment.base_offset)
             # If a compaction joined a segment to the previous one after this object was
             # created, the segment appears twice.
             start = max(start, reached)

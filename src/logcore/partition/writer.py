@@ -201,7 +201,7 @@ class Writer(Appender):
         self.files = opened.files
         self.progress.set_recovery_point(opened.recovery_point)
         #: The partition metadata as it is on disk.
-        self.metadata = Metadata(opened.notes, opened.epochs)
+        self.metadata = Metadata(opened.stored_metadata, opened.epochs)
         self.leader_epoch = opened.epochs[-1][0]
         self.producers = ProducerState(
             self.fs,
@@ -252,7 +252,7 @@ class Writer(Appender):
         # between the two would make the next opening use a high watermark that is not
         # on disk.
         self._open_watermark_file()
-        self._save_locked(opened.own_notes)
+        self._save_locked(opened.own_metadata)
         self.finish_opening_locked(opened)
 
     @locked
@@ -541,7 +541,7 @@ class Writer(Appender):
         if self.state.is_closed or self.commit.failure or self.fs.forks != self.forks:
             self.refuse_locked()
         if self.has_unfinished_write:
-            self._refuse_midway_locked()
+            self._refuse_unfinished_locked()
 
     @locked
     def check_appendable_locked(self) -> None:
@@ -557,7 +557,7 @@ class Writer(Appender):
             self.refuse_locked()
 
     @locked
-    def _refuse_midway_locked(self) -> NoReturn:
+    def _refuse_unfinished_locked(self) -> NoReturn:
         """Refuse writes: a write or roll ended half way, without memory to undo it."""
         self.commit.poison(MemoryError("in the middle of a write"))
         self.refuse_locked()
@@ -585,11 +585,11 @@ class Writer(Appender):
     # -- partition metadata ------------------------------------------------------------
 
     @locked
-    def _save_locked(self, notes: PartitionMetadata) -> None:
+    def _save_locked(self, metadata: PartitionMetadata) -> None:
         """Write partition metadata durably, if it changed, before it becomes valid."""
-        if notes != self.metadata.sidecar:
-            checkpoint.write_metadata(self.fs, self.path, notes, reserve=self.parent)
-            self.metadata = attrs.evolve(self.metadata, sidecar=notes)
+        if metadata != self.metadata.sidecar:
+            checkpoint.write_metadata(self.fs, self.path, metadata, reserve=self.parent)
+            self.metadata = attrs.evolve(self.metadata, sidecar=metadata)
 
     @locked
     def expect_producers_locked(self) -> None:
@@ -820,7 +820,7 @@ class Writer(Appender):
         """
         size = len(data)
         if self.has_unfinished_write:
-            self._refuse_midway_locked()
+            self._refuse_unfinished_locked()
         if self.is_held:
             raise DiskFullError(
                 "the disk is nearly full, below the directory's min_free_bytes",
