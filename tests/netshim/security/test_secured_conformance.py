@@ -58,7 +58,7 @@ def test_answers_are_the_same_as_without_security(
                 script(asker)
         finally:
             asker.close()
-        ours[asker.name] = asker.noted
+        ours[asker.name] = asker.recorded
     found = report.differences(ours, report.kept())
     # Kafka answered without an authorizer, and without users.
     unexplained = [

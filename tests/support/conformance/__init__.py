@@ -136,7 +136,7 @@ class Asker:
         self.port = port
         self.api = api
         self.version = version
-        self.noted: list[tuple[str, Any]] = []
+        self.recorded: list[tuple[str, Any]] = []
         self.name = f"{api.name}-{version}"
         self._names: dict[str, str] = {}
         self._client = self._connected()
@@ -159,7 +159,7 @@ class Asker:
             return self._lost(step, "hung up")
         except TimeoutError:
             return self._lost(step, "no answer")
-        self.noted.append(
+        self.recorded.append(
             (step, plain(self.api.response.shape, answer, self.version, self._names))
         )
         return answer
@@ -167,7 +167,7 @@ class Asker:
     def _lost(self, step: str, how: str) -> None:
         self._client.close()
         self._client = self._connected()
-        self.noted.append((step, how))
+        self.recorded.append((step, how))
 
     def _connected(self) -> Client:
         client = self._connect()

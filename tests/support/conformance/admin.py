@@ -39,13 +39,13 @@ def api_versions(asker: Asker) -> None:
         ]
     for step, fields in steps:
         asker.ask(step, **fields)
-        _, noted = asker.noted.pop()
-        if isinstance(noted, dict):
-            noted = {
-                "error_code": noted["error_code"],
-                "has_keys": bool(noted["api_keys"]),
+        _, recorded = asker.recorded.pop()
+        if isinstance(recorded, dict):
+            recorded = {
+                "error_code": recorded["error_code"],
+                "has_keys": bool(recorded["api_keys"]),
             }
-        asker.noted.append((step, noted))
+        asker.recorded.append((step, recorded))
 
 
 def create_topics(asker: Asker) -> None:
@@ -57,14 +57,14 @@ def create_topics(asker: Asker) -> None:
             {"num_partitions": 1, "replication_factor": 1, **topic} for topic in topics
         ]
         asker.ask(step, topics=full, timeout_ms=30_000, **more)
-        step, noted = asker.noted.pop()
-        for topic in noted[
+        step, recorded = asker.recorded.pop()
+        for topic in recorded[
             "topics"
         ]:  # of the settings those that both have: DescribeConfigs compares the lists
             topic["configs"] = [
                 each for each in topic.get("configs") or () if each["name"] in KNOWN
             ]
-        asker.noted.append((step, noted))
+        asker.recorded.append((step, recorded))
 
     def config(key: str, value: str | None) -> list[dict[str, Any]]:
         return [{"name": key, "value": value}]
@@ -230,8 +230,8 @@ def describe_configs(asker: Asker) -> None:
 
     ask("a topic", TOPIC, name)
     ask("no setting", TOPIC, name, [])
-    step, noted = asker.noted.pop()
-    asker.noted.append((step, bool(noted["results"][0]["configs"])))
+    step, recorded = asker.recorded.pop()
+    asker.recorded.append((step, bool(recorded["results"][0]["configs"])))
     ask("a setting that is not there", TOPIC, name, ["no.such"])
     ask("no such topic", TOPIC, f"{name}-none")
     ask("an impossible name", TOPIC, "a b")
@@ -249,12 +249,12 @@ def describe_configs(asker: Asker) -> None:
             {"resource_type": TOPIC, "resource_name": name, "configuration_keys": None}
         ],
     )
-    step, noted = asker.noted.pop()
-    noted["results"] = [
+    step, recorded = asker.recorded.pop()
+    recorded["results"] = [
         sorted(each["name"] for each in result["configs"])
-        for result in noted["results"]
+        for result in recorded["results"]
     ]
-    asker.noted.append((step, noted))
+    asker.recorded.append((step, recorded))
 
 
 def alter_configs(asker: Asker) -> None:
@@ -363,7 +363,7 @@ def _shown(asker: Asker, name: str) -> None:
         for config in answer.results[0].configs
         if config.config_source == 1
     }
-    asker.noted.append(("how it is set in the end", settings))
+    asker.recorded.append(("how it is set in the end", settings))
 
 
 def _shown_group(asker: Asker) -> None:
@@ -378,7 +378,7 @@ def _shown_group(asker: Asker) -> None:
         config.name: [config.value, config.config_source]
         for config in answer.results[0].configs
     }
-    asker.noted.append(("how the group is set in the end", settings))
+    asker.recorded.append(("how the group is set in the end", settings))
 
 
 def describe_log_dirs(asker: Asker) -> None:
@@ -562,13 +562,13 @@ def list_config_resources(asker: Asker) -> None:
         ]
     for step, fields in kinds:
         asker.ask(step, **fields)
-        _, noted = asker.noted.pop()
+        _, recorded = asker.recorded.pop()
         known = [
             each
-            for each in noted["config_resources"]
+            for each in recorded["config_resources"]
             if each["resource_name"] in (name, "1")
         ]
-        asker.noted.append((step, {**noted, "config_resources": known}))
+        asker.recorded.append((step, {**recorded, "config_resources": known}))
 
 
 SCRIPTS: dict[Any, list[Script]] = {

@@ -347,15 +347,15 @@ def metadata(asker: Asker) -> None:
 
     ask("a topic", [{"name": name}])
     ask("no topic", [])
-    step, noted = (
-        asker.noted.pop()
+    step, recorded = (
+        asker.recorded.pop()
     )  # in version 0 it means all topics, including topics of other scripts
-    asker.noted.append(
+    asker.recorded.append(
         (
             step,
             {
-                **noted,
-                "topics": [each for each in noted["topics"] if each["name"] == name],
+                **recorded,
+                "topics": [each for each in recorded["topics"] if each["name"] == name],
             },
         )
     )

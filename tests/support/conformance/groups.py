@@ -218,12 +218,12 @@ def list_groups(asker: Asker) -> None:
         ]
     for step, fields in filters:
         answer = asker.ask(step, **fields)
-        _, noted = asker.noted.pop()
+        _, recorded = asker.recorded.pop()
         if answer is not None:
-            noted["groups"] = [
-                each for each in noted["groups"] if each["group_id"] == group_id
+            recorded["groups"] = [
+                each for each in recorded["groups"] if each["group_id"] == group_id
             ]
-        asker.noted.append((step, noted))
+        asker.recorded.append((step, recorded))
 
 
 def offset_commit(asker: Asker) -> None:

@@ -138,7 +138,7 @@ def ask_all(
                             raise
             finally:
                 asker.close()
-            found[asker.name] = asker.noted
+            found[asker.name] = asker.recorded
     return found
 
 
@@ -169,9 +169,9 @@ def kept() -> Answers:
 def differences(ours: Answers, theirs: Answers) -> list[tuple[str, int, str, str]]:
     """Return API, version, step and description of each difference."""
     found = []
-    for name, noted in ours.items():
+    for name, recorded in ours.items():
         api, _, version = name.rpartition("-")
-        mine = dict(noted)
+        mine = dict(recorded)
         other = dict(theirs[name])
         for step in {**mine, **other}:
             one = mine.get(step, "not asked")
@@ -223,8 +223,8 @@ def reason_of(api: str, step: str) -> tuple[str, str] | None:
 def page(ours: Answers, theirs: Answers) -> str:
     """Return the text of docs/conformance.md."""
     asked: Counter[str] = Counter()
-    for name, noted in theirs.items():
-        asked[name.rpartition("-")[0]] += len(noted)
+    for name, recorded in theirs.items():
+        asked[name.rpartition("-")[0]] += len(recorded)
     differing = Counter(api for api, _, _, _ in differences(ours, theirs))
     rows = []
     for api in served():

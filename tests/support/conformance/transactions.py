@@ -327,13 +327,13 @@ def list_transactions(asker: Asker) -> None:
         ]
     for step, fields in filters:
         answer = asker.ask(step, **fields)
-        _, noted = asker.noted.pop()
+        _, recorded = asker.recorded.pop()
         if answer is not None:
-            states = noted["transaction_states"]
-            noted["transaction_states"] = [
+            states = recorded["transaction_states"]
+            recorded["transaction_states"] = [
                 each for each in states if each["transactional_id"] == asker.name
             ]
-        asker.noted.append((step, noted))
+        asker.recorded.append((step, recorded))
 
 
 SCRIPTS: dict[Any, list[Script]] = {
