@@ -1692,9 +1692,9 @@ MISTAKES: Final = (
         "old_settings_stay_beside_new_ones", "netshim/handlers/configs.py",
         "        return {\n"
         "            **dict.fromkeys(before),\n"
-        "            **{each.name: each.value for each in asked.configs},\n"
+        "            **{each.name: each.value for each in resource.configs},\n"
         "        }",
-        "        return {each.name: each.value for each in asked.configs}",
+        "        return {each.name: each.value for each in resource.configs}",
         "netshim/test_conformance.py",
     ),
     Mistake(

@@ -122,7 +122,7 @@ class SessionPartition:
     key: PartitionKey
     topic: FetchRequest.Topic
     #: The latest position and limits that the client has sent.
-    asked: FetchRequest.Topic.Partition
+    requested: FetchRequest.Topic.Partition
     #: The values that were sent last, or -1 if the next ones must be sent.
     high_watermark: int = -1
     log_start: int = -1
@@ -208,13 +208,15 @@ class FetchSession:
                 kept = self._topics[name] = wire.FETCH.Request.Topic(
                     topic=topic.topic, topic_id=bytes(topic.topic_id), partitions=[]
                 )
-            for asked in topic.partitions:
-                key = name, asked.partition
+            for requested in topic.partitions:
+                key = name, requested.partition
                 before = self.partitions.get(key)
                 if before is None:
-                    before = self.partitions[key] = SessionPartition(key, kept, asked)
+                    before = self.partitions[key] = SessionPartition(
+                        key, kept, requested
+                    )
                 else:
-                    before.asked = asked
+                    before.requested = requested
                 self.mark_unread(before)
         for forgotten in request.forgotten_topics_data:
             name = self._name_of(forgotten)
@@ -328,7 +330,7 @@ class FetchSession:
                         topic=current.topic, topic_id=current.topic_id, partitions=[]
                     )
                 )
-            found[-1].partitions.append(one.asked)
+            found[-1].partitions.append(one.requested)
         return found
 
     def select_news(self, response: FetchResponse, *, is_full: bool) -> None:
@@ -405,7 +407,7 @@ class SingleTurn:
         session.used_ms = now_ms
         session.mark_unread(self.partition)
         if self._lists_partition:
-            self.partition.asked = wire.FETCH.Request.Topic.Partition(
+            self.partition.requested = wire.FETCH.Request.Topic.Partition(
                 partition=request.partition,
                 current_leader_epoch=request.leader_epoch,
                 fetch_offset=request.offset,
@@ -520,7 +522,7 @@ class FetchSessions:
         lists_partition = request.has_partition
         if not lists_partition:
             topic_id = one.topic.topic_id if session.uses_ids else None
-            request.continue_with(one.topic.topic, topic_id, one.asked)
+            request.continue_with(one.topic.topic, topic_id, one.requested)
         elif key != (request.topic_id or request.topic, request.partition):
             return None
         return SingleTurn(session, one, request, lists_partition=lists_partition)
@@ -552,7 +554,7 @@ class FetchSessions:
             return None
         if listed is None:
             topic_id = one.topic.topic_id if session.uses_ids else None
-            request.continue_with(one.topic.topic, topic_id, one.asked)
+            request.continue_with(one.topic.topic, topic_id, one.requested)
         return SingleTurn(session, one, request, lists_partition=listed is not None)
 
     def _is_too_large(self, size: int, added: int) -> bool:

@@ -153,7 +153,7 @@ def report(effect: Effect, journal: Journal, now_ms: int) -> None:
     journal.log(logging.INFO, f"group {kind}", now_ms, text, *values)
 
 
-def _unheard(_: GroupError | None) -> None:
+def _ignore(_: GroupError | None) -> None:
     """Ignore the result, because no request waits for it."""
 
 
@@ -334,7 +334,7 @@ class BrokerGroups(LoopHost[Effect], GroupService):
         )
 
     def topics_deleted(
-        self, names: set[str], now_ms: int, done: GroupOutcome = _unheard
+        self, names: set[str], now_ms: int, done: GroupOutcome = _ignore
     ) -> None:
         self._state.advance_clock(now_ms)
         # Without their topic, groups are stored nowhere. A group that is used again has

@@ -120,7 +120,7 @@ class SharedDirectoryGroups(GroupService):
             if isinstance(result, LogcoreError | OSError):
                 # An InvalidNodeError is the fault of the client.
                 if not isinstance(result, InvalidNodeError):
-                    text = "the groups cannot be asked: %s"
+                    text = "the groups are not available: %s"
                     self._state.journal.log(
                         logging.ERROR, "groups", self._now_ms, text, str(result)
                     )
@@ -315,7 +315,7 @@ class TransactionsBesideOthers(TransactionService):
     ) -> None:
         def answered(result: Any) -> None:
             if isinstance(result, Exception):
-                _log.error("transactions cannot be asked: %s", result)
+                _log.error("the transactions are not available: %s", result)
                 result = TransactionError.COORDINATOR_NOT_AVAILABLE
             guarded(done, result)
 

@@ -76,7 +76,7 @@ class _RulesOfApi:
 
 
 class RequestFaultPlan:
-    """The rules of one broker, in the order in which they are asked."""
+    """The rules of one broker, in the order in which they are checked."""
 
     def __init__(self) -> None:
         """Create a plan without rules."""

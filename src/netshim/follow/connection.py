@@ -211,7 +211,7 @@ class SourceConnection:
         return self.receive()
 
     def version_of(self, api: Api[Any, Any], most_version: int = 99) -> int:
-        """Return the version in which an API is asked.
+        """Return the version in which requests of an API are sent.
 
         Raises:
             ShippingError: the broker serves no version that this module knows.

@@ -170,7 +170,7 @@ class Follower:
         self._size_bytes = 0
         self._truncation_count = 0
         self._skipped_offsets = 0
-        self._note = _read_progress(logdir)
+        self._progress = _read_progress(logdir)
 
     # -- work --------------------------------------------------------------------------
 
@@ -232,14 +232,14 @@ class Follower:
             return 0
         self._retries = 0
         self._reason = ""
-        self._state = "copying" if any(one.lag for one in self._going()) else "idle"
-        if self._copies and not any(True for _ in self._going()):
+        self._state = "copying" if any(one.lag for one in self._active()) else "idle"
+        if self._copies and not any(True for _ in self._active()):
             self._state = "stopped"
         self._record_progress()
         self._logdir.tick()
         return count
 
-    def _going(self) -> Iterable[_PartitionCopy]:
+    def _active(self) -> Iterable[_PartitionCopy]:
         return (one for one in self._copies.values() if one.failure is None)
 
     def _wait(self, error: LogcoreError) -> None:
@@ -411,21 +411,21 @@ class Follower:
 
     def _record_progress(self) -> None:
         """Record the source, and whether the copy has caught up once."""
-        is_partial = self._note.get("partial", True) and not (
+        is_partial = self._progress.get("partial", True) and not (
             self._copies
             and all(not one.lag and not one.failure for one in self._copies.values())
         )
-        note = {
+        progress = {
             "from": self._source.addresses,
             "cluster_id": self._source.cluster_id,
             "topics": self._patterns,
             "with_internal": self._with_internal,
             "partial": is_partial,
         }
-        if note != self._note:
-            content = checkpoint.pack_checked(note)
+        if progress != self._progress:
+            content = checkpoint.pack_checked(progress)
             checkpoint.write(self._logdir.host.fs, self._logdir.path, _NOTE, content)
-            self._note = note
+            self._progress = progress
 
     def metrics(self) -> FollowMetrics:
         """Return the progress."""

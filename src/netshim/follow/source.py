@@ -230,8 +230,8 @@ class Source(Closeable):
             for number, leader in topic.leaders.items():
                 # During an election there is none. The next refresh asks again.
                 if leader >= 0:
-                    asked = by_leader.setdefault(leader, {})
-                    asked.setdefault(topic.name, []).append(number)
+                    requested = by_leader.setdefault(leader, {})
+                    requested.setdefault(topic.name, []).append(number)
         found = {}
         kind = wire.LIST_OFFSETS.Request.Topic
         for leader, wanted in by_leader.items():
@@ -271,7 +271,7 @@ class Source(Closeable):
         """Fetch partitions, grouped by leader; yield each with its part of a response.
 
         Records are views, valid until the next one is taken from the iterator. All
-        leaders are asked before the first response is read.
+        leaders get their requests before the first response is read.
 
         Raises:
             RemoteUnavailableError: a leader does not answer.

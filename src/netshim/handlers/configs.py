@@ -101,37 +101,43 @@ def _describe_configs(
 ) -> DescribeConfigsResponse:
     response_type = wire.DESCRIBE_CONFIGS.Response
     results = []
-    for asked in request.resources:
+    for resource in request.resources:
         result = response_type.Resource(
-            resource_type=asked.resource_type,
-            resource_name=asked.resource_name,
+            resource_type=resource.resource_type,
+            resource_name=resource.resource_name,
             configs=[],
         )
         results.append(result)
         try:
-            if asked.resource_type == _TOPIC_RESOURCE:
-                check_topic_name(asked.resource_name)
-                described = state.logdir.describe_topic(asked.resource_name)
-                result.configs = list(_topic_configs(asked, request, described, state))
-            elif asked.resource_type == _BROKER_RESOURCE and asked.resource_name == str(
-                state.node_id
+            if resource.resource_type == _TOPIC_RESOURCE:
+                check_topic_name(resource.resource_name)
+                described = state.logdir.describe_topic(resource.resource_name)
+                result.configs = list(
+                    _topic_configs(resource, request, described, state)
+                )
+            elif (
+                resource.resource_type == _BROKER_RESOURCE
+                and resource.resource_name == str(state.node_id)
             ):
-                result.configs = list(_broker_configs(asked, state))
+                result.configs = list(_broker_configs(resource, state))
             # An empty name means all brokers of the cluster.
-            elif asked.resource_type == _BROKER_RESOURCE and not asked.resource_name:
-                result.configs = list(_cluster_configs(asked, request, state))
-            elif asked.resource_type == _BROKER_RESOURCE:
+            elif (
+                resource.resource_type == _BROKER_RESOURCE
+                and not resource.resource_name
+            ):
+                result.configs = list(_cluster_configs(resource, request, state))
+            elif resource.resource_type == _BROKER_RESOURCE:
                 result.error_code = codes.INVALID_REQUEST
                 result.error_message = f"the only broker is {state.node_id}"
-            elif asked.resource_type == _GROUP_RESOURCE and asked.resource_name:
-                result.configs = list(_group_configs(asked, request, state))
-            elif asked.resource_type == _GROUP_RESOURCE:
+            elif resource.resource_type == _GROUP_RESOURCE and resource.resource_name:
+                result.configs = list(_group_configs(resource, request, state))
+            elif resource.resource_type == _GROUP_RESOURCE:
                 result.error_code = codes.INVALID_REQUEST
                 result.error_message = "the name of the group is empty"
             else:
                 result.error_code = codes.INVALID_REQUEST
                 result.error_message = (
-                    f"resources of type {asked.resource_type} have no settings here"
+                    f"resources of type {resource.resource_type} have no settings here"
                 )
         except LogcoreError as error:
             result.error_code = code_of(error)
@@ -140,7 +146,7 @@ def _describe_configs(
 
 
 def _topic_configs(
-    asked: DescribeConfigsRequest.Resource,
+    resource: DescribeConfigsRequest.Resource,
     request: DescribeConfigsRequest,
     described: TopicDescription,
     state: BrokerState,
@@ -152,7 +158,7 @@ def _topic_configs(
         # Kafka does not know logcore's own settings. A tool that copies a topic would
         # send them to a cluster, which refuses them.
         if facts.get("ours") or (
-            asked.configuration_keys and name not in asked.configuration_keys
+            resource.configuration_keys and name not in resource.configuration_keys
         ):
             continue
         synonyms = []
@@ -181,7 +187,7 @@ def _topic_configs(
 
 
 def _broker_configs(
-    asked: DescribeConfigsRequest.Resource, state: BrokerState
+    resource: DescribeConfigsRequest.Resource, state: BrokerState
 ) -> Iterable[DescribeConfigsResponse.Resource.Config]:
     """Return the settings that tools read, by Kafka's names. They are set when the
     broker is started.
@@ -216,7 +222,7 @@ def _broker_configs(
         "min.insync.replicas": (defaults.min_insync_replicas, "int"),
     }
     for name, (value, kind) in known.items():
-        if not asked.configuration_keys or name in asked.configuration_keys:
+        if not resource.configuration_keys or name in resource.configuration_keys:
             yield config_type(
                 name=name,
                 value=config_text(value),
@@ -228,7 +234,7 @@ def _broker_configs(
 
 
 def _cluster_configs(
-    asked: DescribeConfigsRequest.Resource,
+    resource: DescribeConfigsRequest.Resource,
     request: DescribeConfigsRequest,
     state: BrokerState,
 ) -> Iterable[DescribeConfigsResponse.Resource.Config]:
@@ -239,7 +245,7 @@ def _cluster_configs(
     config_type = wire.DESCRIBE_CONFIGS.Response.Resource.Config
     name = "min.insync.replicas"
     value = config_text(state.logdir.config.min_insync_replicas)
-    if not asked.configuration_keys or name in asked.configuration_keys:
+    if not resource.configuration_keys or name in resource.configuration_keys:
         synonyms = [config_type.Synonym(name=name, value=value, source=_FROM_CLUSTER)]
         yield config_type(
             name=name,
@@ -252,7 +258,7 @@ def _cluster_configs(
 
 
 def _group_configs(
-    asked: DescribeConfigsRequest.Resource,
+    resource: DescribeConfigsRequest.Resource,
     request: DescribeConfigsRequest,
     state: BrokerState,
 ) -> Iterable[DescribeConfigsResponse.Resource.Config]:
@@ -265,9 +271,9 @@ def _group_configs(
     config_type = wire.DESCRIBE_CONFIGS.Response.Resource.Config
     overrides: Mapping[str, int] = {}
     if state.group_settings is not None:
-        overrides = state.group_settings.of(asked.resource_name)
+        overrides = state.group_settings.of(resource.resource_name)
     for name, default in _group_defaults(state).items():
-        if asked.configuration_keys and name not in asked.configuration_keys:
+        if resource.configuration_keys and name not in resource.configuration_keys:
             continue
         chain = [(overrides[name], _FROM_GROUP)] if name in overrides else []
         chain.append((default, _FROM_DEFAULT))
@@ -373,12 +379,12 @@ def incremental_alter_configs(
     request: IncrementalAlterConfigsRequest, call: Call, state: BrokerState
 ) -> PendingResponse:
     def changes(
-        asked: IncrementalAlterConfigsRequest.Resource, resources: _Topics | _Groups
+        resource: IncrementalAlterConfigsRequest.Resource, resources: _Topics | _Groups
     ) -> dict[str, object | None]:
         # The error of a missing topic precedes errors of its settings.
-        resources.overrides(asked.resource_name)
+        resources.overrides(resource.resource_name)
         result: dict[str, object | None] = {}
-        for each in asked.configs:
+        for each in resource.configs:
             operation = each.config_operation
             if operation == _SET:
                 result[each.name] = each.value
@@ -386,7 +392,7 @@ def incremental_alter_configs(
             if operation == _DELETE:
                 result[each.name] = None
                 continue
-            parts = resources.list_elements(asked.resource_name, each.name)
+            parts = resources.list_elements(resource.resource_name, each.name)
             if parts is None:
                 raise _Refused(
                     codes.INVALID_CONFIG,
@@ -401,15 +407,15 @@ def incremental_alter_configs(
             )
         return result
 
-    def reason_against(asked: IncrementalAlterConfigsRequest.Resource) -> str | None:
+    def reason_against(resource: IncrementalAlterConfigsRequest.Resource) -> str | None:
         if any(
             each.config_operation not in (_SET, _DELETE, _APPEND, _SUBTRACT)
-            for each in asked.configs
+            for each in resource.configs
         ):
             return "unknown operation"
         if any(
             each.value is None and each.config_operation != _DELETE
-            for each in asked.configs
+            for each in resource.configs
         ):
             return "a config without a value"
         return None
@@ -427,18 +433,18 @@ def alter_configs(
     """Handle the older request, which replaces all settings of a resource."""
 
     def changes(
-        asked: AlterConfigsRequest.Resource, resources: _Topics | _Groups
+        resource: AlterConfigsRequest.Resource, resources: _Topics | _Groups
     ) -> dict[str, object | None]:
         # The request replaces all settings: those that it does not name return to their
         # defaults.
-        before = resources.overrides(asked.resource_name)
+        before = resources.overrides(resource.resource_name)
         return {
             **dict.fromkeys(before),
-            **{each.name: each.value for each in asked.configs},
+            **{each.name: each.value for each in resource.configs},
         }
 
-    def reason_against(asked: AlterConfigsRequest.Resource) -> str | None:
-        if any(each.value is None for each in asked.configs):
+    def reason_against(resource: AlterConfigsRequest.Resource) -> str | None:
+        if any(each.value is None for each in resource.configs):
             return "a config without a value"
         return None
 
@@ -460,14 +466,14 @@ def _change_in_order(state: BrokerState, work: Callable[[], Any]) -> PendingResp
     return answer
 
 
-def _only_deletes_of_a_broker(asked: Any) -> bool:
+def _only_deletes_of_a_broker(resource: Any) -> bool:
     """Return whether a change deletes settings of brokers and sets none.
 
     No broker has such a setting, so the change is done. kafka-reassign-partitions
     --verify deletes throttles in any case.
     """
-    return asked.resource_type == _BROKER_RESOURCE and all(
-        getattr(each, "config_operation", None) == _DELETE for each in asked.configs
+    return resource.resource_type == _BROKER_RESOURCE and all(
+        getattr(each, "config_operation", None) == _DELETE for each in resource.configs
     )
 
 
@@ -495,22 +501,22 @@ def _alter(
         groups = kinds[_GROUP_RESOURCE] = _Groups(state)
     results = []
     changed = []
-    for asked in request.resources:
+    for resource in request.resources:
         result = response_type.Resource(
-            resource_type=asked.resource_type, resource_name=asked.resource_name
+            resource_type=resource.resource_type, resource_name=resource.resource_name
         )
         results.append(result)
-        names = [each.name for each in asked.configs]
-        resources = kinds.get(asked.resource_type)
+        names = [each.name for each in resource.configs]
+        resources = kinds.get(resource.resource_type)
         reason = None
-        if times[asked.resource_type, asked.resource_name] > 1:
+        if times[resource.resource_type, resource.resource_name] > 1:
             reason = "the resource is named twice"
         reason = reason or (
             "a config is named twice"
             if len(set(names)) < len(names)
-            else reason_against(asked)
+            else reason_against(resource)
         )
-        if reason is None and _only_deletes_of_a_broker(asked):
+        if reason is None and _only_deletes_of_a_broker(resource):
             continue
         if resources is None:
             reason = (
@@ -522,9 +528,9 @@ def _alter(
             result.error_message = reason
             continue
         try:
-            wanted = changes(asked, resources)
+            wanted = changes(resource, resources)
             resources.alter(
-                asked.resource_name, wanted, check_only=request.validate_only
+                resource.resource_name, wanted, check_only=request.validate_only
             )
             changed.append((result, wanted))
         except _Refused as refused:

@@ -82,17 +82,17 @@ def fetch(
         partitions = _SessionPartitions(session, request, call, state)
     else:
         partitions = _ListedPartitions(request, call, state)
-    asked = partitions.asked()
+    requested = partitions.requested()
 
     def begin() -> FetchResponse | PendingResponse:
         return state.run_in_steps(_fetch(request, partitions, call, state))
 
     def begin_committed() -> FetchResponse | PendingResponse:
-        return when_transactions_are_known(asked, begin, state) or begin()
+        return when_transactions_are_known(requested, begin, state) or begin()
 
     if request.isolation_level == 1:
-        return state.logs.when_open(asked, begin_committed)
-    return state.logs.when_open(asked, begin)
+        return state.logs.when_open(requested, begin_committed)
+    return state.logs.when_open(requested, begin)
 
 
 class _ListedPartitions:
@@ -115,7 +115,7 @@ class _ListedPartitions:
         #: The existing partitions.
         self.keys: list[tuple[str, int]] = []
 
-    def asked(self) -> list[tuple[str, int]]:
+    def requested(self) -> list[tuple[str, int]]:
         return [
             (name or "", partition.partition)
             for name, topic in zip(self._names, self._request.topics, strict=True)
@@ -222,9 +222,9 @@ class _SessionPartitions:
         name: str | None = one.topic.topic
         if self._version >= _IDS_SINCE:
             name = self._state.topic_ids.name_of(one.topic.topic_id)
-        return None if name is None else (name, one.asked.partition)
+        return None if name is None else (name, one.requested.partition)
 
-    def asked(self) -> list[tuple[str, int]]:
+    def requested(self) -> list[tuple[str, int]]:
         return [(name or "", one.partition) for _, name, one in self._first or ()]
 
     @property
@@ -261,7 +261,7 @@ class _SessionPartitions:
         for one in session.unread.values():
             place = one.place
             if place is None or place[1] not in numbers_of(place[0]):
-                self.missing.add(id(one.asked))
+                self.missing.add(id(one.requested))
         if len(self.missing) == len(session.partitions):
             return
         if self._waits_for_any:
@@ -270,7 +270,7 @@ class _SessionPartitions:
             self.keys += [
                 one.place
                 for one in session.partitions.values()
-                if one.place is not None and id(one.asked) not in self.missing
+                if one.place is not None and id(one.requested) not in self.missing
             ]
         yield from ()
 
@@ -303,7 +303,9 @@ class _SessionPartitions:
             found = None if place is None else opened(*place)
             offsets = (-1, -1, -1) if found is None else offsets_of(found)
             self._reading.append((one, found, offsets))
-            wanted.append((one.topic, None if place is None else place[0], one.asked))
+            wanted.append(
+                (one.topic, None if place is None else place[0], one.requested)
+            )
         return wanted
 
     def record_results(self, parts: list[FetchResponse.Topic.Partition]) -> None:
@@ -335,7 +337,7 @@ class _SessionPartitions:
             if not leadership.is_in_sync(one.place, self._replica):
                 return False
             end = offsets[2]
-        return one.asked.fetch_offset >= end
+        return one.requested.fetch_offset >= end
 
 
 def _fetch(
@@ -416,9 +418,9 @@ class _Growth:
         """Initialize with an extent that was measured before the logs were read."""
         self._found = extent
         # A lower bound for the readable part of `written`.
-        self._surely_found: int | None = None
+        self._least_found: int | None = None
         if extent is not None and extent.readable == extent.ends:
-            self._surely_found = extent.written
+            self._least_found = extent.written
 
     def may_reach(self, missing: int, now: _Extent | None) -> bool:
         """Return whether `missing` more bytes may be readable, or records were removed."""
@@ -429,23 +431,23 @@ class _Growth:
         # Readers cannot read these appends yet.
         if now.readable == found.readable:
             return False
-        if self._surely_found is None:
+        if self._least_found is None:
             return True
-        return not 0 <= now.written - self._surely_found < missing
+        return not 0 <= now.written - self._least_found < missing
 
     def found(self, now: _Extent | None) -> None:
         """Record that the logs were read after `now` was measured."""
         before = self._found
         self._found = now
         if now is None or before is None or now.removals != before.removals:
-            self._surely_found = None
+            self._least_found = None
         elif all(
             readable >= end
             for readable, end in zip(now.readable, before.ends, strict=True)
         ):
-            self._surely_found = before.written
+            self._least_found = before.written
         if now is not None and now.readable == now.ends:
-            self._surely_found = now.written
+            self._least_found = now.written
 
 
 class _ParkedFetch:
@@ -648,13 +650,15 @@ def _collect(
     follower = _follower_of(request, state)
     current = None
     pace = ChunkCounter()
-    for asked, name, partition in wanted:
+    for requested, name, partition in wanted:
         if pace.is_over():
             yield
-        if asked is not current:
-            current = asked
+        if requested is not current:
+            current = requested
             topics.append(
-                topic_type(topic=asked.topic, topic_id=asked.topic_id, partitions=[])
+                topic_type(
+                    topic=requested.topic, topic_id=requested.topic_id, partitions=[]
+                )
             )
         part = partition_type(
             partition_index=partition.partition, high_watermark=-1, records=b""
@@ -668,7 +672,7 @@ def _collect(
                 call.version >= _IDS_SINCE
                 and (
                     name not in state.logdir
-                    or state.topic_ids.id_of(name) != asked.topic_id
+                    or state.topic_ids.id_of(name) != requested.topic_id
                 )
             ):
                 part.error_code = codes.UNKNOWN_TOPIC_ID
@@ -792,7 +796,7 @@ def _waiting(request: FetchRequest, state: BrokerState) -> scheduling.Waiting:
 
 def _fetch_for_follower(
     part: FetchResponse.Topic.Partition,
-    asked: FetchRequest.Topic.Partition,
+    requested: FetchRequest.Topic.Partition,
     follower: tuple[int, int],
     log: Log,
     key: tuple[str, int],
@@ -811,9 +815,9 @@ def _fetch_for_follower(
         FollowerFetch(
             replica=replica,
             broker_epoch=broker_epoch,
-            leader_epoch=asked.current_leader_epoch,
-            offset=asked.fetch_offset,
-            last_epoch=asked.last_fetched_epoch,
+            leader_epoch=requested.current_leader_epoch,
+            offset=requested.fetch_offset,
+            last_epoch=requested.last_fetched_epoch,
         ),
     )
     part.high_watermark = log.high_watermark
@@ -825,11 +829,11 @@ def _fetch_for_follower(
             part.diverging_epoch = part.DivergingEpoch(epoch=epoch, end_offset=end)
         return 0, True
     size = 0
-    if asked.fetch_offset < log.log_end_offset:
+    if requested.fetch_offset < log.log_end_offset:
         pieces = log.stored(
-            asked.fetch_offset,
+            requested.fetch_offset,
             log.log_end_offset,
-            max_bytes=min(most_bytes, asked.partition_max_bytes),
+            max_bytes=min(most_bytes, requested.partition_max_bytes),
             at_least_one=not bytes_before,
             up_to="log_end",
         )

@@ -365,8 +365,10 @@ def leave_group(
     if call.version < 3:
         (error,) = groups.leave(request.group_id, [(request.member_id, None)])
         return response_type(error_code=code_of_group(error, call))
-    asked = [(member.member_id, member.group_instance_id) for member in request.members]
-    results = groups.leave(request.group_id, asked)
+    requested = [
+        (member.member_id, member.group_instance_id) for member in request.members
+    ]
+    results = groups.leave(request.group_id, requested)
     return response_type(
         members=[
             response_type.Member(
@@ -374,7 +376,7 @@ def leave_group(
                 group_instance_id=instance_id,
                 error_code=code_of_group(error, call),
             )
-            for (member_id, instance_id), error in zip(asked, results, strict=True)
+            for (member_id, instance_id), error in zip(requested, results, strict=True)
         ]
     )
 
@@ -553,13 +555,13 @@ def offset_fetch(
         )
         return response_type(topics=topics)
     fetched = []
-    for asked in request.groups:
+    for requested in request.groups:
         if pace.is_over():
             yield
         fetched.append(
             (
                 yield from _fetched_group(
-                    asked, call, groups.get(asked.group_id), is_strict, pace
+                    requested, call, groups.get(requested.group_id), is_strict, pace
                 )
             )
         )
@@ -567,7 +569,7 @@ def offset_fetch(
 
 
 def _fetched_group(
-    asked: OffsetFetchRequest.Group,
+    requested: OffsetFetchRequest.Group,
     call: Call,
     group: Group | None,
     is_strict: bool,
@@ -579,15 +581,19 @@ def _fetched_group(
     group_type = wire.OFFSET_FETCH.Response.Group
     # Admin clients name no member. A member with an old epoch must not start at offsets
     # that another member has passed (KIP-848).
-    is_named = asked.member_id is not None or asked.member_epoch >= 0
+    is_named = requested.member_id is not None or requested.member_epoch >= 0
     if is_named and group is not None and group.consumers is not None:
-        error = group.consumers.check_epoch(asked.member_id or "", asked.member_epoch)
+        error = group.consumers.check_epoch(
+            requested.member_id or "", requested.member_epoch
+        )
         if error is not None:
             return group_type(
-                group_id=asked.group_id, error_code=code_of_group(error, call)
+                group_id=requested.group_id, error_code=code_of_group(error, call)
             )
-    topics = yield from _fetched(group_type.Topic, asked.topics, group, is_strict, pace)
-    return group_type(group_id=asked.group_id, topics=topics)
+    topics = yield from _fetched(
+        group_type.Topic, requested.topics, group, is_strict, pace
+    )
+    return group_type(group_id=requested.group_id, topics=topics)
 
 
 def _fetched(

@@ -129,8 +129,8 @@ def _metadata_when_known(
         names: Iterable[str] = state.logdir.topics()
     else:
         names = [
-            asked.name or state.topic_ids.name_of(asked.topic_id) or ""
-            for asked in request.topics or ()
+            requested.name or state.topic_ids.name_of(requested.topic_id) or ""
+            for requested in request.topics or ()
         ]
     return _when_epochs_are_known(
         names,
@@ -215,18 +215,21 @@ def _metadata(
         for name in state.logdir.topics():
             results.append((yield from _topic_metadata(name, request, state, pace)))
     # A topic that is requested twice is returned once.
-    once = {(asked.name, asked.topic_id): asked for asked in request.topics or ()}
-    for asked in () if is_for_all else once.values():
+    once = {
+        (requested.name, requested.topic_id): requested
+        for requested in request.topics or ()
+    }
+    for requested in () if is_for_all else once.values():
         if pace.is_over():
             yield
-        name = asked.name or ""
-        if call.version >= _IDS_SINCE and asked.topic_id != NO_ID:
-            known = state.topic_ids.name_of(asked.topic_id)
+        name = requested.name or ""
+        if call.version >= _IDS_SINCE and requested.topic_id != NO_ID:
+            known = state.topic_ids.name_of(requested.topic_id)
             if known is None:
                 unknown = codes.UNKNOWN_TOPIC_ID
                 results.append(
                     response_type.Topic(
-                        error_code=unknown, name=None, topic_id=asked.topic_id
+                        error_code=unknown, name=None, topic_id=requested.topic_id
                     )
                 )
             else:
@@ -268,7 +271,7 @@ def _operations_or_default(wanted: bool, operations: int) -> int:
 
 def _topic_metadata(
     name: str,
-    request: MetadataRequest | _NothingAsked,
+    request: MetadataRequest | _NoOptions,
     state: BrokerState,
     pace: ChunkCounter,
 ) -> Steps[MetadataResponse.Topic]:
@@ -397,7 +400,7 @@ def _describe_topic_partitions(
         first = 0
         if cursor is not None and name == cursor.topic_name:
             first = cursor.partition_index
-        described = yield from _topic_metadata(name, _NOTHING_ASKED, state, pace)
+        described = yield from _topic_metadata(name, _NO_OPTIONS, state, pace)
         partitions = [
             partition
             for partition in described.partitions
@@ -442,13 +445,13 @@ def _describe_topic_partitions(
     return response_type(topics=topics, next_cursor=next_cursor)
 
 
-class _NothingAsked:
+class _NoOptions:
     """Replaces the request in _topic_metadata() for an API without its option."""
 
     include_topic_authorized_operations = False
 
 
-_NOTHING_ASKED: Final = _NothingAsked()
+_NO_OPTIONS: Final = _NoOptions()
 
 
 def describe_log_dirs(

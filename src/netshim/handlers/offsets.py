@@ -55,18 +55,19 @@ _SINCE: Final = {
 def list_offsets(
     request: ListOffsetsRequest, call: Call, state: BrokerState
 ) -> ListOffsetsResponse | PendingResponse:
-    asked = [
+    requested = [
         (topic.name, each.partition_index)
         for topic in request.topics
         for each in topic.partitions
     ]
     return state.logs.when_open(
-        asked, lambda: state.run_in_steps(_list_offsets(request, call, state, asked))
+        requested,
+        lambda: state.run_in_steps(_list_offsets(request, call, state, requested)),
     )
 
 
 def _when_visible(
-    asked: list[tuple[str, int]], handle: Callable[[], object], state: BrokerState
+    requested: list[tuple[str, int]], handle: Callable[[], object], state: BrokerState
 ) -> Steps[PendingResponse | None]:
     """Return None if readers may read all written records, else a PendingResponse.
 
@@ -76,7 +77,7 @@ def _when_visible(
     """
     unsynced = []
     pace = ChunkCounter()
-    for name, number in dict.fromkeys(asked):
+    for name, number in dict.fromkeys(requested):
         if pace.is_over():
             yield
         # handle() reports the error for its partition.
@@ -106,7 +107,7 @@ def _list_offsets(
     request: ListOffsetsRequest,
     call: Call,
     state: BrokerState,
-    asked: list[tuple[str, int]],
+    requested: list[tuple[str, int]],
     *,
     is_visible: bool = False,
     knows_transactions: bool = False,
@@ -117,7 +118,7 @@ def _list_offsets(
                 request,
                 call,
                 state,
-                asked,
+                requested,
                 is_visible=True,
                 knows_transactions=knows_transactions,
             )
@@ -125,24 +126,24 @@ def _list_offsets(
 
     if not is_visible:
         later = yield from _when_visible(
-            asked, lambda: again(knows_transactions=False), state
+            requested, lambda: again(knows_transactions=False), state
         )
         if later is not None:
             return later
     if request.isolation_level == 1 and not knows_transactions:
         later = when_transactions_are_known(
-            asked, lambda: again(knows_transactions=True), state
+            requested, lambda: again(knows_transactions=True), state
         )
         if later is not None:
             return later
 
     def answer(
         key: tuple[str, int],
-        asked: ListOffsetsRequest.Topic.Partition,
+        requested: ListOffsetsRequest.Topic.Partition,
         result: ListOffsetsResponse.Topic.Partition,
         log: Log,
     ) -> None:
-        timestamp = asked.timestamp
+        timestamp = requested.timestamp
         # A negative number that this version does not define is no time: a search for
         # it would find the first record.
         if timestamp < 0 and _SINCE.get(timestamp, 99) > call.version:
@@ -250,13 +251,13 @@ def _list_offsets(
 def offset_for_leader_epoch(
     request: OffsetForLeaderEpochRequest, call: Call, state: BrokerState
 ) -> OffsetForLeaderEpochResponse | PendingResponse:
-    asked = [
+    requested = [
         (topic.topic, each.partition)
         for topic in request.topics
         for each in topic.partitions
     ]
     return state.logs.when_open(
-        asked, lambda: state.run_in_steps(_offset_for_leader_epoch(request, state))
+        requested, lambda: state.run_in_steps(_offset_for_leader_epoch(request, state))
     )
 
 
@@ -264,11 +265,13 @@ def _offset_for_leader_epoch(
     request: OffsetForLeaderEpochRequest, state: BrokerState
 ) -> Steps[OffsetForLeaderEpochResponse]:
     def answer(
-        asked: OffsetForLeaderEpochRequest.Topic.Partition,
+        requested: OffsetForLeaderEpochRequest.Topic.Partition,
         result: OffsetForLeaderEpochResponse.Topic.Partition,
         log: Log,
     ) -> None:
-        result.leader_epoch, result.end_offset = log.end_of_epoch(asked.leader_epoch)
+        result.leader_epoch, result.end_offset = log.end_of_epoch(
+            requested.leader_epoch
+        )
 
     topic_type = wire.OFFSET_FOR_LEADER_EPOCH.Response.Topic
     topics = []
@@ -290,12 +293,14 @@ def _offset_for_leader_epoch(
 def delete_records(
     request: DeleteRecordsRequest, call: Call, state: BrokerState
 ) -> PendingResponse:
-    asked = [
+    requested = [
         (topic.name, each.partition_index)
         for topic in request.topics
         for each in topic.partitions
     ]
-    return state.logs.when_open(asked, lambda: _delete_records(request, call, state))
+    return state.logs.when_open(
+        requested, lambda: _delete_records(request, call, state)
+    )
 
 
 def _delete_records(
@@ -306,7 +311,7 @@ def _delete_records(
     """
 
     def delete(
-        asked: DeleteRecordsRequest.Topic.Partition,
+        requested: DeleteRecordsRequest.Topic.Partition,
         result: DeleteRecordsResponse.Topic.Partition,
         log: Log,
     ) -> None:
@@ -320,10 +325,10 @@ def _delete_records(
             # disk.
             sync_present(log)
         # -1 means the high watermark.
-        if asked.offset == -1:
+        if requested.offset == -1:
             before = log.high_watermark
         else:
-            before = asked.offset
+            before = requested.offset
         result.low_watermark = log.delete_records(before)
 
     topic_type = wire.DELETE_RECORDS.Response.Topic
@@ -354,9 +359,9 @@ def _delete_records(
                 result.error_code = code_of(error)
 
     def delete_all() -> None:
-        for asked, result, log in work:
+        for requested, result, log in work:
             try:
-                delete(asked, result, log)
+                delete(requested, result, log)
             except LogcoreError as error:
                 result.error_code = code_of(error)
 

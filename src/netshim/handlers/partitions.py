@@ -33,7 +33,7 @@ class Coded(Protocol):
 
 
 def log_of(
-    topic: str, number: int, asked: object, result: Coded, state: BrokerState
+    topic: str, number: int, requested: object, result: Coded, state: BrokerState
 ) -> Log | None:
     """Return the log of a partition, or None with the code in the result if the log
     cannot be used.
@@ -45,18 +45,18 @@ def log_of(
         return None
     leader_epoch = state.leadership.leader_epoch((topic, number), log)
     result.error_code = check_epoch(
-        leader_epoch, getattr(asked, "current_leader_epoch", -1)
+        leader_epoch, getattr(requested, "current_leader_epoch", -1)
     )
     if result.error_code:
         return None
     return log
 
 
-def check_epoch(leader_epoch: int, asked: int) -> int:
+def check_epoch(leader_epoch: int, requested: int) -> int:
     """Return the code for the leader epoch in a request, -1 if it has none."""
-    if asked < 0 or asked == leader_epoch:
+    if requested < 0 or requested == leader_epoch:
         return codes.NONE
-    if asked < leader_epoch:
+    if requested < leader_epoch:
         return codes.FENCED_LEADER_EPOCH
     return codes.UNKNOWN_LEADER_EPOCH
 
@@ -95,7 +95,7 @@ def answer_into(result: Coded, step: Callable[[], None]) -> None:
 
 
 def when_transactions_are_known(
-    asked: list[tuple[str, int]], handle: Callable[[], object], state: BrokerState
+    requested: list[tuple[str, int]], handle: Callable[[], object], state: BrokerState
 ) -> PendingResponse | None:
     """Return None if nearly all transactions are loaded. Otherwise, return a
     PendingResponse that receives the result of handle() once they are.
@@ -104,7 +104,7 @@ def when_transactions_are_known(
     long for the event loop.
     """
     logs = []
-    for name, number in asked:
+    for name, number in requested:
         try:
             log = state.logs.log(name, number)
         except LogcoreError:

@@ -203,9 +203,9 @@ def _produce_one(
     ):
         return None
     (topic,) = topics
-    (asked,) = topic.partition_data
-    log = state.logs.free_log(topic.name, asked.index)
-    records = asked.records or b""
+    (requested,) = topic.partition_data
+    log = state.logs.free_log(topic.name, requested.index)
+    records = requested.records or b""
     if (
         log is None
         or state.leadership.is_clustered
@@ -214,7 +214,7 @@ def _produce_one(
     ):
         return None
     response_type = wire.PRODUCE.Response
-    result = response_type.Topic.Partition(index=asked.index, base_offset=-1)
+    result = response_type.Topic.Partition(index=requested.index, base_offset=-1)
     topic_result = response_type.Topic(
         name=topic.name, topic_id=topic.topic_id, partition_responses=[result]
     )
@@ -224,7 +224,7 @@ def _produce_one(
         refuse_batch(result, log, records, receipt, call, state)
         return response
     end = _accept(result, log, receipt)
-    key = topic.name, asked.index
+    key = topic.name, requested.index
     state.leadership.appended(key, log, end, call.now_ms)
     if request.acks == 1 or state.leadership.is_committed(log, end):
         return response
@@ -389,10 +389,10 @@ class _ProduceRound:
         are_copied = False
         for topic in self.request.topic_data:
             # If the request names a partition twice, the last entry counts.
-            asked_once = {one.index: one for one in topic.partition_data}
+            requested_once = {one.index: one for one in topic.partition_data}
             results = [
                 topic_type.Partition(index=index, base_offset=-1)
-                for index in asked_once
+                for index in requested_once
             ]
             self.response.responses.append(
                 topic_type(
@@ -401,14 +401,14 @@ class _ProduceRound:
                     partition_responses=results,
                 )
             )
-            for asked, result in zip(asked_once.values(), results, strict=True):
+            for requested, result in zip(requested_once.values(), results, strict=True):
                 if pace.is_over():
                     if not are_copied:
                         _copy_records(self.request)
                         are_copied = True
                     yield
                 self._left += 1
-                self.start(topic, asked, result)
+                self.start(topic, requested, result)
         self.finish()
         if not self.answer.is_set:
             return self.answer
@@ -420,7 +420,7 @@ class _ProduceRound:
     def start(
         self,
         topic: ProduceRequest.Topic,
-        asked: ProduceRequest.Topic.Partition,
+        requested: ProduceRequest.Topic.Partition,
         result: ProduceResponse.Topic.Partition,
     ) -> None:
         """Append a batch, or queue it after the earlier work on its log."""
@@ -432,21 +432,21 @@ class _ProduceRound:
         if self.call.version >= _IDS_SINCE and not _is_still(topic, state):
             self.refuse(result, codes.UNKNOWN_TOPIC_ID, None)
             return
-        records = asked.records or b""
+        records = requested.records or b""
         try:
-            log = state.logs.log(topic.name, asked.index)
+            log = state.logs.log(topic.name, requested.index)
             if self.request.acks == -1:
-                state.leadership.check_in_sync((topic.name, asked.index))
+                state.leadership.check_in_sync((topic.name, requested.index))
             code, message = _check_batch(self.request, topic.name, records, self.call)
         except LogcoreError as error:
-            self._record_refused((topic.name, asked.index), records, code_of(error))
+            self._record_refused((topic.name, requested.index), records, code_of(error))
             self.refuse(result, code_of(error), message_of(error))
             return
         if code:
             self.refuse(result, code, message)
             return
         # Step 2: verify a transaction.
-        key = topic.name, asked.index
+        key = topic.name, requested.index
         append: Callable[[Log, Buffer], _Outcome] = _append
         if records[ATTRIBUTES_POSITION] & TRANSACTIONAL_BIT:
             if self.call.version >= _ADDS_SINCE:
@@ -469,7 +469,7 @@ class _ProduceRound:
                     return
         followed = 0
         if state.refused_batches:
-            followed = self.code_of_refused(topic.name, asked.index, records)
+            followed = self.code_of_refused(topic.name, requested.index, records)
             if followed and append is _append:
                 append = _append_from_0
         # Step 3: append, outside of the event loop if that may block.

@@ -122,25 +122,25 @@ def _reassign(
     for topic in request.topics:
         numbers = state.logs.numbers_of(topic.name)
         results = []
-        for asked in topic.partitions:
+        for requested in topic.partitions:
             if pace.is_over():
                 yield
             code, message = codes.NONE, None
-            if asked.partition_index not in numbers:
+            if requested.partition_index not in numbers:
                 code = codes.UNKNOWN_TOPIC_OR_PARTITION
                 message = "The topic or the partition does not exist."
             else:
-                key = topic.name, asked.partition_index
+                key = topic.name, requested.partition_index
                 # null replicas cancel a reassignment.
                 code = state.topology.reassign(
                     key,
-                    asked.replicas,
+                    requested.replicas,
                     may_change_factor=request.allow_replication_factor_change,
                 )
                 message = _REFUSALS.get(code)
             results.append(
                 topic_type.Partition(
-                    partition_index=asked.partition_index,
+                    partition_index=requested.partition_index,
                     error_code=code,
                     error_message=message,
                 )

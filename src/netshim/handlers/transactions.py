@@ -174,7 +174,7 @@ def init_transactional_id(
     request: InitProducerIdRequest, call: Call, state: BrokerState
 ) -> InitProducerIdResponse | PendingResponse:
     response_type = wire.INIT_PRODUCER_ID.Response
-    asked = Initialize(
+    requested = Initialize(
         transactional_id=request.transactional_id or "",
         timeout_ms=request.transaction_timeout_ms,
         producer_id=request.producer_id,
@@ -200,7 +200,7 @@ def init_transactional_id(
                     response_type(error_code=_code(result, call), producer_epoch=-1)
                 )
 
-        state.transactions.request(asked, call.now_ms, done)
+        state.transactions.request(requested, call.now_ms, done)
         return answer
 
     return when_transactions_are_loaded(
@@ -246,14 +246,17 @@ def add_partitions_to_txn(
 
     if known != wanted:
         return response(codes.OPERATION_NOT_ATTEMPTED)
-    asked = AddPartitions(
+    requested = AddPartitions(
         transactional_id=request.v3_and_below_transactional_id,
         producer_id=request.v3_and_below_producer_id,
         producer_epoch=request.v3_and_below_producer_epoch,
         partitions=frozenset(wanted),
     )
     return when_transactions_are_loaded(
-        call, state, lambda: _answer_with_code(asked, call, state, response), response
+        call,
+        state,
+        lambda: _answer_with_code(requested, call, state, response),
+        response,
     )
 
 
@@ -315,13 +318,13 @@ def _add_for_brokers(
             result, partitions, lambda one: codes_by_partition.get(one, codes.NONE)
         )
 
-    for asked in request.transactions:
+    for requested in request.transactions:
         partitions = [
             (topic.name, number)
-            for topic in asked.topics
+            for topic in requested.topics
             for number in topic.partitions
         ]
-        result = response_type.Transaction(transactional_id=asked.transactional_id)
+        result = response_type.Transaction(transactional_id=requested.transactional_id)
         response.results_by_transaction.append(result)
         left += 1
         known = _known(partitions, state)
@@ -332,11 +335,15 @@ def _add_for_brokers(
             continue
         add_or_verify(
             state.transactions,
-            (asked.transactional_id, asked.producer_id, asked.producer_epoch),
+            (
+                requested.transactional_id,
+                requested.producer_id,
+                requested.producer_epoch,
+            ),
             partitions,
             call.now_ms,
             partial(decided, result, partitions),
-            adds=not asked.verify_only,
+            adds=not requested.verify_only,
         )
     finish()
     # If all results came from memory, the connection need not wait.
@@ -353,7 +360,7 @@ def _code_of_unknown(known: set[Partition], partition: Partition) -> int:
 
 
 def _answer_with_code(
-    asked: Any, call: Call, state: BrokerState, response: Callable[[int], Any]
+    requested: Any, call: Call, state: BrokerState, response: Callable[[int], Any]
 ) -> PendingResponse:
     """Send a request to the coordinator, and return its code as a response."""
     answer = PendingResponse()
@@ -367,7 +374,7 @@ def _answer_with_code(
             )
         )
 
-    state.transactions.request(asked, call.now_ms, done)
+    state.transactions.request(requested, call.now_ms, done)
     return answer
 
 
@@ -385,7 +392,7 @@ def add_offsets_to_txn(
         return response(codes.INVALID_GROUP_ID)
 
     def add() -> Any:
-        asked = AddPartitions(
+        requested = AddPartitions(
             transactional_id=request.transactional_id,
             producer_id=request.producer_id,
             producer_epoch=request.producer_epoch,
@@ -394,7 +401,7 @@ def add_offsets_to_txn(
         return when_transactions_are_loaded(
             call,
             state,
-            lambda: _answer_with_code(asked, call, state, response),
+            lambda: _answer_with_code(requested, call, state, response),
             response,
         )
 
@@ -431,7 +438,7 @@ def end_txn(request: EndTxnRequest, call: Call, state: BrokerState) -> Any:
     # In the second protocol (KIP-890), each end raises the epoch, so that a late batch
     # of this transaction cannot enter the next one.
     is_second = call.version >= _SECOND_END
-    asked = End(
+    requested = End(
         transactional_id=request.transactional_id,
         producer_id=request.producer_id,
         producer_epoch=request.producer_epoch,
@@ -457,7 +464,7 @@ def end_txn(request: EndTxnRequest, call: Call, state: BrokerState) -> Any:
             else:
                 answer.set(response_type())
 
-        state.transactions.request(asked, call.now_ms, done)
+        state.transactions.request(requested, call.now_ms, done)
         return answer
 
     return when_transactions_are_loaded(
@@ -764,13 +771,14 @@ def list_transactions(
 def describe_producers(
     request: DescribeProducersRequest, call: Call, state: BrokerState
 ) -> DescribeProducersResponse | PendingResponse:
-    asked = [
+    requested = [
         (topic.name, number)
         for topic in request.topics
         for number in topic.partition_indexes
     ]
     return state.logs.when_open(
-        asked, lambda: state.in_background(lambda: _describe_producers(request, state))
+        requested,
+        lambda: state.in_background(lambda: _describe_producers(request, state)),
     )
 
 

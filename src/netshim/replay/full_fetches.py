@@ -46,8 +46,8 @@ class _RecordedSession:
         for topic in self.session.listed():
             name = self._name_of(topic)
             parts = []
-            for asked in topic.partitions:
-                key = name, asked.partition
+            for requested in topic.partitions:
+                key = name, requested.partition
                 part = told.get(key)
                 if part is None:
                     part = self.facts.get(key)
