@@ -3,13 +3,14 @@
 Rules:
 - Kafka's lock covers the whole directory. Opening it for writing first completes work
   that a crash interrupted.
-- A partition is opened at its first use and stays open until the directory is closed.
-- All methods may be called from several threads; one lock orders what changes topics or
-  opens logs.
+- A partition is opened at its first use, and remains open until the directory is
+  closed.
+- All methods may be called from several threads. One lock orders changes of topics and
+  openings of logs.
 
 directory/topics.py keeps the topics, directory/open_logs.py the open logs, and
-directory/maintenance.py does the work of tick(). log.py appends and reads, and consumer/
-reads topics for members of a group. This module starts no thread.
+directory/maintenance.py does the work of tick(). log.py appends and reads, and
+consumer/ reads topics for members of a group. This module starts no thread.
 """
 
 from __future__ import annotations
@@ -116,8 +117,8 @@ def open_dir(
     replicated: bool = False,
     fs: FS = OS,
 ) -> LogDir:
-    """Opens a directory of partitions, such as data with data/orders-0 and
-    data/orders-1 in it.
+    """Open a directory of partitions, for example data with data/orders-0 and
+    data/orders-1.
 
     Opening for writing acquires Kafka's lock.
 
@@ -130,9 +131,9 @@ def open_dir(
         durability: When an append to any of the logs returns; see Durability.
         upkeep: Limits of the directory, and how tick() enforces them.
         on_corruption: The reaction to damage in a log; see logcore.open().
-        on_incident: A function that is called, in the thread at work, if work fails
-            that no caller waits for: for each kind of error at the 1st, 10th, 100th
-            time and so on; see LogDir.incidents().
+        on_incident: A function for errors in work that no caller waits for. It is
+            called in the thread that does the work, for the 1st, 10th, 100th error of
+            each kind and so on; see LogDir.incidents().
         shared: Other processes may open the directory for writing too, if they also
             pass shared=True; see docs/sharing.md.
         replicated: A broker of a cluster owns the directory. Its topics are placed by
@@ -198,12 +199,8 @@ class LogDir(Closeable):
     """A directory of partition logs. logcore.open_dir() creates it; a `with` block
     closes it.
 
-    All methods may be called from several threads.
-
-    path: The path of the directory.
-    config: Settings for topics without values of their own.
-    cluster_id, node_id: The values in meta.properties.
-    host: What brokers and coordinators call; see logcore.directory_host.
+    All methods may be called from several threads. `cluster_id` and `node_id` are the
+    values in meta.properties.
     """
 
     def __init__(
@@ -220,9 +217,11 @@ class LogDir(Closeable):
         *,
         is_replicated: bool = False,
     ) -> None:
-        """Not for users: see open_dir()."""
+        """Create the directory object. Users call open_dir()."""
+        #: The path of the directory.
         self.path = path
         self.is_replicated = is_replicated
+        #: Settings for topics without values of their own.
         self.config = defaults
         self.durability = policy
         self._fs = fs
@@ -230,7 +229,7 @@ class LogDir(Closeable):
         #: Whether other processes may have the directory open for writing too.
         self.is_shared = claim is not None and claim.is_shared
         self.given_config = given
-        # By topic, from its first append; see append().
+        #: The partitioner of each topic, from its first append on; see append().
         self._partitioners: dict[str, Partitioner] = {}
         self._incidents = Incidents(fs, on_incident)
         self._registry = TopicRegistry(fs, path, self, claim, self._incidents, given)
@@ -245,6 +244,7 @@ class LogDir(Closeable):
             is_replicated=is_replicated,
         )
         self._sharing = Sharing(fs, self, claim, self._registry, self._incidents)
+        #: The methods for brokers and coordinators.
         self.host = DirectoryHost(
             fs,
             self,
@@ -270,8 +270,8 @@ class LogDir(Closeable):
             raise
 
     def _begin(self, *, finishes: bool) -> None:
-        """finishes: complete interrupted work, because no other process has the
-        directory open for writing.
+        """Use the directory. With `finishes`, complete interrupted work first, because
+        no other process has the directory open for writing.
         """
         claim = self._claim
         with contextlib.ExitStack() as turn:
@@ -314,7 +314,7 @@ class LogDir(Closeable):
                 )
 
     def _apply_staged(self) -> None:
-        """Carries out staged writes. One that fails now is tried again by tick(); the
+        """Execute staged writes. tick() repeats a write that fails now, and the
         directory opens without it.
         """
         from logcore.staging import applying
@@ -363,8 +363,8 @@ class LogDir(Closeable):
         return f"<LogDir {self.path} {state}; {', '.join(shown) or 'no topics'}>"
 
     def _shown(self, topic: TopicEntry) -> str:
-        """A topic, with the number of its offsets if that is known without reading the
-        disk.
+        """Return a topic, with the number of its offsets if that is known without
+        reading the disk.
         """
         logs = [self.host.opened(topic.name, number) for number in topic.numbers]
         if None in logs:
@@ -375,8 +375,8 @@ class LogDir(Closeable):
         return f"{topic.name}: {count} offsets"
 
     def _repr_html_(self) -> str | None:
-        """A table of the topics. None once the directory is closed: a notebook then
-        shows the text form.
+        """Return a table of the topics, or None if the directory is closed. A notebook
+        then shows the text form.
         """
         if self.host.is_closed:
             return None
@@ -388,7 +388,7 @@ class LogDir(Closeable):
         )
 
     def topic_html(self, name: str) -> str:
-        """A topic as a small HTML table, for notebooks."""
+        """Return a topic as a small HTML table, for notebooks."""
         from logcore.summary import topic_html
 
         return topic_html(self._fs, name, self._paths(name))
@@ -400,10 +400,11 @@ class LogDir(Closeable):
         }
 
     def close(self) -> None:
-        """Closes every log, writes the checkpoints once for all of them, and releases
-        the lock. Closing twice is fine.
+        """Close every log, write the checkpoints once for all of them, and release the
+        lock.
 
-        If closing a log fails, closes the others too, then raises the first error.
+        Closing twice is allowed. If closing a log fails, the other logs are closed too,
+        and then the first error is raised.
         """
         with self.host.lock:
             if self._logs.is_released:
@@ -423,7 +424,7 @@ class LogDir(Closeable):
     # -- topics ------------------------------------------------------------------------
 
     def topics(self) -> list[str]:
-        """Names of the topics, sorted."""
+        """Return the names of the topics, sorted."""
         self.host.check_open()
         if self.is_shared:
             self.refresh()
@@ -431,7 +432,7 @@ class LogDir(Closeable):
 
     @property
     def is_read_only(self) -> bool:
-        """Whether it was opened with read_only=True."""
+        """Whether the directory was opened with read_only=True."""
         return self._claim is None
 
     def __contains__(self, topic: object) -> bool:
@@ -444,8 +445,8 @@ class LogDir(Closeable):
         return topic in self._registry.known
 
     def refresh(self) -> None:
-        """Reads the topics again; for a directory that was opened read-only beside a
-        writer, or is shared.
+        """Read the topics again, in a directory that is shared, or that was opened
+        read-only beside a writer.
         """
         with self.host.lock:
             self.host.check_open()
@@ -461,8 +462,9 @@ class LogDir(Closeable):
         return self._registry.topic(name)
 
     def topic_id(self, name: str) -> uuid.UUID:
-        """Kafka's id of a topic. In a directory opened read-only, all zero if no file
-        has the id.
+        """Return Kafka's id of a topic.
+
+        In a directory opened read-only, the id is all zero if no file contains it.
         """
         known = self._topic(name).topic_id
         if known is not None:
@@ -472,16 +474,18 @@ class LogDir(Closeable):
             return self._registry.topic_id(name)
 
     def describe_topic(self, name: str) -> TopicDescription:
-        """Describes a topic and its partitions. Raises TopicNotFoundError."""
+        """Return a description of a topic and its partitions. Raises
+        TopicNotFoundError.
+        """
         with self.host.lock:
             return self._registry.describe(self._topic(name))
 
     def settings(self, name: str) -> LogConfig:
-        """The effective settings of a topic. Raises TopicNotFoundError."""
+        """Return the effective settings of a topic. Raises TopicNotFoundError."""
         return self._registry.settings(self._topic(name))
 
     def partitions(self, name: str) -> tuple[int, ...]:
-        """The partition numbers of a topic, sorted. Raises TopicNotFoundError."""
+        """Return the partition numbers of a topic, sorted. Raises TopicNotFoundError."""
         return self._topic(name).numbers
 
     def create_topic(
@@ -494,8 +498,8 @@ class LogDir(Closeable):
     ) -> bool:
         """Create a topic with its partitions, each an empty log.
 
-        With `exist_ok`, an existing topic is left as it is, with its own partitions and
-        settings. Several threads and processes may create it concurrently. Returns
+        With `exist_ok`, an existing topic is not changed. It keeps its own partitions
+        and settings. Several threads and processes may create it concurrently. Returns
         whether this call created the topic.
 
         Raises:
@@ -520,11 +524,11 @@ class LogDir(Closeable):
         *,
         check_only: bool = False,
     ) -> None:
-        """Creates several topics, name -> (partitions, config), all of them or none;
-        see create_topic().
+        """Create several topics, or none of them if one cannot be created.
 
-        check_only: here and in the methods below, only raise the errors, and change
-        nothing.
+        `wanted` maps each name to the number of partitions and the settings. With
+        `check_only`, here and in the methods below, errors are raised, and nothing is
+        changed. Raises the same errors as create_topic().
         """
         with self.host.lock:
             self.host.check_standalone()
@@ -545,14 +549,18 @@ class LogDir(Closeable):
     def fork(
         self, topic: str, at_offset: int | Mapping[int, int] | None, new_topic: str
     ) -> None:
-        """Creates a topic with another topic's records below an offset, with its
-        offsets, partitions and settings.
+        """Create a topic with the records of another topic below an offset, and with
+        its offsets, partitions and settings.
 
-        at_offset: for each partition or for all of them; None for its high watermark.
-        Sealed segments are hard links and take no space until one of the two topics
-        deletes them. Later appends to one topic do not change the other. The new topic
-        exists whole or not at all. Raises what create_topic() raises, and
-        OffsetOutOfRangeError outside [log start, high watermark] of a partition.
+        `at_offset` is an offset for each partition or for all of them. The default is
+        the high watermark of each partition. Sealed segments become hard links, which
+        take no space until one of the two topics deletes them. Later appends to one
+        topic do not change the other one. The new topic exists completely or not at
+        all.
+
+        Raises:
+            OffsetOutOfRangeError: an offset is outside [log start, high watermark] of its
+                partition. Otherwise the errors of create_topic().
         """
         with self.host.lock:
             self.host.check_writable()
@@ -631,8 +639,8 @@ class LogDir(Closeable):
     def add_partitions(
         self, name: str, count: int, *, check_only: bool = False
     ) -> None:
-        """Increases a topic's number of partitions to count. Raises InvalidConfigError
-        unless count is larger.
+        """Increase the number of partitions of a topic to `count`. Raises
+        InvalidConfigError unless `count` is larger than the present number.
         """
         with self.host.lock:
             self.host.check_standalone()
@@ -646,8 +654,8 @@ class LogDir(Closeable):
         *,
         check_only: bool = False,
     ) -> None:
-        """Changes settings of a topic by Kafka's names, all or none; None restores the
-        default of a setting.
+        """Change settings of a topic by Kafka's names, all or none of them. None
+        restores the default of a setting.
         """
         with self.host.lock:
             self.host.check_writable()
@@ -657,10 +665,10 @@ class LogDir(Closeable):
                 self.host.reconfigure(name)
 
     def delete_topic(self, name: str) -> None:
-        """Removes a topic with all its records, and with what groups have committed for
-        it.
+        """Delete a topic with all its records, and with the offsets that groups have
+        committed for it.
 
-        A running reader reaches the end of its segment and then raises
+        A running reader reaches the end of its segment, and then raises
         OffsetOutOfRangeError.
         """
         self.host.start_deletion(name)
@@ -668,10 +676,11 @@ class LogDir(Closeable):
         self.host.deletions.forget_and_end(self, self.host.lock, name)
 
     def delete_group(self, group_id: str) -> None:
-        """Deletes a consumer group with its committed offsets.
+        """Delete a consumer group with its committed offsets.
 
-        Raises ConsumerStateError if it does not exist, if it has members, or if the
-        deletion cannot be stored; otherwise what consumer() with a group raises.
+        Raises:
+            ConsumerStateError: the group does not exist or has members, or the deletion
+                cannot be stored. Otherwise the errors of consumer() with a group.
         """
         from logcore.consumer.offset_stores import delete
 
@@ -695,14 +704,19 @@ class LogDir(Closeable):
         *,
         force: bool = False,
     ) -> None:
-        """Sets committed offsets of a group, also backwards; (topic, partition) ->
-        offset. On disk when it returns.
+        """Set committed offsets of a group, by (topic, partition). They may be lower
+        than the present ones.
 
-        The registry is changed too, if the group has offsets there. force: even while
-        the group has members. They lose their partitions, rejoin and begin at these
-        offsets, so unfinished records are returned again. Raises ConsumerStateError
-        without force while the group has members, and if the offsets cannot be stored;
-        InvalidConfigError; otherwise what consumer() with a group raises.
+        The offsets are durable when this returns. The registry is changed too, if it
+        contains offsets of the group. With `force`, the group may have members. They
+        lose their partitions, rejoin and begin at these offsets, so unfinished records
+        are returned again.
+
+        Raises:
+            ConsumerStateError: the group has members, and `force` is not set; or the
+                offsets cannot be stored.
+            InvalidConfigError: an offset is invalid. Otherwise the errors of consumer()
+                with a group.
         """
         from logcore.consumer.offset_stores import alter, committed_rows
 
@@ -742,11 +756,12 @@ class LogDir(Closeable):
         return stored_transactions(logs)
 
     def end_transaction(self, transactional_id: str, *, commit: bool) -> None:
-        """Commits or aborts the open transaction of an id, if its producer will not;
-        fences that producer.
+        """Commit or abort the open transaction of an id instead of its producer, and
+        fence that producer.
 
-        Raises InvalidTransactionStateError if none is open, and what
-        TransactionalProducer.commit_transaction() raises.
+        Raises:
+            InvalidTransactionStateError: no transaction is open. Otherwise the errors of
+                TransactionalProducer.commit_transaction().
         """
         self.host.check_writable()
         self.host.coordinators.transactions(self).end(transactional_id, commit=commit)
@@ -754,10 +769,12 @@ class LogDir(Closeable):
     # -- partitions --------------------------------------------------------------------
 
     def partition(self, topic: str, number: int) -> Log:
-        """The log of a partition, opened at the first call; the directory closes it.
+        """Return the log of a partition. The first call opens it, and the directory
+        closes it.
 
-        Raises TopicNotFoundError, also for a partition that the topic does not have,
-        and what logcore.open() raises.
+        Raises:
+            TopicNotFoundError: there is no such topic, or no such partition. Otherwise the
+                errors of logcore.open().
         """
         log = self._logs.known.get((topic, number))
         if log is not None and not log.is_closed and not self._sharing.is_behind:
@@ -786,7 +803,7 @@ class LogDir(Closeable):
     # -- records -----------------------------------------------------------------------
 
     def topic(self, name: str) -> Topic:
-        """A topic to append to and to read from. Raises TopicNotFoundError."""
+        """Return a topic, for appends and reads. Raises TopicNotFoundError."""
         self._topic(name)
         return Topic(self, name)
 
@@ -802,13 +819,17 @@ class LogDir(Closeable):
         durability: Level | None = None,
         expected: Mapping[Piece, int] | None = None,
     ) -> Receipt:
-        """Append one record to a partition of a topic, which the receipt names.
+        """Append one record to a partition of a topic. The receipt contains the
+        partition.
 
         The default partition depends on the key, as in Kafka's Java client (murmur2).
-        Records without a key use one partition for 16 KiB, then the next. For the other
-        arguments see Log.append(). Raises the same errors as Log.append() and
-        partition(), and InvalidConfigError if partitions are missing, so that the key
-        has none, or if a key of `expected` belongs to another partition.
+        Records without a key use one partition for 16 KiB, then the next one. For the
+        other arguments see Log.append().
+
+        Raises:
+            InvalidConfigError: partitions are missing, so that the key has none, or a key of
+                `expected` belongs to another partition. Otherwise the errors of Log.append()
+                and partition().
         """
         if partition is None:
             partition = self.choose_partition(topic, key, value, expected or ())
@@ -845,8 +866,10 @@ class LogDir(Closeable):
         value: Piece | None,
         expected: Iterable[Piece] = (),
     ) -> int:
-        """The partition that append() chooses for a record. Raises what append()
-        raises, also if a key of `expected` belongs to another partition.
+        """Return the partition that append() chooses for a record.
+
+        Raises the same errors as append(), also if a key of `expected` belongs to
+        another partition.
         """
         known = self._registry.known.get(topic) or self._topic(topic)
         partitioner = self._partitioners.get(topic)
@@ -872,7 +895,7 @@ class LogDir(Closeable):
         isolation: Isolation = "read_uncommitted",
         order: Order = "partition",
     ) -> Iterator[TopicRecord]:
-        """The records of a topic; see Topic.read()."""
+        """Return an iterator over the records of a topic; see Topic.read()."""
         return self.topic(topic).read(
             start, end, partitions=partitions, isolation=isolation, order=order
         )
@@ -887,7 +910,7 @@ class LogDir(Closeable):
         isolation: Isolation = "read_uncommitted",
         columns: Iterable[str] = TOPIC_COLUMNS,
     ) -> Scan:
-        """The records of a topic as columns; see Topic.scan()."""
+        """Return an iterator over the records of a topic as columns; see Topic.scan()."""
         return self.topic(topic).scan(
             start, end, partitions=partitions, isolation=isolation, columns=columns
         )
@@ -899,15 +922,14 @@ class LogDir(Closeable):
 
         The columns are partition, offset, timestamp, key, value and headers;
         header(headers, 'trace') is a header, and value->>'$.price' a field of JSON. The
-        result has df(), pl(), fetchall() and others, which read the logs; keep the
-        directory open until then.
+        result has df(), pl(), fetchall() and other methods, which read the logs; keep
+        the directory open until then.
 
-        text: keys, values and headers are VARCHAR, in which a byte that is not UTF-8 is
-        shown as \\xFF. Otherwise they are BLOB.
-        schemas: keys and values that name a schema are decoded to JSON, by the topic
-        `_schemas` of the directory or by the schema registry with this URL. A value that
-        cannot be decoded is shown as it is stored, and the logger `logcore.schemas` gets
-        each reason once.
+        With `text`, keys, values and headers are VARCHAR, in which a byte that is not
+        UTF-8 is shown as \\xFF. Otherwise they are BLOB. With `schemas`, keys and values
+        that name a schema are decoded to JSON, by the topic `_schemas` of the directory
+        or by the schema registry with this URL. A value that cannot be decoded is shown
+        as it is stored, and the logger `logcore.schemas` gets each reason once.
 
         Raises:
             LogNotFoundError: there is no topic `_schemas`.
@@ -928,14 +950,16 @@ class LogDir(Closeable):
         partitions: Iterable[int] | None = None,
         timeout: float | None = None,
     ) -> Iterator[TopicRecord]:
-        """The records of a topic as they arrive; see Topic.tail()."""
+        """Return an iterator over the records of a topic as they are appended; see
+        Topic.tail().
+        """
         return self.topic(topic).tail(start, partitions=partitions, timeout=timeout)
 
     def table(
         self, topic: str, *, isolation: Isolation = "read_uncommitted"
     ) -> TopicTable:
-        """The latest value of each key in all partitions, a read-only mapping that
-        follows them. Raises what partition() raises.
+        """Return a read-only mapping of the latest value of each key in all partitions.
+        It follows the partitions. Raises the errors of partition().
         """
         numbers = self._topic(topic).numbers
         return TopicTable(
@@ -958,7 +982,8 @@ class LogDir(Closeable):
         return describe_groups(self._fs, self)
 
     def committed_offsets(self, topic: str, number: int) -> dict[str, int]:
-        """Return consumer group -> its last committed offset for a partition.
+        """Return the last committed offset of each consumer group for a partition, by
+        group.
 
         This reads the whole `__consumer_offsets` topic of the directory. It suits a
         retention policy that waits for groups, but not a hot path. Raises the same
@@ -980,14 +1005,17 @@ class LogDir(Closeable):
         config: Mapping[str, object] | None = None,
         **settings: Unpack[ConsumerOptions],
     ) -> Consumer:
-        """A consumer of topics of this directory, alone or as a member of a group; see
-        docs/consumer.md.
+        """Return a consumer of topics of this directory, alone or as a member of a
+        group; see docs/consumer.md.
 
-        config: settings by Kafka's dotted names, as for producer(). settings: see
-        ConsumerOptions. Raises InvalidConfigError. With a group, raises
-        ReadOnlyLogError in a directory opened with read_only=True, ConsumerStateError
-        if a broker of this process serves it, and what reading `__consumer_offsets`
-        raises.
+        `config` contains settings by Kafka's dotted names, as for producer(). For
+        `settings`, see ConsumerOptions.
+
+        Raises:
+            InvalidConfigError: a setting is invalid.
+            ReadOnlyLogError: a group was given, and the directory was opened read-only.
+            ConsumerStateError: a group was given, and a broker of this process serves the
+                directory. With a group, also the errors of reading `__consumer_offsets`.
         """
         from logcore.consumer.consumer import Consumer
         from logcore.consumer.settings import consumer_settings
@@ -1006,10 +1034,10 @@ class LogDir(Closeable):
     def connector(
         self, group_id: str, /, **settings: Unpack[ConsumerOptions]
     ) -> Connector:
-        """Streams of records for threads that share the work of a group; see
+        """Return streams of records for threads that share the work of a group; see
         logcore.legacy.connector.
 
-        settings: as for consumer(); assignors is ("range",) by default. Raises
+        For `settings` see consumer(). The default of assignors is ("range",). Raises
         InvalidConfigError.
         """
         from logcore.legacy.connector import Connector
@@ -1020,7 +1048,7 @@ class LogDir(Closeable):
     def simple_consumer(
         self, *, isolation_level: Isolation = "read_uncommitted"
     ) -> SimpleConsumer:
-        """Fetches stored batches from offsets that the caller keeps; see
+        """Return a reader of stored batches, from offsets that the caller keeps; see
         logcore.legacy.simple_consumer.
         """
         from logcore.legacy.simple_consumer import SimpleConsumer
@@ -1046,15 +1074,18 @@ class LogDir(Closeable):
     def producer(
         self, *, config: Mapping[str, object] | None = None, **settings: Any
     ) -> Producer:
-        """A producer of records for topics of this directory; see docs/producer.md and
-        ProducerOptions.
+        """Return a producer of records for topics of this directory; see
+        docs/producer.md and ProducerOptions.
 
-        config: settings by Kafka's dotted names, such as {"linger.ms": 5}; settings for
-        the network are ignored there.
-        settings: the same with underscores; they override config. transactional_id:
-        makes a TransactionalProducer. Raises InvalidConfigError, which names the
-        nearest setting for an unknown one, and ReadOnlyLogError in a directory opened
-        with read_only=True.
+        `config` contains settings by Kafka's dotted names, such as {"linger.ms": 5}.
+        Settings for the network are ignored there. `settings` are the same with
+        underscores, and override `config`. With a transactional_id, the result is a
+        TransactionalProducer.
+
+        Raises:
+            InvalidConfigError: a setting is invalid. For an unknown setting, the error
+                contains the most similar one.
+            ReadOnlyLogError: the directory was opened with read_only=True.
         """
         from logcore.producer.producer import Producer
         from logcore.producer.settings import chosen_settings
@@ -1067,7 +1098,7 @@ class LogDir(Closeable):
         return TransactionalProducer(self._fs, self, chosen, self.host.coordinators)
 
     def size_bytes(self, topic: str, number: int) -> int:
-        """The size of all .log files of a partition, without opening it. Raises
+        """Return the size of all .log files of a partition, without opening it. Raises
         TopicNotFoundError.
         """
         if number not in self._topic(topic).numbers:
@@ -1083,29 +1114,29 @@ class LogDir(Closeable):
         return total
 
     def space(self) -> tuple[int, int]:
-        """(total, free) bytes of the file system with the directory."""
+        """Return the total and the free bytes of the file system with the directory."""
         with expecting_directory(self._fs, self.path):
             return self._fs.total_bytes(self.path), self._fs.free_bytes(self.path)
 
     def incidents(self) -> tuple[Incident, ...]:
-        """Errors since the directory was opened in work that no caller waits for, such
-        as tick(); newest last.
+        """Return errors in work that no caller waits for, such as tick(), since the
+        directory was opened. The newest is last.
 
-        Examples: damage found by compaction or retention, files that could not be
-        removed, staged writes that could not be carried out. They are also reported to
-        the loggers `logcore.<work>`. At most a hundred kinds are kept.
+        Examples are damage found by compaction or retention, files that could not be
+        removed, and staged writes that failed. The loggers `logcore.<work>` report them
+        too. At most a hundred kinds are kept.
         """
         return self._incidents.all()
 
     # -- work in time ------------------------------------------------------------------
 
     def tick(self, now_ms: Time | None = None) -> None:
-        """Does a bounded amount of due work: syncs and rolls by time, retention,
-        compaction, checkpoints, writes that Spark published. Call it from a timer, a
-        few times a second.
+        """Do a bounded amount of due work: syncs and rolls by time, retention,
+        compaction, checkpoints, and writes that Spark has published.
 
-        now_ms: the wall clock, taken from the system when None. A log that an earlier
-        error has poisoned is skipped; its next append raises the error.
+        Call it from a timer, a few times a second. `now_ms` is the wall clock, by
+        default the system's. A log that an earlier error has poisoned is skipped; its
+        next append raises the error.
         """
         claim = self.host.check_writable()
         self.refresh()
@@ -1147,7 +1178,7 @@ class LogDir(Closeable):
     # -- rot ---------------------------------------------------------------------------
 
     def scrub(self) -> list[ScrubReport]:
-        """Checks every byte of all partitions, and returns a report for each. See
+        """Check every byte of all partitions, and return a report for each; see
         Log.scrub().
 
         A partition that is too damaged to open has a report too.
@@ -1155,9 +1186,10 @@ class LogDir(Closeable):
         return finish(self.scrubbing())
 
     def scrubbing(self) -> Generator[ScrubProgress, None, list[ScrubReport]]:
-        """Like scrub(), in steps of some milliseconds, so that a host controls the
-        speed: a generator that yields Progress, partition by partition, and returns the
-        reports.
+        """Scrub in steps of some milliseconds, so that a host controls the speed; see
+        scrub().
+
+        The generator yields Progress, partition by partition, and returns the reports.
         """
         reports = []
         for name in self.topics():
