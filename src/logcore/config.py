@@ -1,10 +1,10 @@
 """Settings of a log, under Kafka's names, and the durability policies.
 
 Rules:
-- A config is known by Kafka's name, checked against Kafka's range (storage format
-  section 13), and has Kafka's default.
-- Values are taken as numbers or as the text Kafka would take. An unknown name or a bad
-  value is an error that names what would be right; nothing is guessed.
+- A setting has Kafka's name, Kafka's range (storage format section 13) and Kafka's
+  default.
+- Values are numbers, or texts that Kafka would accept. An unknown name or an invalid
+  value is an error that contains the valid ones.
 
 This module reads no file and keeps no state.
 """
@@ -21,16 +21,17 @@ from logcore.errors import InvalidConfigError, nearest_name
 
 INT32_MAX: Final = 2**31 - 1
 INT64_MAX: Final = 2**63 - 1
-#: Most that one batch may inflate to, where no setting says so.
+#: Maximum size of one decompressed batch, if no setting limits it.
 MAX_DECOMPRESSED_BYTES: Final = 64 << 20
-#: Of compaction's table of keys, by default. Kafka: log.cleaner.dedupe.buffer.size.
+#: Default size of the table of keys of a compaction. Kafka:
+#: log.cleaner.dedupe.buffer.size.
 DEDUPE_BYTES: Final = 128 << 20
-#: A list of throttled replicas: its pattern, and what is expected.
+#: The pattern of a list of throttled replicas, and its description.
 _REPLICAS: Final = (
     r"\*|(\d+:\d+)?(,(\d+:\d+)?)*",
     "partition:broker, more of these, or *",
 )
-#: Numbers as Java reads them: int() and float() take more, such as 1_000, and less,
+#: Numbers in Java's syntax. int() and float() accept more, such as 1_000, and less,
 #: such as 0.5f.
 _INTEGER: Final = re.compile(r"[+-]?\d+")
 _DOUBLE: Final = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?[fFdD]?", re.ASCII)
@@ -46,7 +47,7 @@ def _int(
     also: int | None = None,
     ours: bool = False,
 ) -> Any:
-    """also: a value outside of the range that is taken too."""
+    """Return a field for an int. `also` is a valid value outside of the range."""
     facts = {
         "name": name,
         "type": "int",
@@ -73,8 +74,8 @@ def _choice(name: str, default: str, choices: tuple[str, ...], doc: str = "") ->
 
 
 def _list(name: str, default: str, pattern: str, expected: str) -> Any:
-    """Parts with commas between them, no parts by the empty text. pattern: of the
-    whole, without the spaces.
+    """Return a field for a comma-separated list, which is empty for the empty text.
+    `pattern` matches the whole list without its spaces.
     """
     facts = {
         "name": name,
@@ -87,7 +88,7 @@ def _list(name: str, default: str, pattern: str, expected: str) -> Any:
 
 
 def _boolean(name: str, default: bool, *, only: bool | None = None) -> Any:
-    """only: the one value that is taken."""
+    """Return a field for a boolean. `only` is the only valid value."""
     return attrs.field(
         default=default,
         metadata={"name": name, "type": "boolean", "only": only, "doc": ""},
@@ -110,12 +111,12 @@ def _double(name: str, default: float, low: float, high: float) -> Any:
 
 @attrs.frozen(kw_only=True)
 class LogConfig:
-    """Kafka's topic-level settings. Build one with LogConfig.parse({"segment.bytes": 1
+    """Kafka's topic-level settings. Create one with LogConfig.parse({"segment.bytes": 1
     << 20}).
 
-    Those that concern what this library does not do, such as throttled replicas, are
-    checked and kept for a Kafka that takes the directory over. Remote storage cannot be
-    enabled, as in a Kafka without a remote log manager.
+    Settings for features that this library does not have, such as throttled replicas,
+    are checked and kept for a Kafka broker that takes over the directory. Remote
+    storage cannot be enabled, as in a Kafka broker without a remote log manager.
     """
 
     segment_bytes: int = _int(
@@ -218,8 +219,8 @@ class LogConfig:
 
     @property
     def max_segment_ms(self) -> int:
-        """After how long the active segment is rolled. What is in it is not compacted,
-        so that max.compaction.lag.ms bounds it as well (Kafka's
+        """Time after which the active segment is rolled. The active segment is not
+        compacted, so max.compaction.lag.ms limits the time too (Kafka's
         LogConfig.maxSegmentMs).
         """
         if self.is_compacted:
@@ -236,9 +237,7 @@ class LogConfig:
 
     @classmethod
     def parse(cls, given: Mapping[str, object] | None) -> LogConfig:
-        """Checks names and values; raises InvalidConfigError for the first that is
-        wrong.
-        """
+        """Check names and values. Raises InvalidConfigError for the first invalid one."""
         values: dict[str, Any] = {}
         for name, value in (given or {}).items():
             field = known_config(name)
@@ -253,21 +252,21 @@ class LogConfig:
         return config
 
     def as_mapping(self) -> dict[str, int | float | bool | str]:
-        """All settings by Kafka's names."""
+        """Return all settings by Kafka's names."""
         return {name: getattr(self, field.name) for name, field in CONFIGS.items()}
 
 
-#: Every setting by Kafka's name. The metadata of a field: type ("int", "long",
-#: "double", "boolean", "string", "list"), range or choices, doc, and ours: True for
-#: those that Kafka does not know.
+#: Every setting by Kafka's name. The metadata of a field contains its type ("int",
+#: "long", "double", "boolean", "string", "list"), its range or choices, its
+#: description, and `ours`, which is True for settings that Kafka does not have.
 CONFIGS: Final[Mapping[str, Any]] = {
     field.metadata["name"]: field for field in attrs.fields(LogConfig)
 }
 
 
 def known_config(name: object) -> Any:
-    """The field of a setting, by Kafka's name. Raises InvalidConfigError, which names
-    the nearest.
+    """Return the field of a setting, by Kafka's name. Raises InvalidConfigError, which
+    contains the most similar name.
     """
     field = None
     if isinstance(name, str):
@@ -283,7 +282,7 @@ def known_config(name: object) -> Any:
 
 
 def config_text(value: float | bool | str) -> str:
-    """A setting's value as Kafka writes it."""
+    """Return the value of a setting in Kafka's form."""
     if isinstance(value, bool):
         return str(value).lower()
     return str(value)
@@ -333,7 +332,9 @@ def _checked(name: str, value: object, facts: Mapping[str, Any]) -> float | bool
 
 
 def _number(value: object, *, is_double: bool) -> float | None:
-    """A number, or the one that a text means in Java; None for anything else."""
+    """Return a number, or the number that a text means in Java. Return None for any
+    other value.
+    """
     if isinstance(value, bool):
         return None
     if isinstance(value, str):
@@ -346,14 +347,15 @@ def _number(value: object, *, is_double: bool) -> float | None:
     return None
 
 
-#: Of logs that were given no settings: Kafka's seven days are not to take the records
-#: of a user who never heard of them.
+#: Settings of logs that were created without settings. Kafka's default, seven days,
+#: would delete the records of users who do not know about retention.
 KEEPS_ALL: Final[Mapping[str, object]] = {"retention.ms": -1, "retention.bytes": -1}
 
 
 @attrs.frozen
 class Durability:
-    """When an append is acknowledged, and what a crash may then still lose.
+    """When an append is acknowledged, and which acknowledged records a power loss may
+    remove.
 
     | policy      | returns after                                       | power loss loses                          |
     |-------------|-----------------------------------------------------|-------------------------------------------|
@@ -363,18 +365,20 @@ class Durability:
     | interval(s) | the write; synced when s milliseconds have passed   | the last s ms and the sync under way      |
     | os          | the write                                           | no bound                                  |
 
-    A killed process loses nothing acknowledged under any of them. amount: m records or
-    s milliseconds. max_bytes: under group, the most that may be written and not yet
-    synced.
+    A killed process loses no acknowledged record under any policy.
     """
 
     kind: Literal["always", "group", "every", "interval", "os"]
+    #: m records or s milliseconds.
     amount: int = 0
+    #: Under `group`, the maximum number of written bytes that are not synced yet.
     max_bytes: int = 1 << 20
 
     @property
     def waits(self) -> bool:
-        """Whether an append waits for the disk, so that readers see only what is on it."""
+        """Whether an append waits for the disk, so that readers see only durable
+        records.
+        """
         return self.kind in ("always", "group")
 
     def __str__(self) -> str:
@@ -384,7 +388,7 @@ class Durability:
 
     @classmethod
     def parse(cls, given: str | Durability) -> Durability:
-        """From "always", "group", "os", "every(100)" or "interval(500)"."""
+        """Read "always", "group", "os", "every(100)" or "interval(500)"."""
         if isinstance(given, Durability):
             return given
         found = None
@@ -400,12 +404,12 @@ class Durability:
 
 
 def every(records: int) -> Durability:
-    """Sync at each records-th record."""
+    """Return the policy that syncs at each `records`-th record."""
     return Durability.parse(f"every({records})")
 
 
 def interval(milliseconds: int) -> Durability:
-    """Sync when an append or tick() finds that milliseconds have passed since the last
-    sync.
+    """Return the policy that syncs when an append or tick() finds that this time has
+    passed since the last sync.
     """
     return Durability.parse(f"interval({milliseconds})")

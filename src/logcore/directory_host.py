@@ -1,8 +1,8 @@
-"""What brokers and coordinators call on an open log directory, as `LogDir.host`; users
-need none of it.
+"""The methods of an open log directory for brokers and coordinators, as `LogDir.host`.
+Users need none of them.
 
 Rules:
-- One lock orders what changes topics or opens logs. A fork replaces it.
+- One lock orders changes of topics and openings of logs. A fork replaces it.
 - A method that changes the directory first checks that it is open for writing in this
   process.
 
@@ -45,17 +45,7 @@ if TYPE_CHECKING:
 
 
 class DirectoryHost:
-    """The methods of a log directory for hosts. Any thread may call them.
-
-    fs: The files, the clock and the locks of the directory.
-    coordinators: The coordinators of groups and transactions.
-    has_coordinator: Set by a broker of this process, which then runs the groups and
-        transactions. Always set in a directory of replicas: another broker may be their
-        coordinator.
-    forget_topic: Set by such a broker. It deletes the offsets that groups committed for
-        a deleted topic, and returns when the deletion is durable; or raises
-        LogcoreError.
-    """
+    """The methods of a log directory for hosts. Any thread may call them."""
 
     def __init__(
         self,
@@ -69,12 +59,19 @@ class DirectoryHost:
         *,
         is_replicated: bool,
     ) -> None:
+        #: The files, the clock and the locks of the directory.
         self.fs = fs
+        #: The coordinators of groups and transactions.
         self.coordinators = Coordinators(fs, claim)
+        #: Set by a broker of this process, which then runs the groups and transactions.
+        #: Always set in a directory of replicas: another broker may be their coordinator.
         self.has_coordinator = is_replicated
+        #: Set by such a broker. It deletes the offsets that groups have committed for a
+        #: deleted topic, and returns when the deletion is durable, or raises
+        #: LogcoreError.
         self.forget_topic: Callable[[str], None] | None = None
         self.is_replicated = is_replicated
-        #: Until it has been opened, closing it has nothing to do.
+        #: True until the directory is open, so that close() does nothing before.
         self.is_closed = True
         self.deletions = Deletions(fs, registry, sharing, incidents, self.coordinators)
         self._path = directory.path
@@ -206,8 +203,8 @@ class DirectoryHost:
     def remove_replicas(self, name: str, numbers: Iterable[int]) -> None:
         """Remove replicas of a topic with their records.
 
-        The last one removes the topic from this directory. Raises what place_topic()
-        raises, and TopicNotFoundError.
+        The last one removes the topic from this directory. Raises the errors of
+        place_topic(), and TopicNotFoundError.
         """
         with self.lock:
             claim = self._check_replicated()
@@ -220,7 +217,7 @@ class DirectoryHost:
         """Rename the replicas of a topic, so that another topic can have its name.
 
         The directories `<topic>-<partition>.<id>-stray` keep the records, and are never
-        opened or removed. Raises what remove_replicas() raises.
+        opened or removed. Raises the errors of remove_replicas().
         """
         with self.lock:
             claim = self._check_replicated()
@@ -230,11 +227,11 @@ class DirectoryHost:
             self._registry.set_aside(name)
 
     def start_deletion(self, name: str) -> None:
-        """Delete a topic like LogDir.delete_topic(), for brokers, which have their own
-        groups.
+        """Begin to delete a topic like LogDir.delete_topic(), for brokers, which have
+        their own groups.
 
-        The name remains unavailable. Once the groups have deleted its offsets, or could
-        not, the broker must call end_deletion().
+        The name remains unavailable. Once the groups have deleted its offsets, or have
+        failed to delete them, the broker must call end_deletion().
         """
         self.check_standalone()
         self._directory.partitions(name)
@@ -249,7 +246,7 @@ class DirectoryHost:
         self.deletions.end(self.lock, names, is_forgotten=is_forgotten)
 
     def next_producer_id(self) -> int:
-        """Return a producer id that this directory never gave out.
+        """Return a producer id that this directory has never allocated.
 
         Each block of 1,000 ids is reserved on disk before its use. In a directory
         without a reserved block, the first id is above all ids in its logs, so all logs
@@ -264,54 +261,54 @@ class DirectoryHost:
             return self._producer_ids.next(least)
 
     def trusted_ms(self, wall_ms: int) -> int:
-        """The time by which old things may be deleted; at most wall_ms. See
-        logcore.metadata.trusted_clock.
+        """Return the time by which expired data may be deleted. It is at most
+        `wall_ms`. See logcore.metadata.trusted_clock.
         """
         return self.check_writable().clock.now_ms(wall_ms)
 
     # -- logs --------------------------------------------------------------------------
 
     def open_again(self, topic: str, number: int) -> Log:
-        """Like LogDir.partition(), for a log that a failed write or sync has poisoned:
-        closes it, then opens and recovers it.
+        """Close a log that a failed write or sync has poisoned, and open and recover it
+        again.
 
-        Raises what partition() raises. A record that was not acknowledged may be
-        missing afterwards.
+        A record that was not acknowledged may be missing afterwards. Raises the errors
+        of LogDir.partition().
         """
         with contextlib.suppress(LogcoreError):
             self._directory.partition(topic, number).close()
         return self._directory.partition(topic, number)
 
     def close_logs(self, topics: Collection[str]) -> None:
-        """Closes and forgets the logs of topics that are being deleted. A failure is an
-        incident.
+        """Close and forget the logs of topics that are being deleted. A failure is
+        reported as an incident.
         """
         # Gathers recovery points without writing them: the logs are deleted.
         with self.check_writable().batched_recovery_points():
             self._logs.close_topics(topics)
 
     def stale_topics(self) -> Collection[str]:
-        """Topics with an open log of a deleted topic of the same name."""
+        """Return the topics with an open log of a deleted topic of the same name."""
         return self._logs.stale_topics()
 
     def known_logs(self) -> Mapping[Key, Log]:
-        """The opened logs; a user may have closed some of them."""
+        """Return the logs that were opened. A user may have closed some of them."""
         return self._logs.known
 
     def open_logs(self) -> dict[Key, Log]:
-        """The logs that are open now, by (topic, partition)."""
+        """Return the logs that are open now, by (topic, partition)."""
         return self._logs.all_open()
 
     def opened(self, topic: str, number: int) -> Log | None:
-        """The log of a partition if it is open now."""
+        """Return the log of a partition if it is open now."""
         return self._logs.opened((topic, number))
 
     def leader_epoch(self, topic: str, number: int) -> int:
-        """The leader epoch of records appended to a partition; read from its file if
-        the partition is not open.
+        """Return the leader epoch of records that are appended to a partition. If the
+        partition is not open, the epoch is read from its file.
         """
         return self._logs.leader_epoch((topic, number))
 
     def knows_leader_epoch(self, topic: str, number: int) -> bool:
-        """Whether leader_epoch() reads no file."""
+        """Return whether leader_epoch() reads no file."""
         return self._logs.knows_leader_epoch((topic, number))

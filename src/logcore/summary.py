@@ -1,7 +1,7 @@
-"""Partitions at a glance, for `logcore info` and for notebooks: how much they hold,
-from when to when, in which codecs.
+"""Summaries of partitions, for `logcore info` and for notebooks: size, time range and
+codecs.
 
-The logs are opened read-only: no lock is taken and nothing is written, also while a
+The logs are opened read-only: no lock is acquired and no file is changed, also while a
 writer runs.
 """
 
@@ -25,17 +25,15 @@ from logcore.metadata.filenames import partition_of
 from logcore.reader import segments_between
 from logcore.segment import Segment
 
-#: Rows of a table in a notebook, and partitions that a table of topics looks into: some
-#: milliseconds each.
+#: Number of rows of a table in a notebook, and of partitions that a table of topics
+#: opens. Each takes some milliseconds.
 _MOST_ROWS: Final = 50
 _MOST_LOOKS: Final = 200
 
 
 @attrs.frozen(kw_only=True)
 class PartitionSummary:
-    """A partition at a glance. Timestamps are -1 if there are none; codecs counts the
-    active segment's batches.
-    """
+    """A summary of a partition. Timestamps are -1 if there are none."""
 
     path: str
     topic: str
@@ -47,6 +45,7 @@ class PartitionSummary:
     log_end_offset: int
     first_timestamp_ms: int
     max_timestamp_ms: int
+    #: The number of batches of the active segment by codec.
     codecs: dict[str, int]
 
     def as_dict(self) -> dict[str, Any]:
@@ -54,8 +53,8 @@ class PartitionSummary:
 
 
 def describe(path: str | os.PathLike[str], *, fs: FS = OS) -> PartitionSummary:
-    """One partition directory at a glance, read-only. Walks the heads of its last
-    segment. Errors of open_log().
+    """Return the summary of one partition directory, read-only. It reads the batch
+    headers of the last segment. Raises the errors of open_log().
     """
     with open_log(path, read_only=True, fs=fs) as log:
         statistics = log.statistics()
@@ -101,7 +100,9 @@ def _codecs(log: Log) -> dict[str, int]:
 
 
 def topic_html(fs: FS, name: str, paths: Mapping[int, str]) -> str:
-    """A topic as a table with a row for each partition. paths: number -> directory."""
+    """Return a topic as a table with a row for each partition. `paths` maps numbers to
+    directories.
+    """
     rows: list[Sequence[object]] = []
     for number, path in itertools.islice(paths.items(), _MOST_ROWS):
         try:
@@ -141,8 +142,8 @@ def topic_html(fs: FS, name: str, paths: Mapping[int, str]) -> str:
 
 
 def directory_html(fs: FS, path: str, topics: Mapping[str, Mapping[int, str]]) -> str:
-    """A directory as a table with a row for each topic. topics: name -> number ->
-    directory of the partition.
+    """Return a directory as a table with a row for each topic. `topics` maps each name
+    to the directories of its partitions, by number.
     """
     rows: list[Sequence[object]] = []
     looks = _MOST_LOOKS

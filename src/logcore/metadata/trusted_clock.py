@@ -1,8 +1,8 @@
 """Trusted time: the wall clock, as long as it agrees with the time that has passed.
 
-Whatever deletes by age uses this time instead of the wall clock: retention, compaction,
-committed offsets, producer ids. A wall clock that is set ahead by mistake would
-otherwise delete records that are minutes old.
+All deletions by age use this time instead of the wall clock: retention, compaction,
+committed offsets, producer ids. Otherwise, a wall clock that is set ahead by mistake
+would delete records that are minutes old.
 
     the wall clock                                            trusted time
     agrees with the last trusted reading and the time since   the wall clock
@@ -11,15 +11,15 @@ otherwise delete records that are minutes old.
     has been so for 24 hours, without moving back             the wall clock again
 
 Rules:
-- Within one boot, the time since a reading is measured by the monotonic clock. Across a
-  reboot it is unknown, and that clock stops while a machine is suspended. So a machine
-  that was off or suspended for more than an hour is treated like a clock that was set
-  ahead: deletion is late by a day.
-- The last trusted reading is kept in `logcore.clock`, so a restart with a wrong clock
-  is noticed too. Without the file, the time at which the recovery points were last
-  written takes its place.
-- A clock file that cannot be read or written is no error. The worst result is a later
-  deletion.
+- Within one boot, the monotonic clock measures the time since a reading. Across a
+  reboot the time is unknown, and the monotonic clock stops while a machine is
+  suspended. So a machine that was off or suspended for more than an hour is treated
+  like a clock that was set ahead: deletion is late by a day.
+- The last trusted reading is stored in `logcore.clock`, so a restart with a wrong clock
+  is detected too. Without the file, the time at which the recovery points were last
+  written replaces it.
+- If the clock file cannot be read or written, no error is raised. The worst result is a
+  later deletion.
 
 This module deletes nothing.
 """
@@ -40,35 +40,34 @@ from logcore.reporting import WARNING, log_line
 JUMP_MS: Final = 3_600_000
 #: A wall clock that was set is trusted again after this time.
 HOLD_MS: Final = 24 * 3_600_000
-#: The reading on disk is replaced this often, if something asks for it.
+#: Interval at which the reading on disk is replaced, if a deletion requests it.
 _SAVE_MS: Final = 300_000
-#: And this often when a directory is closed: a reading within JUMP_MS is as good as the
-#: last one.
+#: The same interval when a directory is closed. A reading within JUMP_MS is as good as
+#: the last one.
 SAVE_AT_CLOSE_MS: Final = 1_800_000
 
 
 class ClockReading(NamedTuple):
-    """Both clocks at one moment, in milliseconds. boot: which boot of which machine the
-    monotonic one belongs to.
-    """
+    """Both clocks at one moment, in milliseconds."""
 
     wall_ms: int
     monotonic_ms: int
+    #: The boot of the machine to which the monotonic clock belongs.
     boot: str
 
     def passed_ms(self, later: ClockReading) -> int | None:
-        """The time from this reading to a later one; None across a reboot."""
+        """Return the time from this reading to a later one, or None across a reboot."""
         if self.boot == later.boot:
             return later.monotonic_ms - self.monotonic_ms
         return None
 
 
 class Trust(NamedTuple):
-    """trusted: the last reading that agreed with the time passed. suspect: the first
-    one that did not, if any.
-    """
+    """The readings by which the wall clock is judged."""
 
+    #: The last reading that agreed with the passed time.
     trusted: ClockReading
+    #: The first reading that did not agree, if any.
     suspect: ClockReading | None = None
 
 
@@ -104,7 +103,8 @@ class TrustedClock:
         self._directory = directory
         self._lock = threading.Lock()
         boot = cast(SharedFS, fs).boot().boot_id
-        # A system without a boot id: the boot of readings by other processes is unknown.
+        # On a system without a boot id, the boot of readings by other processes is
+        # unknown.
         if not any(boot):
             boot = fs.random_bytes(16)
         self._boot = boot.hex()
@@ -162,8 +162,8 @@ class TrustedClock:
         return ClockReading(wall_ms, self._fs.monotonic_ms(), self._boot)
 
     def _loaded(self) -> Trust | None:
-        """The state on disk; None if the file does not exist, is damaged or cannot be
-        read.
+        """Return the state on disk, or None if the file does not exist, is damaged or
+        cannot be read.
         """
         with contextlib.suppress(LogcoreError, TypeError, KeyError, ValueError):
             content = checkpoint.read(self._fs, self._directory, checkpoint.CLOCK)
@@ -175,8 +175,8 @@ class TrustedClock:
         return None
 
     def _first(self) -> Trust:
-        """Without a clock file: the wall clock of the last write is trusted, in a boot
-        that is not known.
+        """Return the state without a clock file: the wall clock of the last write is
+        trusted, in an unknown boot.
         """
         with contextlib.suppress(LogcoreError, FileNotFoundError):
             return Trust(
