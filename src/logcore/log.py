@@ -265,8 +265,8 @@ def _join(place: OpenRequest, claim: Claim) -> tuple[Writer, Opened]:
     sharing = SharedLock(fs, claim.lock_handle, place.key, place.path)
 
     def check() -> None:
-        """The policy on disk decides how recovery judges a damaged tail, so a log has
-        one policy.
+        """Check that the policy on disk is the requested one. It decides how recovery
+        judges a damaged tail, so a log has one policy.
         """
         stored = checkpoint.read_partition_metadata(fs, place.path).policy
         # None: the process died before it stored the policy.
@@ -738,13 +738,13 @@ class Log(LogReader, Closeable):
         expected_offset: int | None = None,
         expected: Mapping[Piece, int] | None = None,
     ) -> Receipt:
-        """Appends records given as columns, without an object for each record.
+        """Append records given as columns, without an object for each record.
 
-        keys, values: Arrow arrays of binary or string type, or pairs of data (bytes or
-        a uint8 array) and n + 1 integer positions into it. A missing column means
-        nulls. timestamps_ms: integers of shape (n,), datetime64, or an Arrow array of
-        timestamps; now by default. The log keeps no reference to the arrays. For
-        expected_offset, expected and errors see append().
+        `keys` and `values` are Arrow arrays of binary or string type, or pairs of data
+        (bytes or a uint8 array) and n + 1 integer positions in it. A missing column
+        means nulls. `timestamps_ms` are integers of shape (n,), datetime64, or an Arrow
+        array of timestamps; now by default. The log keeps no reference to the arrays.
+        For expected_offset, expected and errors see append().
         """
         key_column, value_column, times, count = input_columns(
             "append_columns", keys, values, timestamps_ms
@@ -872,16 +872,20 @@ class Log(LogReader, Closeable):
         begins_segment: bool = False,
         durability: Level | None = None,
     ) -> Receipt:
-        """Appends batches of this log's leader exactly as the leader stored them, with
+        """Append batches of this log's leader exactly as the leader stored them, with
         its offsets and leader epochs.
 
-        data: whole batches, such as a piece of stored(up_to="log_end"). In an empty log
-        they may begin at any offset; otherwise at the log end offset, or above it if
-        the leader has compacted. begins_segment: the first batch begins a segment of
-        the leader, so it begins a segment here. Only offsets, epochs and CRCs are
-        checked; see partition.following. Raises CorruptBatchError and
-        OffsetOutOfRangeError before anything is written, otherwise what append()
-        raises. A full disk may leave the first batches.
+        `data` contains whole batches, for example a chunk of stored(up_to="log_end").
+        In an empty log they may begin at any offset; otherwise at the log end offset,
+        or above it if the leader has compacted. With `begins_segment`, the first batch
+        begins a segment of the leader, so it begins a segment here too. Only offsets,
+        epochs and CRCs are checked; see partition.following. A full disk may leave the
+        first batches.
+
+        Raises:
+            CorruptBatchError: a batch is damaged. No batch was written.
+            OffsetOutOfRangeError: the batches do not continue the log. No batch was
+                written. Otherwise the errors of append().
         """
         if durability is not None:
             check_level(durability)
@@ -922,14 +926,17 @@ class Log(LogReader, Closeable):
         coordinator_epoch: int = 0,
         durability: Level | None = None,
     ) -> Receipt:
-        """Appends the marker that commits or aborts the records that a producer wrote
+        """Append the marker that commits or aborts the records that a producer wrote
         since its last marker.
 
         Readers with isolation="read_committed" see committed records from then on, and
         aborted ones never. As in Kafka, the marker is stored even if no transaction is
-        open (storage format section 5.3), because it fences older epochs. Raises
-        InvalidProducerEpochError and CoordinatorFencedError, otherwise what append()
-        raises.
+        open (storage format section 5.3), because it fences older epochs.
+
+        Raises:
+            InvalidProducerEpochError: the producer has a newer epoch.
+            CoordinatorFencedError: a newer coordinator has written a marker. Otherwise
+                the errors of append().
         """
         limits = (INT64_MAX, _INT16_MAX, INT32_MAX)
         given = (producer_id, producer_epoch, coordinator_epoch)

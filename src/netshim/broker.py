@@ -121,7 +121,7 @@ def reports_changes(frame: memoryview) -> bool:
 
 
 def _return_given(response: Any, request: Any, call: Call, state: BrokerState) -> Any:
-    """A handler that returns a response which is known already."""
+    """Return a given response, as the handler of a request."""
     return response
 
 

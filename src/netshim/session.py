@@ -35,7 +35,7 @@ class Gate(Protocol):
         ...
 
     def passes_requests(self, now_ms: int) -> bool:
-        """Whether handle() passes a Produce or a Fetch to its handler."""
+        """Return whether handle() passes a Produce or a Fetch to its handler."""
         ...
 
     def handle(self, frame: memoryview, now_ms: int) -> Any:
@@ -51,7 +51,9 @@ class Gate(Protocol):
         ...
 
     def close(self) -> None:
-        """The connection has ended. A login that is in progress has no effect."""
+        """End the authentication, because the connection has ended. A login that is in
+        progress has no effect.
+        """
         ...
 
 

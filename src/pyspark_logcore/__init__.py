@@ -67,12 +67,15 @@ if not TYPE_CHECKING:
 
 
 def register(spark: SparkSession) -> None:
-    """Makes format("logcore") known to this session; for a Spark that does not discover
-    the package.
+    """Register format("logcore") in this session, if Spark does not discover the
+    package.
 
-    That is when it came in a zip (spark.submit.pyFiles, addPyFile), or when another
-    `pyspark_` package cannot be imported. Registering twice is fine. Raises ImportError
-    when pyspark is older than 4.0.
+    Spark does not discover a package that came in a zip (spark.submit.pyFiles,
+    addPyFile), nor this one if another `pyspark_` package cannot be imported.
+    Registering twice is allowed.
+
+    Raises:
+        ImportError: pyspark is older than 4.0.
     """
     from pyspark_logcore.source import LogcoreDataSource
 

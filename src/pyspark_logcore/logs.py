@@ -106,7 +106,7 @@ def _offset_of(fs: FS, error: LogcoreError, start: int, end: int) -> int:
 
 
 def marks_of(log: LogReader, start: int, end: int) -> Marks:
-    """Entries of the offset indexes in a range of a log."""
+    """Return the entries of the offset indexes in a range of a log."""
     stretch = segments_between(log, start, end)
     empty = np.zeros(0, np.int64)
     total = 0

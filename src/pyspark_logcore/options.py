@@ -188,7 +188,7 @@ class ObjectStore:
     settings: Mapping[str, Any] = attrs.field(repr=False)
 
     def hide(self, text: str) -> str:
-        """A text without credentials and without the URI that may hold some."""
+        """Return a text without credentials and without the URI that may hold some."""
         secrets = [
             str(self.settings.get(name, ""))
             for name in ("secret_key", "session_token", "access_key")

@@ -663,7 +663,7 @@ class Consumer:
         return None
 
     async def _prepare(self, deadline: float | None) -> bool:
-        """Whether there are records now.
+        """Return whether there are records now.
 
         Runs Consumer.has_records() of logcore in steps.
         """

@@ -89,11 +89,11 @@ class LogDir(AsyncCloseable):
     # -- topics ------------------------------------------------------------------------
 
     def topics(self) -> list[str]:
-        """Names of the topics, sorted."""
+        """Return the names of the topics, sorted."""
         return self.sync.topics()
 
     def partitions(self, name: str) -> tuple[int, ...]:
-        """Numbers of a topic's partitions, rising. Raises TopicNotFoundError."""
+        """Return the partition numbers of a topic, sorted. Raises TopicNotFoundError."""
         return self.sync.partitions(name)
 
     create_topic = in_thread(synchronous.LogDir.create_topic)
@@ -110,7 +110,7 @@ class LogDir(AsyncCloseable):
         """Return the whole result of a query; see logcore.LogDir.sql().
 
         Raises also:
-            QueryError: a value of a record cannot be converted as the query asks.
+            QueryError: a value cannot be converted to the type that the query requires.
         """
         from logcore.query.sql import read_table
 
@@ -241,7 +241,7 @@ class LogDir(AsyncCloseable):
     def producer(
         self, *, config: Mapping[str, object] | None = None, **settings: Any
     ) -> Opening[Any]:
-        """A producer; see logcore.LogDir.producer().
+        """Return a producer; see logcore.LogDir.producer().
 
         For `async with`, or with `await`.
         """
@@ -255,7 +255,7 @@ class LogDir(AsyncCloseable):
         config: Mapping[str, object] | None = None,
         **settings: Unpack[ConsumerOptions],
     ) -> Opening[consumers.Consumer]:
-        """A consumer of topics; see logcore.LogDir.consumer().
+        """Return a consumer of topics; see logcore.LogDir.consumer().
 
         For `async with`, or with `await`.
         """

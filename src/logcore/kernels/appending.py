@@ -69,7 +69,7 @@ class SegmentFields:
     def is_full(
         self, size: int, max_timestamp: int, last_offset: int, now_ms: int
     ) -> bool:
-        """Whether an append needs a new segment first (storage format section 3.2)."""
+        """Return whether an append needs a new segment first (storage format section 3.2)."""
         if self._size == 0:
             return last_offset > self.limit_offset
         if self.first_timestamp < 0 and self.is_too_old(now_ms):

@@ -131,7 +131,7 @@ def _check_head(data: memoryview, position: int, limit: int) -> int:
 
 
 def _facts(data: memoryview, position: int) -> tuple[int, ...]:
-    """The fields of BATCH_FACTS for the whole batch at position."""
+    """Return the fields of BATCH_FACTS for the whole batch at position."""
     offset, length, epoch, magic = _PREFIX.unpack_from(data, position)
     size = length + LOG_OVERHEAD
     if magic == 2:
@@ -230,7 +230,7 @@ def walk(
 
 
 def follow_on(facts: npt.NDArray[Any], expected: int) -> bool:
-    """Whether one or more batches are all v2 and continue each other without a gap.
+    """Return whether one or more batches are all v2 and continue each other without a gap.
 
     The first batch must begin at offset `expected`. `facts` is an array of
     layout.BATCH_FACTS as returned by walk().
@@ -1116,7 +1116,7 @@ def get_one(
 
 
 def hold(data: Buffer, index: Any, own_from: int) -> Any:
-    """The data with which get_quickly() reads a segment, kept as Segment.held.
+    """Return the data with which get_quickly() reads a segment, kept as Segment.held.
 
     It has the attribute size_bytes. `data` is the mapping of the segment, and `index`
     its OffsetIndex. `own_from` is the position from which this process has appended the

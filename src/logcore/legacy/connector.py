@@ -50,7 +50,7 @@ class Whitelist:
     pattern: str
 
     def expression(self) -> re.Pattern[str]:
-        """Matches the names of the topics. Raises InvalidConfigError."""
+        """Return the expression for the names of topics. Raises InvalidConfigError."""
         return _compiled(self.pattern)
 
 

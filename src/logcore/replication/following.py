@@ -224,7 +224,7 @@ def _follow_high_watermark(book: FollowerBook) -> FollowerBook:
 
 
 def is_expected(book: FollowerBook, fetch: FollowerFetch) -> bool:
-    """Whether the answer to `fetch` counts."""
+    """Return whether the answer to `fetch` may be used."""
     return fetch is book.outstanding and fetch.offset == book.log_end
 
 

@@ -286,7 +286,7 @@ def _json_references(schema: Any) -> Iterator[tuple[bool, str]]:
 
 
 def has_protoc() -> bool:
-    """Whether Protobuf texts can be compiled."""
+    """Return whether Protobuf texts can be compiled."""
     return importlib.util.find_spec("grpc_tools") is not None
 
 

@@ -113,7 +113,7 @@ def _client() -> Any:
 
 
 def _journal() -> logging.Logger:
-    """The logger for librdkafka.
+    """Return the logger for librdkafka.
 
     Its important errors are raised too, so it prints nothing unless a handler is set.
     """
@@ -194,7 +194,7 @@ class KafkaCluster(Closeable):
             self._is_down = True
 
     def unavailable(self, error: Any = None) -> RemoteUnavailableError:
-        """The error to raise when the cluster does not answer."""
+        """Return the error to raise when the cluster does not answer."""
         if error is None:
             why = self._last_error
         else:

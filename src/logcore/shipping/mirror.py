@@ -442,9 +442,9 @@ class Mirror(Closeable):
     def _checked(
         self, part: _MirroredPartition, fetched: FetchResult
     ) -> Sequence[RemoteRecord]:
-        """The records to store.
+        """Return the records to store.
 
-        Those below the position are compared with ours first.
+        Records below the position are compared with the local ones first.
         """
         records = fetched.records.get(part.source, ())
         position = part.position or 0
@@ -627,7 +627,7 @@ class Mirror(Closeable):
                 producer.close()
 
     def _progress(self) -> Mapping[Partition, Committed]:
-        """The commits of the local group, by partition of the source."""
+        """Return the commits of the local group, by partition of the source."""
         if OFFSETS_TOPIC not in self._logdir:
             return {}
         numbers = self._logdir.partitions(OFFSETS_TOPIC)
@@ -728,7 +728,7 @@ class Mirror(Closeable):
     # -- metrics -----------------------------------------------------------------------
 
     def metrics(self) -> MirrorMetrics:
-        """The progress up to now; see MirrorMetrics."""
+        """Return the progress up to now; see MirrorMetrics."""
         parts = self._partitions.values()
         return MirrorMetrics(
             state=self._status.state,
@@ -758,7 +758,7 @@ def _at(records: Sequence[RemoteRecord], offset: int) -> Record | None:
 
 
 def _last_records(log: Log, least: int) -> dict[int, Record]:
-    """The records of the last _COMPARED offsets, of those from `least` on."""
+    """Return the records of the last _COMPARED offsets that are at least `least`."""
     start = max(log.log_start_offset, least, log.log_end_offset - _COMPARED)
     if start >= log.log_end_offset:
         return {}
@@ -766,7 +766,7 @@ def _last_records(log: Log, least: int) -> dict[int, Record]:
 
 
 def _epoch_before(log: Log, offset: int) -> int:
-    """The leader epoch of the last record before an offset, -1 if there is none."""
+    """Return the leader epoch of the last record before an offset, -1 if there is none."""
     if offset <= log.log_start_offset:
         return -1
     epoch, _ = log.end_of_epoch(log.leader_epoch)

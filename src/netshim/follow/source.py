@@ -220,7 +220,8 @@ class Source(Closeable):
     def _offsets(
         self, topics: Mapping[str, SourceTopic], timestamp: int
     ) -> dict[Partition, int]:
-        """Partitions whose leader has just moved are left out.
+        """Return an offset of each partition, except for partitions whose leader has
+        just moved.
 
         Raises:
             RemoteUnavailableError: a leader does not answer.

@@ -118,7 +118,7 @@ class SaslGate:
         self._session = ClientSession("", 0, self._session.peer)
 
     def passes_requests(self, now_ms: int) -> bool:
-        """Whether handle() passes a Produce or a Fetch to its handler."""
+        """Return whether handle() passes a Produce or a Fetch to its handler."""
         return self._stage is _Stage.DONE and not self._has_expired(now_ms)
 
     def handle(self, frame: memoryview, now_ms: int) -> Reply | bool:

@@ -325,7 +325,7 @@ class _SessionPartitions:
         offsets: Offsets,
         part: FetchResponse.Topic.Partition,
     ) -> bool:
-        """Whether only a change of the log's offsets can bring news of a partition."""
+        """Return whether only a change of the log's offsets can bring news of a partition."""
         leadership = self._state.leadership
         if one.place is None or one.has_changed(part):
             return False

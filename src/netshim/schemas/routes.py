@@ -99,7 +99,7 @@ class RegistryCall:
         return self.path["subject"]
 
     def flag(self, *names: str) -> bool:
-        """Whether one of these parameters is true."""
+        """Return whether one of these parameters is true."""
         return any(self.query.get(name, "").lower() == "true" for name in names)
 
     def page(self, items: Sequence[_T]) -> list[_T]:
