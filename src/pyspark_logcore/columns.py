@@ -161,7 +161,9 @@ class BatchBuilder:
     def build(
         self, columns: RecordColumns, timestamp_types: npt.NDArray[np.int32]
     ) -> pyarrow.RecordBatch:
-        """timestamp_types: shape (rows,), the column timestampType."""
+        """Return the batch for Spark. `timestamp_types` is the column timestampType, of
+        shape (rows,).
+        """
         import pyarrow as pa
 
         rows = len(columns)

@@ -351,7 +351,7 @@ class StoreOrigin(Closeable):
     def __init__(
         self, options: ReadOptions, opened: tuple[Any, str] | None = None
     ) -> None:
-        """opened: see StoreFS."""
+        """Create the store. For `opened` see StoreFS."""
         assert options.store is not None
         self._options = options
         self._store = options.store

@@ -97,10 +97,10 @@ def _columns() -> int:
 
 
 def completion(environment: Mapping[str, str]) -> str | None:
-    """Return the completion of a command's name for bash or zsh, or None if something
-    else is completed.
+    """Return the completion of a command's name for bash or zsh, or None if another
+    text is completed.
 
-    environment: the variables that the completion scripts of click set.
+    `environment` contains the variables that the completion scripts of click set.
     """
     shell = environment.get("_LOGCORE_COMPLETE", "").removesuffix("_complete")
     words = environment.get("COMP_WORDS", "").split()

@@ -52,7 +52,9 @@ class Assignor(Protocol):
     def assign(
         self, partitions: Mapping[str, int], members: Iterable[Member]
     ) -> Mapping[str, list[TopicPartition]]:
-        """Member id -> partitions. partitions: topic -> how many it has."""
+        """Return the partitions of each member by its id. `partitions` maps topics to
+        their numbers of partitions.
+        """
         ...
 
 

@@ -11,11 +11,9 @@ from logcore.format.columns import RecordColumns
 
 
 class JsonRecord(NamedTuple):
-    """A record with its value parsed as JSON.
+    """A record with its value parsed as JSON."""
 
-    topic, partition: None for a log that is in no directory of topics.
-    """
-
+    #: None for a log outside a directory of topics.
     topic: str | None
     partition: int | None
     offset: int

@@ -156,18 +156,18 @@ Level = Literal["os", "disk"]
 
 
 class Record(NamedTuple):
-    """One record, as applications read it.
+    """One record, as applications read it."""
 
-    offset: its offset in the log. timestamp_ms: milliseconds since the epoch, -1 for
-    none; the append time if the topic is configured for it. key, value: bytes, None for
-    null. headers: (name, value) pairs in order; names may repeat, and dict(headers) has
-    the last of each name.
-    """
-
+    #: The offset in the log.
     offset: int
+    #: Milliseconds since 1970, or -1 for none. It is the append time if the topic is
+    #: configured for it.
     timestamp_ms: int
+    #: None for null.
     key: bytes | None
     value: bytes | None
+    #: Pairs of name and value, in order. Names may repeat, and dict(headers) has the
+    #: last value of each name.
     headers: Headers = ()
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -40,7 +40,8 @@ _PRIMITIVE: Final = {
 def fields_of_schemas(schemas: Mapping[int | None, Any]) -> Any:
     """Return the fields of all schemas as a struct type.
 
-    schemas: parsed JSON of Avro schemas by id, or under None for values without ids.
+    `schemas` contains the parsed JSON of Avro schemas by id, or under None for values
+    without ids.
 
     Raises:
         InvalidConfigError: a schema is invalid, is not a record, or has no columns.

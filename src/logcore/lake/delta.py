@@ -54,7 +54,7 @@ _HISTORY_LIMITS: Final = (1, 20)
 class DeltaTarget:
     """The Delta table at a path or URL.
 
-    storage: options of the storage, such as AWS_ENDPOINT_URL, as deltalake takes them.
+    `storage` contains options of deltalake for the storage, such as AWS_ENDPOINT_URL.
 
     Raises:
         MissingDependencyError: deltalake is not installed.

@@ -67,15 +67,14 @@ _ATTEMPTS: Final = 10
 
 @attrs.frozen(kw_only=True)
 class ExportReport:
-    """Result of an export.
-
-    record_count: exported records. commit_count: commits of the table. next_offsets: the
-    next offset of each partition.
-    """
+    """Result of an export."""
 
     table: str
+    #: Number of exported records.
     record_count: int
+    #: Number of commits of the table.
     commit_count: int
+    #: The next offset of each partition.
     next_offsets: Mapping[int, int]
 
 

@@ -105,8 +105,8 @@ def named_catalog(name: str, properties: Mapping[str, str]) -> Any:
 class IcebergTarget:
     """One table of an Iceberg catalog.
 
-    table: its name with its namespace, such as "shop.orders". The namespace is created.
-    catalog: a pyiceberg Catalog, such as local_catalog("lake").
+    `table` is its name with its namespace, such as "shop.orders". The namespace is
+    created. `catalog` is a pyiceberg Catalog, such as local_catalog("lake").
 
     Raises:
         InvalidConfigError: the name has no namespace, or contains # or ?.

@@ -63,8 +63,8 @@ def record_schema(layout: TableLayout, *, needs_day_column: bool) -> pyarrow.Sch
 class RowBuilder:
     """Collects the rows of one commit after the other.
 
-    schema: the columns of the records. values: collects the columns of values, None if
-    the values are one column of `schema`.
+    `schema` contains the columns of the records. `values` collects the columns of
+    values, and is None if the values are one column of `schema`.
     """
 
     def __init__(

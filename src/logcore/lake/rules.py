@@ -28,13 +28,11 @@ NEW_TABLE: Final = "Export the topic to a new table"
 
 @attrs.frozen
 class ExportProgress:
-    """The exported part of one partition.
+    """The exported part of one partition."""
 
-    next_offset: the offset after the last exported one. witness: text that identifies
-    the last exported record, "" if there is none.
-    """
-
+    #: The offset after the last exported one.
     next_offset: int
+    #: A text that identifies the last exported record, or "" if there is none.
     witness: str = ""
 
 

@@ -33,16 +33,15 @@ VALUES_AS_COLUMNS: Final = ("json", "avro", "registry")
 
 @attrs.frozen
 class TableLayout:
-    """What decides the columns of a table.
+    """The options that decide the columns of a table."""
 
-    value: "bytes", "text", "json", "avro" or "registry". key: "bytes" or "text". partition_by: "day",
-    "header.NAME" or "". on_error: what happens to values that do not fit the columns, "fail"
-    or "text".
-    """
-
+    #: "bytes", "text", "json", "avro" or "registry".
     value: str = "bytes"
+    #: "bytes" or "text".
     key: str = "bytes"
+    #: "day", "header.NAME" or "".
     partition_by: str = ""
+    #: The treatment of values that do not fit the columns: "fail" or "text".
     on_error: str = "fail"
 
     def check(self) -> None:

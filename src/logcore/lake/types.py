@@ -25,8 +25,8 @@ _WIDTH: Final = {"int32": 0, "int64": 1, "float": 2, "double": 3}
 class Misfit(Exception):
     """A value that does not fit the columns of a table.
 
-    path: the field, such as "address.city", "" for the whole value. expected, found: types
-    or values.
+    `path` is the field, such as "address.city", or "" for the whole value. `expected`
+    and `found` are types or values.
     """
 
     def __init__(
@@ -51,10 +51,10 @@ def is_unknown(kind: Any) -> bool:
 
 
 def merged(known: Any, new: Any, pinned: Any, path: str = "") -> Any:
-    """Return the type that holds the values of two types.
+    """Return the type that holds the values of two types, or None if both are unknown.
 
-    known: the type so far, None if there is none. pinned: the type in the table, None if
-    the table has no such column. Returns None if both types are unknown.
+    `known` is the type so far, or None if there is none. `pinned` is the type in the
+    table, or None if the table has no such column.
 
     Raises:
         Misfit: there is no such type, or a name cannot be the name of a column.

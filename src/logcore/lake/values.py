@@ -32,24 +32,19 @@ _PREFIX: Final = "value_"
 
 @attrs.frozen
 class ValueFormat:
-    """How values are decoded.
+    """The decoder of values. Both functions raise Misfit."""
 
-    decode: decodes one value to an object with fields. to_arrow: makes an Arrow array of
-    objects, some of which may be None. Both raise Misfit.
-    """
-
+    #: Decodes one value to an object with fields.
     decode: Callable[[bytes], Mapping[str, Any]]
+    #: Makes an Arrow array of objects, some of which may be None.
     to_arrow: Callable[[list[Any]], Any]
 
 
 class ValueColumns:
     """Collects values as columns, for one commit after the other.
 
-    form: how values are decoded. reserved: see reserved_names(). fields: the fields that
-    the table has, or that a schema defines. on_error: "fail" or "text".
-
-    Attributes:
-        size_bytes: the size of the collected values in Arrow's format.
+    `form` decodes the values. For `reserved` see reserved_names(). `fields` are the
+    fields that the table has, or that a schema defines. `on_error` is "fail" or "text".
     """
 
     def __init__(

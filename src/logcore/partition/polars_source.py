@@ -59,7 +59,7 @@ def lazy_frame(
 ) -> polars.LazyFrame:
     """Return a polars.LazyFrame of these columns.
 
-    read: returns the records within bounds, for the columns that are built.
+    `read` returns the records within bounds, for the columns that are built.
     """
     try:
         import polars as pl

@@ -49,8 +49,8 @@ def connect(
 ) -> Any:
     """Return a DuckDB connection with the topics that a query may name as tables.
 
-    is_text: keys and values are VARCHAR, not BLOB.
-    decoder: makes JSON of keys and values with a schema, if `is_text`.
+    With `is_text`, keys and values are VARCHAR, not BLOB, and `decoder` converts keys
+    and values with a schema to JSON.
 
     Raises:
         MissingDependencyError: duckdb or pyarrow is not installed.
@@ -97,9 +97,11 @@ def relation(
     is_text: bool,
     schemas: bool | str = False,
 ) -> duckdb.DuckDBPyRelation:
-    """Return the result of a query as a DuckDB relation, which reads when it is read.
+    """Return the result of a query as a DuckDB relation. The relation reads the logs
+    when it is read.
 
-    schemas: decode by the topic `_schemas`, or by the registry with this URL.
+    With `schemas`, values are decoded by the topic `_schemas`, or by the registry with
+    this URL.
 
     Raises:
         LogNotFoundError: there is no topic `_schemas`.

@@ -145,14 +145,14 @@ def _version_of(fields: dict[str, Any], number: int) -> SchemaVersion | None:
 
 @attrs.frozen
 class DecodedPiece:
-    """A key or value for people and programs.
+    """A key or value for people and programs."""
 
-    value: the object that it contains, which json.dumps() accepts. schema: the id, GUID
-    and type of its schema as a dict, or None if it names none. error: why it is not
-    decoded although it names a schema; then `value` shows its bytes.
-    """
+    #: The object that it contains, which json.dumps() accepts.
 
+    #: The id, GUID and type of its schema, or None if it names no schema.
     value: Any
+    #: The reason why it is not decoded although it names a schema. `value` then shows
+    #: its bytes.
     schema: dict[str, Any] | None = None
     error: str | None = None
 

@@ -127,10 +127,9 @@ class KafkaCluster(Closeable):
     """A Kafka cluster to ship to, or to mirror from.
 
     A with block closes it. Connections are opened when they are needed.
-
-    bootstrap_servers: addresses of brokers, "host:port,host:port". config: additional
-    settings of librdkafka, such as settings of TLS and SASL. They override ours, except
-    the settings that the guarantees depend on.
+    `bootstrap_servers` are addresses of brokers, "host:port,host:port". `config`
+    contains additional settings of librdkafka, such as settings of TLS and SASL. They
+    override the settings of logcore, except for those that the guarantees depend on.
 
     Raises:
         InvalidConfigError: librdkafka refuses a setting.
