@@ -952,13 +952,13 @@ MISTAKES: Final = (
     ),
     Mistake(
         "session_is_not_undone", "netshim/fast_path.py",
-        "            if turn is not None:\n                turn.undo()\n            return None",
+        "            if session_fetch is not None:\n                session_fetch.undo()\n            return None",
         "            return None",
         "netshim/test_fast_path.py::test_random_requests_are_answered_alike",
     ),
     Mistake(
         "overtaken_request_is_answered", "netshim/fast_path.py",
-        "        if turn is not None and not turn.is_current:\n",
+        "        if session_fetch is not None and not session_fetch.is_current:\n",
         "        if False:\n",
         "netshim/test_fast_path.py::test_a_request_of_a_session_ends_the_one_before_it",
     ),

@@ -79,14 +79,14 @@ def _common_of_many(fs: FS, directory: str, handle: int) -> Common:
 
     No facts about the directory are cached; they are read each time.
     """
-    turn = ByteLock(cast(SharedFS, fs), handle, DIRECTORY_BYTE, directory)
-    with turn.held():
+    directory_lock = ByteLock(cast(SharedFS, fs), handle, DIRECTORY_BYTE, directory)
+    with directory_lock.held():
         _delete_marker(fs, directory)
     return Common(
         was_clean=False,
-        checkpoints=OffsetCheckpoints(fs, directory, changing=turn.held),
+        checkpoints=OffsetCheckpoints(fs, directory, changing=directory_lock.held),
         clock=TrustedClock(fs, directory),
-        turn=turn,
+        directory_lock=directory_lock,
         transactions=ByteLock(cast(SharedFS, fs), handle, TRANSACTIONS_BYTE, directory),
         presence=Presence(cast(SharedFS, fs), handle),
     )

@@ -49,10 +49,10 @@ class Common:
     #: Whether there may be staged writes to roll forward.
     is_unfinished: bool = True
     #: The lock of the directory among processes; None if no other process writes to it.
-    turn: ByteLock | None = None
-    #: The lock for decisions about transactions, or None like `turn`.
+    directory_lock: ByteLock | None = None
+    #: The lock for decisions about transactions, or None like `directory_lock`.
     transactions: ByteLock | None = None
-    #: Shows whether other processes have the directory open, or None like `turn`.
+    #: Shows whether other processes have the directory open, or None like `directory_lock`.
     presence: Presence | None = None
     #: Whether this process runs maintenance, in a directory that several processes
     #: share.
@@ -77,7 +77,7 @@ class Claim:
         self._lock = lock
         self._common = common
         #: Whether other processes may write to the directory too.
-        self.is_shared = common.turn is not None
+        self.is_shared = common.directory_lock is not None
 
     @property
     def lock_handle(self) -> int:
@@ -92,7 +92,7 @@ class Claim:
         Raises:
             LogLockedError: another process has held the lock for too long.
         """
-        return _held(self._common.turn)
+        return _held(self._common.directory_lock)
 
     def deciding(self) -> AbstractContextManager[None]:
         """Prevent other processes from deciding about transactions.
@@ -121,7 +121,7 @@ class Claim:
         Of several processes, the first that calls this does.
         """
         common = self._common
-        if common.turn is None:
+        if common.directory_lock is None:
             return True
         if not common.runs_maintenance:
             common.runs_maintenance = cast(SharedFS, self._fs).lock_byte(

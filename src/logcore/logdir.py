@@ -274,9 +274,9 @@ class LogDir(Closeable):
         no other process has the directory open for writing.
         """
         claim = self._claim
-        with contextlib.ExitStack() as turn:
+        with contextlib.ExitStack() as stack:
             if claim is not None:
-                turn.enter_context(claim.changing())
+                stack.enter_context(claim.changing())
             self._identity = DirectoryIdentity(
                 self._fs, self.path, can_write=claim is not None
             )

@@ -17,7 +17,7 @@ import attrs
 
 from netshim import scheduling, wire
 from netshim.fast_path import FastPath
-from netshim.fetch_sessions import SessionTurn
+from netshim.fetch_sessions import SessionFetch
 from netshim.groups import BrokerGroups
 from netshim.handlers import HANDLERS, NOT_SHARED, Handler, refused_versions
 from netshim.handlers.authentication import Reply
@@ -126,14 +126,14 @@ def _return_given(response: Any, request: Any, call: Call, state: BrokerState) -
 
 
 def _complete_fetch(
-    turn: SessionTurn, complete: Callable[[Any], Any] | None, value: Any
+    session_fetch: SessionFetch, complete: Callable[[Any], Any] | None, value: Any
 ) -> Any:
     """Return the response to a Fetch of a session."""
     if complete is not None:
         value = complete(value)
     if isinstance(value, CutResponse):
-        return attrs.evolve(value, response=turn.complete(value.response))
-    return turn.complete(value)
+        return attrs.evolve(value, response=session_fetch.complete(value.response))
+    return session_fetch.complete(value)
 
 
 def _encoded_or_close(result: Any) -> Any:
@@ -287,12 +287,12 @@ class Broker:
         complete = None
         response: Any
         security = self.state.security
-        turn = None
+        session_fetch = None
         if api is wire.FETCH and (request.session_id or request.session_epoch != -1):
-            turn = self._begin_fetch(request, call)
+            session_fetch = self._begin_fetch(request, call)
         try:
-            if isinstance(turn, int):
-                response = wire.FETCH.Response(error_code=turn)
+            if isinstance(session_fetch, int):
+                response = wire.FETCH.Response(error_code=session_fetch)
                 if self.faults is not None:
                     refuse = partial(_return_given, response)
                     response = self.faults.handle(refuse, request, call, self.state)
@@ -304,8 +304,8 @@ class Broker:
                 response, complete = self._handle_limited(
                     handler, request, call, len(frame)
                 )
-            if isinstance(turn, SessionTurn):
-                complete = partial(_complete_fetch, turn, complete)
+            if isinstance(session_fetch, SessionFetch):
+                complete = partial(_complete_fetch, session_fetch, complete)
         except CloseConnection:
             raise
         except Exception as error:
@@ -352,15 +352,15 @@ class Broker:
         )
         return pieces
 
-    def _begin_fetch(self, request: Any, call: Call) -> SessionTurn | int | None:
+    def _begin_fetch(self, request: Any, call: Call) -> SessionFetch | int | None:
         """Apply a Fetch to its session.
 
         If access control, a fault rule or the like must see the partitions, the request
         lists all of them afterwards.
         """
         state = self.state
-        turn = state.fetch_sessions.begin(request, call.version, call.now_ms)
-        if isinstance(turn, SessionTurn) and not turn.is_full:
+        session_fetch = state.fetch_sessions.begin(request, call.version, call.now_ms)
+        if isinstance(session_fetch, SessionFetch) and not session_fetch.is_full:
             request.topics = []
             # Otherwise, the handler reads only the partitions that may have news.
             acls = state.security.acls
@@ -370,8 +370,8 @@ class Broker:
                 or self.faults is not None
                 or self._nodes is not None
             ):
-                request.topics = turn.session.listed()
-        return turn
+                request.topics = session_fetch.session.listed()
+        return session_fetch
 
     def _handle_limited(
         self, handler: Handler, request: Any, call: Call, size: int

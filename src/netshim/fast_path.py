@@ -42,7 +42,7 @@ from netshim.state import BrokerState, Call
 from netshim.wire import codes
 
 if TYPE_CHECKING:
-    from netshim.fetch_sessions import SingleTurn
+    from netshim.fetch_sessions import SingleFetch
     from netshim.request_counts import RequestCounts
     from netshim.session import ClientSession
     from netshim.wire.messages import ProduceResponse
@@ -80,10 +80,10 @@ class FastPath:
             return None
         if isinstance(request, UsualFetch) and request.replica >= 0:
             return self._handle_follower(request, session, frame, now_ms, counts)
-        turn = None
+        session_fetch = None
         if isinstance(request, UsualFetch) and request.session_id:
-            turn = self._state.fetch_sessions.single_turn(request)
-            if turn is None:
+            session_fetch = self._state.fetch_sessions.single_fetch(request)
+            if session_fetch is None:
                 return None
         name = request.topic
         if request.topic_id is not None:
@@ -101,7 +101,9 @@ class FastPath:
             api = wire.FETCH if is_fetch else wire.PRODUCE
             counter = _Counter(counts, api.name, len(frame))
         if isinstance(request, UsualFetch):
-            return self._fetch(request, turn, key, log, session, frame, now_ms, counter)
+            return self._fetch(
+                request, session_fetch, key, log, session, frame, now_ms, counter
+            )
         return self._produce(request, key, log, session, frame, now_ms, counter)
 
     def _handle_follower(
@@ -116,19 +118,21 @@ class FastPath:
         state = self._state
         if not state.leadership.is_clustered or not state.security.may_follow(session):
             return None
-        turn = state.fetch_sessions.follower_turn(
+        session_fetch = state.fetch_sessions.follower_fetch(
             request, self.context_of(request), state.fetches.changes, state.now_ms
         )
-        if turn is None or turn.partition.place is None:
+        if session_fetch is None or session_fetch.partition.place is None:
             return None
-        key = turn.partition.place
+        key = session_fetch.partition.place
         log = state.logs.free_log(*key)
         if log is None:
             return None
         counter = None
         if counts is not None:
             counter = _Counter(counts, wire.FETCH.name, len(frame))
-        return self._fetch(request, turn, key, log, session, frame, now_ms, counter)
+        return self._fetch(
+            request, session_fetch, key, log, session, frame, now_ms, counter
+        )
 
     def context_of(self, request: UsualFetch) -> object:
         """Return the context of the session of a follower's request."""
@@ -214,7 +218,7 @@ class FastPath:
     def _fetch(
         self,
         request: UsualFetch,
-        turn: SingleTurn | None,
+        session_fetch: SingleFetch | None,
         key: Key,
         log: Log,
         session: ClientSession,
@@ -226,26 +230,33 @@ class FastPath:
             return None
         wait_ms = min(request.max_wait_ms, MAX_WAIT_MS)
         may_wait = wait_ms > 0 and not self._state.is_stopping
-        if turn is not None:
-            turn.begin(now_ms)
-        response = self.read(request, turn, key, log, may_wait=may_wait)
+        if session_fetch is not None:
+            session_fetch.begin(now_ms)
+        response = self.read(request, session_fetch, key, log, may_wait=may_wait)
         if response is None:
-            if turn is not None:
-                turn.undo()
+            if session_fetch is not None:
+                session_fetch.undo()
             return None
         if response:
             if counter is not None:
                 counter.count(codes.NONE)
             return response
         waiting = _WaitingFetch(
-            self, request, turn, key, session, bytes(frame), now_ms + wait_ms, counter
+            self,
+            request,
+            session_fetch,
+            key,
+            session,
+            bytes(frame),
+            now_ms + wait_ms,
+            counter,
         )
         return waiting.park(self._state)
 
     def read(
         self,
         request: UsualFetch,
-        turn: SingleTurn | None,
+        session_fetch: SingleFetch | None,
         key: Key,
         log: Log,
         *,
@@ -261,8 +272,10 @@ class FastPath:
         epoch = writer.leader_epoch
         if leadership.is_clustered and leadership.leader_epoch(key, log) != epoch:
             return None  # another one begins
-        if request.replica >= 0 and turn is not None:
-            return self._read_for_follower(request, turn, key, log, may_wait=may_wait)
+        if request.replica >= 0 and session_fetch is not None:
+            return self._read_for_follower(
+                request, session_fetch, key, log, may_wait=may_wait
+            )
         if request.leader_epoch not in (-1, epoch) or request.last_epoch not in (
             -1,
             epoch,
@@ -287,12 +300,14 @@ class FastPath:
             return None
         elif may_wait:
             return []
-        elif turn is not None and not turn.partition.are_new(high_watermark, log_start):
+        elif session_fetch is not None and not session_fetch.partition.are_new(
+            high_watermark, log_start
+        ):
             return [request.respond_without_news()]
         else:
             response = [request.respond_empty(high_watermark, stable, log_start)]
-        if turn is not None:
-            turn.record_sent(
+        if session_fetch is not None:
+            session_fetch.record_sent(
                 high_watermark, log_start, has_records=request.offset < stable
             )
         return response
@@ -300,7 +315,7 @@ class FastPath:
     def _read_for_follower(
         self,
         request: UsualFetch,
-        turn: SingleTurn,
+        session_fetch: SingleFetch,
         key: Key,
         log: Log,
         *,
@@ -332,15 +347,15 @@ class FastPath:
             key, request.replica, high_watermark, has_records=has_records
         )
         if response is None:
-            has_news = turn.partition.are_new(high_watermark, log_start)
+            has_news = session_fetch.partition.are_new(high_watermark, log_start)
             if not has_news and leadership.is_in_sync(key, request.replica):
-                turn.mark_quiet(log, (log_start, high_watermark, state.end))
+                session_fetch.mark_quiet(log, (log_start, high_watermark, state.end))
             if may_wait and not is_urgent:
                 return []
             if not has_news:
                 return [request.respond_without_news()]
             response = [request.respond_empty(high_watermark, -1, log_start)]
-        turn.record_sent(high_watermark, log_start, has_records=has_records)
+        session_fetch.record_sent(high_watermark, log_start, has_records=has_records)
         return response
 
     def _records(
@@ -505,9 +520,9 @@ class _WaitingFetch:
         "_keys",
         "_request",
         "_session",
+        "_session_fetch",
         "_state",
         "_timer",
-        "_turn",
         "_waiting",
     )
 
@@ -515,7 +530,7 @@ class _WaitingFetch:
         self,
         fast: FastPath,
         request: UsualFetch,
-        turn: SingleTurn | None,
+        session_fetch: SingleFetch | None,
         key: Key,
         session: ClientSession,
         frame: bytes,
@@ -525,7 +540,7 @@ class _WaitingFetch:
         self._counter = counter
         self._fast = fast
         self._request = request
-        self._turn = turn
+        self._session_fetch = session_fetch
         self._key = key
         self._session = session
         #: The request, for the general path.
@@ -549,15 +564,19 @@ class _WaitingFetch:
 
     def _read(self, now_ms: int) -> list[Piece] | None:
         """Read like FastPath.read(), if the conditions of the fast path still hold."""
-        state, request, turn = self._state, self._request, self._turn
+        state, request, session_fetch = self._state, self._request, self._session_fetch
         is_over = now_ms >= self._deadline_ms or state.is_stopping
-        if request.replica >= 0 and turn is not None:
+        if request.replica >= 0 and session_fetch is not None:
             context = self._fast.context_of(request)
             log = state.logs.free_log(*self._key)
-            is_single = turn.is_single(context, state.fetches.changes, state.now_ms)
+            is_single = session_fetch.is_single(
+                context, state.fetches.changes, state.now_ms
+            )
             if log is None or not is_single:
                 return None
-            return self._fast.read(request, turn, self._key, log, may_wait=not is_over)
+            return self._fast.read(
+                request, session_fetch, self._key, log, may_wait=not is_over
+            )
         # A topic may have been deleted, and created again with another id.
         is_same = (
             request.topic_id is None
@@ -568,15 +587,17 @@ class _WaitingFetch:
         may_read = state.security.may(self._session, AclOperation.READ, self._key[0])
         if not is_same or log is None or not may_read:
             return None
-        return self._fast.read(request, turn, self._key, log, may_wait=not is_over)
+        return self._fast.read(
+            request, session_fetch, self._key, log, may_wait=not is_over
+        )
 
     def _forget(self) -> None:
         self._waiting.remove(self._keys, self._read_again)
         self._state.timers.cancel(self._timer)
 
     def _read_again(self, now_ms: int) -> None:
-        turn = self._turn
-        if turn is not None and not turn.is_current:
+        session_fetch = self._session_fetch
+        if session_fetch is not None and not session_fetch.is_current:
             self._forget()
             if self._counter is not None:
                 self._counter.count(codes.INVALID_FETCH_SESSION_EPOCH, is_parked=True)
@@ -596,8 +617,8 @@ class _WaitingFetch:
             self._answer.set(response)
             return
         # The general path counts the request, and applies it to its session again.
-        if turn is not None:
-            turn.undo()
+        if session_fetch is not None:
+            session_fetch.undo()
         left_ms = max(0, self._deadline_ms - now_ms)
         at = self._request.wait_position
         frame = self._frame

@@ -1,8 +1,8 @@
 """Fetch sessions (KIP-227): a client lists a partition once, and later only its changes.
 
-    turn = sessions.begin(request, version, now_ms)   # applies the request to its session
+    fetch = sessions.begin(request, version, now_ms)  # applies the request to its session
     ...                                               # the broker reads the partitions
-    response = turn.complete(response)                # omits partitions without news
+    response = fetch.complete(response)               # omits partitions without news
 
 Rules, as in Kafka 4.1:
 - A request contains a session id and an epoch. Epoch 0 closes the session and requests
@@ -359,8 +359,8 @@ class FetchSession:
 
 
 @attrs.frozen
-class SessionTurn:
-    """One request of a session."""
+class SessionFetch:
+    """One fetch of a session."""
 
     session: FetchSession
     #: Whether the response contains all partitions, because the session is new.
@@ -382,8 +382,8 @@ class SessionTurn:
         return response
 
 
-class SingleTurn:
-    """One usual request of a session, for the fast path: one partition may have news."""
+class SingleFetch:
+    """One usual fetch of a session, for the fast path: one partition may have news."""
 
     __slots__ = ("_lists_partition", "_request", "_session", "partition")
 
@@ -471,7 +471,7 @@ class FetchSessions:
 
     def begin(
         self, request: FetchRequest, version: int, now_ms: int
-    ) -> SessionTurn | int | None:
+    ) -> SessionFetch | int | None:
         """Apply a request to its session.
 
         Returns None for a request without a session, or the error code of a refusal.
@@ -481,7 +481,7 @@ class FetchSessions:
             if request.session_epoch == FINAL_EPOCH:
                 return None
             session = self._create(request, version, now_ms)
-            return None if session is None else SessionTurn(session, True, 1)
+            return None if session is None else SessionFetch(session, True, 1)
         found = self._sessions.get(request.session_id)
         if found is None:
             return codes.FETCH_SESSION_ID_NOT_FOUND
@@ -500,10 +500,10 @@ class FetchSessions:
         if self._is_too_large(len(found.partitions), 0):
             self._remove(found.id)
             return codes.FETCH_SESSION_ID_NOT_FOUND
-        return SessionTurn(found, False, found.epoch)
+        return SessionFetch(found, False, found.epoch)
 
-    def single_turn(self, request: UsualFetch) -> SingleTurn | None:
-        """Return the turn of a request if its session has one partition, else None.
+    def single_fetch(self, request: UsualFetch) -> SingleFetch | None:
+        """Return the fetch of a request if its session has one partition, else None.
 
         A request without a partition gets the session's partition. The session does not
         change.
@@ -525,12 +525,12 @@ class FetchSessions:
             request.continue_with(one.topic.topic, topic_id, one.requested)
         elif key != (request.topic_id or request.topic, request.partition):
             return None
-        return SingleTurn(session, one, request, lists_partition=lists_partition)
+        return SingleFetch(session, one, request, lists_partition=lists_partition)
 
-    def follower_turn(
+    def follower_fetch(
         self, request: UsualFetch, context: object, changes: RecentChanges, now_ms: int
-    ) -> SingleTurn | None:
-        """Return the turn of a follower if one partition may have news, else None.
+    ) -> SingleFetch | None:
+        """Return the fetch of a follower if one partition may have news, else None.
 
         A request without a partition gets this one.
         """
@@ -555,7 +555,7 @@ class FetchSessions:
         if listed is None:
             topic_id = one.topic.topic_id if session.uses_ids else None
             request.continue_with(one.topic.topic, topic_id, one.requested)
-        return SingleTurn(session, one, request, lists_partition=listed is not None)
+        return SingleFetch(session, one, request, lists_partition=listed is not None)
 
     def _is_too_large(self, size: int, added: int) -> bool:
         """Return whether a session of this size, with partitions to add, has no room."""

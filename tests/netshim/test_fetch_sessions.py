@@ -11,7 +11,7 @@ import pytest
 
 from logcore.testing import SimulatedDisk
 from netshim import fetch_sessions, wire
-from netshim.fetch_sessions import EVICTION_MS, FetchSessions, SessionTurn, next_epoch
+from netshim.fetch_sessions import EVICTION_MS, FetchSessions, SessionFetch, next_epoch
 from netshim.fetch_wakeups import ANY_PARTITION
 from netshim.secured_testing import start_secured
 from netshim.testing import start
@@ -64,9 +64,9 @@ def sessions() -> FetchSessions:
 
 def begun(sessions: FetchSessions, request: Any, now_ms: int = 0) -> int:
     """Begin a session, and return its id; 0 if there is no room."""
-    turn = sessions.begin(request, _VERSION, now_ms)
-    assert not isinstance(turn, int)
-    return 0 if turn is None else turn.session.id
+    session_fetch = sessions.begin(request, _VERSION, now_ms)
+    assert not isinstance(session_fetch, int)
+    return 0 if session_fetch is None else session_fetch.session.id
 
 
 # -- slots -----------------------------------------------------------------------------
@@ -162,7 +162,7 @@ def test_forgotten_topics_take_no_memory(sessions: FetchSessions) -> None:
             topics=[topic],
             forgotten_topics_data=[former],
         )
-        assert isinstance(sessions.begin(request, _VERSION, 0), SessionTurn)
+        assert isinstance(sessions.begin(request, _VERSION, 0), SessionFetch)
     session = sessions.get(one)
     assert session is not None
     assert sessions.partitions == 2
@@ -179,14 +179,14 @@ def test_names_and_ids_are_not_mixed(sessions: FetchSessions) -> None:
     one = begun(sessions, request_of(0, 0, 2))
     refused = sessions.begin(request_of(one, 1), 13, 0)
     assert refused == codes.FETCH_SESSION_TOPIC_ID_ERROR
-    assert isinstance(sessions.begin(request_of(one, 1), 12, 0), SessionTurn)
+    assert isinstance(sessions.begin(request_of(one, 1), 12, 0), SessionFetch)
 
 
 def test_answer_to_an_overtaken_request_is_refused(sessions: FetchSessions) -> None:
     one = begun(sessions, request_of(0, 0, 2))
     first = sessions.begin(request_of(one, 1), _VERSION, 0)
     second = sessions.begin(request_of(one, 2), _VERSION, 0)
-    assert isinstance(first, SessionTurn) and isinstance(second, SessionTurn)
+    assert isinstance(first, SessionFetch) and isinstance(second, SessionFetch)
     response = first.complete(wire.FETCH.Response())
     assert response.error_code == codes.INVALID_FETCH_SESSION_EPOCH
     assert not second.complete(wire.FETCH.Response()).error_code

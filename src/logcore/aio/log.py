@@ -63,18 +63,18 @@ _OF_RECORDS: Final = (
 class Appended:
     """One queued append.
 
-    `row` is in the form of Log.append_many(). `turn` is the number of other calls
+    `row` is in the form of Log.append_many(). `barrier` is the number of other calls
     before it.
     """
 
     __slots__ = (
+        "barrier",
         "durability",
         "expected",
         "expected_offset",
         "future",
         "row",
         "size_bytes",
-        "turn",
     )
 
     def __init__(
@@ -90,7 +90,7 @@ class Appended:
         self.expected_offset = expected_offset
         self.expected = expected
         self.future = future
-        self.turn = 0
+        self.barrier = 0
         key, value, headers, _ = row
         self.size_bytes = _RECORD_BYTES + _size_bytes(key) + _size_bytes(value)
         if headers:
@@ -118,7 +118,7 @@ class Appending:
 
         The thread is started after the tasks that are ready now have run.
         """
-        one.turn = self._turn
+        one.barrier = self._turn
         self._waiting.append(one)
         if not self._is_due:
             self._is_due = True
@@ -138,24 +138,24 @@ class Appending:
         self.hand_over()
         self._turn += 1
 
-    def _write(self, turn: int) -> None:
+    def _write(self, barrier: int) -> None:
         """Write the queued appends. Runs in the thread."""
-        while self._waiting and self._waiting[0].turn <= turn:
-            together = self._next(turn)
+        while self._waiting and self._waiting[0].barrier <= barrier:
+            together = self._next(barrier)
             if together:
                 outcomes = _outcomes(self._log, together)
                 self._loop_thread.post_to_loop(
                     functools.partial(_complete, together, outcomes)
                 )
 
-    def _next(self, turn: int) -> list[Appended]:
+    def _next(self, barrier: int) -> list[Appended]:
         """Return the appends for one batch. The first one determines the durability."""
         found: list[Appended] = []
         size_bytes = 0
         most = most_bytes(self._log)
         while self._waiting and len(found) < _MOST_TOGETHER:
             one = self._waiting[0]
-            if one.turn > turn:
+            if one.barrier > barrier:
                 break
             if one.future.cancelled():
                 self._waiting.popleft()

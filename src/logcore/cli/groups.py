@@ -392,7 +392,7 @@ def _committed(registry: Registry | None, name: str) -> dict[Key, int]:
 
 
 def _check_members(directory: str, name: str, force: bool) -> None:
-    """End the command if GROUP has living members, unless forced.
+    """End the command if GROUP has live members, unless forced.
 
     Only members in processes that share the directory are checked: the write lock
     excludes every other writer.

@@ -30,7 +30,7 @@ class UsualProduce(UsualRequest):
     #: The batch is frame[start:stop].
     start: int
     stop: int
-    #: Of the batch.
+    #: Number of records in the batch.
     record_count: int
 
     def respond(self, base_offset: int, append_time_ms: int, log_start: int) -> bytes:

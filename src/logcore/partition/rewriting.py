@@ -174,7 +174,7 @@ class Rewriting:
             )
 
     def last_batches(self) -> dict[int, tuple[int, int]]:
-        """Return the last batch of each living producer.
+        """Return the last batch of each producer that has not expired.
 
         The result maps a producer id to (producer epoch, last offset of its last data
         batch, or -1).

@@ -230,7 +230,7 @@ def open_registry(
 
     Raises:
         CorruptRegistryError: the directory holds other files.
-        InvalidConfigError: living sessions belong to another machine or another time
+        InvalidConfigError: live sessions belong to another machine or another time
             namespace.
         LogNotFoundError: `read_only` is true, and the registry does not exist.
         UnsupportedRegistryError: a newer version created the registry, or with another
@@ -251,7 +251,7 @@ def open_registry(
     for info in Sessions(fs, posixpath.join(root, DIRECTORY)).all():
         if info.state == "alive" and info.facts is not None and info.facts.boot != boot:
             raise InvalidConfigError(
-                "a living session belongs to another machine or another time namespace: all processes that share a "
+                "a live session belongs to another machine or another time namespace: all processes that share a "
                 "registry of files run on one machine with one clock",
                 path=root,
                 expected=boot,
@@ -530,7 +530,7 @@ class FileRegistry(Closeable):
 
     @property
     def sessions_directory(self) -> str:
-        """The directory with an open file of each living session."""
+        """The directory with an open file of each live session."""
         return self._sessions.directory
 
     def directory_of(self, path: str) -> str:
@@ -1074,7 +1074,7 @@ class FileRegistry(Closeable):
             self._fs.sync_dir(self._directory(names[:-1]))
 
     def _purge(self, directory: str) -> None:
-        """Remove a directory without living nodes."""
+        """Remove a directory without nodes of live sessions."""
         try:
             names = self._fs.listdir(directory)
         except FileNotFoundError:

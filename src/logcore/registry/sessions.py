@@ -1,4 +1,4 @@
-"""Sessions of a registry of files: one file with a locked byte per living session.
+"""Sessions of a registry of files: one file with a locked byte per live session.
 
     .sessions/<id>            byte 0 is locked by the session's process for life, byte 1 (the gate) during each change
     .sessions/<id>.expired    the same file, renamed by the process that declared the session over
@@ -241,7 +241,7 @@ class Sessions:
                 self._fs.close(handle)
             if facts is None and lives:
                 raise CorruptRegistryError(
-                    "the record of a living session cannot be read", path=path
+                    "the record of a live session cannot be read", path=path
                 )
             if suffix:
                 return SessionInfo(session, "expired", facts)
@@ -338,7 +338,7 @@ class Observer:
         self._seen: dict[str, _Observation] = {}
 
     def find_stuck(self, now_ms: int, sessions: Iterable[SessionInfo]) -> list[str]:
-        """Return the ids of living sessions whose count of polls did not increase for
+        """Return the ids of live sessions whose count of polls did not increase for
         their interval, across repeated calls.
 
         If more than a third of the interval has passed since the previous call, the

@@ -125,11 +125,11 @@ class _Shape:
     inner: tuple[str, ...]
     resources: tuple[str, ...]
     topics: tuple[str, ...]
-    #: Of a topic: its id, its name, and its partitions.
+    #: The fields with the id, the name and the partitions of a topic.
     topic_id: tuple[str, ...]
     name: tuple[str, ...]
     partitions: tuple[str, ...]
-    #: Of a partition.
+    #: The fields with the number of a partition.
     number: tuple[str, ...]
 
 

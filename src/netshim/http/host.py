@@ -41,7 +41,7 @@ LOOPBACK: Final = frozenset(("127.0.0.1", "localhost", "::1"))
 _ANSWER_S: Final = 10.0
 #: Connections of one port; further ones get 503.
 _MOST_CONNECTIONS: Final = 100
-#: Turns of the loop until connections that are left are closed.
+#: Iterations of the event loop until the remaining connections are closed.
 _CLOSING_TURNS: Final = 10
 #: How long stop() waits for pages that are being answered.
 _GRACE_S: Final = 1
@@ -191,8 +191,9 @@ class HttpHost:
         )
         for task in tasks:
             task.cancel()
-        # uvicorn leaves connections that were accepted as it stopped, and responses that
-        # did not end in its time. Each turn of the loop makes one step of their end.
+        # uvicorn leaves connections that it has accepted while it stopped, and responses
+        # that took longer than its timeout. Each iteration of the loop makes one step of
+        # their end.
         for _ in range(_CLOSING_TURNS):
             await asyncio.sleep(0)
             for server, _ in self._servers:
@@ -232,7 +233,7 @@ class BrokerCalls:
         """Return the result of a function that runs in the broker's loop.
 
         Raises:
-            TimeoutError: the loop does not turn.
+            TimeoutError: the loop is blocked.
             RuntimeError: the loop has ended.
         """
         return await self.receive(lambda done: done(function()))

@@ -113,7 +113,7 @@ def encode_open(peer: str, listener: str) -> bytes:
 class TrafficFile:
     """A recording that is open for reading. It holds one block at a time in memory.
 
-    Iterate once. Use it in a `with`.
+    It can be iterated once. Use it in a `with` block.
     """
 
     def __init__(self, path: str | os.PathLike[str], fs: FS = OS) -> None:

@@ -13,8 +13,7 @@
 
 Rules:
 - A guard removes the refused parts from the request, so that the handler never sees
-  them, and adds their error codes to the response. A handler knows nothing of access
-  control.
+  them, and adds their error codes to the response. Handlers contain no access control.
 - The result of a guard is None (the request is allowed), a response (nothing is left to
   handle), or a function that completes the handler's response.
 - Refused parts do not reveal whether a resource exists: an unknown topic and a
