@@ -18,7 +18,7 @@ def main() -> None:
     """The entry point. Exit codes are those of cli/options.py."""
     arguments = sys.argv[1:]
     if arguments == ["--version"]:
-        # Without click, which takes twice the time of an empty Python process.
+        # click would take twice the time of an empty Python process.
         print(f"logcore, version {__version__}")
         return
     if arguments in (["--help"], ["-h"], []):

@@ -184,8 +184,8 @@ class Claim:
                 self.clock.now_ms(self._fs.now_ms())
                 self.clock.save(max_age_ms=SAVE_AT_CLOSE_MS)
             if self._lock.is_last and self.is_clean and not self.is_shared:
-                # Without space for the marker, the next opening only checks more. All
-                # records are durable.
+                # If there is no space for the marker, the next opening only checks more.
+                # All records are durable.
                 with contextlib.suppress(DiskFullError, ResourceError):
                     content = b'{"version":0,"brokerEpoch":-1}'
                     checkpoint.write(

@@ -255,7 +255,7 @@ class DirectoryHost:
         claim = self.check_writable()
         least = 0
         if not self._producer_ids.has_reservation:
-            # Without the lock: others need it, and this may take long.
+            # This may take long, so other threads must be able to acquire the lock.
             least = first_free_producer_id(self._directory)
         with self.lock, claim.changing():
             return self._producer_ids.next(least)

@@ -363,7 +363,7 @@ class Log(LogReader, Closeable):
         writer: Writer | None = None,
         left_below: Sequence[int] = (),
     ) -> None:
-        """Not for users.
+        """Create a log. Users call logcore.open() or LogDir.partition().
 
         `writer` is None if the log is open read-only. For `left_below` see Upkeep.
         """

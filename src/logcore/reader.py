@@ -103,7 +103,7 @@ class LogReader:
         *,
         is_writing: bool = False,
     ) -> None:
-        """Not for users.
+        """Create a reader. Users call logcore.open().
 
         `state` is the state that a writer has opened, or an empty one that refresh()
         fills.

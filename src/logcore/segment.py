@@ -102,7 +102,7 @@ class Segment(SegmentFields):
         # Descriptor of a file that is kept open.
         self.handle = -1
         self.state = state
-        # Without os.path.join(), because an opening creates thousands of segments.
+        # os.path.join() would be slower, and an opening creates thousands of segments.
         self._plain = f"{directory}{os.sep}{base_offset:020d}"
         self.path = self.file(LOG)
         # The fields below are computed on first use, by any thread and without a lock.
@@ -1079,7 +1079,7 @@ class ActiveSegment(GrowingSegment):
             self.fs.pwrite(self.handle, data, start)
             self._size = start + size
         except BaseException:
-            # Also for KeyboardInterrupt: a batch without a receipt must not remain.
+            # After a KeyboardInterrupt too, a batch without a receipt must not remain.
             self._size = start
             self.cut_back()
             raise

@@ -37,7 +37,7 @@ class Table(Mapping[bytes, bytes]):
     def __init__(
         self, log: LogReader, *, isolation: Isolation = "read_uncommitted"
     ) -> None:
-        """Not for users."""
+        """Create a table. Users call Log.table()."""
         self._log = log
         self._isolation: Isolation = isolation
         self._values: dict[bytes, bytes | None] = {}
@@ -142,7 +142,7 @@ class TopicTable(Mapping[bytes, bytes]):
     """
 
     def __init__(self, tables: Sequence[Table]) -> None:
-        """Not for users."""
+        """Create a table. Users call LogDir.table()."""
         self.partitions = tuple(tables)
 
     def __repr__(self) -> str:

@@ -62,7 +62,7 @@ class Topic:
     """
 
     def __init__(self, directory: TopicDirectory, name: str) -> None:
-        """Not for users."""
+        """Create a topic. Users call LogDir.topic()."""
         self.name = name
         self._directory = directory
 

@@ -337,8 +337,8 @@ class BrokerGroups(LoopHost[Effect], GroupService):
         self, names: set[str], now_ms: int, done: GroupOutcome = _ignore
     ) -> None:
         self._state.advance_clock(now_ms)
-        # Without their topic, groups are stored nowhere. A group that is used again has
-        # no offsets.
+        # The records of all groups were in this topic. A group that is used again has no
+        # offsets.
         if OFFSETS_TOPIC in names:
             self.unload()
             done(None)

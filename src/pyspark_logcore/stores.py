@@ -175,7 +175,7 @@ class StoreFS:
         return self._listings[path]
 
     def _info(self, path: str) -> Any:
-        """Raises FileNotFoundError."""
+        """Return pyarrow's facts about an object. Raises FileNotFoundError."""
         info = self._listing(os.path.dirname(path)).get(os.path.basename(path))
         if info is None:
             raise FileNotFoundError(path)

@@ -35,7 +35,7 @@ class Opening(Generic[_T]):
     """Not open yet: `await` gives the object, and `async with` gives it for the block."""
 
     def __init__(self, begin: Callable[[], Awaitable[_T]]) -> None:
-        """Not for users."""
+        """Create an opening. `begin` opens the object."""
         self._begin = begin
         self._opened: _T | None = None
 

@@ -76,7 +76,7 @@ class LoopWaits:
     def _handle(
         self, loop: asyncio.AbstractEventLoop, number: int, frame: FrameType | None
     ) -> None:
-        # Also if the loop waits for sockets: a call from another thread wakes it.
+        # The loop may be waiting for sockets. call_soon_threadsafe() wakes it.
         with contextlib.suppress(RuntimeError):  # the loop was closed
             loop.call_soon_threadsafe(self.end)
         then = self._former.get(number)

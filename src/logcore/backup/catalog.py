@@ -1,8 +1,7 @@
 """The snapshots of a backup: lists, finds and deletes them.
 
 Rules:
-- A damaged manifest is an error where that snapshot is asked for. It does not hide the
-  others.
+- A damaged manifest is an error only for its own snapshot. The other snapshots are listed.
 - A part is deleted only if no manifest refers to it. Parts without a manifest may belong
   to a snapshot that is being taken, and are kept for a day.
 """
@@ -24,19 +23,16 @@ _UNFINISHED_MS: Final = 86_400_000
 
 @attrs.frozen
 class SnapshotInfo:
-    """A snapshot in a backup.
+    """A snapshot in a backup."""
 
-    Attributes:
-        id: its id, for restore().
-        time_ms: when it began, or None if its manifest is damaged.
-        topics, partitions: their numbers.
-        size_bytes: the size of all records.
-    """
-
+    #: The argument of restore().
     id: str
+    #: When it began, or None if its manifest is damaged.
     time_ms: int | None = None
+    #: Numbers of topics and partitions.
     topics: int = 0
     partitions: int = 0
+    #: The size of all .log files.
     size_bytes: int = 0
 
 

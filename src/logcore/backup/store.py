@@ -165,7 +165,7 @@ class BucketStore:
     """
 
     def __init__(self, url: str) -> None:
-        # Without the parts of a URL that may be credentials.
+        # Parts of a URL that may be credentials are removed.
         self.location = re.sub(r"//[^/]*@", "//", url.split("?", 1)[0])
         try:
             from pyarrow import fs

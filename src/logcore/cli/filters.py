@@ -67,7 +67,7 @@ class Condition:
 
     @classmethod
     def parse(cls, text: str) -> Condition:
-        """Raise click.BadParameter."""
+        """Read a condition of --where. Raises click.BadParameter."""
         found = _CONDITION.fullmatch(text)
         if found is None or found["field"] not in ("key", "value", "header"):
             raise click.BadParameter(f"{_HELP}; found {text!r}", param_hint="'--where'")

@@ -73,7 +73,7 @@ class CommandGroup(click.Group):
             return result
         except LogcoreError as error:
             fail(
-                _for_people(str(error)),
+                _with_command_line_advice(str(error)),
                 next(
                     (step for kind, step in NEXT_STEPS if isinstance(error, kind)), None
                 ),
@@ -94,7 +94,7 @@ class CommandGroup(click.Group):
 
 #: Advice to programmers in errors of the library, and its replacement on the command
 #: line.
-_SAID_OTHERWISE: Final = (
+_COMMAND_LINE_TEXTS: Final = (
     (re.compile(r"; create=True makes (one|it one)"), ""),
     (
         re.compile(
@@ -109,8 +109,9 @@ _SAID_OTHERWISE: Final = (
 )
 
 
-def _for_people(text: str) -> str:
-    for pattern, words in _SAID_OTHERWISE:
+def _with_command_line_advice(text: str) -> str:
+    """Replace advice to programmers by advice to users of the command line."""
+    for pattern, words in _COMMAND_LINE_TEXTS:
         text = pattern.sub(words, text)
     return text
 

@@ -197,7 +197,7 @@ def _in_batches(group: Group, keys: Iterable[OffsetKey]) -> list[list[OffsetKey]
     for key in keys:
         size_bytes = len(commit_key(group.group_id, *key)) + RECORD_HEAD_BYTES
         left -= size_bytes
-        # Also for the first key, because there is no batch yet.
+        # True for the first key too, because there is no batch yet.
         if left < 0:
             batches.append([])
             left = _BATCH_BYTES - size_bytes

@@ -106,7 +106,7 @@ def planned_copy(
     log.refresh()
     before = log.times_truncated
     end = acknowledged_end(log)
-    # Also an empty segment that begins at the end.
+    # With `end + 1`, these include an empty segment that begins at the end.
     segments = segments_between(log, log.log_start_offset, end + 1)
     yield _plan(log, segments, log.log_start_offset, end, at_offset, choose_end)
     log.refresh()
@@ -234,7 +234,7 @@ def copy_log(log: Log, directory: str, at_offset: int | None = None) -> CopyPlan
             with opened(fs, path, write=True, create=True, exclusive=True) as handle:
                 fs.fsync(handle)
         else:
-            # Without indexes, which opening rebuilds.
+            # The copy has no indexes: its opening rebuilds them.
             write_front(fs, path, plan.growing, plan.position, plan.tail)
         for name, content in plan.files.items():
             checkpoint.write(fs, directory, name, content)

@@ -135,13 +135,13 @@ class Upkeeper:
         # Logs to visit, with their due times. due() and put() are called under
         # _visits_lock.
         self._visits: VisitQueue[tuple[Key, Log]] = VisitQueue()
-        # As of the last tick.
+        #: Difference between wall clock and monotonic clock at the last tick.
         self._clock_gap_ms = fs.now_ms() - fs.monotonic_ms()
-        # Recovery points that are not written yet.
+        #: Recovery points that are not written yet.
         self._gathered: list[tuple[Key, Log, int]] = []
-        # When the used and free space is checked next.
+        #: When the used and free space is checked next.
         self._next_look_ms = fs.monotonic_ms()
-        # Partitions to check for retention, whether open or not.
+        #: Partitions to check for retention, whether open or not.
         self._to_visit: list[Key] = []
         self._cleaning: tuple[Log, Generator[ScrubProgress, None, object]] | None = None
         # By the round in progress.
@@ -199,7 +199,8 @@ class Upkeeper:
                 is_late = actions and self._fs.monotonic_ms() - began_ms >= _TICK_MS
                 if actions >= _TICK_ACTIONS or is_late or visited >= _TICK_LOGS:
                     break
-        # Also after an interrupt: a log that is not put back is never visited again.
+        # An interrupt must not skip this: a log that is not put back is never visited
+        # again.
         finally:
             with self._visits_lock:
                 for item in due[visited:]:
@@ -392,7 +393,7 @@ class Upkeeper:
                 self._cleaned_bytes = next(steps).done_bytes
             return True
         except StopIteration:
-            # At once, because another log may be waiting.
+            # The next round may begin at once, because another log may be waiting.
             self._next_cleaning_ms = clock_ms
             self._uncleanable = {
                 key: entry

@@ -147,8 +147,8 @@ class OpenLogs:
             before()
             self._close_all(everything, is_forked=is_forked)
             self.is_released = True
-        # Also after an interrupt: the remaining logs are closed and the directory is
-        # not marked clean.
+        # After an interrupt too, the remaining logs are closed and the directory is not
+        # marked clean.
         except BaseException:
             for log in self.known.values():
                 with contextlib.suppress(LogcoreError, OSError):

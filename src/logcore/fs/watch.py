@@ -114,7 +114,7 @@ class Inotify:
                 os.close(handle)
 
     def __del__(self) -> None:
-        # Also after an error in __init__(), and in the child of a fork.
+        # This runs also after an error in __init__(), and in the child of a fork.
         self.close()
 
 

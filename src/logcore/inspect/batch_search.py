@@ -339,9 +339,9 @@ class Search:
         return self._base_at(facts) == last + 1
 
     def _is_last_unproven(self) -> bool:
-        """Return whether only its own head gives the offset of the last batch kept.
+        """Return whether the offset of the last kept batch comes only from its header.
 
-        This is so if damage precedes that batch.
+        If damage precedes the batch, no other batch confirms the offset.
         """
         extent = None
         if self.last_size:

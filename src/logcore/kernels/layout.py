@@ -110,7 +110,7 @@ WALK_END, WALK_LIMIT, WALK_SHORT, WALK_LENGTH, WALK_MAGIC, WALK_CRC, WALK_COUNT 
 )
 WALK_REASONS: Final = {
     WALK_END: "end of data",
-    WALK_LIMIT: "as many batches as asked for",
+    WALK_LIMIT: "the maximum number of batches",
     WALK_SHORT: "incomplete batch",
     WALK_LENGTH: "batch length is smaller than the minimum overhead",
     WALK_MAGIC: "unknown magic",

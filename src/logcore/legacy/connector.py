@@ -108,7 +108,7 @@ class Stream:
             self._records = iter(self._consumer)  # the same record is tried again
             raise
         if self._is_over:
-            # The caller asked for the next record, so it has finished the last one. If
+            # The caller requests the next record, so it has finished the last one. If
             # the consumer is busy, shutdown() is closing it at this moment.
             with contextlib.suppress(ConsumerBusyError):
                 self._consumer.close()

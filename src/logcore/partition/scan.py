@@ -656,7 +656,7 @@ class Scan:
     def __init__(
         self, spans: Sequence[Span], columns: Iterable[str] = ARROW_COLUMNS
     ) -> None:
-        """Not for users.
+        """Create a scan. Users call Log.scan() or Topic.scan().
 
         Raises:
             InvalidConfigError: a column does not exist.

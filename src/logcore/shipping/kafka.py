@@ -227,7 +227,7 @@ class KafkaCluster(Closeable):
     def partition_counts(self, topics: Collection[str]) -> dict[str, int]:
         """See TargetCluster.
 
-        Asks for all topics, because a cluster may create a topic that is asked for by
+        Requests all topics, because a cluster may create a topic that is requested by
         name.
         """
         try:

@@ -332,8 +332,9 @@ class SourceConnection:
             final = f"c=biws,r={parts['r']}"
         except (KeyError, ValueError) as error:
             raise LoginError(f"{self._address}: a malformed challenge") from error
-        # Without our nonce, the challenge may be a recorded one. Few iterations would let
-        # a false broker guess the password from the proof; 4,096 is the least of RFC 5802.
+        # A challenge without the nonce of this client may be a recorded one. With few
+        # iterations, a false broker could guess the password from the proof. The minimum
+        # of RFC 5802 is 4,096.
         if not parts["r"].startswith(nonce) or iterations < 4_096:
             raise LoginError(f"{self._address}: an insecure challenge")
         salted = hashlib.pbkdf2_hmac(
