@@ -325,7 +325,7 @@ MISTAKES: Final = (
     Mistake(
         "withdraws_what_another_job_published", "logcore/staging/publishing.py",
         "if found is not None and found.txid != txid:", "if found is None:",
-        "staging/test_staging.py::test_what_was_withdrawn_never_was",
+        "staging/test_staging.py::test_withdrawn_write_has_no_effect",
     ),
     Mistake(
         "state_before_the_files", "logcore/staging/applying.py",
@@ -936,13 +936,13 @@ MISTAKES: Final = (
         "fast_path_ignores_rules", "netshim/fast_path.py",
         "        if not self._state.security.may(session, operation, name):\n            return None\n",
         "",
-        "netshim/test_fast_path.py::test_rules_are_enforced_alike",
+        "netshim/test_fast_path.py::test_both_paths_enforce_the_rules",
     ),
     Mistake(
         "waiting_fetch_ignores_new_rules", "netshim/fast_path.py",
         "log is None or not may_read",
         "log is None",
-        "netshim/test_fast_path.py::test_rules_are_enforced_alike",
+        "netshim/test_fast_path.py::test_both_paths_enforce_the_rules",
     ),
     Mistake(
         "fast_path_ignores_logins", "netshim/broker.py",
@@ -954,7 +954,7 @@ MISTAKES: Final = (
         "session_is_not_undone", "netshim/fast_path.py",
         "            if session_fetch is not None:\n                session_fetch.undo()\n            return None",
         "            return None",
-        "netshim/test_fast_path.py::test_random_requests_are_answered_alike",
+        "netshim/test_fast_path.py::test_random_requests_get_equal_responses",
     ),
     Mistake(
         "overtaken_request_is_answered", "netshim/fast_path.py",
@@ -1557,7 +1557,7 @@ MISTAKES: Final = (
         "news_told_twice_before_it_is_heard", "logcore/aio/notify.py",
         "        self._is_scheduled = False  # first: events from now on schedule another wake()\n",
         "",
-        "aio/test_aio_log.py::test_a_tail_hears_of_appends_in_other_threads_and_of_the_end",
+        "aio/test_aio_log.py::test_tail_wakes_for_appends_in_other_threads_and_for_the_end",
     ),
     Mistake(
         "partition_given_out_before_it_is_given_up", "logcore/consumer/assignors.py",
@@ -1606,7 +1606,7 @@ MISTAKES: Final = (
     Mistake(
         "deletion_wakes_no_fetch", "netshim/handlers/offsets.py",
         "        state.fetches.wake(keys, call.now_ms)\n        answer.set(error", "        answer.set(error",
-        "netshim/test_requests.py::test_a_fetch_that_waits_is_told_when_its_offset_is_deleted",
+        "netshim/test_requests.py::test_waiting_fetch_is_answered_when_its_offset_is_deleted",
     ),
     Mistake(
         "zstd_batches_hidden_from_old_clients", "netshim/handlers/fetch.py",
@@ -1724,7 +1724,7 @@ MISTAKES: Final = (
     Mistake(
         "cancelled_fetch_stays_parked", "netshim/handlers/fetch.py",
         "        answer.when_cancelled(self._forget)\n", "",
-        "netshim/test_requests.py::test_a_fetch_of_a_client_that_has_gone_waits_no_more",
+        "netshim/test_requests.py::test_fetch_of_a_disconnected_client_stops_waiting",
     ),
     # -- the registry
     Mistake(
@@ -2048,7 +2048,7 @@ MISTAKES: Final = (
         "rolled_back_epochs", "netshim/rollback.py",
         "self.epochs.get((topic, number), 0)",
         "0",
-        "netshim/test_rollback.py::test_leader_epoch_rises_where_records_are_gone",
+        "netshim/test_rollback.py::test_leader_epoch_rises_if_records_are_removed",
     ),
     Mistake(
         "transaction_continues_after_a_rollback", "netshim/rollback.py",

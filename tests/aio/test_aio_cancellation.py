@@ -124,7 +124,7 @@ def test_an_append_that_was_not_taken_leaves_no_trace(tmp_path: Path) -> None:
         "offset_for_timestamp",
     ],
 )
-def test_a_log_goes_on_after_any_call(tmp_path: Path, kind: str) -> None:
+def test_log_continues_after_any_cancelled_call(tmp_path: Path, kind: str) -> None:
     arguments = {
         "truncate": (10,),
         "delete_records": (0,),
@@ -148,7 +148,7 @@ def test_a_log_goes_on_after_any_call(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["read", "tail", "read_topic", "tail_topic"])
-def test_a_reading_goes_on_where_it_was_cancelled(tmp_path: Path, kind: str) -> None:
+def test_reading_continues_at_the_cancelled_position(tmp_path: Path, kind: str) -> None:
     async def trial(data: aio.LogDir, cut: Any) -> bool:
         log = await data.partition("t", 0)
         for value in ALL:
@@ -177,7 +177,7 @@ def test_a_reading_goes_on_where_it_was_cancelled(tmp_path: Path, kind: str) -> 
     assert explore(tmp_path, trial) >= 1
 
 
-def test_a_tail_that_waits_goes_on(tmp_path: Path) -> None:
+def test_waiting_tail_continues_after_cancellation(tmp_path: Path) -> None:
     async def trial(data: aio.LogDir, cut: Any) -> bool:
         log = await data.partition("t", 0)
         tail = log.tail(0)
@@ -209,7 +209,9 @@ def test_a_tail_that_waits_goes_on(tmp_path: Path) -> None:
         "delete_group",
     ],
 )  # fmt: skip
-def test_a_directory_goes_on_after_any_call(tmp_path: Path, kind: str) -> None:
+def test_directory_continues_after_any_cancelled_call(
+    tmp_path: Path, kind: str
+) -> None:
     arguments: dict[str, tuple[Any, ...]] = {
         "create_topic": ("u",),
         "add_partitions": ("t", 2),
@@ -236,7 +238,9 @@ def test_a_directory_goes_on_after_any_call(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["log", "directory"])
-def test_what_is_opened_for_nobody_is_closed(tmp_path: Path, kind: str) -> None:
+def test_object_whose_opening_was_cancelled_is_closed(
+    tmp_path: Path, kind: str
+) -> None:
     """And a close that was cancelled is carried out: the lock is free in the end."""
     path = tmp_path / "t-0" if kind == "log" else tmp_path / "d"
 
@@ -301,7 +305,7 @@ def test_a_send_that_waits_for_memory_leaves_no_trace(tmp_path: Path) -> None:
     "kind",
     ["send", "send_and_wait", "send_many", "send_columns", "flush", "close", "open"],
 )
-def test_a_producer_goes_on_after_any_call(tmp_path: Path, kind: str) -> None:
+def test_producer_continues_after_any_cancelled_call(tmp_path: Path, kind: str) -> None:
     async def trial(data: aio.LogDir, cut: Any) -> bool:
         async def block() -> None:
             async with data.producer(linger_ms=0):
@@ -493,7 +497,7 @@ def test_a_consumer_hands_out_each_record_once(
         "end_offsets", "offsets_for_times", "close", "open",
     ],
 )  # fmt: skip
-def test_a_consumer_goes_on_after_any_call(tmp_path: Path, kind: str) -> None:
+def test_consumer_continues_after_any_cancelled_call(tmp_path: Path, kind: str) -> None:
     async def trial(data: aio.LogDir, cut: Any) -> bool:
         log = await data.partition("t", 0)
         await log.append_many([(None, value) for value in ALL])
@@ -545,7 +549,7 @@ def test_a_consumer_goes_on_after_any_call(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.long
-def test_a_rebalance_with_a_listener_goes_on(tmp_path: Path) -> None:
+def test_rebalance_with_a_listener_continues_after_cancellation(tmp_path: Path) -> None:
     """What the listener commits when a partition is taken away is committed; no record
     is handed out twice.
     """
@@ -595,7 +599,7 @@ def test_a_rebalance_with_a_listener_goes_on(tmp_path: Path) -> None:
     assert explore(tmp_path, trial) >= 5
 
 
-def test_the_harness_sees_what_is_lost(tmp_path: Path) -> None:
+def test_harness_detects_lost_records(tmp_path: Path) -> None:
     """A reading that takes a record before its last await loses it."""
     taken: list[int] = []
     left = [1, 2, 3]

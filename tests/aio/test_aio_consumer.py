@@ -59,7 +59,7 @@ async def take(consumer: aio.Consumer, count: int) -> list[tuple[int, int]]:
     return found
 
 
-def test_a_group_reads_commits_and_goes_on(tmp_path: Path) -> None:
+def test_group_reads_commits_and_continues(tmp_path: Path) -> None:
     async def main(data: aio.LogDir, consumer: aio.Consumer) -> None:
         await fill(data, 0, 5)
         consumer.subscribe(["t"])
@@ -115,7 +115,7 @@ def test_positions_are_set_and_looked_up(tmp_path: Path) -> None:
     with_consumer(tmp_path, main)
 
 
-def test_the_iteration_waits_for_what_comes_and_ends_with_wakeup(
+def test_iteration_waits_for_records_and_ends_with_wakeup(
     tmp_path: Path,
 ) -> None:
     async def main(data: aio.LogDir, consumer: aio.Consumer) -> None:
@@ -158,7 +158,7 @@ def test_lists_and_the_iteration_take_turns(tmp_path: Path) -> None:
     with_consumer(tmp_path, main)
 
 
-def test_what_is_finished_is_committed_at_the_end(tmp_path: Path) -> None:
+def test_finished_records_are_committed_at_the_end(tmp_path: Path) -> None:
     """A block that an exception leaves does not commit the list in hand."""
 
     async def run() -> None:
@@ -329,7 +329,7 @@ def test_a_seek_wakes_the_task_that_reads(tmp_path: Path) -> None:
     with_consumer(tmp_path, main)
 
 
-def test_a_seek_behind_a_step_that_was_cancelled_counts(
+def test_seek_after_a_cancelled_step_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The step gives the partition its position. It is carried out first, whatever has
@@ -413,7 +413,7 @@ def test_large_records_are_read_in_pieces(tmp_path: Path) -> None:
     with_consumer(tmp_path, main)
 
 
-def test_a_group_is_refused_where_nothing_can_be_written(tmp_path: Path) -> None:
+def test_group_is_refused_in_a_read_only_directory(tmp_path: Path) -> None:
     async def main() -> None:
         async with aio.open_dir(tmp_path / "d", read_only=True) as data:
             with pytest.raises(ReadOnlyLogError):
@@ -423,7 +423,7 @@ def test_a_group_is_refused_where_nothing_can_be_written(tmp_path: Path) -> None
         asyncio.run(main())
 
 
-def test_a_reader_hears_of_another_writer(tmp_path: Path) -> None:
+def test_reader_wakes_for_another_writer(tmp_path: Path) -> None:
     async def main() -> None:
         async with (
             aio.open_dir(tmp_path / "d", read_only=True) as data,
@@ -532,7 +532,7 @@ def test_change_during_a_check_causes_another_check(
     assert calls[:4] == ["check", "check", "check", "wait"]
 
 
-def test_records_go_from_topic_to_topic_exactly_once(tmp_path: Path) -> None:
+def test_records_are_copied_between_topics_exactly_once(tmp_path: Path) -> None:
     async def main(data: aio.LogDir, consumer: aio.Consumer) -> None:
         await data.create_topic("doubled")
         await fill(data, 0, 10)
@@ -703,7 +703,7 @@ def test_commit_stores_the_positions_at_its_call(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["getmany", "poll_columns"])
-def test_reading_finishes_what_the_call_before_returned(
+def test_read_finishes_the_records_of_the_previous_call(
     tmp_path: Path, how: str
 ) -> None:
     """A block that an exception leaves commits that, and not the records returned last."""

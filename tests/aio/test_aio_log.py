@@ -81,7 +81,7 @@ def test_a_record_that_is_refused_disturbs_no_other_of_its_batch(
     ("durability", "unit"), [("group", 100_000), ("always", 1_500)]
 )
 @pytest.mark.parametrize("how", ["value", "bytearray", "memoryview", "key", "headers"])
-def test_a_full_disk_refuses_only_what_is_not_stored(
+def test_full_disk_refuses_only_unstored_records(
     how: str, durability: str, unit: int, at: int
 ) -> None:
     """Records that are written together are stored together or not at all, whatever
@@ -120,7 +120,7 @@ def test_a_full_disk_refuses_only_what_is_not_stored(
     asyncio.run(main())
 
 
-def test_appends_keep_what_each_asks_for(tmp_path: Path) -> None:
+def test_appends_keep_their_own_options(tmp_path: Path) -> None:
     async def main(log: aio.Log) -> None:
         receipts = await asyncio.gather(
             log.append(b"a", key=b"k", headers=iter([("h", b"1")]), timestamp_ms=5),
@@ -177,7 +177,7 @@ def test_expected_offset_is_checked_among_appends_of_other_tasks(
     in_loop(tmp_path, main)
 
 
-def test_calls_come_behind_what_was_appended_before(tmp_path: Path) -> None:
+def test_calls_run_after_earlier_appends(tmp_path: Path) -> None:
     async def main(log: aio.Log) -> None:
         appending = [
             asyncio.ensure_future(log.append(b"v", durability="os")) for _ in range(3)
@@ -200,7 +200,7 @@ def test_calls_come_behind_what_was_appended_before(tmp_path: Path) -> None:
     in_loop(tmp_path, main)
 
 
-def test_an_append_does_not_go_past_a_call_that_came_before_it(tmp_path: Path) -> None:
+def test_append_does_not_overtake_an_earlier_call(tmp_path: Path) -> None:
     async def main(log: aio.Log) -> None:
         with log.sync._state.lock:  # the first append waits in the thread
             appending = [asyncio.ensure_future(log.append(b"0"))]
@@ -248,7 +248,7 @@ def test_all_other_ways_to_append(tmp_path: Path) -> None:
     in_loop(tmp_path, main)
 
 
-def test_a_tail_gives_what_is_there_and_what_comes(tmp_path: Path) -> None:
+def test_tail_returns_present_and_later_records(tmp_path: Path) -> None:
     async def main(log: aio.Log) -> None:
         await log.append_many([(None, b"0"), (None, b"1")])
         tail = log.tail(1)
@@ -269,7 +269,7 @@ def test_a_tail_gives_what_is_there_and_what_comes(tmp_path: Path) -> None:
     in_loop(tmp_path, main)
 
 
-def test_a_tail_hears_of_appends_in_other_threads_and_of_the_end(
+def test_tail_wakes_for_appends_in_other_threads_and_for_the_end(
     tmp_path: Path,
 ) -> None:
     async def main(log: aio.Log) -> None:
@@ -315,7 +315,7 @@ def test_tails_of_one_log_share_one_watch(
     assert len(watched) == 1
 
 
-def test_a_tail_looks_where_there_is_no_handle_to_wait_for() -> None:
+def test_tail_polls_if_there_is_no_handle() -> None:
     disk = SimulatedDisk()
 
     async def main() -> None:

@@ -46,7 +46,7 @@ async def values(data: aio.LogDir, **options: Any) -> list[bytes | None]:
     return [record.value async for record in data.read("t", **options)]
 
 
-def test_futures_say_where_records_are(tmp_path: Path) -> None:
+def test_futures_contain_the_places_of_records(tmp_path: Path) -> None:
     async def main(data: aio.LogDir, producer: aio.Producer) -> None:
         futures = [
             await producer.send("t", b"%d" % number, partition=number % 2)
@@ -70,7 +70,7 @@ def test_futures_say_where_records_are(tmp_path: Path) -> None:
     with_producer(tmp_path, main)
 
 
-def test_a_batch_comes_to_the_loop_in_one_call(
+def test_batch_is_delivered_to_the_loop_in_one_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def main(data: aio.LogDir, producer: aio.Producer) -> None:
@@ -273,7 +273,7 @@ def test_a_small_record_does_not_overtake_one_that_waits_for_memory(
 @pytest.mark.parametrize(
     "room", [{"buffer_memory": 700}, {"buffer_records": 1}], ids=["bytes", "records"]
 )
-def test_memory_that_stays_full_is_an_error(
+def test_full_memory_is_an_error_after_the_timeout(
     tmp_path: Path, room: dict[str, int]
 ) -> None:
     async def main(data: aio.LogDir, producer: aio.Producer) -> None:
@@ -293,7 +293,7 @@ def test_memory_that_stays_full_is_an_error(
     with_producer(tmp_path, main, max_block_ms=20, **room)
 
 
-def test_closing_tells_those_who_wait_for_memory(tmp_path: Path) -> None:
+def test_closing_wakes_tasks_that_wait_for_memory(tmp_path: Path) -> None:
     async def main(data: aio.LogDir, producer: aio.Producer) -> None:
         with producer._sync._work.writing:
             first = await producer.send("t", b"x" * 400, partition=0)

@@ -119,7 +119,7 @@ def test_orders_are_stored_and_followed(
     with_service(tmp_path, monkeypatch, main)
 
 
-def test_what_is_not_there_is_told(
+def test_missing_topic_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def main(app: Any) -> None:

@@ -73,7 +73,7 @@ def test_fitted_text_fits(columns: int) -> None:
 
 
 @pytest.mark.long
-def test_verify_says_what_is_wrong_and_a_summary(path: Path) -> None:
+def test_verify_prints_the_damage_and_a_summary(path: Path) -> None:
     code, text = at_terminal("verify", path)
     assert (code, len(lines_of(text))) == (0, 1)
     assert "2 records" in text and "ok" in text and ".index" not in text
@@ -97,7 +97,7 @@ def test_verify_verbose_has_a_line_for_each_file(path: Path) -> None:
 
 
 @pytest.mark.long
-def test_delete_asks(tmp_path: Path) -> None:
+def test_delete_asks_for_confirmation(tmp_path: Path) -> None:
     with logcore.open_dir(tmp_path, create=True) as logdir:
         logdir.create_topic("orders", 3)
     code, text = at_terminal("topic", "delete", tmp_path, "orders", typed="n\n")
@@ -110,7 +110,7 @@ def test_delete_asks(tmp_path: Path) -> None:
         assert (code, logdir.topics()) == (0, [])
 
 
-def test_an_interrupted_append_says_what_is_stored(tmp_path: Path) -> None:
+def test_interrupted_append_reports_the_stored_records(tmp_path: Path) -> None:
     path = tmp_path / "t-0"
     with logcore.open(path, create=True) as log:
         log.append(b"before")

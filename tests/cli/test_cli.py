@@ -79,7 +79,7 @@ def test_append_takes_each_line_as_a_value(tmp_path):
     assert values(tmp_path / "t-0") == [b"a", b"", b"b\r", b"last"]
 
 
-def test_append_reads_a_file_and_goes_in_groups(tmp_path):
+def test_append_reads_a_file_in_groups_of_lines(tmp_path):
     (tmp_path / "lines").write_text("".join(f"{n}\n" for n in range(25)))
     done = run(
         "append",
@@ -195,7 +195,7 @@ def test_append_takes_csv(tmp_path):
         ("csv", "a,b,a\n1,2,3\n", 1, 0, "two columns 'a'"),
     ],
 )
-def test_a_bad_line_is_named_and_what_was_before_it_stays(
+def test_bad_line_is_named_and_earlier_lines_are_stored(
     tmp_path, form, text, line, kept, words
 ):
     done = run("append", tmp_path / "t-0", "--create", "--format", form, stdin=text)
@@ -223,7 +223,7 @@ def test_a_record_that_the_log_refuses_is_named_by_its_line(tmp_path):
     assert values(tmp_path / "t-0") == [b"a", b"b"]
 
 
-def test_append_shows_what_it_has_while_the_input_is_open(tmp_path):
+def test_append_stores_lines_while_the_input_is_open(tmp_path):
     writer = process(
         "append",
         tmp_path / "t-0",
@@ -335,7 +335,7 @@ def test_tail_gives_the_last_records(path):
     assert len(run("tail", path, "-n", 1, "-f", "--timeout", 0).rows) == 1
 
 
-def test_the_last_records_are_found_behind_gaps():
+def test_last_records_are_found_after_gaps():
     with logcore.open(
         VECTORS / "partition-compact-after" / "compacted-0", read_only=True
     ) as log:
@@ -453,7 +453,7 @@ def test_compact(updates):
     assert run("compact", updates / "nothing-0").code == 2
 
 
-def test_retention_says_before_it_does(updates):
+def test_retention_can_list_segments_before_deleting_them(updates):
     (before,) = run("retention", updates).rows
     assert before["would_delete"] == 0
     ask = (
@@ -475,7 +475,7 @@ def test_retention_says_before_it_does(updates):
     assert values(updates / "u-0")[0] == b"v%d" % would["log_start_offset"]
 
 
-def test_dump_says_what_groups_have_committed(tmp_path):
+def test_dump_shows_committed_offsets(tmp_path):
     from logcore.format.group_records import (
         Committed,
         commit_key,
@@ -600,7 +600,7 @@ def test_verify_and_info_take_a_topic_and_a_partition():
         assert (refused.code, "no partition 7" in refused.err) == (2, True)
 
 
-def test_scrub_finds_what_no_crc_covers(path):
+def test_scrub_finds_damage_that_no_crc_covers(path):
     with logcore.open(path) as log:
         log.roll()
     (row,) = run("scrub", path).rows
@@ -628,7 +628,7 @@ def test_scrub_finds_what_no_crc_covers(path):
     assert run("verify", path).code == 1
 
 
-def test_scrub_goes_on_past_a_partition_that_does_not_open(path):
+def test_scrub_continues_after_a_partition_that_cannot_be_opened(path):
     """It stopped there, and did not report its earlier findings."""
     with logcore.open_dir(path.parent) as logdir:
         for topic in ("a", "z"):
@@ -659,7 +659,7 @@ def test_info_describes_partitions(path):
     assert run("info", path.parent).rows == [row]
 
 
-def test_info_says_what_is_active():
+def test_info_shows_the_active_kernels_and_codecs():
     text = run("info").out
     assert logcore.__version__ in text
     assert "kernels: " in text
@@ -752,14 +752,14 @@ def test_wrong_usage_exits_2(path):
     assert run("append", path, "--key-field", "a").code == 2
 
 
-def test_a_locked_log_is_said_to_be_so(path):
+def test_locked_log_is_reported(path):
     with logcore.open(path):
         done = run("append", path, stdin="x\n")
     assert done.code == 2
     assert str(os.getpid()) in done.err or "already" in done.err
 
 
-def test_a_reader_that_goes_away_is_no_error(tmp_path):
+def test_closed_output_pipe_is_no_error(tmp_path):
     with logcore.open(tmp_path / "t-0", create=True, durability="os") as log:
         log.append_many([(None, b"x" * 100)] * 20_000)
     with process(
@@ -771,7 +771,7 @@ def test_a_reader_that_goes_away_is_no_error(tmp_path):
         assert reader.wait() == 141
 
 
-def test_without_click_info_works_and_the_rest_says_what_to_install(tmp_path):
+def test_without_click_only_info_works_and_others_name_the_extra(tmp_path):
     (tmp_path / "click.py").write_text("raise ImportError")
     hide = "import sys, importlib.util as u; real = u.find_spec\n"
     hide += "u.find_spec = lambda name, *rest: None if name == 'click' else real(name, *rest)\n"

@@ -46,7 +46,7 @@ def test_the_demo_runs_kill_included(tmp_path, flights):
     assert stored == [row[1] for row in flights[1]]
 
 
-def test_the_demo_makes_its_own_directory_and_says_so(tmp_path):
+def test_demo_creates_and_prints_its_directory(tmp_path):
     (tmp_path / "flights-0").mkdir()
     done = invoke("--rows", 5000, "--dir", tmp_path)
     assert done.exit_code == 2

@@ -82,7 +82,7 @@ def test_columns_are_those_of_a_scan(
     assert found.schema == table(data).schema
 
 
-def test_ndjson_is_what_append_takes(data: Path, tmp_path: Path) -> None:
+def test_append_accepts_exported_ndjson(data: Path, tmp_path: Path) -> None:
     run("export", data, "t", "--to", tmp_path / "t.ndjson")
     text = (tmp_path / "t.ndjson").read_text()
     assert text == run("read", data, "t", "--order", "partition").stdout
@@ -174,7 +174,7 @@ def test_groups_end_at_either_limit() -> None:
     assert by_bytes == [[3, 1, 4], [1]]
 
 
-def test_a_file_that_is_there_stays(data: Path, tmp_path: Path) -> None:
+def test_existing_file_is_not_replaced(data: Path, tmp_path: Path) -> None:
     target = tmp_path / "t.csv"
     target.write_text("mine")
     done = run("export", data, "t", "--to", target)

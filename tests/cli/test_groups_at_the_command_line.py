@@ -115,7 +115,7 @@ def test_consume_prints_in_a_format(data: Path) -> None:
     assert "new" not in run("group", "list", data).stdout, "the group was not joined"
 
 
-def test_a_group_goes_on_where_it_stopped(data: Path) -> None:
+def test_group_continues_at_its_committed_offsets(data: Path) -> None:
     first = rows("consume", data, "t", "--group", "g", "-n", 7)
     second = rows("consume", data, "t", "--group", "g", "--until-end")
     assert len(first) == 7
@@ -154,7 +154,7 @@ def test_a_commit_that_is_refused_in_a_rebalance_is_made_later(
     assert len(second) == 5
 
 
-def test_what_is_owed_is_committed_before_a_partition_is_given_up(
+def test_processed_records_are_committed_before_a_partition_is_revoked(
     data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(_: Consumer) -> None:

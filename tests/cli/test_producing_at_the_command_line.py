@@ -108,7 +108,7 @@ def test_csv_and_files_are_taken(data: Path, tmp_path: Path) -> None:
     assert stored(data) == [(0, b"7", b'{"id":"7","name":"anna"}', [])]
 
 
-def test_verbose_says_where_each_record_went(
+def test_verbose_prints_the_place_of_each_record(
     data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run(data / "t:1", said="before\n")
@@ -127,12 +127,14 @@ def test_verbose_says_where_each_record_went(
 @pytest.mark.parametrize(
     ("acks", "durability"), [("0", "os"), ("1", "os"), ("all", "disk"), ("-1", "disk")]
 )
-def test_acks_say_what_a_call_waits_for(data: Path, acks: str, durability: str) -> None:
+def test_acks_determine_the_wait_of_a_call(
+    data: Path, acks: str, durability: str
+) -> None:
     (told,) = rows(run(data / "t", "--acks", acks, said="1\n"))
     assert told["durability"] == durability
 
 
-def test_it_makes_what_is_not_there_only_when_told_to(tmp_path: Path) -> None:
+def test_missing_topics_are_created_only_with_the_option(tmp_path: Path) -> None:
     run(tmp_path / "data" / "t", said="1\n", code=2)
     assert not (tmp_path / "data").exists()
     run(

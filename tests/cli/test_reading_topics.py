@@ -114,7 +114,7 @@ def test_which_records_are_read(
     assert places("read", data, *arguments) == expected
 
 
-def test_where_also_reads_the_directory_of_a_partition(data: Path) -> None:
+def test_where_filters_the_directory_of_a_partition(data: Path) -> None:
     found = rows("read", data / "t-1", "--where", "key=k3")
     assert [row["offset"] for row in found] == [1] and "partition" not in found[0]
 
@@ -279,7 +279,7 @@ def test_settings_are_those_of_the_topic_that_is_made(tmp_path: Path) -> None:
     }
 
 
-def test_a_refused_line_says_what_is_stored(data: Path) -> None:
+def test_refused_line_reports_the_stored_records(data: Path) -> None:
     lines = "k1:a\nk2:" + "x" * 2_000 + "\nk3:c\n"
     arguments = ("append", data, "t", "-K", ":", "--config", "max.message.bytes=500")
     done = run(*arguments, "--batch", 1, stdin=lines)

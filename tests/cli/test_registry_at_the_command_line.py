@@ -113,7 +113,7 @@ def test_a_tree_is_drawn_on_a_terminal(
         ]
 
 
-def test_what_is_not_there_is_an_error_with_advice(tmp_path: Path) -> None:
+def test_missing_node_is_an_error_with_advice(tmp_path: Path) -> None:
     assert "no registry here" in run("ls", tmp_path / "data", code=2).stderr
     open_registry(tmp_path / "data").close()
     found = run("get", tmp_path / "data", "/missing", code=2)

@@ -61,7 +61,7 @@ def test_a_directory_that_a_process_has_for_itself_is_refused(tmp_path: Path) ->
 
 
 @pytest.mark.long
-def test_a_command_shares_when_it_is_told_to(tmp_path: Path) -> None:
+def test_command_shares_the_directory_with_the_option(tmp_path: Path) -> None:
     path = tmp_path / "data"
     logcore_command("topic", "create", path, "t")
     command = [

@@ -57,7 +57,7 @@ def test_topics_are_shipped_under_other_names(data: Path, kafka: Kafka) -> None:
 
 
 @pytest.mark.long
-def test_a_refused_record_is_told_and_kept(data: Path, kafka: Kafka) -> None:
+def test_refused_record_is_reported_and_kept(data: Path, kafka: Kafka) -> None:
     kafka.create_topic("orders", 2, {"max.message.bytes": 1_000})
     with logcore.open_dir(data, durability="os") as directory:
         directory.append("orders", b"x" * 2_000, partition=0)
@@ -133,7 +133,7 @@ def test_a_mirror_has_the_same_offsets_and_groups(tmp_path: Path, kafka: Kafka) 
 
 
 @pytest.mark.long
-def test_a_mirror_asks_before_it_cuts(tmp_path: Path, kafka: Kafka) -> None:
+def test_mirror_asks_before_it_truncates(tmp_path: Path, kafka: Kafka) -> None:
     kafka.create_topic("orders")
     log = kafka.logdir.partition("orders", 0)
     log.append_many([(None, b"%d" % number) for number in range(10)])

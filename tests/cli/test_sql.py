@@ -139,7 +139,7 @@ def test_csv(data: Path) -> None:
     ]
 
 
-def test_only_what_a_query_names_is_read(
+def test_only_topics_in_the_query_are_read(
     data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import logcore.query.topic_dataset as module
@@ -230,7 +230,7 @@ def test_topics_that_differ_in_case_are_refused(tmp_path: Path) -> None:
     assert rows(tmp_path, "select 1 as a") == [{"a": 1}]
 
 
-def test_without_duckdb_it_says_what_to_install(
+def test_without_duckdb_the_error_names_the_extra(
     data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "duckdb", None)
@@ -266,7 +266,7 @@ def test_values_do_not_command_the_terminal(data: Path) -> None:
     assert "\x1b[31m" not in text
 
 
-def test_a_query_that_fails_at_a_later_row_says_why(data: Path) -> None:
+def test_query_that_fails_at_a_later_row_reports_the_reason(data: Path) -> None:
     query = "select cast(case when n = 50000 then 'x' else '1' end as int) from range(60000) r(n)"
     done = run(data, query, "--csv")
     assert done.exit_code == 2

@@ -57,7 +57,7 @@ def data(tmp_path: Path) -> Path:
     return path
 
 
-def test_what_is_open_is_listed(data: Path) -> None:
+def test_open_transactions_are_listed(data: Path) -> None:
     (row,) = rows("transactions", "list", data)
     assert (row["id"], row["state"], row["partitions"]) == ("prepared", "Ongoing", 1)
     assert [row["id"] for row in rows("transactions", "list", data, "--all")] == [
@@ -68,7 +68,7 @@ def test_what_is_open_is_listed(data: Path) -> None:
 
 
 @pytest.mark.parametrize("decision", ["commit", "abort"])
-def test_what_is_open_is_decided_by_hand(data: Path, decision: str) -> None:
+def test_open_transaction_is_ended_by_hand(data: Path, decision: str) -> None:
     assert values(data) == []
     run("transactions", decision, data, "prepared")
     assert values(data) == [b"v"] * (decision == "commit")
@@ -77,7 +77,7 @@ def test_what_is_open_is_decided_by_hand(data: Path, decision: str) -> None:
     assert "no transaction of 'prepared' is open" in found.output
 
 
-def test_an_id_that_is_not_known_is_told(data: Path) -> None:
+def test_unknown_id_is_an_error(data: Path) -> None:
     assert (
         "no transaction of 'other' is open"
         in run("transactions", "abort", data, "other", code=2).output

@@ -86,7 +86,7 @@ def test_all_conditions_have_to_hold(
     assert passing == [offset for offset in offsets if offset in (0, 5)]
 
 
-def test_nothing_asked_is_no_condition() -> None:
+def test_no_option_is_no_condition() -> None:
     assert Where.parse([]) is None
 
 
@@ -104,7 +104,7 @@ def test_nothing_asked_is_no_condition() -> None:
         ("value~(", "no regular expression"),
     ],
 )
-def test_what_is_no_condition_is_said_to_be_none(text: str, words: str | None) -> None:
+def test_invalid_condition_is_an_error(text: str, words: str | None) -> None:
     if words is None:
         assert Condition.parse(text).wanted == b"="
         return

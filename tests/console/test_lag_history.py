@@ -56,7 +56,7 @@ def test_line_shows_ten_minutes() -> None:
     assert draw_lag([(0, 1)], 0).line == ""
 
 
-def test_directory_without_groups_or_that_is_gone_has_no_samples(
+def test_missing_directory_or_one_without_groups_has_no_samples(
     data: Path, console: ConsoleClient
 ) -> None:
     sample_lags(console.view)

@@ -268,7 +268,7 @@ def limited(users: LoginSetup) -> Generator[ConsoleClient, None, None]:
         yield found
 
 
-def test_user_sees_only_what_the_rules_allow(limited: ConsoleClient) -> None:
+def test_user_sees_only_allowed_resources(limited: ConsoleClient) -> None:
     limited.log_in("alice", PASSWORD)
     for path in ("/", "/?internal=1", "/segments", "/groups", "/transactions"):
         page = limited.page(path)
@@ -311,7 +311,7 @@ def test_damaged_rules_of_a_topic_hide_it(
     assert limited.get("/").status == 200
 
 
-def test_user_who_may_only_describe_a_topic_reads_no_message(
+def test_user_with_describe_only_reads_no_message(
     limited: ConsoleClient,
 ) -> None:
     limited.log_in("bob", PASSWORD)

@@ -117,7 +117,7 @@ def test_broker_refuses_a_console_for_other_machines(data: Path, start: Start) -
 
 
 @pytest.mark.long
-def test_console_asks_for_a_login_and_says_how_to_create_a_user(
+def test_console_requires_a_login_and_explains_how_to_create_a_user(
     data: Path, start: Start, tmp_path: Path
 ) -> None:
     with logcore.open_dir(data, create=True) as logdir:
@@ -141,7 +141,7 @@ def add_user(data: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_broker_with_rules_shows_what_they_allow(
+def test_broker_with_rules_shows_allowed_resources(
     data: Path, start: Start, tmp_path: Path
 ) -> None:
     with logcore.open_dir(data, create=True) as logdir:

@@ -125,7 +125,7 @@ def test_hostile_name_of_a_group_is_escaped(
     assert "a/../b?<script>\\u202e&" in console.page(link.replace("&amp;", "&")).text
 
 
-def test_open_transaction_shows_what_it_holds_back(
+def test_open_transaction_shows_the_blocked_records(
     written: logcore.LogDir, console: ConsoleClient
 ) -> None:
     written.create_topic("orders", 1)

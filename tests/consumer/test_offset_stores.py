@@ -59,7 +59,7 @@ def both(data: LogDir) -> tuple[int | None, int | None]:
     [(LOG, (5, None)), (DUAL, (5, 5)), (REGISTRY, (None, 5)), (BACK, (5, 5))],
     ids=["log", "log-dual", "registry", "registry-dual"],
 )
-def test_commit_is_stored_where_the_settings_require(
+def test_commit_is_stored_in_the_configured_stores(
     data: LogDir, settings: dict[str, Any], stored: tuple[int | None, int | None]
 ) -> None:
     with data.consumer(

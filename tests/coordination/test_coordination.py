@@ -573,7 +573,7 @@ def test_answer_to_an_absent_member_does_not_end_its_absence(answer: str) -> Non
     assert member_id not in world.group.members
 
 
-def test_absent_member_stays_absent_after_a_failed_replacement() -> None:
+def test_absent_member_remains_absent_after_a_failed_replacement() -> None:
     world = World()
     member_id = world.replies[world.join(instance="s", absence_ms=2_000)].member_id
     world.sync(member_id, 1, {member_id: b"\1"}, instance="s")

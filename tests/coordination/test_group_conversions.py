@@ -635,7 +635,7 @@ def test_crash_before_the_downgrade_is_stored_only_delays_it(
     )
 
 
-def test_group_that_may_not_be_downgraded_stays_a_consumer_group() -> None:
+def test_group_that_may_not_be_downgraded_remains_a_consumer_group() -> None:
     simulation = CoordinatorSimulation(may_upgrade=True)
     one, _ = upgrade_pair(simulation)
     simulation.beat("A", -1)

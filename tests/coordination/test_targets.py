@@ -187,7 +187,7 @@ def test_member_with_an_extra_partition_keeps_it() -> None:
     }
 
 
-def test_extra_partitions_go_to_distinct_members() -> None:
+def test_extra_partitions_are_assigned_to_distinct_members() -> None:
     targets = uniform([member("A"), member("B"), member("C")], counts_of(t=5))
     assert sizes(targets) == [1, 2, 2]
 

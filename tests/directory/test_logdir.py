@@ -218,7 +218,7 @@ def test_missing_or_existing_topic_raises(data: str) -> None:
         logdir.partition("t", 3).append(b"new")
 
 
-def test_settings_reach_open_logs_and_stay(data: str) -> None:
+def test_settings_reach_open_logs_and_are_stored(data: str) -> None:
     with logcore.open_dir(data, create=True) as logdir:
         logdir.create_topic("t", config={"max.message.bytes": 1000})
         log = logdir.partition("t", 0)

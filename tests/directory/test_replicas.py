@@ -66,7 +66,7 @@ def test_open_logs_get_changed_settings(tmp_path: Path) -> None:
         assert log.config.retention_ms == 7
 
 
-def test_removed_replicas_are_gone(tmp_path: Path) -> None:
+def test_removed_replicas_have_no_files(tmp_path: Path) -> None:
     with opened(tmp_path) as logdir:
         logdir.host.place_topic("t", ID, 3, [0, 2], {})
         leading(logdir).append(b"v")

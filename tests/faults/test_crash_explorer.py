@@ -203,7 +203,7 @@ def test_disks_that_the_cache_skips_equal_opened_disks(
     assert VerifyingCache.hits > len(seen.states) > 30 * limit
 
 
-def test_cache_compares_only_what_the_function_read() -> None:
+def test_cache_compares_only_the_files_that_were_read() -> None:
     """The cache compares the content of one file, the size of another, and the new
     content of a third. Everything else may differ.
     """

@@ -503,7 +503,7 @@ def explored(seed: int) -> Report:
     "count",
     [STATES, pytest.param(MANY, marks=[pytest.mark.slow, pytest.mark.timeout(36000)])],
 )
-def test_random_lives_of_a_directory(count: int) -> None:
+def test_random_histories_of_a_directory(count: int) -> None:
     total = Report()
     for seed in itertools.count():
         total += explored(seed)

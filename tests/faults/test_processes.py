@@ -137,7 +137,7 @@ def test_B37_a_forked_child_that_writes_is_found(
 
 
 @pytest.mark.long
-def test_B38_a_lock_that_goes_with_another_close_is_found(
+def test_B38_lock_that_another_close_releases_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     test_another_file_descriptor_on_the_lock_does_not_drop_it(tmp_path / "a" / "t-0")
@@ -260,7 +260,7 @@ def test_a_watch_that_cannot_be_made_leaves_no_open_file(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="inotify is a part of Linux")
-def test_a_watch_that_nobody_closed_leaves_no_open_file(tmp_path: Path) -> None:
+def test_unclosed_watch_leaves_no_open_file(tmp_path: Path) -> None:
     before = open_files()
     watch = OsFS().watch(str(tmp_path))
     assert isinstance(watch, Inotify)

@@ -42,7 +42,7 @@ def test_some_schedules_of_each_world_keep_all_invariants(first: int) -> None:
 
 
 @pytest.mark.parametrize(("kind", "seed"), PAUSED_IN_A_REBALANCE)
-def test_a_pause_in_a_rebalance_removes_nobody(kind: str, seed: int) -> None:
+def test_pause_in_a_rebalance_removes_no_member(kind: str, seed: int) -> None:
     schedules.run(kind, seed)
 
 

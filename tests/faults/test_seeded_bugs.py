@@ -506,7 +506,7 @@ def test_a_seeded_bug_is_found(
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed_bug", parameters(tuple(LIFE_BUGS)))
-def test_a_seeded_bug_of_later_lives_is_found(
+def test_seeded_bug_after_reopening_is_found(
     seed_bug: Seeder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seed_bug(monkeypatch)

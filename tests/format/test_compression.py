@@ -113,7 +113,7 @@ def test_levels_outside_kafkas_ranges_are_refused(codec, level):
     [b"", b"x", SMALL, SAMPLE, bytes(200_000)],
     ids=["empty", "1", "small", "long", "zeros"],
 )
-def test_what_is_compressed_inflates_to_the_same(codec, data):
+def test_compressed_bytes_decompress_to_the_original(codec, data):
     packed = compress(codec, data)
     for form in (packed, bytearray(packed), memoryview(b"#" + packed)[1:]):
         plain = decompress(codec, form)
@@ -271,7 +271,7 @@ def test_gzip_header_fields_are_skipped():
     assert decompress(Codec.GZIP, packed) == SMALL
 
 
-def test_gzip_bytes_behind_the_last_member_are_ignored_as_by_java():
+def test_gzip_bytes_after_the_last_member_are_ignored_as_by_java():
     assert decompress(Codec.GZIP, gzip.compress(SMALL) + b"\x00padding") == SMALL
 
 
@@ -327,7 +327,7 @@ def test_snappy_repeated_headers_are_skipped():
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_snappy_stray_bytes_behind_the_last_block_are_refused(count):
+def test_snappy_bytes_after_the_last_block_are_refused(count):
     with pytest.raises(CorruptBatchError, match="block length"):
         decompress(Codec.SNAPPY, compress(Codec.SNAPPY, SMALL) + bytes(count))
 
@@ -565,7 +565,7 @@ def test_zstd_content_checksum_is_verified():
 
 
 @pytest.mark.parametrize("content_size", [0, 1, 131071, 131073, 2**40, 2**64 - 2])
-def test_zstd_content_size_that_lies_is_an_error(content_size):
+def test_wrong_zstd_content_size_is_an_error(content_size):
     with traced_peak() as peak, pytest.raises((CorruptBatchError, RecordTooLargeError)):
         decompress(Codec.ZSTD, zstd_frame(zstd_rle(1), content_size=content_size))
     assert peak() < MIB
@@ -657,7 +657,7 @@ for name, (codec, body) in (t.BOMBS | honest).items():
 @pytest.mark.skipif(
     not os.access("/proc/self/clear_refs", os.W_OK), reason="needs Linux's /proc"
 )
-def test_memory_outside_python_stays_within_the_limit_too():
+def test_memory_outside_python_remains_within_the_limit():
     """tracemalloc does not count the memory of C libraries, but the kernel does."""
     lines = run_python(RESIDENT_MEMORY, str(Path(__file__).parent)).splitlines()
     peaks = {line.split(maxsplit=1)[1]: int(line.split()[0]) for line in lines}
@@ -827,7 +827,7 @@ print(works, os.waitpid(child, 0)[1])
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-def test_parent_and_child_of_a_fork_both_go_on():
+def test_parent_and_child_of_a_fork_both_decompress():
     assert run_python(FORK).split() == ["True", "0"]
 
 
@@ -844,7 +844,7 @@ def test_codec_packages_are_imported_at_first_use():
         (Codec.ZSTD, ["zstandard"], "pip install zstandard"),
     ],
 )
-def test_a_missing_package_is_named_with_what_to_install(
+def test_missing_package_is_named_with_the_install_command(
     monkeypatch, codec, modules, command
 ):
     packed = compress(codec, SMALL)

@@ -118,7 +118,7 @@ def test_bytes_as_kafka_writes_them(
 
 
 @pytest.mark.parametrize(("key", "key_hex", "value", "value_hex"), ROWS)
-def test_what_is_cut_off_is_not_understood(
+def test_truncated_record_is_not_decoded(
     key: ConsumerKey, key_hex: str, value: ConsumerValue, value_hex: str
 ) -> None:
     encoded = consumer_value(value)

@@ -126,7 +126,7 @@ def test_header_facts_of_vectors_need_no_decoding(name):
     "name",
     [name for name in NAMES if "2-messages" in name or "wrapper-logappendtime" in name],
 )
-def test_check_finds_every_flipped_bit_behind_the_offset(name):
+def test_check_finds_every_flipped_bit_after_the_offset(name):
     for entry in entries_of((VECTORS / "records" / name).read_bytes()):
         for position in range(8, len(entry)):
             for bit in range(8):
@@ -177,7 +177,7 @@ def test_any_negative_length_is_null(magic):
 
 
 @pytest.mark.parametrize("magic", [0, 1])
-def test_bytes_behind_the_value_are_ignored(magic):
+def test_bytes_after_the_value_are_ignored(magic):
     assert decode(message(magic, body=struct.pack(">ii", -1, 1) + b"v+more"))[0][
         2:
     ] == (None, b"v")

@@ -124,14 +124,14 @@ def test_heads_of_every_vector_are_as_expected(name: str) -> None:
             assert batch.base_offset == want["base_offset"]
 
 
-def test_control_batches_say_what_they_are() -> None:
+def test_control_batches_report_their_type() -> None:
     kinds = {"abort": "ABORT", "commit": "COMMIT", "leader-change": "LEADER_CHANGE"}
     for name, kind in kinds.items():
         (batch,) = read_batches(vector(f"v2-control-{name}.kafka-java.bin"))
         assert batch.control_type() == kind
 
 
-def test_a_control_batch_of_no_known_type_says_so() -> None:
+def test_control_batch_of_an_unknown_type_reports_it() -> None:
     for key in (None, b"\0\0\0", struct.pack(">hh", 0, 99)):
         (batch,) = read_batches(encode([(key, b"")], control=True))
         assert batch.control_type() == "UNKNOWN"
@@ -147,7 +147,7 @@ def test_a_control_batch_of_no_known_type_says_so() -> None:
     )
 
 
-def test_a_batch_shows_what_it_is_and_whose_clock_its_times_are_of() -> None:
+def test_batch_repr_shows_its_kind_and_timestamp_type() -> None:
     (batch,) = read_batches(encode([(b"k", b"v")] * 3, base_offset=7, codec="lz4"))
     size = batch.size_bytes
     assert (
@@ -627,7 +627,7 @@ def test_a_leader_takes_no_record_that_only_some_readers_take(
 
 @pytest.mark.parametrize("codec", ["uncompressed", "gzip"])
 @pytest.mark.parametrize("deltas", [(0, 0), (1, 0), (0, 5), (3, 4)])
-def test_records_get_offsets_of_their_own_whatever_their_sender_says(
+def test_offsets_of_the_sender_are_replaced(
     codec: str, deltas: tuple[int, int]
 ) -> None:
     raw = bytearray(encode(TWO))
@@ -777,7 +777,7 @@ def test_a_sound_batch_is_stored_untouched_but_for_offset_and_epoch() -> None:
     data=st.data(),
 )
 @settings(max_examples=25)
-def test_what_a_leader_stores_is_what_was_sent(
+def test_leader_stores_the_bytes_that_were_sent(
     codec: str,
     counts: list[int],
     kept: str,
@@ -884,13 +884,13 @@ def test_a_wrong_max_timestamp_is_corrected_with_the_crc() -> None:
     assert batch.max_timestamp == T0 + 5
 
 
-def test_log_append_time_overrides_what_the_client_says() -> None:
+def test_log_append_time_overrides_the_time_of_the_client() -> None:
     batch, records = leader(mutated(), **{"message.timestamp.type": "LogAppendTime"})
     assert batch.is_append_time
     assert [record.timestamp_ms for record in records] == [T0 + 99] * 2
 
 
-def test_compressed_offsets_with_gaps_are_numbered_anew() -> None:
+def test_compressed_offsets_with_gaps_are_renumbered() -> None:
     raw = bytearray(encode(TWO))
     body = raw[61:]
     body[body[0] // 2 + 4] = 0  # the second record's offset delta: 0 instead of 1
@@ -938,7 +938,7 @@ def test_an_old_batch_with_bits_that_mean_something_in_v2_is_no_transaction() ->
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_batches_say_where_they_stand(name: str) -> None:
+def test_batches_report_their_positions(name: str) -> None:
     """In the file, of which the bytes may be a piece."""
     data = vector(name)
     batches = list(read_batches(data))
@@ -965,7 +965,7 @@ def test_a_length_that_no_batch_has_is_damage_and_no_torn_batch(
 
 @pytest.mark.parametrize("codec", CODECS)
 @given(count=st.integers(1, 12), data=st.data())
-def test_the_front_of_a_batch_keeps_exactly_what_lies_below(
+def test_truncated_batch_keeps_exactly_the_records_below_the_offset(
     codec: str, count: int, data: st.DataObject
 ) -> None:
     rows = [

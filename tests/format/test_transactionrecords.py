@@ -78,7 +78,7 @@ def test_an_empty_one_has_null_for_its_partitions_and_a_complete_one_an_empty_ar
 
 
 @given(STORED)
-def test_what_is_written_is_read(stored: StoredTransaction) -> None:
+def test_encoded_records_are_decoded_equal(stored: StoredTransaction) -> None:
     value = transaction_value(stored)
     assert read_transaction(value) == stored
     with pytest.raises(CorruptLogError):

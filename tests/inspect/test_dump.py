@@ -45,12 +45,12 @@ def rows(path, **options):
         (b"bell\x07", {"hex": "62656c6c07"}),
     ],
 )
-def test_bytes_are_text_where_they_print_and_hex_elsewhere(data, expected):
+def test_printable_bytes_are_text_and_others_are_hex(data, expected):
     assert shown(data) == expected
 
 
 @given(st.none() | st.binary(max_size=50) | st.text(max_size=20).map(str.encode))
-def test_what_is_shown_can_be_read_back(data):
+def test_shown_values_can_be_read_back(data):
     value = json.loads(json.dumps(shown(data)))
     if isinstance(value, dict):
         assert bytes.fromhex(value.pop("hex")) == data
@@ -72,7 +72,7 @@ def test_what_is_shown_can_be_read_back(data):
         ("orders-0", None),
     ],
 )
-def test_the_name_says_what_a_file_holds(name, kind):
+def test_kind_of_a_file_follows_from_its_name(name, kind):
     assert kind_of(name) == kind
 
 
@@ -178,7 +178,7 @@ def test_dump_reads_the_indexes():
     ]
 
 
-def test_dump_tells_padding_from_entries():
+def test_dump_distinguishes_padding_from_entries():
     found = rows(CRASH / f"{SECOND}.index")
     assert [one["type"] for one in found] == ["index_entry"] * 3 + ["padding"]
     assert found[-1]["size_bytes"] == 1200 - 24
@@ -237,7 +237,7 @@ def test_dump_reads_files_that_are_going_or_coming(life, tmp_path):
         assert rows(copy) == rows(CLEAN / f"{FIRST}{suffix}")
 
 
-def test_dump_goes_on_behind_a_batch_whose_crc_is_wrong(crash):
+def test_dump_continues_after_a_batch_with_a_wrong_crc(crash):
     path = crash / f"{FIRST}.log"
     data = bytearray(path.read_bytes())
     data[200] ^= 1
@@ -252,7 +252,7 @@ def test_dump_goes_on_behind_a_batch_whose_crc_is_wrong(crash):
     ]
 
 
-def test_dump_says_where_a_file_ends_in_the_middle_of_a_batch(crash):
+def test_dump_reports_an_incomplete_batch_at_the_end(crash):
     path = crash / f"{FIRST}.log"
     path.write_bytes(path.read_bytes()[:800])
     assert rows(path)[-1] == {

@@ -87,7 +87,7 @@ def changed(
 
 
 @pytest.mark.parametrize("name", ["clean", "crash", "compact-before", "compact-after"])
-def test_what_kafka_wrote_is_copied_whole(tmp_path: Path, name: str) -> None:
+def test_files_of_kafka_are_copied_completely(tmp_path: Path, name: str) -> None:
     """Kafka's own snapshots, indexes of aborted transactions and epochs judge those
     that salvage rebuilds.
     """
@@ -222,7 +222,7 @@ def test_a_length_that_leads_to_the_batch_after_the_next_hides_none() -> None:
 
 
 @pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.slow)])
-def test_no_cut_of_the_last_segment_loses_more_than_what_is_cut(step: int) -> None:
+def test_truncation_of_the_last_segment_loses_only_its_end(step: int) -> None:
     data = SEGMENTS[path_of(12)]
     for cut in range(0, len(data), step):
         report, saved = recover(changed({path_of(12): data[:cut]}))
@@ -283,7 +283,7 @@ def test_a_missing_segment_or_index_or_codec_is_no_trouble(codec: str) -> None:
     assert not report.lost and len(saved) == 2, "the lost part has left no trace"
 
 
-def test_zeros_behind_the_end_are_no_loss_and_garbage_is() -> None:
+def test_zeros_after_the_end_are_no_loss_and_garbage_is() -> None:
     report, saved = recover(changed({path_of(12): SEGMENTS[path_of(12)] + bytes(5000)}))
     assert judge(WRITTEN, report, saved) == set() and not report.lost
     assert [(part.size_bytes, part.reason) for part in report.left_out] == [
@@ -308,7 +308,7 @@ def test_the_same_offsets_twice_are_kept_once() -> None:
 @pytest.mark.parametrize(
     "spare", [".log.swap", ".log.deleted", ".log.cleaned", ".77.quarantine"]
 )
-def test_what_a_recovery_or_compaction_left_fills_gaps_only(spare: str) -> None:
+def test_leftover_files_fill_gaps_only(spare: str) -> None:
     """Records that a recovery truncated were written again. A new segment that has begun
     to replace the old ones is the log.
     """
@@ -375,7 +375,7 @@ def test_a_compaction_that_a_crash_ended_loses_nothing_that_opening_finds(
                 assert report.is_whole, (state.what, report.partitions[0].lost)
 
 
-def test_what_was_written_again_is_not_taken_from_before() -> None:
+def test_rewritten_offsets_are_not_taken_from_old_files() -> None:
     """A recovery put the tail aside, the log went on, and then lost a batch: the old
     one has its offset.
     """
@@ -620,7 +620,7 @@ def test_a_partition_that_was_moved_aside_keeps_start_and_end(
         assert log.append(b"next").offset == 10
 
 
-def test_a_copy_under_another_name_does_not_take_over_what_was_noted_of_that(
+def test_copy_under_another_name_ignores_checkpoints_of_that_name(
     tmp_path: Path,
 ) -> None:
     own = partition_of_ten(tmp_path)
@@ -643,7 +643,7 @@ def test_a_checkpoint_that_cannot_be_understood_is_reported() -> None:
 
 
 @pytest.mark.parametrize("start", [0, 3])
-def test_first_segments_that_are_gone_are_lost_and_those_that_were_deleted_are_not(
+def test_missing_first_segments_are_lost_and_deleted_ones_are_not(
     start: int,
 ) -> None:
     notes = {

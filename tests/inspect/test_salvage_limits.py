@@ -347,7 +347,7 @@ def run(*arguments: object) -> Any:
 
 
 @pytest.mark.interop
-def test_kafka_reads_what_was_saved(tmp_path: Path) -> None:
+def test_kafka_reads_the_salvaged_copy(tmp_path: Path) -> None:
     """A gap in the offsets is nothing to Kafka; its dump tool finds batches and indexes
     sound.
     """
@@ -379,7 +379,7 @@ def test_kafka_reads_what_was_saved(tmp_path: Path) -> None:
     assert 4 < 300 - len(found) < 100
 
 
-def test_checkpoints_beside_what_a_link_points_to(tmp_path: Path) -> None:
+def test_checkpoints_are_written_to_the_target_of_a_link(tmp_path: Path) -> None:
     """A log that is opened by a symbolic link has its checkpoints where the directory
     really is.
     """
@@ -412,7 +412,7 @@ def test_checkpoints_beside_what_a_link_points_to(tmp_path: Path) -> None:
         ]
 
 
-def test_what_fills_a_gap_far_above_its_segment_gets_one_of_its_own() -> None:
+def test_batch_far_above_its_segment_gets_a_segment_of_its_own() -> None:
     far = 5_000_000_000
     batch = encode([(None, b"x", (), 1_000)] * 4, base_offset=far)
     points = b"0\n1\nt 0 %d\n" % (far + 4)
@@ -426,9 +426,7 @@ def test_what_fills_a_gap_far_above_its_segment_gets_one_of_its_own() -> None:
         )
 
 
-def test_what_another_log_left_in_the_checkpoints_of_the_target_is_not_this_ones() -> (
-    None
-):
+def test_checkpoints_of_another_log_in_the_target_are_ignored() -> None:
     disk = SimulatedDisk()
     with logcore.open("/data/t-0", create=True, fs=disk) as log:
         for number in range(10):

@@ -71,7 +71,7 @@ def test_outline_without_time_has_the_same_ends(path: Path) -> None:
 
 
 @pytest.mark.parametrize("seconds", [0, 250, 300, 599, 1_000])
-def test_retention_forecast_is_what_retention_deletes(path: Path, seconds: int) -> None:
+def test_retention_deletes_the_forecast_segments(path: Path, seconds: int) -> None:
     settings = {"retention.ms": 300_000, "segment.bytes": 20_000}
     now_ms = NOW_MS + seconds * 1_000
     found = segment_map(path, config=LogConfig.parse(settings), now_ms=now_ms)
@@ -87,7 +87,7 @@ def test_retention_forecast_is_what_retention_deletes(path: Path, seconds: int) 
         assert found.retention.next_ms == left[0].max_timestamp_ms + 300_000
 
 
-def test_compacted_partition_shows_what_is_dirty(tmp_path: Path) -> None:
+def test_compacted_partition_shows_its_dirty_part(tmp_path: Path) -> None:
     from logcore.cleaner import clean
 
     config = {"cleanup.policy": "compact", "segment.bytes": 5_000}

@@ -46,7 +46,7 @@ def verdicts(path):
 @pytest.mark.parametrize(
     "name", ["partition-clean", "partition-crash/orders-0", "partition-crash"]
 )
-def test_what_kafka_left_is_ok(name):
+def test_files_of_kafka_are_ok(name):
     found = list(verify(VECTORS / name))
     assert {one.status for one in found} == {"ok"}
     assert sum(one.batches for one in found) == 13
@@ -60,7 +60,7 @@ def test_compacted_partitions_are_ok(name):
     assert {one.status for one in verify(VECTORS / name / "compacted-0")} == {"ok"}
 
 
-def test_what_we_write_is_ok(own):
+def test_files_of_logcore_are_ok(own):
     found = list(verify(own.parent))
     assert {one.status for one in found} == {"ok"}, found
     assert (sum(one.batches for one in found), sum(one.records for one in found)) == (
@@ -93,7 +93,7 @@ def test_a_partition_without_segments_is_judged(own):
     assert {one.kind for one in verify(own) if one.status == "damaged"} == {"log"}
 
 
-def test_a_partition_whose_directory_is_gone_has_a_verdict(own):
+def test_missing_directory_of_a_partition_has_a_verdict(own):
     away = own.with_name(f"{own.name}.0f-delete")
     own.rename(away)
     assert {one.status for one in verify(own.parent)} == {"ok"}, "Kafka is deleting it"
@@ -183,7 +183,7 @@ def test_zeros_at_the_end_are_a_torn_tail(own):
     assert "100 zero bytes" in verdict.detail
 
 
-def test_losing_what_was_on_disk_is_damage(own):
+def test_loss_of_durable_records_is_damage(own):
     """As in a torn tail, but by the recovery point the bytes were on disk. So opening
     refuses.
     """
@@ -227,7 +227,7 @@ def test_damage_in_a_sealed_segment_is_damage(crash):
     (0, 0, "offsets 0 to 5 are in no segment, and were not deleted"),
     (6, 0, "offsets 6 to 11 are in no segment: the log has no gaps there"),
 ])  # fmt: skip
-def test_a_segment_of_a_dense_log_that_is_gone_is_damage(own, gone, path, words):
+def test_missing_segment_of_a_dense_log_is_damage(own, gone, path, words):
     """Without its seal too; reading agrees. Deleted and compacted records are no
     loss.
     """
@@ -324,7 +324,7 @@ class Meddling(OsFS):
         ),
     ],
 )
-def test_what_happens_meanwhile_is_not_called_damage(tmp_path, kind):
+def test_concurrent_changes_are_not_reported_as_damage(tmp_path, kind):
     config = {"segment.bytes": 400, "min.cleanable.dirty.ratio": 0}
     if kind == "compaction":
         config["cleanup.policy"] = "compact"
@@ -581,7 +581,7 @@ def test_an_old_entry_that_cannot_be_decoded_is_damage(tmp_path):
     assert (verdict.status, verdict.position) == ("damaged", len(good))
 
 
-def test_what_is_no_file_is_a_verdict(crash):
+def test_unreadable_path_has_a_verdict(crash):
     (crash / "00000000000000000040.log").mkdir()
     (crash / "00000000000000000040.snapshot").symlink_to(crash / f"{SECOND}.snapshot")
     found = verdicts(crash)

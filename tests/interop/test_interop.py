@@ -163,7 +163,7 @@ def test_kafkas_java_clients_use_the_broker(
         ]
 
 
-def test_kafka_reads_what_the_brokers_clients_and_groups_left(
+def test_kafka_reads_the_files_of_brokers_clients_and_groups(
     tmp_path: Path, storage: Storage
 ) -> None:
     kafka = pytest.importorskip("confluent_kafka")

@@ -207,7 +207,7 @@ def test_a_machine_without_the_directory_writes_and_reads_through_a_broker(
     assert (said["rows"], said["distinct"]) == (4 * ROWS, 4 * ROWS)
 
 
-def test_reading_where_the_directory_is_not_seen_is_an_error(
+def test_reading_without_access_to_the_directory_raises(
     cluster: Cluster, places: tuple[Path, Path]
 ) -> None:
     here = places[0] / "other"

@@ -383,7 +383,7 @@ class Member:
         return self.owned
 
 
-def test_a_group_goes_from_kafka_to_us_and_back(tmp_path: Path) -> None:
+def test_group_moves_from_kafka_to_netshim_and_back(tmp_path: Path) -> None:
     one, other = Member("A"), Member("B")
     with kafka_jvm.Broker(tmp_path) as broker:
         client = connected(broker.address)

@@ -743,7 +743,7 @@ LIVES: dict[str, tuple[dict[str, Any], dict[str, float]]] = {
 
 @pytest.mark.parametrize("seed", range(SEEDS))
 @pytest.mark.parametrize("kind", LIVES)
-def test_two_lives_end_alike(twins: Any, kind: str, seed: int) -> None:
+def test_two_histories_end_with_equal_logs(twins: Any, kind: str, seed: int) -> None:
     config, steps = LIVES[kind]
     one: Twins = twins(seed, **config)
     one.codecs = CODECS if seed % 2 else ["uncompressed"]
@@ -815,7 +815,7 @@ def test_kafka_opens_forks_and_snapshots(
 
 
 @pytest.mark.parametrize(("magic", "codec"), [(0, 0), (0, 1), (1, 0), (1, 1), (1, 3)])
-def test_what_is_left_of_old_formats(
+def test_old_formats_are_read(
     kafka: Storage, tmp_path: Path, magic: int, codec: int
 ) -> None:
     """Kafka keeps the format, we write v2; the records are the same."""

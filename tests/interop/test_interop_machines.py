@@ -225,7 +225,7 @@ def test_leader_without_zookeeper_is_replaced(rig: Rig, direction: str) -> None:
 
 
 @pytest.mark.parametrize("direction", ["requests", "responses"])
-def test_follower_behind_a_one_way_link_leaves_and_returns(
+def test_follower_with_a_one_way_link_leaves_and_rejoins_the_isr(
     rig: Rig, direction: str
 ) -> None:
     rig.until_whole()
@@ -242,7 +242,7 @@ def test_follower_behind_a_one_way_link_leaves_and_returns(
     rig.judge()
 
 
-def test_leader_that_clients_cannot_hear_stays(rig: Rig) -> None:
+def test_leader_without_responses_to_clients_remains_leader(rig: Rig) -> None:
     """Only its responses to clients are lost, so no other broker notices."""
     leader = rig.leader()
     rig.network.cut(name(leader), TESTS)

@@ -99,7 +99,7 @@ def read(broker: Broker, number: int) -> list[tuple[Record, int]]:
 
 
 @pytest.mark.parametrize("kind", ["exactly-once", "at-least-once"])
-def test_a_killed_forwarder_goes_on(
+def test_killed_forwarder_continues(
     tmp_path: Path, broker: Broker, admin: Any, kind: str
 ) -> None:
     make(admin)
@@ -124,7 +124,7 @@ def test_a_killed_forwarder_goes_on(
 
 
 @pytest.mark.parametrize("kind", ["keep", "new"])
-def test_a_killed_mirror_goes_on(
+def test_killed_mirror_continues(
     tmp_path: Path, broker: Broker, admin: Any, kind: str
 ) -> None:
     """Of records of transactions that were committed and aborted, whose markers take
@@ -174,7 +174,7 @@ def test_a_killed_mirror_goes_on(
                 assert contents(found) == contents([record for record, _ in wanted])
 
 
-def test_what_kafka_refuses_is_told_and_kept(
+def test_records_that_kafka_refuses_are_reported_and_kept(
     tmp_path: Path, broker: Broker, admin: Any
 ) -> None:
     with logcore.open_dir(tmp_path / "data", create=True, durability="os") as data:
@@ -209,7 +209,7 @@ def test_what_kafka_refuses_is_told_and_kept(
         ]
 
 
-def test_what_kafka_deleted_and_made_again_is_noticed(
+def test_topic_that_kafka_recreated_is_detected(
     tmp_path: Path, broker: Broker, admin: Any
 ) -> None:
     make(admin)

@@ -83,7 +83,7 @@ def test_the_table_names_the_version_that_runs(name: str) -> None:
     assert rows()[name] == RUNS[name]()
 
 
-def test_each_row_of_the_table_is_asked_for() -> None:
+def test_each_row_of_the_table_is_requested() -> None:
     assert rows().keys() == RUNS.keys()
 
 

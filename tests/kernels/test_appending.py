@@ -174,7 +174,7 @@ def test_usual_produce_has_the_timeout_of_the_request(version: int) -> None:
 # -- accepted --------------------------------------------------------------------------
 
 
-def test_a_plain_append_goes_the_quick_way(log: logcore.Log) -> None:
+def test_plain_append_takes_the_fast_path(log: logcore.Log) -> None:
     began_ms = OsFS().now_ms()
     receipt = quickly(log, b"value", b"key")
     assert receipt is not None
@@ -190,7 +190,7 @@ def test_a_plain_append_goes_the_quick_way(log: logcore.Log) -> None:
     assert log.get(1).timestamp_ms == receipt.timestamp_ms
 
 
-def test_of_plain_appends_only_those_with_an_index_entry_go_the_slow_way(
+def test_only_plain_appends_with_an_index_entry_take_the_general_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken: list[bool] = []
@@ -231,7 +231,7 @@ def test_of_plain_appends_only_those_with_an_index_entry_go_the_slow_way(
         f"{name}:{type(value).__name__}" for name, value in given.items()
     ),
 )
-def test_what_is_unusual_about_a_record_goes_the_slow_way(
+def test_unusual_records_take_the_general_path(
     log: logcore.Log, given: dict[str, Any]
 ) -> None:
     refused(log, lambda: quickly(log, **given))
@@ -417,7 +417,7 @@ def refused(log: logcore.Log, append: Callable[[], object]) -> None:
         ("commit", "failure", logcore.LogFailedError("it failed")),
     ],
 )
-def test_what_is_unusual_about_the_log_goes_the_slow_way(
+def test_appends_to_unusual_logs_take_the_general_path(
     log: logcore.Log, owner: str, field: str, value: object
 ) -> None:
     is_refused(log, quickly, owner, field, value)
@@ -472,7 +472,7 @@ def is_refused(
     assert way(log) is not None
 
 
-def test_a_batch_that_just_fits_the_segment_goes_the_quick_way(
+def test_batch_that_just_fits_the_segment_takes_the_fast_path(
     log: logcore.Log,
 ) -> None:
     active = log.host.writer.active
@@ -504,7 +504,7 @@ def test_a_fast_path_does_not_wait_for_the_lock(log: logcore.Log, way: Any) -> N
     ids=str,
 )
 @WAYS
-def test_settings_that_ask_for_more_go_the_slow_way(
+def test_settings_with_further_work_take_the_general_path(
     tmp_path: Path, config: dict[str, str], way: Any
 ) -> None:
     with logcore.open(tmp_path / "t-0", create=True, durability="os", fs=OsFS()) as log:
@@ -532,7 +532,7 @@ def test_a_compacted_topic_takes_keys_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "durability", ["group", "always", logcore.every(3), logcore.interval(5)]
 )
-def test_other_policies_go_the_slow_way(tmp_path: Path, durability: Any) -> None:
+def test_other_policies_take_the_general_path(tmp_path: Path, durability: Any) -> None:
     with logcore.open(
         tmp_path / "t-0", create=True, durability=durability, fs=OsFS()
     ) as log:
@@ -548,7 +548,7 @@ def test_other_policies_go_the_slow_way(tmp_path: Path, durability: Any) -> None
     [{"shared": True}, {"replicated": True}, {"fs": Shown()}],
     ids=["shared", "replicated", "watched"],
 )
-def test_logs_that_others_write_copy_or_watch_go_the_slow_way(
+def test_shared_copied_and_watched_logs_take_the_general_path(
     tmp_path: Path, how: Any
 ) -> None:
     with logcore.open(tmp_path / "t-0", create=True, durability="os", **how) as log:

@@ -78,7 +78,7 @@ def test_plain_records_are_found_quickly(log: logcore.Log) -> None:
 
 
 @runs_compiled
-def test_what_has_no_answer_yet_goes_the_slow_way(log: logcore.Log) -> None:
+def test_read_without_a_cached_answer_takes_the_general_path(log: logcore.Log) -> None:
     assert kernel.get_quickly(log._state, 0) is None, (
         "no segment is held before it was read from"
     )
@@ -170,7 +170,7 @@ def log_record(offset: int) -> logcore.Record:
 
 
 @runs_compiled
-def test_batches_are_told_apart_by_their_positions(tmp_path: Path) -> None:
+def test_batches_are_distinguished_by_their_positions(tmp_path: Path) -> None:
     """Small batches that begin near each other: of the second the CRC is wrong, of the
     first it was checked.
     """
@@ -193,7 +193,7 @@ def test_batches_are_told_apart_by_their_positions(tmp_path: Path) -> None:
 
 @runs_compiled
 @pytest.mark.parametrize("damaged", [0, 1, 2])
-def test_one_batch_of_each_4_kib_is_noted(tmp_path: Path, damaged: int) -> None:
+def test_one_batch_of_each_4_kib_is_indexed(tmp_path: Path, damaged: int) -> None:
     """Two batches are in the first 4 KiB. Only the third, which continues after them,
     is checked once for all.
     """
@@ -219,7 +219,7 @@ def test_one_batch_of_each_4_kib_is_noted(tmp_path: Path, damaged: int) -> None:
 
 
 @runs_compiled
-def test_what_another_program_has_written_is_checked(tmp_path: Path) -> None:
+def test_batches_of_another_program_are_checked(tmp_path: Path) -> None:
     """A writer believes only the batches that it has appended itself in this life of
     the segment.
     """
@@ -276,7 +276,7 @@ def test_records_of_any_size_are_found(tmp_path: Path, size: int) -> None:
 
 
 @runs_compiled
-def test_what_was_taken_back_is_not_found(
+def test_truncated_batches_are_not_found(
     log: logcore.Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An interrupt after the write of a batch. Other batches then replace it, in the
@@ -321,7 +321,7 @@ def test_batches_of_other_processes_are_checked(tmp_path: Path) -> None:
 
 
 @runs_compiled
-def test_records_whose_offsets_are_not_in_order_go_the_slow_way(tmp_path: Path) -> None:
+def test_records_with_unordered_offsets_take_the_general_path(tmp_path: Path) -> None:
     """The header promises no gaps, and two of the records are exchanged."""
     with logcore.open(tmp_path / PATH, create=True, durability="os") as log:
         log.append_many([(None, b"%d" % number) for number in range(30)])

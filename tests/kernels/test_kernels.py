@@ -464,7 +464,7 @@ def test_columns_are_written_as_the_same_records_are(
         min_size=1,
     )
 )
-def test_aiokafka_and_kafka_python_read_what_is_written(kernel: Any, rows: Any) -> None:
+def test_aiokafka_and_kafka_python_read_written_batches(kernel: Any, rows: Any) -> None:
     data = encode(
         kernel,
         [(key, value, tuple(headers), time) for key, value, headers, time in rows],
@@ -500,7 +500,7 @@ def test_aiokafka_and_kafka_python_read_what_is_written(kernel: Any, rows: Any) 
         min_size=1,
     )
 )
-def test_what_aiokafka_and_kafka_python_write_is_read(
+def test_batches_of_aiokafka_and_kafka_python_are_read(
     kernel: Any, builder: Any, rows: Any
 ) -> None:
     writer = builder(
@@ -594,7 +594,7 @@ def test_index_search_finds_the_last_entry_at_or_below(
 
 @pytest.mark.parametrize("kernel", KERNELS)
 @given(st.lists(st.none() | st.binary(max_size=300), max_size=20))
-def test_gather_copies_pieces_behind_each_other(
+def test_gather_copies_pieces_one_after_the_other(
     kernel: Any, pieces: list[bytes | None]
 ) -> None:
     data = b"".join(b"-" + (piece or b"") for piece in pieces)

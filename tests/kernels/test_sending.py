@@ -120,7 +120,7 @@ def parts(future: RecordFuture) -> tuple[Any, ...]:
         {"partition": 1, "on_delivery": print},
     ],
 )
-def test_a_plain_record_goes_the_quick_way(
+def test_plain_record_takes_the_fast_path(
     producer: Producer, given: dict[str, Any]
 ) -> None:
     assert quickly(producer, **given) is not None
@@ -190,7 +190,7 @@ def test_a_simulated_clock_sends_the_slow_way() -> None:
         assert quickly(producer) is None
 
 
-def test_whoever_waits_for_memory_or_holds_the_lock_comes_first(
+def test_fast_path_yields_to_waiters_and_to_the_lock_holder(
     producer: Producer,
 ) -> None:
     with producer._lock:

@@ -537,7 +537,7 @@ def open_directory(disk: SimulatedDisk, **upkeep: Any) -> logcore.LogDir:
     )
 
 
-def test_directory_stays_within_its_size() -> None:
+def test_directory_remains_within_its_size() -> None:
     disk = SimulatedDisk(now_ms=T0)
     with open_directory(disk, max_bytes=3000) as logdir:
         logdir.create_topic("a", partitions=2, config={"segment.bytes": 300})

@@ -456,7 +456,7 @@ def test_log_file_is_deleted_before_its_indexes() -> None:
             )
 
 
-def test_full_index_stays_full_after_reopening_and_reconfiguring(
+def test_full_index_remains_full_after_reopening_and_reconfiguring(
     tmp_path: Path,
 ) -> None:
     """With entries beyond segment.index.bytes, Kafka would not open the index."""
@@ -753,7 +753,7 @@ def test_walk_of_a_growing_segment_equals_a_walk_of_a_mapping(
     lengths=[(9, 0), (3, 0), (6, 11)],
     seek_bytes=300,
 )
-def test_a_growing_segment_finds_what_is_there(
+def test_growing_segment_finds_existing_batches(
     counts: list[int],
     base: int,
     index: list[tuple[int, int]] | None,

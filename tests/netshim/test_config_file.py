@@ -171,7 +171,7 @@ def _shapes() -> dict[str, OptionShape]:
     return {key: _shape(one) for key, one in _file_options().items()}
 
 
-def test_check_finds_what_would_stop_serve(tmp_path: Path) -> None:
+def test_check_finds_the_errors_of_serve(tmp_path: Path) -> None:
     directory = str(tmp_path / "data")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])

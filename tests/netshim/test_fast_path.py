@@ -74,7 +74,7 @@ def is_usual(pair: Pair, action: Callable[[], object]) -> bool:
 @compiled
 @pytest.mark.parametrize("version", PRODUCE_VERSIONS)
 @pytest.mark.parametrize("acks", [1, -1])
-def test_every_version_of_produce_is_answered_alike(
+def test_every_version_of_produce_gets_equal_responses(
     pair: Pair, version: int, acks: int
 ) -> None:
     assert is_usual(pair, lambda: pair.produce(version, acks=acks))
@@ -85,7 +85,7 @@ def test_every_version_of_produce_is_answered_alike(
 @compiled
 @pytest.mark.parametrize("version", FETCH_VERSIONS)
 @pytest.mark.parametrize("isolation", [0, 1])
-def test_every_version_of_fetch_is_answered_alike(
+def test_every_version_of_fetch_gets_equal_responses(
     pair: Pair, version: int, isolation: int
 ) -> None:
     more = {"wait_ms": 500, "isolation": isolation}
@@ -102,7 +102,7 @@ def test_every_version_of_fetch_is_answered_alike(
 
 @compiled
 @pytest.mark.parametrize("version", FETCH_VERSIONS)
-def test_every_version_of_a_large_fetch_is_answered_alike(
+def test_every_version_of_a_large_fetch_gets_equal_responses(
     pair: Pair, version: int
 ) -> None:
     """It has more records than are copied at once, from several segments."""
@@ -120,7 +120,9 @@ def test_every_version_of_a_large_fetch_is_answered_alike(
 
 @compiled
 @pytest.mark.parametrize("version", FETCH_VERSIONS)
-def test_every_version_of_a_session_is_answered_alike(pair: Pair, version: int) -> None:
+def test_every_version_of_a_session_gets_equal_responses(
+    pair: Pair, version: int
+) -> None:
     more: dict[str, Any] = {"version": version, "wait_ms": 500}
     assert not is_usual(pair, lambda: pair.fetch(0, epoch=0, **more))
     assert is_usual(pair, lambda: pair.fetch(0, epoch=1, **more))
@@ -176,7 +178,7 @@ def test_a_request_of_a_session_ends_the_one_before_it(pair: Pair) -> None:
     pair.fetch(2, epoch=3, is_listed=False)
 
 
-def test_sessions_of_several_partitions_are_answered_alike(pair: Pair) -> None:
+def test_sessions_of_several_partitions_get_equal_responses(pair: Pair) -> None:
     pair.fetch(0, epoch=0)
     pair.fetch(0, epoch=1, partition=1)
     for epoch in (2, 3):
@@ -230,7 +232,7 @@ def enforce(pair: Pair, *operations: AclOperation) -> None:
 
 @compiled
 @pytest.mark.parametrize("version", [12, 13])
-def test_rules_are_enforced_alike(pair: Pair, version: int) -> None:
+def test_both_paths_enforce_the_rules(pair: Pair, version: int) -> None:
     enforce(pair, AclOperation.READ)
     assert is_usual(pair, lambda: pair.fetch(0, version))
     assert "error_code=29" in str(pair.produce(version))
@@ -400,7 +402,7 @@ def test_a_stopping_broker_answers_waiting_fetches(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("pair", ["group"], indirect=True)
-def test_a_failed_sync_is_reported_alike(pair: Pair) -> None:
+def test_both_paths_report_a_failed_sync(pair: Pair) -> None:
     for version in PRODUCE_VERSIONS:
         assert pair.produce(version, acks=-1) == "waits"
     for side in pair.sides:
@@ -525,7 +527,7 @@ def random_event(pair: Pair, rng: random.Random) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_random_requests_are_answered_alike(pair: Pair, seed: int) -> None:
+def test_random_requests_get_equal_responses(pair: Pair, seed: int) -> None:
     rng = random.Random(seed)
     for _ in range(500):
         random_request(pair, rng)
@@ -545,7 +547,7 @@ def test_random_requests_are_answered_alike(pair: Pair, seed: int) -> None:
 
 
 @pytest.mark.parametrize("pair", ["os"], indirect=True)
-def test_changed_frames_are_answered_alike(pair: Pair) -> None:
+def test_changed_frames_get_equal_responses(pair: Pair) -> None:
     """A frame that is damaged at any byte, or cut off, takes no other meaning."""
     rng = random.Random(1)
     for version in (7, 9, 12):

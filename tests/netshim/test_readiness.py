@@ -29,7 +29,7 @@ def receiver(tmp_path: Path) -> Iterator[socket.socket]:
 
 
 @pytest.mark.long
-def test_parent_is_told_when_clients_may_connect(tmp_path: Path) -> None:
+def test_parent_is_notified_when_clients_may_connect(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     options = [str(tmp_path / "data"), "--port", "0", "--ready-fd", str(writing)]
     process = subprocess.Popen(
@@ -52,7 +52,7 @@ def test_parent_is_told_when_clients_may_connect(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_systemd_is_told_of_the_start_the_watchdog_and_the_stop(
+def test_systemd_is_notified_of_start_watchdog_and_stop(
     tmp_path: Path, receiver: socket.socket
 ) -> None:
     environment = {

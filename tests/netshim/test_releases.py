@@ -31,7 +31,7 @@ def served(kafka: Kafka, version: int = 0) -> dict[int, tuple[int, int]]:
 
 
 @pytest.mark.parametrize("name", RELEASES)
-def test_a_release_serves_what_it_has_and_we_have(kafka: Kafka, name: str) -> None:
+def test_release_serves_the_apis_of_kafka_and_netshim(kafka: Kafka, name: str) -> None:
     every = served(kafka)
     kafka.as_version(name)
     found = served(kafka)

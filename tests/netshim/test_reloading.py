@@ -37,7 +37,7 @@ def test_page_names_each_of_them() -> None:
     assert {one for one in LIVE if f"`{one}`" not in section} == set()
 
 
-def test_changes_are_divided_by_what_a_running_broker_can_do() -> None:
+def test_changes_are_divided_by_the_need_of_a_restart() -> None:
     before = file(max_connections=5, port=1, idle_timeout_ms=100)
     after = file(max_connections=6, port=2, num_partitions=3, log_level="debug")
     changes = changes_of(before, after, {"num_partitions"})

@@ -314,7 +314,7 @@ def test_requests_without_responses_are_processed(
 
 
 @pytest.mark.long
-def test_unready_coordinator_is_asked_again(
+def test_request_to_an_unready_coordinator_is_repeated(
     brokers: tuple[Kafka, Kafka], tmp_path: Path
 ) -> None:
     first, second = brokers

@@ -156,7 +156,7 @@ def test_a_look_that_fails_holds_up_no_later_request(
     assert bench.produce(batch_of(b"w")).error_code == 0
 
 
-def test_an_append_that_rolls_waits_elsewhere_and_later_ones_wait_behind_it(
+def test_append_that_rolls_runs_in_a_thread_and_delays_later_ones(
     bench: Bench,
 ) -> None:
     bench.logdir.create_topic("t", config={"segment.bytes": 300})
@@ -182,7 +182,7 @@ def test_an_append_that_rolls_waits_elsewhere_and_later_ones_wait_behind_it(
     ] == [*range(6)]
 
 
-def test_a_log_that_cannot_be_opened_is_told_and_the_others_are_served(
+def test_log_that_cannot_be_opened_is_reported_and_others_are_served(
     bench: Bench,
 ) -> None:
     bench.logdir.create_topic("t", partitions=2)
@@ -317,7 +317,7 @@ EPOCHS: dict[str, Callable[[Any], object]] = {
 
 @pytest.mark.parametrize("case", EPOCHS)
 @pytest.mark.parametrize("records", [0, 3])
-def test_every_api_tells_the_leader_epoch_that_clients_were_told_before(
+def test_every_api_reports_the_same_leader_epoch(
     tmp_path: Path, case: str, records: int
 ) -> None:
     """Clients believe no smaller epoch than they know: one that fell shut them out for
@@ -391,7 +391,7 @@ def test_metadata_of_a_cluster_waits_for_no_file(
         (3, -1, "records"),
     ],
 )
-def test_a_fetch_with_the_epoch_of_its_last_record_is_told_where_they_diverge(
+def test_fetch_with_a_diverging_epoch_gets_the_point_of_divergence(
     bench: Bench, offset: int, last_epoch: int, expected: Any
 ) -> None:
     """Kafka's rule, with epochs 0 at [0, 5) and 2 at [5, 10), the log start at 2."""
@@ -428,7 +428,7 @@ def test_a_fetch_with_the_epoch_of_its_last_record_is_told_where_they_diverge(
         ),
     ],
 )
-def test_a_refused_batch_says_which_records_were_wrong(
+def test_refused_batch_lists_its_invalid_records(
     bench: Bench, codec: str, config: dict[str, object], code: int, wrong: list[int]
 ) -> None:
     """Without that clients blame all of them, and a program that drops what is invalid
@@ -462,7 +462,7 @@ def test_a_refused_batch_says_which_records_were_wrong(
         (None, codes.INVALID_RECORD),
     ],
 )
-def test_what_stands_behind_a_batch_is_dropped_or_refused(
+def test_bytes_after_a_batch_are_dropped_or_refused(
     bench: Bench, records: bytes | None, code: int
 ) -> None:
     bench.logdir.create_topic("t")
@@ -496,7 +496,7 @@ def test_of_two_batches_for_a_partition_in_one_request_the_last_counts(
         ("x", False, codes.NONE),
     ],
 )
-def test_batches_of_transactions_that_nobody_began(
+def test_batches_of_transactions_that_were_not_begun(
     bench: Bench, transactional_id: str | None, transactional: bool, code: int
 ) -> None:
     bench.logdir.create_topic("t")
@@ -571,7 +571,7 @@ def test_error_texts_name_no_folder_of_the_server(bench: Bench) -> None:
     )
 
 
-def test_no_nearest_topic_is_looked_for_where_no_text_is_read(
+def test_no_similar_topic_is_searched_if_no_text_is_read(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Mutated frames found it: each unknown partition of a request took a millisecond
@@ -667,7 +667,7 @@ def test_one_request_makes_a_bounded_number_of_partitions(bench: Bench) -> None:
 # -- the rest of the wire --------------------------------------------------------------
 
 
-def test_offsets_that_are_listed_or_deleted_by_wait_for_what_came_with_acks_1(
+def test_listed_and_deleted_offsets_wait_for_appends_with_acks_1(
     tmp_path: Path,
 ) -> None:
     bench = Bench(tmp_path / "data", durability="group")
@@ -893,7 +893,7 @@ def test_unknown_topic_ids_cost_one_look_at_the_topics(
     assert state.topic_ids.name_of(NO_ID) is None
 
 
-def test_a_fetch_that_waits_is_told_when_its_offset_is_deleted(bench: Bench) -> None:
+def test_waiting_fetch_is_answered_when_its_offset_is_deleted(bench: Bench) -> None:
     bench.logdir.create_topic("t")
     bench.produce(batch_of(b"v"))
     request = bench.fetches(range(1))
@@ -916,7 +916,7 @@ def test_a_fetch_that_waits_is_told_when_its_offset_is_deleted(bench: Bench) -> 
     assert told.error_code == codes.OFFSET_OUT_OF_RANGE
 
 
-def test_a_fetch_counts_what_a_sync_makes_readable(tmp_path: Path) -> None:
+def test_fetch_counts_bytes_that_a_sync_makes_readable(tmp_path: Path) -> None:
     """Its bytes were written before it came."""
     bench = Bench(tmp_path, at_once=False, durability="group")
     bench.logdir.create_topic("t")
@@ -945,7 +945,7 @@ def test_a_fetch_counts_what_a_sync_makes_readable(tmp_path: Path) -> None:
     bench.logdir.close()
 
 
-def test_a_fetch_counts_what_a_marker_makes_readable(bench: Bench) -> None:
+def test_fetch_counts_bytes_that_a_marker_makes_readable(bench: Bench) -> None:
     bench.logdir.create_topic("t")
     log = bench.logdir.partition("t", 0)
     who = {"producer_id": 7, "producer_epoch": 0}
@@ -997,7 +997,7 @@ def test_a_fetch_that_waits_is_put_together_when_it_may_have_enough() -> None:
     assert _Growth(None).may_reach(50, at(200, 6, 6))
 
 
-def test_a_fetch_of_a_client_that_has_gone_waits_no_more(bench: Bench) -> None:
+def test_fetch_of_a_disconnected_client_stops_waiting(bench: Bench) -> None:
     bench.logdir.create_topic("t")
     state = bench.broker.state
     before = state.timers.next_ms
@@ -1024,7 +1024,7 @@ def lines(caplog: pytest.LogCaptureFixture, level: str) -> list[str]:
     ]
 
 
-def test_what_an_operator_wants_to_know_is_logged(
+def test_events_for_operators_are_logged(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "netshim")
@@ -1069,7 +1069,7 @@ def test_what_an_operator_wants_to_know_is_logged(
     assert lines(caplog, "WARNING") == []
 
 
-def test_what_is_refused_is_logged_with_who_asked_for_what_and_why(
+def test_refusal_is_logged_with_client_request_and_reason(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench.logdir.create_topic("t")
@@ -1100,7 +1100,7 @@ def test_what_is_refused_is_logged_with_who_asked_for_what_and_why(
     ("api_key", "what"),
     [(76, "share groups"), (79, "share groups"), (88, "streams groups")],
 )
-def test_who_asks_for_other_kinds_of_groups_is_refused_and_named(
+def test_requests_of_other_kinds_of_groups_are_refused_and_logged(
     bench: Bench, caplog: pytest.LogCaptureFixture, api_key: int, what: str
 ) -> None:
     assert api_key not in HANDLERS
@@ -1113,7 +1113,7 @@ def test_who_asks_for_other_kinds_of_groups_is_refused_and_named(
     ]
 
 
-def test_lines_that_clients_can_cause_are_not_said_without_limit(
+def test_log_lines_caused_by_clients_are_limited(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench.logdir.create_topic("t")
@@ -1145,7 +1145,7 @@ def test_a_handler_repeats_no_line_without_limit() -> None:
     assert is_said(1, "something else %d", 1) and is_said(61, "poisoned %d", 7)
 
 
-def test_what_may_wait_for_the_disk_waits_in_another_thread(tmp_path: Path) -> None:
+def test_work_that_may_block_on_the_disk_runs_in_a_thread(tmp_path: Path) -> None:
     """Leader epochs of logs that are not open, a search by time, and walking far for
     transactions.
     """

@@ -53,7 +53,7 @@ def test_records_topics_and_settings_are_restored(kafka: Kafka) -> None:
     assert {name: kafka.logdir.topic_id(name) for name in topic_ids} == topic_ids
 
 
-def test_producer_stays_connected_and_continues(kafka: Kafka) -> None:
+def test_producer_remains_connected_and_continues(kafka: Kafka) -> None:
     kafka.create_topic("t")
     client = producer(kafka)
     produce(client, "t", b"1")
@@ -68,7 +68,9 @@ def test_producer_stays_connected_and_continues(kafka: Kafka) -> None:
     assert kafka.server.call(lambda: len(kafka.server.server._peers)) >= connections
 
 
-def test_idempotent_producer_continues_after_its_batches_are_gone(kafka: Kafka) -> None:
+def test_idempotent_producer_continues_after_its_batches_are_removed(
+    kafka: Kafka,
+) -> None:
     """The broker does not know the last sequences of the producer any more."""
     kafka.create_topic("t")
     client = producer(kafka, **{"enable.idempotence": True})
@@ -243,7 +245,7 @@ def test_each_snapshot_can_be_restored_in_any_order(kafka: Kafka) -> None:
         kafka.append("t", b"more")
 
 
-def test_leader_epoch_rises_where_records_are_gone(kafka: Kafka) -> None:
+def test_leader_epoch_rises_if_records_are_removed(kafka: Kafka) -> None:
     """Clients truncate their view by the epoch, see KIP-320."""
     kafka.create_topic("t", 2)
     kafka.logdir.append("t", b"1", partition=0)
@@ -283,7 +285,7 @@ def test_faults_and_requests_are_dropped(kafka: Kafka) -> None:
     assert kafka.requests("Produce") == []
 
 
-def test_secured_clients_stay_authenticated(kafka_secured: SecuredKafka) -> None:
+def test_secured_clients_remain_authenticated(kafka_secured: SecuredKafka) -> None:
     kafka = kafka_secured
     kafka.create_topic("t")
     kafka.add_user("carol")

@@ -214,7 +214,7 @@ def life_by_number(number: int) -> Life:
 
 
 @pytest.mark.slow
-def test_no_crash_splits_loses_or_hangs_a_transaction_of_many_lives() -> None:
+def test_no_crash_damages_a_transaction_in_many_histories() -> None:
     """Judge LOGCORE_TRANSACTION_STATES different disks that crashes leave."""
     goal = int(os.environ.get("LOGCORE_TRANSACTION_STATES", "10000"))
     states = 0

@@ -165,7 +165,7 @@ def add_group(
     return int(broker.ask(wire.ADD_OFFSETS_TO_TXN, 3, **fields).error_code)
 
 
-def test_the_feature_is_told_as_each_version_can_read_it(
+def test_feature_is_reported_in_the_form_of_each_version(
     broker: SimulatedDiskBroker,
 ) -> None:
     for version, supported in (
@@ -210,7 +210,7 @@ def test_from_version_12_on_a_transaction_begins_at_sequence_0(
 @pytest.mark.parametrize(
     ("version", "code"), [(3, codes.INVALID_PRODUCER_EPOCH), (4, codes.PRODUCER_FENCED)]
 )
-def test_a_fenced_producer_is_told_in_the_words_of_its_version(
+def test_fenced_producer_gets_the_error_of_its_version(
     broker: SimulatedDiskBroker, version: int, code: int
 ) -> None:
     who = begin(broker)
@@ -312,7 +312,7 @@ def test_offsets_are_unstable_until_the_transaction_ends(
 
 
 @pytest.mark.parametrize("restarts", [False, True])
-def test_a_commit_behind_the_transactions_own_counts(
+def test_commit_after_the_commit_of_a_transaction_counts(
     broker: SimulatedDiskBroker, restarts: bool
 ) -> None:
     who = begin(broker)
@@ -418,7 +418,7 @@ def test_a_named_member_is_checked(broker: SimulatedDiskBroker) -> None:
 
 @pytest.mark.parametrize("named", [{"member_id": "m"}, {"group_instance_id": "i"}])
 @pytest.mark.parametrize("is_new", [True, False], ids=["unknown group", "empty group"])
-def test_who_names_no_generation_commits_for_a_group_without_members(
+def test_commit_without_a_generation_is_accepted_without_members(
     broker: SimulatedDiskBroker, is_new: bool, named: dict[str, str]
 ) -> None:
     who = begin(broker)
@@ -444,7 +444,7 @@ def join_as_consumer(broker: SimulatedDiskBroker) -> Any:
 
 
 @pytest.mark.parametrize("named", [{"member_id": "n"}, {"group_instance_id": "i"}])
-def test_who_names_no_generation_is_checked_where_there_are_members(
+def test_commit_without_a_generation_is_checked_with_members(
     broker: SimulatedDiskBroker, named: dict[str, str]
 ) -> None:
     joined = join_as_consumer(broker)
@@ -544,7 +544,7 @@ def test_a_marker_that_was_fenced_is_tried_again(
     assert log.last_stable_offset == log.log_end_offset == 3
 
 
-def test_what_a_power_cut_left_open_is_aborted_behind_markers_of_kafka() -> None:
+def test_orphans_of_a_power_cut_are_aborted_after_markers_of_kafka() -> None:
     disk = SimulatedDisk()
     with logcore.open_dir("/data", create=True, fs=disk) as data:
         data.create_topic("t")
@@ -567,7 +567,7 @@ def test_what_a_power_cut_left_open_is_aborted_behind_markers_of_kafka() -> None
     broker.stop()
 
 
-def test_a_topic_that_is_deleted_while_a_request_looks_is_unknown(
+def test_topic_deleted_during_a_request_is_unknown(
     broker: SimulatedDiskBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By another thread, between the look whether it is there and that at its
@@ -602,7 +602,7 @@ def test_a_topic_that_is_deleted_while_a_request_looks_is_unknown(
     assert told.topics[0].error_code == gone
 
 
-def test_the_topic_that_tells_of_transactions_stays(
+def test_transaction_state_topic_cannot_be_deleted(
     broker: SimulatedDiskBroker,
 ) -> None:
     begin(broker)
@@ -612,7 +612,7 @@ def test_the_topic_that_tells_of_transactions_stays(
     assert answer.responses[0].error_code == codes.POLICY_VIOLATION
 
 
-def test_what_admin_tools_are_told(broker: SimulatedDiskBroker) -> None:
+def test_responses_to_admin_tools(broker: SimulatedDiskBroker) -> None:
     who = begin(broker)
     add(broker, who, [0])
     assert produce(broker, who) == 0

@@ -783,7 +783,7 @@ def decodes_or_refuses(message: Message, version: int, data: bytes) -> None:
         assert message.name in str(error)
 
 
-def test_a_protocol_error_says_what_and_where() -> None:
+def test_protocol_error_contains_the_field_and_the_position() -> None:
     frame = bytearray(
         wire.encode_request(wire.METADATA, 1, 1, "me", wire.METADATA.Request())[4:]
     )
@@ -888,7 +888,7 @@ def test_frames_of_another_protocol_are_refused(frame: bytes) -> None:
 
 
 @pytest.mark.long
-def test_lies_about_lengths_allocate_nothing() -> None:
+def test_wrong_lengths_allocate_nothing() -> None:
     """Every four bytes in turn announce two billion, every byte a varint of four
     billion: memory stays small.
     """

@@ -771,7 +771,7 @@ def test_raised_offset_below_the_recovery_point_is_an_error(
     assert (path / LOG).read_bytes() == data
 
 
-def test_recovered_data_stays_durable_under_a_weaker_policy(
+def test_recovered_data_remains_durable_under_a_weaker_policy(
     tmp_path: Path,
 ) -> None:
     """The log was written under `always` and recovered by an opening under `os`, which

@@ -298,7 +298,7 @@ def test_optional_packages_are_imported_inside_functions():
     assert not found, f"import it inside the function that needs it:{listed(found)}"
 
 
-def test_pyspark_stays_in_its_adapter():
+def test_pyspark_is_imported_only_in_its_adapter():
     found = []
     for module in MODULES:
         if module.split(".")[0] == "pyspark_logcore":

@@ -171,7 +171,7 @@ def test_the_map_names_tests_that_are_there() -> None:
         assert f"def {name}" in (ROOT / path).read_text(encoding="utf-8"), (path, name)
 
 
-def test_the_map_names_what_is_there() -> None:
+def test_map_lists_all_files() -> None:
     """Each `Class.method` and `module.function` that docs/map.md names is defined
     somewhere in the library.
     """

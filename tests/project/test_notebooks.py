@@ -109,7 +109,7 @@ def test_a_scan_shows_its_first_records(logdir: logcore.LogDir) -> None:
     ]
 
 
-def test_a_damaged_partition_is_a_row_that_says_so(logdir: logcore.LogDir) -> None:
+def test_damaged_partition_is_a_row_with_the_damage(logdir: logcore.LogDir) -> None:
     for number in range(2):
         logdir.append("orders", b"v", partition=number)
     logdir.close()
@@ -123,7 +123,7 @@ def test_a_damaged_partition_is_a_row_that_says_so(logdir: logcore.LogDir) -> No
         assert "orders" in damaged._repr_html_()
 
 
-def test_a_large_table_is_cut_and_says_so(logdir: logcore.LogDir) -> None:
+def test_large_table_is_cut_with_a_remark(logdir: logcore.LogDir) -> None:
     logdir.create_topic("wide", partitions=60)
     shown = logdir.topic("wide")._repr_html_()
     assert len(cells_of(shown)) == 51
@@ -144,7 +144,7 @@ def test_a_large_table_is_cut_and_says_so(logdir: logcore.LogDir) -> None:
         (b"\x80" * 300, "b'" + r"\x80" * 14 + r"\x… (300 bytes)"),
     ],
 )
-def test_bytes_are_shown_as_text_where_they_are_text(value: bytes, shown: str) -> None:
+def test_bytes_that_are_text_are_shown_as_text(value: bytes, shown: str) -> None:
     assert format_html.shown_bytes(value) == shown
 
 

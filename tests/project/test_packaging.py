@@ -88,7 +88,7 @@ def links_of(page: str) -> list[str]:
 
 
 @pytest.mark.long
-def test_sdist_holds_what_tests_and_tasks_need_and_nothing_else(source: Path) -> None:
+def test_sdist_contains_exactly_the_files_for_tests_and_tasks(source: Path) -> None:
     expected = {
         path.relative_to(source).as_posix()
         for path in source.rglob("*")
@@ -150,7 +150,7 @@ def test_page_without_a_repository_has_no_links(source: Path) -> None:
 
 
 @pytest.mark.long
-def test_container_copies_what_the_build_needs(tmp_path: Path) -> None:
+def test_container_copies_the_inputs_of_the_build(tmp_path: Path) -> None:
     lines = (ROOT / "examples" / "Containerfile").read_text("utf-8").splitlines()
     copied = [line.split()[1:] for line in lines if line.startswith("COPY ")]
     assert copied

@@ -153,7 +153,7 @@ def test_there_are_many_mistakes() -> None:
 @pytest.mark.parametrize(
     ("mistake", "finder", "message"), MISTAKES, ids=[row[0] for row in MISTAKES]
 )
-def test_each_mistake_is_an_error_that_says_what_is_wrong(
+def test_each_mistake_is_an_error_with_its_reason(
     mistake: str,
     finder: str,
     message: str,
@@ -220,7 +220,7 @@ def _found_by_pyright(path: Path) -> set[int]:
 
 @pytest.mark.static
 @pytest.mark.parametrize("checker", ["mypy", "pyright"])
-def test_the_checkers_find_what_types_can_tell(checker: str, tmp_path: Path) -> None:
+def test_type_checkers_find_wrong_types(checker: str, tmp_path: Path) -> None:
     if importlib.util.find_spec(checker) is None:
         pytest.skip(f"needs {checker}: make lint installs it")
     path = tmp_path / "mistakes.py"

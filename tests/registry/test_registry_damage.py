@@ -175,7 +175,7 @@ def test_a_torn_read_is_repeated() -> None:
         HEAD.pack()[:4_000] + b"\x91" * 9_000,
     ],
 )
-def test_what_a_power_cut_leaves_of_a_node_that_is_never_synced_is_no_node(
+def test_unsynced_node_after_a_power_cut_does_not_exist(
     path: str, content: bytes
 ) -> None:
     """A group that read such a file of an owner could not acquire this partition until
@@ -292,7 +292,7 @@ def test_no_right_to_write_is_an_error_with_a_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("mode", "directory", "file"), [(0o755, 0o700, 0o600), (0o775, 0o770, 0o660)]
 )
-def test_who_may_write_to_the_logs_may_write_to_the_registry(
+def test_registry_has_the_permissions_of_the_logs(
     tmp_path: Path, mode: int, directory: int, file: int
 ) -> None:
     (tmp_path / "data").mkdir()

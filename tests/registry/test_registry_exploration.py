@@ -22,7 +22,7 @@ from support.schedules import REGISTRY, run, run_first
 ROUNDS = int(os.environ.get("LOGCORE_REGISTRY_ROUNDS", "15"))
 
 
-def test_who_was_declared_over_writes_nothing_more() -> None:
+def test_ended_session_writes_nothing() -> None:
     """One process writes, and stops anywhere. Another expires its session. Two reads
     after that return the same.
     """

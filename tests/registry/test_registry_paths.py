@@ -100,7 +100,7 @@ def test_any_name_of_a_group_is_one_element(name: str) -> None:
         lambda: paths.pack_cluster_id("a/b"),
     ],
 )
-def test_what_has_no_place_is_refused(act) -> None:
+def test_invalid_paths_are_refused(act) -> None:
     with pytest.raises(InvalidNodeError):
         act()
 

@@ -169,7 +169,7 @@ def test_counts_survive_many_kills_and_stops(tmp_path: Path, seed: int) -> None:
     rounds(tmp_path / "data", random.SystemRandom().randrange(1 << 30) + seed, MANY)
 
 
-def test_a_killed_process_takes_its_nodes_along_and_wakes_who_waits(
+def test_nodes_of_a_killed_process_are_removed_and_waiters_wake(
     tmp_path: Path,
 ) -> None:
     with (
@@ -229,7 +229,7 @@ def test_a_stopped_session_is_declared_over_and_finds_out(tmp_path: Path) -> Non
         assert "expired" in process.lines.read()
 
 
-def test_a_process_that_stands_still_inside_a_change_is_named(tmp_path: Path) -> None:
+def test_process_stopped_inside_a_change_is_named(tmp_path: Path) -> None:
     open_registry(tmp_path / "data").close()
     process = start(tmp_path / "data", hold)
     try:
@@ -264,7 +264,7 @@ def test_a_forked_child_does_not_keep_the_session_of_a_killed_parent(
         process.lines.close()
 
 
-def test_a_registry_that_lives_until_the_end_of_its_program_ends_quietly(
+def test_registry_that_is_open_at_exit_causes_no_warning(
     tmp_path: Path,
 ) -> None:
     program = (

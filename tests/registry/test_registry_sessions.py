@@ -78,7 +78,7 @@ def test_the_dead_and_the_expired_are_not_stuck() -> None:
         )
 
 
-def test_jumps_of_the_wall_clock_expel_nobody() -> None:
+def test_jumps_of_the_wall_clock_end_no_session() -> None:
     disk = SimulatedDisk({"data": None})
     with (
         open_registry("/data", fs=disk, max_poll_interval_ms=INTERVAL_MS) as member,
@@ -166,7 +166,7 @@ def test_change_of_an_own_node_checks_the_session_once(
         registry.delete("/e")
 
 
-def test_behind_holding_others_change_the_domain_and_this_session_another(
+def test_after_holding_a_domain_can_be_changed_by_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """If a block left its domain marked as held, later changes of the domain would not

@@ -31,7 +31,7 @@ def explore(seeds: range, chances: Chances, *, looks_anyway: bool = False) -> No
             raise AssertionError(f"seed {seed}: {error}") from error
 
 
-def test_a_look_behind_each_report_sees_the_last_state() -> None:
+def test_read_after_each_report_sees_the_last_state() -> None:
     explore(range(ROUNDS), Chances(switch=0.3, kill=0.002, stop=0.002))
 
 

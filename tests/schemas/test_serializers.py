@@ -69,7 +69,7 @@ def data(kafka_module: Kafka) -> Iterator[Path]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("topic", TOPICS)
-def test_deserializers_return_what_was_serialized(
+def test_deserializers_return_the_serialized_values(
     topics: SerializedTopics, topic: str
 ) -> None:
     consumer = confluent_kafka.Consumer(

@@ -73,7 +73,7 @@ def numbers(start: int, stop: int) -> list[bytes | None]:
 
 
 @pytest.mark.parametrize("at_least_once", [False, True])
-def test_records_arrive_in_order_and_a_later_forwarder_goes_on(
+def test_records_arrive_in_order_and_a_later_forwarder_continues(
     data: logcore.LogDir,
     cluster: ModelCluster,
     disk: SimulatedDisk,
@@ -100,7 +100,7 @@ def test_a_record_is_kept_as_it_is(
     assert cluster.visible[ORDERS] == list(data.partition(*ORDERS).read(0))
 
 
-def test_what_is_not_committed_is_not_shipped(
+def test_uncommitted_records_are_not_shipped(
     data: logcore.LogDir, cluster: ModelCluster, disk: SimulatedDisk
 ) -> None:
     with data.producer(transactional_id="local", threaded=False) as producer:
@@ -187,7 +187,7 @@ def test_topics_that_come_later_are_shipped_too(
 # -- errors ----------------------------------------------------------------------------
 
 
-def test_a_missing_topic_is_an_error_that_says_how_to_make_it(
+def test_missing_topic_is_an_error_with_the_command_to_create_it(
     data: logcore.LogDir, cluster: ModelCluster, disk: SimulatedDisk
 ) -> None:
     data.create_topic("wide", 3)
@@ -226,7 +226,7 @@ def test_a_second_forwarder_fences_the_first(
     assert cluster.values(ORDERS) == numbers(0, 2)
 
 
-def test_what_an_older_forwarder_commits_late_is_counted_or_aborted(
+def test_late_commit_of_an_older_forwarder_is_counted_or_aborted(
     data: logcore.LogDir, cluster: ModelCluster, disk: SimulatedDisk
 ) -> None:
     """The older one stopped in the middle of a batch, and wakes up just when the new
@@ -535,7 +535,7 @@ def test_a_log_that_was_cut_and_grew_again_stops_the_partition(
     assert cluster.values(ORDERS) == numbers(0, 10)
 
 
-def test_records_that_were_shipped_may_go(
+def test_shipped_records_may_be_deleted(
     data: logcore.LogDir, cluster: ModelCluster, disk: SimulatedDisk
 ) -> None:
     fill(data, 10)
@@ -633,7 +633,7 @@ def test_an_idle_forwarder_commits_again_before_the_cluster_forgets(
     assert cluster.values(ORDERS) == numbers(0, 5)
 
 
-def test_local_retention_waits_for_what_is_not_shipped(
+def test_local_retention_waits_for_unshipped_records(
     data: logcore.LogDir, cluster: ModelCluster, disk: SimulatedDisk
 ) -> None:
     fill(data, 10)

@@ -112,7 +112,7 @@ def test_offsets_gaps_and_epochs_are_kept(
     assert here(data) == there(source)
 
 
-def test_an_empty_log_begins_where_the_remote_one_begins(
+def test_empty_log_begins_at_the_start_of_the_remote_log(
     data: logcore.LogDir, source: ModelSource
 ) -> None:
     source.logs[ORDERS].delete_below(6)
@@ -249,7 +249,7 @@ def test_divergence_is_noticed_while_the_mirror_runs(
             mirror.run()
 
 
-def test_a_log_that_begins_behind_the_remote_end_is_not_cut(
+def test_log_that_begins_after_the_remote_end_is_not_truncated(
     data: logcore.LogDir, source: ModelSource
 ) -> None:
     source.logs[ORDERS].delete_below(8)
@@ -271,7 +271,7 @@ def test_a_topic_that_was_made_again_is_another_one(
         mirrored(data, source, on_divergence="truncate")
 
 
-def test_what_was_compacted_there_is_no_divergence(
+def test_remote_compaction_is_no_divergence(
     data: logcore.LogDir, source: ModelSource
 ) -> None:
     mirrored(data, source)
@@ -392,7 +392,7 @@ def test_a_record_that_cannot_be_stored_stops_its_partition_or_is_kept(
         )
 
 
-def test_what_was_fetched_and_not_stored_is_fetched_again(
+def test_fetched_records_that_were_not_stored_are_fetched_again(
     data: logcore.LogDir, source: ModelSource
 ) -> None:
     """An error that ends step() during a store, such as Ctrl-C, must leave no gap."""
@@ -483,7 +483,9 @@ def live(seed: int, offsets: str) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("rounds", [ROUNDS, LONG])
 @pytest.mark.parametrize("offsets", ["keep", "new"])
-def test_every_record_comes_once_whatever_is_cut_off(offsets: str, rounds: int) -> None:
+def test_every_record_is_mirrored_once_despite_interruptions(
+    offsets: str, rounds: int
+) -> None:
     for seed in range(rounds):
         try:
             live(seed, offsets)

@@ -73,7 +73,7 @@ def mirror_through_power_cuts(seed: int, offsets: str) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("rounds", [ROUNDS, LONG])
 @pytest.mark.parametrize("offsets", ["keep", "new"])
-def test_a_mirror_goes_on_after_the_power_went(offsets: str, rounds: int) -> None:
+def test_mirror_continues_after_a_power_cut(offsets: str, rounds: int) -> None:
     for seed in range(rounds):
         try:
             mirror_through_power_cuts(seed, offsets)
@@ -124,7 +124,7 @@ def forward_through_power_cuts(seed: int, at_least_once: bool) -> None:
 @pytest.mark.parametrize(
     "at_least_once", [False, True], ids=["exactly-once", "at-least-once"]
 )
-def test_a_forwarder_goes_on_after_the_power_went(
+def test_forwarder_continues_after_a_power_cut(
     at_least_once: bool, rounds: int
 ) -> None:
     for seed in range(rounds):

@@ -39,7 +39,7 @@ LONG = pytest.param(MANY, marks=[pytest.mark.slow, pytest.mark.timeout(600)], id
 @pytest.mark.parametrize(
     "kind", ["exactly-once", pytest.param("at-least-once", marks=pytest.mark.slow)]
 )
-def test_a_killed_forwarder_goes_on(
+def test_killed_forwarder_continues(
     tmp_path: Path, kafka: Kafka, kind: str, kills: int
 ) -> None:
     kafka.create_topic(TOPIC, PARTITIONS, KEEPS_ALL)
@@ -77,7 +77,7 @@ def test_a_killed_forwarder_goes_on(
 @pytest.mark.long
 @pytest.mark.parametrize("kills", [KILLS, LONG])
 @pytest.mark.parametrize("kind", [pytest.param("keep", marks=pytest.mark.slow), "new"])
-def test_a_killed_mirror_goes_on(
+def test_killed_mirror_continues(
     tmp_path: Path, kafka: Kafka, kind: str, kills: int
 ) -> None:
     kafka.create_topic(TOPIC, PARTITIONS, KEEPS_ALL)
@@ -112,7 +112,7 @@ def test_a_killed_mirror_goes_on(
 
 @pytest.mark.slow  # librdkafka waits for seconds before it connects again
 @pytest.mark.parametrize("at_least_once", [False, True])
-def test_a_broker_that_goes_and_comes_again_is_waited_for(
+def test_shipper_waits_for_a_restarted_broker(
     tmp_path: Path, at_least_once: bool
 ) -> None:
     """For the forwarder, and for a mirror of the shipped records."""

@@ -227,7 +227,7 @@ def test_an_answer_of_one_record_at_a_time(
 
 
 @pytest.mark.parametrize("fails", ["true", "false"])
-def test_records_that_go_between_plan_and_task(kafka: Kafka, fails: str) -> None:
+def test_records_deleted_between_plan_and_task(kafka: Kafka, fails: str) -> None:
     made = through(kafka, subscribe="stamped", failOnDataLoss=fails)
     reader = made.reader(made.schema())
     parts = reader.partitions()
@@ -304,7 +304,7 @@ def test_no_broker_there_is_an_error_that_names_the_address() -> None:
 
 
 @pytest.mark.long
-def test_a_broker_that_comes_back_is_asked_again(data: Path) -> None:
+def test_request_is_repeated_when_a_broker_returns(data: Path) -> None:
     broker = start(data)
     port = broker.port
     made = through(broker, subscribe="plain")

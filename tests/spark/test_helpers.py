@@ -74,7 +74,7 @@ def test_the_alias_is_undone(data: Path) -> None:
     assert DataFrameReader.format is before
 
 
-def test_security_options_are_ignored_only_when_that_is_asked_for(data: Path) -> None:
+def test_security_options_are_ignored_only_on_request(data: Path) -> None:
     given = {"path": str(data), "subscribe": "orders", "kafka.security.protocol": "SSL"}
     with pytest.raises(InvalidConfigError, match="protected only by their permissions"):
         parse_read(given)

@@ -62,7 +62,7 @@ def test_each_task_leaves_a_complete_log_directory(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path / "local" / f"job@{0:020d}" / "t")) == ["0", "1"]
 
 
-def test_keys_headers_times_and_partitions_go_where_the_sink_puts_them(
+def test_local_write_stores_rows_like_the_sink(
     tmp_path: Path,
 ) -> None:
     share = frame(
@@ -255,7 +255,7 @@ def test_a_directory_that_another_holds_gets_it_or_keeps_as_it_is(
     assert values(into) == {0: everything(1)}
 
 
-def test_what_is_held_of_a_shipment_has_a_bound(
+def test_memory_of_a_shipment_is_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shipping, "_HELD_BYTES", 2000)
@@ -358,7 +358,7 @@ def test_any_life_of_local_writes_is_gathered_once(data: st.DataObject) -> None:
     assert not disk.open_handles
 
 
-def test_gather_refuses_what_is_not_all_of_it(tmp_path: Path) -> None:
+def test_gather_refuses_incomplete_input(tmp_path: Path) -> None:
     zero = write(tmp_path / "local")
     one = write(tmp_path / "local", 1)
     into = str(tmp_path / "into")
@@ -374,7 +374,7 @@ def test_gather_refuses_what_is_not_all_of_it(tmp_path: Path) -> None:
     assert values(into) == {}
 
 
-def test_gather_names_host_and_path_of_what_it_does_not_see(tmp_path: Path) -> None:
+def test_gather_names_host_and_path_of_missing_files(tmp_path: Path) -> None:
     receipts = [attrs.evolve(one, host="far") for one in write(tmp_path / "local")]
     (tmp_path / "local").rename(tmp_path / "brought")
     with pytest.raises(LogNotFoundError, match=f"on far at {tmp_path}/local"):
@@ -433,7 +433,7 @@ def test_directories_are_removed_when_they_are_gathered(tmp_path: Path) -> None:
     assert values(into) == {0: everything(1)}
 
 
-def test_a_compacted_topic_takes_only_records_that_were_asked_for_keys(
+def test_compacted_topic_accepts_only_records_with_keys(
     tmp_path: Path,
 ) -> None:
     into = str(tmp_path / "into")
@@ -449,7 +449,7 @@ def test_a_compacted_topic_takes_only_records_that_were_asked_for_keys(
     assert values(into) == {0: [b"v"]}
 
 
-def test_wrong_arguments_are_told_before_any_task_runs(tmp_path: Path) -> None:
+def test_wrong_arguments_are_reported_before_any_task_runs(tmp_path: Path) -> None:
     for wrong in (
         {"topic": "a/b"},
         {"options": {"path": "x"}},

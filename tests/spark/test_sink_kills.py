@@ -220,7 +220,7 @@ def stop(operation: str, file: int | str) -> Iterator[None]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("step", [pytest.param(83, id="some"), ALL])
-def test_a_driver_that_is_replaced_and_goes_on_late(ram: Path, step: int) -> None:
+def test_replaced_driver_that_continues_late(ram: Path, step: int) -> None:
     """It is stopped, so nothing that it holds is given back; its successor comes
     through or fails; then it goes on.
     """

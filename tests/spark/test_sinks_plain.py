@@ -173,7 +173,7 @@ def test_a_late_commit_of_a_driver_that_was_replaced(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["stream", "batch"])
-def test_a_replay_does_not_ask_what_became_of_the_attempt_before(
+def test_replay_does_not_depend_on_the_earlier_attempt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """After a power cut a manifest may be there without its files. The next opening
@@ -200,7 +200,7 @@ def test_a_replay_does_not_ask_what_became_of_the_attempt_before(
     assert (content(path), left(path)) == ([b"a"], [])
 
 
-def test_an_abort_behind_the_publish_point_removes_nothing(
+def test_abort_after_the_publish_point_removes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "data"
@@ -221,7 +221,7 @@ def test_an_abort_behind_the_publish_point_removes_nothing(
     assert content(path) == [b"a"]
 
 
-def test_an_abort_before_it_removes_what_messages_name(tmp_path: Path) -> None:
+def test_abort_before_the_publish_point_removes_staged_files(tmp_path: Path) -> None:
     path = tmp_path / "data"
     messages = run(path, 0, [[b"a"], [b"b"]])
     made(path).abort([*messages, None], 0)
@@ -255,7 +255,9 @@ def test_a_stream_names_its_own_writes(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.long
-def test_rows_without_a_key_go_where_each_attempt_sends_them(tmp_path: Path) -> None:
+def test_rows_without_a_key_may_change_the_partition_between_attempts(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "data"
     with logcore.open_dir(path, create=True) as directory:
         directory.create_topic("t", partitions=3)
@@ -268,7 +270,7 @@ def test_rows_without_a_key_go_where_each_attempt_sends_them(tmp_path: Path) -> 
         assert chosen == {batch_id % 3}
 
 
-def test_rows_where_spark_has_no_arrow_for_streams(
+def test_rows_without_arrow_for_streams(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream_writer, "_HAS_ARROW", False)
@@ -290,7 +292,7 @@ def test_rows_where_spark_has_no_arrow_for_streams(
 
 @pytest.mark.long
 @pytest.mark.parametrize("partitions", [1, 8, 64])
-def test_what_a_small_batch_syncs(
+def test_number_of_syncs_of_a_small_batch(
     tmp_path: Path, partitions: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For each partition: the file that holds readers back and its name, the append,

@@ -160,7 +160,7 @@ def test_a_round_trip(spark: SparkSession, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow  # in parts it is in tests/spark/test_spark_plain.py
-def test_null_headers_and_all_columns_of_a_read_go_back_in(
+def test_null_headers_and_all_read_columns_can_be_written(
     spark: SparkSession, data: Path, tmp_path: Path
 ) -> None:
     orders = load(spark, data, subscribe="orders", includeHeaders="true")
@@ -251,7 +251,7 @@ def test_modes_that_are_not_there_say_so(spark: SparkSession, tmp_path: Path) ->
 
 
 @pytest.mark.slow  # without a JVM it is in test_spark_plain.py
-def test_damage_is_told_with_all_that_is_known(
+def test_damage_is_reported_with_all_facts(
     spark: SparkSession, data: Path, tmp_path: Path
 ) -> None:
     path = tmp_path / "data"

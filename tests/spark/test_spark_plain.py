@@ -130,7 +130,7 @@ def test_the_columns_are_kafkas(data: Path) -> None:
     assert all(field.nullable for field in schema.fields)
 
 
-def test_every_row_is_what_the_log_holds(data: Path) -> None:
+def test_every_row_equals_its_record(data: Path) -> None:
     found = rows_of(data, subscribe="orders,other", includeHeaders="true").to_pylist()
     expected = []
     for topic, partition in (("orders", 0), ("orders", 1), ("other", 0)):
@@ -322,7 +322,7 @@ def test_offsets_by_time(data: Path) -> None:
     assert offsets(data, subscribe="orders", **late) == {0: list(range(25, 30))}
 
 
-def test_P64_records_that_are_gone_are_an_error_or_a_warning(data: Path) -> None:
+def test_P64_deleted_records_are_an_error_or_a_warning(data: Path) -> None:
     with logcore.open_dir(data) as directory:
         directory.partition("orders", 0).delete_records(17)
     asked = {
@@ -344,7 +344,7 @@ def test_P64_records_that_are_gone_are_an_error_or_a_warning(data: Path) -> None
         offsets(data, **beyond)
 
 
-def test_records_that_go_between_plan_and_task(data: Path) -> None:
+def test_records_deleted_between_plan_and_task(data: Path) -> None:
     for fails in ("true", "false"):
         made = source(data, subscribe="orders", failOnDataLoss=fails)
         reader = made.reader(columns.spark_schema(("offset",)))
@@ -362,7 +362,7 @@ def test_records_that_go_between_plan_and_task(data: Path) -> None:
 
 
 @pytest.mark.parametrize("fails", ["true", "false"])
-def test_a_partition_that_goes_while_a_read_is_planned(
+def test_partition_deleted_while_a_read_is_planned(
     data: Path, fails: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bounds = DirectoryOrigin.bounds
@@ -394,7 +394,7 @@ def test_P64_a_plan_does_not_move(data: Path) -> None:
     assert sum(batch.num_rows for part in parts for batch in reader.read(part)) == 50
 
 
-def test_damage_is_told_with_topic_offset_path_and_position(data: Path) -> None:
+def test_damage_is_reported_with_topic_offset_path_and_position(data: Path) -> None:
     log = data / "orders-0" / f"{0:020d}.log"
     raw = bytearray(log.read_bytes())
     with logcore.open(data / "orders-0", read_only=True) as opened:
@@ -432,7 +432,7 @@ def large(tmp_path: Path) -> Path:
 
 @pytest.mark.long
 @pytest.mark.parametrize("most", [100_000, 400_000, 10_000_000])
-def test_tasks_are_cut_by_size_where_batches_begin(large: Path, most: int) -> None:
+def test_tasks_are_divided_by_size_at_batch_boundaries(large: Path, most: int) -> None:
     made = source(large, subscribe="t", maxPartitionBytes=most)
     reader = made.reader(columns.spark_schema(("offset",)))
     tasks = reader.partitions()
@@ -633,7 +633,7 @@ def test_both_maps_must_name_the_same_partitions() -> None:
         )
 
 
-def test_where_the_directory_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_for_the_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     def path(**given: str) -> str:
         return options.parse_read(
             {"subscribe": "a", **{n.replace("_", "."): v for n, v in given.items()}}
@@ -675,7 +675,7 @@ def content(path: Path, topic: str = "t") -> dict[int, list[tuple[Any, ...]]]:
         }
 
 
-def test_a_write_and_what_it_leaves(tmp_path: Path) -> None:
+def test_write_and_its_remaining_files(tmp_path: Path) -> None:
     path = tmp_path / "data"
     write(
         path,
@@ -709,7 +709,7 @@ def test_headers_come_back(tmp_path: Path) -> None:
     }
 
 
-def test_rows_go_where_kafka_would_put_them(tmp_path: Path) -> None:
+def test_rows_are_partitioned_like_kafka(tmp_path: Path) -> None:
     path = tmp_path / "data"
     keys = [b"k%d" % number for number in range(200)]
     write(path, frame(key=keys, value=keys), topic="t", numPartitions=5)
@@ -943,7 +943,7 @@ def test_importing_is_light_and_never_fails() -> None:
     assert pyspark_logcore.DefaultSource.name() == "logcore"
 
 
-def test_java_is_found_or_told_about(
+def test_java_is_found_or_its_absence_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -123,7 +123,7 @@ def test_the_rows_are_those_of_the_directory(
     assert found
 
 
-def test_a_scan_asks_for_much_at_once_and_keeps_little(
+def test_scan_requests_large_ranges_and_keeps_few(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
@@ -146,7 +146,7 @@ def test_a_scan_asks_for_much_at_once_and_keeps_little(
     assert len(asked) < 30
 
 
-def test_a_search_by_time_reads_little_of_what_is_older(
+def test_search_by_time_reads_few_older_bytes(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
@@ -210,7 +210,7 @@ def test_ranges_are_those_of_the_object(
             fs.close(handle)
 
 
-def test_what_is_not_there(
+def test_missing_objects(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(LogcoreError, match="nosuch"):
@@ -243,7 +243,7 @@ def refusing(text: str) -> Any:
     return arrow_fs.PyFileSystem(Handler())
 
 
-def test_a_store_that_refuses_or_fails_says_so_and_no_secret(
+def test_errors_of_a_store_contain_no_secret(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     keys = {

@@ -68,7 +68,7 @@ def run(frame: Any, checkpoint: Path, sink: Any, mode: str = "append") -> Any:
 
 
 @pytest.mark.long
-def test_a_stream_goes_on_from_its_checkpoint(
+def test_stream_continues_from_its_checkpoint(
     spark: SparkSession, data: Path, tmp_path: Path
 ) -> None:
     rows: list[tuple[int, int, int]] = []
@@ -212,7 +212,7 @@ def test_a_batch_that_is_replayed_with_other_tasks_is_written_once(
 
 
 @pytest.mark.slow
-def test_updates_go_into_a_compacted_topic(
+def test_updates_are_written_to_a_compacted_topic(
     spark: SparkSession, data: Path, tmp_path: Path
 ) -> None:
     with logcore.open_dir(data) as directory:

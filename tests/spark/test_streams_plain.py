@@ -221,7 +221,7 @@ def test_offsets_that_are_none(wrong: Any) -> None:
         ),
     ],
 )
-def test_where_a_stream_begins(
+def test_start_offsets_of_a_stream(
     data: Path, asked: dict[str, str], first: tuple[int, int]
 ) -> None:
     query = Query(data, subscribe="orders", **asked)
@@ -560,7 +560,7 @@ def test_records_deleted_before_they_were_read(data: Path) -> None:
     assert query.rows == expected((0, 0, 30), (1, 0, 20), (0, 40, 50))
 
 
-def test_a_log_that_ends_below_what_was_read(data: Path) -> None:
+def test_log_that_ends_below_the_read_offset(data: Path) -> None:
     query = Query(data, subscribe="orders", startingOffsets="earliest")
     query.trigger()
 
@@ -612,7 +612,7 @@ def test_a_topic_made_again_is_not_waited_for(data: Path) -> None:
     assert query.rows[50:] == expected((0, 0, 200))
 
 
-def test_a_partition_that_is_gone(data: Path) -> None:
+def test_deleted_partition(data: Path) -> None:
     with logcore.open_dir(data) as directory:
         directory.create_topic("other")
     append(data, "other", 0, 3)
@@ -651,7 +651,7 @@ def test_a_partition_that_was_added_and_has_lost_its_first_records(data: Path) -
     assert query.rows[50:] == expected((2, 2, 5))
 
 
-def test_what_goes_between_plan_and_replay(data: Path) -> None:
+def test_records_deleted_between_plan_and_replay(data: Path) -> None:
     query = Query(data, subscribe="orders", startingOffsets="earliest")
     query.plan()
     with logcore.open_dir(data) as directory:

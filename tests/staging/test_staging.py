@@ -57,7 +57,7 @@ def data(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("config", [None, SMALL], ids=["appended", "moved"])
-def test_opening_carries_out_what_was_published(
+def test_opening_applies_published_writes(
     tmp_path: Path, config: dict[str, str] | None
 ) -> None:
     path = create(tmp_path / "data", config)
@@ -197,7 +197,7 @@ def test_offsets_can_be_found_by_the_moved_indexes(tmp_path: Path) -> None:
             assert log.get(offset).value == b"first-0-%d" % (offset - 1)
 
 
-def test_what_was_withdrawn_never_was(data: Path) -> None:
+def test_withdrawn_write_has_no_effect(data: Path) -> None:
     one = publish(data, "first")
     assert not one.withdraw("app", 0, "another job's"), "of the same name"
     assert one.withdraw("app", 0, "first")
@@ -210,7 +210,7 @@ def test_what_was_withdrawn_never_was(data: Path) -> None:
     assert staged(data) == []
 
 
-def test_abort_leaves_what_is_published(data: Path) -> None:
+def test_abort_keeps_published_writes(data: Path) -> None:
     one = publish(data, "first")
     one.abort("app", 0, "first")
     with logcore.open_dir(data):
@@ -219,7 +219,7 @@ def test_abort_leaves_what_is_published(data: Path) -> None:
     assert values(data, 0) == [b"before", *rows("first", 0)]
 
 
-def test_a_task_that_comes_late_finds_no_directory(data: Path) -> None:
+def test_late_task_finds_no_directory(data: Path) -> None:
     one = Staging(OS, str(data))
     one.begin("first")
     one.abort("app", 0, "first")
@@ -228,7 +228,7 @@ def test_a_task_that_comes_late_finds_no_directory(data: Path) -> None:
         writer.append_columns(None, column([b"x"]), None, 1)
 
 
-def test_a_refusal_that_nobody_asked_for_does_not_keep_abort_from_its_work(
+def test_unread_refusal_does_not_prevent_an_abort(
     data: Path,
 ) -> None:
     """The driver that published it has died; the next one gives up."""
@@ -266,7 +266,7 @@ def test_damaged_files_are_refused_and_leave_nothing(data: Path, damage: str) ->
     assert staged(data) == []
 
 
-def test_a_topic_that_was_made_anew_with_fewer_partitions_is_refused(
+def test_recreated_topic_with_fewer_partitions_is_refused(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "data"
@@ -298,7 +298,7 @@ def test_a_log_that_failed_makes_it_wait(data: Path) -> None:
     assert values(data, 0) == [b"before", b"meanwhile", *rows("first", 0)]
 
 
-def test_garbage_goes_after_a_day_and_nothing_else(data: Path) -> None:
+def test_only_garbage_is_removed_after_a_day(data: Path) -> None:
     root = Path(staging_path(str(data)))
     old = root.parent / "old"
     old.touch()
@@ -444,7 +444,7 @@ def test_an_assigned_manifest_that_is_no_more_is_an_error_and_closes_nothing(
         assert one.outcome("app", 0) == "done"
 
 
-def test_files_that_are_gone_close_the_partitions_that_wait_for_them(
+def test_missing_files_close_the_partitions_that_wait_for_them(
     data: Path,
 ) -> None:
     """A directory could not be opened after its staged pieces were removed."""
@@ -495,7 +495,7 @@ def test_a_rotten_state_is_made_good(data: Path, at: int) -> None:
         read_state(OS, str(path.parent), "app")
 
 
-def test_what_lies_in_the_staging_directory_is_not_believed(data: Path) -> None:
+def test_files_in_the_staging_directory_are_checked(data: Path) -> None:
     root = Path(staging_path(str(data)))
     root.mkdir()
     (root / "app@1.json").write_text('{"format": 1}')
@@ -553,7 +553,7 @@ PLACE = {
         (".assigned", {"places": [{**PLACE, "leader_epoch": 1 << 31}]}),
     ],
 )
-def test_a_manifest_says_all_of_it_and_in_the_right_types(
+def test_manifest_requires_all_fields_with_their_types(
     suffix: str, wrong: dict[str, Any]
 ) -> None:
     right = {
@@ -657,7 +657,7 @@ def test_a_manifest_is_not_claimed_for_another_of_its_name(data: Path) -> None:
     assert values(data, 1) == [b"before", *rows("second", 1)]
 
 
-def test_a_state_stays_while_a_manifest_of_it_does(data: Path) -> None:
+def test_state_is_kept_while_its_manifest_exists(data: Path) -> None:
     publish(data, "first", app="first")
     with logcore.open_dir(data):
         pass

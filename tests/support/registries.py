@@ -143,7 +143,7 @@ def test_parents_are_made_across_domains(registries: Registries) -> None:
     assert registry.get("/consumers/g/ids").session is None
 
 
-def test_parents_stay_when_the_last_child_goes(registries: Registries) -> None:
+def test_parents_remain_when_the_last_child_is_deleted(registries: Registries) -> None:
     registry = registries()
     registry.create("/a/b")
     registry.delete("/a/b")
@@ -243,7 +243,7 @@ def test_a_value_is_bytes(registries: Registries, value: object) -> None:
 # -- delete and children ---------------------------------------------------------------
 
 
-def test_a_deleted_node_is_gone(registries: Registries) -> None:
+def test_deleted_node_does_not_exist(registries: Registries) -> None:
     one = registries()
     other = registries()
     one.create("/a/b", b"x")
@@ -291,14 +291,14 @@ def test_a_missing_node_has_no_children(registries: Registries) -> None:
     assert registry.children("/leaf") == []
 
 
-def test_the_node_above_all_groups_stays(registries: Registries) -> None:
+def test_parent_node_of_all_groups_cannot_be_deleted(registries: Registries) -> None:
     registry = registries()
     registry.create("/consumers")
     with pytest.raises(InvalidNodeError):
         registry.delete("/consumers")
 
 
-def test_a_group_goes_as_a_whole(registries: Registries) -> None:
+def test_group_is_deleted_as_a_whole(registries: Registries) -> None:
     registry = registries()
     registry.create("/consumers/g/offsets/t/0", b"5")
     for path in ("/offsets/t/0", "/offsets/t", "/offsets", ""):
@@ -376,7 +376,7 @@ def test_a_name_may_be_as_long_as_the_limit(registries: Registries) -> None:
     ],
     ids=lambda path: repr(path)[:12],
 )
-def test_what_is_no_path_is_refused(registries: Registries, path: str) -> None:
+def test_text_that_is_no_path_is_refused(registries: Registries, path: str) -> None:
     registry = registries()
     for act in (
         lambda: registry.create(path),
@@ -394,7 +394,7 @@ def test_what_is_no_path_is_refused(registries: Registries, path: str) -> None:
 # -- update ----------------------------------------------------------------------------
 
 
-def test_an_update_sees_what_is_there(registries: Registries) -> None:
+def test_update_gets_the_present_value(registries: Registries) -> None:
     registry = registries()
     assert registry.update(
         "/a/n", lambda value: b"1" if value is None else value + b"!"
@@ -497,7 +497,7 @@ def test_an_ephemeral_node_names_its_session(registries: Registries) -> None:
     assert other.get("/a").session is None
 
 
-def test_an_ephemeral_node_goes_with_its_session(registries: Registries) -> None:
+def test_ephemeral_node_is_removed_with_its_session(registries: Registries) -> None:
     one = registries()
     other = registries()
     one.create("/a/e", b"x", ephemeral=True)
@@ -585,7 +585,7 @@ def settle(registry: Registry, watch: object) -> None:
         pass
 
 
-def test_a_watch_without_a_change_says_so(registries: Registries) -> None:
+def test_watch_without_a_change_reports_none(registries: Registries) -> None:
     registry = registries()
     registry.create("/a", b"0")
     watch = registry.watch(["/a"])
@@ -615,7 +615,7 @@ def test_a_watch_reports_a_change_of_a_value(registries: Registries, what: str) 
     watch.close()
 
 
-def test_a_watch_goes_on_behind_its_first_report(registries: Registries) -> None:
+def test_watch_continues_after_its_first_report(registries: Registries) -> None:
     one = registries()
     other = registries()
     one.create("/a", b"0")
@@ -645,7 +645,7 @@ def test_a_watch_reports_children(registries: Registries, what: str) -> None:
     watch.close()
 
 
-def test_a_watch_of_what_is_not_there_yet(registries: Registries) -> None:
+def test_watch_reports_the_creation_of_a_missing_node(registries: Registries) -> None:
     one = registries()
     other = registries()
     watch = one.watch(["/x/y/z"], children=["/p/q"])
@@ -710,7 +710,7 @@ def test_a_change_between_two_waits_is_not_lost(registries: Registries) -> None:
     watch.close()
 
 
-def test_the_end_of_an_owner_wakes_who_waits_for_its_name(
+def test_end_of_an_owner_wakes_waiters_for_its_name(
     registries: Registries,
 ) -> None:
     """The steps of a group member: wait for a watch, read, claim."""
@@ -899,7 +899,7 @@ def test_offsets_of_the_oldest_layout_are_read(registries: Registries) -> None:
 @pytest.mark.parametrize(
     ("name", "value"), [("x", b"1"), ("1-2-3", b"1"), ("0", b"many"), ("0", b"")]
 )
-def test_what_is_no_offset_is_an_error(
+def test_node_without_an_offset_is_an_error(
     registries: Registries, name: str, value: bytes
 ) -> None:
     registry = registries()

@@ -99,7 +99,7 @@ def test_a_program_that_fails_shows_its_own_error(pytester: pytest.Pytester) -> 
     assert not [name for name in OURS if name in text], text
 
 
-def test_the_same_program_with_that_seed_comes_there_again() -> None:
+def test_same_program_and_seed_reach_the_same_state() -> None:
     def run(disk: SimulatedDisk, promise: object) -> None:
         for number in range(5):
             with disk.open("a", "ab") as file:

@@ -65,7 +65,7 @@ def do(file: Any, rng: random.Random, is_text: bool) -> Any:
     "mode", [kind + rest for kind in "rwax" for rest in ("", "b", "+", "b+")]
 )
 @pytest.mark.parametrize("buffering", [-1, 0, 7])
-def test_a_program_sees_what_open_shows(
+def test_file_objects_behave_like_open(
     mode: str, buffering: int, tmp_path: Path
 ) -> None:
     if buffering == 0 and "b" not in mode:
@@ -127,7 +127,7 @@ def test_a_descriptor_and_a_missing_mode_are_refused_with_the_right_call() -> No
         disk.open("a").read()  # type: ignore[attr-defined]
 
 
-def test_what_fails_on_the_disk_is_an_os_error() -> None:
+def test_failure_of_the_disk_is_an_os_error() -> None:
     disk = SimulatedDisk(
         faults=FaultPlan(Fault("pwrite", errno.ENOSPC), Fault("fsync", errno.EIO))
     )
@@ -142,7 +142,7 @@ def test_what_fails_on_the_disk_is_an_os_error() -> None:
     assert disk.files() == {"/a": b"1234"}
 
 
-def test_syncs_keep_what_was_flushed_and_no_more() -> None:
+def test_syncs_keep_exactly_the_flushed_bytes() -> None:
     disk = SimulatedDisk()
     with disk.open("a", "w") as file:
         file.write("flushed")
@@ -154,7 +154,7 @@ def test_syncs_keep_what_was_flushed_and_no_more() -> None:
     assert disk.files() == {"/a": b"flushed and not"}
 
 
-def test_a_file_that_is_let_go_of_is_flushed_unless_its_process_is_gone() -> None:
+def test_dropped_file_is_flushed_unless_its_process_is_dead() -> None:
     disk = SimulatedDisk()
     for path, end in (("a", lambda: None), ("b", disk.kill), ("c", disk.crash)):
         file = disk.open(path, "w")

@@ -100,7 +100,7 @@ def do(fs: FS, root: str, rng: random.Random, handles: list[int]) -> Any:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_programs_see_what_the_operating_system_shows(
+def test_programs_see_the_behavior_of_the_operating_system(
     seed: int, tmp_path: Path
 ) -> None:
     real = OsFS()
@@ -167,7 +167,7 @@ def test_time_passes_while_a_locked_byte_is_waited_for() -> None:
     assert disk.lock_byte(disk.open("a", write=True), 5)
 
 
-def test_what_others_may_write_is_made_so_whatever_the_umask_says(
+def test_permissions_for_others_override_the_umask(
     tmp_path: Path,
 ) -> None:
     real = OsFS()
@@ -222,7 +222,7 @@ def test_a_watch_for_the_end_of_writers_ignores_their_writes(tmp_path: Path) -> 
 # -- mappings, locks, clocks -----------------------------------------------------------
 
 
-def test_a_mapping_shows_later_writes_and_ruins_behind_a_cut() -> None:
+def test_mapping_shows_later_writes_and_garbage_after_a_truncation() -> None:
     disk = SimulatedDisk()
     handle = written(disk, "a", b"x" * 9000)
     view = disk.map(handle, 9000)[100:]
@@ -235,7 +235,7 @@ def test_a_mapping_shows_later_writes_and_ruins_behind_a_cut() -> None:
         view[0] = 1
 
 
-def test_the_lock_excludes_a_second_writer_and_goes_with_the_crash() -> None:
+def test_lock_excludes_a_second_writer_until_the_crash() -> None:
     disk = SimulatedDisk()
     with logcore.open("t-0", create=True, fs=disk) as log:
         with pytest.raises(logcore.LogLockedError):
@@ -248,7 +248,7 @@ def test_the_lock_excludes_a_second_writer_and_goes_with_the_crash() -> None:
         pass
 
 
-def test_a_killed_process_leaves_what_it_wrote_and_no_lock() -> None:
+def test_killed_process_leaves_its_writes_and_no_lock() -> None:
     disk = SimulatedDisk()
     log = logcore.open("t-0", create=True, fs=disk, durability="os")
     log.append(b"x")
@@ -259,7 +259,7 @@ def test_a_killed_process_leaves_what_it_wrote_and_no_lock() -> None:
     gc.collect()  # no ResourceWarning: the process it belonged to has ended
 
 
-def test_time_passes_when_told_or_waited_for() -> None:
+def test_time_passes_on_request_and_during_waits() -> None:
     disk = SimulatedDisk(now_ms=5_000)
     disk.advance(10)
     assert (disk.now_ms(), disk.monotonic_ms()) == (5_010, 10)
@@ -272,7 +272,7 @@ def test_time_passes_when_told_or_waited_for() -> None:
     assert disk.monotonic_ms() >= 60_000
 
 
-def test_a_real_directory_goes_in_and_out(tmp_path: Path) -> None:
+def test_real_directory_can_be_loaded_and_stored(tmp_path: Path) -> None:
     with logcore.open(tmp_path / "t-0", create=True) as log:
         log.append(b"x")
     disk = SimulatedDisk.load(tmp_path)
@@ -299,7 +299,7 @@ def test_the_same_seed_gives_the_same_disks() -> None:
 # -- files after a crash ---------------------------------------------------------------
 
 
-def test_what_was_not_synced_may_be_there_or_not() -> None:
+def test_unsynced_changes_may_be_lost_or_not() -> None:
     disk = SimulatedDisk()
     handle = written(disk, "a", b"one", sync=True)
     assert contents(disk, "/a") == {b"one", None}, "synced, but its name is not"
@@ -384,14 +384,14 @@ def test_a_crash_inside_a_call(changes: int) -> None:
             assert log.append(b"x").offset == 0
 
 
-def test_what_the_system_wrote_back_stays() -> None:
+def test_bytes_written_back_by_the_system_are_durable() -> None:
     disk = SimulatedDisk()
     written(disk, "a", b"data")
     disk.write_back()
     assert contents(disk, "/a") == {b"data"}
 
 
-def test_a_power_cut_keeps_what_was_synced() -> None:
+def test_power_cut_keeps_what_was_synced() -> None:
     disk = SimulatedDisk({"/d": None})
     for name in ("a", "b"):
         handle = disk.open(f"/d/{name}", write=True, create=True)
@@ -409,7 +409,7 @@ def test_a_power_cut_keeps_what_was_synced() -> None:
     assert {cut.exists("/d/b") for cut in cuts} == {True, False}
 
 
-def test_states_are_limited_and_told_apart() -> None:
+def test_states_are_limited_and_distinct() -> None:
     disk = SimulatedDisk()
     with logcore.open("t-0", create=True, fs=disk, durability="os") as log:
         log.append_many([(None, b"%d" % at * 300) for at in range(5)])
@@ -489,7 +489,7 @@ def test_every_operation_can_fail() -> None:
     assert set(disk.files()) == {"/a"}, "what failed left nothing"
 
 
-def test_lies_rot_and_misdirected_writes() -> None:
+def test_false_syncs_bit_rot_and_misdirected_writes() -> None:
     disk = SimulatedDisk(faults=FaultPlan(Fault("fsync", "lie")))
     written(disk, "a", b"data", sync=True)
     disk.sync_dir("/")
@@ -546,7 +546,7 @@ def judge(promised: list[int], found: list[int]) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("names", ["posix", "journal"])
-def test_explore_passes_what_is_right(names: Any) -> None:
+def test_explore_accepts_a_correct_program(names: Any) -> None:
     report = explore(run, recover, judge, names=names)
     assert report.states > 100
     assert report.again > 20
@@ -626,7 +626,9 @@ def test_the_history_sees_a_changed_record() -> None:
 @pytest.mark.long
 @given(strategies.logs(), strategies.faults())
 @settings(max_examples=40)
-def test_drawn_logs_hold_what_they_say(log: strategies.StoredLog, fault: Fault) -> None:
+def test_random_logs_contain_their_records(
+    log: strategies.StoredLog, fault: Fault
+) -> None:
     found = recover_log(
         log.disk, log.path, config=log.config, durability=log.durability, thorough=True
     )

@@ -355,7 +355,9 @@ def random_step(pair: Pair, followers: list[Follower], rng: random.Random) -> No
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_random_requests_in_a_cluster_are_answered_alike(pair: Pair, seed: int) -> None:
+def test_random_requests_in_a_cluster_get_equal_responses(
+    pair: Pair, seed: int
+) -> None:
     rng = random.Random(seed)
     followers = [Follower(pair, number) for number in FOLLOWERS]
     followers[0].version = 15 + seed % 4

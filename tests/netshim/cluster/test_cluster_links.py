@@ -40,7 +40,7 @@ def linked(tmp_path: Path) -> Iterator[tuple[Cluster, dict[int, LinkProxy]]]:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("cut", Cut)
-def test_follower_behind_a_cut_link_leaves_and_returns(
+def test_follower_with_a_cut_link_leaves_and_rejoins_the_isr(
     linked: tuple[Cluster, dict[int, LinkProxy]], cut: Cut
 ) -> None:
     cluster, proxies = linked

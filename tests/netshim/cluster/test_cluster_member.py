@@ -513,7 +513,7 @@ def test_a_blocked_event_loop_ends_the_session(
 
 
 @pytest.mark.long
-def test_a_deletion_is_noted_before_the_topic_is_missing(join: Join) -> None:
+def test_deletion_is_recorded_before_the_topic_is_missing(join: Join) -> None:
     views: list[ClusterView] = []
     first = join(1)
     create(first, "t", (1,))

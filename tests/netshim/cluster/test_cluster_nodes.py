@@ -186,7 +186,7 @@ def test_the_controller_creates_the_states_of_a_new_topic(
     assert review(registry) == []
 
 
-def test_the_controller_replaces_a_leader_that_is_gone(registry: FileRegistry) -> None:
+def test_controller_replaces_a_dead_leader(registry: FileRegistry) -> None:
     put_topic(registry, "t", TopicNode(ID, {0: (1, 2, 3)}))
     review(registry)
     left = {number: BROKERS[number] for number in (2, 3)}

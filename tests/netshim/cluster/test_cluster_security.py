@@ -310,7 +310,7 @@ def test_an_old_broker_epoch_is_refused(secured: SecuredCluster) -> None:
 
 
 @pytest.mark.long
-def test_nobody_can_take_the_name_of_the_brokers(secured: SecuredCluster) -> None:
+def test_no_user_can_take_the_name_of_the_brokers(secured: SecuredCluster) -> None:
     kind = wire.ALTER_USER_SCRAM_CREDENTIALS.Request
     salted = scram.salted_password("SCRAM-SHA-512", "mine", b"s" * 16, 4_096)
     for request in (

@@ -71,7 +71,7 @@ def write(shards: Any, partition: tuple[str, int] = P0, who: Any = WHO) -> Any:
     return shards.verified(who, partition, lambda: "written")
 
 
-def test_coordinator_is_asked_once_in_a_transaction(shards: Any) -> None:
+def test_coordinator_is_queried_once_in_a_transaction(shards: Any) -> None:
     found = prepare(shards, P0)
     assert (found, len(shards.peers.asked)) == ([], 1)
     shards.peers.answer({})
@@ -125,7 +125,7 @@ def test_marker_of_another_producer_changes_nothing(shards: Any) -> None:
     assert (found, write(shards)) == ([{}], "written")
 
 
-def test_leadership_that_ended_and_began_again_asks_again(shards: Any) -> None:
+def test_leadership_that_ended_and_began_again_queries_again(shards: Any) -> None:
     """Another leader may have written markers in between."""
     prepare(shards, P0)
     shards.peers.answer({})
@@ -138,7 +138,7 @@ def test_leadership_that_ended_and_began_again_asks_again(shards: Any) -> None:
     assert len(shards.peers.asked) == 3
 
 
-def test_other_epoch_of_a_producer_is_asked_for_itself(shards: Any) -> None:
+def test_another_epoch_of_a_producer_is_queried_separately(shards: Any) -> None:
     prepare(shards, P0)
     shards.peers.answer({})
     newer = ("tx", 7, 4)

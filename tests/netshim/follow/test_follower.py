@@ -507,7 +507,7 @@ def test_interrupts_repeat_and_lose_nothing(
         assert stored(copy, "t", partition) == stored(kafka.logdir, "t", partition)
 
 
-def test_promotion_asks_the_source_that_was_copied(
+def test_promotion_queries_the_copied_source(
     kafka_factory: Callable[..., Kafka], kafka: Kafka, copy: LogDir, source: Source
 ) -> None:
     kafka.create_topic("t", 1)

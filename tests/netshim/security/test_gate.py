@@ -291,7 +291,7 @@ def test_bad_bare_token_closes_without_an_answer(client: Client) -> None:
         client.raw(b"\0alice\0wrong")
 
 
-def test_sasl_after_authentication_is_refused_and_goes_no_further(
+def test_sasl_after_authentication_is_refused(
     client: Client,
 ) -> None:
     client.log_in()

@@ -70,7 +70,7 @@ def test_pages_of_topics_skip_forbidden_ones(bench: Bench) -> None:
     assert pages == [("b", 0), ("b", 1), ("d", 0), ("d", 1)]
 
 
-def test_user_who_may_describe_no_topic_gets_no_page(bench: Bench) -> None:
+def test_user_without_describe_gets_no_page(bench: Bench) -> None:
     allow(bench)
     response = bench.ask(
         wire.DESCRIBE_TOPIC_PARTITIONS,
