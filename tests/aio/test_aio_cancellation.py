@@ -1,10 +1,10 @@
-"""Each coroutine is cancelled at each of its awaits; then all must be usable, and no
-record lost or doubled.
+"""Each coroutine is cancelled at each of its awaits. Then all objects must be usable,
+and no record may be lost or duplicated.
 
-A trial makes a directory, runs one call that is cancelled at its n-th await, and checks
-what is left. n rises until the call ends before it is cancelled. Each is done twice:
-cancelled when it begins to wait, and when what it waits for is done and it has not
-heard of that.
+A trial creates a directory, runs one call that is cancelled at its n-th await, and
+checks the result. n rises until the call ends before it is cancelled. Each trial runs
+twice: the call is cancelled when it begins to wait, and when the awaited future is done
+and the call has not resumed.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from logcore import aio
 from logcore.errors import CommitFailedError, LogLockedError, ProducerStateError
 from support.cancelling import at_each_await, cancelled
 
-#: What a trial does with a directory: says whether the call was cancelled, after it has
-#: checked what is left.
+#: The steps of a trial with a directory. It returns whether the call was cancelled,
+#: after it has checked the result.
 Trial = Callable[
     [aio.LogDir, Callable[[Callable[[], Awaitable[Any]]], Awaitable[bool]]],
     Awaitable[bool],
@@ -40,7 +40,7 @@ async def directory(path: Path) -> AsyncIterator[aio.LogDir]:
 
 
 def explore(path: Path, trial: Trial) -> int:
-    """Runs trials; returns at how many awaits the call was cancelled."""
+    """Run trials, and return at how many awaits the call was cancelled."""
 
     async def one(at: int, late: bool) -> bool:
         async with directory(path / f"{at}-{late}") as data:
@@ -241,7 +241,7 @@ def test_directory_continues_after_any_cancelled_call(
 def test_object_whose_opening_was_cancelled_is_closed(
     tmp_path: Path, kind: str
 ) -> None:
-    """And a close that was cancelled is carried out: the lock is free in the end."""
+    """A cancelled close is completed: the lock is free at the end."""
     path = tmp_path / "t-0" if kind == "log" else tmp_path / "d"
 
     def opening() -> aio.Opening[Any]:
@@ -532,7 +532,7 @@ def test_consumer_continues_after_any_cancelled_call(tmp_path: Path, kind: str) 
                 consumer.subscribe(["t"])
                 assert (await consumer.getmany(timeout=1)).count == 10
             elif kind.startswith("seek"):
-                consumer.seek(("t", 0), 5)  # behind what was cancelled
+                consumer.seek(("t", 0), 5)  # after the cancelled call
                 assert (await consumer.getmany(timeout=1)).count == 5
             elif kind != "close":
                 assert (await consumer.getmany(timeout=1)).count == 6
@@ -550,8 +550,8 @@ def test_consumer_continues_after_any_cancelled_call(tmp_path: Path, kind: str) 
 
 @pytest.mark.long
 def test_rebalance_with_a_listener_continues_after_cancellation(tmp_path: Path) -> None:
-    """What the listener commits when a partition is taken away is committed; no record
-    is handed out twice.
+    """Commits of the listener for a revoked partition are stored, and no record is
+    returned twice.
     """
 
     async def trial(data: aio.LogDir, cut: Any) -> bool:
@@ -600,7 +600,7 @@ def test_rebalance_with_a_listener_continues_after_cancellation(tmp_path: Path) 
 
 
 def test_harness_detects_lost_records(tmp_path: Path) -> None:
-    """A reading that takes a record before its last await loses it."""
+    """A read that takes a record before its last await loses the record."""
     taken: list[int] = []
     left = [1, 2, 3]
 

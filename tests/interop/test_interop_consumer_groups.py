@@ -1,6 +1,7 @@
-"""Groups of the consumer protocol (KIP-848) of Kafka's Java client through the broker,
-and Kafka's dump tool on what the broker wrote of them. Needs Java 17 or later and
-Maven. Run by `make interop`.
+"""Groups of the consumer protocol (KIP-848) of Kafka's Java client on our broker, and
+the output of Kafka's dump tool for the records of the broker.
+
+Needs Java 17 or later and Maven. Run by `make interop`.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ JOIN: dict[str, Any] = {
     "owned": [],
 }
 
-#: (member, epoch, fields): heartbeats, one after the other. owned: numbers of
+#: Consecutive heartbeats: (member, epoch, fields). `owned` contains numbers of
 #: partitions of t.
 STEPS: list[tuple[str, int, dict[str, Any]]] = [
     ("A", 1, {}),
@@ -179,7 +180,7 @@ def beat(
 
 
 def others(client: Client) -> Iterator[Any]:
-    """What is asked beside heartbeats, of a group with member A at epoch 1."""
+    """Requests other than heartbeats, for a group with member A at epoch 1."""
     topic_type = wire.OFFSET_COMMIT.Request.Topic
     part = topic_type.Partition(
         partition_index=0, committed_offset=1, committed_metadata=""
@@ -279,14 +280,16 @@ def make_topic(client: Client, count: int = 4) -> bytes:
     assert made.topics[0].error_code == 0
     topic_id: bytes = made.topics[0].topic_id
     numbers = None
-    while not numbers:  # Kafka's coordinator hears of a topic later than we do
+    while not numbers:  # Kafka's coordinator learns of a topic later than ours
         numbers = beat(client, topic_id, "W", 0, {**JOIN, "group_id": "waits"})[-1]
         assert beat(client, topic_id, "W", -1, {"group_id": "waits"})[0] == 0
     return topic_id
 
 
 def life(address: str) -> list[Any]:
-    """What a broker answers to all steps, and then to a group of one member."""
+    """Return the responses of a broker to all steps, and then for a group of one
+    member.
+    """
     client = connected(address)
     topic_id = make_topic(client)
     answers: list[Any] = [(step, beat(client, topic_id, *step)) for step in STEPS]
@@ -317,8 +320,8 @@ def plain(value: Any) -> Any:
 
 
 def written(folder: Path) -> list[Any]:
-    """The records of groups, batch by batch, without what differs: ids of topics,
-    hashes, hosts.
+    """Return the records of groups, batch by batch, without values that differ: ids of
+    topics, hashes, hosts.
     """
     batches = []
     with logcore.open_dir(folder, read_only=True) as logdir:
@@ -341,8 +344,8 @@ def written(folder: Path) -> list[Any]:
 
 
 def check_answers(folder: Path, ask: Callable[[str], list[Any]]) -> tuple[Path, Path]:
-    """Asks a broker of Kafka's own, and then this one; their answers are the same.
-    Where ours and theirs wrote.
+    """Query a broker of Kafka, and then ours, and check that the responses are equal.
+    Return both folders.
     """
     with kafka_jvm.Broker(folder) as broker:
         theirs = ask(broker.address)
@@ -364,8 +367,8 @@ def test_a_broker_of_kafkas_answers_and_writes_the_same(tmp_path: Path) -> None:
 
 
 class Member:
-    """One that goes from broker to broker. It says everything each time, so that it is
-    told everything.
+    """A client that moves from broker to broker. It sends complete heartbeats, so that
+    it gets complete responses.
     """
 
     def __init__(self, member_id: str) -> None:
@@ -396,9 +399,7 @@ def test_group_moves_from_kafka_to_netshim_and_back(tmp_path: Path) -> None:
         client.sock.close()
     kafka = start(broker.data, group_consumer_session_timeout_ms=45_000)
     client = connected(kafka.bootstrap_servers)
-    for _ in range(
-        2
-    ):  # our hash of the topics is another one, so that the epoch rises once
+    for _ in range(2):  # our hash of the topics is different, so the epoch rises once
         assert (one.beat(client, topic_id), other.beat(client, topic_id)) == (
             [0, 1],
             [2, 3],
@@ -423,8 +424,8 @@ WANTS = subscription_value(Subscription(("t",)))
 
 
 class ClassicMember:
-    """A member of the classic protocol, eager, in raw requests. said: what each request
-    was answered with.
+    """A member of the classic protocol, eager, in raw requests. `said` records the
+    response to each request.
     """
 
     def __init__(self, client: Client, said: list[Any]) -> None:
@@ -435,7 +436,7 @@ class ClassicMember:
 
     def join(self) -> None:
         request_type = wire.JOIN_GROUP.Request
-        for _ in range(2):  # the first time it may be told its id only
+        for _ in range(2):  # the first response may contain only the member id
             request = request_type(
                 group_id="g",
                 session_timeout_ms=30_000,
@@ -461,7 +462,9 @@ class ClassicMember:
         )
 
     def sync(self, numbers: list[int] | None = None) -> None:
-        """numbers: of the partitions that it gives itself, when it leads."""
+        """Synchronize. As the leader, the member assigns the partitions `numbers` to
+        itself.
+        """
         request_type = wire.SYNC_GROUP.Request
         assignments = []
         if numbers is not None:
@@ -519,8 +522,8 @@ class ClassicMember:
 
 
 def exchanged(address: str) -> list[Any]:
-    """What a broker answers while the clients of a group are exchanged, to the consumer
-    protocol and back.
+    """Return the responses of a broker while the clients of a group change to the
+    consumer protocol and back.
     """
     client = connected(address)
     topic_id = make_topic(

@@ -1,10 +1,10 @@
-"""One life, lived twice: by logcore and by Kafka's own storage classes, which must end
-with the same files.
+"""One history of a partition in logcore and in Kafka's own storage classes, which must
+end with the same files.
 
-A script of appends, transactions, rolls, deletions, compactions and restarts goes to
-both. After each chapter the offsets, epochs, producers and segments are the same, in
-the end every file is; then each opens what the other wrote. Needs Java 17 and Maven.
-Run by `make interop`.
+A script of appends, transactions, rolls, deletions, compactions and restarts runs on
+both. After each chapter, the offsets, epochs, producers and segments are the same. At
+the end every file is the same, and each side opens the files of the other. Needs Java
+17 and Maven. Run by `make interop`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ SMALL = {
     "file.delete.delay.ms": 0,
 }
 SEEDS = 100 if os.environ.get("HYPOTHESIS_PROFILE") == "thorough" else 10
-#: How kafka-dump-log is asked about each kind of file.
+#: Options of kafka-dump-log for each kind of file.
 DUMPS = {
     ".log": [["--deep-iteration", "--skip-record-metadata"]],
     ".index": [["--index-sanity-check"], ["--verify-index-only"]],
@@ -56,7 +56,7 @@ DUMPS = {
     ".txnindex": [[]],
     ".snapshot": [[]],
 }
-#: What logcore raises where Kafka raises the other.
+#: The errors of logcore for each exception of Kafka.
 ERRORS = {
     "OutOfOrderSequenceError": "OutOfOrderSequenceException",
     "InvalidProducerEpochError": "InvalidProducerEpochException",
@@ -73,7 +73,7 @@ def kafka() -> Iterator[Storage]:
 
 
 def state_of(log: Log) -> dict[str, Any]:
-    """What Storage.java calls the state, of a log of ours."""
+    """Return the state of a log of logcore in the form of Storage.java."""
     with log._state.lock:
         producers = log.host.writer.producers.known()._known
     segments = []
@@ -100,7 +100,7 @@ def state_of(log: Log) -> dict[str, Any]:
 
 
 def row_of(batch: RecordBatch) -> dict[str, Any]:
-    """What Storage.java tells of a batch, of one that we read."""
+    """Return the facts about a batch of logcore in the form of Storage.java."""
     codec = batch.codec_name if batch.codec else "none"
     return {
         "base": batch.base_offset,
@@ -136,8 +136,8 @@ def text(value: bytes | None) -> str | None:
     return None if value is None else base64.b64encode(value).decode()
 
 
-class Twins:
-    """A partition of ours and one of Kafka's, to which the same is done at the same
+class PartitionPair:
+    """A partition of logcore and one of Kafka that get the same calls at the same
     times.
     """
 
@@ -183,7 +183,7 @@ class Twins:
         self.kafka.ask("now", now=self.now_ms)
 
     def both(self, ours: Any, what: str, **more: Any) -> Any:
-        """Does it to both, which answer or refuse alike."""
+        """Make a call on both, and check that both return or refuse it."""
         told = more
         if "data" in more:
             batch = RecordBatch.parse(base64.b64decode(more["data"]))
@@ -210,8 +210,8 @@ class Twins:
             self.roll_after_refusal(what)
             return None
         if theirs == "OutOfOrderSequenceException" and self.is_reopened:
-            # A batch that is sent again, and that Kafka does not know any more: see
-            # check(). Neither stores it.
+            # A repeated batch that Kafka does not remember any more: see check().
+            # Neither side stores it.
             assert mine.last_offset < end == self.log.log_end_offset, (
                 mine,
                 self.told(),
@@ -235,8 +235,9 @@ class Twins:
         return theirs
 
     def roll_after_refusal(self, what: str) -> None:
-        """Kafka rolls before it looks at sequences (storage format section 14, 17); we
-        leave the log as it was.
+        """Check that both refuse a batch with a wrong sequence. Kafka rolls before it
+        checks sequences (storage format section 14, 17), and logcore does not change
+        the log.
         """
         if what in ("append", "marker") and self.log.host.writer.active.size_bytes:
             base_offset, size, _ = self.kafka.ask("state", path=self.theirs)[
@@ -357,17 +358,17 @@ class Twins:
         self.start()
 
     def swap(self) -> None:
-        """Each goes on with what the other wrote."""
+        """Let each side continue with the files of the other."""
         self.close()
         self.exchange()
         self.start()
 
     def crash(self) -> None:
-        """Both are gone from one moment to the next, and with them the same last bytes;
-        the other one takes over.
+        """Kill both, lose the same last bytes of both, and let each continue with the
+        files of the other.
         """
         self.is_crashed = True
-        # What was on disk, after a roll or a close, is not lost.
+        # A roll or a close syncs, so records before it are not lost.
         unsynced = [
             end
             for end in self.ends
@@ -437,8 +438,8 @@ class Twins:
             self.renew()
 
     def renew(self) -> None:
-        """Other producers go on, where what is known of those before depends on which
-        snapshots there were.
+        """Let other producers continue. The remembered state of the earlier ones
+        depends on the snapshots that exist.
         """
         self.sent.clear()
         for producer_id in [
@@ -477,9 +478,9 @@ class Twins:
                 ]  # other libraries compress the same records to other sizes
             else:
                 state["segments"] = [
-                    # Of what lies below the log start Kafka does not know which was
-                    # aborted; no reader needs it. The time of an empty one is its
-                    # file's.
+                    # Kafka does not know which transactions below the log start were
+                    # aborted, and no reader needs it. An empty segment has the time of
+                    # its file.
                     [
                         base,
                         *(
@@ -492,7 +493,8 @@ class Twins:
                     ]
                     for base, size, time in state["segments"]
                 ]
-        # Kafka's may lie below the log start, at the head of the batch that holds it.
+        # Kafka's log may begin below the log start, at the head of the batch that
+        # contains it.
         theirs["last_stable"] = max(theirs["last_stable"], theirs["log_start"])
         self.is_unsure = False
         begun = [
@@ -502,13 +504,14 @@ class Twins:
             if one["open"] >= 0
         ]
         if min(begun, default=mine["log_start"]) < mine["log_start"]:
-            # Of a transaction whose first batches are deleted Kafka knows what a
-            # snapshot says, and we what is left: after a restart that differs.
+            # If the first batches of a transaction are deleted, Kafka knows the facts
+            # of a snapshot, and logcore the remaining batches. After a restart, these
+            # differ.
             self.is_unsure = True
             del mine["last_stable"], theirs["last_stable"]
         if self.is_reopened:
-            # Kafka's snapshot holds the last batch of a producer. This log reads the
-            # ones before it back, up to five.
+            # Kafka's snapshot contains the last batch of a producer. logcore reads up
+            # to five earlier batches from the log.
             for name, known in theirs["producers"].items():
                 own = mine["producers"].get(name, known)
                 own["batches"] = own["batches"][
@@ -519,7 +522,8 @@ class Twins:
             or self.is_crashed
             or (self.is_deleted and self.is_reopened)
         ):
-            # What is known of others then depends on which snapshots there are.
+            # The remembered state of other producers then depends on the snapshots that
+            # exist.
             mine["producers"], theirs["producers"] = (
                 {
                     name: {
@@ -565,7 +569,7 @@ class Twins:
         mine: dict[str, Any] = {
             "times": [self.log.offset_for_timestamp(time) for time in times]
         }
-        # Kafka may name a marker, we only what a consumer is given.
+        # Kafka may return the position of a marker, and logcore only of records.
         markers = {
             batch.base_offset
             for batch in self.log.batches(self.log.log_start_offset)
@@ -576,7 +580,7 @@ class Twins:
                 mine["times"][at] is None or mine["times"][at] > offset
             ):
                 theirs["times"][at] = mine["times"][at]
-            # It looks no further than a segment whose youngest record is gone.
+            # Kafka searches no further than a segment whose youngest record is deleted.
             if offset is None and (self.is_deleted or self.log.config.is_compacted):
                 theirs["times"][at] = mine["times"][at]
         mine["ends"] = [[*self.log.end_of_epoch(epoch)] for epoch in epochs]
@@ -584,7 +588,7 @@ class Twins:
             pytest.fail(f"{times} {epochs} {diff(mine, theirs)} {self.told()}")
 
     def check_files(self) -> None:
-        """When both are closed."""
+        """Compare the files when both are closed."""
         for path in (self.ours, self.theirs):
             damaged = [one for one in verify(path) if one.status == "damaged"]
             assert not damaged, (damaged, self.told())
@@ -619,8 +623,8 @@ class Twins:
                 mine, theirs = entries
                 if self.is_deleted or self.log.config.is_compacted:
                     # Kafka remembers transactions whose first batches, or all, are
-                    # gone. We say where what is left begins; before that there is
-                    # nothing to leave out.
+                    # deleted. logcore returns the start of the remaining batches, and
+                    # readers need no earlier one.
                     with logcore.open(self.ours, read_only=True) as log:
                         needed = [
                             [entry.producer_id, entry.last_offset]
@@ -642,7 +646,7 @@ class Twins:
         for path in sorted(self.ours.iterdir()):
             for options in DUMPS.get(path.suffix, ()):
                 said = self.kafka.dump(path, *options)
-                # The tool takes an emptied batch for one of time -1, also in files of
+                # The tool reads -1 as the time of an emptied batch, also in files of
                 # Kafka's own cleaner.
                 said = re.sub(
                     r"Found timestamp mismatch in .*\n(  Index timestamp: \d+, log timestamp: -1\n)+",
@@ -656,8 +660,8 @@ class Twins:
 
 
 def aborted_in(content: bytes) -> list[tuple[int, ...]]:
-    """The entries of a .txnindex file: (producer id, first offset, last offset, last
-    stable offset).
+    """Return the entries of a .txnindex file: (producer id, first offset, last offset,
+    last stable offset).
     """
     return [fields[1:] for fields in struct.iter_unpack(">hqqqq", content)]
 
@@ -680,26 +684,26 @@ WEIGHTS = {
 }  # fmt: skip
 
 
-def live(twins: Twins, chapters: int, **weights: float) -> None:
+def live(pairs: PartitionPair, chapters: int, **weights: float) -> None:
     weights = {**WEIGHTS, **weights}
     for _ in range(chapters):
-        for _ in range(twins.rng.randrange(5, 25)):
-            getattr(twins, twins.rng.choices([*weights], [*weights.values()])[0])()
-            twins.check()
-        twins.check_batches()
+        for _ in range(pairs.rng.randrange(5, 25)):
+            getattr(pairs, pairs.rng.choices([*weights], [*weights.values()])[0])()
+            pairs.check()
+        pairs.check_batches()
 
 
 @pytest.fixture
-def twins(
+def pairs(
     request: pytest.FixtureRequest,
     kafka: Storage,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Any:
-    made: list[Twins] = []
+    made: list[PartitionPair] = []
 
-    def make(seed: int, **config: Any) -> Twins:
-        made.append(Twins(kafka, tmp_path, monkeypatch, seed, **config))
+    def make(seed: int, **config: Any) -> PartitionPair:
+        made.append(PartitionPair(kafka, tmp_path, monkeypatch, seed, **config))
         return made[-1]
 
     yield make
@@ -711,7 +715,7 @@ def twins(
         one.log.close()
 
 
-LIVES: dict[str, tuple[dict[str, Any], dict[str, float]]] = {
+HISTORIES: dict[str, tuple[dict[str, Any], dict[str, float]]] = {
     "appends": ({}, {}),
     "retention": (
         {"retention.ms": 60_000, "retention.bytes": 6000},
@@ -742,10 +746,10 @@ LIVES: dict[str, tuple[dict[str, Any], dict[str, float]]] = {
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
-@pytest.mark.parametrize("kind", LIVES)
-def test_two_histories_end_with_equal_logs(twins: Any, kind: str, seed: int) -> None:
-    config, steps = LIVES[kind]
-    one: Twins = twins(seed, **config)
+@pytest.mark.parametrize("kind", HISTORIES)
+def test_two_histories_end_with_equal_logs(pairs: Any, kind: str, seed: int) -> None:
+    config, steps = HISTORIES[kind]
+    one: PartitionPair = pairs(seed, **config)
     one.codecs = CODECS if seed % 2 else ["uncompressed"]
     one.durability = "group" if seed % 3 == 2 else "os"
     live(one, 6, **steps)
@@ -753,8 +757,8 @@ def test_two_histories_end_with_equal_logs(twins: Any, kind: str, seed: int) -> 
     one.check_files()
 
 
-def test_a_producer_is_known_after_its_batches_are_deleted(twins: Any) -> None:
-    one: Twins = twins(0)
+def test_a_producer_is_known_after_its_batches_are_deleted(pairs: Any) -> None:
+    one: PartitionPair = pairs(0)
     data = encode(
         [(b"k", b"v")], producer_id=9, producer_epoch=0, base_sequence=0, now_ms=T0
     )
@@ -780,9 +784,9 @@ def test_a_producer_is_known_after_its_batches_are_deleted(twins: Any) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_kafka_opens_forks_and_snapshots(
-    twins: Any, kafka: Storage, tmp_path: Path, seed: int
+    pairs: Any, kafka: Storage, tmp_path: Path, seed: int
 ) -> None:
-    one: Twins = twins(seed, **{"cleanup.policy": "compact"})
+    one: PartitionPair = pairs(seed, **{"cleanup.policy": "compact"})
     live(one, 4, clean=0.5)
     one.close()
     at_offset = one.rng.randrange(one.ends[-1])
@@ -818,7 +822,7 @@ def test_kafka_opens_forks_and_snapshots(
 def test_old_formats_are_read(
     kafka: Storage, tmp_path: Path, magic: int, codec: int
 ) -> None:
-    """Kafka keeps the format, we write v2; the records are the same."""
+    """Kafka keeps the format, and logcore writes v2. The records are the same."""
     config = {**SMALL, "cleanup.policy": "compact"}
     for side in ("ours", "theirs"):
         folder = tmp_path / side / "t-0"
@@ -853,8 +857,8 @@ def test_old_formats_are_read(
 
 
 def legacy(magic: int, codec: int) -> bytes:
-    """Forty records of ten keys, four in a wrapper or none, as a broker of that time
-    stored them.
+    """Return forty records of ten keys, four in a wrapper or none, as a broker of that
+    time stored them.
     """
     raw = b""
     for first in range(0, 40, 4):
@@ -880,8 +884,8 @@ def legacy(magic: int, codec: int) -> bytes:
 def test_compaction_takes_as_long_as_kafka_s(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Values of 100 bytes, keys of 16, one record in ten stays. The files are the same;
-    the times are told.
+    """Compact values of 100 bytes with keys of 16 bytes, of which one record in ten
+    remains. The files must be the same. The times are printed.
     """
     size = int(os.environ.get("LOGCORE_INTEROP_BYTES", str(256 << 20)))
     config = {
@@ -956,7 +960,7 @@ def test_compaction_takes_as_long_as_kafka_s(
 
 
 def fill(log: Log, size: int) -> None:
-    """Ten records of each key, in no order."""
+    """Return ten records of each key, in random order."""
     keys = size // 1300
     chosen = np.random.default_rng(1).permuted(np.repeat(np.arange(keys), 10))
     at = 0

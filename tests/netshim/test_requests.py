@@ -1,5 +1,5 @@
-"""What each request is answered, by tables: a broker without sockets, asked one request
-at a time.
+"""The response to each request, by tables: a broker without sockets that gets one
+request at a time.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ from netshim.wire import codes
 from support.bench import SESSION, Bench
 from support.client import Client
 
-# -- who waits for the disk ------------------------------------------------------------
+# -- waits for the disk
+# -----------------------------------------------------------------
 
 
 def batch_of(*values: bytes, **more: Any) -> bytes:
@@ -44,8 +45,8 @@ def batch_of(*values: bytes, **more: Any) -> bytes:
 def test_one_fetch_over_many_new_partitions_does_not_keep_others_waiting(
     bench: Bench,
 ) -> None:
-    """Logs were opened in the broker's thread: a Fetch over 300 kept everybody else
-    waiting for 16 s.
+    """Logs were opened in the broker's thread: a Fetch over 300 logs blocked all other
+    clients for 16 s.
     """
     bench.logdir.create_topic("t", partitions=100)
     bench.logdir.create_topic("small")
@@ -96,7 +97,9 @@ def test_requests_that_wait_for_a_log_keep_their_order_and_their_bytes(
 def test_a_produce_that_waits_for_many_logs_is_not_overtaken(
     bench: Bench, opened: int, partition: int
 ) -> None:
-    """Also not by one whose log was opened for the first, while that waits for others."""
+    """A request also does not wait for a log that was opened for an earlier request,
+    while that request waits for other logs.
+    """
     bench.logdir.create_topic("t", partitions=3)
     bench.at_once = False
     bench.send(wire.PRODUCE, 9, bench.produces(batch_of(b"0"), partitions=3))
@@ -135,7 +138,7 @@ def test_many_requests_may_wait_for_one_log(bench: Bench) -> None:
 def test_a_look_that_fails_holds_up_no_later_request(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, error: type[Exception], at: int
 ) -> None:
-    """As that at a topic which another thread deletes between two looks."""
+    """Like a topic that another thread deletes between two steps of the request."""
     bench.logdir.create_topic("t")
     real = bench.logdir.partitions
     looks = 0
@@ -235,7 +238,7 @@ def test_the_event_loop_touches_no_file_that_is_to_be_opened_made_or_synced(
     server = kafka_factory(
         tmp_path / "data", config={"segment.bytes": 2_000, "flush.messages": 5}, fs=OS
     )
-    touched.clear()  # the directory itself is opened before anybody can connect
+    touched.clear()  # the directory itself is opened before clients can connect
     with contextlib.closing(Client(server.port)) as client:
         metadata = wire.METADATA.Request
         client.ask(
@@ -311,7 +314,7 @@ def _cut(log: Any) -> None:
 EPOCHS: dict[str, Callable[[Any], object]] = {
     "begins at the end": lambda log: None,
     "the second without records": lambda log: log.begin_epoch(6),
-    "begins above what a truncation left": _cut,
+    "begins above the end of a truncation": _cut,
 }
 
 
@@ -320,8 +323,8 @@ EPOCHS: dict[str, Callable[[Any], object]] = {
 def test_every_api_reports_the_same_leader_epoch(
     tmp_path: Path, case: str, records: int
 ) -> None:
-    """Clients believe no smaller epoch than they know: one that fell shut them out for
-    as long as they lived.
+    """Clients do not accept a smaller epoch than the latest one that they know. An
+    epoch that fell blocked them until their end.
     """
     if "truncation" in case and not records:
         records = 2
@@ -357,8 +360,8 @@ def test_every_api_reports_the_same_leader_epoch(
 def test_metadata_of_a_cluster_waits_for_no_file(
     tmp_path: Path, is_clustered: bool
 ) -> None:
-    """Its epochs are in the registry. Work on the disk, such as opening a thousand new
-    partitions, would delay the response.
+    """The epochs of a topic in a cluster are in the registry. Work on the disk, such as
+    opening a thousand new partitions, would delay the response.
     """
     with logcore.open_dir(tmp_path, create=True) as logdir:
         logdir.create_topic("t", 3)
@@ -412,7 +415,8 @@ def test_fetch_with_a_diverging_epoch_gets_the_point_of_divergence(
     assert bool(found.records) == (expected == "records")
 
 
-# -- what Produce says -----------------------------------------------------------------
+# -- responses of Produce
+# ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize("codec", ["uncompressed", "gzip"])
@@ -431,8 +435,8 @@ def test_fetch_with_a_diverging_epoch_gets_the_point_of_divergence(
 def test_refused_batch_lists_its_invalid_records(
     bench: Bench, codec: str, config: dict[str, object], code: int, wrong: list[int]
 ) -> None:
-    """Without that clients blame all of them, and a program that drops what is invalid
-    drops good records.
+    """Without the list, clients consider all records invalid, and a program that drops
+    invalid records drops valid ones.
     """
     future = 1 << 60
     rows = [
@@ -575,7 +579,7 @@ def test_no_similar_topic_is_searched_if_no_text_is_read(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Mutated frames found it: each unknown partition of a request took a millisecond
-    for 100 topics, on the loop.
+    for 100 topics, in the event loop.
     """
     searches: list[str] = []
     find = difflib.get_close_matches
@@ -610,7 +614,9 @@ def test_no_similar_topic_is_searched_if_no_text_is_read(
 
 
 def test_a_connection_has_a_bounded_number_of_topics_made(tmp_path: Path) -> None:
-    """By asking for them. What could not be made does not count."""
+    """Requests that name a topic create it. Topics that could not be created do not
+    count.
+    """
     bench = Bench(tmp_path, auto_create_limit=3)
 
     def asked(session: ClientSession, *names: str) -> list[int]:
@@ -640,8 +646,8 @@ def test_a_connection_has_a_bounded_number_of_topics_made(tmp_path: Path) -> Non
 
 
 def test_one_request_makes_a_bounded_number_of_partitions(bench: Bench) -> None:
-    """Mutated frames found it: one client's count of 100,000 partitions kept all others
-    from making a topic.
+    """Mutated frames found it: one request for 100,000 partitions prevented all other
+    clients from creating a topic.
     """
     most = bench.broker.state.settings.max_partitions_per_request
     topics = wire.CREATE_TOPICS.Request
@@ -741,7 +747,7 @@ def test_sizes_of_the_log_directory(bench: Bench) -> None:
 def test_settings_of_groups_are_described(
     tmp_path: Path, keys: list[str] | None
 ) -> None:
-    """Kafka's admin tools ask for them, also for groups that are not there."""
+    """Kafka's admin tools request them, also for groups that do not exist."""
     expected = {
         "consumer.session.timeout.ms": "9000",
         "consumer.heartbeat.interval.ms": "3000",
@@ -760,7 +766,7 @@ def test_settings_of_groups_are_described(
     assert result.error_code == codes.NONE
     assert {each.name: each.value for each in result.configs} == expected
     assert {each.config_source for each in result.configs} <= {5}, (
-        "Kafka's source of what the group did not set"
+        "Kafka's source of settings that the group does not have"
     )
     assert all(
         each.documentation and each.config_type == 3 and not each.read_only
@@ -847,7 +853,7 @@ def test_a_fetch_waits_for_each_of_its_partitions(
 def test_a_fetch_keeps_to_its_bytes_over_all_partitions(
     bench: Bench, max_bytes: int, expected: list[int]
 ) -> None:
-    """Only the first batch of all may be larger than what is left."""
+    """Only the first batch of all may be larger than the remaining limit."""
     bench.logdir.create_topic("t", partitions=3)
     for _ in range(2):
         bench.ask(wire.PRODUCE, 9, bench.produces(batch_of(b"v"), partitions=3))
@@ -860,7 +866,7 @@ def test_a_fetch_keeps_to_its_bytes_over_all_partitions(
 def test_unknown_topic_ids_cost_one_look_at_the_topics(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A request may have thousands, and each look passes over all topics."""
+    """A request may name thousands of topics, and each search reads all topics."""
     state = bench.broker.state
     real = bench.logdir.topics
     looks = 0
@@ -917,7 +923,7 @@ def test_waiting_fetch_is_answered_when_its_offset_is_deleted(bench: Bench) -> N
 
 
 def test_fetch_counts_bytes_that_a_sync_makes_readable(tmp_path: Path) -> None:
-    """Its bytes were written before it came."""
+    """Its bytes were written before the request arrived."""
     bench = Bench(tmp_path, at_once=False, durability="group")
     bench.logdir.create_topic("t")
     log = bench.logdir.partition("t", 0)
@@ -972,7 +978,7 @@ def test_fetch_counts_bytes_that_a_marker_makes_readable(bench: Bench) -> None:
 
 
 def test_a_fetch_that_waits_is_put_together_when_it_may_have_enough() -> None:
-    """At each append of a byte it would cost more than the appends."""
+    """A check at each append of a byte would cost more than the appends."""
 
     def at(written: int, readable: int, end: int, taken: int = 0) -> _Extent:
         return _Extent(written, taken, [readable, 5], [end, 5])
@@ -986,10 +992,10 @@ def test_a_fetch_that_waits_is_put_together_when_it_may_have_enough() -> None:
     assert growth.may_reach(50, None)
     growth = _Growth(at(100, 1, 3))
     assert not growth.may_reach(50, at(100, 1, 3))
-    assert growth.may_reach(50, at(100, 2, 3)), "nobody knows how many bytes that is"
+    assert growth.may_reach(50, at(100, 2, 3)), "the number of bytes is unknown"
     growth.found(at(120, 3, 4))
     assert not growth.may_reach(50, at(140, 4, 5)), (
-        "what was written before the first look was found by the second"
+        "the second check has found the bytes that were written before the first one"
     )
     assert growth.may_reach(50, at(150, 4, 5))
     growth.found(at(160, 5, 5))
@@ -1146,7 +1152,7 @@ def test_a_handler_repeats_no_line_without_limit() -> None:
 
 
 def test_work_that_may_block_on_the_disk_runs_in_a_thread(tmp_path: Path) -> None:
-    """Leader epochs of logs that are not open, a search by time, and walking far for
+    """Leader epochs of logs that are not open, a search by time, and long searches for
     transactions.
     """
     first = Bench(tmp_path)

@@ -1,11 +1,11 @@
-"""The wire codec against other people's: same values, same bytes, in both directions,
-for every version served.
+"""The wire codec compared with other codecs: same values, same bytes, in both
+directions, for every version that is served.
 
-Goal: no byte of ours differs from what kio, kafka-python and aiokafka write, except
-where they are wrong, and then it says so here. Method: values are drawn from our table
-with fixed seeds and carried over to the classes of the oracle by field name (aiokafka:
-by position). What no oracle can judge (tolerance, hostile bytes, views) is tested on
-its own.
+Goal: each byte is equal to the bytes of kio, kafka-python and aiokafka, except for
+their errors, which are listed here. Method: values are drawn from our table with fixed
+seeds, and converted to the classes of the other codec by field name (aiokafka: by
+position). Behavior that no other codec can check (tolerance, hostile bytes, views) is
+tested separately.
 """
 
 from __future__ import annotations
@@ -44,9 +44,8 @@ VERSIONED = [
 ]
 EXAMPLES = 4  # values per message, version and oracle
 
-#: What each oracle was asked about in this run.
-#: The messages that each oracle was asked about in this process: the tests of one file
-#: may run in several.
+#: The messages that each oracle has checked in this process. The tests of one file may
+#: run in several processes.
 TRIED: dict[str, set[Message]] = {"kio": set(), "kafka-python": set()}
 COMPARED: dict[str, set[tuple[Message, int]]] = {
     "kio": set(),
@@ -68,7 +67,7 @@ def examples(message: Message, version: int, tame: bool = False) -> Iterator[Any
 
 
 def kio_class(message: Message, version: int) -> Any:
-    """Its class for a message in a version, None when it has none."""
+    """Return kio's class for a message in a version, or None if it has none."""
     index = pytest.importorskip("kio.index")
     kinds = index.EntityType
     kind = {"": kinds.data, "request": kinds.request, "response": kinds.response}[
@@ -180,15 +179,15 @@ def test_same_defaults_as_kio(message: Message) -> None:
 
 # --- kafka-python ---------------------------------------------------------------------
 
-# Where kafka-python 3 is another shape than Kafka's schemas. None of it is about the
-# bytes.
+# kafka-python 3 represents some messages differently from Kafka's schemas. The bytes are
+# the same.
 #
-# - Sets of bit numbers stand for the authorized operations, and two of those fields
-#   have shorter names.
-# - Its consumer protocol messages include the version that stands in front of them.
-# - A tagged field is written when it was given, even as the default. Kafka, kio and we
-#   leave defaults out, so it gets only the others.
-# - An answer to ApiVersions with any error is read as version 0, so the errors drawn
+# - The authorized operations are sets of bit numbers, and two of these fields have
+#   shorter names.
+# - Its consumer protocol messages include the version that precedes them.
+# - A tagged field is written if it was given, even as the default. Kafka, kio and netshim
+#   leave defaults out, so kafka-python gets only the other fields.
+# - A response to ApiVersions with any error is read as version 0, so the errors drawn
 #   for it are all 0.
 OPERATIONS = {
     "Metadata": {
@@ -223,9 +222,7 @@ def kafka_python_class(message: Message) -> Any:
 
 
 class KafkaPython:
-    """Carries values of one message and version over to kafka-python's objects and
-    back.
-    """
+    """Converts values of one message and version to kafka-python's objects and back."""
 
     def __init__(self, message: Message, version: int) -> None:
         self.version = version
@@ -331,7 +328,9 @@ def test_same_bytes_as_kafka_python(message: Message) -> None:
 
 
 def aiokafka_schemas() -> dict[tuple[Message, int], Any]:
-    """Its hand-written schemas of old, not flexible versions, in our served range."""
+    """Yield aiokafka's hand-written schemas of old, not flexible versions that are
+    served.
+    """
     api = pytest.importorskip("aiokafka.protocol.api")
     for module in (
         "admin",
@@ -371,8 +370,8 @@ def by_position(shape: Struct, version: int, value: Any) -> tuple[Any, ...]:
     )
 
 
-# Schemas of aiokafka 0.14 that differ from Kafka's; kio and kafka-python agree with us
-# on all of these.
+# Schemas of aiokafka 0.14 that differ from Kafka's. In all of these, kio and
+# kafka-python agree with netshim.
 AIOKAFKA_DIFFERS = {
     (
         "DescribeGroups",
@@ -419,8 +418,8 @@ def test_same_bytes_as_aiokafka() -> None:
 
 
 def test_the_oracles_saw_every_version_they_know() -> None:
-    """Runs behind the comparisons and holds their extent, so that a silent skip does
-    not pass for agreement.
+    """Check the extent of the comparisons, after them, so that a silent skip does not
+    count as agreement.
     """
     if not all(COMPARED.values()) or any(
         tried != set(MESSAGES) for tried in TRIED.values()
@@ -436,7 +435,7 @@ def test_the_oracles_saw_every_version_they_know() -> None:
     }
     assert without <= {
         message.name for message in DATA
-    }  # kio knows consumer protocol but no record of a coordinator
+    }  # kio has the consumer protocol, but no record of a coordinator
     counts = {name: len(seen) for name, seen in COMPARED.items()}
     assert counts == {"kio": 466, "kafka-python": 458, "aiokafka": 155}
 
@@ -645,8 +644,8 @@ def test_produce_is_advertised_from_0_and_refused_below_3() -> None:
 
 
 def test_metadata_of_librdkafka_with_three_bytes_too_many() -> None:
-    """librdkafka 2.16 reserves four bytes for the count of a compact array: "all
-    topics" leaves three of them over.
+    """librdkafka 2.16 reserves four bytes for the count of a compact array. For "all
+    topics", three of them remain.
     """
     frame = wire.encode_request(
         wire.METADATA, 13, 1, "rdkafka", wire.METADATA.Request(topics=None)
@@ -658,8 +657,8 @@ def test_metadata_of_librdkafka_with_three_bytes_too_many() -> None:
 
 
 def test_unknown_tagged_fields_are_skipped() -> None:
-    """A newer client may add some anywhere: to the header, beside known tags, to a
-    struct without any.
+    """A newer client may add tagged fields anywhere: to the header, beside known tags,
+    or to a struct without any.
     """
     request = wire.FETCH.Request(cluster_id="c")
     plain = wire.encode_request(wire.FETCH, 12, 1, "", request)[4:]
@@ -859,8 +858,8 @@ def test_random_headers_are_refused_or_read(
 def test_random_bodies_are_refused_or_read(
     api: wire.Api[Any, Any], data: st.DataObject, content: bytes
 ) -> None:
-    """Behind a sound header: random bytes are hardly ever one, and what is behind it
-    would not be reached.
+    """Random bytes follow a valid header, because random bytes are hardly ever a valid
+    header, and the body would not be reached.
     """
     version = data.draw(st.integers(api.min_version, api.max_version))
     sound = wire.encode_request(api, version, 1, "me", api.Request())[4:]
@@ -889,8 +888,8 @@ def test_frames_of_another_protocol_are_refused(frame: bytes) -> None:
 
 @pytest.mark.long
 def test_wrong_lengths_allocate_nothing() -> None:
-    """Every four bytes in turn announce two billion, every byte a varint of four
-    billion: memory stays small.
+    """Each four bytes in turn announce two billion, and each byte a varint of four
+    billion. The memory remains small.
     """
     messages = [
         wire.PRODUCE.request,

@@ -1,9 +1,10 @@
-"""The architecture, checked: who may import whom, and what only one module may do.
+"""Checks of the architecture: imports between modules, and effects that only one module
+may have.
 
-import-linter reads the layers from .importlinter. What it cannot say is read from the
-syntax trees here: that only `fs` touches the disk, that time and chance come in as
-arguments, that nothing starts threads, and that the heavy optional packages are
-imported inside functions. Modules that do not exist yet are no failure.
+import-linter reads the layers from .importlinter. Rules that it cannot express are
+checked here, by the syntax trees: only `fs` touches the disk, time and random numbers
+are arguments, no module starts threads, and heavy optional packages are imported inside
+functions. Modules that do not exist yet are no failure.
 """
 
 import ast
@@ -18,15 +19,15 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ROOT / "src"
 
-#: Parts of logcore that meet the world themselves, and why. A package stands for the
-#: modules in it.
+#: Parts of logcore that may use the disk, the clock or random numbers themselves, with
+#: the reason. A package includes its modules.
 EXEMPT = {
     "logcore.fs": "the one door to the disk, and to the clock that wakes its waiters",
     "logcore.fs.watch": "a part of fs: it waits for changes of files",
     "logcore.fs.lock_holders": "a part of fs: it reads /proc for messages",
     "logcore.schemas.protoc": "runs a compiler on a text that comes with a schema",
     "logcore.testing": "builds disks, clocks and crashes",
-    "logcore.aio": "hands blocking calls to threads, so that the loop can go on",
+    "logcore.aio": "runs blocking calls in threads, so that the loop continues",
     "logcore.query.topic_dataset": "imported by the one function that needs pyarrow",
     "logcore.cli.commands": "a program: it reads files, clocks and terminals",
     "logcore.cli.command_list": "a program, as above",
@@ -62,14 +63,14 @@ EXEMPT = {
     "netshim.replay_command": "a program, as above",
 }
 
-#: Modules that read the disk, the clock or chance, or start something. `threading` is
-#: judged below: locks are fine.
+#: Modules that read the disk, the clock or random numbers, or start threads and
+#: processes. `threading` is checked below, because locks are allowed.
 WORLDLY_MODULES = {
     "fcntl", "glob", "mmap", "multiprocessing", "random", "secrets", "shutil", "signal", "subprocess", "tempfile",
     "time",
 }  # fmt: skip
 
-#: What remains of `os` without the disk: names and facts about this process.
+#: Names of `os` that do not use the disk: names and facts about this process.
 PURE_OS = {
     "PathLike",
     "environ",
@@ -93,7 +94,7 @@ PURE_OS_PATH = {
     "splitext",
 }
 
-#: Worldly names of modules that are otherwise welcome.
+#: Names with effects in modules that are allowed otherwise.
 WORLDLY_NAMES = {
     "concurrent.futures": {"ProcessPoolExecutor", "ThreadPoolExecutor"},
     "datetime.date": {"today"},
@@ -115,7 +116,7 @@ WORLDLY_NAMES = {
     "uuid": {"uuid1", "uuid4"},
 }
 
-#: What one module may use all the same: the thread of a producer.
+#: Exceptions of one module: the thread of a producer.
 ALLOWED = {"logcore.producer.producer": {"threading.Thread"}}
 
 #: Packages that only the functions which need them may import.
@@ -208,7 +209,7 @@ def is_worldly(name: str) -> bool:
 
 
 def listed(found: Iterable[tuple[str, int, str]]) -> str:
-    """A line for each place: module, line in it, what was found there."""
+    """Return a line for each place: module, line number and text."""
     return "".join(
         f"\n  {MODULES[module].relative_to(ROOT)}:{line}: {text}"
         for module, line, text in found

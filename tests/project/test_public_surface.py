@@ -1,9 +1,8 @@
-"""The surface that users meet: how large it is, what comes first, and mistakes that it
-tells from right use.
+"""The public surface: its size, the order of its parts, and the detection of wrong use.
 
-Each mistake below is caught by the type checkers, or, where types cannot tell, by an
-error of the library that says what is wrong. mypy and pyright read the mistakes as a
-file, where they are installed, and each mistake is run.
+The type checkers detect each mistake below. If types cannot detect it, an error of the
+library contains the reason. mypy and pyright read the mistakes as a file, if they are
+installed, and each mistake is run.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ if "orders" not in logdir:
     logdir.create_topic("orders", partitions=2)
 """
 
-#: A mistake, who finds it first ("types" or "run"), and what the error says when it is
-#: run.
+#: A mistake, its first detection ("types" or "run"), and the text of the error when it
+#: is run.
 MISTAKES = [
     # append
     ('log.append("text")', "types", "value must be bytes"),

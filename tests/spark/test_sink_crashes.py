@@ -1,11 +1,10 @@
-"""Every disk that a loss of power may leave of a stream that is written: each batch is
-there whole or not at all.
+"""Every disk that a power cut may leave during the writes of a stream. Each batch must
+be stored completely or not at all.
 
-The stream's writer itself runs on the simulated disk, called as Spark calls it. What
-its tasks write comes home in messages (carried), in files that they staged, and in
-both. A disk is opened as the restarted query would open it, and read; then all batches
-are written again by another number of tasks, which adds what is missing and nothing
-else.
+The stream's writer itself runs on the simulated disk, called like by Spark. The rows of
+its tasks arrive in messages (carried), in files that they staged, and in both. A disk
+is opened like by the restarted query, and read. Then all batches are written again with
+another number of tasks, which adds the missing ones and nothing else.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ from support.tasks import source
 
 @attrs.frozen
 class Found:
-    """before: what each partition held when the directory was opened. after: when the
-    stream was written again.
+    """The content of the partitions when the directory was opened, and after the stream
+    was written again.
     """
 
     before: Content
@@ -105,8 +104,8 @@ def explored(
         raise
 
 
-#: So many of the disks are judged that may be left at one moment; the power goes again
-#: while one in so many is opened.
+#: Number of judged disks for each moment, and the fraction of openings during which the
+#: power is cut again.
 SLICE = ("posix", 1, 60)
 ALL = [("posix", 200, 5), ("journal", 200, 5)]
 LONG = [pytest.mark.slow, pytest.mark.timeout(3600)]
@@ -138,8 +137,8 @@ def test_each_disk_a_power_cut_may_leave_of_a_stream(
 def test_each_disk_a_power_cut_may_leave_of_a_write_without_a_name(
     stream: Stream, limit: int
 ) -> None:
-    """Its state is forgotten when it is done. A manifest that a power cut then brought
-    back kept all logs closed.
+    """The state of a write is deleted when it is done. Otherwise, a manifest that a
+    power cut restored kept all logs closed.
     """
     done = [0]
 

@@ -1,13 +1,13 @@
-"""A stream's driver that is killed, stopped or met by a full disk at each change it
-makes: on real files, by SIGKILL.
+"""The driver of a stream is killed, stopped, or gets a full disk at each of its changes
+of the disk: on real files, by SIGKILL.
 
-Each driver is a process of its own, which plans, stages and commits three batches as
-Spark would have it do, and says over a pipe which are committed. What it leaves is
-judged; then another one replays the batches that were not committed, with other tasks.
-In the end every row is there once, and in order.
+Each driver is a process of its own. It plans, stages and commits three batches like
+Spark, and reports over a pipe which batches are committed. The remaining files are
+judged. Then another driver replays the batches that were not committed, with other
+tasks. At the end, every row is stored once, and in order.
 
-`make check` strikes at a choice of places; `make slow` at all of them, and at random
-ones of drivers that follow one another. LOGCORE_TEST_SEED repeats it.
+`make check` tests some places of the fault. `make slow` tests all of them, and random
+places of drivers that follow one another. LOGCORE_TEST_SEED repeats a run.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from support.real_faults import Strike, StrikingFS
 from support.sinks import BATCHES, CONFIGS, QUERY, WHOLE, Stream, expected
 
 SEED = int(os.environ.get("LOGCORE_TEST_SEED", "0")) or 20_261_123
-#: Exit statuses of a driver whose batch failed, as Spark would have ended the query.
+#: Exit codes of a driver whose batch failed. Spark would have ended the query.
 FAILED = 3
 
 
 @pytest.fixture
 def ram(tmp_path: Path) -> Iterator[Path]:
-    """A directory in memory where there is one: a kill loses nothing of the page cache,
-    so no disk is needed.
+    """Return a directory in memory, if the system has one. A kill loses no page of the
+    page cache, so no disk is needed.
     """
     shared = "/dev/shm"
     if not os.access(shared, os.W_OK):
@@ -54,8 +54,8 @@ def ram(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture(autouse=True)
 def imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a batch imports is imported before there are forks, or each would take
-    seconds for it.
+    """Import all modules of a batch before the forks. Otherwise, each fork would import
+    them for seconds.
     """
     stream = Stream(tmp_path / "warm", monkeypatch)
     stream.create(OS, {})
@@ -77,8 +77,8 @@ class Driver:
         query: str = QUERY,
         wait: float = 60,
     ) -> None:
-        """strike: at which change of the disk something happens to it. tasks: of each
-        batch. wait: publishTimeout.
+        """Start the driver. The fault `strike` occurs at one change of the disk, each
+        batch has `tasks` tasks, and `wait` is publishTimeout.
         """
         self.done = first
         reading, writing = os.pipe()
@@ -105,8 +105,8 @@ class Driver:
             os._exit(status)
 
     def wait(self) -> int:
-        """Its exit status, negative for a signal. done says how many batches are
-        committed.
+        """Wait for the end, and return the exit code, which is negative for a signal.
+        `done` is the number of committed batches.
         """
         with self._pipe:
             said = self._pipe.read()
@@ -131,12 +131,12 @@ def created(path: Path, config: str) -> Path:
 
 
 def judge(path: Path, done: int) -> None:
-    """What a reader finds behind a crash, and what one finds when the directory was
-    opened for writing.
+    """Check the partitions after a crash, before and after the directory is opened for
+    writing.
 
-    The partitions are shown one after the other, once all are in place. A crash between
-    two of them leaves the reader with whole batches in each partition, but not with as
-    many in all of them, until the directory is opened.
+    The partitions become visible one after the other, once all files are in place.
+    After a crash between two of them, each partition contains whole batches, but not
+    the same number, until the directory is opened.
     """
     stream = Stream(path)
     shown = []
@@ -155,7 +155,7 @@ def judge(path: Path, done: int) -> None:
 
 
 def end(path: Path, done: int, tasks: int = 3) -> None:
-    """The query starts again and is not disturbed: all is there, once."""
+    """Run the query again without a fault, and check that every row is stored once."""
     last = Driver(path, done, tasks=tasks)
     assert last.wait() == 0
     assert Stream(path).content(OS) == WHOLE[-1]
@@ -221,8 +221,8 @@ def stop(operation: str, file: int | str) -> Iterator[None]:
 @pytest.mark.long
 @pytest.mark.parametrize("step", [pytest.param(83, id="some"), ALL])
 def test_replaced_driver_that_continues_late(ram: Path, step: int) -> None:
-    """It is stopped, so nothing that it holds is given back; its successor comes
-    through or fails; then it goes on.
+    """A stopped driver releases no lock. Its successor succeeds or fails. Then the
+    stopped driver continues.
     """
     count = changes_of_a_life(ram, "moved")
     outcomes = set()
@@ -242,8 +242,8 @@ def test_replaced_driver_that_continues_late(ram: Path, step: int) -> None:
 
 
 class FullFS(StrikingFS):
-    """From one change on nothing that takes more room can be stored; what lies there
-    can be written over.
+    """Files that cannot grow from one change of the disk on. Existing bytes can be
+    overwritten.
     """
 
     full_from = 0
@@ -272,9 +272,7 @@ class FullFS(StrikingFS):
 def test_a_disk_that_fills_up(
     ram: Path, monkeypatch: pytest.MonkeyPatch, config: str, step: int
 ) -> None:
-    """The batch fails, is aborted, and is written by the next life of the query, when
-    there is room.
-    """
+    """The batch fails and is aborted. The next driver writes it when there is room."""
     count = changes_of_a_life(ram, config)
     failed = 0
     for at in range(0, count, step):
@@ -316,8 +314,8 @@ def test_two_queries_that_write_one_topic(ram: Path) -> None:
 
 
 def test_a_directory_that_another_program_holds(ram: Path) -> None:
-    """It carries the batches out when it ticks. While it does not, the query fails and
-    leaves nothing.
+    """The writer that holds the directory applies the batches in its tick(). Until
+    then, the query fails and leaves no files.
     """
     path = created(ram / "disk" / "data", "appended")
     with logcore.open_dir(path) as holder:
