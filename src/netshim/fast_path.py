@@ -83,10 +83,12 @@ class FastPath:
         session_fetch = None
         if isinstance(request, UsualFetch) and request.session_id:
             session_fetch = self._state.fetch_sessions.single_fetch(request)
+            # The session has several partitions, or does not accept the request.
             if session_fetch is None:
                 return None
         name = request.topic
         if request.topic_id is not None:
+            # No log has the empty name, so the general path refuses an unknown id.
             name = self._state.topic_ids.name_of(request.topic_id) or ""
         is_fetch = isinstance(request, UsualFetch)
         operation = AclOperation.READ if is_fetch else AclOperation.WRITE
@@ -155,6 +157,7 @@ class FastPath:
         counter: _Counter | None,
     ) -> list[Piece] | PendingResponse | None:
         leadership = self._state.leadership
+        # The general path decides about appends to internal topics.
         if key[0] in INTERNAL_TOPICS:
             return None
         if leadership.is_clustered and not self._may_append(request, key):
@@ -176,6 +179,7 @@ class FastPath:
             if counter is not None:
                 counter.count(result.error_code)
             return _refusal(request, key[0], result, call, self._state)
+        # The batch is unusual: nothing was appended.
         if offset is None:
             return None
         end = offset + request.record_count
@@ -206,6 +210,7 @@ class FastPath:
 
     def _may_append(self, request: UsualProduce, key: Key) -> bool:
         """Return whether nothing is unusual about an append in a cluster."""
+        # A batch after a refused batch of its producer may have to be refused too.
         if self._state.refused_batches:
             return False
         if request.acks == -1:
@@ -229,11 +234,13 @@ class FastPath:
         if request.min_bytes > 1:  # handlers/fetch.py estimates when there are enough
             return None
         wait_ms = min(request.max_wait_ms, MAX_WAIT_MS)
+        # A broker that stops answers all requests at once.
         may_wait = wait_ms > 0 and not self._state.is_stopping
         if session_fetch is not None:
             session_fetch.begin(now_ms)
         response = self.read(request, session_fetch, key, log, may_wait=may_wait)
         if response is None:
+            # The general path applies the request to the session again.
             if session_fetch is not None:
                 session_fetch.undo()
             return None
@@ -247,6 +254,7 @@ class FastPath:
             session_fetch,
             key,
             session,
+            # A copy, because the connection reads the next request into its buffer.
             bytes(frame),
             now_ms + wait_ms,
             counter,
@@ -271,11 +279,12 @@ class FastPath:
         writer = log.host.writer
         epoch = writer.leader_epoch
         if leadership.is_clustered and leadership.leader_epoch(key, log) != epoch:
-            return None  # another one begins
+            return None  # a leadership begins or ends
         if request.replica >= 0 and session_fetch is not None:
             return self._read_for_follower(
                 request, session_fetch, key, log, may_wait=may_wait
             )
+        # The general path returns the error or the point of divergence (KIP-320).
         if request.leader_epoch not in (-1, epoch) or request.last_epoch not in (
             -1,
             epoch,
@@ -297,12 +306,13 @@ class FastPath:
             if response is None:
                 return None
         elif not log_start <= request.offset <= state.end:
-            return None
+            return None  # OFFSET_OUT_OF_RANGE
         elif may_wait:
             return []
         elif session_fetch is not None and not session_fetch.partition.are_new(
             high_watermark, log_start
         ):
+            # A session leaves out a partition without news (KIP-227).
             return [request.respond_without_news()]
         else:
             response = [request.respond_empty(high_watermark, stable, log_start)]
@@ -330,6 +340,7 @@ class FastPath:
             request.offset,
             request.last_epoch,
         )
+        # The general path refuses the fetch.
         if leadership.follower_fetched(key, log, fetch) is not None:
             return None
         state = log.host.writer.state
@@ -349,6 +360,7 @@ class FastPath:
         if response is None:
             has_news = session_fetch.partition.are_new(high_watermark, log_start)
             if not has_news and leadership.is_in_sync(key, request.replica):
+                # Until one of these offsets changes, the same fetch has no news.
                 session_fetch.mark_quiet(log, (log_start, high_watermark, state.end))
             if may_wait and not is_urgent:
                 return []
@@ -378,7 +390,7 @@ class FastPath:
                 up_to="high_watermark" if request.replica < 0 else "log_end",
             )
         except LogcoreError:
-            return None
+            return None  # the general path returns the error
         size_bytes = sum(map(len, records))
         head, tail = request.respond_around(
             state.visible, stable, log_start, size_bytes

@@ -101,13 +101,14 @@ def produce(
     """
     if call.version >= _IDS_SINCE:
         for topic in request.topic_data:
+            # An unknown id gets the empty name, which no topic has.
             topic.name = state.topic_ids.name_of(topic.topic_id) or ""
     if request.transactional_id is None:
         return _produce_one(request, call, state) or _produce_in_order(
             request, call, state
         )
     partitions, producers = _transactional(request)
-    if not partitions:
+    if not partitions:  # the request has a transactional id, but no such batch
         return _produce_in_order(request, call, state)
     # The batches of other producers are refused when they are verified.
     producer = request.transactional_id, *min(producers)
@@ -118,6 +119,7 @@ def produce(
     answer = PendingResponse()
     state.transactions.prepare(
         producer,
+        # A partition that does not exist is not added. Its append is refused later.
         {
             (name, number)
             for name, number in partitions
@@ -174,6 +176,7 @@ def _produce_in_order(
         return _ProduceRound(request, call, state, errors).run()
 
     response = state.logs.in_order(keys, begin)
+    # A request that has begun has appended its batches, and needs them no more.
     if not has_begun:
         _copy_records(request)
     return response
