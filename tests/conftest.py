@@ -1,14 +1,14 @@
-"""Shared set-up: hypothesis profiles, vectors of other encoders, partitions to read or
+"""Shared setup: hypothesis profiles, vectors of other encoders, partitions to read or
 damage.
 
-HYPOTHESIS_PROFILE=thorough searches for minutes instead of seconds; every run prints how
-to repeat a failure. The profile "random" is for tests/project/test_random_seeds.py,
+HYPOTHESIS_PROFILE=thorough searches for minutes instead of seconds; every run prints
+how to repeat a failure. The profile "random" is for tests/project/test_random_seeds.py,
 which gives it a seed and LOGCORE_RANDOM_EXAMPLES.
 
-Syncs of real files return at once: where no power is cut, waiting for the disk shows
-nothing, and it took most of the time of some tests. What a power cut takes,
-SimulatedDisk says, and tests/faults/test_power.py, where syncs are real, as they are in
-processes that tests start. LOGCORE_REAL_SYNC=1 makes all of them real.
+Syncs of real files return at once: without a power cut, waiting for the disk tests
+nothing, and it took most of the time of some tests. SimulatedDisk simulates power cuts.
+Syncs are real in tests/faults/test_power.py and in processes that tests start.
+LOGCORE_REAL_SYNC=1 makes all of them real.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from support.vectors import VECTORS  # noqa: E402
 
 name_sockets()
 
-#: How long an example takes is no matter of the code alone.
+#: No limit for the time of an example, which does not depend on the code alone.
 TIMELESS = hypothesis.settings(
     deadline=None,
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
@@ -64,28 +64,28 @@ def quick_collections() -> None:
     gc.set_threshold(20_000, 20, 50)
 
 
-#: numpy starts a thread for each core, for algebra that no test does: a fifth of the
-#: time of importing it.
+#: numpy starts a thread for each core, for algebra that no test does. That is a fifth
+#: of the time of importing it.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-#: Brokers in the process of the tests run on asyncio's own loop, those in processes of
-#: their own on uvloop's.
+#: Brokers in the process of the tests run on asyncio's own loop, and brokers in
+#: processes of their own on uvloop's.
 sys.modules.setdefault("uvloop", None)  # type: ignore[arg-type]
 
-#: A Spark that lives for seconds spends most of them on compiling itself, the better
-#: the longer.
+#: A Spark that runs for seconds spends most of them on compiling itself. The optimizing
+#: compiler is not worth its time.
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Three for two cores, since a tenth of the time is waiting. A process takes eight
-    to twenty seconds to collect.
+    """Return three workers for two cores, because a tenth of the time is waiting. A
+    process needs eight to twenty seconds to collect the tests.
     """
     return max(2, (os.cpu_count() or 1) * 3 // 2)
 
 
-#: Seconds that a test may ask for which is neither slow nor interop. One that needs
-#: more has no place in `make check`.
+#: Maximum timeout in seconds of a test that is neither slow nor interop. A longer test
+#: does not belong in `make check`.
 LONGEST = 300
 
 
@@ -116,7 +116,7 @@ REAL_SYNC = {"test_power", "test_kills"}
 
 @pytest.fixture(scope="module", autouse=True)
 def syncs(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Does not wait for the disk."""
+    """Replace a sync by a check of the handle."""
 
     def sync(handle: int) -> None:
         os.fstat(handle)  # which fails for a handle that is not open
@@ -133,13 +133,13 @@ def syncs(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture
 def partition(tmp_path: Path) -> Path:
-    """A path where a partition directory may be made."""
+    """Return a path at which a partition directory may be created."""
     return tmp_path / "data" / "orders-0"
 
 
 @pytest.fixture
 def crash(tmp_path: Path) -> Path:
-    """A copy of a partition that Kafka wrote, without checkpoints beside it."""
+    """Return a copy of a partition that Kafka wrote, without the checkpoints."""
     return Path(
         shutil.copytree(VECTORS / "partition-crash" / "orders-0", tmp_path / "orders-0")
     )
@@ -147,8 +147,8 @@ def crash(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def own(tmp_path: Path) -> Path:
-    """A log of ours in three segments of two batches each, offsets 0..5, 6..11, 12..17;
-    the recovery point is 18.
+    """Return a log of three segments with two batches each, offsets 0..5, 6..11,
+    12..17. The recovery point is 18.
     """
     path = tmp_path / "mine-0"
     with logcore.open(path, create=True) as log:

@@ -1,20 +1,20 @@
-"""Whether tests notice: changes one place of the core at a time, and runs the tests
-that reach it.
+"""Measure whether tests detect changes: change one place of the core at a time, and run
+the tests that reach it.
 
     python tests/mutants.py [--modules segment partition/recovery ...] [--count 100] [--seed 1]
 
 Prints a line of JSON for each mutant, and at the end how many were killed: a test
-failed, or hung. One that survives shows a missing test, needless code, or a change
+failed or hung. A mutant that survives shows a missing test, needless code, or a change
 without an effect.
 
 - No file is changed. Tests are collected once; each mutant is a forked child in which
   one function has other code.
-- Only tests that reach the changed lines run, the quickest first. A first run of all of
-  them finds out which do.
-- Changed are the bodies of functions: comparisons, conditions, numbers, calls, what is
-  returned. Not changed are asserts, what raises or describes itself, and what runs when
-  a module is imported.
-- Tests that start programs are of no use here: those run what is in the files.
+- Only tests that reach the changed lines run, the fastest first. A first run of all
+  tests records the lines that each test reaches.
+- Mutants change bodies of functions: comparisons, conditions, numbers, calls and
+  returned values. They do not change asserts, the code of errors and of repr(), and
+  code that runs during an import.
+- Tests that start programs are not used, because programs run the code in the files.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ CHAIN: Final = (
     )),
     "testing/test_testing.py::test_a_log_is_a_list_whatever_is_called_and_crashes",
 )  # fmt: skip
-#: What tries the same very often, or breaks the log itself.
+#: Tests with very many repetitions, or that break the log themselves.
 LEFT_OUT: Final = (
     "later_life or every_bit or flipped_bit or rotten_digit or crash_at_any or while_rolling or seeded "
     "or no_crash_leaves or duckdb"
@@ -73,11 +73,11 @@ SWAPS: Final[dict[type[ast.AST], type[ast.AST]]] = {
     ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
     ast.And: ast.Or, ast.Or: ast.And, ast.Add: ast.Sub, ast.Sub: ast.Add,
 }  # fmt: skip
-#: A test hangs when it takes this many times as long as in the first run, and at least
-#: so many seconds.
+#: A test hangs if it takes this many times as long as in the first run, and at least
+#: the second number in seconds.
 PATIENCE: Final = (10, 10)
-#: What tests of one mutant may take together; where that is not enough for all, the
-#: longest are left out.
+#: Maximum time of the tests of one mutant. If it is not enough for all tests, the
+#: longest ones are left out.
 BUDGET_SECONDS: Final = 60
 MEMORY_BYTES: Final = 12 << 30
 
@@ -95,7 +95,7 @@ class Mutant(NamedTuple):
     change: str
 
     def code(self) -> CodeType:
-        """Of the function, with the change in it."""
+        """Return the code of the function with the change."""
         old, self.place[self.key] = self.place[self.key], self.new
         try:
             return dict(
@@ -153,7 +153,7 @@ def alternatives(node: Any) -> Iterator[tuple[str, ast.AST]]:
 
 
 def places_in(path: Path) -> Iterator[list[Mutant]]:
-    """For each place in a module that may be changed, the ways to do it."""
+    """Return the possible changes of each place in a module."""
     tree = ast.parse(path.read_text("utf-8"))
 
     def visit(
@@ -326,7 +326,7 @@ class Trial:
         items: list[pytest.Item],
         limits: list[float],
     ) -> str:
-        """The first test that fails, "" for none."""
+        """Return the first test that fails, or ""."""
         for function in self.functions[mutant.path, *mutant.function]:
             function.__code__ = code
         gc.freeze()
@@ -340,7 +340,9 @@ class Trial:
 
 
 def in_child(work: Callable[[], Any], seconds: float) -> Any:
-    """What work returns in a forked process; None when it dies or takes too long."""
+    """Return the result of `work` in a forked process, or None if the process dies or
+    takes too long.
+    """
     reading, writing = os.pipe()
     child = os.fork()
     if not child:

@@ -2,12 +2,12 @@
 mkdocs.yml.
 
 Rules:
-- Every text has one home. The README, the changelog and their like stay where
-  repositories have them.
+- Every text exists once. The README, the changelog and similar files remain at their usual
+  places.
 - The API pages list the public names as the packages themselves do, so a new name
   cannot be missing.
-- A link that leaves docs/ is rewritten to the page that stands for the file. Strict
-  mode reports those without one.
+- A link to a file outside docs/ is rewritten to the page that contains the file. Strict
+  mode reports links without such a page.
 
 Writes no file.
 """

@@ -1,12 +1,11 @@
 """Writes the types of the wire messages from their table, for type checkers.
 
     python tools/wire_stubs.py            # writes the stubs
-    python tools/wire_stubs.py --check    # says which are out of date, and fails if one is
+    python tools/wire_stubs.py --check    # fails if a stub is out of date, and prints its name
 
 The classes of messages are made at run time, from src/netshim/wire/table/, so a type
 checker cannot see them. It reads two stubs instead: wire/messages.pyi has a class for
-each request, response and record, and wire/table/__init__.pyi says which of them belong
-to which API.
+each request, response and record, and wire/table/__init__.pyi lists them by their API.
 """
 
 from __future__ import annotations

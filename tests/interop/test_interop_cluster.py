@@ -1,9 +1,9 @@
-"""Spark on two machines: a standalone cluster whose second worker, in a mount namespace
-of its own, sees other files.
+"""Spark on two machines: a standalone cluster whose second worker has a mount namespace
+of its own, with other files.
 
-The machine that does not see the log directory writes all the same, by what its tasks
-carry to the driver, or reads through a broker; reading the directory there is an error
-that names host and path, and so is reading another one.
+The machine without the log directory can write, because its tasks carry rows to the
+driver, and can read through a broker. Reading the directory there, or another
+directory, is an error that contains host and path.
 
 Needs root, for the namespace, and Java 17. Run by `make interop`.
 """
@@ -38,8 +38,8 @@ ROWS = 400
 
 
 class Cluster:
-    """A master and two workers with a slot each; the second sees `elsewhere` in the
-    place of `hidden`.
+    """A master and two workers with a slot each. The second one sees `elsewhere`
+    instead of `hidden`.
     """
 
     def __init__(self, folder: Path, hidden: Path, elsewhere: Path) -> None:
@@ -126,7 +126,7 @@ class Cluster:
             process.wait()
 
     def run(self, step: str, *args: str) -> dict[str, Any]:
-        """What a job in this file says: see main()."""
+        """Return the output of a job in this file: see main()."""
         environment = {
             **os.environ,
             "PYTHONPATH": str(TESTS),
@@ -149,7 +149,7 @@ class Cluster:
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Where the log directory is, and what the second machine sees there."""
+    """Return the log directory, and the directory that the second machine sees there."""
     folder = tmp_path_factory.mktemp("cluster")
     return folder / "here", folder / "elsewhere"
 
@@ -230,7 +230,7 @@ def test_reading_without_access_to_the_directory_raises(
 
 
 def main(url: str, step: str, *args: str) -> None:
-    """The jobs. Tasks sleep a little, so that both machines get some."""
+    """Run the jobs. Tasks sleep a little, so that both machines get some."""
     from pyspark.sql import SparkSession
 
     builder = (

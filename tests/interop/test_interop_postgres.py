@@ -37,7 +37,7 @@ COUNT = 20
 
 
 def program(name: str) -> str:
-    """A program of the server; Debian keeps them out of the PATH."""
+    """Return a program of the server. Debian does not add them to the PATH."""
     found = shutil.which(name) or next(
         iter(sorted(glob.glob(f"/usr/lib/postgresql/*/bin/{name}"), reverse=True)), None
     )
@@ -47,8 +47,8 @@ def program(name: str) -> str:
 
 
 class Server:
-    """PostgreSQL refuses to run as root: then it runs as the user that its package
-    made.
+    """A PostgreSQL server. It refuses to run as root, and then runs as the user of its
+    package.
     """
 
     def __init__(self, place: Path) -> None:
@@ -107,8 +107,8 @@ class Server:
         raise AssertionError("PostgreSQL does not answer")
 
     def crash(self) -> None:
-        """An immediate shutdown: what was not committed is gone, as after a loss of
-        power.
+        """Shut down immediately. As after a power cut, transactions that were not
+        committed are lost.
         """
         self.process.send_signal(signal.SIGQUIT)
         self.process.wait(60)
@@ -139,14 +139,14 @@ def data(server: Server, tmp_path: Path) -> Path:
 
 
 def run(server: Server, data: Path, strike: Strike | None) -> int:
-    """How many changes and statements there were, or -1 when the process was killed."""
+    """Return the number of changes and statements, or -1 if the process was killed."""
 
     def work(pipe: int) -> int:
         fs = StrikingFS(strike)
 
         class Connection(psycopg.Connection):  # type: ignore[name-defined, misc]
-            """A step before each exchange with the server, and one when its answer is
-            there.
+            """Count a step before each exchange with the server, and one after its
+            response.
             """
 
             def wait(self, *arguments: Any, **named: Any) -> Any:
@@ -204,8 +204,8 @@ def test_a_kill_at_each_step(server: Server, data: Path, tmp_path: Path) -> None
 def test_a_database_that_crashes_between_rows_and_commit(
     server: Server, data: Path
 ) -> None:
-    """The rows of a transaction that was not committed are gone with the server; the
-    next run stores them.
+    """The server loses the rows of a transaction that was not committed. The next run
+    stores them.
     """
     with logcore.open_dir(data, shared=True) as directory:
         database = psycopg.connect(server.connection, autocommit=True)
@@ -231,8 +231,8 @@ def test_a_database_that_crashes_between_rows_and_commit(
 def test_a_worker_that_stood_still_stores_nothing_twice(
     server: Server, data: Path
 ) -> None:
-    """It was in the middle of a transaction when its partitions were given to another,
-    which waits for that row.
+    """The worker was in the middle of a transaction when its partitions were assigned
+    to another worker, which waits for that row.
     """
     with (
         logcore.open_dir(data, shared=True) as directory,

@@ -1,8 +1,8 @@
-"""The shape of the source: files that a reader can hold in mind, and classes that keep
-their insides to themselves.
+"""The shape of the source: files of limited length, and classes whose private names
+only they use.
 
-A file that grows past the limit has a second mechanism in it, which wants a file of its
-own: split by subject, so that the first sentence of each says one thing.
+A file above the limit has a second mechanism, which belongs in a file of its own. Split
+it by subject, so that the first sentence of each file describes one subject.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ROOT / "src"
 FILES = {str(path.relative_to(SOURCES)): path for path in sorted(SOURCES.rglob("*.py"))}
 
-#: Without comments, docstrings and blank lines, so that no explanation is cut to fit.
+#: Without comments, docstrings and blank lines, so that the limit shortens no
+#: explanation.
 MOST_CODE_LINES = 930
-#: Whole loops over bytes, which the compiled kernels mirror line by line; and tables.
+#: Loops over bytes that the compiled kernels repeat line by line; and tables.
 LONG_FILES = ("logcore/kernels/", "netshim/wire/table/")
 
-#: Public in spite of their names, and what other packages give no other name.
+#: Public despite their names, or without another name in their packages.
 PUBLIC = {"_asdict", "_fields", "_make", "_replace"} | {
     "_get_running_loop",
     "_is_owned",  # of RLock; threading.Condition relies on it too
@@ -63,7 +64,7 @@ def test_no_file_is_long() -> None:
 
 
 def test_no_benchmark_hides_a_package() -> None:
-    """A script imports its neighbours first: beside benchmarks/kafka.py, kafka-python
+    """A script imports its neighbors first: beside benchmarks/kafka.py, kafka-python
     could not be imported.
     """
     names = {path.stem for path in (SOURCES.parent / "benchmarks").glob("*.py")}
@@ -72,7 +73,7 @@ def test_no_benchmark_hides_a_package() -> None:
 
 
 def names_of(owner: ast.ClassDef) -> set[str]:
-    """The attributes and methods of a class, as far as its text shows them."""
+    """Return the attributes and methods of a class, as far as its text contains them."""
     found = set()
     for node in ast.walk(owner):
         if isinstance(node, ast.Attribute) and is_self(node.value):
@@ -91,10 +92,11 @@ def is_self(node: ast.expr) -> bool:
 
 
 def foreign_reads(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Line and text of each use of a private attribute from outside of its class.
+    """Return line and text of each use of a private attribute outside of its class.
 
-    A class may use those of its other instances. A function of a module may use those
-    of its classes: it is a method that users do not see.
+    A class may use private attributes of its other instances. A function of a module
+    may use private attributes of its classes, because it is a method that users do not
+    see.
     """
     classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
     names = {node: names_of(node) for node in classes}
@@ -190,8 +192,8 @@ def test_check_of_writer_assignments_finds_them(text: str, count: int) -> None:
 
 
 def test_each_class_name_exists_once() -> None:
-    """Except in aio, which repeats the names of its synchronous twins, and for Producer,
-    which has the name that Kafka 0.7 gave it.
+    """Except for aio, which repeats the names of the synchronous classes, and for
+    Producer, which has its name from Kafka 0.7.
     """
     places: dict[str, list[str]] = {}
     for name, path in FILES.items():

@@ -1,12 +1,12 @@
-"""Kills of a real Spark job: its JVM, all of it, one of its Python processes, the
-broker that holds the directory.
+"""Kills of a real Spark job: its JVM, all of its processes, one of its Python
+processes, or the broker that holds the directory.
 
 A job (tests/support/killed_job.py) copies a topic twice, by a stream and by named batch
 writes. It is killed at a chosen step of one of them, or at any moment, and started
-again. What outlives a JVM goes on with its commit beside the next one. In the end each
-row is in both copies once, in the order of its partition.
+again. A process that outlives its JVM continues its commit beside the next JVM. At the
+end, each row is in both copies once, in the order of its partition.
 
-LOGCORE_TEST_SEED repeats the choices; the moments are the machine's.
+LOGCORE_TEST_SEED repeats the choices, but not the moments.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 
 class Job:
-    """One life of the job, with all its processes."""
+    """One run of the job, with all its processes."""
 
     def __init__(self, path: Path, work: Path) -> None:
         self.steps = work / "steps"
@@ -79,7 +79,7 @@ class Job:
         self.process.wait()
 
     def kill_jvm(self) -> None:
-        """What of Python is at work goes on."""
+        """Kill the JVM. Its Python processes continue."""
         for pid, name in self._processes():
             if name == "java":
                 os.kill(pid, signal.SIGKILL)
@@ -97,7 +97,7 @@ class Job:
                 os.kill(rng.choice(workers), signal.SIGKILL)
 
     def _processes(self) -> list[tuple[int, str]]:
-        """(pid, name) of those in the session that the job began."""
+        """Return the id and name of each process in the session of the job."""
         found = []
         for entry in Path("/proc").iterdir():
             with contextlib.suppress(OSError):
@@ -112,7 +112,7 @@ class Job:
 
 
 class Broker:
-    """A netshim that holds the directory."""
+    """A netshim broker that holds the directory."""
 
     def __init__(self, path: Path) -> None:
         command = [sys.executable, "-m", "netshim", "serve", str(path), "--port", "0"]
@@ -126,7 +126,7 @@ class Broker:
 
 
 class Round:
-    """The directory, what is in it, and what is running."""
+    """The directory, its records, and the running processes."""
 
     def __init__(self, tmp_path: Path) -> None:
         self.path = tmp_path / "data"
@@ -138,7 +138,9 @@ class Round:
                 directory.create_topic(topic, PARTITIONS)
 
     def append(self) -> None:
-        """More rows to copy. What outlived a kill may hold the directory for a moment."""
+        """Append rows to copy. A process that outlived a kill may hold the directory
+        for a moment.
+        """
         deadline = time.monotonic() + 120
         while True:
             try:
@@ -155,12 +157,12 @@ class Round:
                     return
             except LogLockedError:
                 assert time.monotonic() < deadline, (
-                    "somebody holds the directory for good"
+                    "a process holds the directory permanently"
                 )
                 time.sleep(0.05)
 
     def wait_for(self, moment: str, job: Job, rng: random.Random) -> None:
-        """Until the job is there, with the copy that chance has chosen, or has ended."""
+        """Wait until the job runs, with a randomly chosen copy, or has ended."""
         topic = rng.choice(TOPICS)
         before = self._unfinished(topic)
         until = time.monotonic() + rng.uniform(0, 30)
@@ -178,7 +180,7 @@ class Round:
         wanted.unlink(missing_ok=True)
 
     def _unfinished(self, topic: str) -> set[str]:
-        """Batches whose offsets are planned and which are not committed."""
+        """Return the batches whose offsets are planned and which are not committed."""
         planned = {one.name for one in (self.work / topic / "offsets").glob("[0-9]*")}
         done = {one.name for one in (self.work / topic / "commits").glob("[0-9]*")}
         return planned - done

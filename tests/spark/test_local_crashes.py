@@ -1,9 +1,9 @@
-"""Every disk that a loss of power may leave of local writes that are gathered: each
-batch comes once and whole.
+"""Every disk that a power cut may leave of local writes that are gathered: each batch
+is stored once and completely.
 
-Tasks and gather() run on one simulated disk. A receipt that was handed out names rows
-that are on that disk, whatever is lost later; a disk is opened as the next process
-would, read, and gathered again.
+Tasks and gather() run on one simulated disk. The rows of a returned receipt are on that
+disk, whatever is lost later. A disk is opened like by the next process, read, and
+gathered again.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from support.local import rows, values, write
 from support.tasks import frame
 
 BATCHES = 2
-#: Rows of each task, and how large they are: a piece that is carried, and a segment
-#: that is moved.
+#: Rows of each task, and their sizes: a part that is carried in a message, and a
+#: segment that is moved.
 SHARES = ((4, 20), (12, 60))
 WHOLE = [
     [
@@ -44,7 +44,7 @@ WHOLE = [
 
 @pytest.fixture(autouse=True)
 def same_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same program gives the same names, and makes pieces of both kinds."""
+    """Let the same program create the same names, and files of both kinds."""
     names = itertools.count()
     for module in (gathering, local):
         monkeypatch.setattr(module.uuid, "uuid4", lambda: uuid.UUID(int=next(names)))
@@ -63,7 +63,7 @@ def gathered(
 
 
 def reopen(disk: SimulatedDisk) -> None:
-    """What the next process does that opens the log for writing, if it is there."""
+    """Open the log for writing, if it exists, and read it, like the next process."""
     if disk.is_directory("/into"):
         with logcore.open_dir("/into", fs=disk) as directory:
             if "t" in directory:
@@ -72,8 +72,8 @@ def reopen(disk: SimulatedDisk) -> None:
 
 @attrs.frozen
 class Found:
-    """What the log held before the repeated gather and behind it, of so many batches
-    that there were receipts of.
+    """The content of the log before and after the repeated gather, of `batches` batches
+    with receipts.
     """
 
     before: list[bytes | None]

@@ -1,7 +1,8 @@
-"""A stream that is read, without Spark: its methods are called as Spark calls them, in
-the orders of docs/spark.md.
+"""A stream that is read without Spark. Its methods are called like by Spark, in the
+orders of docs/spark.md.
 
-`Query` plays Spark: it keeps offsets and commits, and is stopped between any two calls.
+`Query` simulates Spark: it stores offsets and commits, and is stopped between any two
+calls.
 """
 
 from __future__ import annotations
@@ -62,13 +63,14 @@ def reader_of(path: Path | str, **given: object) -> LogcoreStreamReader:
 
 
 def text(offsets: Any) -> Any:
-    """What crosses to Spark and back is JSON."""
+    """Return a value as it arrives through JSON, the form in which Spark transfers it."""
     return json.loads(json.dumps(offsets))
 
 
 class Query:
-    """One streaming query. offsets, commits: what its checkpoint holds. rows: (topic,
-    partition, offset, value) that its sink has taken, a batch at a time.
+    """One streaming query. `offsets` and `commits` are the content of its checkpoint.
+    `rows` are the (topic, partition, offset, value) that its sink has received, by
+    batch.
     """
 
     def __init__(self, path: Path | str, **given: object) -> None:
@@ -85,7 +87,7 @@ class Query:
         self.reader = reader_of(self.path, **self.given)
 
     def begin(self, available_now: bool = False) -> None:
-        """What Spark does when a query starts."""
+        """Do the steps of Spark at the start of a query."""
         if available_now:
             self.reader.prepareForTriggerAvailableNow()
         if len(self.offsets) > self.commits:  # an unfinished batch
@@ -94,7 +96,7 @@ class Query:
             self.run(self.offsets[-1])
 
     def trigger(self, limit: Any = None) -> bool:
-        """One micro-batch; False when there was nothing."""
+        """Run one micro-batch. Return False if there were no records."""
         end = self.plan(limit)
         if end is None:
             return False
@@ -102,7 +104,7 @@ class Query:
         return True
 
     def plan(self, limit: Any = None) -> Offsets | None:
-        """Up to the log of offsets."""
+        """Do the steps of a batch up to the log of offsets."""
         if not self.offsets:
             self.first = text(self.reader.initialOffset())
         before = self.start()
@@ -124,7 +126,7 @@ class Query:
         return done
 
     def run(self, end: Offsets, commit: bool = True) -> None:
-        """The tasks of a batch, then its commit."""
+        """Run the tasks of a batch, and commit it."""
         rows = self.tasks(self.start(), end)
         if commit:
             self.rows += rows
@@ -416,8 +418,8 @@ def test_a_batch_that_is_replayed_reads_the_same(data: Path) -> None:
 def test_a_first_batch_that_failed_loses_nothing(
     data: Path, grown: int, tmp_path: Path
 ) -> None:
-    """Measured with Spark 4.3: it asks where to begin again, and pairs that with the
-    end of then.
+    """Measured with Spark 4.3: it requests the new start, and combines it with the old
+    end.
     """
     query = Query(data, subscribe="orders", checkpointLocation=tmp_path / "checkpoint")
     query.first = text(query.reader.initialOffset())
@@ -447,7 +449,7 @@ def test_a_first_batch_that_failed_is_an_error_without_a_place_for_its_offsets(
     with pytest.raises(FirstBatchError, match="batch 0"):
         query.begin()
     assert not (tmp_path / "late").exists(), (
-        "what is latest now is not kept as where batch 0 began"
+        "the present end is not stored as the start of batch 0"
     )
     query.given = {**query.given, "failOnDataLoss": "false"}
     query.restart()
@@ -469,7 +471,7 @@ def test_a_first_batch_from_fixed_offsets_is_replayed(data: Path) -> None:
 
 
 def first_offsets(path: Path, **given: object) -> Any:
-    """Of a query up to the moment in which Spark notes where batch 0 ends."""
+    """Stop a query at the moment in which Spark stores the end of batch 0."""
     reader = reader_of(path, **given)
     first = reader.initialOffset()
     reader.latestOffset(first)
@@ -533,7 +535,7 @@ def test_new_partitions_and_topics_are_read_from_their_beginning(data: Path) -> 
 
 
 def losing(query: Query, loses: Callable[[], None], match: str) -> None:
-    """The loss ends the query, unless the user lets it be."""
+    """The loss ends the query, unless an option accepts it."""
     loses()
     with pytest.raises(DataLossError, match=match):
         query.trigger()
@@ -684,7 +686,7 @@ def test_a_directory_that_is_missing_or_another_is_an_error_in_any_case(
     assert not query.trigger()
 
 
-# -- what is visible -------------------------------------------------------------------
+# -- visible records -------------------------------------------------------------------
 
 
 def test_transactions(tmp_path: Path) -> None:
@@ -743,7 +745,7 @@ def test_a_look_that_finds_nothing_new_reads_no_log(
     )
     query.trigger()
     assert looks, (
-        "times of files have steps, so a moment after a change is looked at closely"
+        "times of files have steps, so the files are read again soon after a change"
     )
     now[0] += 2
     looks.clear()
@@ -800,7 +802,7 @@ def test_through_a_broker(data: Path) -> None:
         broker.stop()
 
 
-# -- a random life ---------------------------------------------------------------------
+# -- a random history ------------------------------------------------------------------
 
 STEP = st.one_of(
     st.tuples(st.just("append"), st.integers(0, 2), st.integers(1, 9)),
@@ -825,7 +827,7 @@ def test_every_row_once_and_in_order(
     begins: str,
     most: int,
 ) -> None:
-    """Whatever ends between two calls, and whatever is appended meanwhile."""
+    """The query may end between any two calls, with appends in between."""
     root = tmp_path_factory.mktemp("life")
     data = root / "data"
     with logcore.open_dir(data, create=True) as directory:
