@@ -185,7 +185,7 @@ def test_finished_records_are_committed_at_the_end(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-class Told(aio.RebalanceListener):
+class RecordingListener(aio.RebalanceListener):
     def __init__(self) -> None:
         self.heard: list[tuple[str, list[int]]] = []
         self.consumer: aio.Consumer | None = None
@@ -214,7 +214,7 @@ class Told(aio.RebalanceListener):
 
 
 def test_listeners_may_be_coroutines_that_seek_and_commit(tmp_path: Path) -> None:
-    listener = Told()
+    listener = RecordingListener()
 
     async def main(data: aio.LogDir, consumer: aio.Consumer) -> None:
         await fill(data, 0, 3)

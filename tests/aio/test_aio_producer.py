@@ -74,17 +74,19 @@ def test_batch_is_delivered_to_the_loop_in_one_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def main(data: aio.LogDir, producer: aio.Producer) -> None:
-        told = []
-        tell = producer._loop_thread.post_to_loop
+        reported = []
+        report = producer._loop_thread.post_to_loop
         monkeypatch.setattr(
             producer._loop_thread,
             "post_to_loop",
-            lambda function: told.append(function) or tell(function),
+            lambda function: reported.append(function) or report(function),
         )
         futures = [await producer.send("t", b"v", partition=0) for _ in range(1_000)]
         await producer.flush()
         await asyncio.gather(*futures)
-        settled = [function for function in told if function.func == producer._complete]
+        settled = [
+            function for function in reported if function.func == producer._complete
+        ]
         assert len(settled) == producer.metrics().batches == 1
 
     with_producer(
@@ -220,7 +222,7 @@ def test_many_records_and_columns(tmp_path: Path) -> None:
     with_producer(tmp_path, main)
 
 
-class Heard(ProducerInterceptor):
+class RecordingInterceptor(ProducerInterceptor):
     def __init__(self) -> None:
         self.sent: list[Any] = []
 
@@ -231,7 +233,7 @@ class Heard(ProducerInterceptor):
 
 def test_full_memory_holds_tasks_back_in_their_order(tmp_path: Path) -> None:
     """Interceptors and serializers see each record once, however often it is tried."""
-    interceptor = Heard()
+    interceptor = RecordingInterceptor()
 
     async def main(data: aio.LogDir, producer: aio.Producer) -> None:
         async def send(number: int) -> RecordMetadata:

@@ -130,8 +130,8 @@ def test_verbose_prints_the_place_of_each_record(
 def test_acks_determine_the_wait_of_a_call(
     data: Path, acks: str, durability: str
 ) -> None:
-    (told,) = rows(run(data / "t", "--acks", acks, said="1\n"))
-    assert told["durability"] == durability
+    (reported,) = rows(run(data / "t", "--acks", acks, said="1\n"))
+    assert reported["durability"] == durability
 
 
 def test_missing_topics_are_created_only_with_the_option(tmp_path: Path) -> None:

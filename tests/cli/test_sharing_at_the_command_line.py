@@ -122,7 +122,9 @@ def test_an_append_counts_its_own_records_and_not_those_of_others(
                 assert [next(tail).value, next(tail).value] == [b"of another", b"2"]
                 data.append("t", b"of another")
         appending.stdin.close()
-        told = json.loads(appending.stdout.read())
+        reported = json.loads(appending.stdout.read())
         assert appending.wait(30) == 0
-    assert told["records"] == 2
-    assert told["partitions"] == [{"partition": 0, "first_offset": 0, "last_offset": 2}]
+    assert reported["records"] == 2
+    assert reported["partitions"] == [
+        {"partition": 0, "first_offset": 0, "last_offset": 2}
+    ]

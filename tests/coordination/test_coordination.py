@@ -69,7 +69,7 @@ LONG_MS = 3 * 300_000
 PARTITIONS = range(6)
 
 
-class World:
+class CoordinatorSimulation:
     """A coordinator with its clock, its disk and its waiting requests. These invariants
     are checked after every step:
 
@@ -401,32 +401,33 @@ def effects_of(kind: type, effects: Iterable[Effect]) -> list[Any]:
 
 
 def test_group_is_stable_once_the_assignment_is_stored() -> None:
-    world = World()
-    waiter = world.join()
-    joined = world.replies[waiter]
+    simulation = CoordinatorSimulation()
+    waiter = simulation.join()
+    joined = simulation.replies[waiter]
     assert (
         isinstance(joined, Joined)
         and joined.leader == joined.member_id
         and len(joined.members) == 1
     )
-    assert world.group.state == COMPLETING
-    syncing = world.sync(joined.member_id, 1, {joined.member_id: b"\1"})
-    (store,) = world.stores
+    assert simulation.group.state == COMPLETING
+    syncing = simulation.sync(joined.member_id, 1, {joined.member_id: b"\1"})
+    (store,) = simulation.stores
     assert store.then == Assigned(1, {joined.member_id: b"\1"})
-    assert syncing not in world.replies and world.group.state == COMPLETING
-    world.disk()
-    assert world.group.state == STABLE
-    assert world.replies[syncing] == SyncResult(
+    assert syncing not in simulation.replies and simulation.group.state == COMPLETING
+    simulation.disk()
+    assert simulation.group.state == STABLE
+    assert simulation.replies[syncing] == SyncResult(
         protocol_type="consumer", protocol="range", assignment=b"\1"
     )
 
 
 def test_forming_a_group_emits_an_event() -> None:
-    world = World()
-    member_id = world.replies[world.join()].member_id
-    world.sync(member_id, 1, {member_id: b""})
+    simulation = CoordinatorSimulation()
+    member_id = simulation.replies[simulation.join()].member_id
+    simulation.sync(member_id, 1, {member_id: b""})
     (formed,) = effects_of(
-        GroupFormed, world.coordinator.stored(world.stores[0], None, world.now_ms)
+        GroupFormed,
+        simulation.coordinator.stored(simulation.stores[0], None, simulation.now_ms),
     )
     assert formed == GroupFormed(
         group_id="g", generation=1, member_count=1, protocol="range"
@@ -466,292 +467,310 @@ def test_transition_depends_only_on_its_group() -> None:
 
 
 def test_new_member_gets_its_id_first_and_expires_without_a_join() -> None:
-    world = World()
-    refused = world.replies[world.join(takes_id_first=True)]
+    simulation = CoordinatorSimulation()
+    refused = simulation.replies[simulation.join(takes_id_first=True)]
     assert refused == JoinRefused(GroupError.MEMBER_ID_REQUIRED, "cli-001")
-    assert world.group.pending == {"cli-001"}
-    world.sleep(SESSION_MS)
-    assert world.coordinator.all() == [] and not world.set
+    assert simulation.group.pending == {"cli-001"}
+    simulation.sleep(SESSION_MS)
+    assert simulation.coordinator.all() == [] and not simulation.set
 
 
 def test_heartbeats_set_no_timer_and_extend_the_session() -> None:
-    world = World()
-    (member_id,), generation = world.form()
+    simulation = CoordinatorSimulation()
+    (member_id,), generation = simulation.form()
     for _ in range(5):
-        world.sleep(SESSION_MS - 1)
-        error, effects = world.coordinator.heartbeat(
-            "g", member_id, None, generation, world.now_ms
+        simulation.sleep(SESSION_MS - 1)
+        error, effects = simulation.coordinator.heartbeat(
+            "g", member_id, None, generation, simulation.now_ms
         )
         assert error is None
         assert effects == []
-    world.sleep(SESSION_MS)
-    assert world.group.state == EMPTY
+    simulation.sleep(SESSION_MS)
+    assert simulation.group.state == EMPTY
 
 
 def test_second_join_of_a_member_ends_the_first() -> None:
-    world = World()
-    (first, second), generation = world.form(2)
-    world.join()
-    waiting = world.join(second)
-    assert world.group.state == PREPARING
-    again = world.join(second)
-    assert world.replies[waiting] == JoinRefused(
+    simulation = CoordinatorSimulation()
+    (first, second), generation = simulation.form(2)
+    simulation.join()
+    waiting = simulation.join(second)
+    assert simulation.group.state == PREPARING
+    again = simulation.join(second)
+    assert simulation.replies[waiting] == JoinRefused(
         GroupError.REBALANCE_IN_PROGRESS, second
     )
-    world.join(first)
-    assert world.replies[again].generation == generation + 1
+    simulation.join(first)
+    assert simulation.replies[again].generation == generation + 1
 
 
 def test_failed_write_of_an_assignment_begins_a_rebalance() -> None:
-    world = World()
-    member_id = world.replies[world.join()].member_id
-    syncing = world.sync(member_id, 1, {member_id: b"\1"})
-    world.disk(GroupError.COORDINATOR_NOT_AVAILABLE)
-    assert world.replies[syncing] is GroupError.COORDINATOR_NOT_AVAILABLE
-    assert world.group.state == PREPARING and world.group.join_timer == JoinEnds()
+    simulation = CoordinatorSimulation()
+    member_id = simulation.replies[simulation.join()].member_id
+    syncing = simulation.sync(member_id, 1, {member_id: b"\1"})
+    simulation.disk(GroupError.COORDINATOR_NOT_AVAILABLE)
+    assert simulation.replies[syncing] is GroupError.COORDINATOR_NOT_AVAILABLE
+    assert (
+        simulation.group.state == PREPARING
+        and simulation.group.join_timer == JoinEnds()
+    )
 
 
 def test_returning_static_member_is_answered_after_the_write() -> None:
-    world = World()
-    member_id = world.replies[world.join(instance="s")].member_id
-    world.sync(member_id, 1, {member_id: b"\1"}, instance="s")
-    world.settle()
-    back = world.join(instance="s")
-    assert back not in world.replies
-    world.disk()
-    assert world.replies[back].generation == 1 and world.replies[back].skip_assignment
-    assert world.beat(member_id, 1, "s") is GroupError.FENCED_INSTANCE_ID
-    failing = world.join(instance="s")
-    world.disk(GroupError.COORDINATOR_NOT_AVAILABLE)
-    assert world.replies[failing].error is GroupError.COORDINATOR_NOT_AVAILABLE
-    assert world.beat(world.replies[back].member_id, 1, "s") is None
+    simulation = CoordinatorSimulation()
+    member_id = simulation.replies[simulation.join(instance="s")].member_id
+    simulation.sync(member_id, 1, {member_id: b"\1"}, instance="s")
+    simulation.settle()
+    back = simulation.join(instance="s")
+    assert back not in simulation.replies
+    simulation.disk()
+    assert (
+        simulation.replies[back].generation == 1
+        and simulation.replies[back].skip_assignment
+    )
+    assert simulation.beat(member_id, 1, "s") is GroupError.FENCED_INSTANCE_ID
+    failing = simulation.join(instance="s")
+    simulation.disk(GroupError.COORDINATOR_NOT_AVAILABLE)
+    assert simulation.replies[failing].error is GroupError.COORDINATOR_NOT_AVAILABLE
+    assert simulation.beat(simulation.replies[back].member_id, 1, "s") is None
 
 
 def test_absent_member_keeps_its_partitions_for_its_absence_time() -> None:
-    world = World()
-    member_id = world.replies[world.join(instance="s", absence_ms=2_000)].member_id
-    world.sync(member_id, 1, {member_id: b"\1"}, instance="s")
-    world.settle()
+    simulation = CoordinatorSimulation()
+    member_id = simulation.replies[
+        simulation.join(instance="s", absence_ms=2_000)
+    ].member_id
+    simulation.sync(member_id, 1, {member_id: b"\1"}, instance="s")
+    simulation.settle()
 
     def become_absent() -> None:
-        world.act(world.coordinator.absent("g", [member_id, "nobody"], world.now_ms))
+        simulation.act(
+            simulation.coordinator.absent("g", [member_id, "nobody"], simulation.now_ms)
+        )
 
     become_absent()
-    world.sleep(1_500)
+    simulation.sleep(1_500)
     become_absent()  # a second call does not restart the time
-    assert world.beat(member_id, 1, "s") is None
-    world.sleep(SESSION_MS - 1)
-    assert member_id in world.group.members, "its heartbeat ended the absence"
+    assert simulation.beat(member_id, 1, "s") is None
+    simulation.sleep(SESSION_MS - 1)
+    assert member_id in simulation.group.members, "its heartbeat ended the absence"
     become_absent()
-    world.sleep(1_500)
+    simulation.sleep(1_500)
     become_absent()
-    world.sleep(499)
-    assert member_id in world.group.members
-    world.sleep(1)
-    assert member_id not in world.group.members
+    simulation.sleep(499)
+    assert member_id in simulation.group.members
+    simulation.sleep(1)
+    assert member_id not in simulation.group.members
 
 
 @pytest.mark.parametrize("answer", ["rebalance", "stored", "failed"])
 def test_answer_to_an_absent_member_does_not_end_its_absence(answer: str) -> None:
     """The process of the member died while the member waited for its assignment."""
-    world = World()
-    leader = world.replies[world.join()].member_id
-    away = world.join(instance="s", absence_ms=2_000)
-    world.join(leader)
-    member_id = world.replies[away].member_id
-    generation = world.group.generation
-    world.sync(member_id, generation, instance="s")
-    world.act(world.coordinator.absent("g", [member_id], world.now_ms))
-    world.sleep(1_000)
+    simulation = CoordinatorSimulation()
+    leader = simulation.replies[simulation.join()].member_id
+    away = simulation.join(instance="s", absence_ms=2_000)
+    simulation.join(leader)
+    member_id = simulation.replies[away].member_id
+    generation = simulation.group.generation
+    simulation.sync(member_id, generation, instance="s")
+    simulation.act(simulation.coordinator.absent("g", [member_id], simulation.now_ms))
+    simulation.sleep(1_000)
     if answer == "rebalance":
-        world.join()
+        simulation.join()
     else:
-        world.sync(leader, generation, {leader: b"\1", member_id: b"\2"})
-        world.disk(GroupError.COORDINATOR_NOT_AVAILABLE if answer == "failed" else None)
-    assert world.group.members[member_id].is_absent
-    world.sleep(1_000)
-    assert member_id not in world.group.members
+        simulation.sync(leader, generation, {leader: b"\1", member_id: b"\2"})
+        simulation.disk(
+            GroupError.COORDINATOR_NOT_AVAILABLE if answer == "failed" else None
+        )
+    assert simulation.group.members[member_id].is_absent
+    simulation.sleep(1_000)
+    assert member_id not in simulation.group.members
 
 
 def test_absent_member_remains_absent_after_a_failed_replacement() -> None:
-    world = World()
-    member_id = world.replies[world.join(instance="s", absence_ms=2_000)].member_id
-    world.sync(member_id, 1, {member_id: b"\1"}, instance="s")
-    world.settle()
-    world.act(world.coordinator.absent("g", [member_id], world.now_ms))
-    world.join(instance="s", absence_ms=2_000)
-    world.disk(GroupError.COORDINATOR_NOT_AVAILABLE)
-    assert world.group.members[member_id].is_absent
-    world.sleep(2_000)
-    assert member_id not in world.group.members
+    simulation = CoordinatorSimulation()
+    member_id = simulation.replies[
+        simulation.join(instance="s", absence_ms=2_000)
+    ].member_id
+    simulation.sync(member_id, 1, {member_id: b"\1"}, instance="s")
+    simulation.settle()
+    simulation.act(simulation.coordinator.absent("g", [member_id], simulation.now_ms))
+    simulation.join(instance="s", absence_ms=2_000)
+    simulation.disk(GroupError.COORDINATOR_NOT_AVAILABLE)
+    assert simulation.group.members[member_id].is_absent
+    simulation.sleep(2_000)
+    assert member_id not in simulation.group.members
 
 
 def test_withdrawn_join_removes_a_member_and_a_static_one_is_absent() -> None:
-    world = World()
-    (first,), _ = world.form()
-    newcomer = world.join()
-    world.act(world.coordinator.withdraw("g", newcomer, world.now_ms))
-    assert world.replies[newcomer].error is GroupError.UNKNOWN_MEMBER_ID
-    assert list(world.group.members) == [first]
-    static = world.join(instance="s", absence_ms=2_000)
-    world.join(first)
-    world.settle()
-    member_id = world.replies[static].member_id
-    world.join()  # a rebalance begins
-    back = world.join(instance="s", absence_ms=2_000)
-    world.act(world.coordinator.withdraw("g", back, world.now_ms))
-    assert world.replies[back].error is GroupError.UNKNOWN_MEMBER_ID
-    assert member_id not in world.group.members
-    member_id = world.group.static["s"]
-    world.sleep(1_999)
-    assert member_id in world.group.members
-    world.sleep(1)
-    assert member_id not in world.group.members
-    world.act(world.coordinator.withdraw("g", back, world.now_ms))
-    world.act(world.coordinator.withdraw("nothing", back, world.now_ms))
+    simulation = CoordinatorSimulation()
+    (first,), _ = simulation.form()
+    newcomer = simulation.join()
+    simulation.act(simulation.coordinator.withdraw("g", newcomer, simulation.now_ms))
+    assert simulation.replies[newcomer].error is GroupError.UNKNOWN_MEMBER_ID
+    assert list(simulation.group.members) == [first]
+    static = simulation.join(instance="s", absence_ms=2_000)
+    simulation.join(first)
+    simulation.settle()
+    member_id = simulation.replies[static].member_id
+    simulation.join()  # a rebalance begins
+    back = simulation.join(instance="s", absence_ms=2_000)
+    simulation.act(simulation.coordinator.withdraw("g", back, simulation.now_ms))
+    assert simulation.replies[back].error is GroupError.UNKNOWN_MEMBER_ID
+    assert member_id not in simulation.group.members
+    member_id = simulation.group.static["s"]
+    simulation.sleep(1_999)
+    assert member_id in simulation.group.members
+    simulation.sleep(1)
+    assert member_id not in simulation.group.members
+    simulation.act(simulation.coordinator.withdraw("g", back, simulation.now_ms))
+    simulation.act(simulation.coordinator.withdraw("nothing", back, simulation.now_ms))
 
 
 def test_member_without_absence_time_is_never_absent() -> None:
-    world = World()
-    member_id = world.replies[world.join(instance="s")].member_id
-    world.settle()
-    before = world.group.members[member_id].deadline_ms
-    world.act(world.coordinator.absent("g", [member_id], world.now_ms))
-    assert world.group.members[member_id].deadline_ms == before
+    simulation = CoordinatorSimulation()
+    member_id = simulation.replies[simulation.join(instance="s")].member_id
+    simulation.settle()
+    before = simulation.group.members[member_id].deadline_ms
+    simulation.act(simulation.coordinator.absent("g", [member_id], simulation.now_ms))
+    assert simulation.group.members[member_id].deadline_ms == before
 
 
 def test_commits_are_visible_once_stored_and_survive_a_restart() -> None:
-    world = World()
-    waiter = world.commit(5)
-    assert isinstance(waiter, int) and waiter not in world.replies
-    assert world.group.offsets == {} and world.group.has_offset("orders", 0)
-    world.disk()
-    assert world.replies[waiter] is None
-    assert world.group.offsets["orders"][0].offset == 5
-    world.restart()
-    assert world.group.offsets["orders"][0].offset == 5
+    simulation = CoordinatorSimulation()
+    waiter = simulation.commit(5)
+    assert isinstance(waiter, int) and waiter not in simulation.replies
+    assert simulation.group.offsets == {} and simulation.group.has_offset("orders", 0)
+    simulation.disk()
+    assert simulation.replies[waiter] is None
+    assert simulation.group.offsets["orders"][0].offset == 5
+    simulation.restart()
+    assert simulation.group.offsets["orders"][0].offset == 5
 
 
 def test_failed_first_commit_leaves_no_group() -> None:
-    world = World()
-    waiter = world.commit(5)
-    world.disk(GroupError.RECORD_TOO_LARGE)
-    assert world.replies[waiter] is GroupError.RECORD_TOO_LARGE
-    assert world.coordinator.get("g") is None
+    simulation = CoordinatorSimulation()
+    waiter = simulation.commit(5)
+    simulation.disk(GroupError.RECORD_TOO_LARGE)
+    assert simulation.replies[waiter] is GroupError.RECORD_TOO_LARGE
+    assert simulation.coordinator.get("g") is None
 
 
 def test_group_and_offsets_expire_a_week_after_the_group_is_empty() -> None:
-    world = World()
-    (member_id,), generation = world.form()
-    world.commit(5, member_id, generation)
-    world.settle()
-    world.leave(member_id)
-    world.settle()
-    world.sleep(7 * DAY_MS - 1)
-    world.act(world.coordinator.expire_offsets(world.now_ms))
-    assert world.group.offsets
-    world.sleep(1)
-    world.act(world.coordinator.expire_offsets(world.now_ms))
-    world.settle()
-    assert world.coordinator.all() == []
-    assert set(world.durable.values()) == {None}
+    simulation = CoordinatorSimulation()
+    (member_id,), generation = simulation.form()
+    simulation.commit(5, member_id, generation)
+    simulation.settle()
+    simulation.leave(member_id)
+    simulation.settle()
+    simulation.sleep(7 * DAY_MS - 1)
+    simulation.act(simulation.coordinator.expire_offsets(simulation.now_ms))
+    assert simulation.group.offsets
+    simulation.sleep(1)
+    simulation.act(simulation.coordinator.expire_offsets(simulation.now_ms))
+    simulation.settle()
+    assert simulation.coordinator.all() == []
+    assert set(simulation.durable.values()) == {None}
 
 
 @pytest.mark.parametrize("in_transaction", [False, True])
 def test_offset_with_a_pending_commit_does_not_expire(
     in_transaction: bool,
 ) -> None:
-    world = World()
-    world.commit(1)
-    world.settle()
-    world.now_ms += 7 * DAY_MS
+    simulation = CoordinatorSimulation()
+    simulation.commit(1)
+    simulation.settle()
+    simulation.now_ms += 7 * DAY_MS
     if in_transaction:
-        world.commit_in_transaction(77)
-        world.settle()
+        simulation.commit_in_transaction(77)
+        simulation.settle()
     else:
-        world.commit(77)
-    world.act(world.coordinator.expire_offsets(world.now_ms))
-    world.settle()
-    world.commit_transaction()
-    assert world.group.offsets["orders"][0].offset == 77
-    assert None not in world.durable.values()
+        simulation.commit(77)
+    simulation.act(simulation.coordinator.expire_offsets(simulation.now_ms))
+    simulation.settle()
+    simulation.commit_transaction()
+    assert simulation.group.offsets["orders"][0].offset == 77
+    assert None not in simulation.durable.values()
 
 
 def test_offset_deletion_affects_only_earlier_commits() -> None:
-    world = World()
-    world.commit(1)
-    world.commit_in_transaction(2, partition=1)
-    world.settle()
+    simulation = CoordinatorSimulation()
+    simulation.commit(1)
+    simulation.commit_in_transaction(2, partition=1)
+    simulation.settle()
     keys = [("orders", 0), ("orders", 1)]
-    world.act(
-        world.coordinator.delete_offsets(world.group.group_id, keys, world.waiter())
+    simulation.act(
+        simulation.coordinator.delete_offsets(
+            simulation.group.group_id, keys, simulation.waiter()
+        )
     )
-    world.commit_in_transaction(77)
-    world.settle()
-    world.commit_transaction()
+    simulation.commit_in_transaction(77)
+    simulation.settle()
+    simulation.commit_transaction()
     for _ in range(2):
         assert {
             number: each.offset
-            for number, each in world.group.offsets["orders"].items()
+            for number, each in simulation.group.offsets["orders"].items()
         } == {0: 77}
-        world.restart()
+        simulation.restart()
 
 
 def test_offset_deletion_does_not_affect_a_commit_reported_first() -> None:
-    world = World()
-    world.commit(1)
-    world.settle()
-    world.act(
-        world.coordinator.delete_offsets(
-            world.group.group_id, [("orders", 0)], world.waiter()
+    simulation = CoordinatorSimulation()
+    simulation.commit(1)
+    simulation.settle()
+    simulation.act(
+        simulation.coordinator.delete_offsets(
+            simulation.group.group_id, [("orders", 0)], simulation.waiter()
         )
     )
-    world.commit_in_transaction(77)
-    deletion, commit = world.stores
-    world.stores.clear()
-    world.write(deletion)
-    world.write(commit)
-    world.commit_transaction()
+    simulation.commit_in_transaction(77)
+    deletion, commit = simulation.stores
+    simulation.stores.clear()
+    simulation.write(deletion)
+    simulation.write(commit)
+    simulation.commit_transaction()
     for effect in (deletion, commit):
-        world.act(world.coordinator.stored(effect, None, world.now_ms))
+        simulation.act(simulation.coordinator.stored(effect, None, simulation.now_ms))
     for _ in range(2):
-        assert world.group.offsets["orders"][0].offset == 77
-        world.restart()
+        assert simulation.group.offsets["orders"][0].offset == 77
+        simulation.restart()
 
 
 def test_offsets_of_a_deleted_topic_are_neither_visible_nor_kept() -> None:
-    world = World()
-    world.commit(1)
-    world.settle()
-    world.commit(2)
-    world.commit_in_transaction(3, partition=1)
-    group = world.group
-    world.act(world.coordinator.forget_topics({"orders"}))
-    while world.stores:
+    simulation = CoordinatorSimulation()
+    simulation.commit(1)
+    simulation.settle()
+    simulation.commit(2)
+    simulation.commit_in_transaction(3, partition=1)
+    group = simulation.group
+    simulation.act(simulation.coordinator.forget_topics({"orders"}))
+    while simulation.stores:
         assert group.offsets == {}
-        world.disk()
+        simulation.disk()
     assert group.applied == {} and not group.is_pending(("orders", 0))
 
 
-def _forget_topic(world: World) -> None:
-    world.act(world.coordinator.forget_topics({"many"}))
+def _forget_topic(simulation: CoordinatorSimulation) -> None:
+    simulation.act(simulation.coordinator.forget_topics({"many"}))
 
 
-def _delete_group(world: World) -> None:
-    world.act(world.coordinator.delete("g", world.waiter()))
+def _delete_group(simulation: CoordinatorSimulation) -> None:
+    simulation.act(simulation.coordinator.delete("g", simulation.waiter()))
 
 
-def _delete_offsets(world: World) -> None:
-    world.act(
-        world.coordinator.delete_offsets(
-            world.group.group_id, world.group.offset_keys(), world.waiter()
+def _delete_offsets(simulation: CoordinatorSimulation) -> None:
+    simulation.act(
+        simulation.coordinator.delete_offsets(
+            simulation.group.group_id,
+            simulation.group.offset_keys(),
+            simulation.waiter(),
         )
     )
 
 
-def _expire(world: World) -> None:
-    world.now_ms += 7 * DAY_MS
-    world.act(world.coordinator.expire_offsets(world.now_ms))
+def _expire(simulation: CoordinatorSimulation) -> None:
+    simulation.now_ms += 7 * DAY_MS
+    simulation.act(simulation.coordinator.expire_offsets(simulation.now_ms))
 
 
 _DELETIONS = pytest.mark.parametrize(
@@ -761,185 +780,195 @@ _DELETIONS = pytest.mark.parametrize(
 
 @_DELETIONS
 def test_deletion_of_many_offsets_uses_several_batches(
-    delete: Callable[[World], None],
+    delete: Callable[[CoordinatorSimulation], None],
 ) -> None:
-    world = World()
-    world.commit_many(5_000)
-    delete(world)
-    sizes = [sum(len(key) + 32 for key, _ in store.records) for store in world.stores]
+    simulation = CoordinatorSimulation()
+    simulation.commit_many(5_000)
+    delete(simulation)
+    sizes = [
+        sum(len(key) + 32 for key, _ in store.records) for store in simulation.stores
+    ]
     assert len(sizes) > 3 and max(sizes) < 70_000
-    world.settle()
-    assert set(world.asked) == set(world.replies)
-    assert set(world.durable.values()) == {None}
-    world.restart()
-    assert world.coordinator.get("g") is None
+    simulation.settle()
+    assert set(simulation.asked) == set(simulation.replies)
+    assert set(simulation.durable.values()) == {None}
+    simulation.restart()
+    assert simulation.coordinator.get("g") is None
 
 
 @pytest.mark.parametrize("failing", [0, 1, 3])
 def test_partly_failed_offset_deletion_is_reported(failing: int) -> None:
-    world = World()
-    world.commit_many(5_000)
-    _delete_offsets(world)
+    simulation = CoordinatorSimulation()
+    simulation.commit_many(5_000)
+    _delete_offsets(simulation)
     for number in range(4):
-        world.disk(GroupError.COORDINATOR_NOT_AVAILABLE if number == failing else None)
-    assert world.replies[world.waiters] is GroupError.COORDINATOR_NOT_AVAILABLE
-    left = world.group.offset_keys()
+        simulation.disk(
+            GroupError.COORDINATOR_NOT_AVAILABLE if number == failing else None
+        )
+    assert (
+        simulation.replies[simulation.waiters] is GroupError.COORDINATOR_NOT_AVAILABLE
+    )
+    left = simulation.group.offset_keys()
     assert 0 < len(left) < 5_000
-    world.restart()
-    assert sorted(world.group.offset_keys()) == sorted(left)
+    simulation.restart()
+    assert sorted(simulation.group.offset_keys()) == sorted(left)
 
 
 @pytest.mark.parametrize("delete", [_delete_group, _expire])
 def test_group_remains_after_a_failed_deletion_and_can_be_deleted(
-    delete: Callable[[World], None],
+    delete: Callable[[CoordinatorSimulation], None],
 ) -> None:
-    world = World()
-    (member_id,), generation = world.form()
-    world.commit(5, member_id, generation)
-    world.leave(member_id)
-    world.settle()
-    delete(world)
-    world.disk(GroupError.COORDINATOR_NOT_AVAILABLE)
-    assert world.group.offsets["orders"][0].offset == 5
-    generation = world.group.generation
-    world.restart()
+    simulation = CoordinatorSimulation()
+    (member_id,), generation = simulation.form()
+    simulation.commit(5, member_id, generation)
+    simulation.leave(member_id)
+    simulation.settle()
+    delete(simulation)
+    simulation.disk(GroupError.COORDINATOR_NOT_AVAILABLE)
+    assert simulation.group.offsets["orders"][0].offset == 5
+    generation = simulation.group.generation
+    simulation.restart()
     assert (
-        world.group.offsets["orders"][0].offset == 5
-        and world.group.generation == generation
+        simulation.group.offsets["orders"][0].offset == 5
+        and simulation.group.generation == generation
     )
-    _delete_group(world)
-    world.settle()
-    world.restart()
-    assert world.coordinator.all() == []
+    _delete_group(simulation)
+    simulation.settle()
+    simulation.restart()
+    assert simulation.coordinator.all() == []
 
 
 def test_group_keeps_remaining_offsets_after_a_partly_failed_deletion() -> None:
-    world = World()
-    world.commit_many(5_000)
-    _delete_group(world)
-    world.disk()
-    world.disk(GroupError.COORDINATOR_NOT_AVAILABLE)
-    world.settle()
-    assert world.replies[world.waiters] is GroupError.COORDINATOR_NOT_AVAILABLE
-    left = world.group.offset_keys()
+    simulation = CoordinatorSimulation()
+    simulation.commit_many(5_000)
+    _delete_group(simulation)
+    simulation.disk()
+    simulation.disk(GroupError.COORDINATOR_NOT_AVAILABLE)
+    simulation.settle()
+    assert (
+        simulation.replies[simulation.waiters] is GroupError.COORDINATOR_NOT_AVAILABLE
+    )
+    left = simulation.group.offset_keys()
     assert 0 < len(left) < 5_000
-    world.restart()
-    assert sorted(world.group.offset_keys()) == sorted(left)
+    simulation.restart()
+    assert sorted(simulation.group.offset_keys()) == sorted(left)
 
 
 def test_offsets_of_a_failed_deletion_are_merged_into_the_new_group() -> None:
-    world = World()
-    world.commit_many(2)
-    world.commit_in_transaction(3)
-    world.commit_in_transaction(4, partition=1)
-    world.settle()
-    _delete_group(world)
-    world.commit(77)
-    world.act(world.coordinator.forget_topics({"nothing"}))
-    world.disk(GroupError.COORDINATOR_NOT_AVAILABLE)
-    world.settle()
-    world.commit_transaction()
+    simulation = CoordinatorSimulation()
+    simulation.commit_many(2)
+    simulation.commit_in_transaction(3)
+    simulation.commit_in_transaction(4, partition=1)
+    simulation.settle()
+    _delete_group(simulation)
+    simulation.commit(77)
+    simulation.act(simulation.coordinator.forget_topics({"nothing"}))
+    simulation.disk(GroupError.COORDINATOR_NOT_AVAILABLE)
+    simulation.settle()
+    simulation.commit_transaction()
     for _ in range(2):
         offsets = {
             topic: {n: one.offset for n, one in of.items()}
-            for topic, of in world.group.offsets.items()
+            for topic, of in simulation.group.offsets.items()
         }
         assert offsets == {"many": {0: 1, 1: 1}, "orders": {0: 77, 1: 4}}
-        world.restart()
+        simulation.restart()
 
 
 def test_offsets_of_a_failed_deletion_survive_deletion_of_the_next_group() -> None:
-    world = World()
-    world.commit_many(1)
-    world.commit(1)
-    world.settle()
-    _delete_group(world)
-    world.commit(77)
-    _delete_group(world)
-    world.disk(GroupError.COORDINATOR_NOT_AVAILABLE)
-    world.settle()
+    simulation = CoordinatorSimulation()
+    simulation.commit_many(1)
+    simulation.commit(1)
+    simulation.settle()
+    _delete_group(simulation)
+    simulation.commit(77)
+    _delete_group(simulation)
+    simulation.disk(GroupError.COORDINATOR_NOT_AVAILABLE)
+    simulation.settle()
     for _ in range(2):
-        assert world.group.offset_keys() == [("many", 0)]
-        world.restart()
+        assert simulation.group.offset_keys() == [("many", 0)]
+        simulation.restart()
 
 
 def test_transaction_ended_during_a_failed_group_deletion_counts() -> None:
-    world = World()
-    world.commit_in_transaction(3)
-    world.settle()
-    _delete_group(world)
-    world.commit_transaction()
-    world.disk(GroupError.COORDINATOR_NOT_AVAILABLE)
+    simulation = CoordinatorSimulation()
+    simulation.commit_in_transaction(3)
+    simulation.settle()
+    _delete_group(simulation)
+    simulation.commit_transaction()
+    simulation.disk(GroupError.COORDINATOR_NOT_AVAILABLE)
     for _ in range(2):
-        assert world.group.offsets["orders"][0].offset == 3
-        world.restart()
+        assert simulation.group.offsets["orders"][0].offset == 3
+        simulation.restart()
 
 
 def test_unloaded_group_does_not_return_after_a_failed_deletion() -> None:
-    world = World()
-    world.commit_many(1)
-    _delete_group(world)
-    world.act(world.coordinator.unload())
-    world.disk(GroupError.COORDINATOR_NOT_AVAILABLE)
-    assert world.coordinator.all() == []
+    simulation = CoordinatorSimulation()
+    simulation.commit_many(1)
+    _delete_group(simulation)
+    simulation.act(simulation.coordinator.unload())
+    simulation.disk(GroupError.COORDINATOR_NOT_AVAILABLE)
+    assert simulation.coordinator.all() == []
 
 
 def test_unloading_answers_all_requests_and_cancels_all_timers() -> None:
-    world = World()
-    world.form(2)
-    world.join(takes_id_first=True)
-    waiting = world.join()
-    world.act(world.coordinator.unload())
-    assert world.replies[waiting].error is GroupError.NOT_COORDINATOR
-    assert not world.set and world.coordinator.all() == []
+    simulation = CoordinatorSimulation()
+    simulation.form(2)
+    simulation.join(takes_id_first=True)
+    waiting = simulation.join()
+    simulation.act(simulation.coordinator.unload())
+    assert simulation.replies[waiting].error is GroupError.NOT_COORDINATOR
+    assert not simulation.set and simulation.coordinator.all() == []
 
 
 def test_late_write_for_an_old_group_does_not_change_a_new_one() -> None:
-    world = World()
-    member_id = world.replies[world.join()].member_id
-    world.sync(member_id, 1, {member_id: b"old"})
-    (late,) = world.stores
-    world.act(world.coordinator.unload())
-    world.stores.clear()
-    new_id = world.replies[world.join()].member_id
-    syncing = world.sync(new_id, 1, {new_id: b"new"})
-    world.act(world.coordinator.stored(late, None, world.now_ms))
-    assert syncing not in world.replies and world.group.state == COMPLETING
-    world.settle()
-    assert world.replies[syncing].assignment == b"new"
+    simulation = CoordinatorSimulation()
+    member_id = simulation.replies[simulation.join()].member_id
+    simulation.sync(member_id, 1, {member_id: b"old"})
+    (late,) = simulation.stores
+    simulation.act(simulation.coordinator.unload())
+    simulation.stores.clear()
+    new_id = simulation.replies[simulation.join()].member_id
+    syncing = simulation.sync(new_id, 1, {new_id: b"new"})
+    simulation.act(simulation.coordinator.stored(late, None, simulation.now_ms))
+    assert syncing not in simulation.replies and simulation.group.state == COMPLETING
+    simulation.settle()
+    assert simulation.replies[syncing].assignment == b"new"
 
 
 def test_static_member_answered_by_a_rebalance_is_not_answered_twice() -> None:
     """The record of its new id is on disk only after the next generation has begun."""
-    world = World()
-    first = world.join(instance="s0")
-    member_id = world.replies[first].member_id
-    world.sync(member_id, world.group.generation, {member_id: b""}, instance="s0")
-    world.settle()
-    again = world.join(instance="s0")
-    assert world.stores and again not in world.replies
-    newcomer = world.join()
-    assert isinstance(world.replies[again], Joined)
-    assert isinstance(world.replies[newcomer], Joined)
-    world.settle()
-    assert world.group.state == COMPLETING
+    simulation = CoordinatorSimulation()
+    first = simulation.join(instance="s0")
+    member_id = simulation.replies[first].member_id
+    simulation.sync(
+        member_id, simulation.group.generation, {member_id: b""}, instance="s0"
+    )
+    simulation.settle()
+    again = simulation.join(instance="s0")
+    assert simulation.stores and again not in simulation.replies
+    newcomer = simulation.join()
+    assert isinstance(simulation.replies[again], Joined)
+    assert isinstance(simulation.replies[newcomer], Joined)
+    simulation.settle()
+    assert simulation.group.state == COMPLETING
 
 
 def test_member_whose_join_outlasted_its_session_has_one_again() -> None:
     """The session timer does not run while a join waits. If the member is silent after
     the answer, the group must continue without it.
     """
-    world = World()
-    ids, generation = world.form(2)
-    waiting = world.join(ids[0])
+    simulation = CoordinatorSimulation()
+    ids, generation = simulation.form(2)
+    waiting = simulation.join(ids[0])
     for _ in range(3):
-        world.sleep(SESSION_MS // 2)
-        assert world.beat(ids[1], generation) is GroupError.REBALANCE_IN_PROGRESS
-    assert waiting not in world.replies
-    world.join(ids[1])
-    assert isinstance(world.replies[waiting], Joined)
-    world.sleep(SESSION_MS)
-    assert ids[0] not in world.group.members
+        simulation.sleep(SESSION_MS // 2)
+        assert simulation.beat(ids[1], generation) is GroupError.REBALANCE_IN_PROGRESS
+    assert waiting not in simulation.replies
+    simulation.join(ids[1])
+    assert isinstance(simulation.replies[waiting], Joined)
+    simulation.sleep(SESSION_MS)
+    assert ids[0] not in simulation.group.members
 
 
 # -- any order of steps ----------------------------------------------------------------
@@ -948,8 +977,8 @@ def test_member_whose_join_outlasted_its_session_has_one_again() -> None:
 class Client:
     """A consumer that takes its next step whenever `step` is called."""
 
-    def __init__(self, world: World, instance: str | None) -> None:
-        self.world = world
+    def __init__(self, simulation: CoordinatorSimulation, instance: str | None) -> None:
+        self.simulation = simulation
         self.instance = instance
         self.member_id = ""
         self.generation = -1
@@ -959,13 +988,13 @@ class Client:
         """Join, or process the answer and continue. `flavour` selects between permitted
         actions.
         """
-        world = self.world
+        simulation = self.simulation
         if self.waiting is None:
             self.join(flavour)
             return
-        if self.waiting not in world.replies:
+        if self.waiting not in simulation.replies:
             return
-        result = world.replies[self.waiting]
+        result = simulation.replies[self.waiting]
         self.waiting = None
         match result:
             case Joined():
@@ -979,12 +1008,12 @@ class Client:
                         assignments[name] = assignments.get(name, b"") + bytes(
                             [partition]
                         )
-                self.waiting = world.sync(
+                self.waiting = simulation.sync(
                     self.member_id, self.generation, assignments, self.instance
                 )
             case SyncResult():
                 self.process_error(
-                    world.beat(self.member_id, self.generation, self.instance)
+                    simulation.beat(self.member_id, self.generation, self.instance)
                 )
             case JoinRefused(error, member_id):
                 self.member_id = (
@@ -994,7 +1023,7 @@ class Client:
                 self.process_error(result)
 
     def join(self, flavour: int) -> None:
-        self.waiting = self.world.join(
+        self.waiting = self.simulation.join(
             self.member_id,
             instance=self.instance,
             protocols=(("range", bytes([flavour % 2])),),
@@ -1008,16 +1037,16 @@ class Client:
 
     def beat(self) -> None:
         self.process_error(
-            self.world.beat(self.member_id, self.generation, self.instance)
+            self.simulation.beat(self.member_id, self.generation, self.instance)
         )
 
     def commit(self, offset: int) -> None:
-        result = self.world.commit(offset, self.member_id, self.generation)
+        result = self.simulation.commit(offset, self.member_id, self.generation)
         if isinstance(result, GroupError) and self.instance is None:
             self.process_error(result)
 
     def leave(self) -> None:
-        self.world.leave(self.member_id, self.instance)
+        self.simulation.leave(self.member_id, self.instance)
         self.forget()
 
     def forget(self) -> None:
@@ -1066,32 +1095,32 @@ STEPS = st.one_of(
 def test_invariants_hold_in_any_order_and_every_request_is_answered(
     delay_ms: int, instances: list[str | None], steps: list[Any]
 ) -> None:
-    world = World(delay_ms=delay_ms)
-    clients = [Client(world, instance) for instance in instances]
+    simulation = CoordinatorSimulation(delay_ms=delay_ms)
+    clients = [Client(simulation, instance) for instance in instances]
     for what, *arguments in steps:
         match what:
             case "disk":
-                world.disk(*arguments)
+                simulation.disk(*arguments)
             case "sleep":
-                world.sleep(*arguments)
+                simulation.sleep(*arguments)
             case "delete":
-                world.act(world.coordinator.delete("g", world.waiter()))
+                simulation.act(simulation.coordinator.delete("g", simulation.waiter()))
             case "restart":
-                world.restart()
+                simulation.restart()
                 for client in clients:
                     client.waiting = None  # the connection is lost, but not the id
             case _:
                 index, *rest = arguments
                 getattr(clients[index], what)(*rest)
-    world.settle()
-    world.sleep(LONG_MS)
-    world.settle()
-    assert set(world.asked) == set(world.replies), "every request is answered"
-    assert not world.set, "an idle coordinator has no timers"
-    before = world.coordinator.get("g")
+    simulation.settle()
+    simulation.sleep(LONG_MS)
+    simulation.settle()
+    assert set(simulation.asked) == set(simulation.replies), "every request is answered"
+    assert not simulation.set, "an idle coordinator has no timers"
+    before = simulation.coordinator.get("g")
     assert before is None or before.state == EMPTY
-    world.restart()
-    after = world.coordinator.get("g")
+    simulation.restart()
+    after = simulation.coordinator.get("g")
     assert (after.offsets if after else {}) == (before.offsets if before else {})
     if before is not None and before.generation and after is not None:
         assert after.state in (EMPTY, STABLE) and after.generation <= before.generation

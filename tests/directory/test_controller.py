@@ -191,14 +191,14 @@ def keeping(machine: Machine, fs: SharedFS) -> None:
                 data.tick()
             machine.disk.advance(1_100 if quiet else 10)
             assert machine.steps < until, "no end"
-        told = {
+        reported = {
             name: (
                 len(data.partitions(name)),
                 dict(data.describe_topic(name).overrides),
             )
             for name in data.topics()
         }
-        assert shown(machine.disk) == told
+        assert shown(machine.disk) == reported
 
 
 @pytest.mark.long

@@ -50,7 +50,7 @@ CONFIG: dict[str, Any] = {
 }
 
 
-class Life:
+class InterruptedLog:
     """A log with some records of three keys, and its history."""
 
     def __init__(self, durability: str) -> None:
@@ -140,8 +140,10 @@ class Life:
         )
 
 
-ACTIONS: tuple[Callable[[Life], None], ...] = (
-    Life.append, Life.append_large, Life.roll, Life.truncate, Life.clean, Life.read, Life.close, Life.recover,
+ACTIONS: tuple[Callable[[InterruptedLog], None], ...] = (
+    InterruptedLog.append, InterruptedLog.append_large, InterruptedLog.roll,
+    InterruptedLog.truncate, InterruptedLog.clean, InterruptedLog.read,
+    InterruptedLog.close, InterruptedLog.recover,
 )  # fmt: skip
 
 each_action = pytest.mark.parametrize(
@@ -153,17 +155,19 @@ each_count = pytest.mark.parametrize(
 )
 
 
-def interrupted(action: Callable[[Life], None], durability: str, nth: int) -> int:
+def interrupted(
+    action: Callable[[InterruptedLog], None], durability: str, nth: int
+) -> int:
     """Interrupts it at the nth line; how many lines were still to go, 0 when it was
     met.
     """
-    life = Life(durability)
-    trace = interrupting.interrupted(lambda: action(life), nth)
-    life.go_on()
+    interrupted_log = InterruptedLog(durability)
+    trace = interrupting.interrupted(lambda: action(interrupted_log), nth)
+    interrupted_log.go_on()
     return trace.left
 
 
-def lines(action: Callable[[Life], None]) -> list[tuple[str, int]]:
+def lines(action: Callable[[InterruptedLog], None]) -> list[tuple[str, int]]:
     """All points of an action: policy and number."""
     limit = 1 << 60
     return [
@@ -174,7 +178,7 @@ def lines(action: Callable[[Life], None]) -> list[tuple[str, int]]:
 
 
 def shares(
-    action: Callable[[Life], None], count: int
+    action: Callable[[InterruptedLog], None], count: int
 ) -> tuple[list[tuple[str, int]], int]:
     """Which lines, and how many allocations, of `count` points of all actions."""
     every = lines(action)
@@ -185,7 +189,9 @@ def shares(
 
 @each_count
 @each_action
-def test_an_interrupt_at_any_line(action: Callable[[Life], None], count: int) -> None:
+def test_an_interrupt_at_any_line(
+    action: Callable[[InterruptedLog], None], count: int
+) -> None:
     chosen, _ = shares(action, count)
     for durability, nth in chosen:
         try:
@@ -218,7 +224,7 @@ GOLDEN = (
 ) / 2  # the fractional parts of its multiples are even in 0..1 after any number of them
 
 
-class RealLife(Life):
+class RealLife(InterruptedLog):
     """The same on real files: the simulated disk would be a victim too. Alone in its
     directory, for the lock's sake.
     """
@@ -263,15 +269,19 @@ class RealLife(Life):
 
 
 def starved(
-    action: Callable[[Life], None], path: Path, durability: str, nth: int, width: int
+    action: Callable[[InterruptedLog], None],
+    path: Path,
+    durability: str,
+    nth: int,
+    width: int,
 ) -> int:
     """Runs it while `width` allocations fail, from the nth on; how many were still to
     come, 0 when it was met.
     """
-    life = RealLife(path, durability)
-    if action is Life.recover:
-        life.die()
-    act = getattr(life, action.__name__)
+    interrupted_log = RealLife(path, durability)
+    if action is InterruptedLog.recover:
+        interrupted_log.die()
+    act = getattr(interrupted_log, action.__name__)
     got_through = False
     further = itertools.repeat(None, nth)
     try:
@@ -285,14 +295,14 @@ def starved(
             _testcapi.remove_mem_hooks()
     except FAILURES:
         pass
-    life.go_on()
+    interrupted_log.go_on()
     shutil.rmtree(path)
     left = operator.length_hint(further)
     return nth - left if got_through and left else 0
 
 
 def starve(
-    action: Callable[[Life], None],
+    action: Callable[[InterruptedLog], None],
     path: Path,
     first: int,
     wanted: int,
@@ -322,7 +332,7 @@ def starve(
 @each_count
 @each_action
 def test_any_allocation_fails(
-    action: Callable[[Life], None], count: int, tmp_path: Path
+    action: Callable[[InterruptedLog], None], count: int, tmp_path: Path
 ) -> None:
     """Runs in child processes, because a failed allocation may end the process."""
     _, share = shares(action, count)

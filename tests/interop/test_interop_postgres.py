@@ -165,12 +165,12 @@ def run(server: Server, data: Path, strike: Strike | None) -> int:
 
     child, pipe = fork(work)
     with pipe:
-        told = pipe.read()
+        reported = pipe.read()
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if code == -signal.SIGKILL:
         return -1
-    assert code == 0, told
-    return int(told)
+    assert code == 0, reported
+    return int(reported)
 
 
 def stored(server: Server) -> Counter[bytes]:
@@ -254,8 +254,8 @@ def test_two_workers_divide_the_partitions(server: Server, data: Path) -> None:
     command = [sys.executable, str(EXAMPLE), str(data), server.connection]
     workers = [subprocess.Popen(command, stderr=subprocess.PIPE) for _ in range(2)]
     for worker in workers:
-        _, told = worker.communicate(timeout=60)
-        assert worker.returncode == 0 or b"another owner" in told, told.decode()
+        _, reported = worker.communicate(timeout=60)
+        assert worker.returncode == 0 or b"another owner" in reported, reported.decode()
     subprocess.run(
         command, check=True, timeout=60
     )  # what a worker left that ended before the other joined

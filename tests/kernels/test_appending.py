@@ -686,7 +686,7 @@ steps = st.one_of(
 CONFIG = {"retention.ms": "-1", "segment.ms": "1000000"}
 
 
-class Twin:
+class LogPair:
     """A log, and the steps done to it."""
 
     def __init__(self, directory: str, fs: OsFS, durability: str) -> None:
@@ -777,8 +777,8 @@ def test_both_ways_leave_the_same_files(
     other = Shown()
     other.clock_ms = OsFS().now_ms()
     twins = [
-        Twin(directories[0], OsFS(), durability),
-        Twin(directories[1], other, durability),
+        LogPair(directories[0], OsFS(), durability),
+        LogPair(directories[1], other, durability),
     ]
     try:
         for step in program:
@@ -793,13 +793,13 @@ def test_both_ways_leave_the_same_files(
                 )
                 assert twins[1].do(one) == mine
             assert facts(twins[0].log) == facts(twins[1].log)
-        for twin in twins:
-            twin.log.close()
+        for pair in twins:
+            pair.log.close()
         assert files(twins[0].log) == files(twins[1].log)
     finally:
-        for twin in twins:
-            twin.log.close()
-            shutil.rmtree(os.path.dirname(twin.path))
+        for pair in twins:
+            pair.log.close()
+            shutil.rmtree(os.path.dirname(pair.path))
 
 
 leader_steps = st.one_of(
@@ -823,7 +823,7 @@ copy_steps = st.one_of(
 )
 
 
-class Copy(Twin):
+class Copy(LogPair):
     """A log that follows another one."""
 
     def open(self) -> logcore.Log:
@@ -984,29 +984,29 @@ def test_both_kernels_note_the_same_of_a_batch(
     for kind in (ActiveSegment, PlainSegment):
         disk = SimulatedDisk({"t-0": None})
         segment = kind(disk, "t-0", 7, LogConfig.parse(config), create=True)
-        told = list[Any]()
+        reported = list[Any]()
         ends = list(itertools.accumulate((size for size, _ in batches), initial=0))
         rows = [
             (at, size, 7 + slot, time)
             for slot, (at, (size, time)) in enumerate(zip(ends, batches, strict=False))
         ]
         for row in rows[:first]:
-            told.append(segment.is_full(row[1], row[3], row[2], T0))
+            reported.append(segment.is_full(row[1], row[3], row[2], T0))
             segment.record_batch(*row)
-            told.append([getattr(segment, name) for name in FIELDS])
+            reported.append([getattr(segment, name) for name in FIELDS])
         segment.record_batches(0, rows[first:])
-        told.append([getattr(segment, name) for name in FIELDS])
-        told += [
+        reported.append([getattr(segment, name) for name in FIELDS])
+        reported += [
             bytes(index.data) for index in (segment.offset_index, segment.time_index)
         ]
-        told.append(
+        reported.append(
             {
                 path: data
                 for path, data in disk.files().items()
                 if not path.endswith(".log")
             }
         )
-        noted.append(told)
+        noted.append(reported)
     assert noted[0] == noted[1]
 
 

@@ -21,7 +21,7 @@ from support.interrupting import Interrupt
 SECONDS = 300
 
 
-class World:
+class Trial:
     """A combiner with recorded operations.
 
     taken: the operations by number, in the order of execution.
@@ -105,70 +105,70 @@ class World:
 
 
 def test_one_thread_syncs_for_all() -> None:
-    world = World()
-    world.start(0, waits_for=6)
+    trial = Trial()
+    trial.start(0, waits_for=6)
     for number in range(1, 7):
-        world.start(number)
-    world.join()
-    assert world.taken == [0, 1, 2, 3, 4, 5, 6], "in the order of the requests"
-    assert world.results == dict.fromkeys(range(7))
-    assert world.finished == [7]
-    assert world.syncs == 1
+        trial.start(number)
+    trial.join()
+    assert trial.taken == [0, 1, 2, 3, 4, 5, 6], "in the order of the requests"
+    assert trial.results == dict.fromkeys(range(7))
+    assert trial.finished == [7]
+    assert trial.syncs == 1
 
 
 def test_operations_queued_during_a_sync_are_combined_by_the_first() -> None:
-    world = World()
+    trial = Trial()
 
     def settle() -> None:
-        if not world.syncs:
+        if not trial.syncs:
             for number in (1, 2):
-                world.start(number)
-        world.settle()
+                trial.start(number)
+        trial.settle()
 
-    world.combined._wait_until_durable = settle
-    world.ask(0)
-    world.join()
-    assert world.taken == [0, 1, 2]
-    assert world.results == dict.fromkeys(range(3))
-    assert world.syncs == 2
+    trial.combined._wait_until_durable = settle
+    trial.ask(0)
+    trial.join()
+    assert trial.taken == [0, 1, 2]
+    assert trial.results == dict.fromkeys(range(3))
+    assert trial.syncs == 2
 
 
 def test_error_is_raised_in_the_thread_of_its_operation() -> None:
-    world = World()
+    trial = Trial()
     wrong = ValueError("wrong")
-    world.start(0, waits_for=2)
-    world.start(1, error=wrong)
-    world.start(2)
-    world.join()
-    assert world.results == {0: None, 1: wrong, 2: None}
+    trial.start(0, waits_for=2)
+    trial.start(1, error=wrong)
+    trial.start(2)
+    trial.join()
+    assert trial.results == {0: None, 1: wrong, 2: None}
 
 
 @pytest.mark.parametrize("moment", ["step", "sync"])
 def test_signal_handler_can_enqueue_in_the_combiner_thread(moment: str) -> None:
-    world = World()
+    trial = Trial()
     handled: list[str] = []
 
     def handle(now: str) -> None:
         if now == moment and not handled:
             handled.append(now)
-            world.ask(7)
+            trial.ask(7)
 
     def settle() -> None:
         handle("sync")
-        world.settle()
+        trial.settle()
 
     def step() -> None:
         handle("step")
-        world.taken.append(0)
+        trial.taken.append(0)
 
-    world.combined._wait_until_durable = settle
-    thread = threading.Thread(target=world.combined.take, args=(step,), daemon=True)
-    world.threads.append(thread)
+    trial.combined._wait_until_durable = settle
+    thread = threading.Thread(target=trial.combined.take, args=(step,), daemon=True)
+    trial.threads.append(thread)
     thread.start()
-    world.join()
+    trial.join()
     assert handled == [moment]
-    assert sorted(world.taken) == [0, 7]
-    assert world.results == {7: None}
+    assert sorted(trial.taken) == [0, 7]
+    assert trial.results == {7: None}
 
 
 def test_second_wake_has_no_effect() -> None:
@@ -191,22 +191,22 @@ def test_interrupt_at_any_line_leaves_no_thread_waiting(
     is_met = True
     while is_met:
         nth += 1
-        world = World()
+        trial = Trial()
         trace = Interrupt(nth, module.__file__)
         traces = {interrupted: trace}
         for number in range(3):
-            world.start(number, waits_for=2 - number, trace=traces.get(number))
-        world.join()
-        world.ask(3)
-        world.ask(4)
+            trial.start(number, waits_for=2 - number, trace=traces.get(number))
+        trial.join()
+        trial.ask(3)
+        trial.ask(4)
         is_met = trace.left <= 0
-        assert world.results[3] is None
-        assert world.results[4] is None
-        assert len(world.taken) == len(set(world.taken)), f"line {nth}: taken twice"
-        for number, result in world.results.items():
+        assert trial.results[3] is None
+        assert trial.results[4] is None
+        assert len(trial.taken) == len(set(trial.taken)), f"line {nth}: taken twice"
+        for number, result in trial.results.items():
             if number == interrupted and is_met:
                 assert isinstance(result, KeyboardInterrupt)
             else:
                 assert result is None or isinstance(result, DurabilityUnknownError)
-                assert result is not None or number in world.taken
+                assert result is not None or number in trial.taken
     assert nth > 8

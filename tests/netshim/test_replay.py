@@ -696,7 +696,7 @@ def test_values_of_a_machine_are_not_compared() -> None:
 def test_sessions_of_a_recording_become_full_fetches() -> None:
     """A fetch of a session cannot be sent again while the other broker is slower."""
     kind = wire.FETCH.Request.Topic
-    told = wire.FETCH.Response.Topic
+    reported = wire.FETCH.Response.Topic
     one = recordbatch.encode([(None, b"1")], now_ms=1)
     requests = [(0, 0, {0: 0, 1: 0}), (7, 1, {0: 1}), (7, 2, {}), (7, -1, {})]
     responses = [{0: one, 1: b""}, {}, {1: one}, None]
@@ -716,12 +716,12 @@ def test_sessions_of_a_recording_become_full_fetches() -> None:
         payload = wire.encode_request(wire.FETCH, 11, at, "me", request)
         records.append(TrafficRecord(TrafficKind.REQUEST, False, 1, at, payload))
         answered = [
-            told.Partition(partition_index=number, high_watermark=1, records=data)
+            reported.Partition(partition_index=number, high_watermark=1, records=data)
             for number, data in (found or {}).items()
         ]
         response = wire.FETCH.Response(
             session_id=0 if found is None else 7,
-            responses=[told(topic="t", partitions=answered)] if answered else [],
+            responses=[reported(topic="t", partitions=answered)] if answered else [],
         )
         pieces = wire.encode_response(wire.FETCH, 11, at, response)
         payload = b"".join(bytes(piece) for piece in pieces)

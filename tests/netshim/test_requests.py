@@ -79,8 +79,10 @@ def test_requests_that_wait_for_a_log_keep_their_order_and_their_bytes(
     ]
     bench.run()
     for number, answer in enumerate(answers):
-        told = bench.read(wire.PRODUCE, 9, answer).responses[0].partition_responses
-        assert [(one.error_code, one.base_offset) for one in told] == [(0, number)] * 3
+        reported = bench.read(wire.PRODUCE, 9, answer).responses[0].partition_responses
+        assert [(one.error_code, one.base_offset) for one in reported] == [
+            (0, number)
+        ] * 3
     for partition in range(3):
         log = bench.logdir.partition("t", partition)
         assert [record.value for record in log.read(0)] == [
@@ -190,8 +192,10 @@ def test_log_that_cannot_be_opened_is_reported_and_others_are_served(
 ) -> None:
     bench.logdir.create_topic("t", partitions=2)
     shutil.rmtree(f"{bench.logdir.path}/t-0")
-    told = bench.ask(wire.FETCH, 11, bench.fetches(range(3))).responses[0].partitions
-    assert [one.error_code for one in told] == [
+    reported = (
+        bench.ask(wire.FETCH, 11, bench.fetches(range(3))).responses[0].partitions
+    )
+    assert [one.error_code for one in reported] == [
         codes.KAFKA_STORAGE_ERROR,
         codes.NONE,
         codes.UNKNOWN_TOPIC_OR_PARTITION,
@@ -446,10 +450,10 @@ def test_refused_batch_lists_its_invalid_records(
         (None, b"3", (), future),
     ]
     bench.logdir.create_topic("t", config=config)
-    told = bench.produce(encode(rows, codec=codec))
-    assert (told.error_code, told.base_offset) == (code, -1)
-    assert [one.batch_index for one in told.record_errors] == wrong
-    assert all(one.batch_index_error_message for one in told.record_errors)
+    reported = bench.produce(encode(rows, codec=codec))
+    assert (reported.error_code, reported.base_offset) == (code, -1)
+    assert [one.batch_index for one in reported.record_errors] == wrong
+    assert all(one.batch_index_error_message for one in reported.record_errors)
     assert bench.logdir.partition("t", 0).log_end_offset == 0
     assert bench.produce(encode(rows, codec=codec), version=7).error_code == code, (
         "which has no field for them"
@@ -485,8 +489,8 @@ def test_of_two_batches_for_a_partition_in_one_request_the_last_counts(
     request.topic_data[0].partition_data += (
         bench.produces(batch_of(b"second")).topic_data[0].partition_data
     )
-    (told,) = bench.ask(wire.PRODUCE, 9, request).responses[0].partition_responses
-    assert (told.error_code, told.base_offset) == (0, 0)
+    (reported,) = bench.ask(wire.PRODUCE, 9, request).responses[0].partition_responses
+    assert (reported.error_code, reported.base_offset) == (0, 0)
     assert [record.value for record in bench.logdir.partition("t", 0).read(0)] == [
         b"second"
     ]
@@ -549,19 +553,22 @@ def test_every_error_of_the_library_that_names_a_code_of_kafkas_gets_it() -> Non
 def test_error_texts_name_no_folder_of_the_server(bench: Bench) -> None:
     bench.logdir.create_topic("t", partitions=2)
     shutil.rmtree(f"{bench.logdir.path}/t-1")
-    told = (
+    reported = (
         bench.ask(wire.PRODUCE, 9, bench.produces(batch_of(b"v"), partitions=2))
         .responses[0]
         .partition_responses[1]
     )
-    assert told.error_code == codes.KAFKA_STORAGE_ERROR and "t-1" in told.error_message
+    assert (
+        reported.error_code == codes.KAFKA_STORAGE_ERROR
+        and "t-1" in reported.error_message
+    )
     topics = wire.CREATE_TOPICS.Request
     made = topics.Topic(name="t", num_partitions=1, replication_factor=1)
     refused = bench.ask(
         wire.CREATE_TOPICS, 4, topics(topics=[made], timeout_ms=1)
     ).topics[0]
     assert refused.error_code == codes.TOPIC_ALREADY_EXISTS
-    for text in (told.error_message, refused.error_message):
+    for text in (reported.error_message, refused.error_message):
         assert not any(
             part in text for part in Path(bench.logdir.path).parts[:-1] if len(part) > 1
         ), text
@@ -623,10 +630,10 @@ def test_a_connection_has_a_bounded_number_of_topics_made(tmp_path: Path) -> Non
         request = wire.METADATA.Request
         body = request(topics=[request.Topic(name=name) for name in names])
         frame = memoryview(wire.encode_request(wire.METADATA, 9, 1, "test", body))[4:]
-        told = Bench.read(
+        reported = Bench.read(
             wire.METADATA, 9, bench.broker.handle(session, frame, bench.now_ms)
         )
-        return [topic.error_code for topic in told.topics]
+        return [topic.error_code for topic in reported.topics]
 
     first = ClientSession("127.0.0.1", 9092, "127.0.0.1")
     refused = codes.POLICY_VIOLATION
@@ -721,10 +728,10 @@ def test_a_topic_that_is_named_twice_is_not_deleted(bench: Bench, version: int) 
             *topics,
             request.Topic(name=None, topic_id=bench.logdir.topic_id("by").bytes),
         ]
-    told = bench.ask(wire.DELETE_TOPICS, version, body).responses
-    refused = {one.name for one in told if one.error_code == codes.INVALID_REQUEST}
+    reported = bench.ask(wire.DELETE_TOPICS, version, body).responses
+    refused = {one.name for one in reported if one.error_code == codes.INVALID_REQUEST}
     assert refused == ({"twice"} if version == 5 else {"twice", "by"})
-    assert [one.name for one in told].count("twice") == 1
+    assert [one.name for one in reported].count("twice") == 1
     assert bench.logdir.topics() == ["by", "twice"]
 
 
@@ -732,13 +739,13 @@ def test_sizes_of_the_log_directory(bench: Bench) -> None:
     bench.logdir.create_topic("t")
     bench.produce(batch_of(b"v" * 1_000))
     request = wire.DESCRIBE_LOG_DIRS.Request
-    (told,) = bench.ask(wire.DESCRIBE_LOG_DIRS, 4, request(topics=None)).results
+    (reported,) = bench.ask(wire.DESCRIBE_LOG_DIRS, 4, request(topics=None)).results
     assert (
-        told.topics[0].partitions[0].partition_size
+        reported.topics[0].partitions[0].partition_size
         == bench.logdir.size_bytes("t", 0)
         > 1_000
     )
-    assert told.total_bytes > told.usable_bytes > 0
+    assert reported.total_bytes > reported.usable_bytes > 0
 
 
 @pytest.mark.parametrize(
@@ -840,8 +847,8 @@ def test_a_fetch_waits_for_each_of_its_partitions(
         else:
             bench.logdir.partition("t", appended).append(b"v")
             bench.broker.tick(bench.now_ms)
-    told = bench.read(wire.FETCH, 11, answer).responses[0].partitions
-    assert [bool(one.records) for one in told] == [
+    reported = bench.read(wire.FETCH, 11, answer).responses[0].partitions
+    assert [bool(one.records) for one in reported] == [
         number == appended for number in range(3)
     ]
 
@@ -859,8 +866,8 @@ def test_a_fetch_keeps_to_its_bytes_over_all_partitions(
         bench.ask(wire.PRODUCE, 9, bench.produces(batch_of(b"v"), partitions=3))
     request = bench.fetches(range(3))
     request.max_bytes = max_bytes
-    told = bench.ask(wire.FETCH, 11, request).responses[0].partitions
-    assert [len(one.records or b"") for one in told] == expected
+    reported = bench.ask(wire.FETCH, 11, request).responses[0].partitions
+    assert [len(one.records or b"") for one in reported] == expected
 
 
 def test_unknown_topic_ids_cost_one_look_at_the_topics(
@@ -884,8 +891,10 @@ def test_unknown_topic_ids_cost_one_look_at_the_topics(
         request.Topic(topic_id=bytes([number]) * 16, partitions=[part])
         for number in range(1, 51)
     ]
-    told = bench.ask(wire.FETCH, 13, request(topics=unknown)).responses
-    assert {each.partitions[0].error_code for each in told} == {codes.UNKNOWN_TOPIC_ID}
+    reported = bench.ask(wire.FETCH, 13, request(topics=unknown)).responses
+    assert {each.partitions[0].error_code for each in reported} == {
+        codes.UNKNOWN_TOPIC_ID
+    }
     assert looks <= 1
     before = state.topic_ids.id_of("t")
     assert state.topic_ids.name_of(before) == "t"
@@ -918,8 +927,8 @@ def test_waiting_fetch_is_answered_when_its_offset_is_deleted(bench: Bench) -> N
         bench.ask(wire.DELETE_RECORDS, 2, body).topics[0].partitions[0].low_watermark
         == 1
     )
-    told = bench.read(wire.FETCH, 11, answer).responses[0].partitions[0]
-    assert told.error_code == codes.OFFSET_OUT_OF_RANGE
+    reported = bench.read(wire.FETCH, 11, answer).responses[0].partitions[0]
+    assert reported.error_code == codes.OFFSET_OUT_OF_RANGE
 
 
 def test_fetch_counts_bytes_that_a_sync_makes_readable(tmp_path: Path) -> None:

@@ -344,15 +344,15 @@ def kafka(kafka_factory: Callable[..., Any]) -> Any:
 
 def test_consumer_protocol_is_not_advertised(kafka: Any) -> None:
     with contextlib.closing(Client(kafka.server.port)) as client:
-        told = client.ask(wire.API_VERSIONS, 3, wire.API_VERSIONS.Request(
+        reported = client.ask(wire.API_VERSIONS, 3, wire.API_VERSIONS.Request(
             client_software_name="t", client_software_version="1"
         ))  # fmt: skip
-        keys = {each.api_key for each in told.api_keys}
+        keys = {each.api_key for each in reported.api_keys}
         assert (
             wire.CONSUMER_GROUP_HEARTBEAT.key not in keys
             and wire.JOIN_GROUP.key in keys
         )
-        assert {each.name for each in told.finalized_features} == {
+        assert {each.name for each in reported.finalized_features} == {
             "transaction.version"
         }
     with (
@@ -472,8 +472,8 @@ def test_transaction_queries_during_another_turn_block_no_client(
             for _ in range(3):  # the loop has begun the earlier requests and continues
                 assert other.ask(wire.METADATA, 1, wire.METADATA.Request()).brokers
         assert len(first.answer(lists, 0).transaction_states) == 1
-        told = second.answer(describes, 0).transaction_states
-        assert [each.error_code for each in told] == [
+        reported = second.answer(describes, 0).transaction_states
+        assert [each.error_code for each in reported] == [
             0,
             codes.TRANSACTIONAL_ID_NOT_FOUND,
         ]

@@ -25,7 +25,7 @@ from netshim import wire
 from support.simulated_disk_broker import SimulatedDiskBroker
 
 
-class Life:
+class ProducerHistory:
     """A producer that writes a number to two partitions, with an offset of the same
     number, in each turn.
 
@@ -46,7 +46,7 @@ class Life:
     def begin(self, disk: SimulatedDisk) -> SimulatedDiskBroker:
         return SimulatedDiskBroker(disk, disk.now_ms(), self.durability)
 
-    def live(self, disk: SimulatedDisk, promise: Any) -> None:
+    def run_history(self, disk: SimulatedDisk, promise: Any) -> None:
         bench = self.begin(disk)
         for name, count in (("t", 2), ("in", 1)):
             if name not in bench.logdir:
@@ -200,17 +200,23 @@ def judge(promised: list[Any], recovered: dict[str, Any]) -> None:
 
 @pytest.mark.long
 def test_no_crash_splits_loses_or_hangs_a_transaction() -> None:
-    report = explore(Life(2, turns=(1,)).live, recover, judge, limit=8, again_every=0)
+    report = explore(
+        ProducerHistory(2, turns=(1,)).run_history,
+        recover,
+        judge,
+        limit=8,
+        again_every=0,
+    )
     assert report.states > 50
 
 
-def life_by_number(number: int) -> Life:
+def life_by_number(number: int) -> ProducerHistory:
     """Return a life of one to four random turns, in either protocol version and with
     either durability policy that makes promises.
     """
     chance = random.Random(number)
     turns = tuple(chance.sample(range(1, 13), chance.randint(1, 4)))
-    return Life(1 + number % 2, turns, ("group", "always")[number // 2 % 2])
+    return ProducerHistory(1 + number % 2, turns, ("group", "always")[number // 2 % 2])
 
 
 @pytest.mark.slow
@@ -221,7 +227,7 @@ def test_no_crash_damages_a_transaction_in_many_histories() -> None:
     number = int(os.environ.get("LOGCORE_TRANSACTION_LIFE", "0"))
     while states < goal:
         states += explore(
-            life_by_number(number).live, recover, judge, limit=200, again_every=0
+            life_by_number(number).run_history, recover, judge, limit=200, again_every=0
         ).states
         number += 1
         print(f"{states} of {goal} states after life {number}", flush=True)
@@ -245,8 +251,12 @@ def test_no_crash_hangs_a_transaction_without_a_record(
     """Under "os" a power cut may keep the records of a transaction and lose the record
     of the coordinator.
     """
-    life = Life(version, turns=(1,) if limit == 4 else (1, 2, 3), durability="os")
-    report = explore(life.live, recover, judge_open_ends, limit=limit, again_every=0)
+    history = ProducerHistory(
+        version, turns=(1,) if limit == 4 else (1, 2, 3), durability="os"
+    )
+    report = explore(
+        history.run_history, recover, judge_open_ends, limit=limit, again_every=0
+    )
     assert report.states > 50
 
 
@@ -255,7 +265,9 @@ def test_no_crash_hangs_a_transaction_without_a_record(
 def test_no_crash_splits_loses_or_hangs_a_transaction_in_either_version(
     version: int,
 ) -> None:
-    explore(Life(version).live, recover, judge, limit=500, again_every=10)
+    explore(
+        ProducerHistory(version).run_history, recover, judge, limit=500, again_every=10
+    )
 
 
 def live_with_a_failure(operation: str, at: int, version: int) -> bool:
@@ -270,7 +282,7 @@ def live_with_a_failure(operation: str, at: int, version: int) -> bool:
     disk.faults = FaultPlan(Fault(operation, errno.EIO, path="*.log", at=at, times=1))
     brokers: list[SimulatedDiskBroker] = []
 
-    class Failing(Life):
+    class Failing(ProducerHistory):
         def begin(self, disk: SimulatedDisk) -> SimulatedDiskBroker:
             brokers.append(super().begin(disk))
             return brokers[0]
@@ -278,7 +290,7 @@ def live_with_a_failure(operation: str, at: int, version: int) -> bool:
     # A refused request, or one that waits forever, raises an AssertionError in the
     # life. The promises made before it count.
     with contextlib.suppress(AssertionError, LogcoreError):
-        Failing(version, (1, 2, 3)).live(disk, promised.append)
+        Failing(version, (1, 2, 3)).run_history(disk, promised.append)
     has_failed = bool(disk.faults.hits)
     disk.faults = FaultPlan()
     (bench,) = brokers

@@ -366,8 +366,8 @@ def test_texts_that_no_record_could_hold_are_refused(
         partition_index=0, committed_offset=3
     )
     topics = [wire.OFFSET_COMMIT.Request.Topic(name="t", partitions=[part])]
-    told = broker.ask(wire.OFFSET_COMMIT, 8, group_id="g" * 40_000, topics=topics)
-    assert told.topics[0].partitions[0].error_code == codes.INVALID_GROUP_ID
+    reported = broker.ask(wire.OFFSET_COMMIT, 8, group_id="g" * 40_000, topics=topics)
+    assert reported.topics[0].partitions[0].error_code == codes.INVALID_GROUP_ID
 
 
 def test_a_marker_ends_the_offsets_of_its_own_partition_alone(
@@ -389,13 +389,13 @@ def test_a_marker_ends_the_offsets_of_its_own_partition_alone(
         transaction_result=False,
         topics=[marker_type.Topic(name=OFFSETS_TOPIC, partition_indexes=[0])],
     )
-    (told,) = (
+    (reported,) = (
         broker.ask(wire.WRITE_TXN_MARKERS, 1, markers=[marker])
         .markers[0]
         .topics[0]
         .partitions
     )
-    assert told.error_code == 0
+    assert reported.error_code == 0
     assert fetch_offset(broker, is_strict=True, group=groups[0]) == (0, -1)
     assert (
         fetch_offset(broker, is_strict=True, group=groups[1])[0]
@@ -593,13 +593,17 @@ def test_topic_deleted_during_a_request_is_unknown(
         partition_index=0, committed_offset=3
     )
     topics = [wire.OFFSET_COMMIT.Request.Topic(name="t", partitions=[part])]
-    told = broker.ask(wire.OFFSET_COMMIT, 7, group_id="g", topics=topics)
-    assert told.topics[0].partitions[0].error_code == gone
+    reported = broker.ask(wire.OFFSET_COMMIT, 7, group_id="g", topics=topics)
+    assert reported.topics[0].partitions[0].error_code == gone
     chosen = wire.ELECT_LEADERS.Request.Topic(topic="t", partitions=[0])
-    told = broker.ask(wire.ELECT_LEADERS, 2, topic_partitions=[chosen], timeout_ms=1)
-    assert told.replica_election_results[0].partition_result[0].error_code == gone
-    told = broker.ask(wire.METADATA, 9, topics=[wire.METADATA.Request.Topic(name="t")])
-    assert told.topics[0].error_code == gone
+    reported = broker.ask(
+        wire.ELECT_LEADERS, 2, topic_partitions=[chosen], timeout_ms=1
+    )
+    assert reported.replica_election_results[0].partition_result[0].error_code == gone
+    reported = broker.ask(
+        wire.METADATA, 9, topics=[wire.METADATA.Request.Topic(name="t")]
+    )
+    assert reported.topics[0].error_code == gone
 
 
 def test_transaction_state_topic_cannot_be_deleted(
@@ -667,13 +671,16 @@ def test_responses_to_admin_tools(broker: SimulatedDiskBroker) -> None:
         producer_epoch=who[1],
         topics=[marker_type.Topic(name="t", partition_indexes=[0, 7])],
     )
-    told = (
+    reported = (
         broker.ask(wire.WRITE_TXN_MARKERS, 1, markers=[marker])
         .markers[0]
         .topics[0]
         .partitions
     )
-    assert [each.error_code for each in told] == [0, codes.UNKNOWN_TOPIC_OR_PARTITION]
+    assert [each.error_code for each in reported] == [
+        0,
+        codes.UNKNOWN_TOPIC_OR_PARTITION,
+    ]
     assert broker.logdir.partition("t", 0).last_stable_offset == 2
 
 
@@ -714,13 +721,13 @@ def test_a_marker_that_no_producer_could_have_is_refused_and_no_failure_of_a_dis
     marker = marker_type(
         producer_id=-5, topics=[marker_type.Topic(name="t", partition_indexes=[0])]
     )
-    (told,) = (
+    (reported,) = (
         broker.ask(wire.WRITE_TXN_MARKERS, 1, markers=[marker])
         .markers[0]
         .topics[0]
         .partitions
     )
-    assert told.error_code == codes.INVALID_RECORD
+    assert reported.error_code == codes.INVALID_RECORD
     assert [
         record.message for record in caplog.records if record.levelname == "ERROR"
     ] == []

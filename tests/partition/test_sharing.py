@@ -642,8 +642,8 @@ def test_truncation_lowers_the_recovery_point_saved_by_another_writer(
         with open_shared(path) as one:
             one.append_many([(None, b"%d" % number) for number in range(10)])
         other.truncate(5)
-        noted = (path.parent / "recovery-point-offset-checkpoint").read_text()
-        assert noted == "0\n1\nt 0 5\n"
+        recorded = (path.parent / "recovery-point-offset-checkpoint").read_text()
+        assert recorded == "0\n1\nt 0 5\n"
 
 
 def test_compaction_keeps_its_files_when_another_writer_compacts(path: Path) -> None:

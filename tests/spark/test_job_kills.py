@@ -245,8 +245,8 @@ def test_fifty_kills(scene: Round) -> None:
                 broker.kill()
                 broker = None
             kills[victim, moment] += 1
-            for told in job.steps.glob("*.*.[0-9]*"):
-                told.unlink(missing_ok=True)
+            for reported in job.steps.glob("*.*.[0-9]*"):
+                reported.unlink(missing_ok=True)
     finally:
         if broker is not None:
             broker.kill()

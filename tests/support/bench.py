@@ -127,12 +127,12 @@ class Bench:
         checking that the broker accepts each request with the current epoch.
         """
         metadata = wire.METADATA.Request
-        told = (
+        reported = (
             self.ask(wire.METADATA, 9, metadata(topics=[metadata.Topic(name=topic)]))
             .topics[0]
             .partitions[0]
         )
-        epoch = told.leader_epoch
+        epoch = reported.leader_epoch
         assert self.fetch(0, topic, current_leader_epoch=epoch).error_code == 0
         offsets = wire.LIST_OFFSETS.Request
         part = offsets.Topic.Partition(
