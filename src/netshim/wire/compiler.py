@@ -25,6 +25,7 @@ from netshim.wire.fields import NO_UUID, Field, Struct
 #: One or several stored pieces of a response, which are sent unchanged.
 Buffer = bytes | bytearray | memoryview
 
+#: Types of fixed size, with their codes of the struct module.
 _FIXED: Final = {
     "bool": "?",
     "int8": "b",
@@ -40,7 +41,7 @@ _FIXED: Final = {
 
 class Malformed(Exception):
     """Raised by generated code and its helpers. codec.Message.decode() converts it to a
-    ProtocolError.
+    ProtocolError, which also contains the field and the position.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ def encode_varint(value: int) -> bytes:
 def decode_varint(data: bytes | memoryview, pos: int) -> tuple[int, int]:
     """Return an unsigned varint and the position after it."""
     value = 0
+    # An IndexError at the end of the data is an error of the peer too; see codec.py.
     for shift in (0, 7, 14, 21, 28):
         byte = data[pos]
         pos += 1
@@ -141,11 +143,13 @@ class _Packers(dict[int, Callable[..., bytes]]):
 
     def __missing__(self, count: int) -> Callable[..., bytes]:
         packer = struct.Struct(f">{count}{self._code}").pack
+        # Only these are stored, so that peers cannot make the dict grow.
         if count <= 256:
             self[count] = packer
         return packer
 
 
+#: Global names of generated code.
 _NAMESPACE: Final[dict[str, Any]] = {
     "Malformed": Malformed,
     "UV": _Varints((value, encode_varint(value)) for value in range(256)),
@@ -169,9 +173,13 @@ class _Source:
 
     def __init__(self, signature: str) -> None:
         self.lines = [signature]
+        #: For each line, the names of its field and of the structs around it.
         self.fields = [""]
+        #: The field for which code is generated now.
         self.path: list[str] = []
+        #: Indentation of the next line.
         self.depth = 1
+        #: Global names of the function: the common ones and its constants.
         self.names: dict[str, Any] = dict(_NAMESPACE)
         self._count = 0
 
@@ -180,10 +188,12 @@ class _Source:
         self.fields.append(".".join(self.path))
 
     def temporary(self, stem: str) -> str:
+        """Return an unused name of a variable. Structs inline would share names."""
         self._count += 1
         return f"{stem}{self._count}"
 
     def constant(self, stem: str, value: Any) -> str:
+        """Return the global name of an object, which generated code cannot spell."""
         for name, known in self.names.items():
             if known is value:
                 return name
@@ -232,6 +242,8 @@ class _Compiler:
 
     def smallest(self, field: Field, element: bool = False) -> int:
         """Return the fewest bytes of a field, or of one element of an array."""
+        # An empty array, bytes or text has only its count: a varint in flexible
+        # versions.
         if field.is_array and not element:
             if self.flexible:
                 return 1
@@ -242,6 +254,7 @@ class _Compiler:
             inner = sum(
                 self.smallest(inner) for inner in field.struct.present(self.version)
             )
+            # A struct of a flexible version ends with its tagged section.
             return inner + self.flexible
         if field.type in _FIXED:
             return struct.calcsize(">" + _FIXED[field.type])
@@ -267,6 +280,7 @@ class Decoder(_Compiler):
 
     def __init__(self, shape: Struct, version: int, flexible: bool) -> None:
         super().__init__(shape, version, flexible, "def decode(data, pos, size, left):")
+        #: Variables of the collected fields, and their format.
         self.targets: list[str] = []
         self.format = ">"
         value = self.source.temporary("v")
@@ -293,6 +307,7 @@ class Decoder(_Compiler):
         self.add(f"{value} = new({self.source.constant('C', shape.cls)})")
         present = shape.present(self.version)
         tagged = self.tagged(shape)
+        # Fields that this version does not have, and tagged fields, keep their defaults.
         for field in shape.fields:
             if field not in present:
                 self.add(f"{value}.{field.name} = {self.default(field)}")
@@ -318,6 +333,7 @@ class Decoder(_Compiler):
 
     def tags(self, tagged: list[Field], value: str) -> None:
         if not tagged:
+            # Usually the section is empty: one byte, which is 0.
             with self.block("if data[pos]:"):
                 self.add("pos = skip_tags(data, pos, size)")
             with self.block("else:"):
