@@ -294,10 +294,10 @@ def test_a_second_forwarder_without_transactions_is_refused(
     Forwarder(data, cluster.client(), at_least_once=True, fs=disk).close()
 
 
-def test_a_transaction_that_took_too_long_is_no_takeover(
+def test_transaction_timeout_is_not_taken_for_a_takeover(
     data: logcore.LogDir, cluster: ModelCluster, disk: SimulatedDisk
 ) -> None:
-    """The machine slept in the middle: the cluster has aborted the transaction, and
+    """The machine was suspended during the transaction: the cluster has aborted it, and
     fenced its producer.
     """
     fill(data, 3)
@@ -313,7 +313,7 @@ def test_a_transaction_that_took_too_long_is_no_takeover(
     assert cluster.values(ORDERS) == numbers(0, 3)
 
 
-def test_a_cluster_that_is_away_is_waited_for(
+def test_shipper_waits_for_an_unavailable_cluster(
     data: logcore.LogDir, cluster: ModelCluster, disk: SimulatedDisk
 ) -> None:
     fill(data, 3)
@@ -333,7 +333,7 @@ def test_a_cluster_that_is_away_is_waited_for(
     assert cluster.values(ORDERS) == numbers(0, 3)
 
 
-def test_a_cluster_that_does_not_answer_in_the_middle_is_waited_for(
+def test_forwarder_waits_for_a_cluster_that_stops_answering(
     data: logcore.LogDir, cluster: ModelCluster, disk: SimulatedDisk
 ) -> None:
     fill(data, 3)
@@ -352,7 +352,7 @@ def test_a_cluster_that_does_not_answer_in_the_middle_is_waited_for(
 
 @pytest.mark.parametrize("at_least_once", [False, True])
 @pytest.mark.parametrize("bad", [0, 5, 9])
-def test_a_refused_record_stops_its_partition_alone(
+def test_refused_record_stops_only_its_partition(
     data: logcore.LogDir,
     cluster: ModelCluster,
     disk: SimulatedDisk,
@@ -382,7 +382,7 @@ def test_a_refused_record_stops_its_partition_alone(
 
 
 @pytest.mark.parametrize("at_least_once", [False, True])
-def test_a_refused_record_is_kept_with_its_origin(
+def test_refused_record_is_quarantined_with_its_origin(
     data: logcore.LogDir,
     cluster: ModelCluster,
     disk: SimulatedDisk,
@@ -427,7 +427,7 @@ def test_a_refused_record_is_kept_with_its_origin(
     assert "orders.dlq" not in cluster.counts, "a refused record is shipped"
 
 
-def test_a_refused_record_fails_a_run_when_the_others_are_shipped(
+def test_refused_record_fails_a_run_after_the_others_are_shipped(
     data: logcore.LogDir, cluster: ModelCluster, disk: SimulatedDisk
 ) -> None:
     data.create_topic("other")
@@ -473,8 +473,8 @@ def test_records_deleted_before_they_were_shipped_stop_the_partition(
 def test_a_topic_that_is_created_again_stops_the_partition(
     data: logcore.LogDir, cluster: ModelCluster, disk: SimulatedDisk
 ) -> None:
-    """The forwarder went on at its position in the old topic, and left the first
-    records of the new one out.
+    """The forwarder continued at its position in the old topic, and left out the first
+    records of the new one.
     """
     fill(data, 10)
     with Forwarder(data, cluster.client(), fs=disk) as forwarder:
@@ -487,7 +487,7 @@ def test_a_topic_that_is_created_again_stops_the_partition(
     assert cluster.values(ORDERS) == numbers(0, 10)
 
 
-def test_a_log_that_was_cut_stops_the_partition(
+def test_truncated_log_stops_the_partition(
     data: logcore.LogDir, cluster: ModelCluster, disk: SimulatedDisk
 ) -> None:
     fill(data, 10)
@@ -505,7 +505,7 @@ def test_a_log_that_was_cut_stops_the_partition(
 
 
 @pytest.mark.parametrize("at_least_once", [False, True])
-def test_a_log_that_was_cut_and_grew_again_stops_the_partition(
+def test_truncated_log_that_grew_again_stops_the_partition(
     data: logcore.LogDir,
     cluster: ModelCluster,
     disk: SimulatedDisk,
@@ -549,7 +549,7 @@ def test_shipped_records_may_be_deleted(
 
 
 @pytest.mark.parametrize("at_least_once", [False, True])
-def test_the_progress_of_one_cluster_means_nothing_for_another(
+def test_progress_of_another_cluster_is_refused(
     data: logcore.LogDir,
     cluster: ModelCluster,
     disk: SimulatedDisk,
@@ -582,7 +582,7 @@ def test_the_progress_of_one_cluster_means_nothing_for_another(
     ("on_lost", "values"),
     [("noted", numbers(0, 5)), ("start", numbers(0, 10) + numbers(10, 15))],
 )
-def test_progress_that_the_cluster_has_lost_is_not_made_up(
+def test_progress_that_the_cluster_has_lost_stops_the_partition(
     data: logcore.LogDir,
     cluster: ModelCluster,
     disk: SimulatedDisk,

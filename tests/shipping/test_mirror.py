@@ -190,8 +190,8 @@ def test_retention_that_passed_us_stops_the_partition(
 def test_a_remote_log_that_lost_its_end_stops_the_partition(
     data: logcore.LogDir, source: ModelSource, regrown: int
 ) -> None:
-    """Also when it has grown to our end again, and beyond it: our last records are
-    compared.
+    """The last local records are compared, even if the remote log has grown to the local
+    end again, or beyond it.
     """
     mirrored(data, source)
     before = here(data)
@@ -215,7 +215,7 @@ def test_a_remote_log_that_lost_its_end_stops_the_partition(
     assert epochs(data)[-1] == (1 if regrown else 0)
 
 
-def test_a_lost_record_whose_offset_holds_a_marker_now_is_missed(
+def test_lost_record_with_a_marker_at_its_offset_is_detected(
     data: logcore.LogDir, source: ModelSource
 ) -> None:
     mirrored(data, source)
@@ -227,7 +227,7 @@ def test_a_lost_record_whose_offset_holds_a_marker_now_is_missed(
         mirrored(data, source)
 
 
-def test_a_remote_log_that_lost_all_is_cut_to_nothing_if_wanted(
+def test_local_log_is_emptied_on_request_if_the_remote_log_is_empty(
     data: logcore.LogDir, source: ModelSource
 ) -> None:
     mirrored(data, source)
@@ -239,7 +239,7 @@ def test_a_remote_log_that_lost_all_is_cut_to_nothing_if_wanted(
     assert here(data) == there(source)
 
 
-def test_divergence_is_noticed_while_the_mirror_runs(
+def test_divergence_is_detected_while_the_mirror_runs(
     data: logcore.LogDir, source: ModelSource
 ) -> None:
     with Mirror(data, source, topics=["orders"], fs=source.disk) as mirror:
@@ -259,7 +259,7 @@ def test_log_that_begins_after_the_remote_end_is_not_truncated(
         mirrored(data, source, on_divergence="truncate")
 
 
-def test_a_topic_that_was_made_again_is_another_one(
+def test_recreated_topic_is_another_topic(
     data: logcore.LogDir, source: ModelSource
 ) -> None:
     mirrored(data, source)
@@ -283,7 +283,7 @@ def test_remote_compaction_is_no_divergence(
     assert here(data) == before + there(source)[-5:]
 
 
-def test_groups_come_with_their_offsets(
+def test_groups_are_mirrored_with_their_offsets(
     data: logcore.LogDir, source: ModelSource
 ) -> None:
     source.groups["billing"] = {ORDERS: 7}
@@ -313,7 +313,9 @@ def test_records_and_progress_are_one_transaction(
         mirrored(data, source, offsets="new")
 
 
-def test_several_topics_become_one(data: logcore.LogDir, source: ModelSource) -> None:
+def test_several_topics_are_mirrored_to_one(
+    data: logcore.LogDir, source: ModelSource
+) -> None:
     source.make("more")
     source.logs["more", 0].append(b"more")
     options: dict[str, Any] = {
@@ -331,7 +333,7 @@ def test_several_topics_become_one(data: logcore.LogDir, source: ModelSource) ->
 # -- errors ----------------------------------------------------------------------------
 
 
-def test_a_cluster_that_is_away_is_waited_for(
+def test_shipper_waits_for_an_unavailable_cluster(
     data: logcore.LogDir, source: ModelSource
 ) -> None:
     with Mirror(data, source, topics=["orders"], fs=source.disk) as mirror:
@@ -354,7 +356,7 @@ def test_a_missing_topic_is_an_error(data: logcore.LogDir, source: ModelSource) 
         mirror.run()
 
 
-def test_a_record_that_cannot_be_stored_stops_its_partition_or_is_kept(
+def test_unstorable_record_stops_its_partition_or_is_quarantined(
     disk: SimulatedDisk, source: ModelSource
 ) -> None:
     offsets = "new"
@@ -427,7 +429,7 @@ def test_settings_are_checked(data: logcore.LogDir, source: ModelSource) -> None
             Mirror(data, source, **{"topics": ["orders"], **options})
 
 
-def test_the_common_end_is_found_everywhere() -> None:
+def test_common_end_is_found_at_every_offset() -> None:
     for end in range(12):
         for common in range(end + 1):
             assert (
