@@ -248,7 +248,7 @@ def _reason(error: LogcoreError) -> str:
 
 
 @attrs.frozen
-class _Snapshot:
+class _FileSnapshot:
     """The metadata and the file names of a partition at one moment.
 
     The names are listed last, because a running writer moves all of them forward.
@@ -261,7 +261,7 @@ class _Snapshot:
     names: tuple[str, ...]
 
     @classmethod
-    def at(cls, fs: FS, directory: str) -> _Snapshot:
+    def at(cls, fs: FS, directory: str) -> _FileSnapshot:
         """Read the state of a partition now.
 
         Raises:
@@ -330,7 +330,7 @@ def _verify_partition(
     fs: FS, directory: str, *, only: str | None = None
 ) -> Iterator[Verdict]:
     try:
-        first = _Snapshot.at(fs, directory)
+        first = _FileSnapshot.at(fs, directory)
     except FileNotFoundError:
         return  # the partition was deleted
     known = set(first.bases)
@@ -360,9 +360,9 @@ def _verify_partition(
 def _settled(
     fs: FS,
     directory: str,
-    snapshot: _Snapshot,
+    snapshot: _FileSnapshot,
     path: str,
-    check: Callable[[_Snapshot], Iterable[Verdict]],
+    check: Callable[[_FileSnapshot], Iterable[Verdict]],
 ) -> list[Verdict]:
     """Return the verdicts on the file at `path`, in a partition that may be changing.
 
@@ -376,7 +376,7 @@ def _settled(
         if all(one.status == "ok" for one in found):
             break
         try:
-            later = _Snapshot.at(fs, directory)
+            later = _FileSnapshot.at(fs, directory)
         except FileNotFoundError:
             return []
         if later == snapshot and _identity(fs, path) == before:
@@ -399,7 +399,7 @@ def _identity(fs: FS, path: str) -> tuple[int, int] | None:
         return None
 
 
-def _verify_front(directory: str, snapshot: _Snapshot) -> Iterator[Verdict]:
+def _verify_front(directory: str, snapshot: _FileSnapshot) -> Iterator[Verdict]:
     """Judge the front of the log.
 
     The first segments, or all of them, may be missing.
@@ -485,7 +485,7 @@ def _verify_other(fs: FS, path: str, name: str, bases: set[int]) -> Verdict | No
 
 
 def _verify_segment(
-    fs: FS, directory: str, base: int, snapshot: _Snapshot
+    fs: FS, directory: str, base: int, snapshot: _FileSnapshot
 ) -> Iterator[Verdict]:
     """Judge a .log file and the other files of its segment, in one walk."""
     names = snapshot.files_of(base)
