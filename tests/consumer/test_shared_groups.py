@@ -646,3 +646,21 @@ def test_missing_unknown_or_mistyped_field_is_an_error() -> None:
                 continue
             # One element or name fewer may be another valid node.
             assert change == "missing", (at, change, key)
+
+
+def test_a_group_with_living_members_is_read_without_a_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step locks the group against all processes, and may write its node."""
+    with logcore.open_dir(tmp_path / "d", create=True, shared=True) as data:
+        data.create_topic("t")
+        with data.consumer(group_id="g") as consumer:
+            consumer.subscribe(["t"])
+            while not consumer.assignment():
+                consumer.poll(0.01)
+            groups = data.host.coordinators.groups(data)
+            assert isinstance(groups, SharedGroups)
+            monkeypatch.setattr(SharedGroups, "step", lambda *_: pytest.fail("a step"))
+            found = groups.get("g")
+            monkeypatch.undo()
+    assert found is not None and found.members
