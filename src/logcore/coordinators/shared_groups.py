@@ -343,7 +343,9 @@ class SharedGroups(ProcessGroups):
         with self._lock:
             node = self._peek(group_id)
             # The step removes dead members first, so that the copy has none of them.
-            if node is not None and (self._has_due_timeout(node) or any(self._dead(node))):
+            if node is not None and (
+                self._has_due_timeout(node) or any(self._dead(node))
+            ):
                 self.step(group_id, lambda coordinator, now_ms: ())
             with self._registry.holding(path):
                 value = b""
