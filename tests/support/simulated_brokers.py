@@ -451,6 +451,8 @@ class BrokerLife:
 
     def _maintained(self, result: Any) -> None:
         self._is_ticking = False
+        if isinstance(result, Exception) and not isinstance(result, LogcoreError):
+            self._world.complain(f"maintenance of broker {self.number}: {result!r}")
 
     def _guard(self, step: Callable[[], None]) -> None:
         try:
