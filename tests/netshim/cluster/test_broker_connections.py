@@ -155,8 +155,19 @@ def facts(tmp_path: Path) -> Iterator[SecurityFacts]:
         store.close()
 
 
+def publish(
+    server: netshim.Server, facts: SecurityFacts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Let a server use these facts, and read its own ones no more."""
+    monkeypatch.setattr(server.security, "refresh", lambda now_ms: None)
+    server.security.publish(facts)
+
+
 def test_a_broker_that_is_refused_reports_it_once(
-    facts: SecurityFacts, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    facts: SecurityFacts,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert facts.brokers is not None
     with netshim.serve(
@@ -176,7 +187,7 @@ def test_a_broker_that_is_refused_reports_it_once(
         assert facts.brokers.password not in caplog.text
         # Later it joins the cluster.
         server = alone.server
-        alone.call(lambda: server.security.publish(facts))
+        alone.call(lambda: publish(server, facts, monkeypatch))
         connection = connections.connect(2)
         assert caplog.text.count("logged in to broker 2 again") == 1
         principals = [peer.session.principal for peer in server._peers if peer.session]
@@ -188,7 +199,7 @@ def test_a_broker_that_is_refused_reports_it_once(
 
 
 def test_only_the_login_of_brokers_is_one_of_a_broker(
-    facts: SecurityFacts, tmp_path: Path
+    facts: SecurityFacts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It never expires: no client can delete it, and replication would stop briefly."""
     assert facts.brokers is not None
@@ -199,7 +210,7 @@ def test_only_the_login_of_brokers_is_one_of_a_broker(
     with netshim.serve(
         tmp_path / "data", listeners=["SASL_PLAINTEXT://127.0.0.1:0"], security=options
     ) as alone:
-        alone.call(lambda: alone.server.security.publish(facts))
+        alone.call(lambda: publish(alone.server, facts, monkeypatch))
         settings = choose("SASL_PLAINTEXT://127.0.0.1:1").client_settings(facts.brokers)
         connection = SourceConnection("127.0.0.1", alone.port, settings)
         for _ in range(20):  # for longer than the lifetime of an ordinary login
