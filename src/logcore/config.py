@@ -348,7 +348,7 @@ def _number(value: object, *, is_double: bool) -> float | None:
 
 
 #: Settings of logs that were created without settings. Kafka's default, seven days,
-#: would delete the records of users who do not know about retention.
+#: would delete records, although no retention was chosen.
 KEEPS_ALL: Final[Mapping[str, object]] = {"retention.ms": -1, "retention.bytes": -1}
 
 

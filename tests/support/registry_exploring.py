@@ -311,7 +311,7 @@ class RegistrySimulation:
             result = None if is_sure else UNKNOWN
             for path in self.paths:
                 history.append(
-                    Call("gone", path, (), session, -1, invoked, returned, result)
+                    Call("expire", path, (), session, -1, invoked, returned, result)
                 )
                 history.append(
                     Call("fence", path, (), session, -1, invoked, returned, result)
@@ -403,7 +403,7 @@ class RegistrySimulation:
         """
         return [
             Call(
-                "gone",
+                "expire",
                 path,
                 (),
                 session,

@@ -32,12 +32,12 @@ SILENT = ("RegistryLockedError",)
 class Call:
     """One operation on one node."""
 
-    #: create, get, set, delete, update, exists, gone or fence.
+    #: create, get, set, delete, update, exists, expire or fence.
     kind: str
     path: str
     #: See apply().
     arguments: tuple[Any, ...]
-    #: The session of the caller. For gone and fence, the session that ends.
+    #: The session of the caller. For expire and fence, the session that ends.
     session: str | None
     process: int
     invoked: int
@@ -63,15 +63,15 @@ def apply(
     call: Call, state: tuple[Any, frozenset[str], frozenset[str]]
 ) -> tuple[Any, Any]:
     """Return (result, next state) of the plain model."""
-    node, gone, fenced = state
+    node, expired, fenced = state
     kind = call.kind
-    if kind == "gone":
+    if kind == "expire":
         assert call.session is not None
         left = None if node is not None and node[2] == call.session else node
-        return None, (left, gone | {call.session}, fenced)
+        return None, (left, expired | {call.session}, fenced)
     if kind == "fence":
         assert call.session is not None
-        return None, (node, gone, fenced | {call.session})
+        return None, (node, expired, fenced | {call.session})
     if kind == "get":
         return ("NodeNotFoundError" if node is None else node), state
     if kind == "exists":
@@ -85,14 +85,14 @@ def apply(
         made = (value, 0, call.session if is_ephemeral else None)
         # A node of a session that has ended already is not returned.
         return 0, (
-            None if is_ephemeral and call.session in gone else made,
-            gone,
+            None if is_ephemeral and call.session in expired else made,
+            expired,
             fenced,
         )
     if kind == "update":
         tag = call.arguments[0]
         made = (tag, 0, None) if node is None else (node[0] + tag, node[1] + 1, node[2])
-        return made, (made, gone, fenced)
+        return made, (made, expired, fenced)
     if node is None:
         return "NodeNotFoundError", state
     value, version, session = node
@@ -100,9 +100,9 @@ def apply(
     if expected not in (-1, version):
         return "BadVersionError", state
     if kind == "delete":
-        return None, (None, gone, fenced)
+        return None, (None, expired, fenced)
     assert kind == "set"
-    return version + 1, ((call.arguments[0], version + 1, session), gone, fenced)
+    return version + 1, ((call.arguments[0], version + 1, session), expired, fenced)
 
 
 def fits(calls: Sequence[Call]) -> bool:
@@ -159,7 +159,7 @@ def wrong(calls: Sequence[Call]) -> str | None:
     over = {
         call.session: call.returned
         for call in calls
-        if call.kind == "gone" and call.result is not UNKNOWN
+        if call.kind == "expire" and call.result is not UNKNOWN
     }
     fenced = {
         call.session: call.returned
@@ -180,7 +180,7 @@ def wrong(calls: Sequence[Call]) -> str | None:
         ):
             return "fenced"
     winners = [call for call in calls if call.kind == "create" and call.result == 0]
-    endings = [call for call in calls if call.kind in ("delete", "gone")]
+    endings = [call for call in calls if call.kind in ("delete", "expire")]
     for one in winners:
         for other in winners:
             if (
@@ -200,7 +200,7 @@ def _moves_back(calls: Sequence[Call]) -> bool:
     """Return whether a process has read a lower version than before, within one
     incarnation of the node.
     """
-    endings = [call for call in calls if call.kind in ("delete", "gone")]
+    endings = [call for call in calls if call.kind in ("delete", "expire")]
     last: dict[int, Call] = {}
     for call in sorted(calls, key=lambda call: call.invoked):
         if call.kind != "get" or not isinstance(call.result, tuple):

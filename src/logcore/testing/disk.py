@@ -389,8 +389,9 @@ class SimulatedDisk(Environment, DiskLocks):
     def after_power_cut(self, rng: random.Random) -> SimulatedDisk:
         """Return one disk that a power cut now may leave, chosen by `rng`.
 
-        Each change that is not synced survives or is lost, in a third of the cases all of
-        them. This is faster than crash_states(), which lists all disks.
+        In a third of the cases, all changes that are not synced are lost, and in another
+        third, none of them. Otherwise a random part of them survives, and writes may be
+        torn. This is faster than crash_states(), which lists all disks.
         """
         self._read_all()
         moment = self._moment()
