@@ -275,6 +275,12 @@ MISTAKES: Final = (
         "        self._open_watermark_file()\n",
         "partition/test_following.py::test_crash_during_first_replicated_open_keeps_the_high_watermark",
     ),
+    Mistake(
+        "watermark_inside_a_recent_batch", "logcore/segment.py",
+        "        return self.find_recent(offset) > self.find_recent(offset - 1) >= 0\n",
+        "        return self.find_recent(offset) >= 0\n",
+        "partition/test_following.py::test_high_watermark_is_lowered_to_the_end_of_a_batch",
+    ),
     # -- recovery
     Mistake(
         "tail_copied_after_the_cut", "logcore/partition/recovery.py",

@@ -1003,6 +1003,13 @@ class ActiveSegment(GrowingSegment):
             position = super().find(offset)
         return position
 
+    def begins_recent_batch(self, offset: int) -> bool:
+        """Return whether a batch that was appended recently begins at an offset.
+
+        No file is read: a follower asks after each append, and a read takes 30 us.
+        """
+        return self.find_recent(offset) > self.find_recent(offset - 1) >= 0
+
     def start_position(self, offset: int) -> int:
         index = self.offset_index
         slot = index.find(offset - self.base_offset)

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 import logcore
 from logcore import cleaner
+from logcore.kernels import kernel
 from logcore.log import Log
 from logcore.metadata import checkpoint
 from logcore.partition.replication import restart_at
@@ -115,6 +116,34 @@ def test_high_watermark_of_replicated_log_is_moved_only_by_its_owner(
         assert log.high_watermark == 2, "without replication, durability moves it"
         with pytest.raises(logcore.InvalidConfigError, match="moved by its durability"):
             log.advance_high_watermark(1)
+
+
+@pytest.mark.parametrize("offset", range(11))
+def test_high_watermark_is_lowered_to_the_end_of_a_batch(
+    disk: SimulatedDisk, offset: int
+) -> None:
+    with open_replicated(disk, "/a/t-0") as log:
+        for count in (3, 1, 4, 2):
+            log.append_many([(None, b"x" * 60)] * count)
+        assert log.advance_high_watermark(offset) == max(
+            end for end in (0, 3, 4, 8, 10) if end <= offset
+        )
+
+
+@pytest.mark.skipif(
+    not kernel.__name__.endswith("_compiled"),
+    reason="the plain kernels keep no recent batches",
+)
+def test_high_watermark_at_a_recent_batch_reads_no_file(disk: SimulatedDisk) -> None:
+    """A follower gets the high watermark of one append with the records of the next."""
+    with open_replicated(disk, "/a/t-0") as log:
+        for number in range(3):
+            log.append(b"%d" % number)
+        disk.faults = FaultPlan(Fault("pread", errno.EIO))
+        assert log.advance_high_watermark(2) == 2
+        assert not disk.faults.hits
+        with pytest.raises(logcore.LogcoreError):
+            list(log.read(0))
 
 
 def test_follower_keeps_leader_epochs(disk: SimulatedDisk) -> None:

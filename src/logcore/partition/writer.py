@@ -1084,7 +1084,8 @@ class Writer(Appender):
                     expected=f"0 to {self.state.end}",
                     found=offset,
                 )
-            if self.state.visible < offset < self.state.end:
+            is_inside = self.state.visible < offset < self.state.end
+            if is_inside and not self.active.begins_recent_batch(offset):
                 # Lower the offset to the end of a batch.
                 offset, _ = batch_around(self.state.segments, offset)
             if offset > self.state.visible:
