@@ -238,7 +238,9 @@ class FastPath:
         may_wait = wait_ms > 0 and not self._state.is_stopping
         if session_fetch is not None:
             session_fetch.begin(now_ms)
-        response = self.read(request, session_fetch, key, log, may_wait=may_wait)
+        response = None
+        if request.replica < 0 or self._take_position(request, key, log):
+            response = self.read(request, session_fetch, key, log, may_wait=may_wait)
         if response is None:
             # The general path applies the request to the session again.
             if session_fetch is not None:
@@ -322,6 +324,21 @@ class FastPath:
             )
         return response
 
+    def _take_position(self, request: UsualFetch, key: Key, log: Log) -> bool:
+        """Take the position of a follower, once for each fetch.
+
+        Returns False if the general path must refuse the fetch. After a change of
+        replicas or leaders, the general path also answers a fetch that waits.
+        """
+        fetch = FollowerFetch(
+            request.replica,
+            request.replica_epoch,
+            request.leader_epoch,
+            request.offset,
+            request.last_epoch,
+        )
+        return self._state.leadership.follower_fetched(key, log, fetch) is None
+
     def _read_for_follower(
         self,
         request: UsualFetch,
@@ -333,16 +350,6 @@ class FastPath:
     ) -> list[Piece] | None:
         """Do what read() does for a follower, which gets records up to the log end."""
         leadership = self._state.leadership
-        fetch = FollowerFetch(
-            request.replica,
-            request.replica_epoch,
-            request.leader_epoch,
-            request.offset,
-            request.last_epoch,
-        )
-        # The general path refuses the fetch.
-        if leadership.follower_fetched(key, log, fetch) is not None:
-            return None
         state = log.host.writer.state
         if state.is_closed:
             return None

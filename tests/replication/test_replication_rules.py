@@ -298,7 +298,7 @@ def test_fetched_records_count_after_their_sync() -> None:
 def test_answer_counts_for_the_outstanding_fetch_only() -> None:
     book, fetch = fetching(follower_of())
     answer = FetchAnswer(records=["r"], high_watermark=11)
-    other = attrs.evolve(fetch)
+    other = fetch._replace()
     assert following.answered(book, other, answer, (-1, -1)) == (book, [])
     longer = following.changed_log(book, 0, 12, 5)
     assert following.answered(longer, fetch, answer, (-1, -1)) == (longer, [])

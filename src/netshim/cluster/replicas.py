@@ -158,6 +158,8 @@ class ClusterReplicas(Leadership):
         self._on_failure = on_failure
         self._waits = local.durability.waits
         self._view = ClusterView()
+        #: The registered brokers of the view. Each fetch of a follower needs them.
+        self._live = self._view.live
         self._tokens: dict[Key, _Token] = {}
         self._led: dict[Key, _LedPartition] = {}
         self._fetchers: dict[int, LeaderFetcher] = {}
@@ -184,6 +186,7 @@ class ClusterReplicas(Leadership):
         self.version += 1
         before = self._view
         self._view = view
+        self._live = view.live
         missing = before.topics.keys() - view.topics.keys() - view.damaged_topics
         deleted = self._deleted_topics()
         self._report_strays(missing - deleted)
@@ -411,9 +414,8 @@ class ClusterReplicas(Leadership):
         if self._is_closed:
             return
         if self._member.epoch is not None:
-            live = self._view.live
             for led in list(self._led.values()):
-                self._update(led, leading.review_isr(led.book, live, now_ms))
+                self._update(led, leading.review_isr(led.book, self._live, now_ms))
         self._state.timers.set(self, now_ms + max(10, self._lag_ms // 2), self._review)
 
     # -- following ---------------------------------------------------------------------
@@ -723,13 +725,19 @@ class ClusterReplicas(Leadership):
         if led is None or led.log is not log:
             return FetchRefusal(ReplicationError.NOT_LEADER_OR_FOLLOWER)
         self._read_end(led)
-        live = self._view.live
-        book = led.book._replace(log_start=log.log_start_offset)
+        book = led.book
+        log_start = log.log_start_offset
+        if log_start != book.log_start:
+            book = book._replace(log_start=log_start)
         book, refusal = leading.fetched(
-            book, fetch, log.end_of_epoch(fetch.last_epoch), live, self._state.now_ms
+            book,
+            fetch,
+            log.end_of_epoch(fetch.last_epoch),
+            self._live,
+            self._state.now_ms,
         )
         if refusal is None and self._member.epoch is not None:
-            book = leading.expand_isr(book, fetch, live)
+            book = leading.expand_isr(book, fetch, self._live)
         self._update(led, book)
         return refusal
 

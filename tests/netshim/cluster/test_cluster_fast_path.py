@@ -261,6 +261,28 @@ def test_follower_is_answered_in_the_fast_path(pair: Pair) -> None:
 
 
 @compiled
+def test_position_of_a_follower_is_taken_once(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fetch that waits is read again after each append, and its position is the same."""
+    follower = Follower(pair, 2)
+    follower.begin()
+    replicas = pair.sides[0].replicas
+    take = replicas.follower_fetched
+    taken: list[int] = []
+
+    def record(key: Any, log: Any, fetch: Any) -> Any:
+        taken.append(fetch.offset)
+        return take(key, log, fetch)
+
+    monkeypatch.setattr(replicas, "follower_fetched", record)
+    assert follower.fetch(only=[PLACE], wait_ms=500) == "waits"
+    pair.produce(partition=1)
+    assert len(pair.run()) == 1
+    assert taken == [follower.offsets[PLACE]]
+
+
+@compiled
 def test_other_partitions_with_news_are_answered_too(pair: Pair) -> None:
     """One partition alone is answered in the fast path, and none is forgotten."""
     follower = Follower(pair, 2)
