@@ -403,6 +403,11 @@ class Connection:
         self.active_ms = now_ms
         self.process(now_ms)
 
+    @property
+    def has_input(self) -> bool:
+        """Whether process() has something to do: received bytes, or a place in line."""
+        return self._end > self._start or self in self._workload.line
+
     def process(self, now_ms: int) -> None:
         """Answer complete frames within the limits.
 

@@ -333,9 +333,13 @@ class Peer(asyncio.BufferedProtocol):
 
     def _flush_later(self) -> None:
         self._flushing = False
-        if self.is_open:
+        if not self.is_open:
+            return
+        if self.connection.has_input:
             # The responses may have freed room that received requests waited for.
             self._guarded(self.connection.process, self.server.now_ms())
+        else:
+            self.flush()
 
     def flush(self) -> None:
         connection = self.connection
