@@ -44,7 +44,7 @@ from logcore.partition.aborted_transactions import PartitionTransactions
 from logcore.partition.gaps import Gaps, readable
 from logcore.partition.order import NEVER, OrderFault, fault_of
 from logcore.recordbatch import SLICE_ROWS, RecordBatch
-from logcore.segment import Segment
+from logcore.segment import ActiveSegment, Segment
 
 if TYPE_CHECKING:
     import pandas
@@ -159,6 +159,15 @@ def slot_of(segments: Sequence[Segment], offset: int) -> int:
     This is the last segment whose base offset is at or below the offset.
     """
     return bisect_right(segments, offset, key=_BASE_OFFSET) - 1
+
+
+def batch_end_at_or_below(segments: Sequence[Segment], offset: int) -> int:
+    """Return the last end of a batch that is at most `offset`, which is below the end."""
+    active = segments[-1]
+    if isinstance(active, ActiveSegment) and active.begins_recent_batch(offset):
+        return offset
+    end, _ = batch_around(segments, offset)
+    return end
 
 
 def batch_around(segments: Sequence[Segment], offset: int) -> tuple[int, int]:

@@ -69,7 +69,7 @@ from logcore.partition.group_commit import GroupCommit, Hooks
 from logcore.partition.opening import Opened, OpenRequest
 from logcore.partition.persisted import read_persisted_gaps
 from logcore.partition.producer_state import ProducerState
-from logcore.partition.scan import batch_around
+from logcore.partition.scan import batch_end_at_or_below
 from logcore.partition.state import PartitionState
 from logcore.partition.watermark_file import WatermarkFile
 from logcore.partition.writer_fields import (
@@ -1084,10 +1084,8 @@ class Writer(Appender):
                     expected=f"0 to {self.state.end}",
                     found=offset,
                 )
-            is_inside = self.state.visible < offset < self.state.end
-            if is_inside and not self.active.begins_recent_batch(offset):
-                # Lower the offset to the end of a batch.
-                offset, _ = batch_around(self.state.segments, offset)
+            if self.state.visible < offset < self.state.end:
+                offset = batch_end_at_or_below(self.state.segments, offset)
             if offset > self.state.visible:
                 self.state.raise_visible_end(offset)
                 self.watermark_file.write_if_possible(offset)
