@@ -31,16 +31,23 @@ import shutil
 import socket
 import ssl
 import statistics
-import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-import attrs
 import common
+from brokers import (
+    TURNS,
+    Served,
+    consume,
+    cost_row,
+    latency,
+    netshim,
+    produce,
+    throughput,
+)
 from common import Result, Settings
 
 import logcore
@@ -49,41 +56,14 @@ from netshim.follow import Follower, Source
 
 sys.path.insert(0, str(common.ROOT / "tests"))
 
-_PACE: Final = 1_000  # records a second
-_TURNS: Final = 3
 #: Time until the JVM has compiled the paths of its broker. After 2 s, one record took it
 #: 100 ms. Our broker needs none of it.
 _WARM_SECONDS: Final = 20
 _KAFKA_OPTIONS: Final = ("-Xmx1g", "-XX:+UseG1GC")
-_TICKS: Final = os.sysconf("SC_CLK_TCK")
 #: Targets by durability: of p50, p99 and p99.9.
 _LATENCY: Final = {"os": (0.9, 0.9, 0.7), "group": (1.5, 1.0, 1.0)}
 #: Target of the p50 to the consumer with `os`.
 _END_TO_END: Final = 0.6
-
-
-@attrs.frozen
-class Served:
-    """A broker: its address, and the processor time that it has used."""
-
-    name: str
-    address: str
-    pid: int
-    #: Settings of the clients besides the address.
-    security: Mapping[str, Any] = attrs.Factory(dict)
-
-    @property
-    def client_config(self) -> dict[str, Any]:
-        return {"bootstrap.servers": self.address, "log_level": 0, **self.security}
-
-    def cpu_seconds(self) -> float:
-        return cpu_seconds_of(self.pid)
-
-
-def cpu_seconds_of(pid: int) -> float:
-    """Return the processor time of a process."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS
 
 
 def run(settings: Settings) -> Iterator[Result]:
@@ -97,13 +77,13 @@ def run(settings: Settings) -> Iterator[Result]:
         ours = stack.enter_context(netshim(path / "os", "os"))
         grouped = stack.enter_context(netshim(path / "group", "group"))
         for one, warm_seconds in ((theirs, _WARM_SECONDS), (ours, 2), (grouped, 2)):
-            _latency(one, "warm", warm_seconds)
+            latency(one, "warm", warm_seconds)
         seconds = 3 if settings.quick else 20
         yield from _latencies([ours, grouped, theirs], seconds)
         yield from _small_transactions(ours, theirs, 200 if settings.quick else 1_000)
         size = (64 if settings.quick else 512) << 20
         for value_bytes in (1_000, 100):
-            yield from _throughput(
+            yield from throughput(
                 ours, theirs, value_bytes, size if value_bytes == 1_000 else size // 4
             )
             if value_bytes == 1_000:
@@ -128,97 +108,15 @@ def _kafka(folder: Path) -> Iterator[Served]:
         yield Served("Apache Kafka", broker.address, broker.process.pid)
 
 
-@contextlib.contextmanager
-def netshim(path: Path, durability: str) -> Iterator[Served]:
-    """Start netshim as a user would, with its thresholds of the garbage collector."""
-    command = [
-        sys.executable,
-        "-m",
-        "netshim",
-        "serve",
-        str(path),
-        "--port",
-        "0",
-        "--durability",
-        durability,
-    ]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    ) as process:
-        assert process.stdout is not None
-        try:
-            yield Served(durability, process.stdout.readline().split()[-1], process.pid)
-        finally:
-            process.terminate()
-
-
 # -- at 1,000 records a second ---------------------------------------------------------
-
-
-def _latency(
-    served: Served, topic: str, seconds: float
-) -> tuple[list[float], list[float], float]:
-    """Measure each record's seconds to the delivery report and to the consumer.
-
-    Both begin at produce(). Also return the broker's processor seconds per record.
-    """
-    import confluent_kafka
-
-    count = int(_PACE * seconds)
-    consumer = confluent_kafka.Consumer(
-        {
-            **served.client_config,
-            "group.id": topic,
-            "auto.offset.reset": "earliest",
-        }
-    )
-    producer = confluent_kafka.Producer(
-        {
-            **served.client_config,
-            "acks": "all",
-            "linger.ms": 0,
-        }
-    )
-    producer.produce(topic, b"0")
-    producer.flush(30)
-    consumer.subscribe([topic])
-    while consumer.poll(0.1) is None:
-        pass
-    acked: list[float] = []
-    found: list[float] = []
-
-    def told(error: Any, message: Any) -> None:
-        assert error is None, error
-        acked.append(time.perf_counter() - float(message.value().rstrip(b".")))
-
-    def read() -> None:
-        while len(found) < count:
-            message = consumer.poll(1.0)
-            if message is not None and message.error() is None:
-                found.append(time.perf_counter() - float(message.value().rstrip(b".")))
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    before = served.cpu_seconds()
-    started = time.perf_counter()
-    for number in range(count):
-        while time.perf_counter() < started + number / _PACE:
-            producer.poll(0.0002)
-        value = repr(time.perf_counter()).encode().ljust(common.VALUE_SIZE, b".")
-        producer.produce(topic, value, on_delivery=told)
-    producer.flush(30)
-    reader.join()
-    spent = served.cpu_seconds() - before
-    consumer.close()
-    return acked, found, spent / count
 
 
 def _latencies(brokers: list[Served], seconds: float) -> Iterator[Result]:
     latencies: dict[tuple[str, str], dict[str, list[float]]] = {}
     cpu: dict[str, list[float]] = {}
-    for turn in range(_TURNS):
+    for turn in range(TURNS):
         for one in brokers:
-            acked, found, spent = _latency(one, f"paced-{turn}", seconds)
+            acked, found, spent = latency(one, f"paced-{turn}", seconds)
             for what, each in (("produce", acked), ("end to end", found)):
                 cuts = statistics.quantiles(each, n=1_000)
                 for name, cut in (
@@ -238,35 +136,10 @@ def _latencies(brokers: list[Served], seconds: float) -> Iterator[Result]:
             target = targets[name]
             if one.name == "os" and (what, name) == ("end to end", "p50"):
                 target = _END_TO_END
-            yield _cost(question, "us", 1e6, figures, one.name, theirs, target)
+            yield cost_row(question, "us", 1e6, figures, one.name, theirs, target)
     for ours, target in zip(brokers[:-1], (0.5, 1.2), strict=True):
         question = f"1,000 records a second, {ours.name}, CPU of the broker for each"
-        yield _cost(question, "us", 1e6, cpu, ours.name, theirs, target)
-
-
-def _cost(
-    question: str,
-    unit: str,
-    scale: float,
-    figures: dict[str, list[float]],
-    ours: str,
-    theirs: str,
-    target: float,
-) -> Result:
-    mine = statistics.median(figures[ours])
-    other = statistics.median(figures[theirs])
-    return Result(
-        question=question,
-        unit=unit,
-        ours=mine * scale,
-        peer_name=theirs,
-        peer=other * scale,
-        ratio=mine / other,
-        turns=common.ratios(figures[ours], figures[theirs]),
-        target=target,
-        bound="at most",
-        method=f"The median of {_TURNS} turns; less is better.",
-    )
+        yield cost_row(question, "us", 1e6, cpu, ours.name, theirs, target)
 
 
 # -- transactions ----------------------------------------------------------------------
@@ -277,16 +150,16 @@ def _small_transactions(ours: Served, theirs: Served, count: int) -> Iterator[Re
 
     p50: dict[str, list[float]] = {}
     requests: dict[str, list[float]] = {}
-    for turn in range(_TURNS):
+    for turn in range(TURNS):
         for one in (ours, theirs):
             found = small_transactions(one.address, f"small-{turn}", count // 2, count)
             p50.setdefault(one.name, []).append(found["p50"])
             requests.setdefault(one.name, []).append(found["requests"])
     names = ours.name, theirs.name
-    yield _cost(
+    yield cost_row(
         "transaction of 1 record from the Java client, p50", "us", 1, p50, *names, 0.5
     )
-    yield _cost(
+    yield cost_row(
         "transaction of 1 record from the Java client, requests",
         "requests",
         1,
@@ -299,122 +172,11 @@ def _small_transactions(ours: Served, theirs: Served, count: int) -> Iterator[Re
 # -- at full speed ---------------------------------------------------------------------
 
 
-def produce(
-    served: Served, topic: str, value: bytes, count: int
-) -> tuple[float, float]:
-    """Produce records; return the seconds, and the broker's processor seconds."""
-    import confluent_kafka
-
-    producer = confluent_kafka.Producer(
-        {
-            **served.client_config,
-            "acks": "all",
-            "linger.ms": 5,
-            "batch.size": 1_000_000,
-            "queue.buffering.max.messages": 1_000_000,
-        }
-    )
-    producer.produce(topic, value)
-    producer.flush(30)
-    before = served.cpu_seconds()
-    started = time.perf_counter()
-    for _ in range(count):
-        while True:
-            try:
-                producer.produce(topic, value)
-                break
-            except BufferError:
-                producer.poll(0.01)
-    producer.flush(60)
-    return time.perf_counter() - started, served.cpu_seconds() - before
-
-
-def _consume(served: Served, topic: str, count: int) -> tuple[float, float]:
-    """Consume records; return the seconds, and the broker's processor seconds."""
-    import confluent_kafka
-
-    consumer = confluent_kafka.Consumer(
-        {
-            **served.client_config,
-            "group.id": "g",
-            "enable.auto.commit": False,
-            # By default, librdkafka pauses for up to 1 s once 100,000 messages are
-            # queued, so it measures its pauses if the broker is faster than the reader.
-            "fetch.queue.backoff.ms": 1,
-        }
-    )
-    consumer.assign([confluent_kafka.TopicPartition(topic, 0, 0)])
-    left = count - len(consumer.consume(1, 30))
-    before = served.cpu_seconds()
-    started = time.perf_counter()
-    while left > 0:
-        left -= len(consumer.consume(min(left, 10_000), 1.0))
-    spent = time.perf_counter() - started, served.cpu_seconds() - before
-    consumer.close()
-    return spent
-
-
-def _throughput(
-    ours: Served, theirs: Served, value_bytes: int, size_bytes: int
-) -> Iterator[Result]:
-    count = size_bytes // value_bytes
-    value = b"x" * value_bytes
-    samples: dict[tuple[str, str], list[tuple[float, float]]] = {}
-    for turn in range(_TURNS):
-        for one in (ours, theirs):
-            topic = f"fast-{value_bytes}-{turn}"
-            samples.setdefault(("produce", one.name), []).append(
-                produce(one, topic, value, count)
-            )
-            samples.setdefault(("consume", one.name), []).append(
-                _consume(one, topic, count)
-            )
-    targets = {"produce": (1.2, 0.3), "consume": (1.2, 0.5)}
-    for what in ("produce", "consume"):
-        seconds = {
-            one.name: [each for each, _ in samples[what, one.name]]
-            for one in (ours, theirs)
-        }
-        cpu = {
-            one.name: [each for _, each in samples[what, one.name]]
-            for one in (ours, theirs)
-        }
-        best = {name: min(times) for name, times in seconds.items()}
-        least = {name: min(times) for name, times in cpu.items()}
-        rate, cost = targets[what]
-        yield Result(
-            question=f"{what}, {value_bytes:,} bytes a record",
-            unit="records/s",
-            ours=count / best[ours.name],
-            peer_name=theirs.name,
-            peer=count / best[theirs.name],
-            ratio=best[theirs.name] / best[ours.name],
-            turns=common.ratios(seconds[theirs.name], seconds[ours.name]),
-            target=rate,
-            method="acks=all; the best of turns."
-            if what == "produce"
-            else "consume(10000); the best of turns.",
-        )
-        gigabytes = size_bytes / 1e9
-        yield Result(
-            question=f"{what}, {value_bytes:,} bytes a record, CPU of the broker for each GB",
-            unit="s",
-            ours=least[ours.name] / gigabytes,
-            peer_name=theirs.name,
-            peer=least[theirs.name] / gigabytes,
-            ratio=least[ours.name] / least[theirs.name],
-            turns=common.ratios(cpu[ours.name], cpu[theirs.name]),
-            target=cost,
-            bound="at most",
-            method="The least of turns; less is better.",
-        )
-
-
 def _follow(theirs: Served, topic: str, count: int, path: Path) -> Result:
     """Copy a topic into a directory, beside a consumer that drops the records."""
     seconds: dict[str, list[float]] = {"follow": [], "consume": []}
-    for turn in range(_TURNS):
-        seconds["consume"].append(_consume(theirs, topic, count)[0])
+    for turn in range(TURNS):
+        seconds["consume"].append(consume(theirs, topic, count)[0])
         with (
             logcore.open_dir(
                 path / f"copy-{turn}", create=True, durability="os"
@@ -572,7 +334,7 @@ def _connections(ours: Served, theirs: Served, count: int) -> Iterator[Result]:
     for login in logins.values():
         for _ in range(count * 5):  # Kafka compiles its code
             login.connect()
-    for _ in range(_TURNS):
+    for _ in range(TURNS):
         for one in (ours, theirs):
             before = one.cpu_seconds()
             began = time.perf_counter()
@@ -583,8 +345,8 @@ def _connections(ours: Served, theirs: Served, count: int) -> Iterator[Result]:
             cpu.setdefault(one.name, []).append((one.cpu_seconds() - before) / count)
     names = ours.name, theirs.name
     name = "TLS connection with a SCRAM login"
-    yield _cost(name, "ms", 1e3, seconds, *names, 1.0)
-    yield _cost(f"{name}, CPU of the broker", "ms", 1e3, cpu, *names, 1.0)
+    yield cost_row(name, "ms", 1e3, seconds, *names, 1.0)
+    yield cost_row(f"{name}, CPU of the broker", "ms", 1e3, cpu, *names, 1.0)
 
 
 def _secured_produce(
@@ -593,9 +355,9 @@ def _secured_produce(
     """Compare the processor time of two brokers for the same records."""
     count = size_bytes // 1_000
     cpu: dict[str, list[float]] = {}
-    for turn in range(_TURNS):
+    for turn in range(TURNS):
         for one in (ours, other):
             _, taken = produce(one, f"secured-{turn}", b"x" * 1_000, count)
             cpu.setdefault(one.name, []).append(taken / size_bytes * 1e9)
     question = f"produce, 1,000 bytes a record, {name}, CPU of the broker for each GB"
-    return _cost(question, "s", 1, cpu, ours.name, other.name, target)
+    return cost_row(question, "s", 1, cpu, ours.name, other.name, target)

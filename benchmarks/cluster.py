@@ -27,7 +27,7 @@ from typing import Any, Final
 
 import attrs
 import common
-from apache import Served, cpu_seconds_of, netshim, produce
+from brokers import Served, cpu_seconds_of, netshim, produce
 from common import Result, Settings
 
 from logcore.errors import RemoteUnavailableError

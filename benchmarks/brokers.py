@@ -1,0 +1,270 @@
+"""Brokers in processes of their own, and clients of confluent-kafka that measure them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+import common
+from common import Result
+
+TURNS: Final = 3
+PACE: Final = 1_000  # records a second
+_TICKS: Final = os.sysconf("SC_CLK_TCK")
+
+
+@attrs.frozen
+class Served:
+    """A broker: its address, and the processor time that it has used."""
+
+    name: str
+    address: str
+    pid: int
+    #: Settings of the clients besides the address.
+    security: Mapping[str, Any] = attrs.Factory(dict)
+
+    @property
+    def client_config(self) -> dict[str, Any]:
+        return {"bootstrap.servers": self.address, "log_level": 0, **self.security}
+
+    def cpu_seconds(self) -> float:
+        return cpu_seconds_of(self.pid)
+
+
+def cpu_seconds_of(pid: int) -> float:
+    """Return the processor time of a process."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS
+
+
+@contextlib.contextmanager
+def netshim(path: Path, durability: str) -> Iterator[Served]:
+    """Start netshim as a user would, with its thresholds of the garbage collector."""
+    command = [
+        sys.executable,
+        "-m",
+        "netshim",
+        "serve",
+        str(path),
+        "--port",
+        "0",
+        "--durability",
+        durability,
+    ]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
+        assert process.stdout is not None
+        try:
+            yield Served(durability, process.stdout.readline().split()[-1], process.pid)
+        finally:
+            process.terminate()
+
+
+# -- at 1,000 records a second ---------------------------------------------------------
+
+
+def latency(
+    served: Served, topic: str, seconds: float
+) -> tuple[list[float], list[float], float]:
+    """Measure each record's seconds to the delivery report and to the consumer.
+
+    Both begin at produce(). Also return the broker's processor seconds per record.
+    """
+    import confluent_kafka
+
+    count = int(PACE * seconds)
+    consumer = confluent_kafka.Consumer(
+        {
+            **served.client_config,
+            "group.id": topic,
+            "auto.offset.reset": "earliest",
+        }
+    )
+    producer = confluent_kafka.Producer(
+        {
+            **served.client_config,
+            "acks": "all",
+            "linger.ms": 0,
+        }
+    )
+    producer.produce(topic, b"0")
+    producer.flush(30)
+    consumer.subscribe([topic])
+    while consumer.poll(0.1) is None:
+        pass
+    acked: list[float] = []
+    found: list[float] = []
+
+    def told(error: Any, message: Any) -> None:
+        assert error is None, error
+        acked.append(time.perf_counter() - float(message.value().rstrip(b".")))
+
+    def read() -> None:
+        while len(found) < count:
+            message = consumer.poll(1.0)
+            if message is not None and message.error() is None:
+                found.append(time.perf_counter() - float(message.value().rstrip(b".")))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    before = served.cpu_seconds()
+    started = time.perf_counter()
+    for number in range(count):
+        while time.perf_counter() < started + number / PACE:
+            producer.poll(0.0002)
+        value = repr(time.perf_counter()).encode().ljust(common.VALUE_SIZE, b".")
+        producer.produce(topic, value, on_delivery=told)
+    producer.flush(30)
+    reader.join()
+    spent = served.cpu_seconds() - before
+    consumer.close()
+    return acked, found, spent / count
+
+
+def cost_row(
+    question: str,
+    unit: str,
+    scale: float,
+    figures: dict[str, list[float]],
+    ours: str,
+    theirs: str,
+    target: float,
+) -> Result:
+    mine = statistics.median(figures[ours])
+    other = statistics.median(figures[theirs])
+    return Result(
+        question=question,
+        unit=unit,
+        ours=mine * scale,
+        peer_name=theirs,
+        peer=other * scale,
+        ratio=mine / other,
+        turns=common.ratios(figures[ours], figures[theirs]),
+        target=target,
+        bound="at most",
+        method=f"The median of {TURNS} turns; less is better.",
+    )
+
+
+# -- at full speed ---------------------------------------------------------------------
+
+
+def produce(
+    served: Served, topic: str, value: bytes, count: int
+) -> tuple[float, float]:
+    """Produce records; return the seconds, and the broker's processor seconds."""
+    import confluent_kafka
+
+    producer = confluent_kafka.Producer(
+        {
+            **served.client_config,
+            "acks": "all",
+            "linger.ms": 5,
+            "batch.size": 1_000_000,
+            "queue.buffering.max.messages": 1_000_000,
+        }
+    )
+    producer.produce(topic, value)
+    producer.flush(30)
+    before = served.cpu_seconds()
+    started = time.perf_counter()
+    for _ in range(count):
+        while True:
+            try:
+                producer.produce(topic, value)
+                break
+            except BufferError:
+                producer.poll(0.01)
+    producer.flush(60)
+    return time.perf_counter() - started, served.cpu_seconds() - before
+
+
+def consume(served: Served, topic: str, count: int) -> tuple[float, float]:
+    """Consume records; return the seconds, and the broker's processor seconds."""
+    import confluent_kafka
+
+    consumer = confluent_kafka.Consumer(
+        {
+            **served.client_config,
+            "group.id": "g",
+            "enable.auto.commit": False,
+            # By default, librdkafka pauses for up to 1 s once 100,000 messages are
+            # queued, so it measures its pauses if the broker is faster than the reader.
+            "fetch.queue.backoff.ms": 1,
+        }
+    )
+    consumer.assign([confluent_kafka.TopicPartition(topic, 0, 0)])
+    left = count - len(consumer.consume(1, 30))
+    before = served.cpu_seconds()
+    started = time.perf_counter()
+    while left > 0:
+        left -= len(consumer.consume(min(left, 10_000), 1.0))
+    spent = time.perf_counter() - started, served.cpu_seconds() - before
+    consumer.close()
+    return spent
+
+
+def throughput(
+    ours: Served, theirs: Served, value_bytes: int, size_bytes: int
+) -> Iterator[Result]:
+    count = size_bytes // value_bytes
+    value = b"x" * value_bytes
+    samples: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    for turn in range(TURNS):
+        for one in (ours, theirs):
+            topic = f"fast-{value_bytes}-{turn}"
+            samples.setdefault(("produce", one.name), []).append(
+                produce(one, topic, value, count)
+            )
+            samples.setdefault(("consume", one.name), []).append(
+                consume(one, topic, count)
+            )
+    targets = {"produce": (1.2, 0.3), "consume": (1.2, 0.5)}
+    for what in ("produce", "consume"):
+        seconds = {
+            one.name: [each for each, _ in samples[what, one.name]]
+            for one in (ours, theirs)
+        }
+        cpu = {
+            one.name: [each for _, each in samples[what, one.name]]
+            for one in (ours, theirs)
+        }
+        best = {name: min(times) for name, times in seconds.items()}
+        least = {name: min(times) for name, times in cpu.items()}
+        rate, cost = targets[what]
+        yield Result(
+            question=f"{what}, {value_bytes:,} bytes a record",
+            unit="records/s",
+            ours=count / best[ours.name],
+            peer_name=theirs.name,
+            peer=count / best[theirs.name],
+            ratio=best[theirs.name] / best[ours.name],
+            turns=common.ratios(seconds[theirs.name], seconds[ours.name]),
+            target=rate,
+            method="acks=all; the best of turns."
+            if what == "produce"
+            else "consume(10000); the best of turns.",
+        )
+        gigabytes = size_bytes / 1e9
+        yield Result(
+            question=f"{what}, {value_bytes:,} bytes a record, CPU of the broker for each GB",
+            unit="s",
+            ours=least[ours.name] / gigabytes,
+            peer_name=theirs.name,
+            peer=least[theirs.name] / gigabytes,
+            ratio=least[ours.name] / least[theirs.name],
+            turns=common.ratios(cpu[ours.name], cpu[theirs.name]),
+            target=cost,
+            bound="at most",
+            method="The least of turns; less is better.",
+        )
