@@ -282,10 +282,10 @@ class _Login:
     def __init__(self, served: Served) -> None:
         self.port = int(served.address.rpartition(":")[2])
         self.context = ssl.create_default_context(
-            cafile=served.security["ssl.ca.location"]
+            cafile=served.settings["ssl.ca.location"]
         )
-        self.user = served.security["sasl.username"]
-        self.password = served.security["sasl.password"]
+        self.user = served.settings["sasl.username"]
+        self.password = served.settings["sasl.password"]
         #: The salted passwords, by salt and iterations.
         self.salted: dict[tuple[bytes, int], bytes] = {}
 

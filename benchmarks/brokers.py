@@ -30,11 +30,11 @@ class Served:
     address: str
     pid: int
     #: Settings of the clients besides the address.
-    security: Mapping[str, Any] = attrs.Factory(dict)
+    settings: Mapping[str, Any] = attrs.Factory(dict)
 
     @property
     def client_config(self) -> dict[str, Any]:
-        return {"bootstrap.servers": self.address, "log_level": 0, **self.security}
+        return {"bootstrap.servers": self.address, "log_level": 0, **self.settings}
 
     def cpu_seconds(self) -> float:
         return cpu_seconds_of(self.pid)
