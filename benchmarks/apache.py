@@ -30,7 +30,6 @@ import os
 import shutil
 import socket
 import ssl
-import statistics
 import sys
 import time
 from collections.abc import Iterator
@@ -45,6 +44,7 @@ from brokers import (
     cost_row,
     latency,
     netshim,
+    paced,
     produce,
     throughput,
 )
@@ -64,6 +64,8 @@ _KAFKA_OPTIONS: Final = ("-Xmx1g", "-XX:+UseG1GC")
 _LATENCY: Final = {"os": (0.9, 0.9, 0.7), "group": (1.5, 1.0, 1.0)}
 #: Target of the p50 to the consumer with `os`.
 _END_TO_END: Final = 0.6
+#: Targets of the rate, and of the processor time for each GB.
+_RATES: Final = {"produce": (1.2, 0.3), "consume": (1.2, 0.5)}
 
 
 def run(settings: Settings) -> Iterator[Result]:
@@ -83,9 +85,8 @@ def run(settings: Settings) -> Iterator[Result]:
         yield from _small_transactions(ours, theirs, 200 if settings.quick else 1_000)
         size = (64 if settings.quick else 512) << 20
         for value_bytes in (1_000, 100):
-            yield from throughput(
-                ours, theirs, value_bytes, size if value_bytes == 1_000 else size // 4
-            )
+            part = size if value_bytes == 1_000 else size // 4
+            yield from throughput(ours, [theirs], value_bytes, part, _RATES)
             if value_bytes == 1_000:
                 yield _follow(theirs, "fast-1000-0", size // 1_000, path)
     with common.scratch(settings, "kafka") as path, contextlib.ExitStack() as stack:
@@ -112,22 +113,7 @@ def _kafka(folder: Path) -> Iterator[Served]:
 
 
 def _latencies(brokers: list[Served], seconds: float) -> Iterator[Result]:
-    latencies: dict[tuple[str, str], dict[str, list[float]]] = {}
-    cpu: dict[str, list[float]] = {}
-    for turn in range(TURNS):
-        for one in brokers:
-            acked, found, spent = latency(one, f"paced-{turn}", seconds)
-            for what, each in (("produce", acked), ("end to end", found)):
-                cuts = statistics.quantiles(each, n=1_000)
-                for name, cut in (
-                    ("p50", cuts[499]),
-                    ("p99", cuts[989]),
-                    ("p99.9", cuts[998]),
-                ):
-                    latencies.setdefault((what, name), {}).setdefault(
-                        one.name, []
-                    ).append(cut)
-            cpu.setdefault(one.name, []).append(spent)
+    latencies, cpu = paced(brokers, seconds)
     theirs = brokers[-1].name
     for one in brokers[:-1]:
         targets = dict(zip(("p50", "p99", "p99.9"), _LATENCY[one.name], strict=True))

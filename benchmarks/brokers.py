@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import statistics
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -131,6 +132,33 @@ def latency(
     return acked, found, spent / count
 
 
+def paced(
+    brokers: list[Served], seconds: float
+) -> tuple[dict[tuple[str, str], dict[str, list[float]]], dict[str, list[float]]]:
+    """Run latency() with each broker in turns.
+
+    Return the percentiles by their kind and the broker's name, and the processor seconds
+    per record by the broker's name, with one figure per turn.
+    """
+    latencies: dict[tuple[str, str], dict[str, list[float]]] = {}
+    cpu: dict[str, list[float]] = {}
+    for turn in range(TURNS):
+        for one in brokers:
+            acked, found, spent = latency(one, f"paced-{turn}", seconds)
+            for what, each in (("produce", acked), ("end to end", found)):
+                cuts = statistics.quantiles(each, n=1_000)
+                for name, cut in (
+                    ("p50", cuts[499]),
+                    ("p99", cuts[989]),
+                    ("p99.9", cuts[998]),
+                ):
+                    latencies.setdefault((what, name), {}).setdefault(
+                        one.name, []
+                    ).append(cut)
+            cpu.setdefault(one.name, []).append(spent)
+    return latencies, cpu
+
+
 def cost_row(
     question: str,
     unit: str,
@@ -215,13 +243,21 @@ def consume(served: Served, topic: str, count: int) -> tuple[float, float]:
 
 
 def throughput(
-    ours: Served, theirs: Served, value_bytes: int, size_bytes: int
+    ours: Served,
+    peers: Sequence[Served],
+    value_bytes: int,
+    size_bytes: int,
+    targets: Mapping[str, tuple[float, float]],
 ) -> Iterator[Result]:
+    """Produce and consume with each broker in turns.
+
+    `targets` has the target of the rate, and of the processor time for each GB.
+    """
     count = size_bytes // value_bytes
     value = b"x" * value_bytes
     samples: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for turn in range(TURNS):
-        for one in (ours, theirs):
+        for one in (ours, *peers):
             topic = f"fast-{value_bytes}-{turn}"
             samples.setdefault(("produce", one.name), []).append(
                 produce(one, topic, value, count)
@@ -229,8 +265,8 @@ def throughput(
             samples.setdefault(("consume", one.name), []).append(
                 consume(one, topic, count)
             )
-    targets = {"produce": (1.2, 0.3), "consume": (1.2, 0.5)}
-    for what in ("produce", "consume"):
+    gigabytes = size_bytes / 1e9
+    for theirs, what in itertools.product(peers, ("produce", "consume")):
         seconds = {
             one.name: [each for each, _ in samples[what, one.name]]
             for one in (ours, theirs)
@@ -255,7 +291,6 @@ def throughput(
             if what == "produce"
             else "consume(10000); the best of turns.",
         )
-        gigabytes = size_bytes / 1e9
         yield Result(
             question=f"{what}, {value_bytes:,} bytes a record, CPU of the broker for each GB",
             unit="s",
