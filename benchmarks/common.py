@@ -321,6 +321,18 @@ def peer(module: str, rows: str) -> ModuleType | None:
         return None
 
 
+def environment() -> dict[str, str]:
+    """Return the environment of a process that uses cached byte code, as an installed
+    package does. Some machines disable the cache by an environment variable.
+    """
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name != "PYTHONDONTWRITEBYTECODE"
+    }
+    return {**kept, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+
+
 def figure(value: float) -> str:
     """Format a number with three digits."""
     for limit, sign in ((1e9, "G"), (1e6, "M"), (1e3, "k")):

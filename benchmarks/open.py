@@ -19,7 +19,6 @@ at most), and a cold cache.
 
 from __future__ import annotations
 
-import os
 import statistics
 import subprocess
 import sys
@@ -154,17 +153,7 @@ def opening(
 
 
 def importing(settings: Settings) -> Iterator[Result]:
-    # Use cached byte code, as an installed package does. Some machines disable the cache
-    # by an environment variable.
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if name != "PYTHONDONTWRITEBYTECODE"
-    }
-    environment = {
-        **kept,
-        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-    }
+    environment = common.environment()
     code = {"nothing": "pass", "numpy": "import numpy", "logcore": "import logcore"}
     best = dict.fromkeys(code, float("inf"))
     for _ in range(2 * settings.repeats):
