@@ -4,8 +4,8 @@
 
 Names: codec append scan topic open growth life shim clients sharing members
 transactions groups security fixtures recording schemas lake backup console apache
-cluster tails spark connector; all of them by default. Only a whole run that is not --quick replaces
-RESULTS.md; --output writes any run's results elsewhere.
+tansu cluster tails spark connector; all of them by default. Only a whole run that is
+not --quick replaces RESULTS.md; --output writes any run's results elsewhere.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ NAMES: Final = (
     "backup",
     "console",
     "apache",
+    "tansu",
     "cluster",
     "tails",
     "spark",
