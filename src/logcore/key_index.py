@@ -67,7 +67,7 @@ class KeyIndex:
 
         Raises:
             OffsetConflictError: a key has another last record.
-            InvalidConfigError: `expected` is no mapping of keys to offsets.
+            InvalidConfigError: `expected` is not a mapping of keys to offsets.
         """
         for key, offset in checked_offsets(expected).items():
             with self._lock:

@@ -39,7 +39,7 @@ class Partitioner:
         if tuple(numbers) != tuple(range(len(numbers))):
             raise InvalidConfigError(
                 "some partitions of the topic are missing, so a record cannot choose one; name it with partition=",
-                expected="partitions from 0 on without gaps",
+                expected="consecutive partitions from 0",
                 found=str(tuple(numbers))[:80],
             )
         self.numbers = numbers

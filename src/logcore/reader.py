@@ -81,7 +81,7 @@ def check_is_partition(fs: FS, directory: str) -> None:
             path=directory,
         )
     raise LogNotFoundError(
-        "this is no partition directory: it holds no file of a log",
+        "this is not a partition directory: it contains no file of a log",
         path=directory,
         expected="files like 00000000000000000000.log",
         found=", ".join(sorted(names)[:5]) or "nothing",

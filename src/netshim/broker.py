@@ -212,7 +212,7 @@ class Broker:
         The response is None if the API has none.
 
         Raises:
-            CloseConnection: the frame is no valid request, or its API is not served.
+            CloseConnection: the frame is not a valid request, or its API is not served.
         """
         if (
             self._fast_path is not None

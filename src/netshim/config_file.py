@@ -36,7 +36,7 @@ from logcore.directory.topic_file import MOST_PARTITIONS
 from logcore.errors import InvalidConfigError, InvalidNameError, LogcoreError
 from logcore.metadata.filenames import check_topic_name
 
-# Keys that are no options.
+# Keys that are not options.
 _DIRECTORY: Final = "directory"
 _CONFIG: Final = "config"
 _TOPICS: Final = "topics"

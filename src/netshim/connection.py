@@ -394,7 +394,7 @@ class Connection:
         """Add `size` received bytes of the buffer, and answer the complete frames.
 
         Raises:
-            CloseConnection: the bytes are no frame, or the handler refused the request.
+            CloseConnection: the bytes are not a frame, or the handler refused the request.
         """
         self._end += size
         if self._was_waiting:
@@ -412,7 +412,7 @@ class Connection:
         """Answer complete frames within the limits.
 
         Raises:
-            CloseConnection: the bytes are no frame, or the handler refused the request.
+            CloseConnection: the bytes are not a frame, or the handler refused the request.
         """
         view = self._view
         session = self._session

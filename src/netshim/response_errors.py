@@ -88,7 +88,7 @@ def errors_in(response: Any) -> list[tuple[int, str | None]]:
     """Return the nonzero error codes of a response, each with its message or None.
 
     CreateTopics reports in a separate field that the user may not read the settings of
-    a created topic. This is no refusal, so it is omitted.
+    a created topic. This is not a refusal, so it is omitted.
     """
     return [
         (getattr(part, name), getattr(part, "error_message", None))

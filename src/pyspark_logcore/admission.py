@@ -41,7 +41,7 @@ def from_json(given: Any) -> dict[TopicPartition, int]:
     """
     wrong = InvalidConfigError(
         "offsets of a checkpoint",
-        expected='{"topic": {"0": 23}}, offsets from 0 on',
+        expected='{"topic": {"0": 23}}, offsets of at least 0',
         found=repr(given)[:200],
     )
     if not isinstance(given, dict):

@@ -51,11 +51,11 @@ _FETCH_WAIT_MS: Final = 500
 _METADATA_SECONDS: Final = 1.0
 _INT32_MAX: Final = 0x7FFFFFFF
 _RETRY_SECONDS: Final = 0.1
-#: A leader that was just elected may have a lower end than the one before. If it still
-#: has after this time, records are lost.
+#: A new leader may report a lower end than the previous leader for a short time. If its
+#: end is still lower after this time, records are lost.
 _BEHIND_SECONDS: Final = 10.0
-#: Fetch identifies topics by their ids from version 13 on, and ListOffsets supports
-#: tiers from 8 on. Neither is needed.
+#: Fetch identifies topics by their ids since version 13, and ListOffsets supports tiered
+#: storage since version 8. Neither is needed.
 _FETCH_VERSION: Final = 12
 _LIST_OFFSETS_VERSION: Final = 7
 _METADATA_VERSION: Final = 12

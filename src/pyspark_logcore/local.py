@@ -323,7 +323,7 @@ class LocalWriter:
         if not job or batch < 0:
             raise InvalidConfigError(
                 "a local write needs a name",
-                expected="a job, and a batch from 0 on",
+                expected="a job, and a batch of at least 0",
                 found=batch,
             )
         return cls(

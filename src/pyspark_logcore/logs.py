@@ -133,9 +133,7 @@ def marks_of(log: LogReader, start: int, end: int) -> Marks:
     def offset_at(mark: int) -> int | None:
         try:
             batch = stretch[int(segment_of[mark])].batch(int(position_of[mark]))
-        except (
-            LogcoreError
-        ):  # an index is no evidence, and damage is for the task to meet
+        except LogcoreError:  # an index is not evidence, and the task reports damage
             return None
         if batch is None:
             return None

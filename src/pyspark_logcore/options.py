@@ -693,7 +693,7 @@ class _Options:
         if not re.fullmatch(r"\s*\d{1,18}\s*", text) or int(text) < low:
             raise InvalidConfigError(
                 f"option {name}",
-                expected=f"a whole number from {low} on",
+                expected=f"a whole number, at least {low}",
                 found=repr(text),
             )
         return int(text)
@@ -746,7 +746,7 @@ class _Options:
     def partition_map(self, name: str, low: int) -> dict[tuple[str, int], int]:
         """Parse {"topic": {"0": number}} to a map of (topic, partition) to number."""
         found = self.json(name)
-        shape = f'JSON like {{"orders": {{"0": 23}}}}, numbers from {low} on'
+        shape = f'JSON like {{"orders": {{"0": 23}}}}, numbers of at least {low}'
         wrong = InvalidConfigError(
             f"option {name}", expected=shape, found=repr(self.text(name))
         )

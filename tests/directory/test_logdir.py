@@ -830,7 +830,7 @@ def test_a_directory_of_something_else_is_not_one_without_topics(
     other = tmp_path / "other"
     other.mkdir()
     (other / "letter").touch()
-    with pytest.raises(LogNotFoundError, match="no log directory"):
+    with pytest.raises(LogNotFoundError, match="not a log directory"):
         logcore.open_dir(other, read_only=read_only)
     with logcore.open_dir(other, create=True) as logdir:
         assert logdir.topics() == []
@@ -853,7 +853,7 @@ def test_a_directory_of_something_else_is_not_an_empty_log(tmp_path: Path) -> No
         logdir.create_topic("orders")
     for path, says in (
         (tmp_path / "data", "directory of partitions"),
-        (tmp_path, "no partition directory"),
+        (tmp_path, "not a partition directory"),
     ):
         with pytest.raises(LogNotFoundError, match=says):
             logcore.open(path, read_only=True)

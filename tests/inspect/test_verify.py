@@ -600,7 +600,7 @@ def test_twenty_digits_that_are_no_offset_are_no_segment(crash):
         ):
             dump(crash / name)
         [alone] = verify(crash / name)
-        assert alone.status == "damaged" and "no offset" in alone.detail
+        assert alone.status == "damaged" and "not an offset" in alone.detail
     assert {one.path for one in verify(crash) if one.status != "ok"} == {
         str(crash / "99999999999999999999.log"),
         str(crash / "09223372036854775808.index"),

@@ -892,7 +892,7 @@ def test_forked_child_does_not_send_queued_records(
         ({"acks": 1, "enable_idempotence": True}, "acks='all'"),
         ({"acks": 1, "durability": "os"}, "say the same"),
         ({"durability": "ram"}, "'os' or 'disk'"),
-        ({"linger_ms": -1}, "whole number from 0"),
+        ({"linger_ms": -1}, "whole number, at least 0"),
         ({"linger_ms": 1.5}, "whole number"),
         ({"delivery_timeout_ms": 1}, "linger_ms"),
         ({"retry_backoff_ms": 2_000}, "retry_backoff_ms"),

@@ -292,7 +292,10 @@ def test_transaction_that_ends_during_a_query_of_offsets_counts(
 
 
 def test_negative_offset_is_refused(data: LogDir) -> None:
-    with begin(data) as producer, pytest.raises(InvalidConfigError, match="from 0 on"):
+    with (
+        begin(data) as producer,
+        pytest.raises(InvalidConfigError, match="of at least 0"),
+    ):
         producer.send_offsets_to_transaction({("t", 0): -1}, "g")
 
 
@@ -411,7 +414,7 @@ def test_calls_in_the_wrong_state_are_refused(data: LogDir) -> None:
             {"transactional_id": "x", "transaction_timeout_ms": 900_001},
             "at most 900000",
         ),
-        ({"transactional_id": "x", "transaction_timeout_ms": 0}, "from 1 on"),
+        ({"transactional_id": "x", "transaction_timeout_ms": 0}, "at least 1"),
     ],
 )
 def test_contradictory_settings_are_refused(

@@ -124,7 +124,7 @@ def test_uncommitted_records_are_not_shipped(
             assert cluster.values(ORDERS) == [b"committed", b"committed", b"open"]
             forwarder.step()
             assert forwarder.metrics().lag_records == 0, (
-                "markers are no records that wait"
+                "markers do not count as waiting records"
             )
 
 

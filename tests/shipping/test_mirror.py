@@ -107,7 +107,7 @@ def test_offsets_gaps_and_epochs_are_kept(
     log.mark()
     found = mirrored(data, source)
     assert (found.record_count, found.lag_records) == (3, 0), (
-        "a marker at the end is no record that waits"
+        "a marker at the end does not count as a waiting record"
     )
     assert here(data) == there(source)
 
@@ -147,7 +147,7 @@ def test_a_topic_that_is_no_mirror_is_not_written(
     data: logcore.LogDir, source: ModelSource
 ) -> None:
     data.create_topic("orders")
-    with pytest.raises(DivergedError, match="is here already and is no mirror"):
+    with pytest.raises(DivergedError, match="exists already and is not a mirror"):
         mirrored(data, source)
     mirrored(data, source, rename=lambda name: f"copy-of-{name}")
     assert here(data, "copy-of-orders") == there(source)

@@ -594,10 +594,10 @@ print(sum(batch.num_rows for part in parts for batch in reader.read(part)))
             "cannot start at latest",
         ),
         ({"subscribe": "a", "endingOffsets": "earliest"}, "cannot end at earliest"),
-        ({"subscribe": "a", "startingOffsets": '{"a": {"0": -3}}'}, "from -2 on"),
+        ({"subscribe": "a", "startingOffsets": '{"a": {"0": -3}}'}, "at least -2"),
         ({"subscribe": "a", "startingOffsets": "{"}, "is not JSON"),
         ({"subscribe": "a", "startingOffsets": '{"a": 1}'}, "JSON like"),
-        ({"subscribe": "a", "minPartitions": "0"}, "from 1 on"),
+        ({"subscribe": "a", "minPartitions": "0"}, "at least 1"),
         ({"subscribe": "a", "failOnDataLoss": "maybe"}, "true or false"),
         (
             {"subscribe": "a", "kafka.security.protocol": "SSL"},

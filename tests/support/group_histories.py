@@ -288,7 +288,7 @@ class RandomHistory:
             if not client.is_member:
                 assert not self.believes_to_be_member(client) or not self.may_commit(
                     client
-                ), f"{client} is no member, and commits"
+                ), f"{client} is not a member, and commits"
                 continue
             assert group is not None
             for partition in client.owned:

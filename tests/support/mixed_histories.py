@@ -391,7 +391,7 @@ class MixedHistory(RandomHistory):
             if not client.is_member:
                 assert not self.believes_to_be_member(client) or not self.may_commit(
                     client
-                ), f"{client} is no member, and commits"
+                ), f"{client} is not a member, and commits"
                 continue
             for partition in client.owned:
                 assert partition not in users, (

@@ -836,9 +836,7 @@ def fill(durability: str, seed: int) -> int:
         except DiskFullError as error:
             full += 1
             assert error.retriable
-            assert not log.has_failed, (
-                "a full disk is no reason to refuse later appends"
-            )
+            assert not log.has_failed, "a full disk must not prevent later appends"
             some = (
                 log.log_end_offset - end
             )  # under "always" the first batches may remain, and the error contains that

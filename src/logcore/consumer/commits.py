@@ -297,9 +297,9 @@ class Commits:
                 )
             case GroupError.UNKNOWN_MEMBER_ID | GroupError.ILLEGAL_GENERATION:
                 return CommitFailedError(
-                    f"this consumer is no member {group} any more, or of an older generation; it did not poll within "
-                    f"max_poll_interval_ms={self._settings.max_poll_interval_ms}, or the group has members and this "
-                    "consumer is none of them"
+                    f"this consumer is not a member {group} any more, or is of an older generation; it did not poll "
+                    f"within max_poll_interval_ms={self._settings.max_poll_interval_ms}, or the group has members and "
+                    "this consumer is not one of them"
                 )
             case _:
                 failed = CommitFailedError(

@@ -185,7 +185,7 @@ class Readings:
     def open_again(self, *, may_be_gone: bool) -> None:
         """Open logs again after a failure, or after their topic was replaced.
 
-        With `may_be_gone`, a deleted topic is no error, because the group will remove
+        With `may_be_gone`, a deleted topic is not an error, because the group will remove
         its partitions.
 
         Raises:

@@ -159,7 +159,7 @@ def _plan(
 def _front(log: Log, segment: Segment, end: int) -> tuple[int, bytes]:
     """Return (position, tail) of plan_cut(), after checking the batches below `end`.
 
-    A torn batch above `end` is no damage.
+    A torn batch above `end` does not count as damage.
 
     Raises:
         CorruptBatchError: there is a damaged batch below `end`.

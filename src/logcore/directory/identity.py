@@ -188,8 +188,8 @@ def check_kind(fs: FS, real: str, *, create: bool) -> None:
         for name in names
     ):
         raise LogNotFoundError(
-            "this is no log directory: it has neither a file of one nor a directory of a partition; create=True makes "
-            "it one",
+            "this is not a log directory: it has neither a file of one nor a directory of a partition; create=True "
+            "makes it one",
             path=real,
             expected="directories like orders-0",
             found=", ".join(sorted(names)[:5]),

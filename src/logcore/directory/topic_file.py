@@ -115,7 +115,7 @@ class TopicEntry:
         if not isinstance(overrides, dict) or not all(
             isinstance(value, str) for value in overrides.values()
         ):
-            raise ValueError(f"topic {name} with settings that are no text")
+            raise ValueError(f"topic {name} with settings that are not text")
         overrides = {
             setting: value
             for setting, value in overrides.items()

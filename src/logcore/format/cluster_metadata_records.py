@@ -270,7 +270,7 @@ def described_metadata(value: bytes | None) -> dict[str, Any] | None:
 def described_control(kind: int, value: bytes | None) -> dict[str, Any] | None:
     """Return a control record of the quorum as a dict, or None for others.
 
-    `kind` is the number of its type, from 2 on. The dict has the name of the type and
+    `kind` is the number of its type, at least 2. The dict has the name of the type and
     its fields, such as {"type": "LeaderChange", "data": {...}}.
     """
     if _CONTROL + kind not in _types():

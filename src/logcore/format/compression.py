@@ -802,7 +802,7 @@ def _zstd_frame(body: _Body, start: int) -> tuple[int | None, int, int, int]:
     if content_size_bytes:
         content_size = int.from_bytes(data[content_size_position:position], "little")
         if content_size_bytes == 2:
-            content_size += 256  # two bytes encode sizes from 256 on
+            content_size += 256  # two bytes encode sizes above 255
     if is_single_segment:
         assert content_size is not None
         window_bytes = content_size

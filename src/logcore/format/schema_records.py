@@ -242,7 +242,7 @@ def _version(subject: str, version: int, fields: dict[str, Any]) -> SchemaVersio
     references = read_references(fields.get("references"))
     metadata = fields.get("metadata")
     if metadata is not None and not isinstance(metadata, dict):
-        raise InvalidRecordError("metadata is no object", found=repr(metadata)[:80])
+        raise InvalidRecordError("metadata is not an object", found=repr(metadata)[:80])
     guid = fields.get("guid")
     if guid is None:
         guid = guid_of(kind, text, references, metadata)

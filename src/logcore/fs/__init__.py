@@ -919,7 +919,7 @@ class _DirectoryLock:
             # Keeps another thread from claiming a member of a lock that is about to be
             # released.
             self._enter()
-            # Set together: from here on, the name may belong to a later claim.
+            # Set together: after this, the name may belong to a later claim.
             if member is not None and not member.is_released:
                 member.is_released = True
                 self.members.discard(member.name)

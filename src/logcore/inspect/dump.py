@@ -520,7 +520,7 @@ def _json_object(fs: FS, path: str) -> Row:
 
 def _dump_clean_shutdown(fs: FS, path: str) -> Iterator[Row]:
     # Only the existence of this file matters. Older versions of Kafka wrote it empty,
-    # so unreadable content is no damage.
+    # so unreadable content is not damage.
     try:
         facts = _json_object(fs, path)
     except CorruptLogError:

@@ -130,7 +130,7 @@ class PartitionReport:
 
     Attributes:
         lost: Parts that are missing now.
-        left_out: Parts that were not copied and are no loss.
+        left_out: Parts that were not copied, and whose absence is not a loss.
         files: Number of files read.
         batches, records, size_bytes: Counts of the copied data.
     """

@@ -50,13 +50,13 @@ from logcore.retention import PartitionFacts, SegmentFacts, kafka_rules
 from logcore.segment import GrowingSegment, Segment
 
 _CODECS: Final = {one.value: one.name.lower() for one in Codec}
-#: Ends of a walk that are no damage.
+#: Ends of a walk that are not damage.
 _WHOLE: Final = (layout.WALK_END, layout.WALK_LIMIT)
 
 
 @attrs.frozen(kw_only=True)
 class SegmentDamage:
-    """Bytes of a .log file that are no valid batches."""
+    """Bytes of a .log file that are not valid batches."""
 
     #: Position of the first such byte in the file.
     position: int

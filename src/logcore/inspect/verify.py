@@ -442,7 +442,7 @@ def _verify_other(fs: FS, path: str, name: str, bases: set[int]) -> Verdict | No
     except (FileNotFoundError, LogcoreError):
         size = 0
     if is_misnamed(name):
-        detail = "its 20 digits are no offset, and Kafka fails over such a name; move the file away"
+        detail = "its 20 digits are not an offset, and Kafka fails on such a name; move the file away"
         return Verdict(
             path=path, kind="other", status="damaged", detail=detail, size_bytes=size
         )

@@ -999,7 +999,7 @@ cdef inline int read_row(const uint8_t **cursor, const uint8_t *end, Row *row, b
 
 cdef int fill(Columns *columns, Py_ssize_t at, const uint8_t *base, const uint8_t *p, const uint8_t *end,
               const Facts *facts, bint strict) noexcept nogil:
-    """Decode the records of one batch into the rows from at on. strict: see plain._read_row."""
+    """Decode the records of one batch into the rows that begin at `at`. strict: see plain._read_row."""
     cdef Row row
     cdef int wrong
     cdef Py_ssize_t stop = at + facts.record_count

@@ -99,7 +99,7 @@ class RowBuilder:
         `timestamp_types` has shape (rows,).
 
         Raises:
-            RecordRefusedError: a key or value is no text, or does not fit the columns.
+            RecordRefusedError: a key or value is not text, or does not fit the columns.
             InvalidTimestampError: a timestamp does not fit the table.
         """
         import pyarrow as pa

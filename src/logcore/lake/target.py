@@ -152,7 +152,7 @@ class LakeTarget(Protocol):
         """Return the newest state of the table, None if there is no table.
 
         Raises:
-            LakeTableError: the table cannot be read, or is no export of a topic.
+            LakeTableError: the table cannot be read, or is not the export of a topic.
         """
         ...
 

@@ -812,8 +812,8 @@ class Scan:
         whole scan.
         """
         raise TypeError(
-            "a scan is no array: write scan.to_pandas(), scan.to_polars() or scan.to_table(), or iterate over it for "
-            "columns of numpy arrays"
+            "a scan is not an array: write scan.to_pandas(), scan.to_polars() or scan.to_table(), or iterate over it "
+            "for columns of numpy arrays"
         )
 
     def __arrow_c_schema__(self) -> object:

@@ -985,7 +985,7 @@ class Writer(Appender):
             return
         if not isinstance(expected_offset, (int, np.integer)):
             raise InvalidConfigError(
-                "expected_offset is no offset",
+                "expected_offset is not an offset",
                 expected="an int",
                 found=repr(expected_offset),
             )

@@ -70,7 +70,7 @@ class Chooser:
         if self.numbers != tuple(range(len(numbers))):
             raise InvalidConfigError(
                 "some partitions of the topic are missing, so a record cannot choose one; name it with partition=",
-                expected="partitions from 0 on without gaps",
+                expected="consecutive partitions from 0",
                 found=str(self.numbers)[:80],
             )
         self._count = len(self.numbers)

@@ -211,7 +211,7 @@ def _whole(name: str, least: int) -> Any:
     def check(_settings: ProducerSettings, _attribute: object, value: object) -> None:
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise InvalidConfigError(
-                name, expected=f"a whole number from {least} on", found=repr(value)
+                name, expected=f"a whole number, at least {least}", found=repr(value)
             )
 
     return check

@@ -341,7 +341,7 @@ class TransactionalProducer(Producer):
 def _committed(given: int | OffsetToCommit, now_ms: int) -> Committed:
     if isinstance(given, bool) or (isinstance(given, int) and given < 0):
         raise InvalidConfigError(
-            "offsets", expected="numbers from 0 on", found=repr(given)
+            "offsets", expected="numbers of at least 0", found=repr(given)
         )
     if isinstance(given, int):
         return Committed(given, -1, "", now_ms)

@@ -127,7 +127,7 @@ def read_table(
 ) -> pyarrow.Table:
     """Return the whole result of a query.
 
-    Raises what relation() raises, and QueryError for a value that cannot be converted.
+    Raises the errors of relation(), and QueryError for a value that cannot be converted.
     """
     result = relation(directory, query, is_text=is_text, schemas=schemas)
     import duckdb

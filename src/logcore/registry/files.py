@@ -13,7 +13,7 @@ for groups, and the first three names for the topics of a cluster.
 | operation | steps under the lock of the domain and the gate of the session | killed in between |
 |---|---|---|
 | create, persistent | parents, `.tmp`, sync, rename, sync the directories | no node, or the node |
-| create, ephemeral | the domain into the session's record, O_EXCL, one write | an empty or torn file is no node |
+| create, ephemeral | the domain into the session's record, O_EXCL, one write | an empty or torn file is not a node |
 | set, update | one write over the older slot, sync | the newer valid slot counts |
 | set that grows | `.tmp`, sync, rename, sync the directory | the old node; the `.tmp` is garbage |
 | delete | rmdir of the children's directory, unlink, sync the directory | the node, or no node |
@@ -291,7 +291,7 @@ def _make(
             place
         ):  # checked again: another process may have created it since
             raise CorruptRegistryError(
-                "the directory is no registry, and not empty",
+                "the directory is not a registry, and not empty",
                 path=root,
                 found=sorted(foreign),
             )
@@ -911,7 +911,7 @@ class FileRegistry(Closeable):
         ):  # the file is torn, or its session is over
             self._fs.unlink(file)
         # No temporary name is needed: a process that is killed before or during this one
-        # write leaves a file that is no node.
+        # write leaves a file that is not a node.
         handle = self._fs.open(
             file, write=True, create=True, exclusive=True, permissions=self._for_files
         )

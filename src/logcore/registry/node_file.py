@@ -11,7 +11,7 @@ Rules:
   other slot holds the previous version.
 - The CRC of a slot covers its fields, its value and the creation id. A slot of an
   earlier node of the same name is therefore invalid.
-- A file is torn if its writer died before the head was complete. A torn file is no node.
+- A file is torn if its writer died before the head was complete. A torn file is not a node.
   Only ephemeral and unsynced nodes are written in place. A persistent node gets its name
   after it is durable, so a persistent node without a valid slot is damaged.
 
@@ -159,7 +159,11 @@ def read_head(data: bytes, path: str) -> Head | None:
         )
     if not _MAGIC.startswith(start.rstrip(b"\0")):
         raise CorruptRegistryError(
-            "the file is no node", path=path, position=0, expected=_MAGIC, found=start
+            "the file is not a node",
+            path=path,
+            position=0,
+            expected=_MAGIC,
+            found=start,
         )
     if written < _HEAD.size:
         return None

@@ -139,7 +139,9 @@ def pack_number(number: int) -> bytes:
 
 def unpack_number(data: bytes, path: str) -> int:
     if not re.fullmatch(rb"-?[0-9]{1,19}", data):
-        raise CorruptRegistryError("the value is no number", path=path, found=data[:40])
+        raise CorruptRegistryError(
+            "the value is not a number", path=path, found=data[:40]
+        )
     return int(data)
 
 

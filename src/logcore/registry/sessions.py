@@ -110,7 +110,7 @@ class SessionInfo:
 def read_file(fs: SharedFS, handle: int, path: str) -> tuple[Head, Slot] | None:
     """Return the newest version in an open file, without a lock.
 
-    Return None if the file is no node: its write was torn, or was lost in a power cut.
+    Return None if the file is not a node: its write was torn, or was lost in a power cut.
     A writer changes one slot at a time, so two reads without a valid slot prove that
     there is none.
 

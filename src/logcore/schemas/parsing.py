@@ -42,12 +42,13 @@ _PRIMITIVES: Final = frozenset(
 _AVRO_KEYS: Final = ("type", "name", "namespace", "doc", "aliases", "fields")
 #: Tokens of Protobuf texts: comments, strings and the rest.
 _PROTOBUF_TOKENS: Final = re.compile(
-    # A comment or string without an end takes the rest, so that no text is read twice.
+    # An unterminated comment or string extends to the end, so that no text is
+    # scanned twice.
     r"//[^\n]*|/\*(?:.*?\*/|.*)|\"(?:\\.|[^\"\\\n])*\"?|'(?:\\.|[^'\\\n])*'?|[\w.]+|\s+|.",
     re.DOTALL,
 )
 _METASCHEMAS: Final = ("http://json-schema.org/", "https://json-schema.org/")
-#: Files that protobuf and protoc bring along.
+#: Directory of the files that protobuf and protoc include.
 _WELL_KNOWN: Final = "google/protobuf/"
 
 
@@ -61,7 +62,7 @@ def parse_json(text: str) -> Any:
     """Return the JSON of a schema.
 
     Raises:
-        InvalidSchemaError: it is no JSON, or is nested too deep.
+        InvalidSchemaError: it is not JSON, or is nested too deeply.
     """
     try:
         return json.loads(text)
@@ -241,7 +242,7 @@ def check_json_schema(text: str, references: Resolved = ()) -> None:
     schema = parse_json(text)
     if not isinstance(schema, dict | bool):
         raise InvalidSchemaError(
-            "the JSON Schema is no object", found=repr(schema)[:80]
+            "the JSON Schema is not an object", found=repr(schema)[:80]
         )
     try:
         kind: Any = validators.validator_for(schema, default=validators.Draft7Validator)
@@ -409,7 +410,7 @@ def message_indexes(data: bytes, at: int) -> tuple[tuple[int, ...], int]:
     For example (1, 0) is the first message inside the second one.
 
     Raises:
-        ValueError, IndexError, InvalidRecordError: the bytes are no path.
+        ValueError, IndexError, InvalidRecordError: the bytes are not a path.
     """
     count, at = _zigzag(data, at)
     if count == 0:

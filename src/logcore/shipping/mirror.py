@@ -357,7 +357,7 @@ class Mirror(Closeable):
     def _make(self, target: str, topic: RemoteTopic, source_id: str) -> None:
         """Create the local topic, or add partitions to it.
 
-        Raises DivergedError if it is no mirror, or a mirror of
+        Raises DivergedError if it is not a mirror, or is a mirror of
         another topic, or of an older topic with the same name.
         """
         if target not in self._logdir:
@@ -369,7 +369,7 @@ class Mirror(Closeable):
         known = self._logdir.settings(target).mirror_source
         if self._keeps and not known:
             raise DivergedError(
-                f"topic {target!r} is here already and is no mirror: mirror to another name with rename (--rename)"
+                f"topic {target!r} exists already and is not a mirror: mirror to another name with rename (--rename)"
             )
         if self._keeps:
             mirror_rules.check_same_topic(known, source_id, target)

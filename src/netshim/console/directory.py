@@ -84,7 +84,7 @@ class DirectoryView:
         """Open the directory for one page of a user.
 
         Raises:
-            LogcoreError: it is no log directory at all.
+            LogcoreError: it is not a log directory at all.
         """
         with contextlib.ExitStack() as stack:
             logdir: logcore.LogDir | None = None

@@ -1,6 +1,6 @@
 """Messages of a page as files, and commands that read one message outside the console.
 
-NDJSON and CSV contain text, and hex digits of bytes that are no text. Parquet contains the
+NDJSON and CSV contain text, and hex digits of bytes that are not text. Parquet contains the
 stored bytes, and needs the extra `arrow`.
 """
 

@@ -157,7 +157,7 @@ class _QueriedPartition:
     log: logcore.Log
     #: The next block begins here, or ends here if the page is read backward.
     place: int
-    #: Offsets of the next block, if the query is no search.
+    #: Offsets of the next block, if the query is not a search.
     span: int
     #: Records in the order of the page.
     found: list[FoundMessage] = attrs.Factory(list)

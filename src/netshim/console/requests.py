@@ -68,7 +68,7 @@ def partition_of_request(
     """Return the chosen partition, None for all.
 
     Raises:
-        HTTPException: the parameter is no number.
+        HTTPException: the parameter is not a number.
         TopicNotFoundError: the partition does not exist.
     """
     text = request.query_params.get("partition", "")

@@ -71,7 +71,7 @@ def show(
     most_characters: int = PREVIEW_CHARACTERS,
     around: str = "",
 ) -> ShownValue:
-    """Return bytes as text: JSON, other text, or hex digits if they are no text.
+    """Return bytes as text: JSON, other text, or hex digits if they are not text.
 
     If `around` occurs in the bytes, the preview starts shortly before it.
     """

@@ -36,7 +36,7 @@ _CLIENT: Final = "logcore-follow"
 _PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 _SCRAM: Final = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
 _MECHANISMS: Final = ("PLAIN", *_SCRAM)
-#: Largest response. Kafka's own clients have no limit; a peer that is no broker would
+#: Largest response. Kafka's own clients have no limit; a peer that is not a broker would
 #: otherwise make us allocate 2 GiB.
 _MOST_RESPONSE_BYTES: Final = 512 << 20
 #: Limit of each wait for the socket.
@@ -244,7 +244,7 @@ class SourceConnection:
     def receive(self) -> Any:
         """Return the response to the oldest request without one.
 
-        Raises what request() raises.
+        Raises the errors of request().
         """
         expected, api, version = self._waiting.pop(0)
         try:

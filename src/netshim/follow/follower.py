@@ -298,7 +298,7 @@ class Follower:
         """Create or adapt the local topic.
 
         Raises:
-            DivergedError: the local topic is no copy, or a copy of another topic.
+            DivergedError: the local topic is not a copy, or a copy of another topic.
         """
         name = topic.name
         identity = _identity(self._source, topic)
@@ -310,7 +310,7 @@ class Follower:
         known = self._logdir.settings(name).mirror_source
         if known != identity:
             raise DivergedError(
-                f"topic {name!r} of this directory is no copy of the source's topic",
+                f"topic {name!r} of this directory is not a copy of the source's topic",
                 expected=f"mirror.source={identity}",
                 found=known
                 or "no mirror.source: the topic was created here or promoted",
@@ -478,9 +478,9 @@ def promote(
 ) -> list[str]:
     """Make the copies in a directory normal topics; return their names.
 
-    Each partition begins a new leader epoch, so that the source and the promoted copy
-    differ from there on. `source` is asked whether it has more records; None if it cannot
-    be asked. A promotion that was interrupted can be repeated.
+    Each partition begins a new leader epoch, so that later records of the source and of
+    the promoted copy have different epochs. `source` is asked for records that were not
+    copied; None if it cannot be asked. A promotion that was interrupted can be repeated.
 
     Raises:
         ShippingError: the source is ahead, cannot be asked, or the copy has never

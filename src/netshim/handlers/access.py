@@ -2,7 +2,7 @@
 
 Rules (Apache Kafka 4.1.1, with exceptions that are marked):
 - Without an authorizer (--acls), each request is answered with SECURITY_DISABLED.
-- A rule is stored unchanged. A rule whose host is no address matches no client.
+- A rule is stored unchanged. A rule whose host is not an address matches no client.
 - Each rule of a request is created separately, and each filter is applied separately.
 - ANY and MATCH in a new rule are refused with INVALID_REQUEST; Kafka answers with
   UNKNOWN_SERVER_ERROR. A number that Kafka does not define closes the connection.

@@ -396,7 +396,7 @@ def incremental_alter_configs(
             if parts is None:
                 raise _Refused(
                     codes.INVALID_CONFIG,
-                    f"{each.name} is no list to append to or to subtract from",
+                    f"{each.name} is not a list to append to or to subtract from",
                 )
             # reason_against() has refused operations without a value.
             given = (each.value or "").split(",")

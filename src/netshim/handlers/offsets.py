@@ -144,7 +144,7 @@ def _list_offsets(
         log: Log,
     ) -> None:
         timestamp = requested.timestamp
-        # A negative number that this version does not define is no time: a search for
+        # A negative number that this version does not define is not a time: a search for
         # it would find the first record.
         if timestamp < 0 and _SINCE.get(timestamp, 99) > call.version:
             result.error_code = codes.UNSUPPORTED_VERSION

@@ -51,7 +51,7 @@ def parse_address(text: str, option: str) -> tuple[str, int]:
     """Return the host and port of [HOST:]PORT; the host is loopback by default.
 
     Raises:
-        InvalidConfigError: the text is no address.
+        InvalidConfigError: the text is not an address.
     """
     host, _, port = text.rpartition(":")
     if not port.isascii() or not port.isdecimal() or int(port) > 65_535:
@@ -66,7 +66,7 @@ def bind(option: str, text: str) -> Generator[tuple[str, int], None, None]:
     """Give the address that an option names, and name the option in errors.
 
     Raises:
-        InvalidConfigError: the text is no address, or the address is not available.
+        InvalidConfigError: the text is not an address, or the address is not available.
     """
     address = parse_address(text, option)
     try:
@@ -241,7 +241,7 @@ class BrokerCalls:
     async def receive(self, function: Callable[[Callable[[_T], None]], object]) -> _T:
         """Return the value that a function in the broker's loop passes to its callback.
 
-        Raises what call() raises.
+        Raises the errors of call().
         """
         result: Future[_T] = Future()
 

@@ -24,7 +24,7 @@ Rules:
 - Connections are numbered from 1. Times never decrease.
 - A file whose last block is incomplete is valid up to the previous block, because the
   process may have been killed. Any other damage is an error.
-- A version is raised by each change that a reader of the version would misread.
+- VERSION is raised by each change of the format that older readers would misread.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class TrafficKind(enum.IntEnum):
 
 
 class RecordingError(LogcoreError):
-    """A file is no recording, or a damaged one. `position` counts from its start."""
+    """A file is not a recording, or is damaged. `position` counts from its start."""
 
 
 @attrs.frozen
@@ -120,7 +120,7 @@ class TrafficFile:
         """Open a recording.
 
         Raises:
-            RecordingError: the file is no recording, or of another version.
+            RecordingError: the file is not a recording, or has another version.
             FileNotFoundError: there is no such file.
             StorageReadError: the file cannot be read.
         """

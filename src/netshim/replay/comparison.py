@@ -163,7 +163,7 @@ class _Comparison:
                 self._differ(place, one, two)
 
     def _is_same(self, field: Field, mine: Any, one: Any, two: Any) -> bool:
-        """Compare two values that are no structs."""
+        """Compare two values that are not structs."""
         name = field.name
         if self._ids.holds_id(name, mine):
             new = self._ids.learned(name, mine)

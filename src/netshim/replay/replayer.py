@@ -36,7 +36,8 @@ from netshim.response_errors import first_error
 from netshim.wire import codes
 from netshim.wire.codec import Api
 
-#: Largest response. A peer that is no broker would otherwise make us allocate 2 GiB.
+#: Largest response. A peer that is not a broker could otherwise cause an
+#: allocation of 2 GiB.
 _MOST_RESPONSE_BYTES: Final = 512 << 20
 #: Time between two requests to a broker that is not ready.
 _AGAIN_S: Final = 0.02

@@ -465,7 +465,7 @@ class SchemaStore:
     def change(self, decide: Callable[[SchemaState], Decision]) -> Any:
         """Append the records of a decision, and return its answer.
 
-        Raises what read() raises, and the errors of Log.append().
+        Raises the errors of read() and of Log.append().
         """
         while True:
             # 1. Decide on a state, and keep the offset after the last record in it.

@@ -82,10 +82,10 @@ def _escaped(value: object) -> str:
     """Return an attribute value with the escapes of RFC 2253, as Java writes them.
 
     Raises:
-        CertificateError: the value is no text, such as a bit string.
+        CertificateError: the value is not text, such as a bit string.
     """
     if not isinstance(value, str):
-        raise CertificateError("the subject has an attribute that is no text")
+        raise CertificateError("the subject has an attribute that is not text")
     text = "".join(
         "\\" + one if one in _ESCAPED else "\\00" if one == "\0" else one
         for one in value

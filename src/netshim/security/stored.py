@@ -517,7 +517,7 @@ class _FactsReading:
             try:
                 values[key] = float(text)
             except ValueError:
-                self._report(path, "the quota %s is no number: %r", key, text)
+                self._report(path, "the quota %s is not a number: %r", key, text)
         if values:
             self._quotas[entity] = values
 

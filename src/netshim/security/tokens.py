@@ -152,7 +152,7 @@ class JwtVerifier:
                 or not isinstance(value, int | float)
                 or value != value
             ):
-                return Rejected(f"the claim {name} is no number")
+                return Rejected(f"the claim {name} is not a number")
             if name == "exp":
                 if value + _SKEW_S <= now_s:
                     return Rejected("the token has expired")
@@ -160,7 +160,7 @@ class JwtVerifier:
                 return Rejected(f"the claim {name} is in the future")
         user = claims.get(self.claim)
         if not isinstance(user, str) or not 0 < len(user) <= _MOST_NAME_CHARS:
-            return Rejected(f"the claim {self.claim} is no name")
+            return Rejected(f"the claim {self.claim} is not a name")
         return Accepted(user, expires_ms=int(min(claims["exp"], 1 << 40) * 1000))
 
     def _key(self, key_id: str | None) -> Any:

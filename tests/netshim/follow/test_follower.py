@@ -221,7 +221,7 @@ def test_topic_that_was_created_again_stops_the_follower(
     follow(copy, source, "t")
     kafka.logdir.delete_topic("t")
     kafka.create_topic("t", 1)
-    with pytest.raises(DivergedError, match="no copy"):
+    with pytest.raises(DivergedError, match="not a copy"):
         follow(copy, source, "t")
 
 
