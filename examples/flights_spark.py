@@ -148,9 +148,8 @@ def main() -> int:
             )
             print(f"Spark counts {flights.count():,}")
             result = delays(flights, names)
-            for _ in range(
-                2
-            ):  # the second write does nothing: this version of this application is done
+            # The second write does nothing: this version of this application is done.
+            for _ in range(2):
                 write(result, path)
         finally:
             spark.stop()

@@ -2299,7 +2299,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "all_work_is_submitted_at_once", "netshim/request_order.py",
-        "            while self._ready and self._running < _MOST_RUNNING:\n",
+        "            while self._ready and self._running < _MAX_RUNNING:\n",
         "            while self._ready:\n",
         "netshim/test_request_order.py",
     ),

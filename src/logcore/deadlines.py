@@ -16,7 +16,7 @@ Name = TypeVar("Name", bound=Hashable)
 #: A smaller heap is not cleaned.
 _SMALL = 64
 #: Longest timeout, 31 years. A larger one, also infinity, counts as this.
-_MOST_SECONDS = 1e9
+_MAX_SECONDS = 1e9
 
 
 def milliseconds(timeout: float) -> int:
@@ -30,7 +30,7 @@ def milliseconds(timeout: float) -> int:
         raise InvalidConfigError(
             "a timeout is in seconds", expected="a number from 0", found=repr(timeout)
         )
-    return round(1000 * min(timeout, _MOST_SECONDS))
+    return round(1000 * min(timeout, _MAX_SECONDS))
 
 
 class Deadlines(Generic[Name]):

@@ -97,9 +97,9 @@ if (
 #: The member under which the directory itself is claimed; no partition directory can
 #: have this name.
 _MEMBER: Final = "."
-#: Most topics in a repr.
+#: Maximum number of topics that a repr names.
 _SHOWN_TOPICS: Final = 8
-#: Most partitions in an error.
+#: Maximum number of partitions that an error names.
 _SHOWN_PARTITIONS: Final = 8
 
 

@@ -27,8 +27,8 @@ from logcore.segment import Segment
 
 #: Number of rows of a table in a notebook, and of partitions that a table of topics
 #: opens. Each takes some milliseconds.
-_MOST_ROWS: Final = 50
-_MOST_LOOKS: Final = 200
+_MAX_ROWS: Final = 50
+_MAX_LOOKS: Final = 200
 
 
 @attrs.frozen(kw_only=True)
@@ -104,7 +104,7 @@ def topic_html(fs: FS, name: str, paths: Mapping[int, str]) -> str:
     directories.
     """
     rows: list[Sequence[object]] = []
-    for number, path in itertools.islice(paths.items(), _MOST_ROWS):
+    for number, path in itertools.islice(paths.items(), _MAX_ROWS):
         try:
             one = describe(path, fs=fs)
         except LogcoreError as error:
@@ -146,8 +146,8 @@ def directory_html(fs: FS, path: str, topics: Mapping[str, Mapping[int, str]]) -
     to the directories of its partitions, by number.
     """
     rows: list[Sequence[object]] = []
-    looks = _MOST_LOOKS
-    for name, paths in itertools.islice(topics.items(), _MOST_ROWS):
+    looks = _MAX_LOOKS
+    for name, paths in itertools.islice(topics.items(), _MAX_ROWS):
         looks -= len(paths)
         rows.append(_topic_row(fs, name, paths) if looks >= 0 else (name, len(paths)))
     headings = (
@@ -190,6 +190,6 @@ def _counted(count: int, what: str) -> str:
 
 
 def _note_of(count: int, what: str) -> str:
-    if count > _MOST_ROWS:
-        return f"the first {_MOST_ROWS} of {count:,} {what}"
+    if count > _MAX_ROWS:
+        return f"the first {_MAX_ROWS} of {count:,} {what}"
     return ""

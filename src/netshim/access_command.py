@@ -27,7 +27,7 @@ from netshim.security.acls import (
     Permission,
     ResourceType,
 )
-from netshim.security.sasl import MOST_PASSWORD_BYTES
+from netshim.security.sasl import MAX_PASSWORD_BYTES
 from netshim.security.stored import (
     DEFAULT,
     OPERATION_NAMES,
@@ -104,8 +104,8 @@ def user() -> None:
 )
 @click.option(
     "--iterations",
-    type=click.IntRange(scram.LEAST_ITERATIONS, scram.MOST_ITERATIONS),
-    default=scram.LEAST_ITERATIONS,
+    type=click.IntRange(scram.MIN_ITERATIONS, scram.MAX_ITERATIONS),
+    default=scram.MIN_ITERATIONS,
     show_default=True,
     help="Cost of guessing a stolen credential. Anyone who can connect can see the number.",
 )
@@ -127,10 +127,10 @@ def add_user(
             f"Password of {name}", hide_input=True, confirmation_prompt=True
         )
     is_text = "\0" not in password and "\ufffd" not in password
-    if not is_text or not 0 < len(password.encode()) <= MOST_PASSWORD_BYTES:
+    if not is_text or not 0 < len(password.encode()) <= MAX_PASSWORD_BYTES:
         raise InvalidConfigError(
             "password",
-            expected=f"UTF-8 without NUL, 1 to {MOST_PASSWORD_BYTES} bytes",
+            expected=f"UTF-8 without NUL, 1 to {MAX_PASSWORD_BYTES} bytes",
             found="another",
         )
     credentials = scram.credentials_of(password, iterations, os.urandom)

@@ -32,7 +32,7 @@ import attrs
 
 from logcore.clientconfig import unknown
 from logcore.config import LogConfig
-from logcore.directory.topic_file import MOST_PARTITIONS
+from logcore.directory.topic_file import MAX_PARTITIONS
 from logcore.errors import InvalidConfigError, InvalidNameError, LogcoreError
 from logcore.metadata.filenames import check_topic_name
 
@@ -42,7 +42,7 @@ _CONFIG: Final = "config"
 _TOPICS: Final = "topics"
 _PARTITIONS: Final = "partitions"
 #: Maximum size of the file. A larger one is not read.
-_MOST_BYTES: Final = 1 << 20
+_MAX_BYTES: Final = 1 << 20
 
 
 @attrs.frozen
@@ -164,9 +164,9 @@ def read_config_file(path: str, shapes: Mapping[str, OptionShape]) -> FileSettin
         OSError: the file cannot be read.
     """
     data = Path(path).read_bytes()
-    if len(data) > _MOST_BYTES:
+    if len(data) > _MAX_BYTES:
         raise InvalidConfigError(
-            path, expected=f"at most {_MOST_BYTES} bytes", found=len(data)
+            path, expected=f"at most {_MAX_BYTES} bytes", found=len(data)
         )
     try:
         text = data.decode()
@@ -243,8 +243,8 @@ def _topics(reader: _Reader, values: object) -> list[ConfiguredTopic]:
         except InvalidNameError as error:
             raise reader.at(where, error) from error
         partitions = table.pop(_PARTITIONS, 1)
-        if type(partitions) is not int or not 1 <= partitions <= MOST_PARTITIONS:
-            expected = f"a number from 1 to {MOST_PARTITIONS}"
+        if type(partitions) is not int or not 1 <= partitions <= MAX_PARTITIONS:
+            expected = f"a number from 1 to {MAX_PARTITIONS}"
             raise reader.error(_PARTITIONS, expected, partitions, where)
         found.append(ConfiguredTopic(name, partitions, _settings(reader, where, table)))
     return found

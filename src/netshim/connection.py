@@ -58,7 +58,7 @@ _SMALL_PIECE_BYTES: Final = 16 << 10
 _SEND_BYTES: Final = 1 << 20
 #: If an incomplete frame grows by less than this in a request timeout, the connection
 #: is closed.
-_LEAST_RATE_BYTES: Final = 1_024 * 30
+_MIN_RATE_BYTES: Final = 1_024 * 30
 
 
 def _do_nothing() -> None:
@@ -582,7 +582,7 @@ class Connection:
             and not self.is_full
         ):
             received_bytes = self._end - self._start
-            if received_bytes - self._frame_bytes < _LEAST_RATE_BYTES:
+            if received_bytes - self._frame_bytes < _MIN_RATE_BYTES:
                 return f"a request of which {received_bytes} bytes came in {now_ms - since} ms"
             self._frame_since_ms = now_ms
             self._frame_bytes = received_bytes

@@ -56,10 +56,10 @@ NO_SESSION: Final = 0
 #: First version that identifies topics by their ids.
 _IDS_SINCE: Final = 13
 #: Maximum number of partitions of all sessions. Each occupies 500 bytes.
-_MOST_PARTITIONS: Final = 500_000
+_MAX_PARTITIONS: Final = 500_000
 #: Maximum number of partitions of one session. Each request of a session compares all
 #: of them in one step of the event loop, which takes 7 ms for this number.
-_MOST_OF_SESSION: Final = 10_000
+_MAX_OF_SESSION: Final = 10_000
 #: After this epoch, epoch 1 follows.
 _LAST_EPOCH: Final = 2**31 - 1
 #: Time after which all partitions of a session are compared with their logs: the
@@ -559,7 +559,7 @@ class FetchSessions:
 
     def _is_too_large(self, size: int, added: int) -> bool:
         """Return whether a session of this size, with partitions to add, has no room."""
-        return size > _MOST_OF_SESSION or self._count + added > _MOST_PARTITIONS
+        return size > _MAX_OF_SESSION or self._count + added > _MAX_PARTITIONS
 
     def _remove(self, session_id: int) -> None:
         session = self._sessions.pop(session_id, None)

@@ -31,7 +31,7 @@ _HEALTH_S: Final = 5.0
 #: Hosts of this machine.
 LOOPBACK: Final = frozenset(("127.0.0.1", "localhost", "::1"))
 #: Minimum number of characters of a token.
-_LEAST_TOKEN: Final = 16
+_MIN_TOKEN: Final = 16
 
 _OPTIONS: Final = (
     click.option(
@@ -229,10 +229,10 @@ class HttpPages:
                 token = file.read(1_000).strip()
         except (OSError, ValueError) as error:
             raise InvalidConfigError(f"--door-token-file: {error}") from error
-        if len(token) < _LEAST_TOKEN:
+        if len(token) < _MIN_TOKEN:
             raise InvalidConfigError(
                 "--door-token-file",
-                expected=f"at least {_LEAST_TOKEN} characters",
+                expected=f"at least {_MIN_TOKEN} characters",
                 found=len(token),
             )
         return token

@@ -36,7 +36,7 @@ CLIENT_CERTIFICATES: Final = {
 }
 _LISTENER: Final = re.compile(r"([A-Za-z0-9_]+)://(\[[^\]]*\]|[^\[\]:]*):(\d{1,5})")
 #: More messages in each direction than any handshake has.
-_MOST_FLIGHTS: Final = 6
+_MAX_FLIGHTS: Final = 6
 #: Permission bits of a key file that others may read.
 _OTHERS_READ: Final = 0o044
 
@@ -206,7 +206,7 @@ def client_certificate_of(
     accepted = server.wrap_bio(to_server, to_client, server_side=True)
     waiting = [accepted, client.wrap_bio(to_client, to_server, server_hostname=host)]
     # The client reads the server's refusal of its certificate with the first data.
-    for _ in range(_MOST_FLIGHTS):
+    for _ in range(_MAX_FLIGHTS):
         for one in list(waiting):
             with contextlib.suppress(ssl.SSLWantReadError):
                 one.do_handshake()

@@ -38,7 +38,7 @@ RETRIED: Final = frozenset(
 #: The time for which a client may have batches in flight.
 _REMEMBERED_MS: Final = 30_000
 #: Maximum number of refused batches that are remembered. Each occupies 200 bytes.
-_MOST_REMEMBERED: Final = 1_000
+_MAX_REMEMBERED: Final = 1_000
 
 
 @attrs.define
@@ -92,7 +92,7 @@ class RefusedBatches:
         self._refused[one] = _RefusedBatch(
             epoch, sequence, code, now_ms + _REMEMBERED_MS
         )
-        if len(self._refused) > _MOST_REMEMBERED:
+        if len(self._refused) > _MAX_REMEMBERED:
             del self._refused[next(iter(self._refused))]
 
     def code_for(

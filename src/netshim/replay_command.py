@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # imported only if they are used
     from netshim.replay.replayer import ReplayReport, ResponseDifference
 
 #: Maximum number of differences that are printed as text.
-_MOST_SHOWN: Final = 200
+_MAX_SHOWN: Final = 200
 
 
 @click.command()
@@ -136,7 +136,7 @@ class _Printer:
                 self._repeated += 1
                 continue
             self._shown += 1
-            if self._shown > _MOST_SHOWN:
+            if self._shown > _MAX_SHOWN:
                 continue
             self._known.add(key)
             click.echo(
@@ -173,9 +173,9 @@ class _Printer:
                 click.echo(to_json({"kind": "api", **row}))
             click.echo(to_json({"kind": "summary", **summary}))
             return
-        if self._shown > _MOST_SHOWN:
+        if self._shown > _MAX_SHOWN:
             click.echo(
-                f"the first {_MOST_SHOWN} of {self._shown} differences; "
+                f"the first {_MAX_SHOWN} of {self._shown} differences; "
                 "--format ndjson prints all"
             )
         if self._repeated:

@@ -32,7 +32,7 @@ _Work = tuple[Callable[[], Any], Callable[[Any], None]]
 _WORK_AT_ONCE: Final = 64
 #: Maximum number of keys whose work is submitted to the threads at once. The other work
 #: of the broker, such as syncs, waits for no more than these.
-_MOST_RUNNING: Final = 8
+_MAX_RUNNING: Final = 8
 
 
 def _outcome(work: Callable[[], Any]) -> Any:
@@ -104,7 +104,7 @@ class WorkQueues:
             return
         self._is_starting = True
         try:
-            while self._ready and self._running < _MOST_RUNNING:
+            while self._ready and self._running < _MAX_RUNNING:
                 self._running += 1
                 self._start(self._ready.popleft())
         finally:

@@ -17,7 +17,7 @@ from netshim.wire.fields import Struct
 
 #: Maximum number of entries of a list that first_error() searches. A search of 100,000
 #: partitions would occupy the event loop.
-_MOST_ENTRIES: Final = 100
+_MAX_ENTRIES: Final = 100
 
 
 def first_error(api: Api[Any, Any], response: object) -> int:
@@ -38,7 +38,7 @@ def _first(value: Any, path: tuple[str, ...], depth: int) -> int:
     inner = getattr(value, path[depth], None)
     if depth == len(path) - 1:
         return inner or codes.NONE
-    for one in islice(inner or (), _MOST_ENTRIES):
+    for one in islice(inner or (), _MAX_ENTRIES):
         code = _first(one, path, depth + 1)
         if code:
             return code

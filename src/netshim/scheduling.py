@@ -40,7 +40,7 @@ Steps = Generator[None, None, _T]
 PIECE: Final = 1_000
 #: Maximum number of requests that are processed in chunks at the same time. Each of
 #: them holds its partial result in memory.
-MOST_IN_STEPS: Final = 16
+MAX_IN_STEPS: Final = 16
 
 #: Runs work that may block on the disk, then calls done(result or exception) in the
 #: broker's thread.
@@ -258,12 +258,12 @@ class StepRunner:
 
     @property
     def is_full(self) -> bool:
-        return len(self._line) >= MOST_IN_STEPS
+        return len(self._line) >= MAX_IN_STEPS
 
     def run(self, steps: Steps[_T]) -> _T | PendingResponse:
         """Run the first chunk and return the response if that completed the request.
 
-        Otherwise, return the PendingResponse of the request. If MOST_IN_STEPS
+        Otherwise, return the PendingResponse of the request. If MAX_IN_STEPS
         requests are already in progress, run all chunks at once. Exceptions of the
         chunks that run here are raised.
         """

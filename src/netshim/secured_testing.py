@@ -138,7 +138,7 @@ class SecuredKafka(Kafka):
         """
         if password is None:
             password = os.urandom(12).hex()
-        credentials = scram.credentials_of(password, scram.LEAST_ITERATIONS, os.urandom)
+        credentials = scram.credentials_of(password, scram.MIN_ITERATIONS, os.urandom)
         self._change(lambda store: store.set_credentials(name, credentials))
         self._passwords[name] = password
         return password

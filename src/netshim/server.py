@@ -100,14 +100,14 @@ _UNSYNCED_BYTES: Final = 64 << 20
 #: Clients that read their socket do so in a millisecond.
 _STOP_GOODBYE_S: Final = 0.25
 #: Maximum number of steps in which advance() skips time.
-_MOST_STEPS: Final = 200
+_MAX_STEPS: Final = 200
 
 # Limits of connections.
 
 #: Maximum number of connections that are not authenticated yet.
-_MOST_UNAUTHENTICATED: Final = 256
+_MAX_UNAUTHENTICATED: Final = 256
 #: Maximum time that a connection above a quota is held before it is closed.
-_MOST_HELD_S: Final = 1.0
+_MAX_HELD_S: Final = 1.0
 #: Threads that verify passwords and tokens.
 _LOGIN_THREADS: Final = 2
 
@@ -120,7 +120,7 @@ _RESERVED_FILES: Final = 64
 #: Descriptors of one open log.
 _FILES_OF_LOG: Final = 2
 #: Number of logs that may always be open, whatever the number of connections is.
-_LEAST_LOGS: Final = 8
+_MIN_LOGS: Final = 8
 
 
 def _file_limit() -> int:
@@ -175,7 +175,8 @@ class Server:
     workload: Workload
     security: Security
     tls_context: ssl.SSLContext
-    #: When a running stop() no longer waits for clients, by the clock of the event loop.
+    #: When a running stop() no longer waits for clients, by the clock of the event
+    #: loop.
     _deadline: float
     #: When _run_due_work() is called again, by the clock of the event loop.
     _due_work_s: float
@@ -961,7 +962,7 @@ class Server:
         no work is running.
         """
         left_ms = skipped_ms
-        least_ms = max(1, skipped_ms // _MOST_STEPS)
+        least_ms = max(1, skipped_ms // _MAX_STEPS)
         while left_ms > 0:
             step_ms = left_ms
             if self.broker.next_ms is not None:
@@ -1224,7 +1225,7 @@ class Server:
         clients.
         """
         return max(
-            _LEAST_LOGS,
+            _MIN_LOGS,
             (self._most_files - _RESERVED_FILES - len(self._peers)) // _FILES_OF_LOG,
         )
 
@@ -1243,7 +1244,7 @@ class Server:
             self.broker.state.logs.make_room()
             delay_ms = self.security.quotas.connect(peer.address, self.now_ms())
             if delay_ms:
-                return min(_MOST_HELD_S, delay_ms / 1000)
+                return min(_MAX_HELD_S, delay_ms / 1000)
             return None
         self.log(
             logging.WARNING,
@@ -1260,7 +1261,7 @@ class Server:
             return "stopping"
         if (
             len(self._peers)
-            >= self._most_files - _RESERVED_FILES - _LEAST_LOGS * _FILES_OF_LOG
+            >= self._most_files - _RESERVED_FILES - _MIN_LOGS * _FILES_OF_LOG
         ):
             return f"there are {len(self._peers)} connections, and the limit of open files is {self._most_files}"
         if len(self._peers) >= self.settings.max_connections:
@@ -1268,7 +1269,7 @@ class Server:
         if self._addresses[peer.address] >= self.settings.max_connections_per_address:
             return f"there are {self._addresses[peer.address]} connections from there"
         if peer.is_unauthenticated and not self._has_login_place(peer.address):
-            return f"{_MOST_UNAUTHENTICATED} connections are not authenticated yet"
+            return f"{_MAX_UNAUTHENTICATED} connections are not authenticated yet"
         return None
 
     def _has_login_place(self, address: str) -> bool:
@@ -1279,7 +1280,7 @@ class Server:
         keep all others from logging in.
         """
         waiting = [one for one in self._peers if one.is_unauthenticated]
-        if len(waiting) < _MOST_UNAUTHENTICATED:
+        if len(waiting) < _MAX_UNAUTHENTICATED:
             return True
         held = Counter(one.address for one in waiting)
         largest, count = held.most_common(1)[0]

@@ -12,7 +12,7 @@ import attrs
 
 from logcore.errors import InvalidConfigError, TopicNotFoundError
 from logcore.metadata.checkpoint import Key
-from netshim.faults.nodes import MOST_NODES, AdvertisedNode, AdvertisedNodes
+from netshim.faults.nodes import MAX_NODES, AdvertisedNode, AdvertisedNodes
 from netshim.server import Server
 
 
@@ -26,9 +26,9 @@ async def set_node_count(server: Server, count: int) -> None:
             directory or belongs to a cluster.
         OSError: no port is available.
     """
-    if type(count) is not int or not 1 <= count <= MOST_NODES:
+    if type(count) is not int or not 1 <= count <= MAX_NODES:
         raise InvalidConfigError(
-            "the number of nodes", expected=f"1 to {MOST_NODES}", found=repr(count)
+            "the number of nodes", expected=f"1 to {MAX_NODES}", found=repr(count)
         )
     state = server.broker.state
     if state.is_shared or state.leadership.is_clustered:

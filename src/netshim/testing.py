@@ -77,7 +77,7 @@ _MAX_NEWEST: Final = 5
 #: Number of characters of a key, a value or headers in that message.
 _MAX_SHOWN: Final = 60
 #: Longest time that advance() skips: timestamps remain far below their limit.
-_MOST_SKIPPED_MS: Final = 10_000 * 86_400_000
+_MAX_SKIPPED_MS: Final = 10_000 * 86_400_000
 
 
 class UnsyncedFiles(FaultFS):
@@ -164,7 +164,7 @@ class BrokerClock:
             skipped_ms = given // timedelta(milliseconds=1)
         except (ValueError, OverflowError):  # not a number, or more than 1e9 days
             skipped_ms = -1
-        if not 1 <= skipped_ms <= _MOST_SKIPPED_MS:
+        if not 1 <= skipped_ms <= _MAX_SKIPPED_MS:
             raise InvalidConfigError(
                 "advance()",
                 expected="1 ms to 10,000 days in all",

@@ -21,7 +21,7 @@ from logcore.metadata.filenames import INTERNAL_TOPICS
 from netshim.served_directory import ServedDirectory
 
 #: Memory limit of a compiled expression. A larger one is refused.
-_MOST_BYTES: Final = 1 << 20
+_MAX_BYTES: Final = 1 << 20
 
 
 class ServedTopics:
@@ -64,7 +64,7 @@ def compile_pattern(pattern: str) -> Callable[[str], bool]:
         ) from None
     options = re2.Options()
     options.log_errors = False
-    options.max_mem = _MOST_BYTES
+    options.max_mem = _MAX_BYTES
     try:
         compiled = re2.compile(pattern, options)
     except re2.error as error:

@@ -41,9 +41,9 @@ from pyspark_logcore.options import WriteOptions
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-#: Maximum bytes per message of a task whose machine cannot access the staging directory.
-#: Spark's limit for all messages is 1 GiB by default.
-_MOST_CARRIED: Final = 512 << 20
+#: Maximum bytes per message of a task whose machine cannot access the staging
+#: directory. Spark's limit for all messages is 1 GiB by default.
+_MAX_CARRIED: Final = 512 << 20
 #: Rows of one partition are collected up to this number of bytes, so that the sizes of
 #: batches do not depend on Spark's batches.
 _PENDING_BYTES: Final = 1 << 20
@@ -307,13 +307,13 @@ class RowStager(RowRouter):
             return
         held = sum(writer.held_bytes for writer in self._writers.values())
         if not self._has_directory:
-            if held > _MOST_CARRIED:
+            if held > _MAX_CARRIED:
                 raise OtherDirectoryError(
                     f"the machine {os.uname().nodename} does not see the staging directory of this write, so its tasks "
                     "send their records to the driver in messages, below spark.driver.maxResultSize in all. Share the "
                     "directory under this path, or use more and smaller tasks",
                     path=self._options.path,
-                    expected=f"at most {_MOST_CARRIED} bytes of a task",
+                    expected=f"at most {_MAX_CARRIED} bytes of a task",
                     found=held,
                 )
             return

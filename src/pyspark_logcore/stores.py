@@ -57,7 +57,7 @@ _AHEAD_BYTES: Final = 8 << 20
 _APART_BYTES: Final = 128 << 10
 _BLOCKS: Final = 3
 #: Maximum size of an index file, which is read as a whole. Segments are read in chunks.
-_MOST_MAPPED: Final = 64 << 20
+_MAX_MAPPED: Final = 64 << 20
 _REFUSED: Final = (
     "ACCESS_DENIED",
     "AccessDenied",
@@ -251,7 +251,7 @@ class StoreFS:
         Raises:
             ResourceError: the file is too large to be an index file.
         """
-        if size > _MOST_MAPPED:
+        if size > _MAX_MAPPED:
             raise ResourceError(
                 "too large to be read as a whole", path=self._handles[handle].path
             )

@@ -396,7 +396,7 @@ def test_login_by_keyboard_and_logout_in_another_tab(
     with logcore.open_dir(data, create=True) as logdir:
         logdir.create_topic("orders", 1)
     store = SecurityStore(data)
-    credentials = scram.credentials_of("secret", scram.LEAST_ITERATIONS, os.urandom)
+    credentials = scram.credentials_of("secret", scram.MIN_ITERATIONS, os.urandom)
     store.set_credentials("alice", credentials)
     store.close()
     access = ConsoleAccess(read_facts=StoredFacts(str(data)), needs_login=True)

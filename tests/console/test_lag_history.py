@@ -10,7 +10,7 @@ import netshim
 from netshim.console.broker import facts_reader, groups_reader
 from netshim.console.drawing import draw_lag
 from netshim.console.groups import sample_lags
-from netshim.console.lags import MOST_SAMPLES, MOST_SERIES, LagHistory
+from netshim.console.lags import MAX_SAMPLES, MAX_SERIES, LagHistory
 from support.consoles import DEADLINE_S, ConsoleClient, opened_console
 
 
@@ -39,12 +39,12 @@ def test_lag_over_time_is_drawn_for_each_partition(
 
 def test_samples_are_bounded_and_end_with_their_group() -> None:
     history = LagHistory()
-    for at in range(3 * MOST_SAMPLES):
+    for at in range(3 * MAX_SAMPLES):
         history.add(at, {("g", "t", 0): at, ("h", "t", 0): 1})
-    assert len(history.of_partition(("g", "t", 0))) == MOST_SAMPLES
-    history.add(10_000, {("g", "t", n): 1 for n in range(MOST_SERIES + 50)})
+    assert len(history.of_partition(("g", "t", 0))) == MAX_SAMPLES
+    history.add(10_000, {("g", "t", n): 1 for n in range(MAX_SERIES + 50)})
     assert history.of_partition(("h", "t", 0)) == []
-    assert history.of_group("g", ["t"])[-1] == (10_000, MOST_SERIES)
+    assert history.of_group("g", ["t"])[-1] == (10_000, MAX_SERIES)
     assert history.of_group("g", ["other"]) == []
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import logcore
 from netshim.console.access import ConsoleViewer
-from netshim.console.live import MOST_ROWS, LiveTail
+from netshim.console.live import MAX_ROWS, LiveTail
 from support.consoles import DEADLINE_S, ConsoleClient, PageParser
 
 
@@ -79,11 +79,11 @@ def test_too_many_records_are_counted_and_left_out(
     written.create_topic("orders", 1)
     with console.view.opened(ConsoleViewer()) as directory:
         tail = LiveTail.open(directory, "orders", (0,))
-    written.partition("orders", 0).append_many([(None, b"v")] * (MOST_ROWS + 7))
+    written.partition("orders", 0).append_many([(None, b"v")] * (MAX_ROWS + 7))
     found, skipped = tail.poll()
-    assert len(found) == MOST_ROWS
+    assert len(found) == MAX_ROWS
     assert skipped == 7
-    assert found[-1].record.offset == MOST_ROWS + 6
+    assert found[-1].record.offset == MAX_ROWS + 6
     assert tail.poll() == ([], 0)
     tail.close()
 
@@ -118,7 +118,7 @@ def test_deleted_topic_ends_the_events_with_the_reason(
 def test_number_of_followers_is_limited(
     written: logcore.LogDir, console: ConsoleClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("netshim.console.pages.MOST_TAILS", 1)
+    monkeypatch.setattr("netshim.console.pages.MAX_TAILS", 1)
     written.create_topic("orders", 1)
     with followed(console, "/topics/orders/events"):
         page = console.get("/topics/orders/events")

@@ -46,7 +46,7 @@ class LoginSetup:
         return contextlib.closing(SecurityStore(self.data))
 
     def set_password(self, user: str, password: str) -> None:
-        credentials = scram.credentials_of(password, scram.LEAST_ITERATIONS, os.urandom)
+        credentials = scram.credentials_of(password, scram.MIN_ITERATIONS, os.urandom)
         with self.store() as store:
             store.set_credentials(user, credentials)
 

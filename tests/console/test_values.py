@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from netshim.console.values import (
-    MOST_TEXT_BYTES,
+    MAX_TEXT_BYTES,
     JsonNode,
     hex_lines,
     show,
@@ -107,7 +107,7 @@ def test_tree_keeps_keys_that_occur_twice_and_exact_numbers() -> None:
         b"[" + b"1," * 10_000 + b"1]",
         b"[NaN]",
         b"[" + b"9" * 10_000 + b"x",
-        b'["' + b"x" * MOST_TEXT_BYTES + b'"]',
+        b'["' + b"x" * MAX_TEXT_BYTES + b'"]',
     ],
 )
 def test_text_that_is_no_json_or_too_large_has_no_tree(data: bytes) -> None:

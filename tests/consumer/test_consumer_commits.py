@@ -22,7 +22,7 @@ from logcore.consumer import (
     RebalanceListener,
     TopicPartition,
 )
-from logcore.consumer.commits import _MOST_WAITING
+from logcore.consumer.commits import _MAX_WAITING
 from logcore.coordination.group_requests import Committer
 from logcore.coordinators.shared_groups import SharedGroups
 from logcore.coordinators.stored_offsets import OFFSETS_CONFIG
@@ -124,11 +124,11 @@ def test_auto_commit_is_stored_after_pending_commits(data: LogDir) -> None:
 def test_full_queue_of_pending_commits_is_stored_at_once(data: LogDir) -> None:
     callback = CommitCallback()
     with joined(data) as consumer:
-        for offset in range(_MOST_WAITING):
+        for offset in range(_MAX_WAITING):
             assert not callback.calls
             consumer.commit_async({ONE: offset}, callback)
-        assert len(callback.calls) == _MOST_WAITING
-        assert stored(data) == _MOST_WAITING - 1
+        assert len(callback.calls) == _MAX_WAITING
+        assert stored(data) == _MAX_WAITING - 1
 
 
 @pytest.mark.parametrize("end", ["close", "unsubscribe", "error", "assign"])

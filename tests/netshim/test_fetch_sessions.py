@@ -125,7 +125,7 @@ def test_no_slots_decline_every_session() -> None:
 def test_partitions_of_all_sessions_are_limited(
     sessions: FetchSessions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetch_sessions, "_MOST_PARTITIONS", 5)
+    monkeypatch.setattr(fetch_sessions, "_MAX_PARTITIONS", 5)
     assert begun(sessions, request_of(0, 0, 6)) == 0
     first = begun(sessions, request_of(0, 0, 3))
     assert begun(sessions, request_of(0, 0, 3)) == 0
@@ -139,7 +139,7 @@ def test_partitions_of_one_session_are_limited(
     sessions: FetchSessions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A request compares all partitions of its session in one step of the loop."""
-    monkeypatch.setattr(fetch_sessions, "_MOST_OF_SESSION", 5)
+    monkeypatch.setattr(fetch_sessions, "_MAX_OF_SESSION", 5)
     assert begun(sessions, request_of(0, 0, 6)) == 0
     first = begun(sessions, request_of(0, 0, 5))
     assert begun(sessions, request_of(0, 0, 5))

@@ -213,7 +213,7 @@ def test_scrape_does_not_wait_for_a_held_loop(broker: CountedBroker) -> None:
 def test_series_with_names_of_clients_are_bounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(metrics, "MOST_SERIES", 2)
+    monkeypatch.setattr(metrics, "MAX_SERIES", 2)
     series: Samples = {}
     for name in ("a", "b", "a", "c", "d"):
         labels = metrics.bounded((name, "t"), series)  # type: ignore[arg-type]

@@ -135,7 +135,7 @@ def test_each_turn_processes_one_chunk_of_one_request(sizes: list[int]) -> None:
 def test_request_beyond_the_limit_of_chunked_requests_is_processed_whole() -> None:
     later: deque[Callable[[], None]] = deque()
     pieces = StepRunner(later.append)
-    for _ in range(scheduling.MOST_IN_STEPS):
+    for _ in range(scheduling.MAX_IN_STEPS):
         assert isinstance(pieces.run(counted(1_500, [])), PendingResponse)
     assert pieces.is_full
     assert pieces.run(counted(9_000, [])) == 9_000
@@ -842,7 +842,7 @@ def test_large_requests_are_refused_while_the_chunk_limit_is_reached(
 ) -> None:
     answers = [
         bench.send(wire.OFFSET_FETCH, 5, offsets_of(MANY))
-        for _ in range(scheduling.MOST_IN_STEPS)
+        for _ in range(scheduling.MAX_IN_STEPS)
     ]
     with pytest.raises(CloseConnection, match="OffsetFetch of 10001 entries"):
         bench.send(wire.OFFSET_FETCH, 5, offsets_of(10_000))

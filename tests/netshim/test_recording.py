@@ -354,7 +354,7 @@ def secured(
         salts.append(b"s" * size)
         return salts[-1]
 
-    credentials = scram.credentials_of(PASSWORD, scram.LEAST_ITERATIONS, random)
+    credentials = scram.credentials_of(PASSWORD, scram.MIN_ITERATIONS, random)
     security.store().set_credentials("alice", credentials)
     kafka.server.call(lambda: security.publish(security.store().load()))
     yield kafka, issuer

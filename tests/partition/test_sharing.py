@@ -360,7 +360,7 @@ def test_many_recoveries_are_not_a_truncation(path: Path) -> None:
             b"3",
             b"4",
         ]
-        for _ in range(2 * shared_lock._MOST_TRUNCATIONS):
+        for _ in range(2 * shared_lock._MAX_TRUNCATIONS):
             lock: Any = other.host.writer.sharing._write_lock  # type: ignore[union-attr]
             lock.acquire()
             lock.mark_busy()  # and dies
@@ -380,7 +380,7 @@ def test_oldest_stored_truncation_covers_all_earlier_ones(offsets: list[int]) ->
         found = synced.lowest_truncation_since(before.truncations, 0)
         assert found is not None
         assert found <= min(offsets[number:])
-        if len(offsets) - number < shared_lock._MOST_TRUNCATIONS:
+        if len(offsets) - number < shared_lock._MAX_TRUNCATIONS:
             assert found == min(offsets[number:])
     assert synced.lowest_truncation_since(synced.truncations, 0) is None
     assert synced.lowest_truncation_since(12345, 2) == 2, "counted from another start"

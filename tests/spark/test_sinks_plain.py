@@ -347,7 +347,7 @@ def test_a_machine_that_does_not_see_the_directory_carries_everything(
     assert [one.files for one in messages] == [[], []]
     made(path).commit(messages, 0)
     assert content(path) == rows * 2
-    monkeypatch.setattr("pyspark_logcore.rows._MOST_CARRIED", 500)
+    monkeypatch.setattr("pyspark_logcore.rows._MAX_CARRIED", 500)
     with pytest.raises(
         OtherDirectoryError, match=r"does not see the staging directory.*maxResultSize"
     ):

@@ -26,7 +26,7 @@ NOTHING: Partitions = frozenset()
 SESSION_MS = 1_000
 REBALANCE_MS = 700
 STEPS = 250
-MOST_CLIENTS = 5
+MAX_CLIENTS = 5
 
 
 class Client:
@@ -215,7 +215,7 @@ class RandomHistory:
         self.let_one(leave)
 
     def add_client(self) -> None:
-        if len(self.clients) < MOST_CLIENTS:
+        if len(self.clients) < MAX_CLIENTS:
             self.number += 1
             used = {client.instance_id for client in self.clients}
             free = [name for name in ("s0", "s1") if name not in used]

@@ -78,7 +78,7 @@ _STATIC: Final[dict[str, Any]] = {
     "heartbeat_interval_ms": 300,
 }
 #: Most schedules take 5,000. Steps are counted too while all processes are stopped.
-_MOST_STEPS: Final = 300_000
+_MAX_STEPS: Final = 300_000
 #: Every process checks for dead members at least this often (clients reference, C08).
 _HEIRS_MS: Final = 1_000
 
@@ -235,7 +235,7 @@ class Group:
         if self.is_static:
             settings |= {**_STATIC, "group_instance_id": "spared"}
         with self._consuming(fs, settings) as consumer:
-            until = self.machine.steps + _MOST_STEPS
+            until = self.machine.steps + _MAX_STEPS
             while not self._is_complete():
                 self._poll_once(consumer)
                 assert self.machine.steps < until, (

@@ -80,7 +80,7 @@ _ROUND_FRAMES = 400
 _FRAME_BYTES = 64 << 20
 #: Number of connections with a waiting request. Above it, the client of the oldest one
 #: ends its connection.
-_MOST_PARKED = 40
+_MAX_PARKED = 40
 #: Start of the time of records. The batches of the scripts have timestamps of that day.
 _T0_MS = 1_767_225_600_000
 #: The users of a broker with security, and their password.
@@ -203,7 +203,7 @@ def _security(disk: SimulatedDisk) -> Security:
     )
     store = security.store()
     credentials = scram.credentials_of(
-        _PASSWORD, scram.LEAST_ITERATIONS, disk.random_bytes
+        _PASSWORD, scram.MIN_ITERATIONS, disk.random_bytes
     )
     for user in (_HONEST, _STRANGER):
         store.set_credentials(user, credentials)
@@ -758,7 +758,7 @@ class HostileSimulation:
             if client.connection.is_idle:
                 self.parked.remove(client)
                 client.close()
-        while len(self.parked) > _MOST_PARKED:
+        while len(self.parked) > _MAX_PARKED:
             self.parked.popleft().close()
         self.most_bytes = max(self.most_bytes, resident_bytes())
 

@@ -30,7 +30,7 @@ from logcore.format.group_records import (
 )
 from support.coordinator_simulation import topic_id
 from support.group_histories import (
-    MOST_CLIENTS,
+    MAX_CLIENTS,
     NOTHING,
     REBALANCE_MS,
     SESSION_MS,
@@ -310,7 +310,7 @@ class MixedHistory(RandomHistory):
         if self.chance.random() >= self.classic_share:
             super().add_client()
             return
-        if len(self.clients) >= MOST_CLIENTS:
+        if len(self.clients) >= MAX_CLIENTS:
             return
         self.number += 1
         used = {client.instance_id for client in self.clients}
@@ -380,8 +380,8 @@ class MixedHistory(RandomHistory):
                 and isinstance(client, ClassicClient)
             ):
                 # The group does not wait only for static members, and keeps them. They
-                # use their partitions until their next answer: a weakness of the classic
-                # protocol.
+                # use their partitions until their next answer: a weakness of the
+                # classic protocol.
                 client.is_abandoned |= (
                     client.instance_id is not None
                     and client.generation != found.generation

@@ -97,7 +97,7 @@ class SecuredCluster(Cluster):
         with self.store() as store:
             for name in names:
                 made = scram.credentials_of(
-                    password_of(name), scram.LEAST_ITERATIONS, os.urandom
+                    password_of(name), scram.MIN_ITERATIONS, os.urandom
                 )
                 store.set_credentials(name, made)
         for name in names:

@@ -47,8 +47,8 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 #: Maximum number of appends that are written together, so that their batch fits a
 #: segment and no caller waits long.
-_MOST_TOGETHER: Final = 1_000
-_MOST_BYTES: Final = 1 << 19
+_MAX_TOGETHER: Final = 1_000
+_MAX_BYTES: Final = 1 << 19
 _RECORD_BYTES: Final = 64
 #: These errors affect one record, and must not fail other records.
 _OF_RECORDS: Final = (
@@ -153,7 +153,7 @@ class Appending:
         found: list[Appended] = []
         size_bytes = 0
         most = most_bytes(self._log)
-        while self._waiting and len(found) < _MOST_TOGETHER:
+        while self._waiting and len(found) < _MAX_TOGETHER:
             one = self._waiting[0]
             if one.barrier > barrier:
                 break
@@ -182,7 +182,7 @@ def most_bytes(log: synchronous.Log) -> int:
     """
     config = log.config
     durability = log.durability
-    most = min(_MOST_BYTES, config.segment_bytes // 2)
+    most = min(_MAX_BYTES, config.segment_bytes // 2)
     if durability.kind == "group":
         return min(most, durability.max_bytes // 2)
     if durability.kind == "always":

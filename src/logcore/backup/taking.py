@@ -67,7 +67,7 @@ from logcore.segment import Segment
 #: Attempts to copy a log that is compacted or truncated during the copy.
 _ATTEMPTS: Final = 20
 #: A segment in more parts is stored again as one, so that a restore needs few reads.
-_MOST_PARTS: Final = 32
+_MAX_PARTS: Final = 32
 #: Attempts to read a clock that may not advance, as on a simulated disk.
 _CLOCK_READS: Final = 10_000
 #: Coordinators read and write these topics. Their records are cut by time.
@@ -327,7 +327,7 @@ class _Snapshot:
         """Store the bytes below `size`, and `tail`, after the parts that are the same."""
         parts: list[StoredPart] = []
         position = 0
-        if before is not None and len(before.parts) < _MOST_PARTS:
+        if before is not None and len(before.parts) < _MAX_PARTS:
             for part in before.parts:
                 if position + part.size_bytes > size:
                     break

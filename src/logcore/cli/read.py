@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from logcore.schemas import ValueDecoder
 
 #: Minimum number of columns of a shortened record, however narrow the terminal is.
-_LEAST_COLUMNS: Final = 24
+_MIN_COLUMNS: Final = 24
 
 #: A record to print: from the directory of one partition, or from a topic.
 _Found = logcore.Record | logcore.TopicRecord
@@ -386,7 +386,7 @@ def _line(record: _Found, columns: int | None, show: Shower) -> str:
         f"{plain_text(one['key'])}={plain_text(one['value'])}" for one in row["headers"]
     )
     if columns is not None:
-        left = max(_LEAST_COLUMNS, columns - len(head))
+        left = max(_MIN_COLUMNS, columns - len(head))
         key = fitted(key, left // 3)
         headers = fitted(headers, left // 3)
         # Two blanks follow the key, and two precede the headers. The value gets the

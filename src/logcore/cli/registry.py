@@ -15,7 +15,7 @@ from logcore.errors import NodeNotFoundError
 from logcore.registry import FileRegistry, Node, open_registry
 
 #: Maximum number of columns of a value in the tree.
-_MOST_SHOWN: Final = 120
+_MAX_SHOWN: Final = 120
 
 _path_argument = click.argument("path", metavar="[PATH]", default="/")
 
@@ -89,8 +89,8 @@ def registry_tree(directory: str, path: str, as_json: bool) -> None:
             text = shown
         else:
             text = json.dumps(shown, ensure_ascii=False)
-        if len(text) > _MOST_SHOWN:
-            text = f"{text[:_MOST_SHOWN]}..."
+        if len(text) > _MAX_SHOWN:
+            text = f"{text[:_MAX_SHOWN]}..."
         of = ""
         if node.session:
             of = " (ephemeral)"

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 #: Maximum number of rows shown on a terminal, because a longer table is slow to draw.
-_MOST_SHOWN: Final = 1_000
+_MAX_SHOWN: Final = 1_000
 
 
 @click.command()
@@ -119,9 +119,9 @@ def _print(
     else:
         shown: list[list[Any]] = []
         for row in _rows(reader):
-            if len(shown) == _MOST_SHOWN:
+            if len(shown) == _MAX_SHOWN:
                 click.echo(
-                    f"the first {_MOST_SHOWN:,} rows; add a LIMIT, or write all to a file with --csv",
+                    f"the first {_MAX_SHOWN:,} rows; add a LIMIT, or write all to a file with --csv",
                     err=True,
                 )
                 break

@@ -60,7 +60,7 @@ OnCommit = Callable[
 ]
 #: Maximum number of queued commits of commit_async(). With a thousand, a sync of 1 ms
 #: costs each commit 1 us. The rest of a commit costs 10 us.
-_MOST_WAITING: Final = 1_000
+_MAX_WAITING: Final = 1_000
 #: 68 years. A caller that passes more probably means no timeout.
 _LONGEST_SECONDS: Final = 2**31 - 1
 
@@ -207,7 +207,7 @@ class Commits:
         """
         self._offsets()
         self._waiting.append(_Waiting(dict(chosen), callback))
-        return len(self._waiting) >= _MOST_WAITING
+        return len(self._waiting) >= _MAX_WAITING
 
     @property
     def waiting(self) -> int:

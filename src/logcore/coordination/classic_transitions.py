@@ -67,7 +67,7 @@ from logcore.coordination.group_requests import (
 _NEW_MEMBER_MS: Final = 300_000
 #: Minimum interval between checks whether to wait for static members that have not
 #: rejoined.
-_LEAST_WAIT_MS: Final = 1_000
+_MIN_WAIT_MS: Final = 1_000
 _LAST_GENERATION: Final = 2**31 - 1
 #: The longest text in a record, whose length is an int16. The limit is lower because
 #: ids consist of such texts and a suffix.
@@ -656,7 +656,7 @@ class ClassicStep:
             # Only static members are left, and none has joined. Wait until one joins or
             # their sessions end.
             self._set_join_timer(
-                JoinEnds(), max(group.rebalance_timeout_ms, _LEAST_WAIT_MS)
+                JoinEnds(), max(group.rebalance_timeout_ms, _MIN_WAIT_MS)
             )
             return
         # After the largest int32 the generation restarts at 1.

@@ -19,7 +19,7 @@ from logcore.errors import LogClosedError, LogcoreError
 from logcore.fs import FS
 from logcore.reporting import WARNING, Incident, log_line
 
-_MOST_KINDS: Final = 100
+_MAX_KINDS: Final = 100
 
 
 class Incidents:
@@ -73,7 +73,7 @@ class Incidents:
                 last_ms=now_ms,
             )
             self._known[work, where, kind] = incident
-            if len(self._known) > _MOST_KINDS:
+            if len(self._known) > _MAX_KINDS:
                 del self._known[next(iter(self._known))]
         # 1, 10, 100 and so on, so that an error in every tick is not reported each
         # time. This runs without the lock, because the callback may read the incidents.

@@ -30,8 +30,8 @@ from logcore.metadata.filenames import is_topic_name
 NO_ID: Final = uuid.UUID(int=0)
 #: Not Kafka's limit. Each partition is a directory with files, and a typing error must
 #: not create a million of them.
-MOST_PARTITIONS: Final = 100_000
-_MOST_IN_ALL: Final = 1_000_000
+MAX_PARTITIONS: Final = 100_000
+_MAX_IN_ALL: Final = 1_000_000
 #: Accepted until Kafka 4 removed it. Rows of earlier versions may contain it.
 _REMOVED_SETTING: Final = "message.downconversion.enable"
 
@@ -109,7 +109,7 @@ class TopicEntry:
         count = facts.get("partitions")
         adding = facts.get("adding", 0)
         for number in (count, adding):
-            if type(number) is not int or not 0 <= number <= MOST_PARTITIONS:
+            if type(number) is not int or not 0 <= number <= MAX_PARTITIONS:
                 raise ValueError(f"topic {name} with {number!r:.80} partitions")
         overrides = facts.get("config", {})
         if not isinstance(overrides, dict) or not all(
@@ -180,9 +180,9 @@ def read_topics(fs: FS, path: str) -> list[TopicEntry]:
             for row in rows
             if isinstance(row, dict) and _is_count(row)
         )
-        if total > _MOST_IN_ALL:
+        if total > _MAX_IN_ALL:
             raise ValueError(
-                f"{total} partitions in all, where {_MOST_IN_ALL} are the most"
+                f"{total} partitions in all, where {_MAX_IN_ALL} are the most"
             )
         topics = [TopicEntry.from_json(row) for row in rows]
         if len({topic.name for topic in topics}) < len(topics):
@@ -204,9 +204,9 @@ def write_topics(
     """Replace the file. With `may_use_reserve`, a full disk's reserve may be used."""
     rows = [topic.as_json() for topic in topics]
     total = sum(row["partitions"] for row in rows)
-    if total > _MOST_IN_ALL:
+    if total > _MAX_IN_ALL:
         raise InvalidConfigError(
-            "partitions in all", expected=f"at most {_MOST_IN_ALL}", found=total
+            "partitions in all", expected=f"at most {_MAX_IN_ALL}", found=total
         )
     content = checkpoint.pack_topics(rows)
     reserve = None
@@ -240,10 +240,10 @@ def check_count(partitions: object, least: int) -> int:
         count = operator.index(partitions)  # type: ignore[arg-type]
     except TypeError:
         count = -1
-    if not least <= count <= MOST_PARTITIONS:
+    if not least <= count <= MAX_PARTITIONS:
         raise InvalidConfigError(
             "number of partitions",
-            expected=f"{least} to {MOST_PARTITIONS}",
+            expected=f"{least} to {MAX_PARTITIONS}",
             found=repr(partitions),
         )
     return count

@@ -20,8 +20,8 @@ _INT32_MAX: Final = 2**31 - 1
 _LEAST: Final = {SESSION_TIMEOUT: 300, HEARTBEAT_INTERVAL: 100}
 #: Limits of the number of groups and of the bytes in all their ids, because the file is
 #: read and written as a whole.
-MOST_GROUPS: Final = 10_000
-MOST_ID_BYTES: Final = 4 << 20
+MAX_GROUPS: Final = 10_000
+MAX_ID_BYTES: Final = 4 << 20
 
 #: Group id -> name -> value in ms.
 Settings = dict[str, dict[str, int]]
@@ -55,14 +55,14 @@ def check_size(count: int, id_bytes: int) -> None:
     Raises:
         InvalidConfigError: the file may not hold that many groups or bytes.
     """
-    if count > MOST_GROUPS:
+    if count > MAX_GROUPS:
         raise InvalidConfigError(
-            "groups with settings", expected=f"at most {MOST_GROUPS}", found=count
+            "groups with settings", expected=f"at most {MAX_GROUPS}", found=count
         )
-    if id_bytes > MOST_ID_BYTES:
+    if id_bytes > MAX_ID_BYTES:
         raise InvalidConfigError(
             "ids of groups with settings",
-            expected=f"{MOST_ID_BYTES} bytes",
+            expected=f"{MAX_ID_BYTES} bytes",
             found=id_bytes,
         )
 

@@ -791,17 +791,16 @@ def _raise_sync(error: OSError, path: str) -> NoReturn:
 
 #: Bytes of the lock file of a shared directory. Each process that shares the directory
 #: holds the first one for reading. Only a process that uses the directory alone locks
-#: the second, because it locks all bytes. claim.py and partition/shared_lock.py use further
-#: bytes.
+#: the second, because it locks all bytes. claim.py and partition/shared_lock.py use
+#: further bytes.
 PRESENCE_BYTE: Final = 0
 PRIVATE_BYTE: Final = 4
 #: How long to wait for a process that is leaving, and holds the first byte exclusively.
 JOIN_SECONDS: Final = 10
-#: Most holders of a lock in an error.
+#: Maximum number of lock holders that an error names.
 _SHOWN_HOLDERS: Final = 3
-_FLOCK: Final = struct.Struct(
-    "hhqqi4x"
-)  # struct flock of 64-bit Linux: type, whence, start, len, pid
+#: struct flock of 64-bit Linux: type, whence, start, len, pid.
+_FLOCK: Final = struct.Struct("hhqqi4x")
 
 
 class _DirectoryLock:

@@ -17,7 +17,7 @@ import attrs
 
 #: The lock of a writer that does not share the directory; see _lock_file() of fs.
 _ALL_BYTES: Final = ("WRITE", "0", "EOF")
-#: Most characters of a command line in a message.
+#: Maximum number of characters of a command line in a message.
 _SHOWN: Final = 60
 
 

@@ -75,7 +75,7 @@ from logcore.segment import ActiveSegment, GrowingSegment, Segment
 Status = Literal["ok", "warning", "damaged"]
 
 #: Maximum number of checks of a partition that changes during each check.
-_MOST_ATTEMPTS: Final = 5
+_MAX_ATTEMPTS: Final = 5
 
 
 @attrs.frozen(kw_only=True)
@@ -370,7 +370,7 @@ def _settled(
     the same before and after it.
     """
     found: list[Verdict] = []
-    for _ in range(_MOST_ATTEMPTS):
+    for _ in range(_MAX_ATTEMPTS):
         before = _identity(fs, path)
         found = list(check(snapshot))
         if all(one.status == "ok" for one in found):

@@ -62,7 +62,7 @@ cdef enum:
     #: The largest response that reads the newest batches. A larger one sends views of the file, which are not copied.
     RECENT_BYTES = 64 << 10
     #: A response without records has at most 100 bytes beside its topic. Kafka's longest topic name has 249.
-    MOST_TOPIC_BYTES = 384
+    MAX_TOPIC_BYTES = 384
     ROOM_OF_HEAD = 512
 
 
@@ -363,7 +363,7 @@ cdef const uint8_t *read_topic(UsualRequest request, const uint8_t *p, const uin
         p += ID_SIZE
     else:
         p = read_text(p, end, flexible, &text, &size)
-        if p == NULL or size > MOST_TOPIC_BYTES:
+        if p == NULL or size > MAX_TOPIC_BYTES:
             return NULL
         request.topic = PyUnicode_DecodeASCII(<const char *>text, size, NULL)
     p = read_single(p, end, flexible)

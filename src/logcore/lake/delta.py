@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 _COLOR: Final = re.compile(r"\x1b\[[0-9;]*m")
 #: Version 1.0 does not compare the transaction identifiers of concurrent commits.
-_LEAST_VERSION: Final = (1, 1)
+_MIN_VERSION: Final = (1, 1)
 #: Key in the metadata of the commits of an export.
 _EXPORTED: Final = "logcore.export"
 #: How many commits are read until one of an export is found. Each is a request to the
@@ -179,7 +179,7 @@ def _deltalake() -> Any:
             f"Delta tables need deltalake and pyarrow: {install_command('lake')}"
         ) from error
     version = tuple(map(int, deltalake.__version__.split(".")[:2]))
-    if version < _LEAST_VERSION:
+    if version < _MIN_VERSION:
         raise MissingDependencyError(
             f"deltalake {deltalake.__version__} stores the rows of two concurrent exports twice; newer versions refuse "
             f"one of them: {install_command('lake')}"

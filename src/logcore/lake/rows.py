@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _MS_MIN: Final = -62_135_596_800_000
 _MS_MAX: Final = 253_402_300_799_999
 _DAY_MS: Final = 86_400_000
-#: Least number of rows of a batch that is written, except the last one.
+#: Minimum number of rows of a batch that is written, except the last one.
 _BATCH_ROWS: Final = 16_384
 
 

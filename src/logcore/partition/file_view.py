@@ -30,7 +30,7 @@ from logcore.partition.state import PartitionState
 from logcore.segment import GrowingSegment, PiecedSegment, Segment
 
 #: Maximum number of attempts when files vanish between listing and opening them.
-_MOST_ATTEMPTS: Final = 100
+_MAX_ATTEMPTS: Final = 100
 
 
 class FileView:
@@ -96,7 +96,7 @@ class FileView:
             except FileNotFoundError:
                 # A writer rolls and deletes concurrently, so a file may be missing when
                 # it is opened. Try again.
-                if attempt == _MOST_ATTEMPTS:
+                if attempt == _MAX_ATTEMPTS:
                     raise LogNotFoundError(
                         "the files of the partition keep vanishing", path=self._path
                     ) from None

@@ -31,7 +31,7 @@ from logcore.recordbatch import are_markers, read_batches
 
 #: If a gap is wider than this, the relative offsets of a segment may exceed 32 bits.
 _WIDE_GAP: Final = 1 << 30
-_MOST_BATCHES: Final = 1 << 30  # no limit: the minimum size of this many is 64 GiB
+_MAX_BATCHES: Final = 1 << 30  # no limit: the minimum size of this many is 64 GiB
 
 
 @attrs.frozen
@@ -96,7 +96,7 @@ def follow(data: Buffer, *, log_end: int, leader_epoch: int) -> Continuation:
         OffsetOutOfRangeError: the batches do not continue the log.
     """
     size = len(memoryview(data).cast("B"))
-    facts, position, why = kernel.walk(data, 0, size, _MOST_BATCHES, True)
+    facts, position, why = kernel.walk(data, 0, size, _MAX_BATCHES, True)
     if not len(facts) or position < size:  # no batch, or bytes after the last whole one
         raise CorruptBatchError(
             "not whole batches",

@@ -41,9 +41,9 @@ from logcore.metadata.checkpoint import LOCK_RECORD, Key
 
 #: Number of truncations that are kept. The oldest entry also represents all earlier
 #: truncations, with the lowest of their offsets.
-_MOST_TRUNCATIONS: Final = 8
+_MAX_TRUNCATIONS: Final = 8
 #: If a process appears to have missed more truncations, the count was restarted.
-_MOST_MISSED: Final = 1 << 32
+_MAX_MISSED: Final = 1 << 32
 
 # boot id, structure, end, size, flags; followed by their crc and the holder
 _RECORD: Final = struct.Struct(">16sQqqI")
@@ -51,8 +51,9 @@ _RECORD: Final = struct.Struct(">16sQqqI")
 _HOLDER: Final = struct.Struct(">I8s")
 _HOLDER_AT: Final = _RECORD.size + 4
 _RECORD_BYTES: Final = _HOLDER_AT + _HOLDER.size
-# mark, boot id, number, durable end, count of truncations, the latest truncations, flags, crc
-_SYNCED: Final = struct.Struct(f">8s16sQqQ{_MOST_TRUNCATIONS}qII")
+# mark, boot id, number, durable end, count of truncations, the latest truncations,
+# flags, crc
+_SYNCED: Final = struct.Struct(f">8s16sQqQ{_MAX_TRUNCATIONS}qII")
 _IDLE_MARK: Final = b"LCTURN1\n"
 #: Replaces _IDLE_MARK while the write lock is held.
 _BUSY_MARK: Final = b"LCBUSY1\n"
@@ -63,7 +64,7 @@ _DELETED: Final = 1
 _FAILED: Final = 1
 #: Maximum number of reads. A slot is written and read with one call each, but the
 #: system does not promise that a reader never sees a partial write.
-_MOST_READS: Final = 100
+_MAX_READS: Final = 100
 
 
 class LockRecord(NamedTuple):
@@ -104,7 +105,7 @@ class DurableEnd:
         before the truncation completes after it.
         """
         latest = (*self.latest, offset)
-        if len(latest) > _MOST_TRUNCATIONS:
+        if len(latest) > _MAX_TRUNCATIONS:
             latest = (min(latest[:2]), *latest[2:])
         return DurableEnd(
             min(self.durable_end, offset), self.truncations + 1, latest, self.has_failed
@@ -119,7 +120,7 @@ class DurableEnd:
         if missed == 0:
             return None
         is_counted = missed <= len(self.latest) or (
-            len(self.latest) == _MOST_TRUNCATIONS and missed < _MOST_MISSED
+            len(self.latest) == _MAX_TRUNCATIONS and missed < _MAX_MISSED
         )
         if missed < 0 or not is_counted:
             return log_start
@@ -302,7 +303,7 @@ class WriteLock:
     def read_durable_end(self) -> DurableEnd | None:
         """Return the durable end, or None if it is unknown. Needs no lock."""
         # Both slots may be partially written, if one write follows the other.
-        for _ in range(_MOST_READS):
+        for _ in range(_MAX_READS):
             content = self._fs.pread(self._record_handle, _SYNCED_BYTES, _SYNCED_AT)
             found = self._newest_slot(content)
             if found is not None:
@@ -358,7 +359,7 @@ class WriteLock:
         flags = _FAILED * synced.has_failed
         latest = (
             *synced.latest,
-            *itertools.repeat(-1, _MOST_TRUNCATIONS - len(synced.latest)),
+            *itertools.repeat(-1, _MAX_TRUNCATIONS - len(synced.latest)),
         )
         packed = _SYNCED.pack(
             _SYNCED_MARK,

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _COLUMNS: Final = ("partition", "offset", "timestamp", "key", "value", "headers")
 #: Maximum number of topics that are all registered as tables. With more topics, only
 #: topics that the query may name are registered, because each takes a millisecond.
-_MOST_TABLES: Final = 100
+_MAX_TABLES: Final = 100
 #: Defines header(headers, 'trace'), the first header of that name.
 _MACRO: Final = "create macro header(headers, name) as [one.value for one in headers if one.key = name][1]"
 
@@ -76,7 +76,7 @@ def connect(
                 f"{twin} and {topic} differ only in case, which SQL does not distinguish",
                 path=directory.path,
             )
-        if len(topics) <= _MOST_TABLES or topic.lower() in lowered:
+        if len(topics) <= _MAX_TABLES or topic.lower() in lowered:
             dataset = TopicDataset(
                 directory, topic, _COLUMNS, is_text=is_text, decoder=decoder
             )
@@ -84,7 +84,8 @@ def connect(
     connection.execute(_MACRO)
     # By default DuckDB would search unknown tables among the variables of this program.
     connection.execute("set python_enable_replacements = false")
-    # Fails if DuckDB's extension for time zones is missing; then the zone is the system's.
+    # Fails if DuckDB's extension for time zones is missing; then the zone is the
+    # system's.
     with contextlib.suppress(Exception):
         connection.execute("set TimeZone = 'UTC'")
     return connection

@@ -42,9 +42,9 @@ _FRAME: Final = struct.Struct(">bI")
 _GUID_BYTES: Final = 16
 #: Limits of a request to a registry: seconds, and bytes of the answer.
 _ANSWER_S: Final = 10
-_MOST_ANSWER_BYTES: Final = 16 << 20
+_MAX_ANSWER_BYTES: Final = 16 << 20
 #: Reasons that are counted one by one.
-_MOST_REASONS: Final = 100
+_MAX_REASONS: Final = 100
 _OTHER: Final = "other reasons"
 Headers = Sequence[tuple[str, bytes | None]]
 
@@ -101,7 +101,8 @@ class RemoteSchemas(SchemaState):
     def _fetched(self, path: str, number: int) -> SchemaVersion | None:
         if path not in self._found:
             fields = self._get(path)
-            # A missing schema is remembered too: a topic may have millions of its values.
+            # A missing schema is remembered too: a topic may have millions of its
+            # values.
             self._found[path] = None
             if isinstance(fields, dict):
                 self._found[path] = _version_of(fields, number)
@@ -111,7 +112,7 @@ class RemoteSchemas(SchemaState):
         """Return the answer to a request, or None if there is no such schema."""
         try:
             with urllib.request.urlopen(self._url + path, timeout=_ANSWER_S) as answer:
-                return json.loads(answer.read(_MOST_ANSWER_BYTES))
+                return json.loads(answer.read(_MAX_ANSWER_BYTES))
         except urllib.error.HTTPError as error:
             with error:
                 if error.code == 404:
@@ -218,9 +219,9 @@ class ValueDecoder:
             return self._failed(data, named, reason[:300])
 
     def _failed(self, data: bytes, named: dict[str, Any], reason: str) -> DecodedPiece:
-        # Reasons contain text from the values. Without a limit, each damaged value could
-        # add an entry and a log line.
-        is_counted = reason in self.failures or len(self.failures) < _MOST_REASONS
+        # Reasons contain text from the values. Without a limit, each damaged value
+        # could add an entry and a log line.
+        is_counted = reason in self.failures or len(self.failures) < _MAX_REASONS
         counted = reason if is_counted else _OTHER
         if counted not in self.failures:
             log_line("schemas", WARNING, "a value was not decoded: %s", counted)
@@ -236,8 +237,8 @@ class ValueDecoder:
         if schema is None:
             return None
         decode: Callable[[bytes, tuple[int, ...]], Any] | LogcoreError
-        # A schema that cannot be parsed is kept with its error, so that it is not parsed
-        # again for each value.
+        # A schema that cannot be parsed is kept with its error, so that it is not
+        # parsed again for each value.
         try:
             references = self.schemas.resolve(schema.references)
             decode = value_decoder(schema.type, schema.text, references)

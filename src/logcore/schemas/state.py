@@ -28,10 +28,10 @@ from logcore.format.schema_records import (
 from logcore.schemas.parsing import Resolved, canonical_text
 
 #: Skipped records of which the reasons are kept.
-_MOST_REASONS: Final = 10
+_MAX_REASONS: Final = 10
 #: References of one schema, at any depth, and the depth itself.
-MOST_REFERENCES: Final = 100
-MOST_DEPTH: Final = 32
+MAX_REFERENCES: Final = 100
+MAX_DEPTH: Final = 32
 #: Subjects of other contexts than the default begin with this.
 CONTEXT_PREFIX: Final = ":."
 
@@ -95,7 +95,7 @@ class SchemaState:
                     pass
         except (InvalidRecordError, InvalidSchemaError) as error:
             self.skipped += 1
-            if len(self.reasons) < _MOST_REASONS:
+            if len(self.reasons) < _MAX_REASONS:
                 self.reasons[offset] = str(error)
 
     def _store(self, subject: str, version: int, schema: SchemaVersion | None) -> None:
@@ -212,10 +212,10 @@ class SchemaState:
             raise InvalidSchemaError(f"{shown} does not exist")
         if place in path:
             raise InvalidSchemaError(f"{shown} is part of a cycle")
-        if len(path) >= MOST_DEPTH or len(done) >= MOST_REFERENCES:
+        if len(path) >= MAX_DEPTH or len(done) >= MAX_REFERENCES:
             raise InvalidSchemaError(
                 "too many references",
-                expected=f"{MOST_REFERENCES} in all, {MOST_DEPTH} deep",
+                expected=f"{MAX_REFERENCES} in all, {MAX_DEPTH} deep",
             )
         for one in found.references:
             self._resolve(one, done, (*path, place))

@@ -10,7 +10,7 @@ from logcore.reporting import WARNING, log_line
 from logcore.shipping.settings import State
 
 _FIRST_BACKOFF_MS: Final = 100
-_MOST_BACKOFF_MS: Final = 10_000
+_MAX_BACKOFF_MS: Final = 10_000
 
 
 class ShippingStatus:
@@ -46,7 +46,7 @@ class ShippingStatus:
         self.reason = str(error)
         # From 7 doublings on, the delay is the longest one.
         delay_ms = min(
-            _MOST_BACKOFF_MS, _FIRST_BACKOFF_MS * 2 ** min(self.attempts - 1, 7)
+            _MAX_BACKOFF_MS, _FIRST_BACKOFF_MS * 2 ** min(self.attempts - 1, 7)
         )
         chance = self._fs.random_bytes(1)[0] / 255
         self._retry_ms = self._fs.monotonic_ms() + int(delay_ms * (0.8 + 0.4 * chance))

@@ -53,8 +53,8 @@ _FETCH_VERSION: Final = 17
 #: Time before a partition is fetched again after an error, and a leader after a failed
 #: connection.
 _BACK_OFF_MS: Final = 100
-_MOST_BYTES: Final = 10 << 20
-#: Least time that a fetch waits if the one before brought nothing. Records, other leaders
+_MAX_BYTES: Final = 10 << 20
+#: Minimum time that a fetch waits if the previous one was empty. Records, other leaders
 #: and new partitions end the wait. A connection is given up after 30 s without an answer.
 _QUIET_WAIT_MS: Final = 2_500
 #: Wait of a fetch while partitions are being added, and the time after an addition for
@@ -366,7 +366,7 @@ class LeaderFetcher:
             ),
             max_wait_ms=wait_ms,
             min_bytes=1,
-            max_bytes=_MOST_BYTES,
+            max_bytes=_MAX_BYTES,
             isolation_level=0,
             session_id=self._session_id,
             session_epoch=self._epoch,

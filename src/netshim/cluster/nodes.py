@@ -36,7 +36,7 @@ CHANGES: Final = "/brokers/changes"
 DELETIONS: Final = "/admin/delete_topics"
 PRODUCER_IDS: Final = "/producer_ids"
 #: Number of changes in a note. A reader that missed more of them reads all topics.
-MOST_CHANGES: Final = 200
+MAX_CHANGES: Final = 200
 #: The partition number of a change of the topic itself.
 WHOLE_TOPIC: Final = -1
 
@@ -172,7 +172,7 @@ class ChangeNote:
             (self.last + 1 + at, name, number)
             for at, (name, number) in enumerate(changes)
         )
-        recent = (*self.recent, *numbered)[-MOST_CHANGES:]
+        recent = (*self.recent, *numbered)[-MAX_CHANGES:]
         return ChangeNote(self.last + len(changes), recent)
 
     def since(self, last: int) -> set[Change] | None:

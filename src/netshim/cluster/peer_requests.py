@@ -25,8 +25,8 @@ _log = logging.getLogger("netshim")
 
 _Entry = TypeVar("_Entry")
 _Result = TypeVar("_Result")
-#: Most entries of one request.
-_MOST_ENTRIES: Final = 1_000
+#: Maximum number of entries of one request.
+_MAX_ENTRIES: Final = 1_000
 
 
 class PeerConnection:
@@ -131,7 +131,7 @@ class PeerQueue(Generic[_Entry, _Result]):
                     self._changed.wait()
                 if self._is_closing:
                     break
-                taken = self._waiting[:_MOST_ENTRIES]
+                taken = self._waiting[:_MAX_ENTRIES]
                 del self._waiting[: len(taken)]
             self._send(taken)
         self._connection.close()

@@ -33,12 +33,12 @@ if TYPE_CHECKING:
     from netshim.server_thread import ServerHandle
     from netshim.state import BrokerState
 
-#: Most rows of a table.
-_MOST_ROWS: Final = 200
+#: Maximum number of rows of a table.
+_MAX_ROWS: Final = 200
 #: How long a page waits for the broker's event loop.
 WAIT_S: Final = 30.0
-#: Most offsets of all groups that are copied for the history of lags.
-MOST_OFFSETS: Final = 1_000
+#: Maximum number of offsets of all groups that are copied for the history of lags.
+MAX_OFFSETS: Final = 1_000
 
 
 def wait_for(
@@ -83,7 +83,7 @@ class LiveGroup:
     #: By Kafka's names, such as "PreparingRebalance".
     state: str
     members: int
-    #: Committed offsets. Empty if all groups together have more than MOST_OFFSETS.
+    #: Committed offsets. Empty if all groups together have more than MAX_OFFSETS.
     offsets: Mapping[Key, int]
 
 
@@ -111,7 +111,7 @@ def groups_reader(handle: ServerHandle) -> Callable[[], dict[str, LiveGroup]]:
 
 def _live_groups(state: BrokerState) -> Steps[dict[str, LiveGroup]]:
     found: dict[str, LiveGroup] = {}
-    left = MOST_OFFSETS
+    left = MAX_OFFSETS
     pace = ChunkCounter()
     for group in list(state.groups.all()):
         if pace.is_over():
@@ -175,7 +175,7 @@ class ClusterFacts:
     controller: int
     #: For each broker: the number of partitions that it leads, and of its replicas.
     leaders: dict[int, tuple[int, int]]
-    #: At most _MOST_ROWS partitions.
+    #: At most _MAX_ROWS partitions.
     lagging: list[LaggingPartition]
     #: The number of all partitions that are lagging.
     lagging_count: int
@@ -220,7 +220,7 @@ def facts_reader(handle: ServerHandle) -> Callable[[], BrokerPageFacts]:
         clients = handle.call(server.clients)
         security = server.security
         cluster = wait_for(handle, begin) if server.is_clustered else None
-        rows = [(*key, count) for key, count in clients.most_common(_MOST_ROWS)]
+        rows = [(*key, count) for key, count in clients.most_common(_MAX_ROWS)]
         return BrokerPageFacts(
             bootstrap_servers=server.bootstrap_servers,
             node_id=server.logdir.node_id,
@@ -230,7 +230,7 @@ def facts_reader(handle: ServerHandle) -> Callable[[], BrokerPageFacts]:
             incidents=server.logdir.incidents(),
             users=sorted(security.facts.users),
             enforces_rules=security.acls is not None,
-            rules=[_shown_rule(one) for one in security.facts.acls[:_MOST_ROWS]],
+            rules=[_shown_rule(one) for one in security.facts.acls[:_MAX_ROWS]],
             cluster=cluster,
             received_bytes=counts.received_bytes,
             sent_bytes=counts.sent_bytes,
@@ -267,7 +267,7 @@ def _cluster_facts(state: BrokerState) -> Steps[ClusterFacts]:
             others = [node for node in one.replicas if node not in one.isr]
             if others or one.leader < 0:
                 count += 1
-                if len(lagging) < _MOST_ROWS:
+                if len(lagging) < _MAX_ROWS:
                     lagging.append(
                         LaggingPartition(topic, number, one.leader, one.isr, others)
                     )
@@ -312,4 +312,4 @@ def _errors(counts: RequestCounts) -> list[tuple[str, str, int]]:
         for (api, code), count in counts.requests.copy().items()
         if code != codes.NONE
     ]
-    return sorted(rows, key=lambda row: -row[2])[:_MOST_ROWS]
+    return sorted(rows, key=lambda row: -row[2])[:_MAX_ROWS]

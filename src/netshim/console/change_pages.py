@@ -38,8 +38,9 @@ from netshim.console.requests import (
 from netshim.console.values import visible
 
 Form = Mapping[str, str]
-#: Most characters of a place: an offset, `earliest`, `latest`, a time or an age.
-_MOST_PLACE: Final = 60
+#: Maximum number of characters of a place: an offset, `earliest`, `latest`, a time or
+#: an age.
+_MAX_PLACE: Final = 60
 
 
 @attrs.frozen
@@ -298,10 +299,10 @@ class ChangePages:
 def _place_text(request: Request, name: str) -> str:
     """Return a place such as `earliest`. Raises HTTPException if it is too long."""
     text = request.query_params.get(name, "").strip()
-    if not text or len(text) > _MOST_PLACE or visible(text) != text:
+    if not text or len(text) > _MAX_PLACE or visible(text) != text:
         raise bad_request(
             f"{name}: expected an offset, earliest, latest, a time or an age; found "
-            f"{visible(text[:_MOST_PLACE])!r}"
+            f"{visible(text[:_MAX_PLACE])!r}"
         )
     return text
 

@@ -17,8 +17,9 @@ WIDTH: Final = 1000.0
 #: Space between two segments, and the least width of a bar.
 _GAP: Final = 1.5
 _LEAST: Final = 2.0
-#: Most segments of a row. Older ones are left out, and the page shows their number.
-MOST_SEGMENTS: Final = 400
+#: Maximum number of segments of a row. Older ones are left out, and the page shows
+#: their number.
+MAX_SEGMENTS: Final = 400
 
 
 @attrs.frozen
@@ -64,7 +65,7 @@ def draw(maps: Sequence[PartitionMap], *, own_scale: bool) -> list[DrawnPartitio
 
 
 def _drawn(one: PartitionMap) -> tuple[SegmentSummary, ...]:
-    return one.segments[-MOST_SEGMENTS:]
+    return one.segments[-MAX_SEGMENTS:]
 
 
 def _drawn_bytes(one: PartitionMap) -> int:

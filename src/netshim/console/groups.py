@@ -26,7 +26,7 @@ from logcore.metadata.checkpoint import Key
 from netshim.console.access import ConsoleViewer
 from netshim.console.broker import LiveGroup
 from netshim.console.directory import DirectoryView, OpenDirectory, TimeBudget
-from netshim.console.lags import MOST_SERIES, LagKey
+from netshim.console.lags import MAX_SERIES, LagKey
 
 
 @attrs.frozen(kw_only=True)
@@ -205,7 +205,7 @@ def sample_lags(view: DirectoryView) -> None:
                 committed = _stored_offsets(directory)
             budget = TimeBudget.of(view.fs, view.page_s)
             lags = {}
-            for key in list(committed)[:MOST_SERIES]:
+            for key in list(committed)[:MAX_SERIES]:
                 _, topic, number = key
                 if budget.is_over():
                     break
@@ -260,7 +260,8 @@ class OpenPart:
     first_offset: int
     #: Records above the last stable offset that read_committed readers wait for.
     held: int
-    #: The transactional id of its producer; "" if the coordinator has no such transaction.
+    #: The transactional id of its producer; "" if the coordinator has no such
+    #: transaction.
     transactional_id: str
 
 

@@ -29,8 +29,9 @@ from netshim.console.logins import ConsoleLogins
 from netshim.http.host import names_this_host
 from netshim.session import ANONYMOUS
 
-#: Headers of each response. Messages of topics are text from strangers. Therefore scripts
-#: run only from files of the console, no other page may frame it, and nothing is cached.
+#: Headers of each response. Messages of topics are text from strangers. Therefore
+#: scripts run only from files of the console, no other page may frame it, and nothing
+#: is cached.
 _HEADERS: Final = {
     "content-security-policy": "default-src 'self'; base-uri 'none'; "
     "form-action 'self'; frame-ancestors 'none'",
@@ -45,8 +46,8 @@ LOGOUT: Final = "/logout"
 #: Files that need no login.
 _STATIC: Final = "/static/"
 #: Largest form, and most fields.
-_MOST_BYTES: Final = 1 << 20
-_MOST_FIELDS: Final = 100
+_MAX_BYTES: Final = 1 << 20
+_MAX_FIELDS: Final = 100
 #: The prefix binds the cookie to this host and to TLS.
 _SECURE_COOKIE: Final = "__Host-netshim"
 _PLAIN_COOKIE: Final = "netshim"
@@ -115,8 +116,8 @@ class ConsoleGuard:
 
     def _refusal_reason(self, request: Request) -> str:
         """Return why a request is refused, or ""."""
-        # 1. DNS rebinding: a name of another site that resolves to this address would give
-        # that site the same origin as the console.
+        # 1. DNS rebinding: a name of another site that resolves to this address would
+        # give that site the same origin as the console.
         if not names_this_host(request):
             return f"unknown host {request.headers.get('host', '')!r}"
         # 2. Browsers send the origin with each form. Other programs send none.
@@ -210,11 +211,11 @@ async def read_form(request: Request) -> dict[str, str]:
     async for chunk in request.stream():
         # Checked while reading: the length in the header may be missing or wrong.
         body += chunk
-        if len(body) > _MOST_BYTES:
-            raise HTTPException(413, f"a form has at most {_MOST_BYTES:,} bytes")
+        if len(body) > _MAX_BYTES:
+            raise HTTPException(413, f"a form has at most {_MAX_BYTES:,} bytes")
     try:
         fields = parse_qsl(
-            body.decode("ascii"), keep_blank_values=True, max_num_fields=_MOST_FIELDS
+            body.decode("ascii"), keep_blank_values=True, max_num_fields=_MAX_FIELDS
         )
     except ValueError as error:
         raise HTTPException(400, f"expected a form: {error}") from None

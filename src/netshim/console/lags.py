@@ -1,8 +1,8 @@
 """The lag of groups over the last ten minutes, from samples in memory.
 
 Rules:
-- A sample is taken every INTERVAL_S while the console runs, and MOST_SAMPLES are kept.
-- At most MOST_SERIES committed offsets have samples. The samples are deleted with the
+- A sample is taken every INTERVAL_S while the console runs, and MAX_SAMPLES are kept.
+- At most MAX_SERIES committed offsets have samples. The samples are deleted with the
   group or its offset.
 - The lag counts offsets up to the log end.
 """
@@ -18,8 +18,8 @@ import attrs
 
 #: Time between two samples.
 INTERVAL_S: Final = 10.0
-MOST_SAMPLES: Final = 61
-MOST_SERIES: Final = 1_000
+MAX_SAMPLES: Final = 61
+MAX_SERIES: Final = 1_000
 
 #: A committed offset: group, topic and partition.
 LagKey = tuple[str, str, int]
@@ -43,9 +43,9 @@ class LagHistory:
             for key, lag in lags.items():
                 series = self._series.get(key)
                 if series is None:
-                    if len(self._series) >= MOST_SERIES:
+                    if len(self._series) >= MAX_SERIES:
                         continue
-                    series = self._series[key] = deque(maxlen=MOST_SAMPLES)
+                    series = self._series[key] = deque(maxlen=MAX_SAMPLES)
                 series.append((time_ms, lag))
 
     def of_partition(self, key: LagKey) -> list[LagSample]:

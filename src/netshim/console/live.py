@@ -1,7 +1,7 @@
 """The live tail: new records of a topic as server-sent events.
 
 Rules:
-- A page follows at most MOST_PARTITIONS partitions, and a console at most MOST_TAILS
+- A page follows at most MAX_PARTITIONS partitions, and a console at most MAX_TAILS
   pages at once.
 - If more records arrive than a page shows, the oldest are left out, and the event contains
   their number.
@@ -24,10 +24,10 @@ from logcore.kernels import Record
 from netshim.console.directory import OpenDirectory
 from netshim.console.messages import FoundMessage
 
-MOST_PARTITIONS: Final = 100
-MOST_TAILS: Final = 16
+MAX_PARTITIONS: Final = 100
+MAX_TAILS: Final = 16
 #: Records of one event, and rows that a page keeps.
-MOST_ROWS: Final = 500
+MAX_ROWS: Final = 500
 #: Interval at which the files are checked for new records.
 _INTERVAL_S: Final = 0.5
 #: Interval of comments that keep the connection open.
@@ -48,7 +48,7 @@ class LiveTail:
         """Open partitions at their ends. Raises LogcoreError."""
         tail = cls()
         try:
-            for number in numbers[:MOST_PARTITIONS]:
+            for number in numbers[:MAX_PARTITIONS]:
                 log = directory.opened_log(topic, number)
                 tail.logs[number] = log
                 tail.offsets[number] = log.high_watermark
@@ -69,13 +69,13 @@ class LiveTail:
             log.refresh()
             end = log.high_watermark
             start = min(self.offsets[number], end)
-            first = max(start, end - MOST_ROWS, log.log_start_offset)
+            first = max(start, end - MAX_ROWS, log.log_start_offset)
             skipped += first - start
             records: list[Record] = list(log.read(first, end)) if first < end else []
             found += [FoundMessage(number, record) for record in records]
             self.offsets[number] = end
         found.sort(key=lambda one: one.timestamp_ms)
-        return found[-MOST_ROWS:], skipped + max(0, len(found) - MOST_ROWS)
+        return found[-MAX_ROWS:], skipped + max(0, len(found) - MAX_ROWS)
 
     def close(self) -> None:
         """Close the partitions."""

@@ -29,17 +29,19 @@ from netshim.security.sasl import PLAIN, Accepted, Authenticator, PasswordCache,
 from netshim.security.scram import Credential
 
 SESSION_MS: Final = 8 * 3_600_000
-#: Most sessions. The oldest one ends if there are more.
-_MOST_SESSIONS: Final = 1_000
-#: Most failed logins in a window of time.
+#: Maximum number of sessions. The oldest one ends if there are more.
+_MAX_SESSIONS: Final = 1_000
+#: Length of the window in which failed logins are counted.
 _WINDOW_MS: Final = 60_000
-_MOST_OF_ADDRESS: Final = 20
-#: For each pair of a user and an address.
-_MOST_OF_USER: Final = 5
-#: Most counters. If there are more, all of them are reset.
-_MOST_COUNTERS: Final = 10_000
-#: Most passwords that are verified at the same time: each takes 5 ms of a core or more.
-_MOST_AT_ONCE: Final = 2
+#: Maximum number of failed logins from one address in a window.
+_MAX_OF_ADDRESS: Final = 20
+#: Maximum number for each pair of a user and an address.
+_MAX_OF_USER: Final = 5
+#: Maximum number of counters. If there are more, all of them are reset.
+_MAX_COUNTERS: Final = 10_000
+#: Maximum number of passwords that are verified at the same time: each occupies a core
+#: for at least 5 ms.
+_MAX_AT_ONCE: Final = 2
 
 
 class LoginRefusedError(LogcoreError):
@@ -72,7 +74,7 @@ class ConsoleLogins:
         self._access = access
         self._fs = fs
         self._lock = threading.Lock()
-        self._slots = threading.BoundedSemaphore(_MOST_AT_ONCE)
+        self._slots = threading.BoundedSemaphore(_MAX_AT_ONCE)
         self._sessions: dict[bytes, LoginSession] = {}
         #: Key -> time of the first failure in the window, and number of failures.
         self._failures: dict[tuple[str, ...], tuple[int, int]] = {}
@@ -81,7 +83,7 @@ class ConsoleLogins:
             facts=access.read_facts,
             random=secrets.token_bytes,
             passwords=PasswordCache(secrets.token_bytes(32)),
-            iterations=scram.LEAST_ITERATIONS,
+            iterations=scram.MIN_ITERATIONS,
         )
 
     def log_in(self, user: str, password: str, address: str) -> str:
@@ -93,8 +95,8 @@ class ConsoleLogins:
         """
         now_ms = self._fs.monotonic_ms()
         keys = {
-            (address,): _MOST_OF_ADDRESS,
-            (address, user[:256]): _MOST_OF_USER,
+            (address,): _MAX_OF_ADDRESS,
+            (address, user[:256]): _MAX_OF_USER,
         }
         # Counted before the verification, so that many logins at once are limited too.
         for key, most in keys.items():
@@ -114,7 +116,7 @@ class ConsoleLogins:
                 if key in self._failures:
                     since_ms, count = self._failures[key]
                     self._failures[key] = since_ms, count - 1
-            while len(self._sessions) >= _MOST_SESSIONS:
+            while len(self._sessions) >= _MAX_SESSIONS:
                 del self._sessions[next(iter(self._sessions))]
             self._sessions[_hashed(cookie)] = LoginSession(
                 user, credentials, now_ms + SESSION_MS
@@ -127,7 +129,7 @@ class ConsoleLogins:
         log_in() subtracts it again if the login succeeds.
         """
         with self._lock:
-            if len(self._failures) >= _MOST_COUNTERS:
+            if len(self._failures) >= _MAX_COUNTERS:
                 self._failures.clear()
             since_ms, count = self._failures.get(key, (now_ms, 0))
             if now_ms - since_ms >= _WINDOW_MS:

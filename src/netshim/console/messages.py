@@ -35,13 +35,13 @@ from netshim.console.directory import OpenDirectory, TimeBudget
 
 #: Records of a page unless the request names a number, and the largest such number.
 COUNT: Final = 50
-MOST_COUNT: Final = 1_000
-#: Most bytes of batches that one step of a search reads.
+MAX_COUNT: Final = 1_000
+#: Maximum size in bytes of batches that one step of a search reads.
 SEARCH_BYTES: Final = 1 << 30
 #: Bytes that a search reads between two checks of its limits.
 _BLOCK_BYTES: Final = 8 << 20
 #: Problems that one page lists.
-_MOST_PROBLEMS: Final = 20
+_MAX_PROBLEMS: Final = 20
 
 
 @attrs.frozen
@@ -61,8 +61,8 @@ class MessagePage:
     """The records of a page, and how to continue."""
 
     messages: list[FoundMessage] = attrs.Factory(list)
-    #: Offset in each partition where the next page begins, in reading direction; without
-    #: the partitions that have nothing left.
+    #: Offset in each partition where the next page begins, in reading direction;
+    #: without the partitions that have nothing left.
     following: dict[int, int] = attrs.Factory(dict)
     #: Number of partitions for which no time was left.
     unread: int = 0
@@ -79,7 +79,7 @@ class MessagePage:
         return bool(self.following) or self.unread > 0
 
     def add_problem(self, text: str) -> None:
-        if text not in self.problems and len(self.problems) < _MOST_PROBLEMS:
+        if text not in self.problems and len(self.problems) < _MAX_PROBLEMS:
             self.problems.append(text)
 
 
@@ -97,7 +97,8 @@ class MessageQuery:
     time_ms: int | None = None
     #: The key, the value or a header contains this text.
     text: str = ""
-    #: Further conditions. They contain no regular expressions, which could take minutes.
+    #: Further conditions. They contain no regular expressions, which could take
+    #: minutes.
     where: Where | None = None
     count: int = COUNT
 

@@ -67,9 +67,9 @@ from netshim.console.guard import (
 )
 from netshim.console.lags import INTERVAL_S, LagSample
 from netshim.console.live import (
-    MOST_PARTITIONS,
-    MOST_ROWS,
-    MOST_TAILS,
+    MAX_PARTITIONS,
+    MAX_ROWS,
+    MAX_TAILS,
     LiveTail,
     events,
 )
@@ -106,7 +106,7 @@ _STATUSES: Final[dict[type[Exception], int]] = {
     ConsumerStateError: 409,
     InvalidTransactionStateError: 409,
 }
-#: Most rows of a list of topics or groups.
+#: Maximum number of rows of a list of topics or groups.
 _PAGE_ROWS: Final = 500
 
 
@@ -267,7 +267,8 @@ class ConsolePages:
     async def show_http_error(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         text = error.detail
-        # Starlette's router found no page; errors of this package have texts of their own.
+        # Starlette's router found no page; errors of this package have texts of their
+        # own.
         if text == HTTPStatus.NOT_FOUND.phrase:
             text = "There is no page at this address."
         return self._renderer.error(request, error.status_code, text)
@@ -495,8 +496,8 @@ class ConsolePages:
             topic=topic,
             numbers=directory.topics[topic],
             chosen=number,
-            most_rows=MOST_ROWS,
-            most_partitions=MOST_PARTITIONS,
+            most_rows=MAX_ROWS,
+            most_partitions=MAX_PARTITIONS,
         )
 
     async def live_events(self, request: Request) -> Response:
@@ -513,8 +514,8 @@ class ConsolePages:
             return topic, tail, decoder
 
         viewer = viewer_of(request)
-        if self._tails >= MOST_TAILS:
-            raise HTTPException(503, f"{MOST_TAILS} live pages are open already")
+        if self._tails >= MAX_TAILS:
+            raise HTTPException(503, f"{MAX_TAILS} live pages are open already")
         self._tails += 1
         try:
             topic, tail, decoder = await run_in_threadpool(opened)

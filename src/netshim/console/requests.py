@@ -16,12 +16,12 @@ from logcore.cli.filters import Where
 from logcore.config import INT64_MAX
 from logcore.metadata.filenames import is_topic_name
 from netshim.console.directory import OpenDirectory
-from netshim.console.messages import COUNT, MOST_COUNT, MessageQuery
+from netshim.console.messages import COUNT, MAX_COUNT, MessageQuery
 from netshim.console.values import visible
 
 _PLACES: Final = re.compile(r"\d{1,10}:\d{1,19}(,\d{1,10}:\d{1,19})*")
 #: Longest text of a search, in characters.
-_MOST_TEXT: Final = 1_000
+_MAX_TEXT: Final = 1_000
 #: The last millisecond of the year 9999.
 _LAST_MS: Final = 253_402_300_799_999
 
@@ -94,7 +94,7 @@ def query_of(
     if number is not None:
         numbers = (number,)
     text = _search_text(parameters, "q")
-    count = number_of(parameters.get("count", str(COUNT)), "count", MOST_COUNT)
+    count = number_of(parameters.get("count", str(COUNT)), "count", MAX_COUNT)
     places = _places(parameters, "until")
     is_backward = places is not None
     time_ms = None
@@ -120,9 +120,9 @@ def query_of(
 def _search_text(parameters: Mapping[str, str], name: str) -> str:
     """Return a text to search, which may be empty."""
     text = parameters.get(name, "")
-    if len(text) > _MOST_TEXT:
+    if len(text) > _MAX_TEXT:
         raise bad_request(
-            f"{name}: expected at most {_MOST_TEXT} characters; found {len(text)}"
+            f"{name}: expected at most {_MAX_TEXT} characters; found {len(text)}"
         )
     if visible(text) != text:
         raise bad_request(f"{name}: expected visible characters; found {_found(text)}")

@@ -24,10 +24,10 @@ from netshim.console.rendering import PageRenderer
 from netshim.console.requests import number_of
 from netshim.console.values import visible
 
-#: Most rows of a list.
-_MOST_ROWS: Final = 500
+#: Maximum number of rows of a list.
+_MAX_ROWS: Final = 500
 #: Longest text that is compared or shown, in characters.
-_MOST_TEXT: Final = 200_000
+_MAX_TEXT: Final = 200_000
 #: Ends of the subjects that Confluent's serializers use for a topic by default.
 _SUFFIXES: Final = ("-value", "-key")
 
@@ -77,7 +77,7 @@ class SchemaPages:
                 state.levels.get(name) or state.levels.get(None) or "BACKWARD",
                 _topic_of_subject(directory, name),
             )
-            for name in names[:_MOST_ROWS]
+            for name in names[:_MAX_ROWS]
         ]
         return self._renderer.render(
             "schemas.html",
@@ -168,7 +168,7 @@ def _pretty(schema: SchemaVersion) -> str:
             text = json.dumps(json.loads(text), indent=2, ensure_ascii=False)
         except (ValueError, RecursionError):
             pass
-    return text[:_MOST_TEXT]
+    return text[:_MAX_TEXT]
 
 
 def _diff(before: str, after: str) -> list[DiffLine]:

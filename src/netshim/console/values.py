@@ -20,12 +20,12 @@ import attrs
 #: Characters of a value in a table.
 PREVIEW_CHARACTERS: Final = 240
 #: Bytes of a value that the page of one message shows as text or as a tree.
-MOST_TEXT_BYTES: Final = 256 << 10
+MAX_TEXT_BYTES: Final = 256 << 10
 #: Bytes of a value that are shown as a hex dump.
-MOST_HEX_BYTES: Final = 4 << 10
-#: Most nodes and levels of a JSON tree.
-_MOST_NODES: Final = 5_000
-_MOST_LEVELS: Final = 40
+MAX_HEX_BYTES: Final = 4 << 10
+#: Maximum number of nodes and levels of a JSON tree.
+_MAX_NODES: Final = 5_000
+_MAX_LEVELS: Final = 40
 #: Bytes that a preview shows before the text of a search.
 _BEFORE: Final = 20
 #: Bytes in a row of a hex dump.
@@ -107,11 +107,11 @@ def _begin(data: bytes, around: str) -> int:
 
 def show_whole(data: bytes | None) -> ShownValue:
     """Return bytes as text for the page of one message, with a tree if they are JSON."""
-    found = show(data, most_characters=MOST_TEXT_BYTES)
+    found = show(data, most_characters=MAX_TEXT_BYTES)
     if data is None or found.form != "json":
         return found
     tree = None
-    if len(data) <= MOST_TEXT_BYTES:
+    if len(data) <= MAX_TEXT_BYTES:
         tree = _tree(data.decode())
     form: Form = "text" if tree is None else "json"
     return attrs.evolve(found, form=form, tree=tree)
@@ -145,7 +145,7 @@ def _decoded(start: bytes, *, is_whole: bool) -> str | None:
 def hex_lines(data: bytes) -> list[str]:
     """Return the start of the bytes as lines of position, hex digits and characters."""
     lines = []
-    for at in range(0, min(len(data), MOST_HEX_BYTES), _ROW_BYTES):
+    for at in range(0, min(len(data), MAX_HEX_BYTES), _ROW_BYTES):
         row = data[at : at + _ROW_BYTES]
         signs = "".join(chr(one) if 32 <= one < 127 else "." for one in row)
         lines.append(f"{at:08x}  {row.hex(' '):<47}  {signs}")
@@ -162,8 +162,8 @@ def _tree(text: str) -> JsonNode | None:
             parse_constant=_refuse_constant,
             object_pairs_hook=_Pairs,
         )
-        left = [_MOST_NODES]
-        return _node(parsed, _MOST_LEVELS, left)
+        left = [_MAX_NODES]
+        return _node(parsed, _MAX_LEVELS, left)
     except (ValueError, RecursionError):
         return None
 

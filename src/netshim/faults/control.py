@@ -35,7 +35,7 @@ from netshim.state import Call
 
 _T = TypeVar("_T")
 #: Longest delay of a rule: a day.
-_MOST_DELAY_MS = 86_400_000
+_MAX_DELAY_MS = 86_400_000
 #: Seconds between two checks of DiskRule.wait().
 _LOOK_S = 0.01
 
@@ -309,9 +309,9 @@ def _checked_delay(delay_ms: int) -> int:
     Raises:
         InvalidConfigError: it is not a number of ms, or longer than a day.
     """
-    if type(delay_ms) is not int or not 0 <= delay_ms <= _MOST_DELAY_MS:
+    if type(delay_ms) is not int or not 0 <= delay_ms <= _MAX_DELAY_MS:
         raise InvalidConfigError(
-            "a delay in ms", expected=f"0 to {_MOST_DELAY_MS}", found=repr(delay_ms)
+            "a delay in ms", expected=f"0 to {_MAX_DELAY_MS}", found=repr(delay_ms)
         )
     return delay_ms
 

@@ -33,7 +33,7 @@ from netshim.topology import BrokerAddress, Placement, ReplicaFacts, SoleTopolog
 from netshim.wire import codes
 
 #: Largest number of nodes of a broker. Each has a port.
-MOST_NODES: Final = 100
+MAX_NODES: Final = 100
 #: APIs that only the leader of a partition serves.
 _OF_PARTITIONS: Final = wire.keys_of(
     wire.PRODUCE,

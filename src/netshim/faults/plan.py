@@ -45,7 +45,7 @@ from netshim.state import BrokerState, Call
 from netshim.wire import codes
 
 #: Maximum number of rules of one plan.
-MOST_RULES: Final = 1_000
+MAX_RULES: Final = 1_000
 
 
 class _RulesOfApi:
@@ -92,8 +92,8 @@ class RequestFaultPlan:
         Raises:
             InvalidConfigError: the plan has too many rules.
         """
-        if len(self.rules) >= MOST_RULES:
-            raise InvalidConfigError("too many rules", expected=f"at most {MOST_RULES}")
+        if len(self.rules) >= MAX_RULES:
+            raise InvalidConfigError("too many rules", expected=f"at most {MAX_RULES}")
         rule.recent = self.requests
         self.rules.append(rule)
         self._index.clear()

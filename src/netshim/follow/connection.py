@@ -36,9 +36,9 @@ _CLIENT: Final = "logcore-follow"
 _PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 _SCRAM: Final = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
 _MECHANISMS: Final = ("PLAIN", *_SCRAM)
-#: Largest response. Kafka's own clients have no limit; a peer that is not a broker would
-#: otherwise make us allocate 2 GiB.
-_MOST_RESPONSE_BYTES: Final = 512 << 20
+#: Largest response. Kafka's own clients have no limit; a peer that is not a broker
+#: would otherwise make us allocate 2 GiB.
+_MAX_RESPONSE_BYTES: Final = 512 << 20
 #: Limit of each wait for the socket.
 _TIMEOUT_S: Final = 30.0
 
@@ -151,8 +151,8 @@ class SourceConnection:
         self._correlation_id = 0
         self._versions: dict[int, tuple[int, int]] = {}
         self._buffer = bytearray(1 << 16)
-        #: Sent requests without a response: correlation id, API and version. Brokers answer
-        #: in the order of the requests.
+        #: Sent requests without a response: correlation id, API and version. Brokers
+        #: answer in the order of the requests.
         self._waiting: list[tuple[int, Api[Any, Any], int]] = []
         try:
             self._sock = self._connect(host, port, settings)
@@ -264,13 +264,13 @@ class SourceConnection:
         # The size does not include its own four bytes. A response has at least a
         # correlation id.
         size = int.from_bytes(self._exactly(4), "big", signed=True)
-        if not 4 <= size <= _MOST_RESPONSE_BYTES:
+        if not 4 <= size <= _MAX_RESPONSE_BYTES:
             raise ConnectionError(f"a response of {size} bytes")
         return self._exactly(size)
 
     def _exactly(self, size: int) -> memoryview:
-        # One buffer for all responses. It is replaced, not resized: resizing fails while
-        # a caller has views of it.
+        # One buffer for all responses. It is replaced, not resized: resizing fails
+        # while a caller has views of it.
         if len(self._buffer) < size:
             self._buffer = bytearray(size)
         view = memoryview(self._buffer)[:size]
@@ -324,8 +324,8 @@ class SourceConnection:
         nonce = base64.b64encode(os.urandom(24)).decode()
         first = f"n={name},r={nonce}"
         challenge = self._token(f"n,,{first}".encode()).decode()
-        # 2. The broker sends the salt and the iterations. "biws" is "n,," in base64: the
-        # connection has no channel binding.
+        # 2. The broker sends the salt and the iterations. "biws" is "n,," in base64:
+        # the connection has no channel binding.
         try:
             parts = dict(part.split("=", 1) for part in challenge.split(","))
             salt, iterations = base64.b64decode(parts["s"]), int(parts["i"])
@@ -333,8 +333,8 @@ class SourceConnection:
         except (KeyError, ValueError) as error:
             raise LoginError(f"{self._address}: a malformed challenge") from error
         # A challenge without the nonce of this client may be a recorded one. With few
-        # iterations, a false broker could guess the password from the proof. The minimum
-        # of RFC 5802 is 4,096.
+        # iterations, a false broker could guess the password from the proof. The
+        # minimum of RFC 5802 is 4,096.
         if not parts["r"].startswith(nonce) or iterations < 4_096:
             raise LoginError(f"{self._address}: an insecure challenge")
         salted = hashlib.pbkdf2_hmac(

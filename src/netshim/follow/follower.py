@@ -50,7 +50,7 @@ from netshim.follow.source import FetchPosition, Partition, Source, SourceTopic
 _NOTE: Final = "logcore.follow"
 _REFRESH_S: Final = 5.0
 _FIRST_RETRY_S: Final = 0.1
-_MOST_RETRY_S: Final = 10.0
+_MAX_RETRY_S: Final = 10.0
 
 State = Literal["connecting", "copying", "idle", "waiting", "stopped"]
 
@@ -249,7 +249,7 @@ class Follower:
             log_line("follow", WARNING, "the source does not answer: %s", error)
         self._state = "waiting"
         self._reason = str(error)
-        delay_s = min(_MOST_RETRY_S, _FIRST_RETRY_S * 2**self._retries)
+        delay_s = min(_MAX_RETRY_S, _FIRST_RETRY_S * 2**self._retries)
         self._retries = min(self._retries + 1, 10)
         self._retry_at = time.monotonic() + delay_s
         self._refresh_at = 0.0

@@ -33,8 +33,8 @@ from logcore.kernels import kernel
 from logcore.kernels.layout import Buffer
 from netshim.wire import codes
 
-#: Errors that end when the metadata is read again. They occur during an election, after a
-#: move of the leader, and while a broker starts. Stopping a partition for one of them
+#: Errors that end when the metadata is read again. They occur during an election, after
+#: a move of the leader, and while a broker starts. Stopping a partition for one of them
 #: would need an operator after each restart of the source.
 _RETRIED_CODES: Final = frozenset(
     {
@@ -53,7 +53,7 @@ _RETRIED_CODES: Final = frozenset(
     }
 )
 #: More batches than a response can have: walk() stops at the end of the bytes.
-_MOST_BATCHES: Final = 1 << 30
+_MAX_BATCHES: Final = 1 << 30
 
 
 @attrs.frozen
@@ -147,7 +147,7 @@ def _append(records: Buffer | None, copy: CopyPosition) -> Decision:
         return None
     data = memoryview(records)
     # A broker cuts a response at its size limit, so the last batch may be incomplete.
-    facts, position, _ = kernel.walk(data, 0, len(data), _MOST_BATCHES, False)
+    facts, position, _ = kernel.walk(data, 0, len(data), _MAX_BATCHES, False)
     # Since Fetch version 3, a broker sends at least one complete batch, however large
     # it is. Another fetch would get the same bytes, forever.
     if not len(facts):

@@ -47,7 +47,7 @@ _LATEST: Final = -1
 #: As long as a follower waits by Kafka's default (replica.fetch.wait.max.ms).
 _WAIT_MS: Final = 500
 _PARTITION_BYTES: Final = 4 << 20
-_MOST_BYTES: Final = 32 << 20
+_MAX_BYTES: Final = 32 << 20
 _INTERNAL: Final = ("__consumer_offsets", "__transaction_state")
 
 
@@ -112,8 +112,8 @@ class Source(Closeable):
         if self._any is not None:
             return self._any
         failure: RemoteUnavailableError | None = None
-        # The given addresses may have been replaced since the start. The brokers that the
-        # last metadata named are tried after them.
+        # The given addresses may have been replaced since the start. The brokers that
+        # the last metadata named are tried after them.
         for host, port in [*self._bootstrap, *self._brokers.values()]:
             try:
                 self._any = SourceConnection(host, port, self._settings)
@@ -149,8 +149,8 @@ class Source(Closeable):
             ShippingError: the brokers are older than Kafka 3.1.
         """
         connection = self._bootstrapped()
-        # All topics, because a pattern may match one that was created just now. A request
-        # by name could create a missing topic in the source.
+        # All topics, because a pattern may match one that was created just now. A
+        # request by name could create a missing topic in the source.
         request = wire.METADATA.Request(topics=None, allow_auto_topic_creation=False)
         if connection.version_of(wire.METADATA) < _METADATA_WITH_IDS:
             raise ShippingError("the source needs Apache Kafka 3.1 or later")
@@ -324,7 +324,7 @@ def _fetch_request(positions: Mapping[Partition, FetchPosition]) -> Any:
     return wire.FETCH.Request(
         max_wait_ms=_WAIT_MS,
         min_bytes=1,
-        max_bytes=_MOST_BYTES,
+        max_bytes=_MAX_BYTES,
         # Read uncommitted: a byte-for-byte copy contains aborted records and markers.
         isolation_level=0,
         topics=list(topics.values()),

@@ -42,7 +42,7 @@ _DISABLED: Final[dict[str, Any]] = {
     "error_code": codes.SECURITY_DISABLED,
     "error_message": "no authorizer is configured; start the broker with --acls",
 }
-_MOST_NAME_CHARS: Final = 1_024
+_MAX_NAME_CHARS: Final = 1_024
 
 
 def _check_known(kind: int, pattern: int, operation: int, permission: int) -> None:
@@ -70,14 +70,14 @@ def _error_of(acl: Acl) -> str | None:
     )
     if not specific or acl.resource_type not in [*ResourceType]:
         return "ANY, MATCH and unknown types are for filters only"
-    if not acl.name or "\0" in acl.name or len(acl.name) > _MOST_NAME_CHARS:
+    if not acl.name or "\0" in acl.name or len(acl.name) > _MAX_NAME_CHARS:
         return "the name of the resource is empty, too long or contains NUL"
     # A rule about another cluster would never apply.
     if acl.resource_type == ResourceType.CLUSTER and acl.name != CLUSTER_NAME:
         return f"the only cluster is {CLUSTER_NAME}"
     # No client has a principal without a type. A rule that denies would silently have
     # no effect.
-    if ":" not in acl.principal or len(acl.principal) > _MOST_NAME_CHARS:
+    if ":" not in acl.principal or len(acl.principal) > _MAX_NAME_CHARS:
         return "a principal has the form User:name"
     return None
 

@@ -54,9 +54,9 @@ if TYPE_CHECKING:
 Piece = wire.Buffer
 #: The result of a frame; see Connection.
 Reply = list[Piece] | PendingResponse | None
-_MOST_SALTED_BYTES: Final = 64
-_MOST_NAME_CHARS: Final = 1_024
-_MOST_SALT_BYTES: Final = 1_024
+_MAX_SALTED_BYTES: Final = 64
+_MAX_NAME_CHARS: Final = 1_024
+_MAX_SALT_BYTES: Final = 1_024
 
 
 class _Stage(enum.Enum):
@@ -278,7 +278,8 @@ class SaslGate:
 
     def _lifetime_ms(self, step: Accepted, now_ms: int) -> int:
         """Return the lifetime of an authentication; 0 if it does not expire."""
-        # A broker's password is in the registry and is valid as long as the cluster exists.
+        # A broker's password is in the registry and is valid as long as the cluster
+        # exists.
         if step.is_broker:
             return 0
         most_ms = self._state.security.connections_max_reauth_ms
@@ -476,7 +477,7 @@ def alter_user_scram_credentials(
 def _error_of(name: str, mechanism: str | None, one: Any) -> tuple[int, str] | None:
     """Return the error of one change, if any."""
     unacceptable = codes.UNACCEPTABLE_CREDENTIAL
-    if not name or len(name) > _MOST_NAME_CHARS or "\0" in name:
+    if not name or len(name) > _MAX_NAME_CHARS or "\0" in name:
         return unacceptable, "the user name is empty, too long or contains NUL"
     if name == BROKER_USER:
         return unacceptable, "the name belongs to the brokers of a cluster"
@@ -484,14 +485,14 @@ def _error_of(name: str, mechanism: str | None, one: Any) -> tuple[int, str] | N
         return codes.UNSUPPORTED_SASL_MECHANISM, "unknown mechanism"
     if one is None:
         return None
-    if not scram.LEAST_ITERATIONS <= one.iterations <= scram.MOST_ITERATIONS:
+    if not scram.MIN_ITERATIONS <= one.iterations <= scram.MAX_ITERATIONS:
         return (
             unacceptable,
-            f"iterations: expected {scram.LEAST_ITERATIONS} to "
-            f"{scram.MOST_ITERATIONS}, found {one.iterations}",
+            f"iterations: expected {scram.MIN_ITERATIONS} to "
+            f"{scram.MAX_ITERATIONS}, found {one.iterations}",
         )
-    if len(one.salt) > _MOST_SALT_BYTES:
+    if len(one.salt) > _MAX_SALT_BYTES:
         return unacceptable, "the salt is too long"
-    if not 0 < len(one.salted_password) <= _MOST_SALTED_BYTES:
+    if not 0 < len(one.salted_password) <= _MAX_SALTED_BYTES:
         return unacceptable, "the salted password is empty or too long"
     return None

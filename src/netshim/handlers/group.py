@@ -66,8 +66,8 @@ _COORDINATOR_TOPICS: Final = {0: OFFSETS_TOPIC, 1: TRANSACTIONS_TOPIC}
 GROUP_OPERATIONS: Final = 1 << 3 | 1 << 6 | 1 << 8 | 1 << 10 | 1 << 11
 #: Kafka's value of the operations if the request does not ask for them.
 NOT_ASKED: Final = -(2**31)
-#: Most bytes of a commit's text, whatever the settings are: its record stores the length
-#: in 16 bits.
+#: Maximum size in bytes of a commit's text, whatever the settings are: its record
+#: stores the length in 16 bits.
 _METADATA_BYTES_MAX: Final = 32_000
 
 #: Codes of errors with another name in the protocol.
@@ -77,13 +77,14 @@ _CODES: Final = {
 }
 #: Other codes in some versions of an API: (error, API) -> (up to which version, code).
 _CODES_BY_VERSION: Final = {
-    # Kafka reports a missing group by its own code since OffsetCommit 9, the first version
-    # for members of the consumer protocol.
+    # Kafka reports a missing group by its own code since OffsetCommit 9, the first
+    # version for members of the consumer protocol.
     (GroupError.GROUP_ID_NOT_FOUND, wire.OFFSET_COMMIT.key): (
         8,
         codes.ILLEGAL_GENERATION,
     ),
-    # INVALID_COMMIT_OFFSET_SIZE is an error of commits, which these three APIs do not have.
+    # INVALID_COMMIT_OFFSET_SIZE is an error of commits, which these three APIs do not
+    # have.
     **dict.fromkeys(
         (
             (GroupError.RECORD_TOO_LARGE, wire.JOIN_GROUP.key),
@@ -98,8 +99,8 @@ _CODES_BY_VERSION: Final = {
         codes.ILLEGAL_GENERATION,
     ),
 }
-#: First version of JoinGroup in which a new dynamic member first receives its id, and joins
-#: with a second request.
+#: First version of JoinGroup in which a new dynamic member first receives its id, and
+#: joins with a second request.
 _MEMBER_ID_SINCE: Final = 4
 #: First version of JoinGroup in which an error has no protocol name.
 _NULL_PROTOCOL_SINCE: Final = 7
@@ -456,8 +457,8 @@ def offsets_in(
     version = state.logdir.host.topics_version
     found = yield from _offsets_in(topics, answered_topics, call, state, expire_ms)
     if state.logdir.host.topics_version != version:
-        # Topics were deleted or created between two chunks. A new topic must not inherit
-        # offsets of an old one.
+        # Topics were deleted or created between two chunks. A new topic must not
+        # inherit offsets of an old one.
         found = whole(_offsets_in(topics, answered_topics, call, state, expire_ms))
     return found
 
@@ -502,8 +503,8 @@ def _refuse_fetch(
     request: OffsetFetchRequest, call: Call, code: int
 ) -> OffsetFetchResponse:
     response_type = wire.OFFSET_FETCH.Response
-    # Versions 0 and 1 have an error in each partition, versions 2 to 7 one in the response,
-    # and later versions one in each group.
+    # Versions 0 and 1 have an error in each partition, versions 2 to 7 one in the
+    # response, and later versions one in each group.
     if call.version >= 8:
         return response_type(
             groups=[

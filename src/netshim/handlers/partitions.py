@@ -21,8 +21,9 @@ from netshim.wire import codes
 MAGIC_POSITION: Final = 16
 ATTRIBUTES_POSITION: Final = 22
 ZSTD: Final = 4
-#: Most offsets whose batches are read in the event loop. A consumer at the end of a log has
-#: few unread batches, and reading them costs less than the switch to another thread.
+#: Maximum number of offsets whose batches are read in the event loop. A consumer at the
+#: end of a log has few unread batches, and reading them costs less than the switch to
+#: another thread.
 _WALKED_AT_ONCE: Final = 1_000
 
 

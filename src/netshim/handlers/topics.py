@@ -33,8 +33,8 @@ if TYPE_CHECKING:
         DeleteTopicsResponse,
     )
 
-#: Most topics that are created under one lock of the directory. Other work on the directory
-#: runs between two such groups.
+#: Maximum number of topics that are created under one lock of the directory. Other work
+#: on the directory runs between two such groups.
 _TOPICS_AT_ONCE: Final = 50
 
 
@@ -388,8 +388,8 @@ def delete_topics(
 
             state.submit(end, lambda _: answer.set(response))
 
-        # A name can be used again once no group has an offset of the topic. Otherwise, a
-        # new topic of that name would inherit the offsets after a crash.
+        # A name can be used again once no group has an offset of the topic. Otherwise,
+        # a new topic of that name would inherit the offsets after a crash.
         state.groups.topics_deleted(deleted, call.now_ms, end_deletion)
 
     state.submit(work, done)

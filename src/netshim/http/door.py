@@ -29,7 +29,7 @@ from starlette.routing import Route
 import logcore
 from logcore.errors import InvalidConfigError, InvalidNameError, LogcoreError
 from netshim.faults.control import ActiveRule, DiskRule, FaultControl
-from netshim.faults.plan import MOST_RULES
+from netshim.faults.plan import MAX_RULES
 from netshim.faults.requests import ANY_API, SeenRequest
 from netshim.http.host import why_refused
 from netshim.rollback import DirectorySnapshot
@@ -41,13 +41,13 @@ _T = TypeVar("_T")
 #: A parameter in the path of a route.
 _PARAMETER: Final = re.compile(r"{(\w+)(:int)?}")
 #: Largest body of a request.
-_MOST_BYTES: Final = 1 << 20
+_MAX_BYTES: Final = 1 << 20
 #: Longest long poll.
-_MOST_WAIT_S: Final = 60.0
+_MAX_WAIT_S: Final = 60.0
 #: Interval at which a long poll checks its condition.
 _LOOK_S: Final = 0.05
 #: Records in one response.
-_MOST_RECORDS: Final = 1_000
+_MAX_RECORDS: Final = 1_000
 #: The actions of rules, with the keys that each one needs.
 _ACTIONS: Final = {
     "answer": ("api", "error"),
@@ -148,13 +148,13 @@ class Door:
         body = bytearray()
         async for chunk in request.stream():
             body += chunk
-            if len(body) > _MOST_BYTES:
-                raise _Refusal(413, f"a body has at most {_MOST_BYTES} bytes")
+            if len(body) > _MAX_BYTES:
+                raise _Refusal(413, f"a body has at most {_MAX_BYTES} bytes")
         return bytes(body)
 
     async def _poll(self, request: Request, check: Callable[[], _T]) -> _T:
         """Return the result of check() once it raises no AssertionError."""
-        deadline = time.monotonic() + _number(request, "timeout", 10.0, _MOST_WAIT_S)
+        deadline = time.monotonic() + _number(request, "timeout", 10.0, _MAX_WAIT_S)
         while True:
             try:
                 return await asyncio.to_thread(check)
@@ -240,9 +240,9 @@ class Door:
         given = _parsed(await self._body(request))
         wanted = given if isinstance(given, list) else [given]
         count = sum(len(one.rules) for one in self._rules.values()) + len(wanted)
-        if count > MOST_RULES:
+        if count > MAX_RULES:
             raise InvalidConfigError(
-                "too many rules", expected=f"at most {MOST_RULES}", found=count
+                "too many rules", expected=f"at most {MAX_RULES}", found=count
             )
         return await asyncio.to_thread(self._add_faults, wanted)
 
@@ -423,7 +423,7 @@ class Door:
 
     async def records(self, request: Request) -> Any:
         """Return the first records of a topic, at most 1,000."""
-        limit = int(_number(request, "limit", _MOST_RECORDS, _MOST_RECORDS))
+        limit = int(_number(request, "limit", _MAX_RECORDS, _MAX_RECORDS))
         return await asyncio.to_thread(
             self._records, request.path_params["topic"], limit
         )

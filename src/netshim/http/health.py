@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 #: Time after which an event loop that does not run counts as stuck.
 STUCK_S: Final = 2.0
 #: With less free space, the next append may fail.
-LEAST_FREE_BYTES: Final = 64 << 20
+MIN_FREE_BYTES: Final = 64 << 20
 
 
 def why_not_healthy(server: Server) -> list[str]:
@@ -38,10 +38,10 @@ async def why_not_ready(server: Server) -> list[str]:
     calls = BrokerCalls(server.loop)
     reasons = await calls.call(lambda: _reasons(server))
     free_bytes = server.logdir.space()[1]
-    if free_bytes < LEAST_FREE_BYTES:
+    if free_bytes < MIN_FREE_BYTES:
         reasons.append(
             f"{free_bytes >> 20} MiB of the disk are free; "
-            f"expected {LEAST_FREE_BYTES >> 20}"
+            f"expected {MIN_FREE_BYTES >> 20}"
         )
     return reasons
 

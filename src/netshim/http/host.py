@@ -40,7 +40,7 @@ LOOPBACK: Final = frozenset(("127.0.0.1", "localhost", "::1"))
 #: How long a page waits for the broker's loop.
 _ANSWER_S: Final = 10.0
 #: Connections of one port; further ones get 503.
-_MOST_CONNECTIONS: Final = 100
+_MAX_CONNECTIONS: Final = 100
 #: Iterations of the event loop until the remaining connections are closed.
 _CLOSING_TURNS: Final = 10
 #: How long stop() waits for pages that are being answered.
@@ -148,9 +148,9 @@ class HttpHost:
         host, port = address
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         sock = socket.create_server((host, port), family=family)
-        # Connections inherit this. Otherwise, the body of a page on a connection that is
-        # used again waits up to 40 ms for the acknowledgement of its head. asyncio sets
-        # it only for sockets that were created with the number of TCP.
+        # Connections inherit this. Otherwise, the body of a page on a connection that
+        # is used again waits up to 40 ms for the acknowledgement of its head. asyncio
+        # sets it only for sockets that were created with the number of TCP.
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         config = uvicorn.Config(
             app,
@@ -159,11 +159,11 @@ class HttpHost:
             access_log=False,
             log_level="warning",
             server_header=False,
-            # A web page whose name is bound to this address could set these headers, and
-            # would pass the check of its host. A client could choose its address.
+            # A web page whose name is bound to this address could set these headers,
+            # and would pass the check of its host. A client could choose its address.
             proxy_headers=False,
             ws="none",
-            limit_concurrency=_MOST_CONNECTIONS,
+            limit_concurrency=_MAX_CONNECTIONS,
             timeout_graceful_shutdown=_GRACE_S,
             ssl_certfile=None if tls is None else tls.cert,
             ssl_keyfile=None if tls is None else tls.key,
@@ -191,9 +191,9 @@ class HttpHost:
         )
         for task in tasks:
             task.cancel()
-        # uvicorn leaves connections that it has accepted while it stopped, and responses
-        # that took longer than its timeout. Each iteration of the loop makes one step of
-        # their end.
+        # uvicorn leaves connections that it has accepted while it stopped, and
+        # responses that took longer than its timeout. Each iteration of the loop makes
+        # one step of their end.
         for _ in range(_CLOSING_TURNS):
             await asyncio.sleep(0)
             for server, _ in self._servers:

@@ -31,9 +31,9 @@ from netshim.state import BrokerState
 if TYPE_CHECKING:
     from netshim.server import Server
 
-#: Most series of one metric with names from clients. The others are added up in the
-#: series `other`.
-MOST_SERIES: Final = 1_000
+#: Maximum number of series of one metric with names from clients. The others are added
+#: up in the series `other`.
+MAX_SERIES: Final = 1_000
 #: The label of the series for all other names.
 OTHER: Final = "other"
 #: Values of the labels of a series.
@@ -54,7 +54,8 @@ class BrokerFacts:
     #: Groups by state, and members of each group.
     groups: Mapping[_Labels, int]
     members: Mapping[_Labels, int]
-    #: Records up to the high watermark that were not committed, by group, topic and partition.
+    #: Records up to the high watermark that were not committed, by group, topic and
+    #: partition.
     lags: Mapping[_Labels, int]
     open_transactions: int
     #: Partitions whose in-sync replicas are not all replicas.
@@ -90,14 +91,14 @@ def _committed(group: Group) -> Iterator[tuple[Key, int]]:
 
 
 def group_keys(state: BrokerState) -> Steps[list[Key]]:
-    """Return the partitions with committed offsets, at most MOST_SERIES."""
+    """Return the partitions with committed offsets, at most MAX_SERIES."""
     found: dict[Key, None] = {}
     pace = ChunkCounter()
     for group in _groups(state):
         for key, _ in _committed(group):
             if pace.is_over():
                 yield
-            if len(found) >= MOST_SERIES:
+            if len(found) >= MAX_SERIES:
                 return list(found)
             found[key] = None
     return list(found)
@@ -161,7 +162,7 @@ def _labeled(values: Mapping[str, int]) -> dict[_Labels, int]:
 
 def bounded(labels: _Labels, series: Mapping[_Labels, int]) -> _Labels:
     """Return the labels, or the labels of the series `other` if there are too many."""
-    if labels in series or len(series) < MOST_SERIES:
+    if labels in series or len(series) < MAX_SERIES:
         return labels
     return (OTHER,) * len(labels)
 

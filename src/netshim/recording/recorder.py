@@ -5,7 +5,7 @@ compresses and writes the blocks, so the broker never waits for the disk.
 
 Rules:
 - A block is written when it is large enough, or shortly after its first record.
-- At most MOST_PENDING_BYTES and one frame wait for the disk. If the disk is slower than
+- At most MAX_PENDING_BYTES and one frame wait for the disk. If the disk is slower than
   the traffic, or fails, the recording stops with one line at ERROR. The broker
   continues.
 - Frames are copied, because requests and responses are views of buffers that change.
@@ -45,10 +45,10 @@ _BLOCK_BYTES: Final = 512 << 10
 #: Longest time between the first record of a block and its write.
 _FLUSH_S: Final = 0.2
 #: Bytes that may wait for the disk.
-MOST_PENDING_BYTES: Final = 64 << 20
+MAX_PENDING_BYTES: Final = 64 << 20
 #: Number of correlation ids of secret responses that one connection remembers. With
 #: more, all its responses are redacted.
-_MOST_SECRET_IDS: Final = 10_000
+_MAX_SECRET_IDS: Final = 10_000
 
 
 class TrafficRecorder:
@@ -60,7 +60,7 @@ class TrafficRecorder:
         *,
         fs: FS = OS,
         clock_ns: Callable[[], int] = time.monotonic_ns,
-        most_pending_bytes: int = MOST_PENDING_BYTES,
+        most_pending_bytes: int = MAX_PENDING_BYTES,
     ) -> None:
         """Create the file and start the thread.
 
@@ -312,7 +312,7 @@ class ConnectionRecorder:
             self._expects_token = False
             # The ids remain in the set: a client may repeat an id.
             has_secrets = is_token or frame[4:8] in self._secret_ids
-            if has_secrets or len(self._secret_ids) > _MOST_SECRET_IDS:
+            if has_secrets or len(self._secret_ids) > _MAX_SECRET_IDS:
                 flags = REDACTED
                 pieces = (secrets.redacted_response(frame, is_token=is_token),)
         self._recorder.append(TrafficKind.RESPONSE, self._number, pieces, flags)

@@ -52,7 +52,7 @@ _FILE_HEAD: Final = struct.Struct(">8sIq")
 _BLOCK_HEAD: Final = struct.Struct(">III")
 RECORD_HEAD: Final = struct.Struct(">IBBIq")
 #: Largest content of a block: one record of the largest frame, and others before it.
-_MOST_BLOCK_BYTES: Final = (1 << 31) + (1 << 22)
+_MAX_BLOCK_BYTES: Final = (1 << 31) + (1 << 22)
 #: Fast: a recording may use at most a small part of the broker's processor time.
 _LEVEL: Final = -50
 
@@ -179,12 +179,12 @@ class TrafficFile:
                 break
             body_bytes, content_bytes, crc = _BLOCK_HEAD.unpack(head)
             start = position + _BLOCK_HEAD.size
-            if not body_bytes or not 0 < content_bytes <= _MOST_BLOCK_BYTES:
+            if not body_bytes or not 0 < content_bytes <= _MAX_BLOCK_BYTES:
                 raise RecordingError(
                     "a block of an impossible size",
                     path=self.path,
                     position=position,
-                    expected=f"1 to {_MOST_BLOCK_BYTES} bytes",
+                    expected=f"1 to {_MAX_BLOCK_BYTES} bytes",
                     found=f"{body_bytes} bytes with a content of {content_bytes}",
                 )
             if start + body_bytes > size:

@@ -13,7 +13,7 @@ from netshim.wire import codes
 from netshim.wire.codec import Api
 
 #: Requests of a connection that may still get a response.
-_MOST_WAITING: Final = 10_000
+_MAX_WAITING: Final = 10_000
 #: Place of the error code in a redacted response of SaslAuthenticate.
 _SASL_ERROR: Final = slice(4, 6)
 _FLEXIBLE_SASL_ERROR: Final = slice(5, 7)
@@ -65,7 +65,7 @@ def _request(
     if record.is_redacted and not any(frame):
         api = None
     waiting[correlation_id] = api, version, client_id
-    if len(waiting) > _MOST_WAITING:  # requests without a response
+    if len(waiting) > _MAX_WAITING:  # requests without a response
         del waiting[next(iter(waiting))]
     return _facts(api, version, correlation_id, client_id, None)
 

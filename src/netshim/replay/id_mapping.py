@@ -63,7 +63,7 @@ _NONE: Final[Mapping[str, tuple[Any, ...]]] = {
     "epoch": (-1,),
 }
 #: Ids that are remembered. The oldest are forgotten.
-_MOST_IDS: Final = 1_000_000
+_MAX_IDS: Final = 1_000_000
 _PRODUCER: Final = struct.Struct(">qh")
 _PRODUCER_POSITION: Final = 43
 _LATEST_MAGIC: Final = 2
@@ -90,7 +90,7 @@ class IdMapping:
                 key = self._key(field.name, recorded)
                 if key is not None and other not in _NONE[key[0]]:
                     self._replaced[key] = other
-                    if len(self._replaced) > _MOST_IDS:
+                    if len(self._replaced) > _MAX_IDS:
                         del self._replaced[next(iter(self._replaced))]
             elif field.is_array:
                 for pair in self.pairs(field.struct, mine, other):

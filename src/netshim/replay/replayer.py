@@ -38,14 +38,14 @@ from netshim.wire.codec import Api
 
 #: Largest response. A peer that is not a broker could otherwise cause an
 #: allocation of 2 GiB.
-_MOST_RESPONSE_BYTES: Final = 512 << 20
+_MAX_RESPONSE_BYTES: Final = 512 << 20
 #: Time between two requests to a broker that is not ready.
 _AGAIN_S: Final = 0.02
 #: Longest wait for the broker to close a connection.
 _GOODBYE_S: Final = 5.0
 _CLOSED: Final = "the broker has closed the connection"
 #: Connections whose client has left and whose broker may still process requests.
-_MOST_LEAVING: Final = 100
+_MAX_LEAVING: Final = 100
 
 
 @attrs.frozen
@@ -172,7 +172,7 @@ class _ReplayConnection:
                 return self._lost[correlation_id]
             try:
                 size = int.from_bytes(self._exactly(4), "big", signed=True)
-                if not 4 <= size <= _MOST_RESPONSE_BYTES:
+                if not 4 <= size <= _MAX_RESPONSE_BYTES:
                     return self._lose(f"a response of {size} bytes")
                 frame = self._exactly(size)
             except TimeoutError:
@@ -272,7 +272,7 @@ class TrafficReplayer:
             return
         link.leave()
         self._leaving.append(link)
-        if len(self._leaving) > _MOST_LEAVING:
+        if len(self._leaving) > _MAX_LEAVING:
             self._leaving.popleft().close()
 
     def _link(self, number: int) -> _ReplayConnection:

@@ -21,7 +21,7 @@ from logcore.schemas.parsing import Resolved, parse_json
 _READS_OLD: Final = ("BACKWARD", "FULL")
 #: Levels at which old schemas must read new values.
 _READS_NEW: Final = ("FORWARD", "FULL")
-#: Most parsed Avro schemas that are kept in memory.
+#: Maximum number of parsed Avro schemas that are kept in memory.
 _PARSED: Final = 256
 
 

@@ -74,10 +74,10 @@ _log = logging.getLogger("netshim")
 _T = TypeVar("_T")
 MEDIA_TYPE: Final = "application/vnd.schemaregistry.v1+json"
 #: Largest body of a request.
-MOST_BYTES: Final = 1 << 20
-#: Most responses in the cache, and the largest body of one.
-_MOST_ANSWERS: Final = 256
-_MOST_REMEMBERED_BYTES: Final = 64 << 10
+MAX_BYTES: Final = 1 << 20
+#: Maximum number of responses in the cache, and the largest body of one.
+_MAX_ANSWERS: Final = 256
+_MAX_REMEMBERED_BYTES: Final = 64 << 10
 _LEVEL_DOCS: Final = (
     "Avro schemas are compared. JSON and PROTOBUF schemas are parsed, but are not "
     "compared with earlier ones."
@@ -190,11 +190,11 @@ class SchemaRegistry:
         else:
             response = await self._answer(Request(scope, receive))
             if key is not None and response.status_code == 200:
-                if len(answers) >= _MOST_ANSWERS:
+                if len(answers) >= _MAX_ANSWERS:
                     answers.clear()
-                if len(response.body) <= _MOST_REMEMBERED_BYTES:
-                    # If the state has changed since, the store has another dict, and this
-                    # one has no readers any more.
+                if len(response.body) <= _MAX_REMEMBERED_BYTES:
+                    # If the state has changed since, the store has another dict, and
+                    # this one has no readers any more.
                     answers[key] = response
         await response(scope, receive, send)
 
@@ -631,8 +631,8 @@ async def _body(request: Request) -> bytes:
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
-        if len(body) > MOST_BYTES:
-            raise RegistryRefusal(413, f"a body has at most {MOST_BYTES} bytes")
+        if len(body) > MAX_BYTES:
+            raise RegistryRefusal(413, f"a body has at most {MAX_BYTES} bytes")
     return bytes(body)
 
 

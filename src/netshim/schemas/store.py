@@ -52,11 +52,13 @@ _T = TypeVar("_T")
 
 DEFAULT_LEVEL: Final = "BACKWARD"
 DEFAULT_MODE: Final = "READWRITE"
-#: Attempts to read a log that was closed to open another one, or replaced by a rollback.
+#: Attempts to read a log that was closed to open another one, or replaced by a
+#: rollback.
 _ATTEMPTS: Final = 20
 #: Time between two attempts.
 _PAUSE_S: Final = 0.05
-#: Most characters of the name of a subject. Each record about a subject repeats its name.
+#: Maximum number of characters of the name of a subject. Each record about a subject
+#: repeats its name.
 _LONGEST_SUBJECT: Final = 1_000
 _RESERVED_SUBJECTS: Final = ("__GLOBAL", "__EMPTY")
 

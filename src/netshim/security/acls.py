@@ -128,10 +128,10 @@ _IMPLIED_BY: Final = {
     AclOperation.DESCRIBE_CONFIGS: (AclOperation.ALTER_CONFIGS,),
 }
 #: Maximum number of remembered answers. The cache is emptied when it is full.
-_MOST_ANSWERS: Final = 10_000
+_MAX_ANSWERS: Final = 10_000
 #: Longest name of a resource whose answer is remembered. Clients choose the names of
 #: groups and transactional ids, which may have 32,767 bytes.
-_MOST_REMEMBERED_CHARS: Final = 249
+_MAX_REMEMBERED_CHARS: Final = 249
 
 
 @attrs.frozen(order=True)
@@ -244,12 +244,12 @@ class AclIndex:
         if principal in self.super_users:
             return True
         question = (principal, host, operation, kind, name)
-        if len(name) > _MOST_REMEMBERED_CHARS:
+        if len(name) > _MAX_REMEMBERED_CHARS:
             return self._decide(*question)
         known = self._answers.get(question)
         if known is None:
             known = self._decide(*question)
-            if len(self._answers) >= _MOST_ANSWERS:
+            if len(self._answers) >= _MAX_ANSWERS:
                 self._answers.clear()
             self._answers[question] = known
         return known

@@ -45,7 +45,7 @@ _SHORT_OIDS: Final = {
 }
 _ESCAPED: Final = frozenset(',=+<>#;"\\')
 #: Longest subject that is mapped. A longer one refuses the certificate.
-_MOST_SUBJECT_CHARS: Final = 8_192
+_MAX_SUBJECT_CHARS: Final = 8_192
 
 
 class CertificateError(Exception):
@@ -73,7 +73,7 @@ def subject_of(certificate: Mapping[str, Any], der: Callable[[], bytes]) -> str:
         subject = ",".join(written)
     else:
         subject = _subject_of_der(der())
-    if len(subject) > _MOST_SUBJECT_CHARS:
+    if len(subject) > _MAX_SUBJECT_CHARS:
         raise CertificateError(f"the subject has {len(subject)} characters")
     return subject
 

@@ -36,14 +36,14 @@ CLIENT_KEYS: Final = (PRODUCE, FETCH, REQUEST, MUTATION)
 _SAMPLES: Final = 11
 #: Length of one sample.
 _SAMPLE_MS: Final = 1_000
-_LEAST_WINDOW_MS: Final = (_SAMPLES - 1) * _SAMPLE_MS
+_MIN_WINDOW_MS: Final = (_SAMPLES - 1) * _SAMPLE_MS
 #: Maximum delay for the use of broker time.
-_MOST_REQUEST_DELAY_MS: Final = 1_000
+_MAX_REQUEST_DELAY_MS: Final = 1_000
 #: Maximum number of measured entities. Idle ones are then forgotten. If there are none,
 #: further clients share a rate, because a client may use many ids.
-_MOST_SENSORS: Final = 10_000
+_MAX_SENSORS: Final = 10_000
 #: Maximum number of characters that distinguish client ids. Quotas cannot name more.
-_MOST_NAME_CHARS: Final = 1_024
+_MAX_NAME_CHARS: Final = 1_024
 
 
 @attrs.define(eq=False)
@@ -164,7 +164,7 @@ class Quotas:
         rate.record(value, now_ms)
         delay_ms = rate.delay_ms(bound, now_ms)
         if key == REQUEST:
-            return min(delay_ms, _MOST_REQUEST_DELAY_MS)
+            return min(delay_ms, _MAX_REQUEST_DELAY_MS)
         return delay_ms
 
     def take_out(
@@ -180,7 +180,7 @@ class Quotas:
         found = self._find(FETCH, user, client_id)
         if found is None:
             return None
-        return max(1, int(found[1] * _LEAST_WINDOW_MS / 1000))
+        return max(1, int(found[1] * _MIN_WINDOW_MS / 1000))
 
     def mutate(
         self, user: str, client_id: str, count: int, now_ms: int, *, is_strict: bool
@@ -226,9 +226,9 @@ class Quotas:
         """Return the sensor and the bound for a user and a client id."""
         if key not in self.keys:
             return None
-        question = key, user, client_id[:_MOST_NAME_CHARS]
+        question = key, user, client_id[:_MAX_NAME_CHARS]
         if question not in self._found:
-            if len(self._found) >= _MOST_SENSORS:
+            if len(self._found) >= _MAX_SENSORS:
                 self._found.clear()
             self._found[question] = self._resolve(*question)
         return self._found[question]
@@ -272,7 +272,7 @@ class Quotas:
 
     @property
     def _is_full(self) -> bool:
-        return len(self._rates) + len(self._buckets) >= _MOST_SENSORS
+        return len(self._rates) + len(self._buckets) >= _MAX_SENSORS
 
     def _forget_idle(self, now_ms: int) -> None:
         """Forget idle entities, at most once for each sample."""

@@ -38,9 +38,9 @@ MECHANISMS: Final = (PLAIN, *scram.HASHES, OAUTHBEARER)
 #: How long a correct password of PLAIN is remembered.
 _REMEMBER_MS: Final = 60_000
 #: Maximum number of remembered passwords. At this number, all are forgotten.
-_MOST_REMEMBERED: Final = 10_000
-MOST_PASSWORD_BYTES: Final = 1_024
-_MOST_TOKEN_BYTES: Final = 64 << 10
+_MAX_REMEMBERED: Final = 10_000
+MAX_PASSWORD_BYTES: Final = 1_024
+_MAX_TOKEN_BYTES: Final = 64 << 10
 
 
 @attrs.frozen
@@ -127,7 +127,7 @@ class PasswordCache:
         self, user: str, password: str, credential: Credential, now_ms: int
     ) -> None:
         """Remember a correct password."""
-        if len(self._until_ms) >= _MOST_REMEMBERED:
+        if len(self._until_ms) >= _MAX_REMEMBERED:
             self._until_ms.clear()
         self._until_ms[self._key(user, password, credential)] = now_ms + _REMEMBER_MS
 
@@ -241,7 +241,7 @@ class _Plain:
     mechanism: str = PLAIN
 
     def step(self, token: bytes, now_ms: int) -> Step:
-        if len(token) > 4 * MOST_PASSWORD_BYTES:
+        if len(token) > 4 * MAX_PASSWORD_BYTES:
             return Rejected(f"a token of {len(token)} bytes")
         try:
             authorization_id, user, password = token.decode().split("\0")
@@ -249,7 +249,7 @@ class _Plain:
             return Rejected("the token has not the form of RFC 4616")
         if not user or not password or authorization_id not in ("", user):
             return Rejected("an empty name or password, or another authorization id")
-        if len(password.encode()) > MOST_PASSWORD_BYTES:
+        if len(password.encode()) > MAX_PASSWORD_BYTES:
             return Rejected("a password that is too long", user)
         mechanism, credential, is_known = self._owner.credential(user)
         if is_known and self._owner.passwords.knows(user, password, credential, now_ms):
@@ -313,7 +313,7 @@ def _bearer_of(token: bytes) -> str:
     Raises:
         ValueError: the message is malformed.
     """
-    if len(token) > _MOST_TOKEN_BYTES:
+    if len(token) > _MAX_TOKEN_BYTES:
         raise ValueError(f"a message of {len(token)} bytes")
     parts = token.decode().split("\x01")
     if len(parts) < 4 or not parts[0].startswith("n,") or parts[-1] or parts[-2]:

@@ -29,10 +29,10 @@ HASHES: Final = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
 NUMBERS: Final = {"SCRAM-SHA-256": 1, "SCRAM-SHA-512": 2}
 #: The mechanism with which brokers of a cluster log in to each other.
 BROKER_MECHANISM: Final = "SCRAM-SHA-512"
-LEAST_ITERATIONS: Final = 4_096
-MOST_ITERATIONS: Final = 16_384
+MIN_ITERATIONS: Final = 4_096
+MAX_ITERATIONS: Final = 16_384
 #: Maximum size of a message.
-MOST_TOKEN_BYTES: Final = 8_192
+MAX_TOKEN_BYTES: Final = 8_192
 SALT_BYTES: Final = 24
 _NONCE_BYTES: Final = 24
 _KAFKA_SALT_BITS: Final = 130
@@ -269,7 +269,7 @@ def verify(exchange: ScramState, token: bytes) -> bytes:
 
 
 def _text(token: bytes) -> str:
-    if len(token) > MOST_TOKEN_BYTES:
+    if len(token) > MAX_TOKEN_BYTES:
         raise ScramError(f"a message of {len(token)} bytes")
     try:
         text = token.decode()

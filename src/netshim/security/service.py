@@ -47,7 +47,7 @@ class SecuritySettings:
     #: connection.failed.authentication.delay.ms.
     failed_delay_ms: int = 100
     #: Iterations of SCRAM that an unknown user appears to have while no user exists.
-    scram_iterations: int = scram.LEAST_ITERATIONS
+    scram_iterations: int = scram.MIN_ITERATIONS
     #: Rules for the subjects of client certificates.
     principal_mapping: MappingRules = attrs.field(factory=MappingRules)
     #: Keys of bearer tokens: a file or an https URL. Required for OAUTHBEARER.

@@ -280,10 +280,10 @@ class SecurityStore:
         password = os.urandom(_PASSWORD_BYTES).hex()
         salt = os.urandom(scram.SALT_BYTES)
         salted = scram.salted_password(
-            BROKER_MECHANISM, password, salt, scram.LEAST_ITERATIONS
+            BROKER_MECHANISM, password, salt, scram.MIN_ITERATIONS
         )
         credential = scram.credential_of(
-            BROKER_MECHANISM, salted, salt, scram.LEAST_ITERATIONS
+            BROKER_MECHANISM, salted, salt, scram.MIN_ITERATIONS
         )
         value = pack_json(
             {

@@ -41,11 +41,11 @@ _AGAIN_S: Final = 10
 #: Maximum time of a download.
 _DOWNLOAD_S: Final = 5
 #: Maximum size of the keys.
-_MOST_JWKS_BYTES: Final = 1 << 20
+_MAX_JWKS_BYTES: Final = 1 << 20
 #: Maximum length of a token.
-_MOST_TOKEN_CHARS: Final = 32 << 10
+_MAX_TOKEN_CHARS: Final = 32 << 10
 #: Maximum length of a user name.
-_MOST_NAME_CHARS: Final = 1_024
+_MAX_NAME_CHARS: Final = 1_024
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
@@ -62,7 +62,7 @@ def _download(url: str) -> bytes:
     deadline = time.monotonic() + _DOWNLOAD_S
     data = b""
     with opener.open(url, timeout=_DOWNLOAD_S) as response:
-        while len(data) <= _MOST_JWKS_BYTES and time.monotonic() < deadline:
+        while len(data) <= _MAX_JWKS_BYTES and time.monotonic() < deadline:
             piece = response.read1(1 << 16)
             if not piece:
                 return data
@@ -107,7 +107,7 @@ class JwtVerifier:
         """Verify a token. May block for the time of a download."""
         import jwt
 
-        if len(token) > _MOST_TOKEN_CHARS:
+        if len(token) > _MAX_TOKEN_CHARS:
             return Rejected(f"a token of {len(token)} characters")
         try:
             header = jwt.get_unverified_header(token)
@@ -159,7 +159,7 @@ class JwtVerifier:
             elif value - _SKEW_S > now_s:
                 return Rejected(f"the claim {name} is in the future")
         user = claims.get(self.claim)
-        if not isinstance(user, str) or not 0 < len(user) <= _MOST_NAME_CHARS:
+        if not isinstance(user, str) or not 0 < len(user) <= _MAX_NAME_CHARS:
             return Rejected(f"the claim {self.claim} is not a name")
         return Accepted(user, expires_ms=int(min(claims["exp"], 1 << 40) * 1000))
 
@@ -188,7 +188,7 @@ class JwtVerifier:
             data = self.download(self.jwks)
         else:
             data = Path(self.jwks.removeprefix("file://")).read_bytes()
-        if len(data) > _MOST_JWKS_BYTES:
+        if len(data) > _MAX_JWKS_BYTES:
             raise OSError("the JWKS is larger than 1 MiB")
         keys: dict[str | None, Any] = {}
         for one in json.loads(data)["keys"]:

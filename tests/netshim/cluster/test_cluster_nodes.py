@@ -121,7 +121,7 @@ def test_a_note_lists_the_changes_since_a_number() -> None:
 def test_a_reader_that_missed_too_much_reads_all() -> None:
     note = ChangeNote().with_changes([(str(ID), DELETED)])
     assert note.deleted_ids == {str(ID)}
-    note = ChangeNote().with_changes([("t", n) for n in range(nodes.MOST_CHANGES + 5)])
+    note = ChangeNote().with_changes([("t", n) for n in range(nodes.MAX_CHANGES + 5)])
     assert note.since(3) is None
     assert note.since(-1) is None
     assert note.since(6) is not None
