@@ -59,9 +59,8 @@ async def follow(
 ) -> StreamingResponse:
     log: aio.Log = request.app.state.log
     try:
-        tail = log.tail(
-            max(log.log_start_offset, last_event_id + 1)
-        )  # older orders may be deleted
+        # Older orders may be deleted.
+        tail = log.tail(max(log.log_start_offset, last_event_id + 1))
     except OffsetOutOfRangeError as error:
         raise HTTPException(416, str(error)) from error
     return StreamingResponse(events(tail), media_type="text/event-stream")

@@ -304,9 +304,9 @@ class Trial:
         threading.settrace(trace)
         for slot, item in enumerate(items):
             seen.clear()
-            sys.settrace(
-                trace
-            )  # each time: tests that interrupt at any line have a tracer of their own
+            # Set for each test, because tests that interrupt at any line set their own
+            # tracer.
+            sys.settrace(trace)
             began = time.monotonic()
             item.config.hook.pytest_runtest_protocol(
                 item=item, nextitem=[*items, None][slot + 1]
@@ -377,10 +377,11 @@ if __name__ == "__main__":
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     os.environ.update(ROUNDS, HYPOTHESIS_PROFILE="mutants")
+    # Without Phase.shrink: failing examples are not made smaller.
     phases = (
         hypothesis.Phase.explicit,
         hypothesis.Phase.generate,
-    )  # what fails is not made smaller
+    )
     hypothesis.settings.register_profile(
         "mutants",
         max_examples=60,

@@ -39,9 +39,8 @@ from logcore.cli.demo import load_flights
 JOB = Path(__file__).with_name("job.py")
 PARTITIONS = 3
 CALL = 3_000
-KEPT = {
-    "retention.ms": -1
-}  # the flights are from 2013, and by default a broker deletes records after a week
+# The flights are from 2013, and by default a broker deletes records after a week.
+KEPT = {"retention.ms": -1}
 Flight = tuple[Any, ...]
 
 
@@ -224,9 +223,8 @@ def main() -> int:
         names, loaded = load_flights(None)
         header = names.decode()
         flights = sorted(loaded, key=lambda one: one[3])[: options.rows]
-        half = (
-            len(flights) // 2 // PARTITIONS * PARTITIONS
-        )  # both producers distribute flights from partition 0 on
+        # Both producers distribute flights from partition 0 on.
+        half = len(flights) // 2 // PARTITIONS * PARTITIONS
         by_library(path, flights[:half])
         print(f"{half:,} flights appended through the library")
 

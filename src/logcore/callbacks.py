@@ -34,9 +34,8 @@ def report(error: Exception, function: Callable[..., object]) -> None:
 
 
 def _show(error: Exception, function: Callable[..., object]) -> None:
-    if (
-        sys.unraisablehook is sys.__unraisablehook__
-    ):  # it accepts only arguments that the interpreter has made
+    # Python's own hook accepts only arguments that the interpreter has created.
+    if sys.unraisablehook is sys.__unraisablehook__:
         sys.stderr.write(f"Exception ignored in: {function!r}\n")
         traceback.print_exception(error)
         return

@@ -600,7 +600,8 @@ class Log(LogReader, Closeable):
         if durability is not None:
             check_level(durability)
         if headers.__class__ is not tuple and isinstance(headers, Iterable):
-            # Before taking the lock: a generator may be slow, or append to this log.
+            # Consumed before the lock is acquired: a generator may be slow, or append
+            # to this log.
             headers = tuple(header_pairs(headers))
         state = self._state
         if writer is None:
@@ -700,9 +701,9 @@ class Log(LogReader, Closeable):
                 raise InvalidRecordError(
                     "append_many takes records", found=type(records).__name__
                 )
-            records = list(
-                records
-            )  # before taking the lock: a generator may be slow, or append to this log
+            # Consumed before the lock is acquired: a generator may be slow, or append
+            # to this log.
+            records = list(records)
         writer = self.host.writer
         with self._state.lock:
             writer.check_appendable_locked()
@@ -978,9 +979,8 @@ class Log(LogReader, Closeable):
             except BaseException:
                 writer.producers.forget()
                 raise
-            if (
-                first >= 0 and not commit
-            ):  # an open transaction was aborted: readers skip its records
+            # An open transaction was aborted: readers skip its records.
+            if first >= 0 and not commit:
                 stable = min(producers.open_transactions().values(), default=offset + 1)
                 try:
                     if writer.sharing is None:
@@ -1163,9 +1163,8 @@ class Log(LogReader, Closeable):
             end = self._state.end
             if self._writer is None:
                 end = self._state.visible
-                self._state.gaps.persisted = read_persisted_gaps(
-                    self._fs, self.path
-                )  # a compaction may have begun since
+                # A compaction may have begun since.
+                self._state.gaps.persisted = read_persisted_gaps(self._fs, self.path)
             yield checksum_file.SegmentContext(
                 next_base, self._state.gaps.dense_from, self.times_truncated, end
             )
@@ -1187,9 +1186,8 @@ class Log(LogReader, Closeable):
                 if isinstance(segment, GrowingSegment):
                     sizes += segment.size_bytes
                 else:
-                    sizes += self._fs.file_size(
-                        segment.path
-                    )  # a sealed segment may not be mapped yet
+                    # A sealed segment may not be mapped yet.
+                    sizes += self._fs.file_size(segment.path)
         writer = self._writer
         if writer is None:
             counters = (0, 0, 0, 0, 0)

@@ -78,9 +78,8 @@ from logcore.reporting import Incident
 from logcore.table import TopicTable
 from logcore.topic import Order, Position, Topic
 
-if (
-    TYPE_CHECKING
-):  # imported in the methods that use them: every user waits for `import logcore`
+# Imported in the methods that use them: every user waits for `import logcore`.
+if TYPE_CHECKING:
     import duckdb
 
     from logcore.backup import SnapshotResult
@@ -1154,9 +1153,8 @@ class LogDir(Closeable):
         if not self.is_shared and not self.is_replicated:
             from logcore.staging import applying
 
-            with self._incidents.reporting_errors(
-                "staging", self.path
-            ):  # the publisher finds the refusal too
+            # The publisher finds the refusal too.
+            with self._incidents.reporting_errors("staging", self.path):
                 if applying.apply_ready(self._fs, self, most=1):
                     return
         if self.is_shared and claim.runs_maintenance():

@@ -55,9 +55,8 @@ class Partitioner:
                 self.numbers
             )
         size = 0
-        if isinstance(
-            value, (bytes, bytearray, memoryview)
-        ):  # what else it may be, the append refuses
+        # The append refuses other types.
+        if isinstance(value, (bytes, bytearray, memoryview)):
             size = len(value)
         self._bytes += size
         if self._bytes > STICKY_BYTES:

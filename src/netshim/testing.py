@@ -481,9 +481,8 @@ class Kafka:
         """Delete the topics and groups of the namespace, like an admin client."""
         for name in self.logdir.topics():
             if name.startswith(self.prefix):
-                with contextlib.suppress(
-                    TopicNotFoundError
-                ):  # a client deleted it first
+                # A client deleted it first.
+                with contextlib.suppress(TopicNotFoundError):
                     self.logdir.delete_topic(name)
 
         def forget() -> None:
@@ -850,9 +849,8 @@ def _shown(record: TopicRecord) -> str:
     """Return a record as one line."""
     when = "no time"
     if record.timestamp_ms >= 0:
-        with contextlib.suppress(
-            OverflowError, ValueError, OSError
-        ):  # a time outside the calendar
+        # The calendar of datetime ends before the largest timestamp.
+        with contextlib.suppress(OverflowError, ValueError, OSError):
             when = datetime.fromtimestamp(record.timestamp_ms / 1000, UTC).isoformat(
                 timespec="milliseconds"
             )

@@ -167,9 +167,8 @@ class DirectoryOrigin(Closeable):
             look = self._looks[key] = self._first_view(key, now)
         facts = (*look.file_facts(), starts)
         if facts != look.facts:
-            if (
-                look.facts and facts[:1] != look.facts[:1]
-            ):  # another directory under that name, or none
+            # Another directory under that name, or none.
+            if look.facts and facts[:1] != look.facts[:1]:
                 self._forget(key)
                 return self._view_of(key, starts)
             look.facts = facts

@@ -239,9 +239,8 @@ class Gathering:
             )
             try:
                 staging.publish(manifest)
-            except (
-                BaseException
-            ):  # the name may exist; the write must not run after this failure
+            except BaseException:
+                # The name may exist; the write must not run after this failure.
                 staging.withdraw(app_id, batch.number, txid)
                 raise
             carry_out(

@@ -115,9 +115,8 @@ def check_identity(
     if planned.topic_id and found.topic_id and planned.topic_id != found.topic_id:
         return "the topic was deleted and made again since the query was planned"
     head = planned.head
-    if (
-        head is None or found.head is None or head[0] != found.head[0]
-    ):  # a first batch that retention deleted proves nothing
+    # A first batch that retention deleted proves nothing.
+    if head is None or found.head is None or head[0] != found.head[0]:
         return None
     if head[1] != found.head[1]:
         raise OtherDirectoryError(

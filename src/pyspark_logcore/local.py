@@ -250,9 +250,8 @@ def _query_here(spark: Any) -> tuple[str, int] | None:
         context = spark.sparkContext
         query = context.getLocalProperty("sql.streaming.queryId")
         batch = context.getLocalProperty("streaming.sql.batchId")
-    except (
-        Exception
-    ):  # Spark Connect has no context; its tasks get the name as an argument
+    except Exception:
+        # Spark Connect has no context; its tasks get the name as an argument.
         return None
     if query is None or batch is None:
         return None
@@ -395,9 +394,8 @@ class LocalWriter:
         if fs.exists(final):
             report = read_report(fs, final)
         if report is not None and report.run == self.run:
-            for _ in (
-                batches
-            ):  # an earlier attempt wrote them; Spark's worker wants its input read
+            # An earlier attempt wrote them; Spark's worker wants its input read.
+            for _ in batches:
                 pass
             return report.receipts(final, 0)
         make_directories(fs, parent)
@@ -463,9 +461,8 @@ class LocalWriter:
                 remove_directory(fs, part)
                 fs.sync_dir(parent)
                 return report
-            with contextlib.suppress(
-                FileNotFoundError
-            ):  # an earlier run's, whose place this takes
+            # Move the result of an earlier run away; the new one takes its name.
+            with contextlib.suppress(FileNotFoundError):
                 fs.rename(final, old)
         found = read_report(fs, final)
         assert found is not None

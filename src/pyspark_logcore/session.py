@@ -108,9 +108,8 @@ def _wrap(java: str) -> str:
     home = Path(tempfile.gettempdir()) / f"pyspark-logcore-java-{os.getuid()}"
     home.mkdir(mode=0o700, exist_ok=True)
     if home.stat().st_uid != os.getuid() or home.stat().st_mode & 0o022:
-        home = Path(
-            tempfile.mkdtemp(prefix="pyspark-logcore-java-")
-        )  # another user owns it: it must not be run
+        # Another user owns it: it must not be run.
+        home = Path(tempfile.mkdtemp(prefix="pyspark-logcore-java-"))
     (home / "bin").mkdir(exist_ok=True)
     script = (
         "#!/bin/sh\n"

@@ -210,9 +210,8 @@ class StagedWrite:
         )
         try:
             staging.publish(manifest)
-        except (
-            BaseException
-        ):  # the manifest may exist; withdraw it, because the job has failed
+        except BaseException:
+            # The manifest may exist; withdraw it, because the job has failed.
             staging.withdraw(manifest.app_id, manifest.version, self.txid)
             raise
         carry_out(

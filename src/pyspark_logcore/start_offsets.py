@@ -79,9 +79,8 @@ class FirstOffsets:
             checkpoint.pack_checked({"offsets": to_json(offsets)}),
         )
         made = os.path.join(self._folder, draft)
-        with contextlib.suppress(
-            FileExistsError
-        ):  # another source with these options stored its offsets first
+        # Another source with these options stored its offsets first.
+        with contextlib.suppress(FileExistsError):
             if not OS.link(made, self.path):
                 OS.rename(made, self.path)
         with contextlib.suppress(FileNotFoundError):

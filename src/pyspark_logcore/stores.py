@@ -88,9 +88,8 @@ def open_store(store: ObjectStore) -> tuple[pyarrow.fs.FileSystem, str]:
         settings = dict(store.settings)
         bucket = store.location.split("/")[2]
         if "region" not in settings and "endpoint_override" not in settings:
-            with contextlib.suppress(
-                OSError
-            ):  # a bucket whose region is unknown may be in the default region
+            # A bucket whose region is unknown may be in the default region.
+            with contextlib.suppress(OSError):
                 settings["region"] = fs.resolve_s3_region(bucket)
         return fs.S3FileSystem(**settings), store.location.split("://", 1)[1]
     except (

@@ -85,9 +85,9 @@ class LogcoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._batched_at: float | None = (
             None  # time at which offsets were returned last
         )
-        self._again: set[TopicPartition] = (
-            set()
-        )  # of topics that were created again, until the next batch reports it
+        # Partitions of topics that were created again, until the next batch reports
+        # them.
+        self._again: set[TopicPartition] = set()
         self._present: list[TopicPartition] | None = None
         self._answer: dict[str, dict[str, int]] = {}
         self._is_idle = (

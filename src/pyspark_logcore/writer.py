@@ -75,9 +75,8 @@ class LogcoreWriter(DataSourceArrowWriter):
             self._check_query(staging, query)
             return
         self.planned.publish(staged, query)
-        self._check_query(
-            staging, query
-        )  # another query may have written this version first
+        # Another query may have written this version first.
+        self._check_query(staging, query)
         if not options.given:
             staging.forget(options.app_id)
 

@@ -89,9 +89,8 @@ def test_an_append_is_stored_whole_or_not(tmp_path: Path, kind: str) -> None:
 def test_an_append_that_was_not_taken_leaves_no_trace(tmp_path: Path) -> None:
     async def trial(data: aio.LogDir, cut: Any) -> bool:
         log = await data.partition("t", 0)
-        with (
-            log.sync._state.lock
-        ):  # the thread writes the first, and has not taken the others
+        # The thread writes the first record, and has not taken the others.
+        with log.sync._state.lock:
             first = asyncio.ensure_future(log.append(b"first"))
             await asyncio.sleep(0)
             await asyncio.sleep(0)
@@ -375,9 +374,8 @@ def test_a_step_of_a_transaction_is_carried_out(tmp_path: Path, kind: str) -> No
             for name in before:
                 await getattr(producer, name)()
             was_cancelled = await cut(getattr(producer, kind))
-            with pytest.raises(
-                ProducerStateError
-            ):  # it has been done, or is done before this
+            # The first call has completed, or completes before this one.
+            with pytest.raises(ProducerStateError):
                 await getattr(producer, kind)()
         return bool(was_cancelled)
 
@@ -565,9 +563,8 @@ def test_rebalance_with_a_listener_continues_after_cancellation(tmp_path: Path) 
                 await asyncio.sleep(0)
 
             async def on_partitions_revoked(self, partitions: Any) -> None:
-                with contextlib.suppress(
-                    CommitFailedError
-                ):  # at the end, when the other has left the group
+                # CommitFailedError: at the end, the other consumer has left the group.
+                with contextlib.suppress(CommitFailedError):
                     await first.commit()
 
         async with data.consumer(

@@ -689,9 +689,8 @@ def test_commit_stores_the_positions_at_its_call(tmp_path: Path) -> None:
         assert (await consumer.getmany(max_records=1)).count == 1
         gate = threading.Event()
         consumer._loop_thread.submit(gate.wait)
-        consumer._next_step_s = float(
-            "inf"
-        )  # no reading needs the thread, which is held up
+        # The thread is blocked, and reads must not need it.
+        consumer._next_step_s = float("inf")
         committing = asyncio.ensure_future(consumer.commit())
         await asyncio.sleep(0)
         assert (await consumer.getmany(max_records=1)).count == 1

@@ -618,9 +618,8 @@ def test_scrub_finds_damage_that_no_crc_covers(path):
     )
     log = path / f"{0:020d}.log"
     times = (path / f"{0:020d}.log").stat()
-    log.write_bytes(
-        log.read_bytes()[:15] + b"\1" + log.read_bytes()[16:]
-    )  # the leader epoch
+    # Change the leader epoch.
+    log.write_bytes(log.read_bytes()[:15] + b"\1" + log.read_bytes()[16:])
     os.utime(log, ns=(times.st_atime_ns, times.st_mtime_ns))
     done = run("scrub", path.parent)
     assert (done.code, done.rows[0]["is_sound"]) == (1, False)

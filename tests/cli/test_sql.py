@@ -221,10 +221,11 @@ def test_wrong_queries(data: Path, query: str, said: str) -> None:
 
 
 def test_topics_that_differ_in_case_are_refused(tmp_path: Path) -> None:
+    # Kafka accepts both names; create_topic() accepts only one.
     for name in (
         "orders-0",
         "Orders-0",
-    ):  # Kafka takes both names, create_topic() only one
+    ):
         (tmp_path / name).mkdir()
     assert "differ only in case" in run(tmp_path, "select * from orders").stderr
     assert rows(tmp_path, "select 1 as a") == [{"a": 1}]

@@ -142,9 +142,8 @@ def test_partition_is_read_only_after_its_owner_released_it(
     second = data.consumer(**settings)
     second.subscribe(["t"])
     second.poll(0)
-    with pytest.raises(
-        InterruptedError
-    ):  # it assigns the partitions, and must release one of them
+    # The first consumer assigns the partitions, and must release one of them.
+    with pytest.raises(InterruptedError):
         first.poll(0)
     (left,) = first.assignment()
     released = TopicPartition("t", 1 - left.partition)

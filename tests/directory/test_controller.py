@@ -178,9 +178,8 @@ def keeping(machine: Machine, fs: SharedFS) -> None:
     with logcore.open_dir("data", shared=True, fs=fs) as data:
         quiet = 0
         until = machine.steps + 100_000
-        while (
-            quiet < 30
-        ):  # some steps pass until the locks of a process that was killed are free
+        # Some steps pass until the locks of a process that was killed are free.
+        while quiet < 30:
             others = [
                 each
                 for each in machine.processes

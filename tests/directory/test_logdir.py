@@ -540,9 +540,8 @@ def test_producer_ids_start_above_ids_found_in_logs(data: str) -> None:
         logdir.create_topic("t", 2)
         logdir.partition("t", 0).append_batch(batch(4))
         logdir.partition("t", 1).append_batch(batch(7))
-        logdir.partition("t", 1).append_batch(
-            batch(2**63 - 1)
-        )  # the library never assigns this id, but any client may write it
+        # The library never assigns this id, but any client may write it.
+        logdir.partition("t", 1).append_batch(batch(2**63 - 1))
     with logcore.open_dir(data) as logdir:
         assert not os.path.exists(name), "opening does not ask for ids"
         assert logdir.host.next_producer_id() == 8
@@ -888,10 +887,11 @@ def _filled(**more: Any) -> tuple[SimulatedDisk, Any]:
         with contextlib.suppress(logcore.DiskFullError):
             while True:
                 logdir.partition("t", 0).append(b"x" * size)
+    # Other programs fill the rest of the disk, to the last byte.
     for path in (
         "/data/t-0/fill",
         "/data/u-0/fill",
-    ):  # other programs fill the rest, to the last byte
+    ):
         handle = disk.open(path, write=True, create=True)
         with contextlib.suppress(logcore.DiskFullError):
             disk.pwrite(handle, bytes(disk.free_bytes("/")), 0)

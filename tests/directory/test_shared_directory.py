@@ -229,9 +229,8 @@ def test_exclusive_and_shared_opening_exclude_each_other(
     with pytest.raises(logcore.LogLockedError, match="otherwise"):
         logcore.open_dir(path)
     data.close()
-    with pytest.raises(
-        logcore.LogLockedError, match="shared=True in both"
-    ):  # the other one shares it
+    # The other process shares the directory.
+    with pytest.raises(logcore.LogLockedError, match="shared=True in both"):
         logcore.open_dir(path)
     other.end()
     with logcore.open_dir(path) as alone:

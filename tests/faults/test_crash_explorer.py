@@ -366,9 +366,8 @@ def test_batch_torn_inside_its_offset_field_is_recovered(lost: int) -> None:
         path = next(filter(is_log, disk.files()))
         at = len(disk.files()[path])
         if (at + lost) % 512:
-            size += (
-                -(at + lost) % 512
-            )  # a byte or two more where the length itself takes more: once more, then
+            # A longer record may need a longer length field, so try once more.
+            size += -(at + lost) % 512
             disk.crash()
             continue
         log.append(b"torn")

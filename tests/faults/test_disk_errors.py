@@ -135,9 +135,8 @@ def test_interrupted_append_is_undone_or_log_refuses_writes(
     log.append(b"first")
     if not is_sound:
         disk.faults = failing_always("truncate", path="*.log")
-    monkeypatch.setattr(
-        log.host.writer.active, "record_batch", interrupt
-    )  # the batch is written
+    # record_batch() is called after the batch was written.
+    monkeypatch.setattr(log.host.writer.active, "record_batch", interrupt)
     with pytest.raises(KeyboardInterrupt if is_sound else logcore.StorageWriteError):
         log.append(b"second")
     disk.faults = None
@@ -442,9 +441,8 @@ def test_failed_metadata_write_does_not_fail_an_append(operation: str) -> None:
     with open_log(
         PARTITION, create=True, config={"segment.bytes": 200}, fs=disk
     ) as log:
-        disk.faults = failing_always(
-            operation, errno.ENOSPC, "*[!gx]"
-        )  # not *.log, nor *index
+        # Neither *.log nor *index.
+        disk.faults = failing_always(operation, errno.ENOSPC, "*[!gx]")
         for at in range(6):
             receipt = log.append(b"%d" % at * 10)
             assert (receipt.offset, receipt.durability) == (at, "disk")

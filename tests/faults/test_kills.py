@@ -292,9 +292,8 @@ def test_a_broken_log_is_found_out(
     campaign = Campaign(ram)
     scenario = Scenario(WORKLOADS[workload], "os", SEED)
     with pytest.raises((AssertionError, logcore.LogcoreError)) as met:
-        for at in sorted(
-            range(200), key=lambda at: (at % 7, at)
-        ):  # soon somewhere in the middle
+        # An order that soon reaches the middle.
+        for at in sorted(range(200), key=lambda at: (at % 7, at)):
             with campaign.disk():
                 outcome = scenario.run(Strike(at, 0.5))
                 if not outcome.was_killed:

@@ -107,9 +107,8 @@ class LoopDisk:
         self.size, self.make = SYSTEMS[system]
         self.memory, self.at = root / "memory", root / "disk"
         self.image, self.ballast = self.memory / "image", self.memory / "ballast"
-        self.refused = mmap.mmap(
-            -1, 1
-        )  # shared with child processes: whether the device has refused a sync
+        # Shared with child processes: whether the device has refused a sync.
+        self.refused = mmap.mmap(-1, 1)
         self.memory.mkdir()
         self.at.mkdir()
 
@@ -135,9 +134,8 @@ class LoopDisk:
             with self.image.open("wb") as image:
                 os.truncate(image.fileno(), self.size)
                 self._call(*self.make, self.image)
-                os.posix_fallocate(
-                    image.fileno(), 0, self.size
-                )  # all of it: mkfs leaves holes in the journal
+                # Allocate the whole image, because mkfs leaves holes in the journal.
+                os.posix_fallocate(image.fileno(), 0, self.size)
             self.mount()
         except BaseException:
             self._call("umount", "-l", self.memory)
@@ -145,10 +143,11 @@ class LoopDisk:
         return self
 
     def __exit__(self, *_: object) -> None:
+        # Unmount lazily, because a failed test may hold a file open.
         for mounted in (
             self.at,
             self.memory,
-        ):  # lazily: a test that failed may hold a file
+        ):
             self._call("umount", "-l", mounted)
 
     @staticmethod
@@ -211,9 +210,9 @@ class LoopDisk:
         image = os.open(self.image, os.O_RDWR)
         saved = []
         try:
-            time.sleep(
-                0.05
-            )  # xfs frees the blocks of deleted files a moment later, and would reuse them
+            # xfs frees the blocks of deleted files a moment later, and would reuse
+            # them.
+            time.sleep(0.05)
             fcntl.ioctl(handle, FITRIM, struct.pack("QQQ", 0, (1 << 64) - 1, 0))
             for position, size in extents(file):
                 saved.append((position, os.pread(image, size, position)))
@@ -484,9 +483,8 @@ def fail_syncs(disk: LoopDisk, way: str) -> tuple[int, set[str]]:
                             idle.add(site)
                             continue
                         failed.add(site)
-                        if (
-                            way == "fail_once"
-                        ):  # the page cache still shows data that the device lacks
+                        # The page cache still shows data that the device lacks.
+                        if way == "fail_once":
                             witness = judged(
                                 then, policy, outcome, copy.deepcopy(before)
                             )
@@ -496,9 +494,8 @@ def fail_syncs(disk: LoopDisk, way: str) -> tuple[int, set[str]]:
                             witness = judged(
                                 then, policy, outcome, copy.deepcopy(before)
                             )
-                        witness.check(
-                            thorough=True
-                        )  # and records that were served still exist
+                        # Records that were served still exist.
+                        witness.check(thorough=True)
                         if site.file == "N.log" and site.caller.startswith(
                             ("log", "segment.seal")
                         ):
@@ -689,9 +686,8 @@ def test_a_file_size_limit_at_every_byte_of_an_append(
     """
 
     def run(pipe: int) -> int:
-        config = (
-            {} if policy == "always" else {"batch.size": 80}
-        )  # which writes batch by batch, and keeps the first batches
+        # "always" writes batch by batch, and keeps the first batches.
+        config = {} if policy == "always" else {"batch.size": 80}
         log = logcore.open(
             tmp_path / "t-0", create=True, durability=policy, config=config
         )

@@ -350,9 +350,8 @@ def test_snappy_block_lengths_beyond_the_body_are_refused(length):
 
 
 def test_snappy_length_that_the_block_cannot_hold_is_refused_before_memory_is_taken():
-    block = (
-        b"\x80\x80\x80\x1e" + b"\xfe\x01\x00" * 100
-    )  # declares 60 MiB, below the limit
+    # The frame declares 60 MiB, below the limit.
+    block = b"\x80\x80\x80\x1e" + b"\xfe\x01\x00" * 100
     with (
         traced_peak() as peak,
         pytest.raises(CorruptBatchError, match="cannot inflate"),

@@ -220,9 +220,9 @@ def test_a_sequence_counts_over_the_wrap() -> None:
 def test_other_clients_read_every_codec(codec: str, rows: Any) -> None:
     data = encode(rows, now_ms=T0, codec=codec)
     found = [[(one.key, one.value) for one in AiokafkaBatch(data)]]
-    if (
-        codec != "snappy"
-    ):  # kafka-python reads snappy only with a package that is not needed for anything else
+    # kafka-python reads snappy only with a package that is not needed for anything
+    # else.
+    if codec != "snappy":
         found.append([(one.key, one.value) for one in KafkaPythonBatch(data)])
     assert all(one == rows for one in found)
 
@@ -326,10 +326,11 @@ def test_random_bytes_raise_nothing_undeclared(
     except LogcoreError:
         return
     for batch in batches:
+        # Two separate checks: both must refuse the same batches.
         for ask in (
             batch.records,
             batch.columns,
-        ):  # each by itself: both must refuse the same
+        ):
             with contextlib.suppress(LogcoreError):
                 ask()
 
@@ -1038,10 +1039,11 @@ def test_the_front_of_a_batch_without_its_first_records_covers_their_offsets(
 
     raw = bytearray(encode(TWO, base_offset=50))
     body = raw[61:]
+    # Offset deltas 3 and 4: compaction took the first three records.
     body[3], body[body[0] // 2 + 4] = (
         2 * 3,
         2 * 4,
-    )  # offset deltas 3 and 4: compaction took the first three records
+    )
     raw[61:] = compress(Codec(codec), bytes(body)) if codec else body
     struct.pack_into(">i", raw, 8, len(raw) - 12)
     struct.pack_into(">h", raw, 21, codec)

@@ -458,9 +458,8 @@ def test_a_sector_that_cannot_be_read_costs_its_batches() -> None:
         Fault("pread", errno.EIO, path=name, at=1),
         Fault("pread", errno.EIO, path=name, at=4),
     )
-    report, saved = recover(
-        {name: data}, plan
-    )  # the first reads all of it, the others read sectors
+    # The first read is of the whole file, the others are of sectors.
+    report, saved = recover({name: data}, plan)
     gone = judge(batches_of({name: data}), report, saved)
     assert 4 <= len(gone) <= 6
     assert report.lost[0].reason == "a part of it cannot be read"

@@ -139,9 +139,8 @@ def test_a_seal_has_a_verdict_of_its_own(own):
     ]
     data = log.read_bytes()
     times = log.stat()
-    log.write_bytes(
-        data[:15] + b"\1" + data[16:]
-    )  # the leader epoch, which no CRC covers
+    # Change the leader epoch, which no CRC covers.
+    log.write_bytes(data[:15] + b"\1" + data[16:])
     assert (
         verdicts(own)[seal.name].detail
         == "the segment was rewritten since it was sealed"
@@ -413,9 +412,8 @@ def test_segments_that_overlap_are_damage(crash):
     shutil.copy(crash / f"{FIRST}.log", crash / "00000000000000000014.log")
     (crash / f"{FIRST}.log").rename(crash / "00000000000000000001.log")
     found = verdicts(crash)
-    assert (
-        found["00000000000000000001.log"].status == "damaged"
-    )  # offset 0 in a segment from 1 on
+    # Offset 0 in a segment that begins at 1.
+    assert found["00000000000000000001.log"].status == "damaged"
     assert "does not follow" in found["00000000000000000014.log"].detail
 
 

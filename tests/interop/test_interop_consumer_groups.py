@@ -526,9 +526,9 @@ def exchanged(address: str) -> list[Any]:
     consumer protocol and back.
     """
     client = connected(address)
-    topic_id = make_topic(
-        client, 6
-    )  # as many for each of one, two and three: who is first does not matter
+    # Six partitions divide evenly by one, two and three members, so their order does
+    # not matter.
+    topic_id = make_topic(client, 6)
     said: list[Any] = []
 
     def beats(member_id: str, epoch: int, **fields: Any) -> None:

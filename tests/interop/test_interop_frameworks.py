@@ -205,9 +205,8 @@ def test_kafka_connect_takes_each_line_of_a_file_once(tmp_path: Path) -> None:
                 most = len(expected) - 100
 
                 def has_come(most: int = most) -> bool:
-                    feed(
-                        1
-                    )  # the connector keeps up to a batch back until the file grows
+                    # The connector holds back up to one batch until the file grows.
+                    feed(1)
                     return len(seen()) >= most
 
                 until(has_come, lambda: (len(seen()), len(expected)))

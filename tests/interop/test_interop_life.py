@@ -473,9 +473,8 @@ class PartitionPair:
         mine = state_of(self.log)
         for state in (mine, theirs):
             if self.codecs != ["uncompressed"] and self.log.config.is_compacted:
-                del state[
-                    "segments"
-                ]  # other libraries compress the same records to other sizes
+                # Other libraries compress the same records to other sizes.
+                del state["segments"]
             else:
                 state["segments"] = [
                     # Kafka does not know which transactions below the log start were
@@ -597,9 +596,8 @@ class PartitionPair:
             if self.codecs == ["uncompressed"]
             else [".txnindex"]
         )
-        if (
-            self.is_reopened or self.is_truncated
-        ):  # Kafka counts the bytes to the next index entry from there
+        # Kafka counts the bytes to the next index entry from this batch.
+        if self.is_reopened or self.is_truncated:
             suffixes = suffixes[:2]
         for suffix in suffixes:
             mine, theirs = (

@@ -116,9 +116,8 @@ class Server:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    place = Path(
-        tempfile.mkdtemp(prefix="logcore-postgres-")
-    )  # a socket's path is short
+    # The path of a Unix socket has a small limit.
+    place = Path(tempfile.mkdtemp(prefix="logcore-postgres-"))
     made = Server(place)
     yield made
     made.crash()
@@ -256,7 +255,6 @@ def test_two_workers_divide_the_partitions(server: Server, data: Path) -> None:
     for worker in workers:
         _, reported = worker.communicate(timeout=60)
         assert worker.returncode == 0 or b"another owner" in reported, reported.decode()
-    subprocess.run(
-        command, check=True, timeout=60
-    )  # what a worker left that ended before the other joined
+    # Files of a worker that ended before the other joined.
+    subprocess.run(command, check=True, timeout=60)
     assert stored(server) == ONCE

@@ -68,9 +68,8 @@ def test_kafkas_java_clients_and_tools(tmp_path: Path) -> None:
         (path,) = (tmp_path / "data" / "__transaction_state-0").glob("*.log")
         text = storage.dump(path, "--transaction-log-decoder")
     assert '"transactionalId":"one"' in text, text
-    for status in range(
-        6
-    ):  # Empty, Ongoing, PrepareCommit, PrepareAbort, CompleteCommit, CompleteAbort
+    # Empty, Ongoing, PrepareCommit, PrepareAbort, CompleteCommit, CompleteAbort.
+    for status in range(6):
         assert f'"transactionStatus":{status},' in text, text
 
 

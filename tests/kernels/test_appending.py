@@ -615,9 +615,8 @@ UNUSUAL_BYTES = {
 
 @pytest.mark.parametrize("data", UNUSUAL_BYTES.values(), ids=UNUSUAL_BYTES)
 def test_unusual_bytes_take_the_general_path(log: logcore.Log, data: object) -> None:
-    log.append_batch(
-        batch_of(producer=(8, 0, 0))
-    )  # from now on, producers are expected
+    # From now on, producers are expected.
+    log.append_batch(batch_of(producer=(8, 0, 0)))
     refused(log, lambda: encoded(log, data))
 
 

@@ -347,9 +347,8 @@ def test_threads_lose_no_record_and_each_keeps_its_order(
 )
 def test_the_sizes_of_plain_rows_are_those_of_all_rows(rows: list[Any]) -> None:
     measured = kernel.plain_rows(rows)
-    keys, sizes = bulk.keys_and_sizes(
-        tuple(rows)
-    )  # of no list, and so without the kernel
+    # A tuple instead of a list is measured without the kernel.
+    keys, sizes = bulk.keys_and_sizes(tuple(rows))
     is_plain = all(len(row) == 2 and type(row[0]) is not bytearray for row in rows)
     assert (measured is not None) == is_plain
     if measured is not None:

@@ -481,9 +481,9 @@ def test_reader_of_another_log_object_continues_across_a_round(tmp_path: Path) -
             stream = reader.read(0)
             seen = [next(stream).offset for _ in range(3)]
             clean(log, force=True)
-            rest = list(
-                stream
-            )  # from old files, new files, or files that will be deleted soon
+            # The stream may read old files, new files, and files that will be deleted
+            # soon.
+            rest = list(stream)
             seen += [record.offset for record in rest]
             assert seen == sorted(set(seen))
             assert {r.key: r.value for r in rest} == {

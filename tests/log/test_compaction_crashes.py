@@ -216,9 +216,8 @@ def test_seeded_bug_B12_order_of_renames_is_found(
     real = SimulatedDisk.rename
 
     def rename(self: SimulatedDisk, source: str, target: str) -> None:
-        if target.endswith(
-            ".swap"
-        ):  # the final name at once, as if there were no .swap name
+        # Use the final name at once, as if there were no .swap name.
+        if target.endswith(".swap"):
             target = target.removesuffix(".swap")
         if not source.endswith(".swap"):
             real(self, source, target)
@@ -412,9 +411,8 @@ def test_flipped_offset_supersedes_no_record(tmp_path: Path, is_dense: bool) -> 
     first = next(read_batches(whole)).size_bytes
     for bit in range(40):
         raw = bytearray(whole)
-        raw[first + 7 - bit // 8] ^= (
-            1 << bit % 8
-        )  # in the base offset of the second batch
+        # Flip a bit in the base offset of the second batch.
+        raw[first + 7 - bit // 8] ^= 1 << bit % 8
         file.write_bytes(raw)
         with logcore.open(tmp_path / "t-0", config=COMPACT, durability="os") as log:
             before = {

@@ -674,11 +674,12 @@ def test_tick_compacts_the_dirtiest_log_and_skips_the_damaged() -> None:
     ("own_us", "passed_ms", "continues"),
     [
         (0, 0, True),
+        # Other threads used the processor, which is not the cleaner's time.
         (
             4_999,
             400,
             True,
-        ),  # other threads used the processor, which is not the cleaner's time
+        ),
         (5_000, 5, True),  # no other thread used the processor
         (20_000, 24, True),
         (20_000, 25, False),  # other work of this directory is waiting

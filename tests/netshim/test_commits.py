@@ -142,9 +142,8 @@ def test_P59_errors_of_invalid_commits(rig: Rig) -> None:
     )
     assert code_of(rig.commit({("orders", 0): 1}, metadata="x" * 4_096)) == 0
     ids, generation = rig.form(1)
-    assert (
-        code_of(rig.commit({("orders", 0): 1})) == codes.UNKNOWN_MEMBER_ID
-    )  # only while the group has no member
+    # A commit without a member id is accepted only while the group has no member.
+    assert code_of(rig.commit({("orders", 0): 1})) == codes.UNKNOWN_MEMBER_ID
     assert (
         code_of(rig.commit({("orders", 0): 1}, member_id="x", generation=1))
         == codes.UNKNOWN_MEMBER_ID

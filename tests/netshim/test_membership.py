@@ -331,9 +331,8 @@ def test_first_members_of_a_group_wait_for_one_another(tmp_path: Path) -> None:
         rig.sleep(2_000)
         second = rig.join()
         rig.sleep(2_999)
-        assert (
-            not first.is_set and not second.is_set
-        )  # the second member extended the wait
+        # The second member extended the wait.
+        assert not first.is_set and not second.is_set
         rig.sleep(1_001)
         assert first.value.generation_id == second.value.generation_id == 1
         late = [rig.join(group="h", rebalance_ms=5_000)]

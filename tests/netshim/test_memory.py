@@ -34,9 +34,8 @@ def small(tmp_path: Path) -> Any:
         max_remembered_bytes=LIMIT,
         group_consumer_session_timeout_ms=SESSION_MS,
     )
-    bench.ask(
-        wire.OFFSET_FETCH, 5, wire.OFFSET_FETCH.Request(group_id="g", topics=[])
-    )  # loads the groups
+    # This request loads the groups.
+    bench.ask(wire.OFFSET_FETCH, 5, wire.OFFSET_FETCH.Request(group_id="g", topics=[]))
     yield bench
     bench.close()
 
@@ -372,8 +371,7 @@ def test_new_client_closes_logs_to_get_a_file_descriptor(tmp_path: Path) -> None
         )
         client = Client(server.port)
         client.ask(wire.API_VERSIONS, 0, wire.API_VERSIONS.Request())
-        while (
-            len(server.logdir.host.open_logs()) > 20
-        ):  # the test's time limit bounds this
+        # The test's time limit bounds this.
+        while len(server.logdir.host.open_logs()) > 20:
             time.sleep(0.01)
         client.sock.close()

@@ -259,9 +259,8 @@ def explore_orphans(limit: int) -> list[list[int]]:
     def judge(_promised: list[Any], found: tuple[bool, list[int]]) -> None:
         is_told, seen = found
         if is_told and seen != [1, 1]:
-            broken.append(
-                seen
-            )  # an error here would count as an error of the broker's disk
+            # An error here would count as an error of the broker's disk.
+            broken.append(seen)
 
     assert (
         explore(
@@ -357,9 +356,8 @@ class Sender:
             )
             if self.chance.random() < 0.6:
                 break
-            if (
-                self.chance.random() < 0.3
-            ):  # the response was lost, and the broker may have been killed
+            # The response was lost, and the broker may have been killed.
+            if self.chance.random() < 0.3:
                 self.disk.kill()
                 self.bench.start()
         self.sequences[number] += 1

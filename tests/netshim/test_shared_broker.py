@@ -406,10 +406,11 @@ def test_waiting_fetch_gets_records_of_another_process(
         assert (
             client.ask(wire.LIST_OFFSETS, 1, latest).topics[0].partitions[0].offset == 1
         )
+        # A request at once sees the record that another process acknowledged.
         for number in (
             2,
             3,
-        ):  # a request at once sees the record that another process acknowledged
+        ):
             assert run("-c", program).process.wait(DEADLINE_S) == 0
             assert (
                 client.ask(wire.LIST_OFFSETS, 1, latest).topics[0].partitions[0].offset

@@ -514,9 +514,8 @@ def test_markers_have_the_epoch_of_the_partition_that_keeps_their_id(
     broker.logdir.partition(TRANSACTIONS_TOPIC, 1 - number).begin_epoch(3)
     who = begin(broker)
     log = broker.logdir.partition("t", 0)
-    log.end_transaction(
-        *who, commit=True, coordinator_epoch=last
-    )  # as Kafka's coordinator did
+    # Write the marker that Kafka's coordinator would have written.
+    log.end_transaction(*who, commit=True, coordinator_epoch=last)
     add(broker, who, [0])
     assert produce(broker, who) == 0
     assert end(broker, who).error_code == 0
@@ -535,9 +534,8 @@ def test_a_marker_that_was_fenced_is_tried_again(
     add(broker, who, [0])
     assert produce(broker, who) == 0
     with monkeypatch.context() as patch:
-        patch.setattr(
-            "netshim.transactions.marker_epoch", lambda *_: 0
-        )  # as another's marker between look and write
+        # As if another coordinator wrote a marker between the check and the write.
+        patch.setattr("netshim.transactions.marker_epoch", lambda *_: 0)
         assert end(broker, who).error_code == 0
         assert log.last_stable_offset == 1
     broker.tick(RETRY_MS)

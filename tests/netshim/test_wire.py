@@ -408,9 +408,8 @@ def test_same_bytes_as_aiokafka() -> None:
         for value in examples(message, version):
             ours = encode(message, version, value)
             items = by_position(message.shape, version, value)
-            if (
-                message is wire.METADATA.request
-            ):  # names of topics, not structs of one name
+            # kio's items are names of topics; ours are structs with one name.
+            if message is wire.METADATA.request:
                 items = (items[0] and [name for (name,) in items[0]], *items[1:])
             assert schema.encode(items) == ours, (message, version, value)
             assert tuple(schema.decode(io.BytesIO(ours))) == items, (message, version)
@@ -433,9 +432,8 @@ def test_the_oracles_saw_every_version_they_know() -> None:
         if (m, v) not in COMPARED["kio"]
         for name in [m.name]
     }
-    assert without <= {
-        message.name for message in DATA
-    }  # kio has the consumer protocol, but no record of a coordinator
+    # kio has the consumer protocol, but no record of a coordinator.
+    assert without <= {message.name for message in DATA}
     counts = {name: len(seen) for name, seen in COMPARED.items()}
     assert counts == {"kio": 466, "kafka-python": 458, "aiokafka": 155}
 
@@ -669,9 +667,8 @@ def test_unknown_tagged_fields_are_skipped() -> None:
     frame = head[:-1] + bytes.fromhex("01 05 02 abcd") + body + more
     header = wire.decode_header(memoryview(frame))
     assert wire.decode_request(header, memoryview(frame)) == request
-    answer = bytes.fromhex(
-        "00000001 00 00000000 0000 02 09 03 aabbcc 64 00"
-    )  # Heartbeat v4, tags 9 and 100
+    # Heartbeat v4, tags 9 and 100.
+    answer = bytes.fromhex("00000001 00 00000000 0000 02 09 03 aabbcc 64 00")
     assert wire.decode_response(wire.HEARTBEAT, 4, answer) == (
         1,
         wire.HEARTBEAT.Response(),

@@ -50,9 +50,8 @@ def test_time_index_is_synced_before_the_directory_is_marked_clean() -> None:
     whole = disk.files()[name]
     for state in disk.crash_states():
         if "/.kafka_cleanshutdown" in state.files:
-            assert state.files.get(name, whole) == whole, (
-                state.what
-            )  # a deleted one is rebuilt
+            # A deleted file is rebuilt.
+            assert state.files.get(name, whole) == whole, state.what
 
 
 def test_open_after_failed_sync_rewrites_damaged_and_sealed_segments() -> None:

@@ -168,9 +168,8 @@ def test_batches_are_in_order_while_their_offsets_rise(
         facts[row]["magic"] = magic
         facts[row]["base_offset"] = base
         facts[row]["last_offset"] = last
-        first = (
-            base if magic == 2 else last
-        )  # old formats do not store the base offset of a batch
+        # Old formats do not store the base offset of a batch.
+        first = base if magic == 2 else last
         missing = [offset for offset in range(following, first) if offset >= dense_from]
         is_right &= following <= first <= last < limit and not (magic == 2 and missing)
         want += is_right
@@ -400,10 +399,11 @@ def test_follower_appends_all_batches_or_none(case: Case) -> None:
         if not case.batches:
             return
         data = b"".join(batch(*one) for one in case.batches)
+        # The roll begins a new segment for offsets out of reach.
         if fault in (
             None,
             OrderFault.FAR,
-        ):  # the roll begins a new segment for offsets out of reach
+        ):
             log.append_as_follower(data)
             assert log.log_end_offset == sum(case.batches[-1])
             return

@@ -745,9 +745,10 @@ _LIVES = st.lists(
 
 
 @given(_LIVES)
+# Appends roll the segment.
 @example(
     [("append", 0, 1)] + [("append", 1, 1)] * 6 + [("delete", 0, 1), ("kill", 0, 1)]
-)  # rolls made by appends
+)
 @example([("append", 0, 1), ("append", 1, 6), ("delete", 0, 1), ("kill", 0, 1)])
 @example([("copy", 0, 1)] * 6 + [("roll", 0, 1), ("plain", 0, 1), ("delete", 0, 1)])
 @example([("copy", 0, 6), ("roll", 0, 1), ("plain", 0, 1), ("delete", 0, 1)])
@@ -769,9 +770,8 @@ def test_batch_sent_twice_is_stored_once_through_any_history(
     stored: dict[
         int, list[tuple[bytes, int]]
     ] = {}  # producer -> each of its batches with its offset
-    remembered = dict.fromkeys(
-        range(3), 0
-    )  # producer -> how many of its newest batches are known
+    # Producer -> number of its newest batches that are known.
+    remembered = dict.fromkeys(range(3), 0)
     deleted = 0
     for what, producer, count in life:
         if what in ("append", "copy"):
@@ -883,9 +883,8 @@ def test_aborted_transactions_are_indexed_like_kafka(tmp_path: Path) -> None:
         expected = [(7, 0, 2, 1), (8, 1, 3, 4), (7, 6, 7, 8)]
         assert indexed() == expected
     for file in path.glob("*.txnindex"):
-        if int(
-            file.name[:20]
-        ):  # the file of the last segment, in a state that a crash may leave
+        # The file of the last segment, in a state that a crash may leave.
+        if int(file.name[:20]):
             file.write_bytes(b"garbage")
     with logcore.open(path, config=config, durability="os") as log:
         assert indexed() == expected

@@ -500,9 +500,8 @@ def test_forks_and_snapshots_are_sound_on_both_sides(tmp_path: Path) -> None:
         for one in verify(tmp_path / name)
         if one.status == "damaged"
     ]
-    shutil.copytree(
-        tmp_path / "copy", tmp_path / "again", copy_function=shutil.copy
-    )  # with other modification times
+    # shutil.copy gives the copies other modification times.
+    shutil.copytree(tmp_path / "copy", tmp_path / "again", copy_function=shutil.copy)
     with logcore.open_dir(tmp_path / "again") as logdir:
         assert [(one.is_sound, one.sealed) for one in logdir.scrub()] == [
             (True, 3),
@@ -582,9 +581,8 @@ def test_change_at_any_step_of_a_scrub_is_not_damage(
             left: Any = left,
             writer: Any = writer,
         ) -> bytes:
-            is_free = (
-                not writer._state.lock.locked()
-            )  # otherwise another thread would wait
+            # Without this, another thread would wait.
+            is_free = not writer._state.lock.locked()
             if is_free and self._held(handle)[1].endswith(LOG):
                 left[0] -= 1
                 if left[0] == 0:

@@ -179,9 +179,8 @@ def test_no_txnindex_when_other_writer_only_committed(
     index = path / f"{0:020d}.txnindex"
     with open_shared(path) as other:
         with open_shared(path) as one:
-            for number in range(
-                2
-            ):  # in the first round, `one` opens the partition again
+            # In the first round, `one` opens the partition again.
+            for number in range(2):
                 other.append_batch(batch(b"%d" % number, 7, number, transactional=True))
                 other.end_transaction(7, 0, commit=True)
                 one.append(b"plain")

@@ -154,10 +154,11 @@ def test_design_draws_the_layers() -> None:
     "folder", sorted(path.parent.name for path in LIBRARY.glob("*/__init__.py"))
 )
 def test_each_folder_has_a_contract(folder: str) -> None:
+    # `kernels` chooses between two forms, and `testing` is a tool for tests.
     if folder in (
         "kernels",
         "testing",
-    ):  # the choice between two forms; tools for tests
+    ):
         return
     assert f"logcore.{folder}" in [
         one.get("containers", "").strip() for one in CONTRACTS

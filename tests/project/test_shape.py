@@ -115,9 +115,8 @@ def foreign_reads(tree: ast.Module) -> Iterator[tuple[int, str]]:
         ]
         known = in_module
         if around:
-            known = names[
-                around[-1]
-            ]  # the innermost: ast.walk() goes from the outside in
+            # Keep the innermost: ast.walk() goes from the outside in.
+            known = names[around[-1]]
         if node.attr not in known:
             yield node.lineno, ast.unparse(node)
 

@@ -75,9 +75,8 @@ def test_a_version_whose_writer_died_before_its_sync_costs_no_other() -> None:
     with open_registry("/data", fs=disk) as other:
         one = open_registry("/data", fs=disk)
         other.create("/p", b"0")
-        disk.faults = FaultPlan(
-            Fault("fdatasync", "lie", path="*p.node")
-        )  # as if it was killed before it
+        # The lost sync simulates a kill before the sync.
+        disk.faults = FaultPlan(Fault("fdatasync", "lie", path="*p.node"))
         one.set("/p", b"1")
         disk.faults = None
         disk.operations.clear()

@@ -219,9 +219,8 @@ def test_a_stopped_session_is_declared_over_and_finds_out(tmp_path: Path) -> Non
             if info.facts and info.facts.pid == process.pid
         )
         process.send(signal.SIGSTOP)
-        with contextlib.suppress(
-            RegistryLockedError
-        ):  # stopped inside a change: over all the same
+        # The process is stopped inside a change. Its session ends all the same.
+        with contextlib.suppress(RegistryLockedError):
             registry._lock_timeout_ms = 200
             registry.expire(session.id)
         assert registry.children("/owners") == []

@@ -145,9 +145,8 @@ def test_limits_bound_each_transaction(
         assert most <= 200
     data.append("orders", b"x" * 1000)
     with Forwarder(data, cluster.client(), buffer_memory=200, fs=disk) as forwarder:
-        forwarder.run(
-            until_end=True
-        )  # a record that is larger than the memory is shipped alone
+        # A record that is larger than the memory is shipped alone.
+        forwarder.run(until_end=True)
     assert cluster.values(ORDERS)[-1] == b"x" * 1000
 
 

@@ -42,9 +42,8 @@ def no_directory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def through(servers: Kafka | str, **given: object) -> LogcoreDataSource:
-    texts = {
-        name.lower(): str(value) for name, value in given.items()
-    }  # as Spark hands them over
+    # Spark passes names in lower case, and values as text.
+    texts = {name.lower(): str(value) for name, value in given.items()}
     address = servers if isinstance(servers, str) else servers.bootstrap_servers
     return LogcoreDataSource({"kafka.bootstrap.servers": address, **texts})
 

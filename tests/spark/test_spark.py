@@ -289,9 +289,8 @@ def test_options_are_checked_when_it_is_loaded(spark: SparkSession, data: Path) 
 def test_the_page_runs(
     spark: SparkSession, spark_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        SparkSession, "stop", lambda _: None
-    )  # other tests go on with this one
+    # Other tests use the same session, so it must not be stopped.
+    monkeypatch.setattr(SparkSession, "stop", lambda _: None)
     with contextlib.chdir(spark_home):
         run_blocks(PAGE, spark_home)
 

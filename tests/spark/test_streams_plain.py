@@ -298,9 +298,8 @@ def test_a_limit_is_divided_as_kafka_divides_it(
     assert sum(sizes.values()) <= most + len(partitions)
     for key, (_, size) in partitions.items():
         if total > most and size:
-            share = (
-                most * size / total
-            )  # KafkaMicroBatchStream.rateLimit, which computes with doubles
+            # KafkaMicroBatchStream.rateLimit, which computes with doubles.
+            share = most * size / total
             assert abs(sizes[key] - min(size, 1 if share < 1 else int(share))) <= 1
 
 

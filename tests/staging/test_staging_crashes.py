@@ -149,9 +149,8 @@ def test_a_crash_at_any_operation_leaves_all_or_nothing(
         with logcore.open_dir(PATH, fs=disk) as directory:
             directory.partition("t", 1).append(b"after")
         assert seen(disk) == [COUNT, COUNT], state.what
-        assert set(staged(PATH, fs=disk)) <= {"app.state", "first"}, (
-            state.what
-        )  # others are deleted after a day
+        # Other files are deleted after a day.
+        assert set(staged(PATH, fs=disk)) <= {"app.state", "first"}, state.what
         verdicts = {verdict.status for verdict in verify(str(PATH), fs=disk)}
         assert verdicts <= {"ok", "warning"}, state.what  # a torn tail, lost indexes
     assert outcomes == {(0, 0), (COUNT, COUNT)}

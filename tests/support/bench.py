@@ -63,9 +63,8 @@ class Bench:
         """
         frame = bytearray(wire.encode_request(api, version, 1, client_id, request))
         reply = self._handle(memoryview(frame)[4:], self.now_ms)
-        frame[:] = b"\xee" * len(
-            frame
-        )  # the buffer of a connection already holds the next request at this moment
+        # The buffer of a connection already holds the next request at this moment.
+        frame[:] = b"\xee" * len(frame)
         return reply
 
     def ask(self, api: Any, version: int, request: Any, client_id: str = "test") -> Any:

@@ -65,13 +65,11 @@ def bombs(size: int = 1 << 30) -> dict[str, tuple[Codec, bytes]]:
     is built fast.
     """
     deflate = zlib.compressobj(9, zlib.DEFLATED, -15)
-    mebibyte = deflate.compress(bytes(MIB)) + deflate.flush(
-        zlib.Z_FULL_FLUSH
-    )  # refers to no earlier data
+    # Each mebibyte is compressed alone and refers to no earlier data.
+    mebibyte = deflate.compress(bytes(MIB)) + deflate.flush(zlib.Z_FULL_FLUSH)
     gzip_head = b"\x1f\x8b\x08" + bytes(7)
-    crc = (
-        zlib.crc32(bytes(size)) if size <= 4 * MIB else 0
-    )  # a larger one is refused before its CRC is checked
+    # A larger one is refused before its CRC is checked.
+    crc = zlib.crc32(bytes(size)) if size <= 4 * MIB else 0
     gzip_tail = deflate.flush() + struct.pack("<II", crc, size)
 
     block = bytes(cramjam.snappy.compress_raw(bytes(32768)))

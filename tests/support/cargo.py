@@ -29,9 +29,8 @@ def program(name: str, version: str) -> Path:
         text = source.read_text("utf-8").replace("VERSION", version)
         copy = folder / source.name
         if not copy.exists() or copy.read_text("utf-8") != text:
-            scratch = (
-                folder / f"{source.name}.{os.getpid()}"
-            )  # another process may read or build the same folder
+            # Another process may read or build the same folder.
+            scratch = folder / f"{source.name}.{os.getpid()}"
             scratch.write_text(text, "utf-8")
             scratch.replace(copy)
     if not (folder / "Cargo.lock").exists():

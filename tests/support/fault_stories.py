@@ -417,9 +417,8 @@ class TransactionStory:
                 with directory.producer(
                     transactional_id=transactional_id, threaded=False
                 ) as producer:
-                    producer.init_transactions(
-                        0
-                    )  # ends a transaction that remained open
+                    # Ends a transaction that remained open.
+                    producer.init_transactions(0)
             found = [
                 [
                     record.value

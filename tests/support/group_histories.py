@@ -96,9 +96,8 @@ class Client:
                 self.assignment = None
             case GroupError.FENCED_MEMBER_EPOCH | GroupError.UNKNOWN_MEMBER_ID:
                 self.drop_all()
-            case (
-                GroupError.GROUP_ID_NOT_FOUND
-            ):  # the group has changed to the classic protocol
+            case GroupError.GROUP_ID_NOT_FOUND:
+                # The group has changed to the classic protocol.
                 self.drop_all()
             case GroupError.UNRELEASED_INSTANCE_ID:
                 assert self.epoch == 0

@@ -284,9 +284,8 @@ class Group:
         return sum(map(len, found.values())) == self.records
 
     def _poll_once(self, consumer: logcore.Consumer) -> None:
-        with contextlib.suppress(
-            RegistryLockedError
-        ):  # a process was stopped in the middle of its change
+        # A process was stopped in the middle of its change.
+        with contextlib.suppress(RegistryLockedError):
             began_ms = self.disk.monotonic_ms()
             awake_ms = self._awake_ms()
             found = consumer.poll(0.1, 3)
@@ -310,9 +309,8 @@ class Group:
 
     def commit(self, consumer: logcore.Consumer) -> None:
         """Commit at once, or with the next call of the consumer."""
-        with contextlib.suppress(
-            CommitFailedError, RebalanceInProgressError
-        ):  # another has them, or commits later
+        # Another member has the partitions, or the commit comes too late.
+        with contextlib.suppress(CommitFailedError, RebalanceInProgressError):
             if self.rng.random() < 0.4:
                 consumer.commit_async(callback=self._on_commit)
                 return
@@ -431,9 +429,8 @@ class Group:
                 or consumer in self.leaving
             ):
                 continue
-            if (
-                consumer._place.instance_id in node.group.static
-            ):  # one came under its name
+            # A new member joined under its instance id.
+            if consumer._place.instance_id in node.group.static:
                 del self.known_as[consumer]
             elif process in self.freed_ms:
                 del self.known_as[consumer]

@@ -126,9 +126,8 @@ class Variants:
         for _ in range(chance.choice((1, 1, 1, 2, 3))):
             value, field = chance.choice(self._places)
             before = getattr(value, field.name)
-            if (
-                field.is_array and is_longer
-            ):  # 300 times 300 times 300 would be a frame of gigabytes
+            # 300 times 300 times 300 would be a frame of gigabytes.
+            if field.is_array and is_longer:
                 continue
             is_longer |= field.is_array
             kept.append((value, field.name, before))

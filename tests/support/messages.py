@@ -49,9 +49,8 @@ def draw(
         else:
             drawn = draw_one(field, version, flexible, rng, tame)
         setattr(value, field.name, drawn)
-    for field in shape.present(
-        version
-    ):  # the default null of a field that may not be null in this version
+    # The default null of a field that may not be null in this version.
+    for field in shape.present(version):
         if getattr(value, field.name) is None and not field.is_nullable_in(version):
             setattr(value, field.name, draw_one(field, version, flexible, rng, tame))
     return value
@@ -80,9 +79,8 @@ def draw_one(
         and field.type == "int64"
         and ("time" in field.name or field.name.endswith("_ms"))
     ):
-        return rng.choice(
-            (0, 1_000, 1_700_000_000_000)
-        )  # kio makes datetimes of these and drops the milliseconds
+        # kio converts these to datetimes and drops the milliseconds.
+        return rng.choice((0, 1_000, 1_700_000_000_000))
     low = -(2 ** (bits - 1))
     high = 2 ** (bits - 1) - 1
     if field.type.startswith("u"):

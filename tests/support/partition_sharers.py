@@ -175,7 +175,8 @@ class Sharers:
         except (
             logcore.LogFailedError,
             logcore.StorageWriteError,
-        ):  # opened again, as the error demands
+        ):
+            # The log was opened again, as the error demands.
             if not self.has_causes:
                 raise
         finally:
@@ -208,9 +209,8 @@ class Sharers:
     def _ack(self, began: int, receipt: logcore.Receipt, values: list[bytes]) -> None:
         for offset, value in enumerate(values, receipt.offset):
             before = self.acked.get(offset)
-            if (
-                before is None or before.began <= began
-            ):  # otherwise this is the late answer of a truncated append
+            # Otherwise this is the late answer of a truncated append.
+            if before is None or before.began <= began:
                 self.acked[offset] = Acked(value, receipt.durability, began)
         if receipt.durability == "disk":
             self._judge_ack()
@@ -299,9 +299,8 @@ class Sharers:
         if log.high_watermark > log.log_start_offset + 12:
             offset = log.high_watermark - 10
             self.log_start = max(self.log_start, offset)
-            with contextlib.suppress(
-                logcore.OffsetOutOfRangeError
-            ):  # truncated concurrently
+            # Truncated concurrently.
+            with contextlib.suppress(logcore.OffsetOutOfRangeError):
                 log.delete_records(offset)
 
     def _truncate(self, log: logcore.Log, sender: Sender) -> None:
@@ -311,9 +310,8 @@ class Sharers:
             self.cut = min(self.cut, offset)
             cut = Cut(offset)
             self.cuts.append(cut)
-            with contextlib.suppress(
-                logcore.OffsetOutOfRangeError
-            ):  # deleted concurrently
+            # Deleted concurrently.
+            with contextlib.suppress(logcore.OffsetOutOfRangeError):
                 log.truncate(offset)
             cut.ended = self.machine.steps
 
@@ -344,9 +342,8 @@ class Sharers:
         with logcore.open(
             PATH, create=True, durability=self.durability, config=self.config, fs=fs
         ) as log:
-            for sender in (
-                self.senders if "x" in self.kinds else ()
-            ):  # a transaction that a kill left open hides later records
+            # A transaction that a kill left open hides later records.
+            for sender in self.senders if "x" in self.kinds else ():
                 log.end_transaction(500 + sender.number, 0, commit=False)
             records = list(log.read(log.log_start_offset))
             committed = {

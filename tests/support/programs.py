@@ -28,12 +28,10 @@ from logcore.testing.expected import ResultCache
 from logcore.testing.explore import Seen
 from logcore.testing.oracle import Afterwards, recover_log
 
-STATES = int(
-    os.environ.get("LOGCORE_EXPLORE_STATES", "1500")
-)  # that `make check` has time for
-MANY_STATES = int(
-    os.environ.get("LOGCORE_EXPLORE_STATES", "50000")
-)  # of a run of `make slow`
+# The number of states that `make check` has time for.
+STATES = int(os.environ.get("LOGCORE_EXPLORE_STATES", "1500"))
+# The number of states of a run of `make slow`.
+MANY_STATES = int(os.environ.get("LOGCORE_EXPLORE_STATES", "50000"))
 POLICIES = ("group", "always", "every(3)", "interval(20)", "os")
 CONFIG: dict[str, Any] = {
     "segment.bytes": 400,
@@ -82,10 +80,11 @@ class Program:
         #: For each producer id, the next sequence number, and the offset and bytes of
         #: the last batch.
         self.sent: dict[int, tuple[int, int, bytes]] = {}
+        # The producer ids in use.
         self.producers = {
             IDEMPOTENT: IDEMPOTENT,
             TRANSACTIONAL: TRANSACTIONAL,
-        }  # those in use
+        }
         self.disk = SimulatedDisk(seed=seed) if disk is None else disk
         self.count = seed * 1000
         met = Met() if met is None else met

@@ -837,9 +837,8 @@ def fill(durability: str, seed: int) -> int:
             full += 1
             assert error.retriable
             assert not log.has_failed, "a full disk must not prevent later appends"
-            some = (
-                log.log_end_offset - end
-            )  # under "always" the first batches may remain, and the error contains that
+            # Under "always" the first batches may remain, and the error contains that.
+            some = log.log_end_offset - end
             assert not some or (
                 durability == "always" and error.offset == log.log_end_offset
             )

@@ -71,9 +71,8 @@ class Watched:
         with open_registry("/data", fs=fs) as registry:
             watch = registry.watch(["/t/a", "/t/deep/c"], children=["/t"])
             while True:
-                if (
-                    self.rng.random() < 0.5
-                ):  # each new report must be followed by a read
+                # Each new report must be followed by a read.
+                if self.rng.random() < 0.5:
                     watch.close()
                     watch = registry.watch(["/t/a", "/t/deep/c"], children=["/t"])
                 is_last = self.are_done()
@@ -86,9 +85,9 @@ class Watched:
                     and not self.are_done()
                 ):
                     pass
-            for _ in range(
-                20
-            ):  # reports that are not delivered yet, and later reports of the same death
+            # Wait for reports that are not delivered yet, and for later reports of the
+            # same death.
+            for _ in range(20):
                 if watch.wait(LOOK_SECONDS):
                     self.seen = self.state(registry)
             if self.looks_anyway:

@@ -94,9 +94,8 @@ class Stream:
         for module in (rows, staged, stream_writer, writer):
             self._patch.setattr(module, "OS", fs)
         self._patch.setattr(logcore, "open_dir", functools.partial(self.opening, fs=fs))
-        self._patch.setattr(
-            os.path, "isdir", lambda _: True
-        )  # StagedWrite.plan() reads them from the directory
+        # StagedWrite.plan() reads them from the directory.
+        self._patch.setattr(os.path, "isdir", lambda _: True)
 
     def create(self, fs: FS, config: dict[str, Any]) -> None:
         with self.opening(self.path, create=True, fs=fs) as directory:

@@ -14,9 +14,8 @@ from pyspark_logcore.source import LogcoreDataSource
 
 
 def source(path: Path, **given: object) -> LogcoreDataSource:
-    texts = {
-        name.lower(): str(value) for name, value in given.items()
-    }  # Spark passes names in lower case
+    # Spark passes names in lower case.
+    texts = {name.lower(): str(value) for name, value in given.items()}
     return LogcoreDataSource({"path": str(path), **texts})
 
 

@@ -239,9 +239,8 @@ class TransactionSimulation:
             self.store(effect)
         self.act(self.coordinator.stored(effect, self.now_ms, failed=True))
         if not self.coordinator.is_over:
-            self.stores.remove(
-                effect
-            )  # it continues with the record; after a crash the record may be missing
+            # It continues with the record; after a crash the record may be missing.
+            self.stores.remove(effect)
             self.judge_state()
             for _ in range(12):
                 self.step(self.chance.choice(self.producers))
@@ -259,9 +258,8 @@ class TransactionSimulation:
             if producer.waiter == waiter:
                 producer.waiter = -1
                 self.judge_answer(producer.request, result)
-                if (
-                    self.chance.random() < 0.9
-                ):  # otherwise the response is lost, and the client repeats the request
+                # Otherwise the response is lost, and the client repeats the request.
+                if self.chance.random() < 0.9:
                     self.handle_response(producer, result)
 
     def judge_answer(self, request: Any, result: Any) -> None:

@@ -185,9 +185,9 @@ class Producer(AsyncCloseable):
         self._is_closed = False
         self._at_end = _at_end_of_loop(weakref.ref(self))
         with contextlib.suppress(StopIteration):
-            self._at_end.asend(None).send(
-                None
-            )  # registers the generator, which the loop closes at its end
+            # The first step registers the generator with the loop, which ends it when
+            # it closes.
+            self._at_end.asend(None).send(None)
 
     async def __aenter__(self) -> Self:
         self._loop_thread.check()

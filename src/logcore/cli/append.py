@@ -612,7 +612,9 @@ class _Appended:
             except (
                 InvalidRecordError,
                 RecordTooLargeError,
-            ):  # raised before anything is written
+            ):
+                # The group was refused before a write. Append record by record, to find
+                # which one is refused.
                 for one in rows:
                     try:
                         self._store(number, [one])

@@ -188,9 +188,8 @@ def tail(
                 for record in _following(source, ends, timeout):
                     if where is None or where.passes(record):
                         printer.print([record])
-                    if _is_last(
-                        source, record
-                    ):  # nothing more to wait for: show it now
+                    # No later record is known, so show this one now.
+                    if _is_last(source, record):
                         out.flush()
 
 

@@ -340,9 +340,8 @@ class Coordinator:
         effects += classic_transitions.join(
             group, request, waiter, now_ms, rules=self._rules, new_id=self._new_id
         )
-        if (
-            not group.is_unused
-        ):  # a new group that refused its first member does not exist
+        # A new group that refused its first member does not exist.
+        if not group.is_unused:
             self._groups[group.group_id] = group
         return effects
 

@@ -447,9 +447,8 @@ def input_column(given: Any, what: str) -> InputColumn:
     pa = _pyarrow()
     array: Any
     try:
-        if isinstance(
-            given, (bytes, bytearray, memoryview, str)
-        ):  # Arrow would convert them to a column of numbers
+        # Arrow would convert them to a column of numbers.
+        if isinstance(given, (bytes, bytearray, memoryview, str)):
             raise TypeError(given)
         if isinstance(given, (pa.Array, pa.ChunkedArray)):
             array = given
@@ -468,9 +467,8 @@ def input_column(given: Any, what: str) -> InputColumn:
     if pa.types.is_null(array.type):
         array = array.cast(pa.binary())
     if pa.types.is_fixed_size_binary(array.type) or str(array.type).endswith("_view"):
-        array = array.cast(
-            pa.large_binary()
-        )  # these two types have no buffer of offsets
+        # These two types have no buffer of offsets.
+        array = array.cast(pa.large_binary())
     is_large = pa.types.is_large_binary(array.type) or pa.types.is_large_string(
         array.type
     )

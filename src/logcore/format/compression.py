@@ -77,11 +77,12 @@ class Codec(enum.IntEnum):
     ZSTD = 4
 
 
+# The lowest, the highest and the default level of each codec.
 _LEVELS = {
     Codec.GZIP: (-1, 9, -1),
     Codec.LZ4: (1, 17, 9),
     Codec.ZSTD: (-131072, 22, 3),
-}  # lowest, highest, default
+}
 _INSTALL = {Codec.SNAPPY: "cramjam", Codec.LZ4: "lz4", Codec.ZSTD: "zstandard"}
 _NAMES = {"none": Codec.NONE, "uncompressed": Codec.NONE} | {
     codec.name.lower(): codec for codec in list(Codec)[1:]
@@ -332,9 +333,8 @@ def _decompress_gzip_member(
 # --- snappy ---------------------------------------------------------------------------
 
 _XERIAL_MAGIC = b"\x82SNAPPY\x00"
-_XERIAL_HEADER = _XERIAL_MAGIC + struct.pack(
-    ">ii", 1, 1
-)  # version, oldest compatible version
+# Version, oldest compatible version.
+_XERIAL_HEADER = _XERIAL_MAGIC + struct.pack(">ii", 1, 1)
 _XERIAL_BLOCK_BYTES = 32 * 1024
 assert len(_XERIAL_HEADER) == 16
 
@@ -362,9 +362,8 @@ def _decompress_snappy(body: _Body) -> bytes:
 
     # The blocks are walked a second time, because a list of thousands of tiny blocks
     # would need more memory than the body.
-    out = io.BytesIO(
-        bytes(total)
-    )  # getvalue() below returns this memory without a copy
+    # getvalue() below returns this memory without a copy.
+    out = io.BytesIO(bytes(total))
     with out.getbuffer() as target:
         plain_start = 0
         for start, end, plain_size in _snappy_blocks(body):
@@ -401,9 +400,8 @@ def _snappy_blocks(body: _Body) -> Iterator[tuple[int, int, int]]:
         return
     position = 0
     while position < end:
-        if (
-            data[position : position + 8] == _XERIAL_MAGIC
-        ):  # at the start, or where streams were joined
+        # A xerial header begins the data, and each stream that was appended to it.
+        if data[position : position + 8] == _XERIAL_MAGIC:
             position += len(_XERIAL_HEADER)
             if position > end:
                 raise body.corrupt("it ends inside a xerial header", end)
@@ -681,9 +679,9 @@ def _zstd_compressor(level: int) -> Any:
 
 def _zstd_decompressor(zstandard: Any, window_bytes: int) -> Any:
     if window_bytes > _ZSTD_KEPT_WINDOW_BYTES:
-        return (
-            zstandard.ZstdDecompressor()
-        )  # not kept, because its buffer is as large as the window
+        # A decompressor keeps a buffer as large as the window, so this one is not
+        # reused.
+        return zstandard.ZstdDecompressor()
     decompressor = getattr(_CONTEXTS, "zstd_decompressor", None)
     if decompressor is None:
         decompressor = _CONTEXTS.zstd_decompressor = zstandard.ZstdDecompressor()
@@ -750,14 +748,12 @@ def _decompress_zstd_frames(body: _Body) -> Iterator[bytes]:
                 if content_size > room:
                     raise body.too_large("more")
                 frame = _with_content_size(body.data[start:position], content_size)
-                decompressor = (
-                    zstandard.ZstdDecompressor()
-                )  # the one that measured still holds its window
+                # The decompressor that measured the content still holds its window.
+                decompressor = zstandard.ZstdDecompressor()
             is_bounded = content_size is None and most <= room
             if content_size or is_bounded:
-                plain = decompressor.decompress(
-                    frame, max_output_size=most or 1
-                )  # 0 would mean no limit given
+                # max_output_size=0 would mean no limit.
+                plain = decompressor.decompress(frame, max_output_size=most or 1)
             else:
                 # The frame may inflate to more than the room: read one byte more than
                 # the room, which the check below finds. A frame with a declared size of
@@ -785,9 +781,8 @@ def _zstd_frame(body: _Body, start: int) -> tuple[int | None, int, int, int]:
     descriptor = 0
     if end - start > 4:
         descriptor = data[start + 4]
-    is_single_segment = bool(
-        descriptor & 0x20
-    )  # no window: the content is inflated into one piece of memory
+    # No window: the content is inflated into one piece of memory.
+    is_single_segment = bool(descriptor & 0x20)
     content_size_bytes = (0, 2, 4, 8)[descriptor >> 6]
     window_field_bytes = 1
     if is_single_segment:

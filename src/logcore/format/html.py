@@ -44,9 +44,8 @@ def _row(row: Sequence[object], escape: Callable[[str], str]) -> str:
         if isinstance(value, int):
             cells += f'<td style="text-align: right">{value:,}</td>'
         else:
-            text = (
-                str(value).encode("utf-8", "replace").decode()
-            )  # a header's name may hold bytes that are not UTF-8
+            # A header's name may hold bytes that are not UTF-8.
+            text = str(value).encode("utf-8", "replace").decode()
             cells += f'<td style="text-align: left">{escape(text)}</td>'
     return f"<tr>{cells}</tr>"
 
@@ -84,9 +83,9 @@ def _without_half_sign(start: bytes) -> bytes:
     """
     for size in range(1, 4):
         byte = start[-size]
-        if (
-            byte & 0xC0 != 0x80
-        ):  # the first byte of a character, which contains the number of its bytes
+        # This is the first byte of a character. It encodes how many bytes the character
+        # has.
+        if byte & 0xC0 != 0x80:
             wanted = 1 + (byte >= 0xC2) + (byte >= 0xE0) + (byte >= 0xF0)
             if wanted > size:
                 return start[:-size]

@@ -296,9 +296,8 @@ def _head(
 def _timestamp_ms(entry: memoryview, magic: int) -> int:
     if magic == 0:
         return NO_TIMESTAMP_MS
-    timestamp_ms: int = _INT64.unpack_from(entry, _HEAD.size)[
-        0
-    ]  # _head() has checked that the entry has 26 bytes
+    # _head() has checked that the entry has 26 bytes.
+    timestamp_ms: int = _INT64.unpack_from(entry, _HEAD.size)[0]
     return timestamp_ms
 
 

@@ -29,9 +29,8 @@ from logcore.format import varint
 
 _SHORT: Final = struct.Struct(">h")
 _INT: Final = struct.Struct(">i")
-_HEAD: Final = struct.Struct(
-    ">hqhib"
-)  # version, producer id, producer epoch, timeout, status
+# Version, producer id, producer epoch, timeout, status.
+_HEAD: Final = struct.Struct(">hqhib")
 _TIMES: Final = struct.Struct(">qq")
 _LONG: Final = struct.Struct(">q")
 _NOT_UNDERSTOOD: Final = (ValueError, IndexError, struct.error, InvalidRecordError)

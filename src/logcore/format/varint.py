@@ -52,9 +52,8 @@ def decode_unsigned(data: Bytes, position: int) -> tuple[int, int]:
 
 
 def _decode_groups(data: Bytes, start: int) -> tuple[int, int]:
-    assert start >= 0, (
-        start
-    )  # a negative index would read from the end, without an error
+    # A negative index would read from the end, without an error.
+    assert start >= 0, start
     try:
         byte = data[start]
         if byte < 0x80:  # nearly all lengths take one byte

@@ -297,9 +297,8 @@ class Search:
         if not self.is_dense:
             dense_from = order.NEVER
         if self.is_dense and self.found and isinstance(self.found[-1], BadStretch):
-            dense_from = int(
-                facts["base_offset"][0]
-            )  # a gap in front of the first batch is explained by the damage
+            # A gap in front of the first batch is explained by the damage.
+            dense_from = int(facts["base_offset"][0])
         row, fault = order.first_fault(
             facts, self.expected, self.high, dense_from=dense_from
         )
@@ -676,9 +675,8 @@ class Search:
             for at in here[(offset >= self.expected) & (offset < self.high)].tolist():
                 yield start + at
             start += count
-            piece = min(
-                2 * piece, _PIECE_BYTES
-            )  # begins small, because the next batch is usually near
+            # The piece begins small, because the next batch is usually near.
+            piece = min(2 * piece, _PIECE_BYTES)
 
 
 class _Checksums:

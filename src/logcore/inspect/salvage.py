@@ -501,9 +501,8 @@ class _Staged:
         self.given: dict[Key, int] = {}
         self.lost: list[Part] = []
         self.kept: list[str] = []  # files of the staging directory to copy
-        self.txids: set[str] = (
-            set()
-        )  # its directories to copy: a kept manifest names their files
+        # Directories of writes to copy, because a kept manifest names their files.
+        self.txids: set[str] = set()
         self.unplaced: set[str] = set()  # its directories of the writes in `given`
         if fs.is_directory(self.path):
             self.names = value_or([], fs.listdir, self.path)
@@ -975,9 +974,8 @@ class _Partition:
             theirs: list[Extent] = []
             if source is not None:
                 theirs = Search(source, low, low, _limit(low), is_marked=True).extents
-            cut = quarantined_position(
-                name
-            )  # None unless the name is <base>.<position of the cut>.quarantine
+            # Only a name <base>.<position of the cut>.quarantine has a position.
+            cut = quarantined_position(name)
             was_written_again = cut is not None and any(
                 one.base > low or (one.base == low and one.end > cut)
                 for one in self.found

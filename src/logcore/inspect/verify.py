@@ -655,9 +655,8 @@ def _in_order(
     """
     dense_from = place.persisted.gaps.dense_from
     if dense_from < order.NEVER:
-        dense_from = max(
-            dense_from, place.persisted.log_start
-        )  # deleted offsets may be missing
+        # Offsets below the log start may be missing.
+        dense_from = max(dense_from, place.persisted.log_start)
     limit = order.reach(base_offset)
     if place.next_base is not None:
         limit = min(limit, place.next_base)
@@ -710,9 +709,8 @@ def _count(
     offsets_spanned = good["last_offset"] - good["base_offset"] + 1
     walked.batches += count
     walked.records += int(good["record_count"].sum(dtype=np.int64))
-    walked.has_gaps |= bool(
-        np.any(good["record_count"] < offsets_spanned)
-    )  # as compaction leaves them
+    # Compaction leaves batches with fewer records than offsets.
+    walked.has_gaps |= bool(np.any(good["record_count"] < offsets_spanned))
     return count, reason
 
 
@@ -928,9 +926,8 @@ class _IndexCheck(_EntriesCheck):
             self.positions, [start, end]
         ).tolist()  # entries that point into these batches
         here = self.positions[first:stop]
-        rows = (
-            np.searchsorted(facts["position"], here, side="right") - 1
-        )  # the batch that each entry points into
+        # Rows of the batches that the entries point into.
+        rows = np.searchsorted(facts["position"], here, side="right") - 1
         self.fault(
             facts["position"][rows] != here, "no batch begins at its position", first
         )

@@ -117,9 +117,8 @@ def _check_head(data: memoryview, position: int, limit: int) -> int:
     if left < PREFIX_SIZE:
         return WALK_SHORT
     _, length, _, magic = _PREFIX.unpack_from(data, position)
-    if (
-        not MIN_LENGTH <= length <= INT32_MAX - LOG_OVERHEAD
-    ):  # a size is kept in 32 bits
+    # A size is kept in 32 bits.
+    if not MIN_LENGTH <= length <= INT32_MAX - LOG_OVERHEAD:
         return WALK_LENGTH
     if not 0 <= magic <= 2:
         return WALK_MAGIC
@@ -1509,9 +1508,8 @@ class _Writer:
                                 + len(value_head)
                                 + value_size
                             )
-                            head = (
-                                _varint(length) + b"\0\0"
-                            )  # then the attributes and the timestamp delta
+                            # The two zeros are the attributes and the timestamp delta.
+                            head = _varint(length) + b"\0\0"
                             total = length + len(head) - 2
                             heads[shape] = head, key_head, value_head, total
                         body += (head, number, key_head, key, value_head, value, b"\0")
@@ -1952,9 +1950,8 @@ def survey_run(
     found[:, 1] = np.bincount(
         owner[stays & (columns["value_sizes"] < 0)], minlength=batches
     )
-    rows = np.flatnonzero(stays)[
-        ::-1
-    ]  # the first record of each batch is assigned last
+    # The first record of each batch is assigned last.
+    rows = np.flatnonzero(stays)[::-1]
     found[owner[rows], 2] = columns["timestamps_ms"][rows]
     return found
 
@@ -1980,9 +1977,9 @@ def map_put(
     once `most` slots are used.
     """
     count = len(slots)
-    if (
-        used + len(hashes) > most
-    ):  # near the limit the order of the rows decides which one is left out
+    # Near the limit, the order of the rows decides which row is left out, so insert
+    # them one by one.
+    if used + len(hashes) > most:
         for row in range(len(hashes)):
             slot = int(_slots_of(hashes[row : row + 1], count)[0])
             while slots[slot, 2] and not (slots[slot, :2] == hashes[row]).all():
@@ -1996,9 +1993,8 @@ def map_put(
             slots[slot, :2] = hashes[row]
             slots[slot, 2] = offsets[row] + 1
         return len(hashes), used
-    order = np.lexsort(
-        (hashes[:, 1], hashes[:, 0])
-    )  # stable, so the last of equal ones is the newest
+    # lexsort is stable, so the last of equal rows is the newest.
+    order = np.lexsort((hashes[:, 1], hashes[:, 0]))
     ranked = hashes[order]
     is_last = np.ones(len(order), bool)
     is_last[:-1] = (ranked[1:] != ranked[:-1]).any(axis=1)
@@ -2023,9 +2019,8 @@ def map_put(
             & (slots[at, 0] == hashes[left, 0])
             & (slots[at, 1] == hashes[left, 1])
         )
-        slots[at[free], :2] = hashes[
-            left[free]
-        ]  # if several keys choose one slot, the last one gets it
+        # If several keys choose one slot, the last key gets it.
+        slots[at[free], :2] = hashes[left[free]]
         has = same | free & (slots[at, 0] == hashes[left, 0]) & (
             slots[at, 1] == hashes[left, 1]
         )

@@ -130,9 +130,8 @@ class Stream:
         thread, this call closes it.
         """
         self._consumer.wakeup()
-        with contextlib.suppress(
-            ConsumerStateError
-        ):  # its thread is in it, and does this itself
+        # ConsumerStateError: a thread is reading the stream, and closes it itself.
+        with contextlib.suppress(ConsumerStateError):
             self._consumer.leave_unfinished()
 
 

@@ -166,9 +166,8 @@ class SimpleConsumer:
     def _fetch(
         self, topic: str, partition: int, log: Log, offset: int, max_bytes: int
     ) -> Fetched:
-        high_watermark = (
-            log.high_watermark
-        )  # first, so that later appends wake the wait
+        # Read before the records, so that later appends end the wait.
+        high_watermark = log.high_watermark
         stable = log.last_stable_offset
         if self._is_committed:
             end = stable

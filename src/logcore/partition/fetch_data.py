@@ -58,9 +58,8 @@ def fetched_columns(
     waiting = sorted(
         ((first, producer_id) for producer_id, first in aborted), reverse=True
     )
-    discarded: set[int] = (
-        set()
-    )  # producers inside an aborted transaction, until its ABORT marker
+    # Producers inside an aborted transaction, until its ABORT marker.
+    discarded: set[int] = set()
     at = 0
     limit = len(data)
     while at < limit:

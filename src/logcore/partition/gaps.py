@@ -102,9 +102,8 @@ class Gaps:
             return False
         if self._ask is None:
             return True
-        self.persisted = (
-            self._ask()
-        )  # a compaction may have begun since it was last read
+        # A compaction may have begun since it was last read.
+        self.persisted = self._ask()
         return is_gap(expected, base_offset, self.persisted.dense_from)
 
     def loss_at_segment_end(

@@ -421,7 +421,8 @@ def _index_unsynced(
         except (
             DiskFullError,
             ResourceError,
-        ):  # Kafka rebuilds indexes that do not exist
+        ):
+            # Kafka rebuilds indexes that do not exist.
             for suffix in INDEXES:
                 with contextlib.suppress(FileNotFoundError):
                     fs.unlink(segment.file(suffix))

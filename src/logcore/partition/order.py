@@ -104,9 +104,8 @@ def first_fault(
         return 0, None
     last = facts["last_offset"]
     is_new = facts["magic"] == 2
-    base = np.where(
-        is_new, facts["base_offset"], last
-    )  # a v0/v1 wrapper has the offset of its last record
+    # A v0/v1 wrapper has the offset of its last record.
+    base = np.where(is_new, facts["base_offset"], last)
     before = np.concatenate(([expected - 1], last[:-1]))  # last offsets of predecessors
     falls = (base <= before) | (last < base)
     is_wrong = falls | (last >= limit)

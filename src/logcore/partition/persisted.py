@@ -137,10 +137,11 @@ def is_understood(fs: FS, directory: str, name: str) -> bool:
     """Return whether an offset checkpoint is missing, empty or valid."""
     content = value_or(b"?", checkpoint.read, fs, directory, name)
     lines = (content or b"").split()
+    # The file does not exist, is empty, or has version 0 with 0 entries.
     if lines in (
         [],
         [b"0", b"0"],
-    ):  # no file, an empty one, or version 0 with 0 entries
+    ):
         return True
     return bool(value_or({}, checkpoint.read_offsets, fs, directory, name))
 

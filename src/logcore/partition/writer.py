@@ -833,9 +833,8 @@ class Writer(Appender):
         elif self.written_bytes + size - self.commit.synced_bytes > self.unsynced_limit:
             self.sync_locked()
         state = self.state
-        if aborted_transactions.may_change(
-            data, batches
-        ):  # before readers see the batches
+        # Set before readers see the batches.
+        if aborted_transactions.may_change(data, batches):
             state.no_transactions_from = last_offset + 1
         start = segment.size_bytes
         end = state.end
@@ -858,9 +857,8 @@ class Writer(Appender):
         ) as error:  # the file may contain unknown bytes above its end
             self.commit.poison(error)
             raise
-        except (
-            BaseException
-        ):  # an interrupt after the write: no receipt names these records
+        except BaseException:
+            # An interrupt after the write: no receipt names these records.
             self.roll_back_append_locked(start, end, written_bytes)
             self.has_unfinished_write = False
             raise
@@ -951,13 +949,11 @@ class Writer(Appender):
         No receipt names their records. Returns False if a sync of another thread has
         made some batches visible in the meantime; all batches then remain.
         """
-        with (
-            self.commit.held()
-        ):  # otherwise a running sync would count the removed bytes
+        # Without the hold, a running sync would count the removed bytes.
+        with self.commit.held():
             is_seen = self.state.visible > end
-            may_be_copied = (
-                self.is_replicated and self.state.end > end
-            )  # followers read up to the log end
+            # Followers read up to the log end.
+            may_be_copied = self.is_replicated and self.state.end > end
             if is_seen or may_be_copied:
                 return False
             try:

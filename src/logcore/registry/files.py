@@ -287,9 +287,8 @@ def _make(
     place = posixpath.join(root, _FORMAT)
     if not fs.exists(place):
         foreign = [name for name in fs.listdir(root) if not name.startswith(_FORMAT)]
-        if foreign and not fs.exists(
-            place
-        ):  # checked again: another process may have created it since
+        # Checked again, because another process may have created the registry since.
+        if foreign and not fs.exists(place):
             raise CorruptRegistryError(
                 "the directory is not a registry, and not empty",
                 path=root,
@@ -510,9 +509,8 @@ class FileRegistry(Closeable):
                 versions.append(None)
             else:
                 head, slot = found
-                versions.append(
-                    (head.creation, slot.version)
-                )  # a node that was deleted and created again has another id
+                # A node that was deleted and created again has another id.
+                versions.append((head.creation, slot.version))
         return versions, [sorted(self._children(names)) for names in parents]
 
     @property
@@ -811,9 +809,8 @@ class FileRegistry(Closeable):
                 )
             self._is_busy = True
             try:
-                if (
-                    self._held is not None
-                ):  # the lock of the domain and the gate are already held
+                # The lock of the domain and the gate are already held.
+                if self._held is not None:
                     yield
                     return
                 with self._locked(domain):
@@ -906,9 +903,8 @@ class FileRegistry(Closeable):
                 # The record is written first, so that the process that ends this session
                 # finds the node.
                 lease.rewrite(self._facts_with(lease, (*domains, domain)))
-        with contextlib.suppress(
-            FileNotFoundError
-        ):  # the file is torn, or its session is over
+        # The file is torn, or its session is over.
+        with contextlib.suppress(FileNotFoundError):
             self._fs.unlink(file)
         # No temporary name is needed: a process that is killed before or during this one
         # write leaves a file that is not a node.

@@ -496,9 +496,8 @@ class Forwarder(Closeable):
             except BaseException:
                 sender.close()
                 raise
-            if (
-                recorded.by == "directory"
-            ):  # an earlier forwarder worked without transactions
+            # An earlier forwarder worked without transactions.
+            if recorded.by == "directory":
                 for target, known in recorded.progress.items():
                     progress[target] = max(known, progress.get(target, known))
         for target, part in self._partitions.items():

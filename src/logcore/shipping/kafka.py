@@ -585,9 +585,8 @@ class _PlainSender:
         return left
 
     def close(self) -> None:
-        with contextlib.suppress(
-            self._kafka.KafkaException
-        ):  # a fatal error was raised before
+        # The fatal error was raised before; closing may raise it again.
+        with contextlib.suppress(self._kafka.KafkaException):
             self._producer.purge()
             self._producer.flush(_ENDING_S)
 

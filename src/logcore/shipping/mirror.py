@@ -489,9 +489,8 @@ class Mirror(Closeable):
         cut = mirror_rules.common_end(
             start, end, lambda offset: self._is_same_at(part, log, offset)
         )
-        if (
-            cut >= log.log_end_offset
-        ):  # our log begins above the end of the source: no truncation makes them equal
+        # Our log begins above the end of the source: no truncation makes them equal.
+        if cut >= log.log_end_offset:
             self._stop(part, error)
             return
         question = f"cut {part.target[0]}-{part.target[1]} from offset {log.log_end_offset} to {cut}?"
@@ -621,9 +620,8 @@ class Mirror(Closeable):
         if self._producer is not None:
             producer = self._producer
             self._producer = None
-            with contextlib.suppress(
-                LogcoreError
-            ):  # an open transaction is aborted by the next producer of its id
+            # An open transaction is aborted by the next producer of its id.
+            with contextlib.suppress(LogcoreError):
                 producer.close()
 
     def _progress(self) -> Mapping[Partition, Committed]:

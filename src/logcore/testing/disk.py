@@ -606,9 +606,9 @@ class SimulatedDisk(Environment, DiskLocks):
         if len(pending) >= _REWRITES and all(
             change.rewrites(before) for before in pending[-_REWRITES:]
         ):
-            del pending[
-                -_REWRITES
-            ]  # one place that is rewritten again and again: assume that its oldest version never got to the disk
+            # A place is rewritten again and again: assume that its oldest version never
+            # reached the disk.
+            del pending[-_REWRITES]
             file.variants = {}
         pending.append(change)
         file.modified_ms = self._now_ms
@@ -1028,9 +1028,8 @@ class SimulatedDisk(Environment, DiskLocks):
                 is_less = is_less or name in place.durable
                 place.durable[name] = node
         self._journal = left
-        if (
-            is_less and len(self._dirty) > 4
-        ):  # only then, because the walk below is slow
+        # Skipped for few dirty files, because the walk below is slow.
+        if is_less and len(self._dirty) > 4:
             living = {naming.come[2] for naming in left if naming.come is not None}
             waiting = [self._root]
             while waiting:

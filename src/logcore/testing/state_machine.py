@@ -151,9 +151,8 @@ class LogStateMachine(RuleBasedStateMachine):
         end = len(self.history.records)
         kept = [entry for entry in entries if entry[1] < end]
         if kept != entries:
-            kept.append(
-                (entries[-1][0], end)
-            )  # clients may have seen it, so it never falls
+            # Clients may have seen the last epoch, so it never falls.
+            kept.append((entries[-1][0], end))
         return epochs.truncate_start(kept, self.log.log_start_offset)
 
     def _forget_batches(self) -> None:

@@ -58,9 +58,9 @@ def create_topics(asker: Asker) -> None:
         ]
         asker.ask(step, topics=full, timeout_ms=30_000, **more)
         step, recorded = asker.recorded.pop()
-        for topic in recorded[
-            "topics"
-        ]:  # of the settings those that both have: DescribeConfigs compares the lists
+        # Compare only settings that both brokers have: DescribeConfigs compares the
+        # lists.
+        for topic in recorded["topics"]:
             topic["configs"] = [
                 each for each in topic.get("configs") or () if each["name"] in KNOWN
             ]

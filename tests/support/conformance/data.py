@@ -347,9 +347,8 @@ def metadata(asker: Asker) -> None:
 
     ask("a topic", [{"name": name}])
     ask("no topic", [])
-    step, recorded = (
-        asker.recorded.pop()
-    )  # in version 0 it means all topics, including topics of other scripts
+    # In version 0 it means all topics, including topics of other scripts.
+    step, recorded = asker.recorded.pop()
     asker.recorded.append(
         (
             step,

@@ -190,9 +190,8 @@ def leave_group(asker: Asker) -> None:
 def describe_groups(asker: Asker) -> None:
     name = asker.topic()
     group_id, _ = stable(asker)
-    commit(
-        asker, "", name
-    )  # else it would depend on other scripts whether there is a group without a name
+    # Otherwise, other scripts would decide whether a group with an empty name exists.
+    commit(asker, "", name)
     asker.ask("a group", groups=[group_id])
     asker.ask("an unknown group", groups=[f"{group_id}-none"])
     asker.ask("an empty group id", groups=[""])
