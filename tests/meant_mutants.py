@@ -337,7 +337,7 @@ MISTAKES: Final = (
         "state_before_the_files", "logcore/staging/applying.py",
         "    _place_all(fs, directory, path, assigned)\n    # Like the assigned",
         "    write_state(fs, path, assigned)\n    _place_all(fs, directory, path, assigned)\n    # Like the assigned",
-        "staging/test_staging_crashes.py::test_a_crash_while_rolling_forward_is_rolled_forward",
+        "staging/test_staging_crashes.py::test_crash_during_roll_forward_is_rolled_forward",
     ),
     Mistake(
         "state_before_the_pieces", "logcore/staging/applying.py",
@@ -1539,7 +1539,7 @@ MISTAKES: Final = (
         "half_of_a_batch_is_settled_too_soon", "logcore/aio/producer.py",
         "            if later:\n                self._sent[delivery] = later\n",
         "            if False:\n                self._sent[delivery] = later\n",
-        "aio/test_aio_producer.py::test_half_of_a_batch_is_settled_before_the_other_half_is_written",
+        "aio/test_aio_producer.py::test_first_half_of_a_batch_is_completed_before_the_second_is_written",
     ),
     Mistake(
         "tasks_overtake_those_that_wait_for_memory", "logcore/aio/producer.py",

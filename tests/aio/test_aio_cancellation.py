@@ -86,7 +86,7 @@ def test_an_append_is_stored_whole_or_not(tmp_path: Path, kind: str) -> None:
     assert explore(tmp_path, trial) >= 1
 
 
-def test_an_append_that_was_not_taken_leaves_no_trace(tmp_path: Path) -> None:
+def test_refused_append_leaves_no_trace(tmp_path: Path) -> None:
     async def trial(data: aio.LogDir, cut: Any) -> bool:
         log = await data.partition("t", 0)
         # The thread writes the first record, and has not taken the others.

@@ -85,7 +85,7 @@ def test_group_reads_commits_and_continues(tmp_path: Path) -> None:
     with_consumer(tmp_path, main, group_id="g", enable_auto_commit=False)
 
 
-def test_positions_are_set_and_looked_up(tmp_path: Path) -> None:
+def test_positions_are_set_and_returned(tmp_path: Path) -> None:
     async def main(data: aio.LogDir, consumer: aio.Consumer) -> None:
         await fill(data, 0, 5)
         await consumer.assign([ONE])
@@ -253,7 +253,7 @@ def test_a_task_that_a_listener_starts_may_live_longer(tmp_path: Path) -> None:
     with_consumer(tmp_path, main, group_id="g", enable_auto_commit=False)
 
 
-def test_listeners_may_be_those_of_the_other_consumer(tmp_path: Path) -> None:
+def test_listeners_of_the_synchronous_consumer_are_accepted(tmp_path: Path) -> None:
     heard: list[str] = []
     loop_thread = threading.get_ident()
 
@@ -365,7 +365,7 @@ def test_seek_after_a_cancelled_step_counts(
     with_consumer(tmp_path, main, group_id="g")
 
 
-def test_a_seek_while_columns_are_found_counts(
+def test_seek_while_columns_are_read_takes_effect(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def main(data: aio.LogDir, consumer: aio.Consumer) -> None:

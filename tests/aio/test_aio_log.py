@@ -315,7 +315,7 @@ def test_tails_of_one_log_share_one_watch(
     assert len(watched) == 1
 
 
-def test_tail_polls_if_there_is_no_handle() -> None:
+def test_tail_polls_without_a_file_handle() -> None:
     disk = SimulatedDisk()
 
     async def main() -> None:

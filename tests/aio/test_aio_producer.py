@@ -124,7 +124,7 @@ def test_a_batch_that_is_divided_settles_all_its_futures(tmp_path: Path) -> None
     with_producer(tmp_path, main, linger_ms=60_000, delivery_timeout_ms=60_000)
 
 
-def test_half_of_a_batch_is_settled_before_the_other_half_is_written(
+def test_first_half_of_a_batch_is_completed_before_the_second_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The thread that writes waits until the loop has settled the first half: its other
@@ -313,7 +313,7 @@ def test_closing_wakes_tasks_that_wait_for_memory(tmp_path: Path) -> None:
     with_producer(tmp_path, main, buffer_memory=700)
 
 
-def test_a_transaction_counts_or_does_not(tmp_path: Path) -> None:
+def test_transaction_is_committed_whole_or_aborted(tmp_path: Path) -> None:
     async def main() -> None:
         async with aio.open_dir(tmp_path / "d", create=True, durability="os") as data:
             await data.create_topic("t")

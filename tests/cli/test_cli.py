@@ -361,7 +361,7 @@ def test_tail_follows(path):
 # -- topics and their upkeep ---------------------------------------------------------
 
 
-def test_the_life_of_a_topic(tmp_path):
+def test_topic_is_created_changed_and_deleted(tmp_path):
     data = tmp_path / "data"
     assert (
         run(
@@ -758,7 +758,7 @@ def test_locked_log_is_reported(path):
     assert str(os.getpid()) in done.err or "already" in done.err
 
 
-def test_closed_output_pipe_is_no_error(tmp_path):
+def test_closed_output_pipe_is_not_an_error(tmp_path):
     with logcore.open(tmp_path / "t-0", create=True, durability="os") as log:
         log.append_many([(None, b"x" * 100)] * 20_000)
     with process(

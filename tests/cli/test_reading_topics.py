@@ -108,7 +108,7 @@ def test_a_topic_is_read_by_partition(data: Path) -> None:
         (["t", "--where", "value~[345]", "-n", 1], [(1, 1)]),
     ],
 )
-def test_which_records_are_read(
+def test_arguments_select_the_records_to_read(
     data: Path, arguments: list[object], expected: list[tuple[int, int]]
 ) -> None:
     assert places("read", data, *arguments) == expected

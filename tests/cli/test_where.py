@@ -60,7 +60,9 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.mark.parametrize(("text", "offsets"), CASES)
-def test_which_records_pass(log: logcore.Log, text: str, offsets: list[int]) -> None:
+def test_condition_selects_records(
+    log: logcore.Log, text: str, offsets: list[int]
+) -> None:
     condition = Condition.parse(text)
     assert [
         record.offset for record in log.read(0) if condition.passes(record)
@@ -86,7 +88,7 @@ def test_all_conditions_have_to_hold(
     assert passing == [offset for offset in offsets if offset in (0, 5)]
 
 
-def test_no_option_is_no_condition() -> None:
+def test_without_options_there_is_no_condition() -> None:
     assert Where.parse([]) is None
 
 

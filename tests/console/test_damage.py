@@ -219,7 +219,9 @@ def test_partition_without_rights_is_named(orders: Path, consoles: Consoles) -> 
 
 
 @pytest.mark.long
-def test_any_changed_byte_is_no_traceback(orders: Path, consoles: Consoles) -> None:
+def test_changed_byte_never_causes_a_traceback(
+    orders: Path, consoles: Consoles
+) -> None:
     path = logs(orders)[1]
     content = path.read_bytes()
     client = consoles(orders)

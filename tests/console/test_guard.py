@@ -122,7 +122,9 @@ def test_hostile_values_are_text(
     assert len(page.body) < 2 << 20
 
 
-def test_value_is_no_template(hostile: logcore.LogDir, console: ConsoleClient) -> None:
+def test_value_is_not_rendered_as_a_template(
+    hostile: logcore.LogDir, console: ConsoleClient
+) -> None:
     assert "{{ 7 * 7 }}{% raw %}" in console.page("/topics/orders/messages").text
     assert "{{ 7 * 7 }}{% raw %}" in console.page("/topics/orders/messages/0/4").text
 

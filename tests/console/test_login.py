@@ -322,7 +322,7 @@ def test_user_with_describe_only_reads_no_message(
         assert "apples" not in page.source
 
 
-def test_super_user_sees_everything_and_a_new_rule_counts_at_once(
+def test_super_user_sees_everything_and_a_new_rule_takes_effect_at_once(
     limited: ConsoleClient, users: LoginSetup
 ) -> None:
     limited.log_in("admin", PASSWORD)

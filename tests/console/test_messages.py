@@ -229,7 +229,7 @@ def test_condition_remains_in_links(
     assert int(older.rows()[0][1]) < int(page.rows()[-1][1])
 
 
-def test_search_reports_how_far_it_came_and_continues(
+def test_search_reports_its_position_and_continues(
     orders: logcore.LogDir, console: ConsoleClient
 ) -> None:
     console.view.search_s = 0.0

@@ -110,7 +110,7 @@ def test_tree_keeps_keys_that_occur_twice_and_exact_numbers() -> None:
         b'["' + b"x" * MAX_TEXT_BYTES + b'"]',
     ],
 )
-def test_text_that_is_no_json_or_too_large_has_no_tree(data: bytes) -> None:
+def test_invalid_or_large_json_has_no_tree(data: bytes) -> None:
     assert show_whole(data).tree is None
 
 

@@ -976,7 +976,7 @@ def test_topic_name_is_reserved_until_its_offsets_are_deleted(
 @pytest.mark.parametrize("instance_id", [None, "i"])
 @pytest.mark.parametrize("end", [Consumer.close, Consumer.unsubscribe])
 @pytest.mark.parametrize("is_shared", [False, True], ids=["one process", "shared"])
-def test_consumer_closed_before_its_join_is_answered_is_no_member(
+def test_consumer_closed_before_its_join_is_answered_is_not_a_member(
     is_shared: bool, end: Any, instance_id: str | None
 ) -> None:
     disk = SimulatedDisk({"data": None})
@@ -997,7 +997,7 @@ def test_consumer_closed_before_its_join_is_answered_is_no_member(
 
 
 @pytest.mark.parametrize("is_shared", [False, True], ids=["one process", "shared"])
-def test_consumer_closed_before_reading_its_join_answer_is_no_member(
+def test_consumer_closed_before_reading_its_join_answer_is_not_a_member(
     is_shared: bool,
 ) -> None:
     disk = SimulatedDisk({"data": None})

@@ -63,7 +63,7 @@ def test_absent_member_has_its_own_timeout() -> None:
         assert observations.is_over(one, {}, M0) == is_absent
 
 
-def test_pause_of_the_observer_counts_as_a_third_of_the_session() -> None:
+def test_pause_of_the_observer_counts_at_most_a_third_of_the_session() -> None:
     assert not is_stuck_after([(0, 0), (3_600_000, 0)])
     assert not is_stuck_after([(0, 0), (3_600_000, 0), (7_200_000, 0)])
     assert is_stuck_after([(0, 0), (3_600_000, 0), (7_200_000, 0), (10_800_000, 0)])

@@ -117,7 +117,7 @@ def test_a_deleted_partition_has_a_name_that_fits_and_is_known(name):
 
 
 @pytest.mark.parametrize("name", ["orders-0", "x" * 249 + "-12345"])
-def test_an_unfinished_copy_has_a_name_that_fits_and_is_no_partition(name):
+def test_name_of_an_unfinished_copy_fits_and_is_not_a_partition(name):
     directory, _, made = filenames.unfinished(f"data/{name}").rpartition("/")
     assert directory == "data" and len(made) <= 255
     assert made.endswith(filenames.UNFINISHED) and filenames.partition_of(made) is None

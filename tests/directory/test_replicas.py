@@ -210,7 +210,7 @@ def test_the_directory_of_a_broker_is_written_by_brokers_only(tmp_path: Path) ->
         assert logdir.partitions("t") == (0,)
 
 
-def test_an_ordinary_directory_joins_no_cluster(tmp_path: Path) -> None:
+def test_unreplicated_directory_cannot_join_a_cluster(tmp_path: Path) -> None:
     with logcore.open_dir(tmp_path, create=True) as logdir:
         logdir.create_topic("t")
         with pytest.raises(InvalidConfigError, match="replicated=True"):

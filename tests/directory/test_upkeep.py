@@ -448,7 +448,9 @@ log_line("tick", 30, "no handler for standard error")
 
 
 @pytest.mark.parametrize("closing", ["deleted", "closed"])
-def test_log_deleted_before_its_tick_is_no_incident(data: str, closing: str) -> None:
+def test_log_deleted_before_its_tick_is_not_an_incident(
+    data: str, closing: str
+) -> None:
     """Each deletion of a topic that was written logged `LogClosedError`, 40 lines for
     60 partitions.
     """

@@ -284,7 +284,7 @@ def save_topics_last(monkeypatch: pytest.MonkeyPatch) -> None:
         ("topics", save_topics_last),
     ],
 )
-def test_a_broken_log_is_found_out(
+def test_kills_reveal_a_log_with_a_seeded_bug(
     ram: Path, workload: str, lie: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The canary: with a bug that only a crash reveals, some kill reveals it."""

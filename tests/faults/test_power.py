@@ -400,7 +400,7 @@ def test_thousands_of_power_cuts(disk: LoopDisk) -> None:
 
 
 @pytest.mark.parametrize("disk", ["ext4"], indirect=True)
-def test_syncs_that_only_pretend_are_found_out(
+def test_power_cuts_reveal_syncs_that_do_nothing(
     disk: LoopDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The canary: a cut loses unsynced data, and the judge notices."""
@@ -603,7 +603,7 @@ def test_records_served_after_failed_sync_are_durable(disk: LoopDisk) -> None:
     fail_under_an_append(disk)
 
 
-def test_a_recovery_that_trusts_the_page_cache_is_found_out(
+def test_power_cut_reveals_a_recovery_that_trusts_the_page_cache(
     disk: LoopDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The canary: it syncs the old file, and trusts the content in memory."""

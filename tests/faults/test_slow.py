@@ -82,7 +82,7 @@ def test_hundreds_of_kills_lose_nothing_acknowledged(
             ], f"round {round_}"
 
 
-def test_gigabytes_come_back(partition: Path) -> None:
+def test_gigabytes_survive_a_round_trip(partition: Path) -> None:
     """3 GB in segments of 512 MiB: 25 million records, read back as columns, by offset,
     by time, after reopening.
     """

@@ -349,7 +349,7 @@ def test_snappy_block_lengths_beyond_the_body_are_refused(length):
     )
 
 
-def test_snappy_length_that_the_block_cannot_hold_is_refused_before_memory_is_taken():
+def test_impossible_snappy_length_is_refused_before_memory_is_allocated():
     # The frame declares 60 MiB, below the limit.
     block = b"\x80\x80\x80\x1e" + b"\xfe\x01\x00" * 100
     with (
@@ -448,7 +448,7 @@ def test_lz4_block_checksums_are_verified():
             decompress(Codec.LZ4, bad)
 
 
-def test_lz4_content_checksum_is_not_verified_but_must_be_there():
+def test_lz4_content_checksum_is_required_but_not_verified():
     frame = lz4_frame(lz4_stored(b"xyz"), flags=0x64)
     assert decompress(Codec.LZ4, frame + b"junk") == b"xyz"
     with pytest.raises(CorruptBatchError):

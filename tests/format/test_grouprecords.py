@@ -111,7 +111,7 @@ def test_the_partition_of_a_group_is_kafkas(group_id: str, partition: int) -> No
 
 
 @given(group_id=TEXTS, topic=TEXTS, partition=INTS)
-def test_keys_come_back_and_are_those_of_the_table(
+def test_keys_survive_a_round_trip_and_equal_those_of_the_table(
     group_id: str, topic: str, partition: int
 ) -> None:
     message = group_messages.OFFSET_COMMIT_KEY
@@ -193,7 +193,7 @@ def test_groups_are_read_in_every_version_of_the_table(
 
 
 @pytest.mark.parametrize("version", range(5))
-def test_bytes_cut_anywhere_are_not_understood(version: int) -> None:
+def test_truncated_records_of_groups_are_refused(version: int) -> None:
     """Tagged fields that are not known are skipped, and a cut inside them is seen too."""
     commits = group_messages.OFFSET_COMMIT_VALUE
     written = wire.encode_versioned(commits, version, commits.Value(metadata="m"))

@@ -198,7 +198,7 @@ def test_the_worked_example_is_written_as_kafka_writes_it() -> None:
     assert data == vector("v2-none-two-records.kafka-java.bin")
 
 
-def test_a_sequence_counts_over_the_wrap() -> None:
+def test_sequence_wraps_to_0_after_the_largest() -> None:
     (batch,) = read_batches(vector("v2-txn-sequence-wrap.kafka-python.bin"))
     assert (batch.base_sequence, batch.last_sequence) == (2**31 - 2, 0)
     (batch,) = read_batches(
@@ -671,7 +671,7 @@ def test_a_leader_decides_as_kafka_does(
 
 
 @pytest.mark.parametrize("count", [-(2**31), -1, 0, 1, 3, 2**31 - 1])
-def test_a_count_that_is_not_that_of_the_records_is_an_error(count: int) -> None:
+def test_wrong_record_count_is_an_error(count: int) -> None:
     (batch,) = read_batches(mutated(count=count))
     for decode in (batch.records, batch.columns):
         if count:
@@ -681,7 +681,7 @@ def test_a_count_that_is_not_that_of_the_records_is_an_error(count: int) -> None
             assert len(decode()) == 0, "as compaction leaves a batch"
 
 
-def test_records_at_the_limits_of_a_topic_are_taken() -> None:
+def test_records_at_the_limits_of_a_topic_are_accepted() -> None:
     """Of the time ahead, of the size, of what counts as a key; alone, and with another
     batch.
     """
@@ -715,7 +715,7 @@ def test_records_at_the_limits_of_a_topic_are_taken() -> None:
     ],
     ids=["default", "limits", "size"],
 )
-def test_a_usual_batch_is_not_looked_at_twice(
+def test_usual_batch_is_checked_once(
     config: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Half of the time of an append would go into it."""
@@ -927,7 +927,7 @@ def test_a_client_may_not_leave_it_to_the_topic_to_have_a_time() -> None:
         leader(encode([(b"k", b"v", (), -1)], append_time=True))
 
 
-def test_an_old_batch_with_bits_that_mean_something_in_v2_is_no_transaction() -> None:
+def test_old_batch_with_the_transactional_bit_of_v2_is_not_a_transaction() -> None:
     raw = bytearray(next(vector(name) for name in NAMES if name.startswith("v1-none")))
     first = next(read_batches(bytes(raw)))
     raw = raw[: first.size_bytes]
@@ -1179,9 +1179,7 @@ def test_a_damaged_slice_is_an_error_of_the_tree(
     assert whole or found == wanted
 
 
-def test_a_count_that_the_bytes_cannot_hold_is_an_error_before_the_first_slice() -> (
-    None
-):
+def test_count_larger_than_the_bytes_is_an_error_before_the_first_slice() -> None:
     """Else a reader would have taken thousands of records of a batch that is damaged."""
     raw = bytearray(encode([(None, b"v")] * 9))
     count = (len(raw) - 61) // 7 + 1  # a record takes seven bytes at least

@@ -52,7 +52,7 @@ def test_a_record_of_an_older_kafka_is_read() -> None:
     assert read_transaction(bytes.fromhex(KAFKAS + TIMES)) == ONGOING
 
 
-def test_tags_are_written_as_kafka_reads_them() -> None:
+def test_tags_have_the_bytes_that_kafka_expects() -> None:
     stored = StoredTransaction(
         producer_id=1,
         producer_epoch=2,

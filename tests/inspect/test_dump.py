@@ -279,7 +279,7 @@ def test_describe_gives_a_partition_at_a_glance():
     assert facts.codecs == {"none": 1, "snappy": 1, "lz4": 1, "zstd": 1}
 
 
-def test_partitions_finds_them(tmp_path, own):
+def test_partitions_lists_partition_directories(tmp_path, own):
     assert partitions(CLEAN.parent) == [str(CLEAN)]
     assert partitions(own) == [str(own)]
     (tmp_path / "empty").mkdir()

@@ -178,7 +178,7 @@ def test_a_log_directory_keeps_its_topics_ids_and_producers(tmp_path: Path) -> N
 )
 @pytest.mark.parametrize("dense", [True, False])
 @pytest.mark.parametrize("base", [0, 6, 12])
-def test_a_flipped_bit_costs_at_most_its_batch(
+def test_flipped_bit_loses_at_most_its_batch(
     base: int, dense: bool, head_step: int, step: int
 ) -> None:
     """Every bit of every segment: those a CRC covers, and the lengths, offsets and
@@ -237,7 +237,7 @@ def test_truncation_of_the_last_segment_loses_only_its_end(step: int) -> None:
 @pytest.mark.parametrize("step", [12007, pytest.param(1501, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("filler", [b"\0", b"\xff", b"noise"])
 @pytest.mark.parametrize("size", [17, 61, 512, 4096])
-def test_a_block_that_is_overwritten_costs_the_batches_it_touches(
+def test_overwritten_block_loses_only_the_batches_it_touches(
     size: int, filler: bytes, step: int
 ) -> None:
     values = [(at, bytes([at]) * (700 * (at % 5) + 9)) for at in range(60)]
@@ -258,7 +258,7 @@ def test_a_block_that_is_overwritten_costs_the_batches_it_touches(
 
 
 @pytest.mark.parametrize("codec", ["uncompressed", "gzip", "snappy", "lz4", "zstd"])
-def test_a_missing_segment_or_index_or_codec_is_no_trouble(codec: str) -> None:
+def test_missing_segment_index_or_codec_does_not_fail(codec: str) -> None:
     segments = {
         path_of(at): log_of((at, b"x" * 50), (at + 2, b"y"), codec=codec, size=2)
         for at in (0, 4, 8)
@@ -283,7 +283,7 @@ def test_a_missing_segment_or_index_or_codec_is_no_trouble(codec: str) -> None:
     assert not report.lost and len(saved) == 2, "the lost part has left no trace"
 
 
-def test_zeros_after_the_end_are_no_loss_and_garbage_is() -> None:
+def test_garbage_after_the_end_is_a_loss_but_zeros_are_not() -> None:
     report, saved = recover(changed({path_of(12): SEGMENTS[path_of(12)] + bytes(5000)}))
     assert judge(WRITTEN, report, saved) == set() and not report.lost
     assert [(part.size_bytes, part.reason) for part in report.left_out] == [
@@ -375,7 +375,7 @@ def test_a_compaction_that_a_crash_ended_loses_nothing_that_opening_finds(
                 assert report.is_whole, (state.what, report.partitions[0].lost)
 
 
-def test_rewritten_offsets_are_not_taken_from_old_files() -> None:
+def test_rewritten_offsets_are_not_read_from_old_files() -> None:
     """A recovery put the tail aside, the log went on, and then lost a batch: the old
     one has its offset.
     """
@@ -405,9 +405,7 @@ def test_rewritten_offsets_are_not_taken_from_old_files() -> None:
     ] == [(2, 2)]
 
 
-def test_a_name_that_is_not_canonical_and_one_that_cannot_be_listed_cost_no_other() -> (
-    None
-):
+def test_noncanonical_and_unlistable_names_do_not_affect_other_partitions() -> None:
     disk = SimulatedDisk()
     with logcore.open_dir("/data", create=True, fs=disk) as logdir:
         for topic in ("a", "b"):
@@ -432,7 +430,7 @@ def test_a_name_that_is_not_canonical_and_one_that_cannot_be_listed_cost_no_othe
 @pytest.mark.parametrize("spoil", ["payload", "length", "magic", "head", "crc"])
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("place", ["middle", "end"])
-def test_a_batch_inside_a_value_is_not_taken_for_one(
+def test_batch_inside_a_value_is_not_read_as_a_batch(
     spoil: str, count: int, place: str
 ) -> None:
     """The value holds whole batches with the very offsets that are expected next."""
@@ -451,7 +449,7 @@ def test_a_batch_inside_a_value_is_not_taken_for_one(
     assert judge(written, report, saved) == {1}
 
 
-def test_a_sector_that_cannot_be_read_costs_its_batches() -> None:
+def test_unreadable_sector_loses_only_its_batches() -> None:
     data = log_of(*((at, bytes([at]) * 900) for at in range(40)))
     name = path_of(0)
     plan = FaultPlan(
@@ -465,7 +463,7 @@ def test_a_sector_that_cannot_be_read_costs_its_batches() -> None:
     assert report.lost[0].reason == "a part of it cannot be read"
 
 
-def test_wrong_checkpoints_cost_no_record() -> None:
+def test_wrong_checkpoints_lose_no_record() -> None:
     for name in (
         checkpoint.LOG_START,
         checkpoint.RECOVERY_POINT,
@@ -815,7 +813,7 @@ def test_a_batch_with_a_right_crc_that_cannot_be_decoded_is_lost(
     )
 
 
-def test_a_batch_whose_codec_is_not_installed_is_no_loss(
+def test_batch_of_a_missing_codec_is_not_a_loss(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     written = batches_of(SEGMENTS)

@@ -125,7 +125,7 @@ def test_heads_that_claim_all_of_the_rest_do_not_make_the_work_grow_with_its_squ
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["partition", "directory"])
-def test_a_copy_that_was_cut_off_is_no_log(kind: str) -> None:
+def test_interrupted_copy_is_not_a_log(kind: str) -> None:
     """After a crash at any change of the disk, the copy is complete, or opening it and
     making it again report an error.
     """
@@ -236,7 +236,7 @@ def test_staged_writes_are_copied(tmp_path: Path) -> None:
         salvage(data, out)
 
 
-def test_offsets_of_a_staged_write_that_was_half_in_place_are_not_given_out_again(
+def test_offsets_of_a_partially_applied_write_are_not_reused(
     tmp_path: Path,
 ) -> None:
     data = tmp_path / "data"

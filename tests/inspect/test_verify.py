@@ -106,7 +106,7 @@ def test_missing_directory_of_a_partition_has_a_verdict(own):
 
 
 @pytest.mark.long
-def test_a_topic_that_is_being_made_is_not_called_damaged():
+def test_topic_being_created_is_not_reported_as_damaged():
     disk = SimulatedDisk()
     with logcore.open_dir(
         "d", create=True, fs=disk, config={"segment.bytes": 300}
@@ -357,7 +357,7 @@ def test_concurrent_changes_are_not_reported_as_damage(tmp_path, kind):
 @pytest.mark.parametrize(
     "config", [{}, {"cleanup.policy": "compact"}, {"retention.bytes": 900}]
 )
-def test_no_ordinary_life_and_no_crash_of_it_is_called_damage(config, step):
+def test_verify_reports_no_damage_after_normal_use_or_a_crash(config, step):
     """At changes of the disk that a life makes, for some of the disks that a crash then
     leaves.
     """
@@ -587,7 +587,7 @@ def test_unreadable_path_has_a_verdict(crash):
     assert found["00000000000000000040.snapshot"].status == "damaged"
 
 
-def test_twenty_digits_that_are_no_offset_are_no_segment(crash):
+def test_name_above_the_largest_offset_is_not_a_segment(crash):
     """Kafka parses them as a long and refuses the whole directory, so verify() reports
     them and checks the rest.
     """

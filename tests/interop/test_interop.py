@@ -115,7 +115,7 @@ def test_kafka_finds_the_indexes_sound(
             assert "exception" not in text.lower(), text
 
 
-def test_kafka_sees_the_same_in_its_own_files_as_logcore(storage: Storage) -> None:
+def test_kafka_and_logcore_read_the_files_of_kafka_alike(storage: Storage) -> None:
     for path in sorted((VECTORS / "partition-clean" / "orders-0").glob("*.log")):
         text = storage.dump(path, "--deep-iteration")
         offsets = [

@@ -153,7 +153,7 @@ def test_records_are_the_same_one_by_one(
 
 
 @runs_compiled
-def test_damage_is_met_by_each_look(log: logcore.Log) -> None:
+def test_damage_is_reported_by_each_check(log: logcore.Log) -> None:
     log.close()
     disk = SimulatedDisk(log._fs.files())
     disk.flip(FIRST, layout.HEADER_SIZE + 20, 1)

@@ -336,7 +336,7 @@ mixed = (
     st.sampled_from([None, lambda data: bytes(data)[:60]]),
     st.integers(0, 300),
 )
-def test_rows_of_all_kinds_are_cut_into_the_same_batches(
+def test_rows_of_all_kinds_are_split_into_the_same_batches(
     rows: Any, batch_bytes: int, max_bytes: int, compress: Any, room: int
 ) -> None:
     """The short ways for plain rows and the long one take turns inside one batch, and

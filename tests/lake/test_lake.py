@@ -291,7 +291,7 @@ def test_concurrent_export_ends_the_slower_one(
     assert offsets_of(kind, tmp_path) == committed_offsets(data)
 
 
-def test_commit_of_another_writer_is_no_conflict(
+def test_commit_of_another_writer_is_not_a_conflict(
     data: logcore.LogDir, tmp_path: Path, kind: str
 ) -> None:
     """A compaction of the table, or a writer that adds nothing, does not end an export."""

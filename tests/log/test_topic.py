@@ -110,7 +110,7 @@ def test_topic_contains_the_records_of_its_partitions(
         )
 
 
-def test_records_merged_by_time_rise_if_each_partition_does(
+def test_records_merged_by_time_are_in_order_if_each_partition_is(
     directory: logcore.LogDir,
 ) -> None:
     for at in range(30):

@@ -124,7 +124,7 @@ def test_clock_set_ahead_deletes_no_young_records(restart: str) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"00000000 {}\n", b"garbage", None])
-def test_damaged_clock_file_is_no_error(content: bytes | None) -> None:
+def test_damaged_clock_file_is_ignored(content: bytes | None) -> None:
     disk = SimulatedDisk()
     with open_aged(disk) as log:
         log.append(b"x")

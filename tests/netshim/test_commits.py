@@ -456,7 +456,7 @@ def test_group_record_without_a_rebalance_timeout_uses_the_session_timeout(
     assert rig.describe("old").group_state == machine.EMPTY
 
 
-def test_stored_leader_that_is_no_member_is_replaced(rig: Rig) -> None:
+def test_stored_leader_that_is_not_a_member_is_replaced(rig: Rig) -> None:
     member = StoredMember(
         member_id="m",
         client_id="c",

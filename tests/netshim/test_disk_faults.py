@@ -17,7 +17,7 @@ from netshim.testing import Kafka
 
 
 @pytest.mark.long
-def test_producer_on_a_full_disk_delivers_once_there_is_room(kafka: Kafka) -> None:
+def test_producer_on_a_full_disk_delivers_after_space_is_freed(kafka: Kafka) -> None:
     kafka.create_topic("orders")
     kafka.append("orders", b"1 pear")
     producer = Producer(

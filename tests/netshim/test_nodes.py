@@ -283,7 +283,7 @@ def test_a_refused_rollback_changes_nothing(
     assert leaders(three) == LEADERS
 
 
-def test_a_node_whose_port_is_taken_can_start_later(three: Kafka) -> None:
+def test_node_whose_port_is_in_use_can_start_later(three: Kafka) -> None:
     """Listeners that were opened before the failure are closed again."""
     port = int(three.bootstrap_servers.split(",")[1].rpartition(":")[2])
     three.stop_node(2)

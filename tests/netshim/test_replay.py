@@ -645,7 +645,7 @@ def test_fetch_may_return_more_but_not_less() -> None:
     )  # fmt: skip
 
 
-def test_broker_that_was_ready_earlier_is_no_difference() -> None:
+def test_broker_that_was_ready_earlier_is_not_a_difference() -> None:
     kind = wire.HEARTBEAT.Response
     unready = kind(error_code=codes.NOT_COORDINATOR)
     ready, refused = kind(), kind(error_code=codes.UNKNOWN_MEMBER_ID)

@@ -137,7 +137,7 @@ def test_many_requests_may_wait_for_one_log(bench: Bench) -> None:
 @pytest.mark.parametrize(
     "error", [TopicNotFoundError, StorageReadError, ZeroDivisionError]
 )
-def test_a_look_that_fails_holds_up_no_later_request(
+def test_failed_check_does_not_delay_later_requests(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, error: type[Exception], at: int
 ) -> None:
     """Like a topic that another thread deletes between two steps of the request."""
@@ -870,7 +870,7 @@ def test_a_fetch_keeps_to_its_bytes_over_all_partitions(
     assert [len(one.records or b"") for one in reported] == expected
 
 
-def test_unknown_topic_ids_cost_one_look_at_the_topics(
+def test_unknown_topic_ids_cause_one_reading_of_the_topics(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A request may name thousands of topics, and each search reads all topics."""

@@ -212,7 +212,7 @@ def test_failed_copy_leaves_no_files(
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
 
 
-def test_records_that_were_deleted_or_compacted_come_back(kafka: Kafka) -> None:
+def test_rollback_restores_deleted_and_compacted_records(kafka: Kafka) -> None:
     kafka.create_topic("t", 1, {"segment.bytes": "1000"})
     # With a ratio of 1, no tick compacts the log.
     settings = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "1"}

@@ -165,7 +165,7 @@ def test_each_folder_has_a_contract(folder: str) -> None:
     ]
 
 
-def test_the_map_names_tests_that_are_there() -> None:
+def test_the_map_names_existing_tests() -> None:
     named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", MAP)
     assert len(named) > 100
     for path, name in named:

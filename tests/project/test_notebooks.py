@@ -123,7 +123,7 @@ def test_damaged_partition_is_a_row_with_the_damage(logdir: logcore.LogDir) -> N
         assert "orders" in damaged._repr_html_()
 
 
-def test_large_table_is_cut_with_a_remark(logdir: logcore.LogDir) -> None:
+def test_large_table_is_shortened_with_a_note(logdir: logcore.LogDir) -> None:
     logdir.create_topic("wide", partitions=60)
     shown = logdir.topic("wide")._repr_html_()
     assert len(cells_of(shown)) == 51

@@ -144,7 +144,7 @@ MISTAKES = [
 ]
 
 
-def test_there_are_many_mistakes() -> None:
+def test_list_of_mistakes_is_not_shortened() -> None:
     assert len(MISTAKES) >= 40
 
 

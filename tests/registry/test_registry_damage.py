@@ -91,7 +91,7 @@ def test_a_persistent_node_without_a_whole_version_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 7, 8, 20, 39, 40, 42])
-def test_a_file_whose_writer_died_is_no_node(size: int) -> None:
+def test_file_of_a_dead_writer_is_not_a_node(size: int) -> None:
     whole = new_file(Head(CREATION, NodeKind.EPHEMERAL), Slot(0, b"value", "ab" * 16))
     for content in (whole[:size], whole[:size].ljust(4096, b"\0")):
         _, registry = registry_with(content)
@@ -103,7 +103,7 @@ def test_a_file_whose_writer_died_is_no_node(size: int) -> None:
             assert registry.get("/a") == Node(b"new", 0)
 
 
-def test_every_cut_of_an_ephemeral_file_is_no_node_or_the_node() -> None:
+def test_truncated_ephemeral_file_is_not_a_node() -> None:
     head = Head(CREATION, NodeKind.EPHEMERAL, name="n" * 300)
     whole = new_file(head, Slot(0, b"value", "ab" * 16))
     for size in [*range(400), *range(4090, len(whole) + 1)]:
@@ -122,7 +122,7 @@ def test_every_bit_of_a_slot_counts() -> None:
             assert read_slot(HEAD, bytes(content)) is None, (position, bit)
 
 
-def test_a_slot_of_another_life_is_no_slot() -> None:
+def test_slot_of_a_node_that_was_created_again_is_ignored() -> None:
     other = Head(bytes(16), NodeKind.PERSISTENT)
     assert read_slot(HEAD, HEAD.pack() + Slot(0, b"value").pack(other)) is None
 
@@ -223,7 +223,7 @@ def test_a_version_that_was_cut_off_leaves_the_one_before() -> None:
 # -- the directory ---------------------------------------------------------------------
 
 
-def test_a_directory_of_other_things_is_no_registry(tmp_path: Path) -> None:
+def test_directory_of_other_files_is_not_a_registry(tmp_path: Path) -> None:
     (tmp_path / "data.registry").mkdir()
     (tmp_path / "data.registry" / "notes.txt").write_text("mine")
     with pytest.raises(CorruptRegistryError, match=r"notes\.txt"):

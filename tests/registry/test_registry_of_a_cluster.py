@@ -126,14 +126,14 @@ def test_a_damaged_state_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("first", ["view", "truth"])
-def test_a_registry_is_of_one_kind(tmp_path: Path, first: Any) -> None:
+def test_registry_of_another_kind_is_refused(tmp_path: Path, first: Any) -> None:
     open_registry(tmp_path / "d", topics=first).close()
     other: Any = "truth" if first == "view" else "view"
     with pytest.raises(UnsupportedRegistryError, match="not the format"):
         open_registry(tmp_path / "d", topics=other)
 
 
-def test_a_change_of_a_topic_waits_for_no_other_topic(tmp_path: Path) -> None:
+def test_change_of_a_topic_does_not_wait_for_other_topics(tmp_path: Path) -> None:
     def opened() -> FileRegistry:
         return open_registry(tmp_path / "c", topics="truth", lock_timeout_ms=100)
 

@@ -67,7 +67,7 @@ def test_each_disk_a_crash_may_leave_of_a_persistent_node(names: Any) -> None:
     assert report.states > 100
 
 
-def test_a_version_whose_writer_died_before_its_sync_costs_no_other() -> None:
+def test_unsynced_version_of_a_dead_writer_does_not_affect_others() -> None:
     """Two slots, both not on disk, would leave nothing in a power cut: the second
     writer syncs first.
     """
@@ -97,7 +97,7 @@ def test_a_version_whose_writer_died_before_its_sync_costs_no_other() -> None:
     )
 
 
-def test_a_sync_that_failed_is_taken_back() -> None:
+def test_change_with_a_failed_sync_is_not_visible() -> None:
     disk = SimulatedDisk({"data": None})
     with (
         open_registry("/data", fs=disk) as one,
@@ -143,7 +143,7 @@ def test_a_failing_call_leaves_a_state_between(operation: str, at: int) -> None:
 
 
 @pytest.mark.parametrize("at", range(1, 8))
-def test_a_full_disk_costs_nothing(at: int) -> None:
+def test_full_disk_loses_no_acknowledged_change(at: int) -> None:
     disk = SimulatedDisk(
         {"data": None},
         faults=FaultPlan(Fault("pwrite", errno.ENOSPC, at=at, times=None)),

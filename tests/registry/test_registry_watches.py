@@ -35,7 +35,7 @@ def test_read_after_each_report_sees_the_last_state() -> None:
     explore(range(ROUNDS), Chances(switch=0.3, kill=0.002, stop=0.002))
 
 
-def test_lost_reports_are_made_up_for_by_a_look_each_second() -> None:
+def test_lost_reports_are_replaced_by_a_check_each_second() -> None:
     explore(
         range(ROUNDS // 2), Chances(switch=0.3, kill=0.002, lost=0.3), looks_anyway=True
     )

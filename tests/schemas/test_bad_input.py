@@ -109,7 +109,7 @@ def test_bodies_with_wrong_fields_are_refused(
 
 @pytest.mark.long
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"3", b"\xff", b"[" * 100_000])
-def test_bodies_that_are_no_object_are_refused(
+def test_bodies_that_are_not_objects_are_refused(
     registry: RegistryClient, body: bytes
 ) -> None:
     status, answer = registry.raw("POST", "/subjects/a/versions", body)

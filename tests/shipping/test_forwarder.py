@@ -169,7 +169,7 @@ def test_names_may_change_on_the_way(
         Forwarder(data, cluster.client(), rename=lambda name: "one", fs=disk)
 
 
-def test_topics_that_come_later_are_shipped_too(
+def test_topics_created_later_are_shipped_too(
     data: logcore.LogDir, cluster: ModelCluster, disk: SimulatedDisk
 ) -> None:
     with Forwarder(data, cluster.client(), create_topics=True, fs=disk) as forwarder:
@@ -252,7 +252,7 @@ def test_late_commit_of_an_older_forwarder_is_counted_or_aborted(
 
 
 @pytest.mark.parametrize("at_least_once", [False, True])
-def test_a_batch_that_was_half_sent_when_ctrl_c_came_does_not_count(
+def test_batch_interrupted_while_it_is_sent_is_sent_again(
     data: logcore.LogDir,
     cluster: ModelCluster,
     disk: SimulatedDisk,
@@ -293,7 +293,7 @@ def test_a_second_forwarder_without_transactions_is_refused(
     Forwarder(data, cluster.client(), at_least_once=True, fs=disk).close()
 
 
-def test_transaction_timeout_is_not_taken_for_a_takeover(
+def test_transaction_timeout_is_not_reported_as_a_takeover(
     data: logcore.LogDir, cluster: ModelCluster, disk: SimulatedDisk
 ) -> None:
     """The machine was suspended during the transaction: the cluster has aborted it, and

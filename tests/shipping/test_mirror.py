@@ -143,7 +143,7 @@ def test_nothing_else_writes_a_mirror(
     assert here(data) == there(source)
 
 
-def test_a_topic_that_is_no_mirror_is_not_written(
+def test_mirror_writes_only_to_mirrored_topics(
     data: logcore.LogDir, source: ModelSource
 ) -> None:
     data.create_topic("orders")
@@ -271,7 +271,7 @@ def test_recreated_topic_is_another_topic(
         mirrored(data, source, on_divergence="truncate")
 
 
-def test_remote_compaction_is_no_divergence(
+def test_remote_compaction_is_not_a_divergence(
     data: logcore.LogDir, source: ModelSource
 ) -> None:
     mirrored(data, source)

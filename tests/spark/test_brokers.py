@@ -212,7 +212,7 @@ def test_a_pattern_and_an_assignment(kafka: Kafka) -> None:
     } == {2}
 
 
-def test_a_topic_that_is_not_there(kafka: Kafka) -> None:
+def test_unknown_topic_is_reported_by_name(kafka: Kafka) -> None:
     with pytest.raises(TopicNotFoundError, match="there is no topic 'nothing'"):
         rows(through(kafka, subscribe="nothing"))
 
@@ -292,7 +292,7 @@ def through_options(servers: str, **given: str) -> Any:
     )
 
 
-def test_no_broker_there_is_an_error_that_names_the_address() -> None:
+def test_error_names_the_address_if_no_broker_answers() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{taken.getsockname()[1]}"

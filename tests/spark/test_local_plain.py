@@ -170,7 +170,7 @@ def test_gather_into_another_topic_of_a_log_that_has_records(tmp_path: Path) -> 
     assert values(tmp_path / "into", "all") == {0: [b"before", *everything(1)], 1: []}
 
 
-def test_an_empty_task_and_an_empty_batch_count(tmp_path: Path) -> None:
+def test_empty_tasks_and_batches_are_gathered(tmp_path: Path) -> None:
     empty = frame(value=[])
     receipts = write(tmp_path / "local", 0, [empty, frame(value=[b"a"])])
     assert [one.records for one in receipts] == [0, 1]
@@ -283,7 +283,7 @@ def test_memory_of_a_shipment_is_bounded(
 @pytest.mark.long
 @settings(max_examples=25, deadline=None)
 @given(st.data())
-def test_any_life_of_local_writes_is_gathered_once(data: st.DataObject) -> None:
+def test_random_local_writes_are_gathered_exactly_once(data: st.DataObject) -> None:
     """Batches with any number of tasks and rows, runs again, in gathers of several
     batches that are repeated.
     """

@@ -175,7 +175,7 @@ ALL = pytest.param(1, id="all", marks=[pytest.mark.slow, pytest.mark.timeout(360
 @pytest.mark.long
 @pytest.mark.parametrize("step", [pytest.param(71, id="some"), ALL])
 @pytest.mark.parametrize("config", CONFIGS)
-def test_a_driver_that_is_killed_at_any_change(
+def test_driver_killed_at_any_change_keeps_whole_batches(
     ram: Path, config: str, step: int
 ) -> None:
     count = changes_of_a_life(ram, config)
@@ -194,7 +194,9 @@ def test_a_driver_that_is_killed_at_any_change(
     "rounds",
     [2, pytest.param(100, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])],
 )
-def test_drivers_that_are_killed_one_after_the_other(ram: Path, rounds: int) -> None:
+def test_drivers_killed_one_after_the_other_keep_whole_batches(
+    ram: Path, rounds: int
+) -> None:
     rng = random.Random(SEED)
     kills = 0
     for number in range(rounds):

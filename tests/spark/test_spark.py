@@ -242,7 +242,9 @@ def test_a_named_write_is_done_once(spark: SparkSession, tmp_path: Path) -> None
     }
 
 
-def test_modes_that_are_not_there_say_so(spark: SparkSession, tmp_path: Path) -> None:
+def test_unsupported_write_mode_is_an_error(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     rows = spark.range(1).select(F.lit("v").alias("value"))
     with pytest.raises(Exception, match="only supported mode is append"):
         rows.write.format("logcore").mode("overwrite").option("topic", "t").save(

@@ -699,7 +699,7 @@ def test_a_path_that_is_a_link(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["data", "disk", "disk.staging"]
 
 
-def test_headers_come_back(tmp_path: Path) -> None:
+def test_headers_survive_a_round_trip(tmp_path: Path) -> None:
     headers = [[{"key": key, "value": value} for key, value in HEADERS], None, []]
     write(
         tmp_path / "data", frame(value=[b"1", b"2", b"3"], headers=headers), topic="t"
@@ -973,7 +973,7 @@ def test_java_is_found_or_its_absence_is_reported(
 
 
 @pytest.mark.long
-def test_marks_are_no_evidence(large: Path) -> None:
+def test_marks_are_not_evidence(large: Path) -> None:
     for path in (large / "t-0").glob("*.index"):
         raw = np.frombuffer(path.read_bytes(), ">i4").copy()
         raw[1::2] += 3

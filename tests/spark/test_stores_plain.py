@@ -381,7 +381,7 @@ def test_nothing_is_written_or_followed(store: Path) -> None:
             work()
 
 
-def test_which_options_a_store_takes() -> None:
+def test_store_accepts_only_its_own_options() -> None:
     def parse(**given: str) -> ObjectStore:
         texts = {name.replace("_", "."): value for name, value in given.items()}
         found = options.parse_read({"path": URI, "subscribe": "a", **texts}).store
@@ -443,7 +443,7 @@ def test_an_archive_on_an_s3_server(s3_server: dict[str, str], data: Path) -> No
     assert "hush" not in str(caught.value)
 
 
-def test_a_server_that_is_not_there_is_an_error(
+def test_unreachable_server_is_an_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     found = options.parse_read(

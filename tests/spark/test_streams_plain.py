@@ -267,7 +267,7 @@ def test_a_delay_is_written_as_sparks_settings_are() -> None:
     assert found == pytest.approx(texts)
 
 
-def test_a_topic_that_is_not_there(data: Path) -> None:
+def test_unknown_topic_is_reported_by_name(data: Path) -> None:
     with pytest.raises(TopicNotFoundError, match="nothing"):
         reader_of(data, subscribe="nothing").initialOffset()
 
@@ -323,7 +323,7 @@ def test_batches_are_limited_until_all_is_read(data: Path) -> None:
         {"minOffsetsPerTrigger": 100},
     ],
 )
-def test_once_takes_everything_whatever_the_options(
+def test_trigger_once_reads_all_records_despite_limits(
     data: Path, asked: dict[str, int]
 ) -> None:
     query = Query(data, subscribe="orders", startingOffsets="earliest", **asked)
@@ -729,7 +729,7 @@ def test_transactions(tmp_path: Path) -> None:
         assert len(committed.rows) == 3
 
 
-def test_a_look_that_finds_nothing_new_reads_no_log(
+def test_check_without_changes_reads_no_log(
     data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [100.0]
@@ -820,7 +820,7 @@ STEP = st.one_of(
     st.sampled_from(["earliest", "latest"]),
     st.integers(1, 12),
 )
-def test_every_row_once_and_in_order(
+def test_random_queries_read_each_row_once_and_in_order(
     tmp_path_factory: pytest.TempPathFactory,
     steps: list[tuple[str, int, int]],
     begins: str,

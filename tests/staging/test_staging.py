@@ -106,7 +106,7 @@ def test_tick_carries_it_out_in_a_directory_that_is_open(
     assert values(data, 0) == [b"before", *rows("first", 0), b"after"]
 
 
-def test_a_topic_that_is_not_there_is_made(tmp_path: Path) -> None:
+def test_missing_topic_is_created(tmp_path: Path) -> None:
     with logcore.open_dir(tmp_path / "data", create=True):
         pass
     publish(tmp_path / "data", "first")
@@ -418,7 +418,7 @@ def test_a_manifest_that_a_power_cut_brings_back_is_not_carried_out_again(
     assert name not in staged(data)
 
 
-def test_an_assigned_manifest_that_is_no_more_is_an_error_and_closes_nothing(
+def test_damaged_assigned_manifest_is_an_error_and_logs_remain_writable(
     data: Path,
 ) -> None:
     one = publish(data, "first")
@@ -597,7 +597,7 @@ def test_two_threads_carry_it_out_once(data: Path) -> None:
 # -- failures --------------------------------------------------------------------------
 
 
-def test_a_failure_half_way_stops_the_logs_until_they_are_opened_again(
+def test_partial_failure_stops_the_logs_until_they_are_reopened(
     data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:
@@ -644,7 +644,7 @@ def test_a_later_version_waits_for_an_earlier_one_that_failed(
     assert values(data, 0) == [b"before", *rows("one", 0), *rows("two", 0)]
 
 
-def test_a_manifest_is_not_claimed_for_another_of_its_name(data: Path) -> None:
+def test_replaced_manifest_is_not_claimed(data: Path) -> None:
     with logcore.open_dir(data) as directory:
         one = publish(data, "first")
         stale = manifest(stage(data, "first-again"), "first")

@@ -160,7 +160,7 @@ def test_a_crash_at_any_operation_leaves_all_or_nothing(
 @pytest.mark.parametrize(("step", "limit"), [(7, 3), pytest.param(1, 40, marks=ALL)])
 @pytest.mark.parametrize("durability", ["group", "os"])
 @pytest.mark.parametrize("config", CONFIGS, ids=CONFIG_NAMES)
-def test_readers_after_any_crash_see_a_whole_write_or_none_of_it(
+def test_readers_after_any_crash_see_a_write_whole_or_not_at_all(
     config: dict[str, str] | None, durability: str, step: int, limit: int
 ) -> None:
     """A driver was killed between two partitions. Readers in other processes then got a
@@ -216,7 +216,7 @@ def assigned_at(config: dict[str, str] | None) -> int:
 @pytest.mark.long
 @pytest.mark.parametrize(("step", "limit"), [(4, 3), pytest.param(1, 60, marks=ALL)])
 @pytest.mark.parametrize("config", CONFIGS, ids=CONFIG_NAMES)
-def test_a_crash_while_rolling_forward_is_rolled_forward(
+def test_crash_during_roll_forward_is_rolled_forward(
     config: dict[str, str] | None, step: int, limit: int
 ) -> None:
     """A process dies with offsets given out and nothing in place; then the repair
@@ -309,7 +309,7 @@ def test_version_published_again_after_a_failed_placement_is_placed_once() -> No
         ]
 
 
-def test_later_version_waits_for_one_that_is_half_in_place() -> None:
+def test_later_version_waits_for_a_partially_applied_one() -> None:
     """The state holds the last version only: with the later one done, the half of the
     earlier one was given up.
     """

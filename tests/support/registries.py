@@ -65,7 +65,7 @@ def test_a_value_may_be_empty(registries: Registries) -> None:
     assert registry.get("/a") == Node(b"", 0)
 
 
-def test_many_nodes_are_read_together_without_those_that_are_missing(
+def test_many_nodes_are_read_together_without_missing_ones(
     registries: Registries,
 ) -> None:
     registry = registries()
@@ -182,7 +182,9 @@ def test_of_two_changes_of_one_version_one_wins(registries: Registries) -> None:
     assert one.get("/a").value == b"other"
 
 
-def test_versions_begin_again_in_another_life(registries: Registries) -> None:
+def test_versions_begin_at_0_when_a_node_is_created_again(
+    registries: Registries,
+) -> None:
     registry = registries()
     registry.create("/a", b"0")
     registry.set("/a", b"1")
@@ -376,7 +378,7 @@ def test_a_name_may_be_as_long_as_the_limit(registries: Registries) -> None:
     ],
     ids=lambda path: repr(path)[:12],
 )
-def test_text_that_is_no_path_is_refused(registries: Registries, path: str) -> None:
+def test_invalid_path_is_refused(registries: Registries, path: str) -> None:
     registry = registries()
     for act in (
         lambda: registry.create(path),
@@ -664,7 +666,9 @@ def test_watch_reports_the_creation_of_a_missing_node(registries: Registries) ->
     watch.close()
 
 
-def test_a_watch_survives_another_life_of_its_node(registries: Registries) -> None:
+def test_watch_survives_deletion_and_creation_of_its_node(
+    registries: Registries,
+) -> None:
     one = registries()
     other = registries()
     one.create("/a/b/c")
@@ -680,7 +684,7 @@ def test_a_watch_survives_another_life_of_its_node(registries: Registries) -> No
     watch.close()
 
 
-def test_a_watch_survives_another_life_between_two_waits(
+def test_watch_survives_deletion_and_creation_between_two_waits(
     registries: Registries,
 ) -> None:
     """On many file systems the new directory has the number of the old one."""

@@ -332,7 +332,7 @@ def test_a_write_over_old_bytes_is_torn_between_sectors_and_harms_nothing_beside
         assert set(content) <= {0, ord("n"), ord("o")}
 
 
-def test_a_rename_is_whole_or_not_at_all_and_may_come_without_the_data() -> None:
+def test_rename_is_atomic_and_may_precede_the_data() -> None:
     disk = SimulatedDisk({"a": b"old"})
     disk.close(written(disk, "a.tmp", b"new"))
     disk.rename("a.tmp", "a")
@@ -514,7 +514,7 @@ def test_false_syncs_bit_rot_and_misdirected_writes() -> None:
     assert disk.files() == {"/a": b"di" + b"ta"}
 
 
-def test_a_small_disk_is_full_when_it_is() -> None:
+def test_append_after_a_full_disk_continues_without_a_gap() -> None:
     disk = SimulatedDisk(capacity_bytes=18_384)
     with logcore.open("t-0", create=True, fs=disk) as log:
         with pytest.raises(logcore.DiskFullError):
@@ -698,7 +698,7 @@ def test_a_log_is_a_list_whatever_is_called_and_crashes(
     ), Machine.counts
 
 
-def test_the_machine_finds_a_log_that_loses() -> None:
+def test_state_machine_finds_a_log_that_loses_records() -> None:
     class Broken(LogStateMachine):
         durabilities = st.just("group")
         counts: ClassVar[dict[str, int]] = {}

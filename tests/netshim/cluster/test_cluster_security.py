@@ -363,7 +363,7 @@ def test_rules_of_one_broker_are_enforced_by_all(secured: SecuredCluster) -> Non
         until(lambda number=number: code(number) == 29, "the rule is removed")
 
 
-def test_users_of_one_broker_log_in_at_all(secured: SecuredCluster) -> None:
+def test_users_of_one_broker_log_in_at_every_broker(secured: SecuredCluster) -> None:
     kind = wire.ALTER_USER_SCRAM_CREDENTIALS.Request
     salted = scram.salted_password("SCRAM-SHA-512", password_of("bob"), b"s" * 16, 4096)
     added = kind.Upsertion(

@@ -396,7 +396,7 @@ def test_lost_connections_repeat_and_lose_nothing(
 @pytest.mark.parametrize(
     "answer", [b"\xff\xff\xff\xff", b"\x7f\xff\xff\xff", b"\0\0\0\1x", b"", b"HTTP/1.1"]
 )
-def test_peer_that_is_no_broker_is_reported(copy: LogDir, answer: bytes) -> None:
+def test_peer_that_is_not_a_broker_is_reported(copy: LogDir, answer: bytes) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve() -> None:

@@ -49,7 +49,7 @@ def test_samples_expire_after_eleven_seconds() -> None:
     assert rate.is_idle(11_000)
 
 
-def test_value_that_is_taken_out_does_not_count() -> None:
+def test_removed_value_is_not_counted() -> None:
     bounds = limited({("u", None, None): {quotas.FETCH: 10}})
     assert bounds.record(quotas.FETCH, "u", "c", 200, 0) == 10_000
     bounds.take_out(quotas.FETCH, "u", "c", 200, 0)
