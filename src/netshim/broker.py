@@ -31,8 +31,8 @@ from netshim.scheduling import (
     PendingResponse,
     Submit,
 )
-from netshim.security.asker import Asker
 from netshim.security.guards import GUARDS
+from netshim.security.requester import Requester
 from netshim.security.service import Security
 from netshim.served_directory import ServedDirectory
 from netshim.session import BROKER_PRINCIPAL, ClientSession
@@ -396,7 +396,7 @@ class Broker:
         if state.security.acls is not None:
             guarded = GUARDS[call.api_key](
                 request,
-                Asker(
+                Requester(
                     rules=state.security.rules,
                     principal=call.session.principal,
                     host=call.session.peer,

@@ -37,7 +37,7 @@ _T = TypeVar("_T")
 #: Longest delay of a rule: a day.
 _MAX_DELAY_MS = 86_400_000
 #: Seconds between two checks of DiskRule.wait().
-_LOOK_S = 0.01
+_CHECK_S = 0.01
 
 
 class FaultyBroker(Protocol):
@@ -140,7 +140,7 @@ class DiskRule:
                     f"{self!r}: expected {hits} failed calls within {timeout:g} s, "
                     f"found {self.hits}"
                 )
-            time.sleep(_LOOK_S)
+            time.sleep(_CHECK_S)
 
     def remove(self) -> None:
         """End the rule."""

@@ -29,8 +29,8 @@ from netshim.security.acls import (
     Permission,
     ResourceType,
 )
-from netshim.security.asker import Asker
 from netshim.security.guards import GUARDS
+from netshim.security.requester import Requester
 from netshim.state import BrokerState, Call
 
 #: Whether a partition is refused, by its topic and number. The number is None for a
@@ -76,7 +76,7 @@ def refusal(
     """
     api = wire.APIS[call.api_key]
     name_of = state.topic_ids.name_of
-    stranger = Asker(
+    stranger = Requester(
         rules=rules,
         principal="",
         host="",

@@ -33,7 +33,7 @@ _WILDCARDS: Final = re.compile(r"[*?\[]")
 
 @attrs.frozen
 class Answer:
-    """Answer an error."""
+    """Answer with an error code."""
 
     code: int
 

@@ -7,7 +7,13 @@ from typing import Any
 
 from netshim import wire
 from netshim.security.acls import AclOperation, ResourceType
-from netshim.security.asker import NOT_ASKED, Asker, Guard, complete_with, split
+from netshim.security.requester import (
+    NOT_REQUESTED,
+    Guard,
+    Requester,
+    complete_with,
+    split,
+)
 from netshim.wire import codes
 
 # -- groups ----------------------------------------------------------------------------
@@ -18,12 +24,12 @@ def group(
 ) -> Guard:
     """Return the guard of an API about one group."""
 
-    def guard(request: Any, asker: Asker) -> Any:
-        if asker.may_group(operation, request.group_id):
+    def guard(request: Any, requester: Requester) -> Any:
+        if requester.may_group(operation, request.group_id):
             return None
         response = api.Response(error_code=codes.GROUP_AUTHORIZATION_FAILED)
         # Clients of older versions cannot read a null in this field.
-        if api is wire.JOIN_GROUP and asker.version >= 7:
+        if api is wire.JOIN_GROUP and requester.version >= 7:
             response.protocol_name = None
         return response
 
@@ -58,19 +64,19 @@ def _topics_refused(api: wire.Api[Any, Any], topics: Iterable[Any], code: int) -
 def commit(api: wire.Api[Any, Any]) -> Guard:
     """Return the guard of OffsetCommit or TxnOffsetCommit."""
 
-    def guard(request: Any, asker: Asker) -> Any:
+    def guard(request: Any, requester: Requester) -> Any:
         code = codes.NONE
         transactional_id = getattr(request, "transactional_id", None)
-        if transactional_id is not None and not asker.may_transact(
+        if transactional_id is not None and not requester.may_transact(
             AclOperation.WRITE, transactional_id
         ):
             code = codes.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
-        elif not asker.may_group(AclOperation.READ, request.group_id):
+        elif not requester.may_group(AclOperation.READ, request.group_id):
             code = codes.GROUP_AUTHORIZATION_FAILED
         if code:
             return api.Response(topics=_topics_refused(api, request.topics, code))
         request.topics, parts = split(
-            request.topics, lambda one: asker.may_topic(AclOperation.READ, one.name)
+            request.topics, lambda one: requester.may_topic(AclOperation.READ, one.name)
         )
         refused = _topics_refused(api, parts, codes.TOPIC_AUTHORIZATION_FAILED)
         return complete_with(request.topics, refused, "topics", api.Response())
@@ -92,17 +98,17 @@ def _fetched_topics(topic_type: Any, parts: Iterable[Any]) -> list[Any]:
     ]
 
 
-def offset_fetch(request: Any, asker: Asker) -> Any:
+def offset_fetch(request: Any, requester: Requester) -> Any:
     response_type = wire.OFFSET_FETCH.Response
 
     def may_see(topic: Any) -> bool:
-        return asker.may_topic(AclOperation.DESCRIBE, topic.name)
+        return requester.may_topic(AclOperation.DESCRIBE, topic.name)
 
-    if asker.version < 8:
-        if not asker.may_group(AclOperation.DESCRIBE, request.group_id):
+    if requester.version < 8:
+        if not requester.may_group(AclOperation.DESCRIBE, request.group_id):
             code = codes.GROUP_AUTHORIZATION_FAILED
             response = response_type(error_code=code)
-            if asker.version >= 2:  # the error is of the whole response
+            if requester.version >= 2:  # the error is of the whole response
                 return response
             for topic in _fetched_topics(response_type.Topic, request.topics or ()):
                 for one in topic.partitions:
@@ -126,7 +132,8 @@ def offset_fetch(request: Any, asker: Asker) -> Any:
     # Version 8 and later ask about several groups, each with its own error.
     group_type = response_type.Group
     request.groups, without = split(
-        request.groups, lambda one: asker.may_group(AclOperation.DESCRIBE, one.group_id)
+        request.groups,
+        lambda one: requester.may_group(AclOperation.DESCRIBE, one.group_id),
     )
     groups = [
         group_type(group_id=one.group_id, error_code=codes.GROUP_AUTHORIZATION_FAILED)
@@ -152,7 +159,7 @@ def offset_fetch(request: Any, asker: Asker) -> Any:
     return complete
 
 
-def find_coordinator(request: Any, asker: Asker) -> Any:
+def find_coordinator(request: Any, requester: Requester) -> Any:
     response_type = wire.FIND_COORDINATOR.Response
     if request.key_type == 0:
         kind, code = ResourceType.GROUP, codes.GROUP_AUTHORIZATION_FAILED
@@ -167,13 +174,13 @@ def find_coordinator(request: Any, asker: Asker) -> Any:
         "host": "",
         "port": -1,
     }
-    if asker.version < 4:
-        if asker.may(AclOperation.DESCRIBE, kind, request.key):
+    if requester.version < 4:
+        if requester.may(AclOperation.DESCRIBE, kind, request.key):
             return None
         return response_type(**nowhere)
     request.coordinator_keys, parts = split(
         request.coordinator_keys,
-        lambda key: asker.may(AclOperation.DESCRIBE, kind, key),
+        lambda key: requester.may(AclOperation.DESCRIBE, kind, key),
     )
     refused = [response_type.Coordinator(key=key, **nowhere) for key in parts]
     return complete_with(
@@ -182,29 +189,29 @@ def find_coordinator(request: Any, asker: Asker) -> Any:
 
 
 def _split_groups(
-    names: Iterable[str], operation: AclOperation, asker: Asker, group_type: Any
+    names: Iterable[str], operation: AclOperation, requester: Requester, group_type: Any
 ) -> tuple[list[str], list[Any]]:
     """Return the allowed names, and the entries of the response for the others."""
-    allowed, parts = split(names, lambda name: asker.may_group(operation, name))
+    allowed, parts = split(names, lambda name: requester.may_group(operation, name))
     code = codes.GROUP_AUTHORIZATION_FAILED
     return allowed, [group_type(group_id=name, error_code=code) for name in parts]
 
 
-def describe_groups(request: Any, asker: Asker) -> Any:
+def describe_groups(request: Any, requester: Requester) -> Any:
     response_type = wire.DESCRIBE_GROUPS.Response
     request.groups, refused = _split_groups(
-        request.groups, AclOperation.DESCRIBE, asker, response_type.Group
+        request.groups, AclOperation.DESCRIBE, requester, response_type.Group
     )
-    return _described(request.groups, refused, response_type(), asker)
+    return _described(request.groups, refused, response_type(), requester)
 
 
-def consumer_group_describe(request: Any, asker: Asker) -> Any:
+def consumer_group_describe(request: Any, requester: Requester) -> Any:
     response_type = wire.CONSUMER_GROUP_DESCRIBE.Response
     request.group_ids, refused = _split_groups(
-        request.group_ids, AclOperation.DESCRIBE, asker, response_type.Group
+        request.group_ids, AclOperation.DESCRIBE, requester, response_type.Group
     )
     # Topics are checked in the response, because the request names groups only.
-    completed = _described(request.group_ids, refused, response_type(), asker)
+    completed = _described(request.group_ids, refused, response_type(), requester)
     if not callable(completed):
         return completed
 
@@ -217,7 +224,9 @@ def consumer_group_describe(request: Any, asker: Asker) -> Any:
                 for assignment in (member.assignment, member.target_assignment)
                 for topic in assignment.topic_partitions
             }
-            if not all(asker.may_topic(AclOperation.DESCRIBE, name) for name in names):
+            if not all(
+                requester.may_topic(AclOperation.DESCRIBE, name) for name in names
+            ):
                 response.groups[slot] = response_type.Group(
                     group_id=group.group_id,
                     error_code=codes.TOPIC_AUTHORIZATION_FAILED,
@@ -230,7 +239,7 @@ def consumer_group_describe(request: Any, asker: Asker) -> Any:
 
 
 def _described(
-    allowed: list[str], refused: list[Any], response: Any, asker: Asker
+    allowed: list[str], refused: list[Any], response: Any, requester: Requester
 ) -> Any:
     """Return the result of a guard of groups whose operations may be requested."""
     if not allowed:
@@ -239,8 +248,8 @@ def _described(
 
     def complete(handled: Any) -> Any:
         for group in handled.groups:
-            if group.authorized_operations != NOT_ASKED:
-                group.authorized_operations = asker.operations(
+            if group.authorized_operations != NOT_REQUESTED:
+                group.authorized_operations = requester.operations(
                     ResourceType.GROUP, group.group_id
                 )
         handled.groups.extend(refused)
@@ -249,20 +258,22 @@ def _described(
     return complete
 
 
-def list_groups(request: Any, asker: Asker) -> Any:
+def list_groups(request: Any, requester: Requester) -> Any:
     return _listing(
-        asker,
+        requester,
         "groups",
-        lambda one: asker.may_group(AclOperation.DESCRIBE, one.group_id),
+        lambda one: requester.may_group(AclOperation.DESCRIBE, one.group_id),
     )
 
 
-def _listing(asker: Asker, field: str, may_describe: Callable[[Any], bool]) -> Any:
+def _listing(
+    requester: Requester, field: str, may_describe: Callable[[Any], bool]
+) -> Any:
     """Return the result of a guard that leaves entries out of a list.
 
     A user who may describe the cluster gets all entries.
     """
-    if asker.may_cluster(AclOperation.DESCRIBE):
+    if requester.may_cluster(AclOperation.DESCRIBE):
         return None
 
     def complete(response: Any) -> Any:
@@ -273,19 +284,19 @@ def _listing(asker: Asker, field: str, may_describe: Callable[[Any], bool]) -> A
     return complete
 
 
-def delete_groups(request: Any, asker: Asker) -> Any:
+def delete_groups(request: Any, requester: Requester) -> Any:
     response_type = wire.DELETE_GROUPS.Response
     request.groups_names, refused = _split_groups(
-        request.groups_names, AclOperation.DELETE, asker, response_type.Group
+        request.groups_names, AclOperation.DELETE, requester, response_type.Group
     )
     return complete_with(request.groups_names, refused, "results", response_type())
 
 
-def offset_delete(request: Any, asker: Asker) -> Any:
-    if not asker.may_group(AclOperation.DELETE, request.group_id):
+def offset_delete(request: Any, requester: Requester) -> Any:
+    if not requester.may_group(AclOperation.DELETE, request.group_id):
         return wire.OFFSET_DELETE.Response(error_code=codes.GROUP_AUTHORIZATION_FAILED)
     request.topics, parts = split(
-        request.topics, lambda one: asker.may_topic(AclOperation.READ, one.name)
+        request.topics, lambda one: requester.may_topic(AclOperation.READ, one.name)
     )
     refused = _topics_refused(
         wire.OFFSET_DELETE, parts, codes.TOPIC_AUTHORIZATION_FAILED
@@ -295,17 +306,17 @@ def offset_delete(request: Any, asker: Asker) -> Any:
     )
 
 
-def consumer_group_heartbeat(request: Any, asker: Asker) -> Any:
+def consumer_group_heartbeat(request: Any, requester: Requester) -> Any:
     response_type = wire.CONSUMER_GROUP_HEARTBEAT.Response
-    if not asker.may_group(AclOperation.READ, request.group_id):
+    if not requester.may_group(AclOperation.READ, request.group_id):
         return response_type(error_code=codes.GROUP_AUTHORIZATION_FAILED)
     # A null means that the subscription has not changed since the last heartbeat.
     names = request.subscribed_topic_names or ()
-    if not all(asker.may_topic(AclOperation.DESCRIBE, name) for name in names):
+    if not all(requester.may_topic(AclOperation.DESCRIBE, name) for name in names):
         return response_type(error_code=codes.TOPIC_AUTHORIZATION_FAILED)
 
     def may_see(name: str | None) -> bool:
-        return name is None or asker.may_topic(AclOperation.DESCRIBE, name)
+        return name is None or requester.may_topic(AclOperation.DESCRIBE, name)
 
     def complete(response: Any) -> Any:
         # Another member may have resolved the same regular expression, and rules may
@@ -314,7 +325,7 @@ def consumer_group_heartbeat(request: Any, asker: Asker) -> Any:
             response.assignment.topic_partitions = [
                 topic
                 for topic in response.assignment.topic_partitions
-                if may_see(asker.topic_of(bytes(topic.topic_id)))
+                if may_see(requester.topic_of(bytes(topic.topic_id)))
             ]
         return response
 
@@ -324,17 +335,17 @@ def consumer_group_heartbeat(request: Any, asker: Asker) -> Any:
 # -- transactions ----------------------------------------------------------------------
 
 
-def init_producer_id(request: Any, asker: Asker) -> Any:
+def init_producer_id(request: Any, requester: Requester) -> Any:
     response_type = wire.INIT_PRODUCER_ID.Response
     code = codes.NONE
     if request.transactional_id is not None:
-        if not asker.may_transact(AclOperation.WRITE, request.transactional_id):
+        if not requester.may_transact(AclOperation.WRITE, request.transactional_id):
             code = codes.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
     # Since KIP-679, a producer that may write some topic is idempotent without a rule
     # for the cluster.
     elif not (
-        asker.may_cluster(AclOperation.IDEMPOTENT_WRITE)
-        or asker.index.allows_some_topic(asker.principal, asker.host)
+        requester.may_cluster(AclOperation.IDEMPOTENT_WRITE)
+        or requester.index.allows_some_topic(requester.principal, requester.host)
     ):
         code = codes.CLUSTER_AUTHORIZATION_FAILED
     if code:
@@ -342,12 +353,12 @@ def init_producer_id(request: Any, asker: Asker) -> Any:
     return None
 
 
-def add_partitions_to_txn(request: Any, asker: Asker) -> Any:
+def add_partitions_to_txn(request: Any, requester: Requester) -> Any:
     response_type = wire.ADD_PARTITIONS_TO_TXN.Response
     topic_type = response_type.Topic
     topics = request.v3_and_below_topics
     if request.transactions:  # from another broker
-        if asker.may_cluster(AclOperation.CLUSTER_ACTION):
+        if requester.may_cluster(AclOperation.CLUSTER_ACTION):
             return None
         return response_type(error_code=codes.CLUSTER_AUTHORIZATION_FAILED)
 
@@ -367,14 +378,14 @@ def add_partitions_to_txn(request: Any, asker: Asker) -> Any:
             ]
         )
 
-    if not asker.may_transact(
+    if not requester.may_transact(
         AclOperation.WRITE, request.v3_and_below_transactional_id
     ):
         return refusal(lambda topic: codes.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
     denied = {
         topic.name
         for topic in topics
-        if not asker.may_topic(AclOperation.WRITE, topic.name)
+        if not requester.may_topic(AclOperation.WRITE, topic.name)
     }
     if not denied:
         return None
@@ -388,24 +399,25 @@ def add_partitions_to_txn(request: Any, asker: Asker) -> Any:
     return refusal(code_of)
 
 
-def add_offsets_to_txn(request: Any, asker: Asker) -> Any:
+def add_offsets_to_txn(request: Any, requester: Requester) -> Any:
     response_type = wire.ADD_OFFSETS_TO_TXN.Response
-    if not asker.may_transact(AclOperation.WRITE, request.transactional_id):
+    if not requester.may_transact(AclOperation.WRITE, request.transactional_id):
         return response_type(error_code=codes.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
-    if not asker.may_group(AclOperation.READ, request.group_id):
+    if not requester.may_group(AclOperation.READ, request.group_id):
         return response_type(error_code=codes.GROUP_AUTHORIZATION_FAILED)
     return None
 
 
-def end_txn(request: Any, asker: Asker) -> Any:
-    if asker.may_transact(AclOperation.WRITE, request.transactional_id):
+def end_txn(request: Any, requester: Requester) -> Any:
+    if requester.may_transact(AclOperation.WRITE, request.transactional_id):
         return None
     return wire.END_TXN.Response(error_code=codes.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
 
 
-def write_txn_markers(request: Any, asker: Asker) -> Any:
-    # Other brokers have CLUSTER_ACTION. An admin tool that aborts a transaction has ALTER.
-    if asker.may_cluster(AclOperation.CLUSTER_ACTION) or asker.may_cluster(
+def write_txn_markers(request: Any, requester: Requester) -> Any:
+    # Other brokers have CLUSTER_ACTION. An admin tool that aborts a transaction has
+    # ALTER.
+    if requester.may_cluster(AclOperation.CLUSTER_ACTION) or requester.may_cluster(
         AclOperation.ALTER
     ):
         return None
@@ -429,10 +441,10 @@ def write_txn_markers(request: Any, asker: Asker) -> Any:
     )
 
 
-def describe_producers(request: Any, asker: Asker) -> Any:
+def describe_producers(request: Any, requester: Requester) -> Any:
     response_type = wire.DESCRIBE_PRODUCERS.Response
     request.topics, parts = split(
-        request.topics, lambda one: asker.may_topic(AclOperation.READ, one.name)
+        request.topics, lambda one: requester.may_topic(AclOperation.READ, one.name)
     )
     refused = [
         _refused_topic(
@@ -446,11 +458,11 @@ def describe_producers(request: Any, asker: Asker) -> Any:
     return complete_with(request.topics, refused, "topics", response_type())
 
 
-def describe_transactions(request: Any, asker: Asker) -> Any:
+def describe_transactions(request: Any, requester: Requester) -> Any:
     response_type = wire.DESCRIBE_TRANSACTIONS.Response
     request.transactional_ids, parts = split(
         request.transactional_ids,
-        lambda name: asker.may_transact(AclOperation.DESCRIBE, name),
+        lambda name: requester.may_transact(AclOperation.DESCRIBE, name),
     )
     refused = [
         response_type.TransactionState(
@@ -470,7 +482,7 @@ def describe_transactions(request: Any, asker: Asker) -> Any:
             state.topics = [
                 one
                 for one in state.topics
-                if asker.may_topic(AclOperation.DESCRIBE, one.topic)
+                if requester.may_topic(AclOperation.DESCRIBE, one.topic)
             ]
         if completed is not None:
             return completed(response)
@@ -479,9 +491,9 @@ def describe_transactions(request: Any, asker: Asker) -> Any:
     return complete
 
 
-def list_transactions(request: Any, asker: Asker) -> Any:
+def list_transactions(request: Any, requester: Requester) -> Any:
     return _listing(
-        asker,
+        requester,
         "transaction_states",
-        lambda one: asker.may_transact(AclOperation.DESCRIBE, one.transactional_id),
+        lambda one: requester.may_transact(AclOperation.DESCRIBE, one.transactional_id),
     )

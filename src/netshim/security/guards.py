@@ -31,7 +31,7 @@ from typing import Any, Final
 from netshim import wire
 from netshim.security import group_guards, topic_guards
 from netshim.security.acls import AclOperation
-from netshim.security.asker import Asker, Guard
+from netshim.security.requester import Guard, Requester
 from netshim.wire import codes
 
 # -- the cluster -----------------------------------------------------------------------
@@ -52,8 +52,8 @@ def _cluster(
         "error_message": f"the user may not {operation.name} the cluster",
     }
 
-    def guard(request: Any, asker: Asker) -> Any:
-        if asker.may_cluster(operation):
+    def guard(request: Any, requester: Requester) -> Any:
+        if requester.may_cluster(operation):
             return None
         if refuse is not None:
             return refuse(request, error)
@@ -137,7 +137,7 @@ def _refuse_quota_list(request: Any, error: dict[str, Any]) -> Any:
     return wire.DESCRIBE_CLIENT_QUOTAS.Response(entries=None, **error)
 
 
-def _free(request: Any, asker: Asker) -> None:
+def _free(request: Any, requester: Requester) -> None:
     """Allow the request to every user."""
 
 

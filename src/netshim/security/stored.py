@@ -237,7 +237,7 @@ class SecurityStore:
 
     @property
     def has_quotas(self) -> bool:
-        """Whether a user, a client id or an address may have a quota. Reads little."""
+        """Whether a user, a client id or an address may have a quota. This reads only three lists of names."""
         return any(self._registry.children(one) for one in (USERS, CLIENTS, IPS))
 
     def close(self) -> None:

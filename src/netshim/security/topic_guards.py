@@ -9,7 +9,13 @@ from typing import Any, Final
 from netshim import wire
 from netshim.scheduling import CloseConnection
 from netshim.security.acls import CLUSTER_NAME, AclOperation, ResourceType
-from netshim.security.asker import NOT_ASKED, Asker, Guard, complete_with, split
+from netshim.security.requester import (
+    NOT_REQUESTED,
+    Guard,
+    Requester,
+    complete_with,
+    split,
+)
 from netshim.wire import codes
 
 #: The id in entries that name their topic.
@@ -25,15 +31,15 @@ _MAGIC: Final = 2
 # -- records ---------------------------------------------------------------------------
 
 
-def _name_in(asker: Asker, topic: Any, field: str) -> str | None:
+def _name_in(requester: Requester, topic: Any, field: str) -> str | None:
     """Return the name of a topic in a request by name or id; None for an unknown id."""
     name: str | None = getattr(topic, field)
     if name:
         return name
-    return asker.topic_of(bytes(topic.topic_id))
+    return requester.topic_of(bytes(topic.topic_id))
 
 
-def produce(request: Any, asker: Asker) -> Any:
+def produce(request: Any, requester: Requester) -> Any:
     response_type = wire.PRODUCE.Response
 
     def refusal(topic: Any, code: int) -> Any:
@@ -51,7 +57,8 @@ def produce(request: Any, asker: Asker) -> Any:
     has_transactional = False
     for topic in request.topic_data:
         for one in topic.partition_data:
-            # Only two bytes of the first batch are read here. The handler validates all.
+            # Only two bytes of the first batch are read here. The handler validates
+            # all.
             data = one.records
             if (
                 data is not None
@@ -63,7 +70,7 @@ def produce(request: Any, asker: Asker) -> Any:
     refused: list[Any]
     if has_transactional and not (
         request.transactional_id
-        and asker.may_transact(AclOperation.WRITE, request.transactional_id)
+        and requester.may_transact(AclOperation.WRITE, request.transactional_id)
     ):
         code = codes.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
         refused = list(request.topic_data)
@@ -72,8 +79,8 @@ def produce(request: Any, asker: Asker) -> Any:
         code = codes.TOPIC_AUTHORIZATION_FAILED
 
         def is_allowed(topic: Any) -> bool:
-            name = _name_in(asker, topic, "name")
-            return name is None or asker.may_topic(AclOperation.WRITE, name)
+            name = _name_in(requester, topic, "name")
+            return name is None or requester.may_topic(AclOperation.WRITE, name)
 
         request.topic_data, refused = split(request.topic_data, is_allowed)
     if refused and request.acks == 0:
@@ -87,17 +94,17 @@ def produce(request: Any, asker: Asker) -> Any:
     )
 
 
-def fetch(request: Any, asker: Asker) -> Any:
+def fetch(request: Any, requester: Requester) -> Any:
     response_type = wire.FETCH.Response
     # Version 15 moved the id of the replica. A consumer has -1 in both fields.
     replica = max(request.replica_id, request.replica_state.replica_id)
-    may_follow = replica >= 0 and asker.may_cluster(AclOperation.CLUSTER_ACTION)
+    may_follow = replica >= 0 and requester.may_cluster(AclOperation.CLUSTER_ACTION)
 
     def is_allowed(topic: Any) -> bool:
         if replica >= 0:
             return may_follow
-        name = _name_in(asker, topic, "topic")
-        return name is None or asker.may_topic(AclOperation.READ, name)
+        name = _name_in(requester, topic, "topic")
+        return name is None or requester.may_topic(AclOperation.READ, name)
 
     def refusal(topic: Any, numbers: Iterable[int]) -> Any:
         return response_type.Topic(
@@ -124,10 +131,10 @@ def fetch(request: Any, asker: Asker) -> Any:
     ]
     if not request.topics:
         return complete_with(request.topics, refused, "responses", response_type())
-    rules = asker.index
+    rules = requester.index
 
     def complete(response: Any) -> Any:
-        if asker.index is not rules:  # they have changed while the request waited
+        if requester.index is not rules:  # they have changed while the request waited
             response.responses, late = split(response.responses, is_allowed)
             response.responses += [
                 refusal(topic, [one.partition_index for one in topic.partitions])
@@ -154,9 +161,10 @@ def partitions(
     """
     topic_type = api.Response.Topic
 
-    def guard(request: Any, asker: Asker) -> Any:
+    def guard(request: Any, requester: Requester) -> Any:
         request.topics, refused = split(
-            request.topics, lambda one: asker.may_topic(operation, getattr(one, name))
+            request.topics,
+            lambda one: requester.may_topic(operation, getattr(one, name)),
         )
         topics = [
             topic_type(
@@ -182,14 +190,16 @@ def partitions(
 # -- topics ----------------------------------------------------------------------------
 
 
-def metadata(request: Any, asker: Asker) -> Any:
+def metadata(request: Any, requester: Requester) -> Any:
     topic_type = wire.METADATA.Response.Topic
     # Version 0 has no null. An empty list means all topics there, and none later.
-    names_all = request.topics is None or (asker.version == 0 and not request.topics)
+    names_all = request.topics is None or (
+        requester.version == 0 and not request.topics
+    )
     refused: list[Any] = []
     named: set[str] = set()
     if not names_all:
-        may_create = asker.may_cluster(AclOperation.CREATE)
+        may_create = requester.may_cluster(AclOperation.CREATE)
 
         def has_id(topic: Any) -> bool:
             return topic.name is None or bytes(topic.topic_id) != _NO_ID
@@ -197,16 +207,20 @@ def metadata(request: Any, asker: Asker) -> Any:
         def is_allowed(topic: Any) -> bool:
             name = topic.name
             if has_id(topic):
-                if asker.version < 12:  # the handler refuses each of these
+                if requester.version < 12:  # the handler refuses each of these
                     return True
-                known = asker.topic_of(bytes(topic.topic_id))
-                return known is None or asker.may_topic(AclOperation.DESCRIBE, known)
-            if not asker.may_topic(AclOperation.DESCRIBE, name):
+                known = requester.topic_of(bytes(topic.topic_id))
+                return known is None or requester.may_topic(
+                    AclOperation.DESCRIBE, known
+                )
+            if not requester.may_topic(AclOperation.DESCRIBE, name):
                 return False
             # A request that names a missing topic may create it.
-            is_new = request.allow_auto_topic_creation and not asker.exists(name)
+            is_new = request.allow_auto_topic_creation and not requester.exists(name)
             return (
-                not is_new or may_create or asker.may_topic(AclOperation.CREATE, name)
+                not is_new
+                or may_create
+                or requester.may_topic(AclOperation.CREATE, name)
             )
 
         request.topics, parts = split(request.topics or (), is_allowed)
@@ -231,41 +245,41 @@ def metadata(request: Any, asker: Asker) -> Any:
             topics = [
                 one
                 for one in topics
-                if asker.may_topic(AclOperation.DESCRIBE, one.name)
+                if requester.may_topic(AclOperation.DESCRIBE, one.name)
             ]
-        elif asker.version == 0:  # without names, the handler returned all topics
+        elif requester.version == 0:  # without names, the handler returned all topics
             topics = [one for one in topics if one.name in named]
-        response.topics = [*_with_operations(topics, asker), *refused]
-        return _cluster_operations(response, asker)
+        response.topics = [*_with_operations(topics, requester), *refused]
+        return _cluster_operations(response, requester)
 
     return complete
 
 
-def _with_operations(topics: Iterable[Any], asker: Asker) -> list[Any]:
+def _with_operations(topics: Iterable[Any], requester: Requester) -> list[Any]:
     """Return topics with the operations that the user may perform on each."""
     found = list(topics)
     for topic in found:
-        if topic.topic_authorized_operations != NOT_ASKED and topic.name:
-            topic.topic_authorized_operations = asker.operations(
+        if topic.topic_authorized_operations != NOT_REQUESTED and topic.name:
+            topic.topic_authorized_operations = requester.operations(
                 ResourceType.TOPIC, topic.name
             )
     return found
 
 
-def _cluster_operations(response: Any, asker: Asker) -> Any:
-    if response.cluster_authorized_operations != NOT_ASKED:
+def _cluster_operations(response: Any, requester: Requester) -> Any:
+    if response.cluster_authorized_operations != NOT_REQUESTED:
         bits = 0
-        if asker.may_cluster(AclOperation.DESCRIBE):
-            bits = asker.operations(ResourceType.CLUSTER, CLUSTER_NAME)
+        if requester.may_cluster(AclOperation.DESCRIBE):
+            bits = requester.operations(ResourceType.CLUSTER, CLUSTER_NAME)
         response.cluster_authorized_operations = bits
     return response
 
 
-def describe_cluster(request: Any, asker: Asker) -> Any:
-    return lambda response: _cluster_operations(response, asker)
+def describe_cluster(request: Any, requester: Requester) -> Any:
+    return lambda response: _cluster_operations(response, requester)
 
 
-def describe_topic_partitions(request: Any, asker: Asker) -> Any:
+def describe_topic_partitions(request: Any, requester: Requester) -> Any:
     response_type = wire.DESCRIBE_TOPIC_PARTITIONS.Response
     if request.cursor is not None and request.cursor.partition_index < 0:
         return None  # the handler refuses it before it reads the topics
@@ -274,11 +288,11 @@ def describe_topic_partitions(request: Any, asker: Asker) -> Any:
         # contains the next name.
         request.topics = [
             wire.DESCRIBE_TOPIC_PARTITIONS.Request.Topic(name=name)
-            for name in asker.topics()
-            if asker.may_topic(AclOperation.DESCRIBE, name)
+            for name in requester.topics()
+            if requester.may_topic(AclOperation.DESCRIBE, name)
         ]
     request.topics, parts = split(
-        request.topics, lambda one: asker.may_topic(AclOperation.DESCRIBE, one.name)
+        request.topics, lambda one: requester.may_topic(AclOperation.DESCRIBE, one.name)
     )
     refused = [
         response_type.Topic(
@@ -290,7 +304,7 @@ def describe_topic_partitions(request: Any, asker: Asker) -> Any:
         return response_type(topics=refused)
 
     def complete(response: Any) -> Any:
-        response.topics = [*_with_operations(response.topics, asker), *refused]
+        response.topics = [*_with_operations(response.topics, requester), *refused]
         return response
 
     return complete
@@ -299,7 +313,7 @@ def describe_topic_partitions(request: Any, asker: Asker) -> Any:
 def _codes_by_name(names: Iterable[str]) -> dict[str, int]:
     """Return the error of each refused topic.
 
-    Kafka refuses a topic that is named twice before it asks for permissions.
+    Kafka refuses a topic that is named twice before it checks permissions.
     """
     return {
         name: codes.INVALID_REQUEST if count > 1 else codes.TOPIC_AUTHORIZATION_FAILED
@@ -307,12 +321,12 @@ def _codes_by_name(names: Iterable[str]) -> dict[str, int]:
     }
 
 
-def create_topics(request: Any, asker: Asker) -> Any:
+def create_topics(request: Any, requester: Requester) -> Any:
     response_type = wire.CREATE_TOPICS.Response
-    may_all = asker.may_cluster(AclOperation.CREATE)
+    may_all = requester.may_cluster(AclOperation.CREATE)
     request.topics, parts = split(
         request.topics,
-        lambda one: may_all or asker.may_topic(AclOperation.CREATE, one.name),
+        lambda one: may_all or requester.may_topic(AclOperation.CREATE, one.name),
     )
     refused = [
         response_type.Topic(
@@ -327,7 +341,7 @@ def create_topics(request: Any, asker: Asker) -> Any:
         # The response to a creator contains the settings of the new topic, which have a
         # permission of their own (KIP-525).
         for topic in response.topics:
-            if not topic.error_code and not asker.may_topic(
+            if not topic.error_code and not requester.may_topic(
                 AclOperation.DESCRIBE_CONFIGS, topic.name
             ):
                 topic.configs = []
@@ -339,13 +353,13 @@ def create_topics(request: Any, asker: Asker) -> Any:
     return complete
 
 
-def delete_topics(request: Any, asker: Asker) -> Any:
+def delete_topics(request: Any, requester: Requester) -> Any:
     response_type = wire.DELETE_TOPICS.Response
-    may_all = asker.may_cluster(AclOperation.DELETE)
-    if asker.version < 6:
+    may_all = requester.may_cluster(AclOperation.DELETE)
+    if requester.version < 6:
         request.topic_names, names = split(
             request.topic_names,
-            lambda name: may_all or asker.may_topic(AclOperation.DELETE, name),
+            lambda name: may_all or requester.may_topic(AclOperation.DELETE, name),
         )
         return complete_with(
             request.topic_names,
@@ -360,8 +374,8 @@ def delete_topics(request: Any, asker: Asker) -> Any:
     def is_allowed(topic: Any) -> bool:
         name = topic.name
         if name is None:
-            name = asker.topic_of(bytes(topic.topic_id))
-        return may_all or name is None or asker.may_topic(AclOperation.DELETE, name)
+            name = requester.topic_of(bytes(topic.topic_id))
+        return may_all or name is None or requester.may_topic(AclOperation.DELETE, name)
 
     request.topics, parts = split(request.topics, is_allowed)
     refused = []
@@ -378,10 +392,10 @@ def delete_topics(request: Any, asker: Asker) -> Any:
     return complete_with(request.topics, refused, "responses", response_type())
 
 
-def create_partitions(request: Any, asker: Asker) -> Any:
+def create_partitions(request: Any, requester: Requester) -> Any:
     response_type = wire.CREATE_PARTITIONS.Response
     request.topics, parts = split(
-        request.topics, lambda one: asker.may_topic(AclOperation.ALTER, one.name)
+        request.topics, lambda one: requester.may_topic(AclOperation.ALTER, one.name)
     )
     return complete_with(
         request.topics,
@@ -410,7 +424,7 @@ def _config_code(resource: Any) -> int:
     """Return the error of a resource whose settings the user may not see or change.
 
     Kafka refuses an unknown kind, a missing value and a setting that is named twice
-    before it asks for permissions.
+    before it checks permissions.
     """
     if resource.resource_type not in (*_CONFIG_KINDS, *_CLUSTER_KINDS):
         return codes.INVALID_REQUEST
@@ -430,15 +444,15 @@ def _config_code(resource: Any) -> int:
 def configs(api: wire.Api[Any, Any], operation: AclOperation, field: str) -> Guard:
     """Return the guard of an API that lists resources with settings."""
 
-    def is_allowed(asker: Asker, one: Any) -> bool:
+    def is_allowed(requester: Requester, one: Any) -> bool:
         kind, _ = _CONFIG_KINDS.get(one.resource_type, (None, 0))
         if kind is None:
-            return asker.may_cluster(operation)
-        return asker.may(operation, kind, one.resource_name)
+            return requester.may_cluster(operation)
+        return requester.may(operation, kind, one.resource_name)
 
-    def guard(request: Any, asker: Asker) -> Any:
+    def guard(request: Any, requester: Requester) -> Any:
         request.resources, parts = split(
-            request.resources, lambda one: is_allowed(asker, one)
+            request.resources, lambda one: is_allowed(requester, one)
         )
         refused = [
             api.Response.Resource(

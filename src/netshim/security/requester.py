@@ -1,6 +1,6 @@
-"""The user of a request, and the parts of it that the user may do.
+"""The user of a request, and the operations that the user may perform.
 
-A guard is a function of a request and an Asker; see guards.py.
+A guard is a function of a request and a Requester; see guards.py.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from netshim.security.acls import (
     ResourceType,
 )
 
-#: The authorized operations of a response that did not ask for them.
-NOT_ASKED: Final = -(2**31)
+#: The authorized operations in the response to a request without them.
+NOT_REQUESTED: Final = -(2**31)
 
 
 @attrs.define
-class Asker:
+class Requester:
     """The user of one request."""
 
     #: Returns the rules as they are now. They may change while the request waits.
@@ -73,7 +73,7 @@ class Asker:
         return bits
 
 
-Guard = Callable[[Any, Asker], Any]
+Guard = Callable[[Any, Requester], Any]
 
 
 def split(
