@@ -80,20 +80,20 @@ class Vocabulary:
         calls above.
         """
         chosen: dict[str, Any] = {}
-        passed_over = []
+        ignored = []
         for dotted, value in (config or {}).items():
             name = str(dotted).replace(".", "_")
             name = self.renamed.get(name, name)
             if self.is_of_network(name):
-                passed_over.append(str(dotted))
+                ignored.append(str(dotted))
                 continue
             if name not in self.names:
                 raise unknown(
                     str(dotted), [one.replace("_", ".") for one in self.names]
                 )
             chosen[name] = self._typed(name, value)
-        if passed_over:
-            what = f"settings that need a network are passed over: {', '.join(sorted(passed_over))}"
+        if ignored:
+            what = f"settings that need a network are ignored: {', '.join(sorted(ignored))}"
             warnings.warn(what, UserWarning, stacklevel=4)
         return chosen
 

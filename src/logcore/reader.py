@@ -215,16 +215,17 @@ class LogReader:
                 state = self._state.transactions = PartitionTransactions(
                     next_offset=begin
                 )
-            # Read after the bound. Batches that this process appended need no headers
-            # read: that would cost a fetch a third.
+            # Read `no_transactions_from` after the bound. At and above it, this process
+            # has appended no transaction, so the headers need not be read: reading them
+            # would make a fetch a third slower.
             if self._state.no_transactions_from <= state.next_offset < visible:
                 if VERIFIES:
                     self._check_plain(segments, state.next_offset, visible)
                 state.next_offset = visible
             if state.next_offset < visible:
                 self._walk_transactions(state, segments, visible)
-            # Without a stored end, the end comes from reading headers, and damage may
-            # have ended that too early.
+            # Without a stored end, the end is found by reading headers, and a damaged
+            # header ends the search too early.
             if segments and not self._view.is_end_persisted and not self._is_writing:
                 self._check_header_at_end(segments[-1], visible)
             return _Committed(state, state.last_stable_offset(visible), segments)
@@ -232,7 +233,7 @@ class LogReader:
     def _check_plain(self, segments: list[Segment], start: int, end: int) -> None:
         """Assert that no batch in [start, end) belongs to a transaction.
 
-        A read that meets damage proves nothing, and is ignored.
+        Errors are ignored, because a damaged batch does not show that the assertion is false.
         """
         with contextlib.suppress(LogcoreError, OSError):
             for _, facts in self._state.gaps.walk(
@@ -1134,11 +1135,11 @@ def _follow(
     if not tailed:
         return
     with contextlib.ExitStack() as stack:
-        is_there_more = _waiting(tailed)(stack, tailed, timeout)
+        has_more_records = _waiting(tailed)(stack, tailed, timeout)
         try:
             while True:
                 yield from new_records_of(tailed)
-                if not is_there_more():
+                if not has_more_records():
                     return
         except LogClosedError:
             # While records of another log were read, or by another thread just now.

@@ -359,7 +359,7 @@ class RecordBatch:
                     kernel.decode_columns(self.data, 0, len(self.data), block, rows)
                     return RecordColumns.from_block(self.data, block, rows)
                 except (CorruptBatchError, InvalidRecordError):
-                    # Like in records().
+                    # Handled as in records().
                     pass
         (columns,) = self.column_slices(INT32_MAX, max_size=max_size)
         return columns

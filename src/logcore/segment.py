@@ -473,8 +473,8 @@ class Segment(SegmentFields):
             ):
                 raise StorageReadError(_UNREADABLE, path=self.path) from error
 
-    def is_there(self) -> bool:
-        """Return whether a file with this name exists."""
+    def exists(self) -> bool:
+        """Return whether the .log file exists under its name."""
         return self.fs.exists(self.path)
 
     def is_current(self) -> bool:

@@ -25,10 +25,11 @@ from logcore.metadata.filenames import partition_of
 from logcore.reader import segments_between
 from logcore.segment import Segment
 
-#: Number of rows of a table in a notebook, and of partitions that a table of topics
-#: opens. Each takes some milliseconds.
+#: Maximum number of rows of a table in a notebook.
 _MAX_ROWS: Final = 50
-_MAX_LOOKS: Final = 200
+#: Maximum number of partitions that a table of topics opens. Each takes some
+#: milliseconds.
+_MAX_OPENED: Final = 200
 
 
 @attrs.frozen(kw_only=True)
@@ -146,10 +147,10 @@ def directory_html(fs: FS, path: str, topics: Mapping[str, Mapping[int, str]]) -
     to the directories of its partitions, by number.
     """
     rows: list[Sequence[object]] = []
-    looks = _MAX_LOOKS
+    left = _MAX_OPENED
     for name, paths in itertools.islice(topics.items(), _MAX_ROWS):
-        looks -= len(paths)
-        rows.append(_topic_row(fs, name, paths) if looks >= 0 else (name, len(paths)))
+        left -= len(paths)
+        rows.append(_topic_row(fs, name, paths) if left >= 0 else (name, len(paths)))
     headings = (
         "topic",
         "partitions",

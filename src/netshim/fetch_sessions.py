@@ -333,10 +333,10 @@ class FetchSession:
             found[-1].partitions.append(one.requested)
         return found
 
-    def select_news(self, response: FetchResponse, *, is_full: bool) -> None:
-        """Remove the partitions without news from a response.
+    def remove_unchanged(self, response: FetchResponse, *, is_full: bool) -> None:
+        """Remove the unchanged partitions from a response.
 
-        The results of the others are stored as sent.
+        The results of the changed partitions are recorded as sent.
         """
         left = []
         for topic in response.responses:
@@ -377,7 +377,7 @@ class SessionFetch:
                 error_code=codes.INVALID_FETCH_SESSION_EPOCH,
                 session_id=self.session.id,
             )
-        self.session.select_news(response, is_full=self.is_full)
+        self.session.remove_unchanged(response, is_full=self.is_full)
         response.session_id = self.session.id
         return response
 

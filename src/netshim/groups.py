@@ -330,15 +330,15 @@ class BrokerGroups(LoopHost[Effect], GroupService):
             commit=commit,
             # The marker concerns groups in this partition. Those in others have markers
             # of their own, which may not be written yet.
-            is_there=lambda group_id: self._topic.partition_of(group_id) == number,
+            has_marker=lambda group_id: self._topic.partition_of(group_id) == number,
         )
 
     def topics_deleted(
         self, names: set[str], now_ms: int, done: GroupOutcome = _ignore
     ) -> None:
         self._state.advance_clock(now_ms)
-        # The records of all groups were in this topic. A group that is used again has no
-        # offsets.
+        # The records of all groups were in this topic. A group that is used again has
+        # no offsets.
         if OFFSETS_TOPIC in names:
             self.unload()
             done(None)

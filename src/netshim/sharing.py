@@ -165,7 +165,7 @@ class SharedDirectoryGroups(GroupService):
             outcome()
         # Another process may have answered, such as the one whose member was the last
         # to join.
-        answered = [wait for wait in self._waits if wait.answer.is_there]
+        answered = [wait for wait in self._waits if wait.answer.is_done]
         for wait in answered:
             self._waits.remove(wait)
             guarded(wait.deliver, wait.answer.result)

@@ -802,7 +802,7 @@ def test_wakeup_ends_the_wait_for_other_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     """Without it, the wait ended at the next check for changes."""
-    monkeypatch.setattr(consumer_module, "_LOOK_SECONDS", 600)
+    monkeypatch.setattr(consumer_module, "_CHECK_SECONDS", 600)
     is_shared = way == "shared"
     with logcore.open_dir(tmp_path / "data", create=True, shared=is_shared) as made:
         made.create_topic("t")

@@ -186,7 +186,7 @@ def test_interrupt_at_any_line_leaves_no_thread_waiting(
     """Thread 0 is the combiner, thread 1 waits to become the combiner, and thread 2
     sleeps.
     """
-    monkeypatch.setattr(module, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(module, "_CHECK_SECONDS", 0.01)
     nth = 0
     is_met = True
     while is_met:

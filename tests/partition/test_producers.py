@@ -431,7 +431,7 @@ def test_duplicates_below_a_snapshot_are_found_within_a_limit(
             log.append_batch(batch(n))
     for known in (0, 1, 3, 5):
         monkeypatch.setattr(
-            "logcore.partition.producer_state._LOOK_BACK_BYTES", known * size
+            "logcore.partition.producer_state._READ_BACK_BYTES", known * size
         )
         with logcore.open("t-0", config=config, fs=disk) as log:
             for n in range(14, 20):
@@ -695,7 +695,7 @@ def test_roll_reads_no_batch_twice_when_all_producers_have_expired(
         add_facts(self, facts, coordinator_epoch)
 
     monkeypatch.setattr(Producers, "add_facts", counting)
-    monkeypatch.setattr("logcore.partition.producer_state._LOOK_BACK_BYTES", 0)
+    monkeypatch.setattr("logcore.partition.producer_state._READ_BACK_BYTES", 0)
     with logcore.open(
         "t-0", create=True, config={"segment.bytes": 300}, durability="os", fs=disk
     ) as log:

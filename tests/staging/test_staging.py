@@ -467,7 +467,7 @@ def test_missing_files_close_the_partitions_that_wait_for_them(
         directory.create_topic("other")
         with pytest.raises(
             CorruptLogError,
-            match=r"missing \(to give the rest of this write up, remove .*assigned",
+            match=r"missing \(to abandon the rest of this write, remove .*assigned",
         ):
             directory.partition("t", 0)
 

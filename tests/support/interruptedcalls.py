@@ -87,7 +87,7 @@ class Reading(Case):
                 self.read(consumer)
             assert len(consumer.assignment()) == 2, "a member is left in the group"
         assert sorted(set(self.seen)) == [b"%d" % number for number in range(8)], (
-            "a record was passed over"
+            "a record was skipped"
         )
         super().judge()
 
@@ -99,7 +99,7 @@ class ReadingOn(Reading):
         for _ in range(10):
             self.read(self.consumer)
         assert sorted(set(self.seen)) == [b"%d" % number for number in range(8)], (
-            "a record was passed over"
+            "a record was skipped"
         )
         super().judge()
 

@@ -13,7 +13,7 @@ from logcore.registry.protocol import Watch
 from logcore.testing import SimulatedDisk
 from logcore.testing.processes import Chances, Machine, SimulatedProcess
 
-LOOK_SECONDS = 1.0
+CHECK_SECONDS = 1.0
 
 
 class Watched:
@@ -88,7 +88,7 @@ class Watched:
             # Wait for reports that are not delivered yet, and for later reports of the
             # same death.
             for _ in range(20):
-                if watch.wait(LOOK_SECONDS):
+                if watch.wait(CHECK_SECONDS):
                     self.seen = self.state(registry)
             if self.looks_anyway:
                 self.seen = self.state(registry)
@@ -102,7 +102,7 @@ class Watched:
         two reads are no steps of the schedule: they read the present state.
         """
         before = self.now()
-        if watch.wait(LOOK_SECONDS):
+        if watch.wait(CHECK_SECONDS):
             return True
         # A death is reported when its file is closed, and its locks may become free
         # later.

@@ -62,7 +62,7 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 #: Time for which records are read before the next step for the group, as in the
 #: iteration of a Consumer.
-_LOOK_SECONDS: Final = 0.1
+_CHECK_SECONDS: Final = 0.1
 #: Maximum size decoded by one read, which takes the loop about a millisecond; and the
 #: initial estimate of a record's size.
 _PIECE_BYTES: Final = 1 << 20
@@ -240,7 +240,7 @@ class _Stepped(synchronous.Consumer):
         return self.max_wait_seconds()
 
     def watched_sessions(self) -> list[str]:
-        """Return the directories in which the death of another member closes a file."""
+        """Return the directories whose watch reports that another member has died."""
         return self._assignment.watched_sessions()
 
 
@@ -672,7 +672,7 @@ class Consumer:
             if self._is_check_due or not self._sync.has_records():
                 self._has_changed = False
                 await self._begin_step(self._sync.step)
-                self._next_step_s = self._loop.time() + _LOOK_SECONDS
+                self._next_step_s = self._loop.time() + _CHECK_SECONDS
                 if self._steps:  # a step of another task was queued after this one
                     continue
             if self._sync.consume_wakeup():

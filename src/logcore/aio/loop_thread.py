@@ -27,7 +27,7 @@ from logcore.errors import WrongLoopError
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 #: How often a thread that waits for the event loop checks whether the loop was closed.
-_LOOK_SECONDS: Final = 1.0
+_CHECK_SECONDS: Final = 1.0
 
 Job = Callable[[], None]
 
@@ -230,7 +230,7 @@ class LoopThread:
             raise WrongLoopError(f"the event loop of {self._description} is closed")
         while True:
             try:
-                job = asked.jobs.get(timeout=_LOOK_SECONDS)
+                job = asked.jobs.get(timeout=_CHECK_SECONDS)
             except queue.Empty:
                 if self.loop.is_closed():
                     raise WrongLoopError(

@@ -36,8 +36,9 @@ from logcore.reader import (
     new_records_of,
 )
 
-#: The interval of polling in addition to a handle, which may miss writes of other machines.
-_LOOK_SECONDS: Final = 1.0
+#: The interval of polling in addition to a handle, which may miss writes of other
+#: machines.
+_CHECK_SECONDS: Final = 1.0
 #: The interval of polling if the system has no handle to wait for.
 _POLL_SECONDS: Final = 0.01
 
@@ -141,7 +142,7 @@ class DirectoryWatch:
         if number >= 0:
             self._loop.add_reader(number, self._changed)
             self._end.callback(self._loop.remove_reader, number)
-            self._poll_later(_LOOK_SECONDS)
+            self._poll_later(_CHECK_SECONDS)
         else:
             self._poll_later(_POLL_SECONDS)
         return is_different

@@ -139,7 +139,7 @@ class _Snapshot:
         self.id = manifests.new_id(id_ms, fs.random_bytes(4))
 
     def _wait_for_next_ms(self) -> None:
-        """Wait until later batches have a later time than those before.
+        """Wait until the clock advances, so that later batches have a later time.
 
         Otherwise TransactionCut.refresh() would often fail.
         """
@@ -251,7 +251,7 @@ class _Snapshot:
         return StoredPartition(plan.log_start, plan.end, tuple(segments), files)
 
     def _is_same_topic(self, log: Log, name: str) -> bool:
-        """Return whether the snapshot before has the partition of the same topic id."""
+        """Return whether the previous snapshot has the partition, with the same topic id."""
         assert self.before is not None
         stored = self.before.partitions.get(name)
         if stored is None:

@@ -6,7 +6,7 @@ Rules:
 - The snapshot contains the decisions up to its time, and no later marker. A decided
   transaction whose marker is missing is completed when the directory is opened.
 - The snapshot contains no record of a transaction that began later. The coordinator of
-  the copy would otherwise complete it with the decision of the transaction before.
+  the copy would otherwise complete it with the decision of the previous transaction.
 
 Without these rules, the copy of a transaction could be committed in one partition and
 aborted in another.
@@ -61,7 +61,8 @@ def _changed_since(segments: Sequence[Segment], time_ms: int) -> list[Segment]:
 def _is_over(
     state: StoredTransaction | None, partition: Partition, has_marker: bool
 ) -> bool:
-    """Return whether open records belong to a transaction that began after a state."""
+    """Return whether the transaction of a state has ended, so that open records of its
+    producer belong to a later one."""
     if state is None:
         return True
     if state.status in _PREPARED:
@@ -86,7 +87,8 @@ class TransactionCut:
         self._time_ms = time_ms
         self._logs = logs
         self._next_offsets = [log.log_start_offset for log in logs]
-        #: The end of the states up to the time, in each log; None if it has no later one.
+        #: The end of the states up to the time, in each log; None if it has no later
+        #: one.
         self._cuts: list[int | None] = [None] * len(logs)
         self._states: dict[str, StoredTransaction] = {}
         #: Producers with a state that is later than the time.

@@ -259,8 +259,7 @@ def fitted(text: str, columns: int) -> str:
         return text
     from rich.cells import set_cell_size
 
-    # No character that is shown can follow this prefix, because none takes more than
-    # two columns.
+    # Shorten the text first, because set_cell_size() measures all of it.
     return set_cell_size(text[: 2 * columns], max(0, columns - 1)) + "…"
 
 

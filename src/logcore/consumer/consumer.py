@@ -85,11 +85,11 @@ _T = TypeVar("_T")
 #: Partition -> the next offset to process.
 Offsets = Mapping[PartitionKey, int | OffsetAndMetadata]
 #: Maximum time between two checks for changes, in case no event wakes the consumer.
-_LOOK_SECONDS: Final = 1.0
+_CHECK_SECONDS: Final = 1.0
 #: The same interval in a shared directory, if no event reports the death of another
 #: process.
-_LOOK_SHARED_SECONDS: Final = 0.05
-_ELSEWHERE_LOOKS: Final = (
+_CHECK_SHARED_SECONDS: Final = 0.05
+_ELSEWHERE_CHECKS: Final = (
     100  # attempts of commit_elsewhere() while a generation begins
 )
 _ELSEWHERE_SECONDS: Final = 0.1
@@ -554,7 +554,7 @@ class Consumer:
             one: (reading, reading.stored)
             for one, reading in list(self._readings.items())
         }
-        for _ in range(_ELSEWHERE_LOOKS):
+        for _ in range(_ELSEWHERE_CHECKS):
             # Skip partitions that were given up or committed since then. A commit must
             # not overwrite a later one of any member.
             now = {
@@ -780,9 +780,9 @@ class Consumer:
             if deadline_ms is not None and now_ms >= deadline_ms:
                 return False
             left = (
-                _LOOK_SECONDS if deadline_ms is None else (deadline_ms - now_ms) / 1000
+                _CHECK_SECONDS if deadline_ms is None else (deadline_ms - now_ms) / 1000
             )
-            self._wait(min(left, _LOOK_SECONDS))
+            self._wait(min(left, _CHECK_SECONDS))
 
     def prepare_to_read(self) -> None:
         """Do the work before a read that may block on the disk.
@@ -851,7 +851,7 @@ class Consumer:
         return paths + self._assignment.watched_paths()
 
     def max_wait_seconds(
-        self, seconds: float = _LOOK_SECONDS, *, reports_deaths: bool = False
+        self, seconds: float = _CHECK_SECONDS, *, reports_deaths: bool = False
     ) -> float:
         """Return how long to wait for changes until prepare_to_read() must run anyway.
 
@@ -873,10 +873,10 @@ class Consumer:
             reading.position is not None for reading in self._readings.values()
         )
         if is_settled and self._groups is None:
-            return _LOOK_SECONDS
+            return _CHECK_SECONDS
         if is_settled and reports_deaths and isinstance(self._groups, SharedGroups):
             return self._groups.quiet_ms() / 1000
-        return _LOOK_SHARED_SECONDS
+        return _CHECK_SHARED_SECONDS
 
     # -- initial positions -------------------------------------------------------------
 

@@ -76,7 +76,7 @@ def _records_until(check_ms: int, now_ms: int, before_ms: int, count: int) -> in
     """Return how many records to yield before the clock is read again.
 
     Reading the clock costs as much as yielding a record. `count` records have taken the
-    time since before_ms. The next ones may take a quarter of the time until look_ms.
+    time since before_ms. The next ones may take a quarter of the time until check_ms.
     """
     took_ms = max(1, now_ms - before_ms)
     fitting = count * (check_ms - now_ms) // (4 * took_ms)
@@ -313,7 +313,8 @@ class Fetcher:
                 return
             at = 0
             while at < len(ahead):
-                # Step 2: yield some of them. The position moves just before each.
+                # Step 2: yield some of them. The position advances just before each
+                # record.
                 stop = min(at + count, len(ahead))
                 yield yield_records(reading, ahead, at, stop)
                 if reading.records is not records:

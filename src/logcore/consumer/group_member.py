@@ -107,13 +107,13 @@ class GroupMember:
         self._protocol = ""
         # The partition counts in this member's latest assignment as leader.
         self._divided: dict[str, int] | None = None
-        # A request to join that is being sent to the group.
-        self._asking: PendingResult | None = None
+        # The request to join while it is sent. An interrupt may leave it here.
+        self._sent_join: PendingResult | None = None
         self._joining: PendingResult | None = None
         self._syncing: PendingResult | None = None
         self._share: Share | None = None  # the result of step() until clear_share()
         self._is_stable = False
-        self._wants_to_join = False
+        self._must_join = False
         # The group has removed the member, and it has not joined again.
         self.is_removed = False
 
@@ -138,11 +138,11 @@ class GroupMember:
         wanted = tuple(sorted(topics))
         if wanted != self._topics:
             self._topics = wanted
-            self._wants_to_join = True
+            self._must_join = True
 
     def rejoin(self) -> None:
         """Join again, because the member has given up partitions that others wait for."""
-        self._wants_to_join = True
+        self._must_join = True
 
     def join(self, owned: Iterable[TopicPartition]) -> None:
         """Request a place in the next generation.
@@ -174,14 +174,14 @@ class GroupMember:
             may_skip_assignment=False,
             absence_ms=self._absence_ms,
         )
-        self._wants_to_join = False
+        self._must_join = False
         self._is_stable = False
         self._syncing = None
         self._share = None
-        self._asking = answer
+        self._sent_join = answer
         self._groups.join(request, answer)
         self._joining = answer
-        self._asking = None
+        self._sent_join = None
 
     def _user_data(self, assignor: Assignor) -> bytes | None:
         """Return the user data that a custom assignor adds to the subscription.
@@ -201,7 +201,7 @@ class GroupMember:
 
     def leave(self) -> None:
         """Leave the group. A static member keeps its place for its session timeout."""
-        self._withdraw_join(self._asking)
+        self._withdraw_join(self._sent_join)
         if not self.member_id and self._joining is not None:
             self._withdraw_join(self._joining)
         if self.member_id and self.instance_id is None:
@@ -218,7 +218,7 @@ class GroupMember:
         if request is not None:
             self._groups.withdraw(self.group_id, request)
             self._store_member_id(request)
-        self._asking = None
+        self._sent_join = None
 
     def _store_member_id(self, answered: PendingResult) -> None:
         result = answered.result
@@ -228,13 +228,13 @@ class GroupMember:
     def _forget(self) -> None:
         self.member_id = ""
         self.generation = -1
-        self._asking = None
+        self._sent_join = None
         self._joining = None
         self._syncing = None
         self._share = None
         self._is_stable = False
         self._divided = None
-        self._wants_to_join = True
+        self._must_join = True
 
     def step(self) -> MembershipEvent | Share | None:
         """Return the next event for the consumer.
@@ -246,10 +246,10 @@ class GroupMember:
             ConsumerStateError: the group refused a request for another reason.
         """
         # Step 1: finish a request to join.
-        if self._asking is not None:  # an interrupt or an error stopped the request
-            self._withdraw_join(self._asking)
+        if self._sent_join is not None:  # an interrupt or an error stopped the request
+            self._withdraw_join(self._sent_join)
         if self._joining is not None:
-            if not self._joining.is_there:
+            if not self._joining.is_done:
                 return None
             result = self._joining.result
             self._store_member_id(self._joining)
@@ -259,7 +259,7 @@ class GroupMember:
                 return event
         # Step 2: finish the request for the assignment.
         if self._syncing is not None:
-            if not self._syncing.is_there:
+            if not self._syncing.is_done:
                 return self._beat()
             self._synced(self._syncing.result)
             if self._share is None:
@@ -270,7 +270,7 @@ class GroupMember:
         # Step 3: report the share or a change, and renew the session.
         if self._share is not None:
             return self._share
-        if self._wants_to_join or not self._is_stable:
+        if self._must_join or not self._is_stable:
             return REJOIN
         if self._divided is not None and self._divided != {
             name: self._partitions_of(name) for name in self._divided
@@ -337,7 +337,7 @@ class GroupMember:
     def _joined(self, result: Joined | JoinRefused) -> MembershipEvent | None:
         if isinstance(result, JoinRefused):
             if result.error is GroupError.REBALANCE_IN_PROGRESS:
-                self._wants_to_join = True
+                self._must_join = True
                 return REJOIN
             return self._refused(result.error)
         self.member_id = result.member_id
@@ -396,7 +396,7 @@ class GroupMember:
     def _synced(self, result: SyncResult | GroupError) -> None:
         if isinstance(result, GroupError):
             if result is GroupError.REBALANCE_IN_PROGRESS:
-                self._wants_to_join = True
+                self._must_join = True
             return
         pairs = read_assignment(result.assignment) or ()
         partitions = frozenset(TopicPartition(*pair) for pair in pairs)

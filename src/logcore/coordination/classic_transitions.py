@@ -326,7 +326,7 @@ def _answer_waiting(group: Group, error: GroupError) -> list[Effect]:
 
 
 def forget_pending(group: Group) -> list[Effect]:
-    """Drop the ids that were given out and not used yet."""
+    """Drop the member ids that were issued and have not joined yet."""
     effects: list[Effect] = [
         CancelTimer(group.group_id, PendingEnds(member_id))
         for member_id in sorted(group.pending)

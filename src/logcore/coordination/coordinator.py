@@ -589,14 +589,14 @@ class Coordinator:
         producer_id: int,
         *,
         commit: bool,
-        is_there: Callable[[str], bool] = lambda _: True,
+        has_marker: Callable[[str], bool] = lambda _: True,
     ) -> None:
         """Apply or drop the pending offsets of a producer whose marker is in the log.
 
-        `is_there` returns whether the marker is in the log of a group.
+        `has_marker` returns whether the marker is in the log of a group.
         """
         for group in [*self.all(), *self._dying]:
-            if producer_id in group.unstable and is_there(group.group_id):
+            if producer_id in group.unstable and has_marker(group.group_id):
                 group.end_transaction(producer_id, commit=commit)
                 if group.is_unused:
                     group.state = DEAD

@@ -154,9 +154,8 @@ def _upgraded(group: Group, around: StepContext) -> ConsumerGroup:
     for member_id, (_, partitions) in said.items():
         shares[member_id] = _with_ids(partitions, around.topics).difference(taken)
         taken |= shares[member_id]
-    # A cooperative member may not know yet that it must give up partitions. It keeps
-    # those it had when it joined, unless another member has them. It gives them up when
-    # it rejoins.
+    # A cooperative member revokes partitions only when it rejoins. Until then it keeps
+    # the partitions that it owned when it joined, unless another member has them.
     for member_id, (subscription, _) in said.items():
         kept = _with_ids(subscription.owned, around.topics).difference(taken)
         shares[member_id] |= kept
@@ -179,11 +178,12 @@ def _read_member(
     if subscription is None or assignment is None:
         raise _kept(
             group,
-            f"has a member, {member.member_id}, whose metadata is none of a consumer",
+            f"has a member, {member.member_id}, whose metadata is not a consumer's",
         )
     if assignment.user_data:
         raise _kept(
-            group, "has an assignor of its own, which hands on more than partitions"
+            group,
+            "has a custom assignor, whose assignments contain more than partitions",
         )
     return subscription, assignment.partitions
 

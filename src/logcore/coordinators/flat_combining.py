@@ -33,7 +33,7 @@ from logcore.errors import DurabilityUnknownError
 
 #: After this time, a sleeping thread checks whether a leader exists. A leader that was
 #: interrupted may not have woken it.
-_LOOK_SECONDS: Final = 1.0
+_CHECK_SECONDS: Final = 1.0
 _CUT_OFF: Final = (
     "the thread that ran the requests of several threads was interrupted: this request "
     "may have been executed"
@@ -98,10 +98,11 @@ class FlatCombiner:
         self._finish = finish
         self._wait_until_durable = settle
         self._leading = threading.Lock()
-        #: The id of the leading thread. An interrupt may leave an id here; the next step
-        #: of that thread then runs alone.
+        #: The id of the leading thread. An interrupt may leave an id here; the next
+        #: step of that thread then runs alone.
         self._leader: int | None = None
-        #: Each thread appends its step at the end. The leader takes steps from the front.
+        #: Each thread appends its step at the end. The leader takes steps from the
+        #: front.
         self._requests: deque[_Request] = deque()
 
     def take(self, step: Callable[[], object]) -> None:
@@ -121,7 +122,7 @@ class FlatCombiner:
                 if may_lead:
                     self._lead(mine)
                 else:
-                    is_woken = mine.gate.acquire(timeout=_LOOK_SECONDS)
+                    is_woken = mine.gate.acquire(timeout=_CHECK_SECONDS)
                     may_lead = not is_woken or self._is_first(mine)
         except BaseException:
             mine.is_abandoned = True

@@ -177,7 +177,7 @@ class LocalGroups(ProcessGroups):
         def withdraw(now_ms: int) -> list[Effect]:
             effects = self._coordinator.withdraw(group_id, joining, now_ms)
             group = self._coordinator.get(group_id)
-            if group is not None and joining.id_end and not joining.is_there:
+            if group is not None and joining.id_end and not joining.is_done:
                 # An interrupt discarded the answer of an operation that was executed.
                 left = [
                     (name, None)

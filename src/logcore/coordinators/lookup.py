@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 #: Interval of the work in run_due_work().
-_LOOK_MS: Final = 1_000
+_CHECK_MS: Final = 1_000
 #: Interval of the deletion of expired offsets, like Kafka's
 #: offsets.retention.check.interval.ms.
 _EXPIRY_CHECK_MS: Final = 600_000
@@ -50,8 +50,9 @@ class Coordinators:
         self._registry: FileRegistry | None = None
         self._controller: Controller | None = None
         self._group_settings: GroupSettings | None = None
-        #: Steady time of the last check of transactions. The first check is due at once.
-        self._looked_ms = fs.monotonic_ms() - _LOOK_MS
+        #: Steady time of the last check of transactions. The first check is due at
+        #: once.
+        self._checked_ms = fs.monotonic_ms() - _CHECK_MS
         #: Steady time of the last deletion of expired offsets.
         self._expired_ms = fs.monotonic_ms()
 
@@ -118,10 +119,10 @@ class Coordinators:
         from logcore.registry import registry_path
 
         # open_registry() would create the registry.
-        is_there = self._registry is not None or self._fs.exists(
+        has_registry = self._registry is not None or self._fs.exists(
             registry_path(directory.path)
         )
-        if is_there:
+        if has_registry:
             return self.registry(directory)
         return None
 
@@ -187,7 +188,7 @@ class Coordinators:
             return self._transactions
 
     def _clock_of(self, directory: HostDirectory) -> int:
-        """Return the number that transactions add to the steady clock.
+        """Return the difference of wall clock and monotonic clock for transactions.
 
         Raises the same errors as agree_on_clock().
         """
@@ -215,9 +216,9 @@ class Coordinators:
         Raises the errors of the coordinators.
         """
         now_ms = self._fs.monotonic_ms()
-        if directory.host.has_coordinator or now_ms - self._looked_ms < _LOOK_MS:
+        if directory.host.has_coordinator or now_ms - self._checked_ms < _CHECK_MS:
             return
-        self._looked_ms = now_ms
+        self._checked_ms = now_ms
         if TRANSACTIONS_TOPIC in directory:
             self.transactions(directory).end_overdue()
         if now_ms - self._expired_ms >= _EXPIRY_CHECK_MS:

@@ -8,7 +8,7 @@ from typing import Any
 class PendingResult:
     """The future result of a request. It is set under the lock of the coordinator."""
 
-    __slots__ = ("id_end", "is_awaited", "is_kept", "is_there", "result")
+    __slots__ = ("id_end", "is_awaited", "is_done", "is_kept", "result")
 
     def __init__(self, *, is_awaited: bool = True, is_kept: bool = False) -> None:
         #: Whether other threads may sleep until the result is available.
@@ -20,10 +20,10 @@ class PendingResult:
         #: process.
         self.id_end = ""
         #: Whether `result` is set.
-        self.is_there = False
+        self.is_done = False
         self.result: Any = None
 
     def set(self, result: object) -> None:
-        """Set the result. `is_there` is written last, because threads read it unlocked."""
+        """Set the result. `is_done` is written last, because threads read it unlocked."""
         self.result = result
-        self.is_there = True
+        self.is_done = True

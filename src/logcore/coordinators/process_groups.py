@@ -192,7 +192,7 @@ class ProcessGroups(GroupHost[PendingResult]):
     def _result_of(self, answer: PendingResult) -> GroupError | None:
         # One thread stores the records of several threads. If it is interrupted, it is
         # unknown whether the records of the other threads were written.
-        if not answer.is_there:
+        if not answer.is_done:
             raise DurabilityUnknownError(
                 "a thread was interrupted that stored records for this one: whether they are stored is not known",
                 path=self._directory.path,

@@ -107,8 +107,8 @@ class TransactionCoordinator:
         self._directory = directory
         #: Excludes the decisions of other processes. May raise LogLockedError.
         self._deciding = deciding
-        #: Called for each marker in `__consumer_offsets`, with its producer id and whether
-        #: it commits.
+        #: Called for each marker in `__consumer_offsets`, with its producer id and
+        #: whether it commits.
         self._ended = ended
         self._lock = threading.RLock()
         #: Added to the monotonic clock. It is the same in all processes that share the
@@ -124,8 +124,8 @@ class TransactionCoordinator:
         self._ends: dict[int, tuple[Log, int]] = {}
         self._expired_ms = self.now_ms()
         # After a power loss, transactions may be open without a record, see
-        # TransactionMachine.adopt(). A shared directory has none: its processes sync the
-        # record before they write. It also never counts as clean.
+        # TransactionMachine.adopt(). A shared directory has none: its processes sync
+        # the record before they write. It also never counts as clean.
         self._expects_orphans = not directory.host.was_clean and not directory.is_shared
 
     def now_ms(self) -> int:
@@ -146,7 +146,7 @@ class TransactionCoordinator:
         """
         answer = PendingResult()
         self._do(lambda now_ms: self._machine.handle(request, answer, now_ms))
-        assert answer.is_there, request
+        assert answer.is_done, request
         result: Result = answer.result
         return result
 

@@ -140,7 +140,7 @@ class Upkeeper:
         #: Recovery points that are not written yet.
         self._gathered: list[tuple[Key, Log, int]] = []
         #: When the used and free space is checked next.
-        self._next_look_ms = fs.monotonic_ms()
+        self._next_check_ms = fs.monotonic_ms()
         #: Partitions to check for retention, whether open or not.
         self._to_visit: list[Key] = []
         self._cleaning: tuple[Log, Generator[ScrubProgress, None, object]] | None = None
@@ -262,7 +262,7 @@ class Upkeeper:
         """Enforce the limits for used and free space; return whether segments were
         deleted.
         """
-        if clock_ms < self._next_look_ms:
+        if clock_ms < self._next_check_ms:
             return False
         upkeep = self.settings
         acted = False
@@ -282,7 +282,7 @@ class Upkeeper:
                 log.host.writer.hold_appends(self.is_low)
         # With 10,000 partitions a check takes 0.2 s. The interval keeps checks below 1
         # % of the time.
-        self._next_look_ms = clock_ms + max(
+        self._next_check_ms = clock_ms + max(
             _SPACE_MS, 100 * (self._fs.monotonic_ms() - clock_ms)
         )
         return acted

@@ -66,7 +66,7 @@ from logcore.reporting import INFO, log_line
 
 #: Maximum number of attempts of a reader whose listing is outdated by concurrent
 #: changes.
-_LOOKS: Final = 100
+_LISTING_ATTEMPTS: Final = 100
 
 
 @attrs.frozen(kw_only=True)
@@ -139,7 +139,7 @@ class TopicRegistry:
         before = read_topics(self._fs, self.path)
         found = self._partitions_on_disk()
         rows = read_topics(self._fs, self.path)
-        for _ in range(_LOOKS):
+        for _ in range(_LISTING_ATTEMPTS):
             if rows == before:
                 break
             before = rows
@@ -486,8 +486,8 @@ class TopicRegistry:
         )
         if placed == present:
             return
-        # The row is written last. After a crash, a directory without a row is empty, and
-        # the broker places it again.
+        # The row is written last. After a crash, a directory without a row is empty,
+        # and the broker places it again.
         self.make_partitions([(placed, missing)])
         self.save(placed)
         self.known[topic.name] = placed

@@ -341,8 +341,8 @@ class OsFS:
         number = next(self._heir_numbers)
         heirs = self._heirs
         method: Any = forget
-        # Not WeakMethod: at the end of the process, its module may be gone when its
-        # callback runs.
+        # Not WeakMethod: when the process ends, the module `weakref` may be deleted
+        # before its callback runs.
         heirs[number] = (
             weakref.ref(method.__self__, lambda _: heirs.pop(number, None)),
             method.__func__,
@@ -771,16 +771,16 @@ class OsFS:
         return os.uname().nodename
 
 
-def _mode_of(path: str, look: Callable[[str], os.stat_result]) -> int | None:
+def _mode_of(path: str, stat: Callable[[str], os.stat_result]) -> int | None:
     try:
-        return look(path).st_mode
+        return stat(path).st_mode
     # No file system can hold this name.
     except ValueError:
         return None
     except OSError as error:
         if error.errno in _NO_SUCH_NAME:
             return None
-        _raise(error, path, StorageReadError, "look")
+        _raise(error, path, StorageReadError, "stat")
 
 
 def _raise_sync(error: OSError, path: str) -> NoReturn:

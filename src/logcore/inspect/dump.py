@@ -210,10 +210,11 @@ class LogFile(GrowingSegment):
         self._file = path
         name = living_name(os.path.basename(path))
         if _QUORUM_SNAPSHOT.fullmatch(name):
-            # The number in its name is the end of the log. Its own offsets begin with 0.
+            # The number in its name is the end of the log. Its own offsets begin with
+            # 0.
             name = f"{0:020}{LOG}"
         base_offset = base_offset_of(name)
-        assert base_offset is not None, "kind_of was asked first"
+        assert base_offset is not None, "kind_of() has accepted the name"
         super().__init__(fs, os.path.dirname(path), base_offset)
 
     def file(self, suffix: str) -> str:

@@ -219,7 +219,9 @@ def _verify_small(fs: FS, path: str, kind: str) -> Verdict:
             path=path, kind=kind, status="ok", detail=detail, size_bytes=size
         )
     except (FileNotFoundError, LogNotFoundError):
-        return Verdict(path=path, kind=kind, status="ok", detail="removed meanwhile")
+        return Verdict(
+            path=path, kind=kind, status="ok", detail="removed during the check"
+        )
     except LogcoreError as error:
         # Readers and recovery can work without these two files of this library.
         status: Status = "damaged"
@@ -544,7 +546,7 @@ def _verify_seal(fs: FS, path: str, base: int, log_start: int) -> Verdict:
         seal = checksum_file.read(fs, directory, base)
         if seal is None:
             if not fs.exists(path):
-                return attrs.evolve(verdict, detail="removed meanwhile")
+                return attrs.evolve(verdict, detail="removed during the check")
             return attrs.evolve(
                 verdict,
                 status="warning",
@@ -565,7 +567,7 @@ def _verify_seal(fs: FS, path: str, base: int, log_start: int) -> Verdict:
             return attrs.evolve(verdict, status="damaged", detail=detail)
         return verdict
     except FileNotFoundError:
-        return attrs.evolve(verdict, detail="removed meanwhile")
+        return attrs.evolve(verdict, detail="removed during the check")
     except LogcoreError as error:
         return attrs.evolve(verdict, status="damaged", detail=_reason(error))
 
@@ -607,7 +609,9 @@ def _verify_log(
             check.finish(walked_size)
         return _judge_log(growing, walked, place)
     except FileNotFoundError:
-        return Verdict(path=path, kind="log", status="ok", detail="removed meanwhile")
+        return Verdict(
+            path=path, kind="log", status="ok", detail="removed during the check"
+        )
     except LogcoreError as error:
         return Verdict(
             path=path,
@@ -777,9 +781,7 @@ def _judge_log(
         if next_batch_bytes is not None:
             detail = f"{walked.reason}; the next whole batch is {next_batch_bytes} bytes further, {left}"
         elif lost:
-            detail += (
-                f", but up to offset {place.persisted.recovery_point} all was on disk"
-            )
+            detail += f", but all data below offset {place.persisted.recovery_point} was synced"
     return attrs.evolve(
         verdict,
         status=status,
@@ -797,7 +799,7 @@ def _judge_gap(
     if next_base <= place.persisted.log_start:
         return {"detail": f"{gap}: deleted"}
     if any(walked.end_offset <= base < next_base for base in place.swaps):
-        return {"detail": f"{gap}: a compaction that has not ended has them"}
+        return {"detail": f"{gap}: a compaction in progress has them"}
     lost = Gaps(place.persisted.gaps).loss_at_segment_end(
         segment, walked.end_offset, next_base
     )

@@ -1825,7 +1825,7 @@ def plain_rows(
 def murmur2(key: bytes) -> int:
     """Return Kafka's Utils.toPositive(Utils.murmur2(key)), from 0 to 2^31-1.
 
-    The constants and the order are Kafka's.
+    The constants and the order of the operations are Kafka's.
     """
     factor = 0x5BD1E995
     mask = 0xFFFFFFFF

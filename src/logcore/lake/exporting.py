@@ -237,10 +237,10 @@ class _Export:
         )
 
     def _start(self, number: int, log: Log) -> int:
-        """Return the offset at which a partition begins.
+        """Return the offset at which the export of a partition begins.
 
         If the table has progress, a partition without progress was added to the topic
-        since, and must begin at offset 0.
+        after the last export, and must begin at offset 0.
         """
         bounds = LogBounds(
             path=log.path, start=log.log_start_offset, end=log.high_watermark

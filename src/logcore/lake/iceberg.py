@@ -120,7 +120,7 @@ class IcebergTarget:
         _check_url(table)
         if not all(table.partition(".")):
             raise InvalidConfigError(
-                "the name of an Iceberg table has a namespace",
+                "the name of an Iceberg table must have a namespace",
                 expected="NAMESPACE.TABLE, such as shop.orders",
                 found=repr(table),
             )
@@ -149,8 +149,8 @@ class IcebergTarget:
     def create(self, schema: pyarrow.Schema, owner: TableOwner) -> None:
         """Create the namespace and the table, unless another process creates them now.
 
-        The namespace can be the work of one process and the table of another one, so
-        each has its own check.
+        One process may create the namespace and another one the table, so both are
+        checked separately.
         """
         from pyiceberg.exceptions import (
             CommitFailedException,

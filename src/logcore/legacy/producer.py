@@ -28,8 +28,8 @@ from logcore.producer import Producer as PlainProducer
 from logcore.producer import RecordFuture, RecordMetadata
 from logcore.producer.settings import ProducerOptions
 
-#: The settings of the producers of Kafka 0.7 and 0.8: name -> our name, or the action of
-#: this module.
+#: The settings of the producers of Kafka 0.7 and 0.8: name -> our name, or the action
+#: of this module.
 _NAMES: Final = {
     "producer.type": "type",
     "queue.time": "linger_ms",
@@ -78,7 +78,7 @@ _NUMBERS: Final = (
     "max_request_size",
 )
 #: 24 days, the time that send() waits with -1. The wait for a lock may not be longer.
-_FOR_EVER_MS: Final = 2**31 - 1
+_INDEFINITE_MS: Final = 2**31 - 1
 
 
 class LegacyDirectory(Protocol):
@@ -162,7 +162,7 @@ class Producer(Closeable):
             )
         chosen.setdefault("buffer_records", 10_000)
         if chosen.get("max_block_ms", -1) < 0:
-            chosen["max_block_ms"] = _FOR_EVER_MS
+            chosen["max_block_ms"] = _INDEFINITE_MS
         self._partitioner: LegacyPartitioner | None = chosen.pop("partitioner", None)
         if self._partitioner is not None and not callable(self._partitioner):
             raise InvalidConfigError(
@@ -238,10 +238,10 @@ class Producer(Closeable):
 
 def _chosen(config: Mapping[str, object]) -> dict[str, Any]:
     chosen: dict[str, Any] = {}
-    passed_over = []
+    ignored = []
     for name, value in config.items():
         if name.startswith(_NETWORK):
-            passed_over.append(name)
+            ignored.append(name)
             continue
         ours = _NAMES.get(name)
         if ours is None:
@@ -251,8 +251,8 @@ def _chosen(config: Mapping[str, object]) -> dict[str, Any]:
         if ours in chosen:
             raise InvalidConfigError(f"{name!r} is given under another name too")
         chosen[ours] = _whole(name, value) if ours in _NUMBERS else value
-    if passed_over:
-        what = f"settings that need a network are passed over: {', '.join(sorted(passed_over))}"
+    if ignored:
+        what = f"settings that need a network are ignored: {', '.join(sorted(ignored))}"
         warnings.warn(what, UserWarning, stacklevel=3)
     if "compression_type" in chosen:
         chosen["compression_type"] = _CODECS.get(

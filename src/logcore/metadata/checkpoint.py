@@ -350,12 +350,12 @@ class OffsetCheckpoints:
         returns whether a change is still valid. `may_use_reserve` is for a write that
         makes room on a full disk, or at close. Raises the same errors as write().
         """
-        keeps_others_away: contextlib.AbstractContextManager[None] = (
+        other_processes_excluded: contextlib.AbstractContextManager[None] = (
             contextlib.nullcontext()
         )
         if self._changing is not None:
-            keeps_others_away = self._changing()
-        with keeps_others_away, self._lock:
+            other_processes_excluded = self._changing()
+        with other_processes_excluded, self._lock:
             before = self._read_locked(name)
             offsets = dict(before)
             for key, offset in changes.items():

@@ -243,8 +243,8 @@ def is_misnamed(name: str) -> bool:
 
     Kafka fails on such a file.
     """
-    is_kafkas = name[20:] in SUFFIXES and name[20:] != SEAL
-    return is_kafkas and _is_digits(name[:20]) and int(name[:20]) > INT64_MAX
+    is_kafka_file = name[20:] in SUFFIXES and name[20:] != SEAL
+    return is_kafka_file and _is_digits(name[:20]) and int(name[:20]) > INT64_MAX
 
 
 def quarantine_name(base_offset: int, position: int, number: int = 0) -> str:

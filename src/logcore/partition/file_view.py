@@ -171,7 +171,7 @@ class FileView:
             segments.insert(slot_of(segments, one.base_offset) + 1, one)
         if len(known) < len(self._state.segments):
             self._state.transactions = None
-        # A truncation or a recovery has replaced or removed the file of the last name.
+        # A truncation or a recovery has replaced or removed the last file.
         if self._state.segments and self._state.segments[-1].base_offset not in known:
             self.replacements += 1
         return segments
@@ -193,7 +193,7 @@ class FileView:
         return [(one, max(one.next_offset(), one.base_offset + 1)) for one in segments]
 
     def _persisted_start(self) -> int:
-        """Return the log start by the metadata.
+        """Return the log start according to the metadata.
 
         It is below the first segment if segments were lost.
         """

@@ -206,7 +206,7 @@ class Gaps:
                 expected = max(expected, segment.base_offset)
             if expected >= end:
                 return
-            if next_base <= expected and not segment.is_there():
+            if next_base <= expected and not segment.exists():
                 # A compaction joined it to the previous one after they were listed.
                 continue
             before = segment
@@ -216,11 +216,7 @@ class Gaps:
             self.check_whole(segment)
             reached = passed(segment)
             if reached >= 0:
-                if (
-                    reached > next_base
-                    and following is not None
-                    and following.is_there()
-                ):
+                if reached > next_base and following is not None and following.exists():
                     raise CorruptBatchError(
                         "a segment reaches into the next one",
                         path=segment.path,
@@ -311,11 +307,7 @@ class Gaps:
         if kernel.follow_on(facts, expected) and int(lasts[-1]) < next_base:
             return  # the usual case, in a fraction of the time
         limit = next_base
-        if (
-            following is not None
-            and int(lasts[-1]) >= limit
-            and not following.is_there()
-        ):
+        if following is not None and int(lasts[-1]) >= limit and not following.exists():
             limit = INT64_MAX  # a compaction joined the two after they were listed
         dense_from = self.dense_from
         count, fault = first_fault(facts, expected, limit, dense_from=dense_from)

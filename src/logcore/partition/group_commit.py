@@ -27,7 +27,7 @@ from logcore.fs import FS
 #: arrival. We measured 64 threads on a disk that syncs in 0.25 ms: 20 appends share a
 #: sync without this wait, and 63 with it, at twice the throughput. A single thread
 #: never yields.
-_IDLE_LOOKS: Final = 6
+_IDLE_CHECKS: Final = 6
 
 
 class Hooks(NamedTuple):
@@ -195,7 +195,7 @@ class GroupCommit:
         """Let threads that the last sync released append again, while more arrive."""
         idle = 0
         seen = self._arrived
-        while seen < self._expected and idle < _IDLE_LOOKS:
+        while seen < self._expected and idle < _IDLE_CHECKS:
             self._fs.yield_thread()
             arrived = self._arrived
             if arrived == seen:

@@ -54,7 +54,7 @@ _PRODUCER: Final = struct.Struct(">qhii")
 #: How far before a snapshot to search for batches that a client may still resend: five
 #: requests of 1 MiB, from several clients. Reading a header takes 3 us, and a batch has
 #: at least 100 bytes.
-_LOOK_BACK_BYTES: Final = 8 << 20
+_READ_BACK_BYTES: Final = 8 << 20
 
 #: The batches to add to the state once they are stored: (producer id, epoch, whether
 #: the batch is transactional, batch).
@@ -353,7 +353,7 @@ def _last_below(segments: Sequence[Segment], end: int) -> Producers:
     # Go back through the segments until enough bytes are found. Then read forwards,
     # because batches must be added in order.
     spans: list[tuple[Segment, int, int]] = []  # (segment, start, stop)
-    left = _LOOK_BACK_BYTES
+    left = _READ_BACK_BYTES
     for segment in reversed(segments[: slot_of(segments, end - 1) + 1]):
         stop = segment.find(end)
         start = min(stop, _start_near(segment, stop - left))

@@ -391,7 +391,7 @@ class Stretch(NamedTuple):
             if segment.base_offset >= end or start >= end:
                 return
             # The previous one contained all of it, and its file may be deleted.
-            if next_base <= start and not segment.is_there():
+            if next_base <= start and not segment.exists():
                 continue
             before = segment
             self.gaps.check_whole(segment)
@@ -452,8 +452,8 @@ class Stretch(NamedTuple):
                         if self.cursor is not None:
                             self.cursor.set(segment, origin + at, expected)
                         continue
-                    # Step 5: take one batch. Later data is not part of the range; it may
-                    # be the torn tail of a write.
+                    # Step 5: take one batch. Later data is not part of the range; it
+                    # may be the torn tail of a write.
                     if ran and expected >= end:
                         return
                     ran = False
@@ -467,7 +467,7 @@ class Stretch(NamedTuple):
                         break
                     if (
                         batch.last_offset >= next_base
-                        and not self.segments[number].is_there()
+                        and not self.segments[number].exists()
                     ):
                         # A compaction joined them after this object was created.
                         next_base = INT64_MAX

@@ -110,12 +110,17 @@ class SharedLock:
         #: Whether the log was trusted when it was opened, because other processes had
         #: it open.
         self.is_believed = False
-        # The state as this process knows it, or is about to record; under the mutex.
+        # The state that this process has read or is about to record; guarded by the
+        # mutex.
         self._record = LockRecord(0, 0, 0)
-        self._synced: DurableEnd | None = None  # as read last; under the mutex
-        # The objects that the structure number represents; under the mutex.
+        self._synced: DurableEnd | None = (
+            None  # value at the last read; guarded by the mutex
+        )
+        # The objects that the structure number represents; guarded by the mutex.
         self._shape: tuple[Any, ...] = ()
-        self._truncations = 0  # as read last; under publishing and the mutex
+        self._truncations = (
+            0  # value at the last read; guarded by publishing and the mutex
+        )
         self._visible_end_lock = threading.Lock()
         self._writer: SharedLogWriter | None = None
         self._open: Open | None = None
@@ -169,8 +174,8 @@ class SharedLock:
                 self._release()
                 return False
             self._has_write_lock = True
-            # The call returns the same objects while the file is unchanged, so the usual
-            # case costs one read.
+            # The call returns the same objects while the file is unchanged, so the
+            # usual case costs one read.
             record, synced = self._write_lock.read_records()
             if record is not self._record or synced is not self._synced:
                 self._catch_up(record, synced)

@@ -85,7 +85,7 @@ _EXIT_SECONDS: Final = 5.0
 #: its cost is per batch.
 _BULK_BATCHES: Final = 4
 #: Maximum time after which the sender checks for work, in case no event wakes it.
-_LOOK_MS: Final = 1_000
+_CHECK_MS: Final = 1_000
 
 
 class _Work(WorkFields):
@@ -156,8 +156,8 @@ class _Work(WorkFields):
         """
         next_ms = self.accumulator.next_ms()
         if next_ms is None:
-            return _LOOK_MS
-        return min(_LOOK_MS, max(0, next_ms - self.fs.monotonic_ms()))
+            return _CHECK_MS
+        return min(_CHECK_MS, max(0, next_ms - self.fs.monotonic_ms()))
 
     def run(self) -> None:
         """Run rounds until the producer is closed. This is the producer's thread."""
@@ -710,7 +710,7 @@ class Producer(ProducerFields, Closeable):
                 if not self._settings.threaded:
                     self._work.round()
                 if end_ms is None:
-                    left_ms = _LOOK_MS
+                    left_ms = _CHECK_MS
                 else:
                     left_ms = end_ms - self._fs.monotonic_ms()
                 # Without a thread, this thread runs the next round, so it wakes when a
@@ -718,7 +718,7 @@ class Producer(ProducerFields, Closeable):
                 if not self._settings.threaded:
                     with self._lock:
                         left_ms = min(left_ms, self._work.due_ms())
-                if delivery.wait_for_callbacks(max(0, min(left_ms, _LOOK_MS)) / 1000):
+                if delivery.wait_for_callbacks(max(0, min(left_ms, _CHECK_MS)) / 1000):
                     break
                 if end_ms is not None and self._fs.monotonic_ms() >= end_ms:
                     return False

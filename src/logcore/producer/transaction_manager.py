@@ -49,7 +49,7 @@ from logcore.reporting import WARNING, log_line
 _FIRST_WAIT_MS: Final = 1
 _LONGEST_WAIT_MS: Final = 100
 #: How often the sender ends transactions that have been open for too long.
-_LOOK_MS: Final = 1_000
+_CHECK_MS: Final = 1_000
 #: All producers of this library get a new epoch for each transaction (KIP-890).
 _VERSION: Final = 2
 _LATER: Final = (
@@ -149,7 +149,7 @@ class Transacting:
         # Added by this producer to the open transaction.
         self._partitions: set[tuple[str, int]] = set()
         self._is_of_before = False  # an earlier producer opened the transaction
-        self._looked_ms = fs.monotonic_ms()
+        self._checked_ms = fs.monotonic_ms()
 
     # -- states
 
@@ -349,8 +349,8 @@ class Transacting:
         A failure does not stop the producer. Its next request raises the error itself.
         """
         now_ms = self._fs.monotonic_ms()
-        if now_ms - self._looked_ms >= _LOOK_MS:
-            self._looked_ms = now_ms
+        if now_ms - self._checked_ms >= _CHECK_MS:
+            self._checked_ms = now_ms
             try:
                 self._coordinator.end_overdue()
             except LogcoreError as error:

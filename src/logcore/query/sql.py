@@ -82,7 +82,7 @@ def connect(
             )
             connection.register(topic, dataset)
     connection.execute(_MACRO)
-    # By default DuckDB would search unknown tables among the variables of this program.
+    # By default, DuckDB resolves unknown table names to variables of this program.
     connection.execute("set python_enable_replacements = false")
     # Fails if DuckDB's extension for time zones is missing; then the zone is the
     # system's.
@@ -98,8 +98,8 @@ def relation(
     is_text: bool,
     schemas: bool | str = False,
 ) -> duckdb.DuckDBPyRelation:
-    """Return the result of a query as a DuckDB relation. The relation reads the logs
-    when it is read.
+    """Return the result of a query as a DuckDB relation. It reads the logs
+    when its rows are fetched.
 
     With `schemas`, values are decoded by the topic `_schemas`, or by the registry with
     this URL.

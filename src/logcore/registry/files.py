@@ -304,7 +304,8 @@ def _make(
         finally:
             fs.close(handle)
         fs.rename(unfinished, place)
-    # Always sync: the process that created the file may have been killed before its syncs.
+    # Always sync: the process that created the file may have been killed before its
+    # syncs.
     fs.sync_dir(root)
     fs.sync_dir(posixpath.dirname(root))
     with contextlib.suppress(FileExistsError):
@@ -758,9 +759,9 @@ class FileRegistry(Closeable):
         block short, because other processes wait.
         """
         domain = self._layout.domain_of(node_names(path))
-        with self._turn(domain):
-            # Changes inside the block may call _turn() again, which finds the domain
-            # locked.
+        with self._changing(domain):
+            # Changes inside the block may call _changing() again, which finds the
+            # domain locked.
             before = self._held
             self._held = domain
             self._is_busy = False
@@ -787,19 +788,19 @@ class FileRegistry(Closeable):
         domain = self._layout.domain_of(names)
         while True:
             try:
-                with self._turn(domain):
+                with self._changing(domain):
                     return act()
             except _OuterMissingError as missing:
                 # The parent, such as /consumers, is in a separate domain. Two domains
                 # are never locked at once, so the parent is created first and the
                 # change is retried.
                 outer = missing.names
-                with self._turn(self._layout.domain_of(outer)):
+                with self._changing(self._layout.domain_of(outer)):
                     if self._read_node(outer) is None:
                         self._make_node(outer, b"", NodeKind.PERSISTENT)
 
     @contextlib.contextmanager
-    def _turn(self, domain: str) -> Generator[None]:
+    def _changing(self, domain: str) -> Generator[None]:
         """Hold the lock of a domain and the gate of this session, which is not expired."""
         with self._mutex:
             lease = self._writing()
@@ -862,8 +863,8 @@ class FileRegistry(Closeable):
             NodeNotFoundError: the node does not exist.
             BadVersionError: the node has another version.
         """
-        # _turn() has just checked this session, and holds its gate. In a block of
-        # holding(), the check may be long ago.
+        # _changing() has just checked this session, and holds its gate. In a block of
+        # holding(), the last check may be old.
         living = None
         if self._held is None:
             living = self._writing().id
@@ -900,14 +901,14 @@ class FileRegistry(Closeable):
             domain = self._layout.domain_of(names)
             domains = lease.facts.domains
             if domains is not None and domain not in domains:
-                # The record is written first, so that the process that ends this session
-                # finds the node.
+                # The record is written first, so that the process that ends this
+                # session finds the node.
                 lease.rewrite(self._facts_with(lease, (*domains, domain)))
         # The file is torn, or its session is over.
         with contextlib.suppress(FileNotFoundError):
             self._fs.unlink(file)
-        # No temporary name is needed: a process that is killed before or during this one
-        # write leaves a file that is not a node.
+        # No temporary name is needed: a process that is killed before or during this
+        # one write leaves a file that is not a node.
         handle = self._fs.open(
             file, write=True, create=True, exclusive=True, permissions=self._for_files
         )

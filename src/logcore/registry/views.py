@@ -5,10 +5,9 @@
 | `/cluster/id` | the first controller | claim_cluster() |
 | `/clock` | the first process since the machine was started | agree_on_clock() |
 | `/brokers/ids/<n>` | each broker | register_broker() |
-| `/brokers/topics/<t>`, its partitions' states, `/config/topics/<t>` | the controller |
-publishing() |
-| `/controller`, `/controller_epoch` | the process elected as controller | paths.elect()
-|
+| `/brokers/topics/<t>` with its partitions' states | the controller | publishing() |
+| `/config/topics/<t>` | the controller | publishing() |
+| `/controller`, `/controller_epoch` | the elected controller | paths.elect() |
 
 Rules:
 - Topics are a view of the log directory. After a kill or a power failure, the next
@@ -60,11 +59,11 @@ def topic_nodes(name: str, view: TopicView, controller_epoch: int) -> dict[str, 
 
 
 def agree_on_clock(registry: Registry, boot: str, clock_ms: int) -> int:
-    """Return the number to add to the steady clock for times that processes compare.
+    """Return the difference of wall clock and monotonic clock that all processes use.
 
-    This is the value of the first process since the boot. Each process read the wall
-    clock at another time, and the clock may have been set in between. `clock_ms` is
-    this process's value. Raises the errors of Registry.update().
+    Processes that compute the difference themselves disagree if the wall clock is set
+    in between. All use the value of the first process since the boot. `clock_ms` is the
+    value of this process. Raises the errors of Registry.update().
     """
 
     def agree(value: bytes | None) -> bytes | None:

@@ -25,7 +25,7 @@ from logcore.fs.watch import DirectoryWatch
 #: A report of an ended session is repeated after these times, because the kernel
 #: releases its lock shortly after the event.
 _ECHOES_MS: Final = (1, 3, 7, 15, 31, 63, 127)
-_LOOK_SECONDS: Final = 0.02
+_CHECK_SECONDS: Final = 0.02
 
 
 class FileWatch:
@@ -51,7 +51,7 @@ class FileWatch:
         self._state = state
         self._armed: dict[str, tuple[int, int]] = {}
         self._watch: DirectoryWatch | None = None
-        # Times of repeated reports.
+        # Times at which reports of ended sessions are repeated.
         self._echoes: list[int] = []
         self._arm()
         self._seen: object = None
@@ -100,9 +100,9 @@ class FileWatch:
             raise RegistryClosedError("the watch was closed", path=self._root)
         # The operating system reports no events, so compare the nodes at intervals.
         if self._watch.fileno() < 0:
-            seconds = _LOOK_SECONDS
+            seconds = _CHECK_SECONDS
             if pause is not None:
-                seconds = min(pause, _LOOK_SECONDS)
+                seconds = min(pause, _CHECK_SECONDS)
             self._watch.wait(seconds)
             before = self._seen
             self._seen = self._state()

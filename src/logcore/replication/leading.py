@@ -172,10 +172,10 @@ def take_over(
 def appended(
     book: LeaderBook, log_end: int, *, is_durable: bool, now_ms: int
 ) -> LeaderBook:
-    """Take a new log end; `is_durable` if the policy does not wait for the disk.
+    """Record a new log end. `is_durable` is set if the policy does not wait for the disk.
 
-    A follower that had every record until now was caught up until now. In a fetch
-    session, it does not repeat its position while there is nothing new.
+    A follower at the previous log end was caught up until now. It may not have sent a
+    fetch recently, because a fetch session repeats no unchanged position.
     """
     own_end = log_end if is_durable else book.own_end
     followers = {
@@ -240,7 +240,7 @@ def fetched(
     """
     refusal = refuse_fetch(book, fetch, end_of_epoch, live)
     if refusal is not None:
-        # A position that is not in this log proves nothing (KAFKA-13141).
+        # A position that is not in this log does not show progress (KAFKA-13141).
         return book, refusal
     member = book.state.isr.get(fetch.replica)
     if member is None or member.broker_epoch == fetch.broker_epoch:

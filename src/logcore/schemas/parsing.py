@@ -79,7 +79,7 @@ def parse_json(text: str) -> Any:
 def canonical_text(kind: str, text: str) -> str:
     """Return the text that all schemas with the same content have.
 
-    Blanks, comments of Protobuf, and the order of keys in JSON do not matter.
+    Whitespace, comments of Protobuf, and the order of keys in JSON do not matter.
 
     Raises:
         InvalidSchemaError: the text is not JSON.

@@ -30,9 +30,9 @@ ORIGIN_HEADERS: Final = (
     "logcore.offset",
     "logcore.error",
 )
-#: Number of last records in which an earlier copy of the record is searched. A crash may
-#: have left the copy, and other shippers may have appended since.
-_LOOK_BACK: Final = 1_000
+#: Number of last records in which an earlier copy of the record is searched. A crash
+#: may have left the copy, and other shippers may have appended since.
+_READ_BACK_RECORDS: Final = 1_000
 _ROOM_BYTES: Final = 64 << 10
 
 
@@ -57,7 +57,7 @@ class Quarantine:
         log = self._log(origin, partition_count)
         place = self._place(origin, record)
         for kept in log.read(
-            max(log.log_start_offset, log.high_watermark - _LOOK_BACK)
+            max(log.log_start_offset, log.high_watermark - _READ_BACK_RECORDS)
         ):
             found = dict(kept.headers)
             if all(found.get(name) == value for name, value in place.items()):

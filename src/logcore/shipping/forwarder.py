@@ -83,7 +83,7 @@ from logcore.shipping.settings import (
 from logcore.shipping.status import ShippingStatus
 
 #: Interval of the search for new topics and partitions.
-_LOOK_MS: Final = 1_000
+_CHECK_MS: Final = 1_000
 #: Interval at which the progress is written to the registry if the cluster keeps it,
 #: and committed for the local group.
 _WRITE_MS: Final = 1_000
@@ -179,7 +179,7 @@ class Forwarder(Closeable):
         self._counts = _Counts()
         self._status = ShippingStatus(fs, f"forwarder {self._settings.name}")
         # Times at which _find_partitions() and the next two are due.
-        self._look_ms = 0
+        self._next_check_ms = 0
         self._write_ms = 0
         self._refresh_ms = fs.monotonic_ms() + _REFRESH_MS
         # Of delivered records, to be written by _write_progress().
@@ -301,9 +301,9 @@ class Forwarder(Closeable):
             self._cluster.pause(min(timeout_s, remaining_s))
             return 0
         now_ms = self._fs.monotonic_ms()
-        if now_ms >= self._look_ms or self._sender is None:
+        if now_ms >= self._next_check_ms or self._sender is None:
             self._find_partitions()
-            self._look_ms = now_ms + _LOOK_MS
+            self._next_check_ms = now_ms + _CHECK_MS
         if self._sender is None:
             self._sender = self._connected()
         # One batch at a time: the next one is read after this one has its result.

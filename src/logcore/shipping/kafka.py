@@ -45,15 +45,15 @@ from logcore.shipping.cluster import (
     ShippedProgress,
 )
 
-#: How long one question to the cluster may take.
-_PATIENCE_S: Final = 10.0
-#: How long a call that ends a sender may take.
-_ENDING_S: Final = 2.0
+#: Timeout of one request to the cluster.
+_REQUEST_TIMEOUT_S: Final = 10.0
+#: Timeout of a call that ends a sender.
+_ENDING_TIMEOUT_S: Final = 2.0
 #: The largest message size that librdkafka allows, because the remote topic decides
 #: which record is too large.
 _LARGEST_MESSAGE_BYTES: Final = 1_000_000_000
-#: How long a transaction may make no progress before its sender is replaced.
-_SILENCE_S: Final = 10.0
+#: Time without progress after which the sender of a transaction is replaced.
+_STALL_S: Final = 10.0
 _FETCH_RECORDS: Final = 10_000
 TRANSACTION_TIMEOUT_MS: Final = 60_000
 
@@ -231,7 +231,7 @@ class KafkaCluster(Closeable):
         name.
         """
         try:
-            found = self._admin().list_topics(timeout=_PATIENCE_S).topics
+            found = self._admin().list_topics(timeout=_REQUEST_TIMEOUT_S).topics
         except self._kafka.KafkaException as error:
             raise self.raised(error) from error
         return {
@@ -258,15 +258,17 @@ class KafkaCluster(Closeable):
         futures = {}
         if new:
             futures.update(
-                self._admin().create_topics(new, operation_timeout=_PATIENCE_S)
+                self._admin().create_topics(new, operation_timeout=_REQUEST_TIMEOUT_S)
             )
         if more:
             futures.update(
-                self._admin().create_partitions(more, operation_timeout=_PATIENCE_S)
+                self._admin().create_partitions(
+                    more, operation_timeout=_REQUEST_TIMEOUT_S
+                )
             )
         for name, future in futures.items():
             try:
-                future.result(_PATIENCE_S)
+                future.result(_REQUEST_TIMEOUT_S)
             except self._kafka.KafkaException as error:
                 if error.args[0].name() == "TOPIC_ALREADY_EXISTS":
                     continue
@@ -290,7 +292,7 @@ class KafkaCluster(Closeable):
         if not wanted:
             return {}
         try:
-            found = self.reader(group_id).committed(wanted, timeout=_PATIENCE_S)
+            found = self.reader(group_id).committed(wanted, timeout=_REQUEST_TIMEOUT_S)
         except self._kafka.KafkaException as error:
             raise self.raised(error) from error
         for one in found:
@@ -333,7 +335,7 @@ class KafkaCluster(Closeable):
         )
         producer = self._made(self._kafka.Producer, config)
         try:
-            producer.init_transactions(_PATIENCE_S)
+            producer.init_transactions(_REQUEST_TIMEOUT_S)
         except self._kafka.KafkaException as error:
             raise self.raised(error, transactional_id) from error
         return _TransactionalSender(self, producer, transactional_id, group_id)
@@ -365,11 +367,11 @@ class KafkaCluster(Closeable):
         if not names:
             return {}
         futures = self._admin().describe_topics(
-            TopicCollection(list(names)), request_timeout=_PATIENCE_S
+            TopicCollection(list(names)), request_timeout=_REQUEST_TIMEOUT_S
         )
         for name, future in futures.items():
             try:
-                one = future.result(_PATIENCE_S)
+                one = future.result(_REQUEST_TIMEOUT_S)
             except self._kafka.KafkaException as error:
                 if error.args[0].name() in ("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC"):
                     continue
@@ -391,10 +393,12 @@ class KafkaCluster(Closeable):
         try:
             (future,) = (
                 self._admin()
-                .describe_configs([resource], request_timeout=_PATIENCE_S)
+                .describe_configs([resource], request_timeout=_REQUEST_TIMEOUT_S)
                 .values()
             )
-            return "compact" in future.result(_PATIENCE_S)["cleanup.policy"].value
+            return (
+                "compact" in future.result(_REQUEST_TIMEOUT_S)["cleanup.policy"].value
+            )
         except self._kafka.KafkaException as error:
             if error.args[0].name() == "TOPIC_AUTHORIZATION_FAILED":
                 return True
@@ -404,7 +408,7 @@ class KafkaCluster(Closeable):
         """See SourceCluster."""
         try:
             low, high = self._consumer().get_watermark_offsets(
-                self._kafka.TopicPartition(*partition), timeout=_PATIENCE_S
+                self._kafka.TopicPartition(*partition), timeout=_REQUEST_TIMEOUT_S
             )
         except self._kafka.KafkaException as error:
             raise self.raised(error) from error
@@ -453,7 +457,7 @@ class KafkaCluster(Closeable):
     def cluster_id(self) -> str:
         """See SourceCluster."""
         try:
-            found = self._admin().list_topics(timeout=_PATIENCE_S).cluster_id
+            found = self._admin().list_topics(timeout=_REQUEST_TIMEOUT_S).cluster_id
         except self._kafka.KafkaException as error:
             raise self.raised(error) from error
         return str(found or "")
@@ -546,7 +550,7 @@ class _PlainSender:
     def _report(self, one: Partition, offset: int, error: Any) -> None:
         """Record a delivery report.
 
-        Those of a partition come in order; those after an error do not count.
+        The reports of a partition arrive in order. Reports after an error are ignored.
         """
         is_broken = one in self._refused or one in self._failed
         if error is None and not is_broken:
@@ -577,7 +581,7 @@ class _PlainSender:
         raise self._cluster.unavailable(error)
 
     def _left(self, timeout_s: float) -> int:
-        """How many reports are missing after timeout_s."""
+        """Wait for reports, and return how many are missing after timeout_s."""
         try:
             left: int = self._producer.flush(timeout_s)
         except self._kafka.KafkaException as error:
@@ -588,7 +592,7 @@ class _PlainSender:
         # The fatal error was raised before; closing may raise it again.
         with contextlib.suppress(self._kafka.KafkaException):
             self._producer.purge()
-            self._producer.flush(_ENDING_S)
+            self._producer.flush(_ENDING_TIMEOUT_S)
 
 
 class _TransactionalSender(_PlainSender):
@@ -607,11 +611,11 @@ class _TransactionalSender(_PlainSender):
     def _silent(self, timeout_s: float) -> None:
         """Count time without progress.
 
-        After _SILENCE_S it raises: a new sender with the same id aborts the
+        After _STALL_S it raises: a new sender with the same id aborts the
         transaction.
         """
         self._silent_s += timeout_s
-        if self._silent_s >= _SILENCE_S:
+        if self._silent_s >= _STALL_S:
             raise self._cluster.unavailable()
 
     def _begin(self) -> None:
@@ -635,7 +639,7 @@ class _TransactionalSender(_PlainSender):
             return None
         try:
             if self._refused or self._failed:
-                self._producer.abort_transaction(_PATIENCE_S)
+                self._producer.abort_transaction(_REQUEST_TIMEOUT_S)
                 return Outcome({}, dict(self._refused), dict(self._failed))
             # After any other error of a record the two calls below raise: the
             # transaction can only be aborted.
@@ -666,7 +670,7 @@ class _TransactionalSender(_PlainSender):
         # It fails if no transaction is open, the cluster cannot be reached, or another
         # forwarder has the id.
         with contextlib.suppress(self._kafka.KafkaException):
-            self._producer.abort_transaction(_ENDING_S)
+            self._producer.abort_transaction(_ENDING_TIMEOUT_S)
 
 
 def _record(message: Any) -> RemoteRecord:

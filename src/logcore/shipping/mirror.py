@@ -76,7 +76,7 @@ from logcore.shipping.status import ShippingStatus
 
 #: Interval at which partitions are listed, ends are read and offsets of groups are
 #: copied.
-_LOOK_MS: Final = 5_000
+_CHECK_MS: Final = 5_000
 _REFUSING: Final = (InvalidRecordError, RecordTooLargeError)
 #: Number of offsets at our end that are compared with the cluster's before a partition
 #: continues.
@@ -164,7 +164,7 @@ class Mirror(Closeable):
         self._consumers: dict[str, Any] = {}  # of local groups
         self._copied: dict[str, dict[Partition, int]] = {}
         self._status = ShippingStatus(fs, f"mirror {self._settings.name}")
-        self._look_ms = 0
+        self._next_check_ms = 0
         self._record_count = 0
         self._size_bytes = 0
         self._quarantined_count = 0
@@ -271,9 +271,9 @@ class Mirror(Closeable):
             self._cluster.pause(min(timeout_s, remaining_s))
             return 0
         now_ms = self._fs.monotonic_ms()
-        if now_ms >= self._look_ms:
+        if now_ms >= self._next_check_ms:
             self._find_partitions()
-            self._look_ms = now_ms + _LOOK_MS
+            self._next_check_ms = now_ms + _CHECK_MS
         self._place_all()
         parts = self._partitions.values()
         positions = {
@@ -388,7 +388,9 @@ class Mirror(Closeable):
             return
         progress: Mapping[Partition, Committed] = {}
         if not self._keeps:
-            self._begin_producer()  # first: it ends an open transaction of an earlier mirror, which may hold progress
+            # First: this ends an open transaction of an earlier mirror, which may
+            # contain progress.
+            self._begin_producer()
             progress = self._progress()
         for part in waiting:
             part.span = self._cluster.span(part.source)

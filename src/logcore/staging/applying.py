@@ -238,14 +238,15 @@ def roll_forward(fs: FS, directory: str) -> dict[str, LogcoreError]:
         try:
             try:
                 is_done = _is_done(fs, path, manifest)
-            # _finish() writes the state again, and this version is the newest.
+            # The state file is damaged. _finish() writes it again, with this version,
+            # which is the newest.
             except CorruptLogError:
                 is_done = False
             if not is_done:
                 _finish(fs, directory, path, manifest)
             _clear(fs, path, manifest, ASSIGNED)
         except LogcoreError as error:
-            error.reason += f" (to give the rest of this write up, remove {os.path.join(path, name)})"
+            error.reason += f" (to abandon the rest of this write, remove {os.path.join(path, name)})"
             blocked.update(
                 (partition_name(topic, partition), error)
                 for topic, partition in manifest.partitions()

@@ -87,7 +87,7 @@ class AwaitMetadata:
 
 @attrs.frozen
 class StopCopy:
-    """Copy no more of this partition."""
+    """Stop copying this partition."""
 
     error: LogcoreError
 

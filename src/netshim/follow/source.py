@@ -174,7 +174,7 @@ class Source(Closeable):
         return found
 
     def settings(self, names: Collection[str]) -> dict[str, dict[str, str]]:
-        """Return the settings of topics that differ in origin from Kafka's defaults.
+        """Return the settings that were set for topics or for their brokers.
 
         Raises:
             RemoteUnavailableError: no broker answers.

@@ -25,7 +25,7 @@ from netshim.coordinators import GroupService
 from netshim.groups import BrokerGroups
 from netshim.handlers.group import (
     GROUP_OPERATIONS,
-    NOT_ASKED,
+    NOT_REQUESTED,
     code_of_group,
     in_steps,
     when_loaded,
@@ -155,7 +155,7 @@ def consumer_group_describe(
     state: BrokerState,
 ) -> Steps[ConsumerGroupDescribeResponse]:
     operations = (
-        GROUP_OPERATIONS if request.include_authorized_operations else NOT_ASKED
+        GROUP_OPERATIONS if request.include_authorized_operations else NOT_REQUESTED
     )
     described = []
     pace = ChunkCounter()

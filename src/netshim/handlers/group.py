@@ -65,7 +65,7 @@ _COORDINATOR_TOPICS: Final = {0: OFFSETS_TOPIC, 1: TRANSACTIONS_TOPIC}
 #: DELETE, DESCRIBE, DESCRIBE_CONFIGS, ALTER_CONFIGS.
 GROUP_OPERATIONS: Final = 1 << 3 | 1 << 6 | 1 << 8 | 1 << 10 | 1 << 11
 #: Kafka's value of the operations if the request does not ask for them.
-NOT_ASKED: Final = -(2**31)
+NOT_REQUESTED: Final = -(2**31)
 #: Maximum size in bytes of a commit's text, whatever the settings are: its record
 #: stores the length in 16 bits.
 _METADATA_BYTES_MAX: Final = 32_000
@@ -727,7 +727,7 @@ def describe_groups(
     protocol, is Dead. Only a Stable group has subscriptions and assignments.
     """
     group_type = wire.DESCRIBE_GROUPS.Response.Group
-    operations = NOT_ASKED
+    operations = NOT_REQUESTED
     if request.include_authorized_operations:
         operations = GROUP_OPERATIONS
     results = []

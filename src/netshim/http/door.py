@@ -1,7 +1,7 @@
 """Control of a broker over HTTP, for tests in any language.
 
 Rules:
-- Each request names the token of the door. A request from a web page is refused, also
+- Each request contains the token of the door. A request from a web page is refused, also
   if the page's name was bound to this address.
 - Errors are `{"error": ..., "known": [...]}`.
 - Long polls check their condition again and again, and occupy no thread.
@@ -45,7 +45,7 @@ _MAX_BYTES: Final = 1 << 20
 #: Longest long poll.
 _MAX_WAIT_S: Final = 60.0
 #: Interval at which a long poll checks its condition.
-_LOOK_S: Final = 0.05
+_CHECK_S: Final = 0.05
 #: Records in one response.
 _MAX_RECORDS: Final = 1_000
 #: The actions of rules, with the keys that each one needs.
@@ -161,7 +161,7 @@ class Door:
             except AssertionError:
                 if time.monotonic() >= deadline or await request.is_disconnected():
                     raise
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_CHECK_S)
 
     # -- calls -------------------------------------------------------------------------
 
@@ -536,7 +536,7 @@ def _number(request: Request, name: str, default: float, most: float) -> float:
 
 
 def _add_rule(control: FaultControl, given: Any) -> ActiveRule | DiskRule:
-    """Add a rule as a method of FaultControl does."""
+    """Add a rule by the method of FaultControl that its `action` names."""
     if not isinstance(given, dict):
         raise _Refusal(400, "expected an object for each rule")
     options = dict(given)

@@ -40,9 +40,9 @@ from netshim.wire.codec import Api
 #: allocation of 2 GiB.
 _MAX_RESPONSE_BYTES: Final = 512 << 20
 #: Time between two requests to a broker that is not ready.
-_AGAIN_S: Final = 0.02
+_RETRY_S: Final = 0.02
 #: Longest wait for the broker to close a connection.
-_GOODBYE_S: Final = 5.0
+_CLOSE_TIMEOUT_S: Final = 5.0
 _CLOSED: Final = "the broker has closed the connection"
 #: Connections whose client has left and whose broker may still process requests.
 _MAX_LEAVING: Final = 100
@@ -63,7 +63,7 @@ class ResponseDifference:
 
 @attrs.define
 class ApiCount:
-    """Numbers of one API."""
+    """Counts of one API."""
 
     versions: set[int] = attrs.Factory(set)
     requests: int = 0
@@ -73,7 +73,7 @@ class ApiCount:
 
 @attrs.define
 class ReplayReport:
-    """Numbers of a replay."""
+    """Counts of a replay."""
 
     #: By the name of the API.
     apis: dict[str, ApiCount] = attrs.Factory(dict)
@@ -203,7 +203,7 @@ class _ReplayConnection:
     def close(self) -> None:
         """Wait until the broker has processed all requests, and close the socket."""
         with contextlib.suppress(OSError):
-            self._sock.settimeout(_GOODBYE_S)
+            self._sock.settimeout(_CLOSE_TIMEOUT_S)
             while self._sock.recv(1 << 16):
                 pass
         self._sock.close()
@@ -370,7 +370,7 @@ class TrafficReplayer:
             if sent.name in self._late or self._clock_s() >= deadline_s:
                 self._late.add(sent.name)
                 return found
-            self._sleep(_AGAIN_S)
+            self._sleep(_RETRY_S)
             link.send(sent.data)
 
     @staticmethod
