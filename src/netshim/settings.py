@@ -64,7 +64,7 @@ class Settings:
     auto_create_limit: int = _setting(
         1_000,
         0,
-        doc="Most topics that the requests of one connection create so; further ones are refused.",
+        doc="Maximum number of topics that requests of one connection create implicitly; more are refused.",
     )
     num_partitions: int = _setting(
         1, 1, 100_000, doc="Partitions of a topic that is created without a number."
@@ -79,7 +79,7 @@ class Settings:
         10_000,
         1,
         100_000,
-        doc="Most partitions that one CreateTopics or CreatePartitions creates; fixed in Kafka.",
+        doc="Maximum number of partitions that one CreateTopics or CreatePartitions creates; fixed in Kafka.",
     )
     default_replication_factor: int = _setting(
         1, 1, 32_767, doc="Replicas of a topic that does not set them, in a cluster."
@@ -98,10 +98,10 @@ class Settings:
         500,
         1,
         20_000,
-        doc="Longest time that a fetch of a follower waits for records, after one with news.",
+        doc="Maximum time that a fetch of a follower waits for records, if its previous fetch returned some.",
     )
     replica_fetch_max_bytes: int = _setting(
-        1 << 20, 1, doc="Most bytes of a partition in one fetch of a follower."
+        1 << 20, 1, doc="Maximum bytes of a partition in one fetch of a follower."
     )
     offsets_partitions: int = _setting(
         1, 1, 1_000, doc="Partitions of __consumer_offsets, when it is created."
@@ -124,7 +124,9 @@ class Settings:
     max_session_timeout_ms: int = _setting(
         1_800_000, 1, doc="Longest session timeout that members of groups may request."
     )
-    group_max_size: int = _setting(INT32_MAX, 1, doc="Most members of a group.")
+    group_max_size: int = _setting(
+        INT32_MAX, 1, doc="Maximum number of members of a group."
+    )
     group_consumer_session_timeout_ms: int = _setting(
         45_000,
         300,
@@ -133,10 +135,12 @@ class Settings:
     group_consumer_heartbeat_interval_ms: int = _setting(
         5_000,
         100,
-        doc="Interval of the heartbeats of these members, at most a third of their session timeout.",
+        doc="Heartbeat interval of members of the consumer protocol, at most a third of their session timeout.",
     )
     group_consumer_max_size: int = _setting(
-        INT32_MAX, 1, doc="Most members of a group of that protocol."
+        INT32_MAX,
+        1,
+        doc="Maximum number of members of a group of the consumer protocol.",
     )
     group_consumer_migration_policy: str = attrs.field(
         default="bidirectional",
@@ -152,12 +156,12 @@ class Settings:
     fetch_max_bytes: int = _setting(
         57_671_680,
         1_024,
-        doc="Most bytes that one fetch returns, but always at least one batch.",
+        doc="Maximum bytes that one fetch returns. It always returns at least one batch.",
     )
     max_incremental_fetch_session_cache_slots: int = _setting(
         1_000,
         0,
-        doc="Most fetch sessions; further clients list all their partitions in each fetch.",
+        doc="Maximum number of fetch sessions; further clients list all their partitions in each fetch.",
     )
     max_request_bytes: int = _setting(
         104_857_600, 1_024, doc="Largest request; a larger one closes its connection."
@@ -165,36 +169,40 @@ class Settings:
     max_request_entries: int = _setting(
         100_000,
         1_000,
-        doc="Most partitions, topics and names in a request; one with more closes its connection.",
+        doc="Maximum number of partitions, topics and names in a request; one with more closes its connection.",
     )
     max_buffered_bytes: int = _setting(
         256 << 20,
         1 << 20,
         1 << 40,
-        doc="Most bytes of requests that are incomplete or in progress, of all connections; above it, reading waits.",
+        doc="Maximum bytes of unfinished requests of all connections; above it, the broker stops reading.",
     )
     max_remembered_bytes: int = _setting(
         128 << 20,
         1 << 20,
         1 << 40,
-        doc="Most memory for members of groups and transactional ids; more are refused.",
+        doc="Maximum memory for members of groups and transactional ids; more are refused.",
     )
-    max_connections: int = _setting(1_024, 1, doc="Most connections; more are refused.")
+    max_connections: int = _setting(
+        1_024, 1, doc="Maximum number of connections; more are refused."
+    )
     max_connections_per_address: int = _setting(
-        1_024, 1, doc="Most connections of one address."
+        1_024, 1, doc="Maximum number of connections from one address."
     )
     max_pipelined_requests: int = _setting(
-        64, 1, doc="Most requests of a connection that wait for their responses."
+        64,
+        1,
+        doc="Maximum number of requests of a connection that wait for their responses.",
     )
     max_requests_in_work: int = _setting(
         500,
         1,
-        doc="Most requests in progress, of all connections; those that wait for records or members do not count.",
+        doc="Maximum number of requests in progress, of all connections; waits for records or members do not count.",
     )
     max_unread_bytes: int = _setting(
         32 << 20,
         1 << 16,
-        doc="Most bytes of responses that a client has not read; above it, its requests wait.",
+        doc="Maximum bytes of responses that a client has not read; above it, its requests wait.",
     )
     request_timeout_ms: int = _setting(
         30_000,

@@ -185,8 +185,8 @@ class ConsumerOptions(TypedDict, total=False):
         enable_auto_commit: poll() commits the finished offsets. Default: True.
         auto_commit_interval_ms: How often it does. Default: 5,000.
         isolation_level: See Log.read(). Default: "read_uncommitted".
-        max_poll_records: Most records of one poll(). Default: 500.
-        max_partition_fetch_bytes: Most bytes of stored batches that one poll() begins
+        max_poll_records: Maximum number of records of one poll(). Default: 500.
+        max_partition_fetch_bytes: Maximum bytes of stored batches that one poll() begins
             in a partition. It always begins one. Default: 1,048,576.
         fetch_max_bytes: The same for all partitions. Default: 52,428,800.
         max_poll_interval_ms: A member that does not poll for this time loses its

@@ -248,7 +248,7 @@ def withdraw(
 def timed_out(
     group: Group, timeout: Timeout, now_ms: int, *, rules: Rules
 ) -> list[Effect]:
-    """Handle the expiry of an At timer."""
+    """Handle the expiry of a SetTimer effect."""
     step = ClassicStep(group, rules, now_ms)
     match timeout:
         case SessionEnds(member_id):

@@ -178,7 +178,7 @@ def timed_out(
     timeout: SessionEnds | RevocationEnds | RejoinEnds | FirstSyncEnds,
     around: StepContext,
 ) -> list[Effect]:
-    """Handle the expiry of an At timer."""
+    """Handle the expiry of a SetTimer effect."""
     step = HeartbeatStep(group, around)
     match timeout:
         case SessionEnds(member_id):

@@ -346,7 +346,7 @@ class TransactionMachine:
         return self.handle(effect.request, effect.waiter, now_ms)
 
     def timed_out(self, transactional_id: str, now_ms: int) -> list[Effect]:
-        """Handle the expiry of an At timer."""
+        """Handle the expiry of a SetTransactionTimer effect."""
         transaction = self._transactions.get(transactional_id)
         if self.is_over or transaction is None:
             return []

@@ -50,10 +50,10 @@ class ForwardOptions(TypedDict, total=False):
         hold: Commit the progress for the local group `forward-<name>`, so that
             retention can wait for it. The default is true if the directory may be
             written.
-        max_records: Most records of one transaction. Default: 10,000.
-        max_bytes: Most bytes of one transaction. Default: 8 MiB.
+        max_records: Maximum number of records of one transaction. Default: 10,000.
+        max_bytes: Maximum bytes of one transaction. Default: 8 MiB.
         max_ms: Longest time of one transaction. Default: 1,000.
-        buffer_memory: Most bytes of the records that were read and are not delivered.
+        buffer_memory: Maximum bytes of the records that were read and are not delivered.
             Default: 32 MiB.
     """
 
