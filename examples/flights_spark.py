@@ -94,7 +94,7 @@ def read_back(path: str) -> dict[str, dict[str, int]]:
                 assert record.key is not None and record.value is not None
                 carrier = record.key.decode()
                 if carrier in found:
-                    raise SystemExit(f"FAILED: {carrier} is there twice")
+                    raise SystemExit(f"FAILED: {carrier} appears twice")
                 found[carrier] = json.loads(record.value)
     return found
 

@@ -159,7 +159,7 @@ def test_lists_and_the_iteration_take_turns(tmp_path: Path) -> None:
 
 
 def test_finished_records_are_committed_at_the_end(tmp_path: Path) -> None:
-    """A block that an exception leaves does not commit the list in hand."""
+    """If an exception ends the block, the last returned list is not committed."""
 
     async def run() -> None:
         async with aio.open_dir(tmp_path / "d", create=True, durability="os") as data:

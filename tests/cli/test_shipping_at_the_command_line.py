@@ -150,7 +150,7 @@ def test_mirror_asks_before_it_truncates(tmp_path: Path, kafka: Kafka) -> None:
     log.append(b"another")
     assert "--on-divergence truncate" in run("mirror", *options, code=2).output
     assert (
-        "cut orders-0 from offset 10 to 6?"
+        "truncate orders-0 from offset 10 to 6?"
         in run("mirror", *options, "--on-divergence", "truncate", code=1).output
     )
     run("mirror", *options, "--on-divergence", "truncate", "--yes")

@@ -395,9 +395,9 @@ def test_wakeup_ends_one_poll_and_loses_nothing(data: LogDir) -> None:
     ("epoch", "offset", "reason"),
     [
         (1, 4, None),  # up to the end of the epoch
-        (1, 5, "cut below the committed offset.*leader epoch 1.*its end at 4"),
+        (1, 5, "truncated below the committed offset.*leader epoch 1.*its end at 4"),
         (3, 6, None),
-        (9, 4, "cut below the committed offset.*leader epoch 9.*no such epoch"),
+        (9, 4, "truncated below the committed offset.*leader epoch 9.*no such epoch"),
         (-1, 5, None),  # the committer stored no epoch
         (1, 7, "not in the log"),
     ],

@@ -153,7 +153,9 @@ def test_streams_work_in_a_shared_directory(tmp_path: Path) -> None:
 
 
 def test_shutdown_does_not_commit_the_current_record(data: LogDir) -> None:
-    """Its thread may still be processing it. The records before it are finished."""
+    """The thread of the stream may still be processing the record. Earlier records are
+    finished.
+    """
     fill(data, "u", 5)
 
     def first(count: int) -> list[int]:

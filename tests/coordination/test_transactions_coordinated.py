@@ -194,7 +194,7 @@ def test_second_protocol_raises_the_epoch_with_each_end() -> None:
     assert desk.markers[-1].producer_epoch == 1
     assert desk.end(who, version=2) == after, "a retry"
     assert desk.end(after, commit=False, version=2) == ProducerIdAndEpoch(101, 2), (
-        "an abort of nothing"
+        "an abort of an empty transaction"
     )
     assert len(desk.markers) == 1
 

@@ -747,7 +747,7 @@ def test_a_hostile_file_of_topics_has_no_effect(
     tmp_path: Path, rows: list[Any], read_only: bool
 ) -> None:
     """Names from the file were used as paths, and counts from it as sizes of memory.
-    Wrong types raised errors that are not of the library.
+    Wrong types raised errors other than LogcoreError.
     """
     (tmp_path / "victim" / "home-0").mkdir(parents=True)
     data = tmp_path / "data"

@@ -426,7 +426,7 @@ def test_background_work_is_logged(
         for area in ("topics", "compaction", "deletion", "log", "recovery")
     }
     assert (
-        "cut 4 bytes" in said["logcore.recovery"]
+        "truncated 4 bytes" in said["logcore.recovery"]
         and "quarantine" in said["logcore.recovery"]
     )
     assert "refuses writes until it is opened again" in said["logcore.log"]

@@ -287,7 +287,7 @@ def save_topics_last(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_kills_reveal_a_log_with_a_seeded_bug(
     ram: Path, workload: str, lie: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The canary: with a bug that only a crash reveals, some kill reveals it."""
+    """A check of the tests: each bug shows only after a crash, and some kill finds it."""
     lie(monkeypatch)
     campaign = Campaign(ram)
     scenario = Scenario(WORKLOADS[workload], "os", SEED)

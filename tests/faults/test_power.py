@@ -606,7 +606,9 @@ def test_records_served_after_failed_sync_are_durable(disk: LoopDisk) -> None:
 def test_power_cut_reveals_a_recovery_that_trusts_the_page_cache(
     disk: LoopDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The canary: it syncs the old file, and trusts the content in memory."""
+    """A check of the tests: the recovery syncs the old file, and trusts the content in
+    memory.
+    """
     monkeypatch.setattr(recovery, "_sync_and_reread", believe_memory)
     with pytest.raises((AssertionError, LogcoreError)) as met:
         fail_under_an_append(disk)

@@ -194,7 +194,7 @@ def test_groups_are_read_in_every_version_of_the_table(
 
 @pytest.mark.parametrize("version", range(5))
 def test_truncated_records_of_groups_are_refused(version: int) -> None:
-    """Tagged fields that are not known are skipped, and a cut inside them is seen too."""
+    """Unknown tagged fields are skipped. A record that ends inside one is refused too."""
     commits = group_messages.OFFSET_COMMIT_VALUE
     written = wire.encode_versioned(commits, version, commits.Value(metadata="m"))
     groups = group_messages.GROUP_METADATA_VALUE

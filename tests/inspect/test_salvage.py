@@ -367,8 +367,8 @@ def test_a_compaction_that_a_crash_ended_loses_nothing_that_opening_finds(
                         record.offset: record
                         for record in log_.read(log_.log_start_offset)
                     }
-                # Old segments that are all there still hold what compaction leaves out,
-                # which is no loss.
+                # If all old segments still exist, salvage also finds records that
+                # compaction would remove. This is not a loss.
                 assert [found.get(record.offset) for record in expected] == expected, (
                     state.what
                 )
@@ -376,8 +376,8 @@ def test_a_compaction_that_a_crash_ended_loses_nothing_that_opening_finds(
 
 
 def test_rewritten_offsets_are_not_read_from_old_files() -> None:
-    """A recovery put the tail aside, the log went on, and then lost a batch: the old
-    one has its offset.
+    """A recovery quarantined the tail, and new records got the same offsets. A batch of
+    them is then lost. The old batch of the tail must not replace it.
     """
     disk = SimulatedDisk()
     with logcore.open("/data/t-0", create=True, fs=disk) as log:

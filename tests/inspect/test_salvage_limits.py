@@ -194,7 +194,7 @@ def test_interrupted_copy_is_not_a_log(kind: str) -> None:
 
 
 def staged_into(path: Path, version: int, *, publishes: bool = True) -> None:
-    """A write of three records to t-0, as Spark stages one."""
+    """Stage a write of three records to t-0, like a Spark job."""
     staging = Staging(OS, str(path))
     staging.begin(f"tx{version}")
     writer = StagedWriter(

@@ -358,8 +358,8 @@ def test_concurrent_changes_are_not_reported_as_damage(tmp_path, kind):
     "config", [{}, {"cleanup.policy": "compact"}, {"retention.bytes": 900}]
 )
 def test_verify_reports_no_damage_after_normal_use_or_a_crash(config, step):
-    """At changes of the disk that a life makes, for some of the disks that a crash then
-    leaves.
+    """A crash at changes of the disk during normal use, for some of the disks that the
+    crash may leave.
     """
     config = {
         "segment.bytes": 300,

@@ -339,8 +339,8 @@ mixed = (
 def test_rows_of_all_kinds_are_split_into_the_same_batches(
     rows: Any, batch_bytes: int, max_bytes: int, compress: Any, room: int
 ) -> None:
-    """The short ways for plain rows and the long one take turns inside one batch, and
-    the buffer grows between.
+    """The fast paths for plain rows and the general path alternate inside one batch, and
+    the buffer grows in between.
     """
 
     def written(kernel: Any) -> Any:

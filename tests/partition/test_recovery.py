@@ -95,7 +95,7 @@ def test_garbage_tail_is_truncated_and_reported(tmp_path: Path, tail: bytes) -> 
         )
         assert log.recovery_report.checked_bytes == len(data) + len(tail)
         assert bool(log.recovery_report.quarantine_path) == any(tail)
-        assert "cut" in str(log.recovery_report)
+        assert "truncated" in str(log.recovery_report)
 
 
 @pytest.mark.long
@@ -333,7 +333,7 @@ def test_damaged_recovery_checkpoint_causes_a_full_check(
         assert log.recovery_report.checked_bytes == 0, (
             "a clean close leaves nothing to check"
         )
-        assert str(log.recovery_report) == f"{path / LOG}: 0 bytes checked, nothing cut"
+        assert str(log.recovery_report) == f"{path / LOG}: 0 bytes checked, nothing truncated"
 
 
 def test_kafka_partition_after_a_crash_recovers_to_its_clean_copy(

@@ -54,12 +54,12 @@ class Child:
         os.kill(self.pid, number)
 
     def end_without_reading(self) -> None:
-        """Its children may still have its pipe open."""
+        """Kill the process without reading: its children may still have the pipe open."""
         self.send(signal.SIGKILL)
         os.waitpid(self.pid, 0)
 
     def end(self) -> str:
-        """Kill it and return the lines that were not read."""
+        """Kill the process and return the lines that were not read."""
         if self.lines.closed:
             return ""
         self.send(signal.SIGKILL)
@@ -69,7 +69,7 @@ class Child:
 
 
 def next_count(value: bytes | None) -> bytes:
-    """One more, in a value of any size."""
+    """Return the next count, padded to a value of any size."""
     count = int((value or b"0").split()[0]) + 1
     return b"%d " % count + b"x" * (count * 997 % 10_000)
 
@@ -89,7 +89,7 @@ def count_up(place: Path, tell: Callable[[object], None]) -> None:
 
 
 def hold(place: Path, tell: Callable[[object], None]) -> None:
-    """Stands still inside a change."""
+    """Hold a change open."""
     registry = open_registry(place)
     with registry.holding("/a"):
         tell("ready")
@@ -97,7 +97,7 @@ def hold(place: Path, tell: Callable[[object], None]) -> None:
 
 
 def fork(place: Path, tell: Callable[[object], None]) -> None:
-    """Has a session, and a child of its own."""
+    """Open a session, and fork a child."""
     registry = open_registry(place)
     registry.create("/e", ephemeral=True)
     child = os.fork()

@@ -228,8 +228,8 @@ def test_a_second_forwarder_fences_the_first(
 def test_late_commit_of_an_older_forwarder_is_counted_or_aborted(
     data: logcore.LogDir, cluster: ModelCluster, disk: SimulatedDisk
 ) -> None:
-    """The older one stopped in the middle of a batch, and wakes up just when the new
-    one asks how far it came.
+    """The older forwarder stopped in the middle of a batch, and resumes while the new one
+    reads the committed progress.
     """
     fill(data, 5)
     with Forwarder(data, cluster.client(), fs=disk) as older:
@@ -284,7 +284,7 @@ def test_a_second_forwarder_without_transactions_is_refused(
     with Forwarder(data, cluster.client(), at_least_once=True, fs=disk):
         with pytest.raises(
             ShippingError,
-            match="another forwarder of the name 'default' is at work in process",
+            match="another forwarder of the name 'default' is running in process",
         ):
             Forwarder(data, cluster.client(), at_least_once=True, fs=disk)
         Forwarder(
@@ -324,8 +324,8 @@ def test_shipper_waits_for_an_unavailable_cluster(
             attempts.append(forwarder.metrics().retry_count)
         found = forwarder.metrics()
         assert (found.state, found.reason) == ("waiting", "the model is away")
-        assert attempts[10] >= 3, "soon again in the beginning"
-        assert attempts[-1] - attempts[500] in (4, 5, 6), "every ten seconds in the end"
+        assert attempts[10] >= 3, "short intervals at first"
+        assert attempts[-1] - attempts[500] in (4, 5, 6), "every ten seconds later"
         cluster.is_unavailable = False
         forwarder.run(until_end=True)
         assert forwarder.metrics().state == "shipping"

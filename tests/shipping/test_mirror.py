@@ -208,7 +208,7 @@ def test_a_remote_log_that_lost_its_end_stops_the_partition(
             on_divergence="truncate",
             confirm=lambda text: bool(asked.append(text)),
         )
-    assert asked == ["cut orders-0 from offset 10 to 8?"]
+    assert asked == ["truncate orders-0 from offset 10 to 8?"]
     assert here(data) == before, "a refused truncation changed the log"
     mirrored(data, source, on_divergence="truncate")
     assert here(data) == there(source)

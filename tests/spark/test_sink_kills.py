@@ -148,9 +148,9 @@ def judge(path: Path, done: int) -> None:
         shown.append(states.index(found))
     assert max(shown) - min(shown) <= 1, shown
     whole = stream.content(OS)
-    assert whole in WHOLE, f"a part of a batch is there: {[len(one) for one in whole]}"
+    assert whole in WHOLE, f"a partial batch is visible: {[len(one) for one in whole]}"
     assert WHOLE.index(whole) >= max(done, *shown), (
-        f"batch {max(done, *shown) - 1} was committed or shown, and is gone"
+        f"batch {max(done, *shown) - 1} was committed or visible, and is missing"
     )
 
 

@@ -697,7 +697,7 @@ def test_offsets_are_written_around_the_lengths(tmp_path: Path) -> None:
 def test_links_in_the_staging_directory_are_not_followed(
     data: Path, tmp_path: Path
 ) -> None:
-    """The objects that they created were collected as garbage."""
+    """Files that such links pointed to were deleted as garbage."""
     victim = tmp_path / "victim"
     victim.mkdir()
     (victim / "precious").touch()

@@ -219,8 +219,8 @@ def assigned_at(config: dict[str, str] | None) -> int:
 def test_crash_during_roll_forward_is_rolled_forward(
     config: dict[str, str] | None, step: int, limit: int
 ) -> None:
-    """A process dies with offsets given out and nothing in place; then the repair
-    crashes at each operation.
+    """A process dies after it assigned the offsets and before it placed a file. The
+    repair then crashes at each operation.
     """
     crash_at = assigned_at(config) + 3
 
@@ -250,8 +250,8 @@ def test_crash_during_roll_forward_is_rolled_forward(
 def test_another_programs_records_are_not_overwritten(
     config: dict[str, str] | None,
 ) -> None:
-    """Kafka is started after the crash and appends where the staged records belong;
-    nothing of either is destroyed.
+    """After the crash, Kafka appends at the offsets of the staged records. Neither Kafka's
+    records nor the staged ones may be lost.
     """
     disk = killed(life(config, crash_at=assigned_at(config) + 2))
     last = max(

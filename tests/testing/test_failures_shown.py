@@ -53,7 +53,7 @@ def test_a_finding_shows_the_program_and_how_to_replay(
         in text
     )
     assert (
-        "to replay: the same program with seed=3 comes to this disk again, at moment "
+        "to replay: the same program with seed=3 reaches this disk again, at moment "
         in text
     )
     assert "recover(error.state.disk())" in text

@@ -486,7 +486,7 @@ def test_every_operation_can_fail() -> None:
                 and met.value.__cause__.errno == code
             ), (operation, names)
     disk.faults = None
-    assert set(disk.files()) == {"/a"}, "what failed left nothing"
+    assert set(disk.files()) == {"/a"}, "failed operations left no file"
 
 
 def test_false_syncs_bit_rot_and_misdirected_writes() -> None:
@@ -737,7 +737,7 @@ def test_the_example(tmp_path: Path) -> None:
 
 
 def plugin() -> list[str]:
-    """Options that load the plugin where the installed package does not say so yet."""
+    """Options that load the plugin if the installed package does not register it yet."""
     known = importlib.metadata.entry_points(group="pytest11")
     return (
         []
@@ -750,8 +750,8 @@ def plugin() -> list[str]:
 
 
 def pytest_run(path: Path, expected: str, basetemp: Path, *options: str) -> None:
-    """basetemp: without one of its own, an inner run first removes the directories of
-    earlier runs of the whole suite.
+    """Run pytest on a file. Without its own `basetemp`, the inner run would first remove
+    the directories of earlier runs of the whole suite.
     """
     command = [
         sys.executable,

@@ -576,7 +576,7 @@ def misplaced(
     if epoch_end >= committed.offset:
         return None
     return LogTruncatedError(
-        f"the log was cut below the committed offset: it holds less of leader epoch {committed.leader_epoch}",
+        f"the log was truncated below the committed offset: it has less of leader epoch {committed.leader_epoch}",
         path=log.path,
         offset=committed.offset,
         expected=f"an epoch that ends at {committed.offset} or later",

@@ -154,11 +154,11 @@ class RecoveryReport:
         if self.damage:
             return "; ".join(map(str, self.damage))
         if self.cut_position is None:
-            return f"{self.path}: {self.checked_bytes} bytes checked, nothing cut"
+            return f"{self.path}: {self.checked_bytes} bytes checked, nothing truncated"
         kept = ""
         if self.quarantine_path:
             kept = f", copied to {self.quarantine_path}"
-        return f"{self.path}: cut {self.cut_bytes} bytes at position {self.cut_position} ({self.reason}){kept}"
+        return f"{self.path}: truncated {self.cut_bytes} bytes at position {self.cut_position} ({self.reason}){kept}"
 
 
 def recover(

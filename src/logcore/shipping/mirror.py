@@ -495,7 +495,7 @@ class Mirror(Closeable):
         if cut >= log.log_end_offset:
             self._stop(part, error)
             return
-        question = f"cut {part.target[0]}-{part.target[1]} from offset {log.log_end_offset} to {cut}?"
+        question = f"truncate {part.target[0]}-{part.target[1]} from offset {log.log_end_offset} to {cut}?"
         if self._settings.confirm is not None and not self._settings.confirm(question):
             self._stop(part, error)
             return

@@ -111,7 +111,7 @@ class ProgressStore:
         pid = self._fs.pread(handle, 10, 0).decode("ascii", "replace").strip()
         self._fs.close(handle)
         raise ShippingError(
-            f"another forwarder of the name {self._name!r} is at work in process {pid}; end it, or give this one "
+            f"another forwarder of the name {self._name!r} is running in process {pid}; end it, or give this one "
             "another name and other topics"
         )
 

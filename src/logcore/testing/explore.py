@@ -117,7 +117,7 @@ class CrashTestError(AssertionError):
             f"{reason}\n"
             f"  after a crash ({state.kind}): {state.what}\n"
             f"  the last operations:\n{last or '    none'}\n"
-            f"  to replay: the same program with seed={seed} comes to this disk again, at moment {moment}; in\n"
+            f"  to replay: the same program with seed={seed} reaches this disk again, at moment {moment}; in\n"
             "    `except CrashTestError as error:` recover(error.state.disk()) starts on it, and\n"
             '    error.state.disk().save("broken") writes it to a directory'
         )
