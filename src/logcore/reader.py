@@ -556,10 +556,11 @@ class LogReader:
         self._check_open()
         if self._is_writing:
             return self._state.follow()
-        # A search for transactions sees the segments before or after this.
+        # A concurrent search for transactions sees the segments before or after the
+        # refresh, not a mixture.
         with self._state.lock, self._state.scanning:
             before = self._state.visible
-            self._view.again()
+            self._view.refresh()
             return self._state.visible != before
 
     def offset_for_timestamp(self, timestamp_ms: Time) -> int | None:

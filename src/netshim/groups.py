@@ -105,7 +105,7 @@ _LINES: Final[dict[type, tuple[str, str, tuple[str, ...]]]] = {
     ),
     GroupRebalances: (
         "rebalances",
-        "group %s rebalances: members came, left or changed",
+        "group %s rebalances: members joined, left or changed",
         ("group_id",),
     ),
     GroupEmptied: ("emptied", "group %s has no members any more", ("group_id",)),
@@ -116,12 +116,12 @@ _LINES: Final[dict[type, tuple[str, str, tuple[str, ...]]]] = {
     ),
     RevocationEnded: (
         "session",
-        "group %s: member %s did not give up its partitions in time, and is removed",
+        "group %s: member %s did not revoke its partitions in time, and is removed",
         ("group_id", "member_id"),
     ),
     LateMemberRemoved: (
         "session",
-        "group %s: member %s did not join again, or ask for its partitions, in time, and is removed",
+        "group %s: member %s did not rejoin or sync in time, and is removed",
         ("group_id", "member_id"),
     ),
     GroupConverted: (

@@ -333,7 +333,10 @@ def test_damaged_recovery_checkpoint_causes_a_full_check(
         assert log.recovery_report.checked_bytes == 0, (
             "a clean close leaves nothing to check"
         )
-        assert str(log.recovery_report) == f"{path / LOG}: 0 bytes checked, nothing truncated"
+        assert (
+            str(log.recovery_report)
+            == f"{path / LOG}: 0 bytes checked, nothing truncated"
+        )
 
 
 def test_kafka_partition_after_a_crash_recovers_to_its_clean_copy(

@@ -32,7 +32,7 @@ _S = TypeVar("_S")
 
 
 class Opening(Generic[_T]):
-    """Not open yet: `await` gives the object, and `async with` gives it for the block."""
+    """An object that is not open yet. `await` opens it; `async with` also closes it."""
 
     def __init__(self, begin: Callable[[], Awaitable[_T]]) -> None:
         """Create an opening. `begin` opens the object."""

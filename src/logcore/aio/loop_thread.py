@@ -143,11 +143,11 @@ class LoopThread:
         return await self.begin(functools.partial(function, *args, **kwargs))
 
     async def acquire(
-        self, function: Callable[[], _T], unwanted: Callable[[_T], object]
+        self, function: Callable[[], _T], release: Callable[[_T], object]
     ) -> _T:
         """Run a function like call(), and release its result if the task is cancelled.
 
-        In that case the worker thread calls unwanted(result). Exceptions of unwanted()
+        In that case the worker thread calls release(result). Exceptions of release()
         are passed to sys.unraisablehook.
         """
         found: list[_T] = []
@@ -158,12 +158,12 @@ class LoopThread:
 
         def release_result() -> None:
             for one in found:
-                call(unwanted, one)
+                call(release, one)
 
         try:
             return await self.begin(run)
         except asyncio.CancelledError:
-            # After the function, and before the calls of the next task.
+            # The queue runs this after the function, and before calls of the next task.
             self.submit(release_result)
             raise
 

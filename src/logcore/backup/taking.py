@@ -324,7 +324,7 @@ class _Snapshot:
         tail: bytes,
         before: StoredSegment | None,
     ) -> StoredSegment:
-        """Store the bytes below `size`, and `tail`, after the parts that are the same."""
+        """Store the bytes below `size`, and `tail`, after the unchanged parts."""
         parts: list[StoredPart] = []
         position = 0
         if before is not None and len(before.parts) < _MAX_PARTS:
@@ -413,7 +413,7 @@ def take_snapshot(
         # Its parts may be deleted too.
         store.delete(manifests.manifest_name(manifest.id))
         raise CompactionAbandonedError(
-            "the snapshot before was deleted by another process; take the snapshot again",
+            "the previous snapshot was deleted by another process; take the snapshot again",
             path=store.location,
         )
     if keep is not None:

@@ -87,8 +87,7 @@ class TransactionCut:
         self._time_ms = time_ms
         self._logs = logs
         self._next_offsets = [log.log_start_offset for log in logs]
-        #: The end of the states up to the time, in each log; None if it has no later
-        #: one.
+        #: The offset of the first state after the time, in each log; None if there is none.
         self._cuts: list[int | None] = [None] * len(logs)
         self._states: dict[str, StoredTransaction] = {}
         #: Producers with a state that is later than the time.

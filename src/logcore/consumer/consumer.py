@@ -89,9 +89,8 @@ _CHECK_SECONDS: Final = 1.0
 #: The same interval in a shared directory, if no event reports the death of another
 #: process.
 _CHECK_SHARED_SECONDS: Final = 0.05
-_ELSEWHERE_CHECKS: Final = (
-    100  # attempts of commit_elsewhere() while a generation begins
-)
+#: Number and interval of the attempts of commit_elsewhere() while a generation begins.
+_ELSEWHERE_CHECKS: Final = 100
 _ELSEWHERE_SECONDS: Final = 0.1
 
 

@@ -133,7 +133,7 @@ class GroupNode:
     group: Group
     #: The boot id of the machine at the time of writing.
     boot: str
-    #: Added to the steady clock to get the group's time.
+    #: Added to the monotonic clock to get the group's time.
     clock_ms: int
     #: The due time of each timer.
     timers: dict[Timeout, int] = attrs.Factory(dict[Timeout, int])

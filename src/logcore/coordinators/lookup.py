@@ -50,10 +50,10 @@ class Coordinators:
         self._registry: FileRegistry | None = None
         self._controller: Controller | None = None
         self._group_settings: GroupSettings | None = None
-        #: Steady time of the last check of transactions. The first check is due at
+        #: Monotonic time of the last check of transactions. The first check is due at
         #: once.
         self._checked_ms = fs.monotonic_ms() - _CHECK_MS
-        #: Steady time of the last deletion of expired offsets.
+        #: Monotonic time of the last deletion of expired offsets.
         self._expired_ms = fs.monotonic_ms()
 
     @property

@@ -130,12 +130,12 @@ class SharedGroups(ProcessGroups):
         self._answers: dict[str, dict[str, PendingResult]] = {}
         #: Group -> version and content of its node at the last read.
         self._nodes: dict[str, tuple[int, GroupNode]] = {}
-        #: (group, member) -> steady time of the last renewal of its session.
+        #: (group, member) -> monotonic time of the last renewal of its session.
         self._renewed: dict[tuple[str, str], int] = {}
         #: Groups with members of this process.
         self._own_groups: set[str] = set()
         self._observed = Observations()
-        #: Steady time of the last check whether the processes of members are alive.
+        #: Monotonic time of the last check whether the processes of members are alive.
         self._checked_ms = 0
         #: Groups whose nodes this process has created or found.
         self._created: set[str] = set()
@@ -451,7 +451,7 @@ class SharedGroups(ProcessGroups):
         return self._clock_ms + self._next_ms(_ALIVE_MS)
 
     def _next_ms(self, most_ms: int) -> int:
-        """Return the steady time of the next deadline, at most most_ms from now."""
+        """Return the monotonic time of the next deadline, at most most_ms from now."""
         with self._lock:
             times = [
                 at_ms - node.clock_ms

@@ -46,7 +46,7 @@ class _Watched:
     #: A different value in the node shows that the member was active.
     deadline_ms: int
     duration_ms: int
-    #: Steady time of the last observation.
+    #: Monotonic time of the last observation.
     looked_ms: int
     #: The part of the duration that counts as observed.
     counted_ms: int = 0

@@ -56,7 +56,7 @@ class Deletions:
         self._coordinators = coordinators
         #: Deleted topics whose offsets are being deleted.
         self._forgetting: set[str] = set()
-        #: Steady time at which forget_again() may run again.
+        #: Monotonic time at which forget_again() may run again.
         self._forget_from_ms = 0
 
     def start(

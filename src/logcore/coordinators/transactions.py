@@ -316,7 +316,7 @@ class TransactionCoordinator:
             return self._directory.host.open_again(TRANSACTIONS_TOPIC, number)
         return log
 
-    def _home(self, transactional_id: str) -> Log:
+    def _log_of(self, transactional_id: str) -> Log:
         """Return the log of an id, and create the topic if necessary."""
         self._directory.create_topic(
             TRANSACTIONS_TOPIC, 1, TRANSACTIONS_CONFIG, exist_ok=True
@@ -363,7 +363,7 @@ class TransactionCoordinator:
         else:
             value = transaction_value(effect.stored)
         try:
-            log = self._home(name)
+            log = self._log_of(name)
             receipt = log.append(
                 value,
                 key=transaction_key(name),
@@ -410,7 +410,7 @@ class TransactionCoordinator:
         ends: dict[Log, int] = {}
         for partition in sorted(effect.partitions):
             try:
-                home_epoch = self._home(effect.transactional_id).leader_epoch
+                home_epoch = self._log_of(effect.transactional_id).leader_epoch
                 log = self._marked(partition)
                 receipt = log.end_transaction(
                     effect.producer_id,

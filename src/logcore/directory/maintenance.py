@@ -43,9 +43,8 @@ from logcore.partition.segment_files import list_bases
 from logcore.retention import Policy, kafka_rules, to_fit
 from logcore.segment import Segment
 
-_HIGH_WATERMARK_MS: Final = (
-    5_000  # Kafka: replica.high.watermark.checkpoint.interval.ms
-)
+#: Kafka's replica.high.watermark.checkpoint.interval.ms.
+_HIGH_WATERMARK_MS: Final = 5_000
 #: One tick() ends after this many actions with disk I/O, this many milliseconds of
 #: them, or this many logs.
 _TICK_ACTIONS: Final = 4

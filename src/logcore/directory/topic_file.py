@@ -5,7 +5,7 @@ Rules:
 - The file is replaced atomically. A topic marked as deleting does not exist: its files
   are being removed, or are not complete yet.
 - The file may come from any source. All of its content is checked before any of it
-  becomes a path or memory.
+  is used as a path or as a size of memory.
 
 This module creates no directories and opens no logs.
 """
@@ -31,7 +31,7 @@ NO_ID: Final = uuid.UUID(int=0)
 #: Not Kafka's limit. Each partition is a directory with files, and a typing error must
 #: not create a million of them.
 MAX_PARTITIONS: Final = 100_000
-_MAX_IN_ALL: Final = 1_000_000
+_MAX_TOTAL_PARTITIONS: Final = 1_000_000
 #: Accepted until Kafka 4 removed it. Rows of earlier versions may contain it.
 _REMOVED_SETTING: Final = "message.downconversion.enable"
 
@@ -180,9 +180,9 @@ def read_topics(fs: FS, path: str) -> list[TopicEntry]:
             for row in rows
             if isinstance(row, dict) and _is_count(row)
         )
-        if total > _MAX_IN_ALL:
+        if total > _MAX_TOTAL_PARTITIONS:
             raise ValueError(
-                f"{total} partitions in all, where {_MAX_IN_ALL} are the most"
+                f"{total} partitions in all, where {_MAX_TOTAL_PARTITIONS} are the most"
             )
         topics = [TopicEntry.from_json(row) for row in rows]
         if len({topic.name for topic in topics}) < len(topics):
@@ -204,9 +204,11 @@ def write_topics(
     """Replace the file. With `may_use_reserve`, a full disk's reserve may be used."""
     rows = [topic.as_json() for topic in topics]
     total = sum(row["partitions"] for row in rows)
-    if total > _MAX_IN_ALL:
+    if total > _MAX_TOTAL_PARTITIONS:
         raise InvalidConfigError(
-            "partitions in all", expected=f"at most {_MAX_IN_ALL}", found=total
+            "partitions in all",
+            expected=f"at most {_MAX_TOTAL_PARTITIONS}",
+            found=total,
         )
     content = checkpoint.pack_topics(rows)
     reserve = None

@@ -44,9 +44,8 @@ PREFIX_SIZE: Final = 17  # bytes needed to choose a decoder
 #: A length below this cannot even hold the fixed part of a v0 message
 #: (LegacyRecord.RECORD_OVERHEAD_V0).
 MIN_LENGTH: Final = 14
-MIN_RECORD_SIZE: Final = (
-    7  # length, attributes, two deltas, two lengths and a header count of one byte each
-)
+#: Length, attributes, two deltas, two lengths and a header count, of one byte each.
+MIN_RECORD_SIZE: Final = 7
 #: Maximum size of a record in addition to its key, value and headers: 36 bytes, if all
 #: its varints have their full width. The rule for closing a batch uses it, so that no
 #: kernel needs the exact size of a record in advance.

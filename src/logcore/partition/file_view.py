@@ -55,7 +55,7 @@ class FileView:
         #: end, they are not synced.
         self.acknowledged_end = 0
 
-    def again(self) -> None:
+    def refresh(self) -> None:
         """Refresh the segments and the end from the files.
 
         Raises:

@@ -162,7 +162,7 @@ def unpack_cluster_id(data: bytes) -> str:
 
 
 def pack_clock(boot: str, clock_ms: int) -> bytes:
-    """Encode the number that all processes of one boot add to the steady clock."""
+    """Encode the number that all processes of one boot add to the monotonic clock."""
     return pack_json({"boot": boot, "clock_ms": clock_ms})
 
 

@@ -332,7 +332,7 @@ class _Observation:
 
 
 class Observer:
-    """Finds stuck sessions, on the steady clock of this process alone."""
+    """Finds stuck sessions, on the monotonic clock of this process alone."""
 
     def __init__(self) -> None:
         self._seen: dict[str, _Observation] = {}

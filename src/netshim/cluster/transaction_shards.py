@@ -448,7 +448,7 @@ class TransactionShards(TransactionService):
         self._prepare_next(producer[1])
 
     def _prepare_next(self, producer_id: int) -> None:
-        """Complete the requests of a producer, up to one that must ask."""
+        """Complete the requests of a producer, up to one that needs the coordinator's answer."""
         waiting = self._preparations.get(producer_id, deque())
         while waiting and not waiting[0].is_requesting:
             one = waiting[0]

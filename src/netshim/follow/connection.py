@@ -189,8 +189,8 @@ class SourceConnection:
 
     def interrupt(self) -> None:
         """Make a request that waits in another thread fail. close() is still needed."""
-        # SSLSocket.shutdown() would end the decryption: the other thread would take the
-        # encrypted bytes that are left for the rest of a response.
+        # SSLSocket.shutdown() would end the decryption. The other thread would then
+        # read encrypted bytes as the rest of its response.
         with contextlib.suppress(OSError):
             socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
 

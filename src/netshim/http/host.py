@@ -44,7 +44,7 @@ _MAX_CONNECTIONS: Final = 100
 #: Iterations of the event loop until the remaining connections are closed.
 _CLOSING_TURNS: Final = 10
 #: How long stop() waits for pages that are being answered.
-_GRACE_S: Final = 1
+_STOP_TIMEOUT_S: Final = 1
 
 
 def parse_address(text: str, option: str) -> tuple[str, int]:
@@ -82,8 +82,8 @@ def bind(option: str, text: str) -> Generator[tuple[str, int], None, None]:
 def names_this_host(request: Request) -> bool:
     """Return whether a request names the host at which it arrived.
 
-    A web page whose name was bound to this address names another one. Over TLS, the
-    certificate prevents that.
+    After DNS rebinding, a web page sends requests to this address under its own name.
+    Over TLS, the certificate prevents that.
     """
     served = (request.scope.get("server") or ("",))[0]
     return request.url.scheme == "https" or request.url.hostname in (
@@ -164,7 +164,7 @@ class HttpHost:
             proxy_headers=False,
             ws="none",
             limit_concurrency=_MAX_CONNECTIONS,
-            timeout_graceful_shutdown=_GRACE_S,
+            timeout_graceful_shutdown=_STOP_TIMEOUT_S,
             ssl_certfile=None if tls is None else tls.cert,
             ssl_keyfile=None if tls is None else tls.key,
         )

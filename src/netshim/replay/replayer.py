@@ -385,7 +385,7 @@ class TrafficReplayer:
         recorded: memoryview,
         found: bytes | str,
     ) -> list[FieldDifference]:
-        """Return the differences of a response, and learn its ids."""
+        """Return the differences of a response, and record the ids that it contains."""
         if isinstance(found, str):
             return [FieldDifference("response", "a response", found)]
         decoded = _decoded(sent, recorded, found)
