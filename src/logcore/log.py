@@ -334,14 +334,11 @@ def rewriting_of(log: Log) -> AbstractContextManager[Rewriting]:
 
 @attrs.frozen
 class LogHost:
-    """The parts of a log that is open for writing, for hosts; users need none of them.
+    """The parts of a log that is open for writing, for hosts; users need none of them."""
 
-    Attributes:
-        writer: appends, syncs, rolls and truncates.
-        maintenance: the steps of Log.tick() and Log.retain().
-    """
-
+    #: Appends, syncs, rolls and truncates.
     writer: Writer
+    #: The steps of Log.tick() and Log.retain().
     maintenance: LogMaintenance
 
 

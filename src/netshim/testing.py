@@ -212,11 +212,6 @@ class Kafka:
 
     Topics may be named with or without the prefix. All methods may be called from
     several threads.
-
-    Attributes:
-        server: The broker.
-        prefix: Prefix of the names of topics and groups, empty if no other test uses
-            the broker.
     """
 
     def __init__(
@@ -226,8 +221,11 @@ class Kafka:
         clock: BrokerClock | None = None,
     ) -> None:
         """Create an instance. Tests use one of the fixtures."""
+        #: The broker.
         self.server = server
         self._clock = clock
+        #: Prefix of the names of topics and groups, empty if no other test uses the
+        #: broker.
         self.prefix = prefix
         #: Numbers of namespaces.
         self._numbers = itertools.count(1)

@@ -86,22 +86,19 @@ class SnapshotSource(PartitionDirectory, Protocol):
 
 @attrs.frozen
 class SnapshotResult:
-    """A snapshot that was stored.
+    """A snapshot that was stored."""
 
-    Attributes:
-        id: its id, for restore().
-        time_ms: when it began. It contains the records acknowledged before.
-        partitions: the number of partitions.
-        size_bytes: the size of their records.
-        stored_bytes: the bytes that were stored for it. The rest was stored before.
-        linked_bytes: the bytes of segments that became hard links.
-    """
-
+    #: The id, for restore().
     id: str
+    #: When the snapshot began. It contains all records acknowledged before that time.
     time_ms: int
+    #: The number of partitions.
     partitions: int
+    #: The size of their records.
     size_bytes: int
+    #: The bytes that were stored for this snapshot. The rest was stored before.
     stored_bytes: int
+    #: The bytes of segments that became hard links.
     linked_bytes: int
 
 

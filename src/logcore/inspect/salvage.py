@@ -1091,11 +1091,6 @@ class _Copy:
     """Writes the segments of one partition in order.
 
     It collects the facts for the other files of the partition from the batch heads.
-
-    Attributes:
-        losses: Offsets that a loss precedes, rising.
-        epochs: (leader epoch, start offset), rising in both.
-        producer_ids: One above the highest producer id in the heads.
     """
 
     def __init__(
@@ -1104,13 +1099,16 @@ class _Copy:
         self.fs = fs
         self.directory = directory
         self.producers = producers
+        #: Offsets that a loss precedes, in ascending order.
         self.losses = losses
         self.config = LogConfig.parse(None)
         self.transactions = PartitionTransactions()
         self.doubtful: dict[
             tuple[int, int], None
         ] = {}  # (producer id, first offset), of transactions
+        #: (leader epoch, start offset), ascending in both.
         self.epochs: list[tuple[int, int]] = []
+        #: One above the highest producer id in the heads.
         self.producer_ids = 0
 
     def _pass(self, offset: int) -> None:

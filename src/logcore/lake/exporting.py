@@ -80,35 +80,32 @@ class ExportReport:
 
 @attrs.frozen(kw_only=True)
 class ExportOptions:
-    """Options of export().
+    """Options of export()."""
 
-    Attributes:
-        layout: what decides the columns of the table.
-        start: the offset in each partition at which the first export begins, by default
-            the log start. Later exports begin where the previous one ended.
-        end: the offset in each partition at which the export ends, by default the last
-            stable offset.
-        on_gap: "skip" continues at the log start if records were deleted before they
-            were exported.
-        schemas: Avro schemas as parsed JSON. For values in JSON, None: SCHEMA defines
-            columns. For values in Avro, None: SCHEMA decodes plain values, and ID: SCHEMA
-            decodes values with that id of a schema registry.
-        decode: decodes values by the schemas of a registry, for value="registry": see
-            logcore.schemas.ValueDecoder.decode().
-        select: returns the records to export. The others count as exported.
-        commit_bytes: size of the rows of one commit in Arrow's format.
-        on_progress: called with the number of offsets that were read, and the total. The
-            first call, with 0, comes before the first read.
-    """
-
+    #: The layout, which decides the columns of the table.
     layout: TableLayout = attrs.Factory(TableLayout)
+    #: The offset in each partition at which the first export begins, by default the log
+    #: start. Later exports begin where the previous one ended.
     start: Mapping[int, int] = attrs.Factory(dict)
+    #: The offset in each partition at which the export ends, by default the last stable
+    #: offset.
     end: Mapping[int, int] = attrs.Factory(dict)
+    #: "skip" continues at the log start if records were deleted before they were
+    #: exported.
     on_gap: OnGap = "fail"
+    #: Avro schemas as parsed JSON. For values in JSON, None: SCHEMA defines columns.
+    #: For values in Avro, None: SCHEMA decodes plain values, and ID: SCHEMA decodes
+    #: values with that id of a schema registry.
     schemas: Mapping[int | None, Any] = attrs.Factory(dict)
+    #: Decodes values by the schemas of a registry, for value="registry": see
+    #: logcore.schemas.ValueDecoder.decode().
     decode: Callable[[bytes], DecodedPiece] | None = None
+    #: Returns the records to export. The others count as exported.
     select: Callable[[RecordColumns], npt.NDArray[np.bool_]] | None = None
+    #: Size of the rows of one commit in Arrow's format.
     commit_bytes: int = COMMIT_BYTES
+    #: Called with the number of offsets that were read, and the total. The first call,
+    #: with 0, comes before the first read.
     on_progress: Callable[[int, int], None] | None = None
 
 

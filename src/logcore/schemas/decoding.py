@@ -180,16 +180,12 @@ class _KnownSchema:
 
 
 class ValueDecoder:
-    """Decodes keys and values of records.
-
-    Attributes:
-        schemas: The schemas. One that was found is not looked up again.
-        failures: Number of keys and values that name a schema and were not decoded, by
-            reason.
-    """
+    """Decodes keys and values of records."""
 
     def __init__(self, schemas: SchemaState) -> None:
+        #: The schemas. One that was found is not looked up again.
         self.schemas = schemas
+        #: Number of keys and values that name a schema and were not decoded, by reason.
         self.failures: Counter[str] = Counter()
         self._known: dict[int | str, _KnownSchema] = {}
 

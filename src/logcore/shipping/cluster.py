@@ -50,15 +50,13 @@ class Outcome:
 
     With a refused or failed partition, a transaction has delivered nothing, and a new
     sender is needed.
-
-    Attributes:
-        delivered: The next local offset, for each partition with delivered records.
-        refused: Partitions with a record that the cluster rejects, with the reason.
-        failed: Partitions that the cluster rejects entirely, with the reason.
     """
 
+    #: The next local offset, for each partition with delivered records.
     delivered: Mapping[Partition, int]
+    #: Partitions with a record that the cluster rejects, with the reason.
     refused: Mapping[Partition, str] = attrs.field(factory=dict)
+    #: Partitions that the cluster rejects entirely, with the reason.
     failed: Mapping[Partition, str] = attrs.field(factory=dict)
 
 
@@ -151,17 +149,14 @@ class RemoteRecord(NamedTuple):
 
 @attrs.frozen
 class FetchResult:
-    """The result of one fetch().
-
-    Attributes:
-        reached: Partitions that were read to their end, with that end. It is above
-            markers and aborted records too, which appear in no record.
-        lost: Partitions that do not exist or do not contain the position; see span()
-            and topics().
-    """
+    """The result of one fetch()."""
 
     records: Mapping[Partition, Sequence[RemoteRecord]]
+    #: Partitions that were read to their end, with that end. It is above markers and
+    #: aborted records too, which appear in no record.
     reached: Mapping[Partition, int]
+    #: Partitions that do not exist or do not contain the position; see span() and
+    #: topics().
     lost: Collection[Partition] = ()
 
 

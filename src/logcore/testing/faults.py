@@ -51,24 +51,21 @@ class Slow:
 
 @attrs.frozen
 class Fault:
-    """A failure of selected calls.
+    """A failure of selected calls."""
 
-    Attributes:
-        operation: One of OPERATIONS, or "*".
-        action: An errno with which the call fails. A write then fails after its first
-            half, and a sync fails after losing the data. The other actions are "lie" (a
-            sync succeeds without effect), "rot" (one bit of a write is wrong),
-            "misdirect" (a write hits the following sector) and "crash" (the power fails
-            during the call). Real files may be Slow.
-        path: A glob pattern for the whole path.
-        at: Number of the first matching call that fails, counted from 1.
-        times: Number of calls that fail, None for no limit.
-    """
-
+    #: One of OPERATIONS, or "*".
     operation: str
+    #: An errno with which the call fails. A write then fails after its first half, and
+    #: a sync fails after losing the data. The other actions are "lie" (a sync succeeds
+    #: without effect), "rot" (one bit of a write is wrong), "misdirect" (a write hits
+    #: the following sector) and "crash" (the power fails during the call). Real files
+    #: may be Slow.
     action: int | Slow | Literal["lie", "rot", "misdirect", "crash"] = errno.EIO
+    #: A glob pattern for the whole path.
     path: str = "*"
+    #: Number of the first matching call that fails, counted from 1.
     at: int = 1
+    #: Number of calls that fail, None for no limit.
     times: int | None = 1
 
     def __attrs_post_init__(self) -> None:

@@ -272,17 +272,7 @@ class SimulatedWatch:
 
 
 class Machine:
-    """The machine on which the processes run. See the top of this module.
-
-    Attributes:
-        steps: Number of steps so far.
-        killed: The killed processes, in order.
-        is_off: Whether the power has been cut.
-        paused_ms: Duration of the pause of all processes, 0 before it.
-        spared: A process that random events do not kill.
-        on_kill: Called with each process that is killed.
-        on_freed: Called with a killed process once its locks are released.
-    """
+    """The machine on which the processes run. See the top of this module."""
 
     def __init__(
         self, disk: SimulatedDisk, *, seed: int = 0, chances: Chances | None = None
@@ -307,13 +297,20 @@ class Machine:
             (self.chances.pause, self._pause),
         )
         self._likely = sum(chance for chance, _ in self._events)
+        #: Number of steps so far.
         self.steps = 0
         self.processes: list[SimulatedProcess] = []
+        #: The killed processes, in order.
         self.killed: list[SimulatedProcess] = []
+        #: Whether the power has been cut.
         self.is_off = False
+        #: Duration of the pause of all processes, 0 before it.
         self.paused_ms = 0
+        #: A process that random events do not kill.
         self.spared: SimulatedProcess | None = None
+        #: Called with each process that is killed.
         self.on_kill: Callable[[SimulatedProcess], None] = lambda process: None
+        #: Called with a killed process once its locks are released.
         self.on_freed: Callable[[SimulatedProcess], None] = lambda process: None
         # (step at which the locks are released, process)
         self._dying: list[tuple[int, SimulatedProcess]] = []

@@ -88,25 +88,22 @@ class _Sent:
 
 
 class LogStateMachine(RuleBasedStateMachine):
-    """Runs random calls on a log. See the top of this file.
-
-    Attributes:
-        log: The log under test.
-        history: The expected content of the log.
-        disk: The disk of the log.
-        counts: Steps, crashes and faults of all machines of this class, for tests that
-            assert how much was tried.
-    """
+    """Runs random calls on a log. See the top of this file."""
 
     path = "t-0"
     durabilities: st.SearchStrategy[str] = strategies.durabilities()
     configs: st.SearchStrategy[dict[str, Any]] = (
         strategies.configs() | strategies.configs(compacted=True)
     )
+    #: Steps, crashes and faults of all machines of this class, for tests that assert
+    #: how much was tried.
     counts: ClassVar[dict[str, int]] = {}
 
+    #: The log under test.
     log: Log
+    #: The expected content of the log.
     history: LogHistory
+    #: The disk of the log.
     disk: SimulatedDisk
 
     def restarted(self) -> None:
