@@ -2554,7 +2554,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "join_is_not_noted_before_it_is_asked", "logcore/consumer/group_member.py",
-        "        self._asking = answer\n",
+        "        self._sent_join = answer\n",
         "",
         "consumer/test_consumer_groups.py",
     ),
