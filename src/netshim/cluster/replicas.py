@@ -353,7 +353,13 @@ class ClusterReplicas(Leadership):
             self.version += 1
         led.book = book
         if book.high_watermark > led.log.high_watermark:
-            led.log.advance_high_watermark(book.high_watermark)
+            try:
+                led.log.advance_high_watermark(book.high_watermark)
+            except LogcoreError as error:
+                # A write or sync has failed, and the broker ends. An exception here would
+                # also prevent changes of the other partitions of a view.
+                self._on_failure(error)
+                return
             end = led.log.high_watermark
             committed = [wait for wait in led.waits if wait.end <= end]
             if committed:

@@ -17,6 +17,7 @@ import attrs
 import pytest
 
 from logcore.config import LogConfig
+from logcore.errors import LogFailedError
 from logcore.fs import OsFS
 from logcore.kernels import kernel
 from logcore.replication.state import InSyncReplica, LeaderAndIsr
@@ -258,6 +259,45 @@ def test_follower_is_answered_in_the_fast_path(pair: Pair) -> None:
         assert len(pair.sleep(50)) == 2
     if IS_COMPILED:
         assert pair.sides[0].in_general == before
+
+
+def test_view_is_taken_although_a_log_has_failed(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first partition of a view had failed, and the others kept their former state."""
+    side = pair.sides[0]
+    replicas, follower = side.replicas, Follower(pair, 2)
+    follower.begin()
+    failures: list[Exception] = []
+    monkeypatch.setattr(replicas, "_on_failure", failures.append)
+    log = replicas._led["t", 0].log
+    error = LogFailedError("an earlier write or sync failed")
+    pair.produce(partition=0)
+    pair.run()
+    monkeypatch.setattr(log.host.writer, "advance_high_watermark", raising(error))
+    states = {
+        key: attrs.evolve(
+            stored,
+            state=attrs.evolve(stored.state, isr={LEADER: IN_SYNC[LEADER]}),
+            version=stored.version + 9,
+        )
+        for key, stored in side.view.states.items()
+    }
+    # The leader alone is in sync, so its high watermark rises to its end.
+    for led in replicas._led.values():
+        led.book = led.book._replace(min_insync_replicas=1)
+    replicas.take_view(attrs.evolve(side.view, states=states))
+    assert failures == [error]
+    assert {len(led.book.state.isr) for led in replicas._led.values()} == {1}
+
+
+def raising(error: Exception) -> Any:
+    """Return a function that raises an error."""
+
+    def fail(*args: Any) -> Any:
+        raise error
+
+    return fail
 
 
 @compiled
