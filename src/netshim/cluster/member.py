@@ -331,6 +331,8 @@ class ClusterMember:
     def close(self) -> None:
         """End the session. The broker's node disappears."""
         self._is_closing.set()
+        with self._changed:
+            self._changed.notify_all()
         if self._thread is not None:
             self._thread.join()
         if self._watch is not None:
@@ -384,9 +386,16 @@ class ClusterMember:
     def wait_for(
         self, condition: Callable[[ClusterView], bool], timeout_s: float
     ) -> bool:
-        """Wait for a view that meets a condition; return False after the timeout."""
+        """Wait for a view that meets a condition.
+
+        Returns False after the timeout, and when the member is closed: it then gets no
+        more views.
+        """
         with self._changed:
-            return self._changed.wait_for(lambda: condition(self.view), timeout_s)
+            self._changed.wait_for(
+                lambda: condition(self.view) or self._is_closing.is_set(), timeout_s
+            )
+            return condition(self.view)
 
     def propose(self, key: Key, stored: StoredState) -> int:
         """Write the state that a leader proposes, and return the version.

@@ -604,3 +604,23 @@ def test_a_member_whose_node_is_missing_registers_again(join: Join) -> None:
     with contextlib.suppress(RegistryClosedError):
         first.note([])
     until(lambda: first.epoch not in (None, before), "a new epoch")
+
+
+def test_closing_member_ends_a_wait_for_a_view(join: Join) -> None:
+    """A broker that created a topic while it stopped waited 20 s for its own views."""
+    member = join(1)
+    found: list[bool] = []
+    waiting = threading.Event()
+
+    def is_met(view: ClusterView) -> bool:
+        waiting.set()
+        return False
+
+    thread = threading.Thread(
+        target=lambda: found.append(member.wait_for(is_met, 10 * LIMIT_S))
+    )
+    thread.start()
+    assert waiting.wait(LIMIT_S)
+    member.close()
+    thread.join(LIMIT_S)
+    assert found == [False]
