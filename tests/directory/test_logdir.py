@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import threading
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -273,6 +274,24 @@ def test_flush_messages(data: str) -> None:
         for _ in range(7):
             log.append(b"v")
         assert log.statistics().syncs == 2
+
+
+def test_partition_that_stores_batches_of_clients_takes_little_memory(
+    data: str,
+) -> None:
+    partitions = 50
+    batch = recordbatch.encode([(None, b"v")], now_ms=1_000)
+    with logcore.open_dir(data, create=True) as logdir:
+        logdir.create_topic("t", partitions + 1)
+        logdir.partition("t", partitions).append_batch(batch)
+        tracemalloc.start()
+        try:
+            for number in range(partitions):
+                logdir.partition("t", number).append_batch(batch)
+            held, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert held < partitions * 32 * 1024
 
 
 def test_partitions_are_opened_by_many_threads_once(data: str) -> None:

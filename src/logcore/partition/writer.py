@@ -161,7 +161,9 @@ class Writer(Appender):
         self._adopt(opened)
         # The owner of the .cleaned files in the directory. See begin_rewrite_locked().
         self._rewriter: object | None = None
-        self.scratch = bytearray(1 << 16)
+        # Encoding an append makes it as large as needed. A broker stores the batches of
+        # its clients without it, and may have 10,000 partitions.
+        self.scratch = bytearray()
         #: Bytes written since the log was opened.
         self.written_bytes = 0
         self.appends = 0
