@@ -185,9 +185,13 @@ def test_tick_visits_a_rested_log_on_time(
     st.lists(
         st.tuples(st.integers(0, 4), st.integers(0, 30)) | st.integers(0, 9),
         max_size=60,
-    )
+    ),
+    st.integers(1, 6),
 )
-def test_deadline_queue_returns_each_task_once_when_due(steps: list[Any]) -> None:
+def test_deadline_queue_returns_each_task_when_due(
+    steps: list[Any], limit: int
+) -> None:
+    """At most `limit` at a time, and once each if the limit is not reached."""
     agenda: VisitQueue[int] = VisitQueue()
     times: dict[int, int] = {}
     now = 0
@@ -200,10 +204,13 @@ def test_deadline_queue_returns_each_task_once_when_due(steps: list[Any]) -> Non
             times[step] = -1
         else:
             now += step - 4
-            due = agenda.due(now)
-            assert sorted(due) == sorted(
-                thing for thing, time in times.items() if time <= now
-            )
+            due = agenda.due(now, limit)
+            is_first = len(due) < limit
+            while more := agenda.due(now, limit):
+                assert len(more) <= limit
+                due += more
+            expected = sorted(thing for thing, time in times.items() if time <= now)
+            assert sorted(due if is_first else set(due)) == expected
             times = {thing: time for thing, time in times.items() if time > now}
 
 

@@ -186,7 +186,9 @@ class Upkeeper:
                 for item in self._directory.host.open_logs().items():
                     self._visits.make_due(item)
             self._clock_gap_ms = gap_ms
-            due = self._visits.due(began_ms)
+            # Not all items that are due: 10,000 logs may be due, and a tick often ends
+            # after a few of them.
+            due = self._visits.due(began_ms, _TICK_LOGS)
         visited = 0
         try:
             for key, log in due:
@@ -196,7 +198,7 @@ class Upkeeper:
                 if recovery_point is not None:
                     gathered.append((key, log, recovery_point))
                 is_late = actions and self._fs.monotonic_ms() - began_ms >= _TICK_MS
-                if actions >= _TICK_ACTIONS or is_late or visited >= _TICK_LOGS:
+                if actions >= _TICK_ACTIONS or is_late:
                     break
         # An interrupt must not skip this: a log that is not put back is never visited
         # again.

@@ -10,6 +10,7 @@ This module reads no clock and runs no tasks.
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Hashable
 from typing import Generic, TypeVar
@@ -35,10 +36,13 @@ class VisitQueue(Generic[ItemT]):
         """Set the due time of an item, replacing its former due time."""
         self._deadlines.at(time_ms, item)
 
-    def due(self, now_ms: int) -> list[ItemT]:
-        """Remove and return the items that are due, by due time; stirred items last."""
-        found = dict.fromkeys(self._deadlines.due(now_ms))
-        for _ in range(len(self._stirred)):
+    def due(self, now_ms: int, limit: int) -> list[ItemT]:
+        """Remove and return at most `limit` items that are due.
+
+        They are sorted by due time; items of make_due() come last.
+        """
+        found = dict.fromkeys(itertools.islice(self._deadlines.due(now_ms), limit))
+        for _ in range(min(len(self._stirred), limit - len(found))):
             item = self._stirred.popleft()
             self._deadlines.cancel(item)
             found[item] = None
