@@ -1690,7 +1690,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "request_for_many_partitions_opens_the_same_ones", "netshim/logs.py",
-        "            self._next_opened = first + most\n",
+        "            self._next_opened = first + half\n",
         "            self._next_opened = 0\n",
         "netshim/test_broker_killed.py",
     ),

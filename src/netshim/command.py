@@ -681,7 +681,8 @@ def _ensure_topic(server: Server, topic: ConfiguredTopic) -> None:
 def _lift_file_limit() -> None:
     """Raise the limit of open files to the maximum that the system allows.
 
-    An open partition needs two files and a client one, and the usual limit is 1,024.
+    An open partition needs up to three files and a client one, and the usual limit is
+    1,024.
     """
     with contextlib.suppress(ImportError, ValueError, OSError):
         import resource

@@ -49,12 +49,19 @@ _log = logging.getLogger("netshim")
 _T = TypeVar("_T")
 #: Key of the work that opens and closes logs.
 _OPENING: Final = "opening"
-#: Number of additional logs to close when the limit of open logs is reached.
-_CLOSED_AT_ONCE: Final = 8
+#: Minimum number of additional logs to close when the limit of open logs is reached, and
+#: the share of the limit that they are otherwise.
+_MIN_CLOSED_AT_ONCE: Final = 8
+_CLOSED_SHARE: Final = 1 / 64
 
 
 def _no_limit() -> int:
     return sys.maxsize
+
+
+def _closed_at_once(most: int) -> int:
+    """Return how many additional logs are closed when `most` are open."""
+    return max(_MIN_CLOSED_AT_ONCE, int(most * _CLOSED_SHARE))
 
 
 def _close(logs: list[Log]) -> None:
@@ -100,6 +107,8 @@ class BrokerLogs:
         self._failures: Mapping[Key, LogcoreError] = {}
         #: Logs that are being closed to make room for others.
         self._closing: set[Key] = set()
+        #: Number of calls of make_room() that need not count the open logs.
+        self._room = 0
         #: Position of the first log that the next request for too many logs opens.
         self._next_opened = 0
 
@@ -232,19 +241,20 @@ class BrokerLogs:
         if not missing:
             return handle()
         failures: dict[Key, LogcoreError] = {}
-        room = max(1, self.most_logs() - _CLOSED_AT_ONCE)
+        most = self.most_logs()
+        room = max(1, most - _closed_at_once(most))
         if len(keys) > room and not needs_all:
-            most = max(1, room // 2)
+            half = max(1, room // 2)
             first = self._next_opened % len(missing)
-            self._next_opened = first + most
+            self._next_opened = first + half
             in_turn = missing[first:] + missing[:first]
-            missing = in_turn[:most]
+            missing = in_turn[:half]
             error = ResourceError(
                 "a request for more partitions than logs that may be open",
                 expected=f"at most {room}",
                 found=len(keys),
             )
-            failures = dict.fromkeys(in_turn[most:], error)
+            failures = dict.fromkeys(in_turn[half:], error)
         elif not needs_all:
             # The logs of the request that are open must not be closed for the others.
             for key in keys:
@@ -315,14 +325,23 @@ class BrokerLogs:
         self._open_next(missing, failures, handle, answer)
 
     def make_room(self) -> None:
-        """Close the least recently used logs if the limit of open logs is reached."""
+        """Close the least recently used logs if the limit of open logs is reached.
+
+        Call it before each log is opened, and after each new connection, which lowers
+        the limit by at most one.
+        """
         most = self.most_logs()
         # This count includes closed logs, but is cheap.
         if len(self._logdir.host.known_logs()) < most:
             return
+        # Counting 10,000 open logs takes 20 ms, so it is not done for each opening.
+        if self._room > 0:
+            self._room -= 1
+            return
         open_logs = self._logdir.host.open_logs()
         open_count = len(open_logs)
         if open_count < most:
+            self._room = most - open_count - 1
             return
         busy = {*self._work.keys(), *self._requests.keys(), *self._fetches.waited_for()}
         idle = [
@@ -334,7 +353,8 @@ class BrokerLogs:
             and not self._syncs.is_waiting_for(log)
         ]
         idle.sort(key=lambda each: self._used_ms.get(each[0], 0))
-        closing = idle[: open_count - most + _CLOSED_AT_ONCE]
+        closing = idle[: open_count - most + _closed_at_once(most)]
+        self._room = max(0, most - open_count + len(closing) - 1)
         self._used_ms = {
             key: self._used_ms.get(key, 0) for key, _ in idle[len(closing) :]
         }

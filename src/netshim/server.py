@@ -117,8 +117,6 @@ _LOGIN_THREADS: Final = 2
 #: that are open briefly, sealed segments, the event loop, and connections that are
 #: refused.
 _RESERVED_FILES: Final = 64
-#: Descriptors of one open log.
-_FILES_OF_LOG: Final = 2
 #: Number of logs that may always be open, whatever the number of connections is.
 _MIN_LOGS: Final = 8
 
@@ -279,6 +277,11 @@ class Server:
         #: The maintenance of the directory that runs in a thread.
         self._ticking: asyncio.Future[Any] | None = None
         self._most_files = _file_limit()
+        # Descriptors of one open log: the active segment; the high watermark, if appends
+        # wait for a sync or for replicas; the record of the lock of a shared log.
+        self._files_per_log = 1
+        self._files_per_log += self._durability.waits or cluster is not None
+        self._files_per_log += shared
         #: The sockets by host and port.
         self._listening: dict[tuple[str, int], Sockets] = {}
 
@@ -1226,7 +1229,8 @@ class Server:
         """
         return max(
             _MIN_LOGS,
-            (self._most_files - _RESERVED_FILES - len(self._peers)) // _FILES_OF_LOG,
+            (self._most_files - _RESERVED_FILES - len(self._peers))
+            // self._files_per_log,
         )
 
     # -- connections -------------------------------------------------------------------
@@ -1261,7 +1265,7 @@ class Server:
             return "stopping"
         if (
             len(self._peers)
-            >= self._most_files - _RESERVED_FILES - _MIN_LOGS * _FILES_OF_LOG
+            >= self._most_files - _RESERVED_FILES - _MIN_LOGS * self._files_per_log
         ):
             return f"there are {len(self._peers)} connections, and the limit of open files is {self._most_files}"
         if len(self._peers) >= self.settings.max_connections:
