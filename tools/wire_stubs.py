@@ -40,8 +40,14 @@ A field has the type it holds in any served version; what a version lacks holds 
 """
 
 from collections.abc import Sequence
+from typing import dataclass_transform
 
 from netshim.wire.compiler import Buffer
+
+@dataclass_transform(kw_only_default=True, eq_default=False)
+class _Fields:
+    """Gives the classes below a constructor, with their fields as keyword arguments."""
+
 '''
 _TABLE_HEAD: Final = '''"""Which types belong to which API: written by tools/wire_stubs.py. Do not edit."""
 
@@ -83,7 +89,7 @@ def class_lines(
 ) -> Iterator[str]:
     indent = "    " * depth
     inside = indent + "    "
-    yield f"{indent}class {name}:"
+    yield f"{indent}class {name}(_Fields):"
     types = {field.name: field_type(field, root, is_request) for field in shape.fields}
     own = [field.struct for field in shape.fields if field.struct is not None]
     path = shape.cls.__qualname__
@@ -92,16 +98,9 @@ def class_lines(
             yield from class_lines(struct, struct.name, root, is_request, depth + 1)
             yield ""
     for field, text in types.items():
-        yield f"{inside}{field}: {text}"
+        yield f"{inside}{field}: {text} = ..."
     if not types:
-        yield f"{inside}def __init__(self) -> None: ..."
-        return
-    yield f"{inside}def __init__("
-    yield f"{inside}    self,"
-    yield f"{inside}    *,"
-    for field, text in types.items():
-        yield f"{inside}    {field}: {text} = ...,"
-    yield f"{inside}) -> None: ..."
+        yield f"{inside}..."
 
 
 def messages_stub() -> str:
