@@ -13,8 +13,6 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
 from logcore import LogConfig, LogDir, TopicDescription
-from logcore.config import Durability
-from logcore.coordinators.lookup import Coordinators
 from logcore.directory.topic_file import check_count, new_id
 from logcore.directory.topics import check_new_name, confusable, merged_overrides
 from logcore.errors import (
@@ -26,7 +24,6 @@ from logcore.errors import (
     TopicExistsError,
     TopicNotFoundError,
 )
-from logcore.fs import FS
 from logcore.log import Log
 from logcore.metadata.checkpoint import Key
 from logcore.metadata.filenames import INTERNAL_TOPICS
@@ -49,7 +46,7 @@ _PRODUCER_ID_BLOCK: Final = 1_000
 
 
 class ClusterDirectory:
-    """See the description of the module. `local` is the directory of this broker."""
+    """See the description of the module."""
 
     def __init__(
         self,
@@ -58,7 +55,16 @@ class ClusterDirectory:
         default_factor: int,
         on_failure: Callable[[LogcoreError], None],
     ) -> None:
+        #: The directory of this broker.
         self.local = local
+        self.path: Final = local.path
+        self.config: Final = local.config
+        self.given_config: Final = local.given_config
+        self.durability: Final = local.durability
+        self.cluster_id: Final = local.cluster_id
+        self.node_id: Final = local.node_id
+        self.is_read_only: Final = False
+        self.is_shared: Final = False
         self._member = member
         self._default_factor = default_factor
         self.host = ClusterHost(self, member, on_failure)
@@ -68,38 +74,6 @@ class ClusterDirectory:
         return self._member.view
 
     # -- the local directory -----------------------------------------------------------
-
-    @property
-    def path(self) -> str:
-        return self.local.path
-
-    @property
-    def config(self) -> LogConfig:
-        return self.local.config
-
-    @property
-    def given_config(self) -> Mapping[str, object]:
-        return self.local.given_config
-
-    @property
-    def durability(self) -> Durability:
-        return self.local.durability
-
-    @property
-    def cluster_id(self) -> str:
-        return self.local.cluster_id
-
-    @property
-    def node_id(self) -> int:
-        return self.local.node_id
-
-    @property
-    def is_read_only(self) -> bool:
-        return False
-
-    @property
-    def is_shared(self) -> bool:
-        return False
 
     def space(self) -> tuple[int, int]:
         return self.local.space()
@@ -396,10 +370,7 @@ def _next_block(value: bytes | None) -> bytes:
 
 
 class ClusterHost:
-    """The methods of a ClusterDirectory for the parts of a broker, like DirectoryHost.
-
-    on_failure: called if a log of this broker fails.
-    """
+    """The methods of a ClusterDirectory for the parts of a broker, like DirectoryHost."""
 
     def __init__(
         self,
@@ -409,24 +380,19 @@ class ClusterHost:
     ) -> None:
         self._directory = directory
         self._member = member
+        #: Called if a log of this broker fails.
         self._on_failure = on_failure
         self._local = directory.local.host
+        self.fs: Final = self._local.fs
+        self.coordinators: Final = self._local.coordinators
         self.has_coordinator = True
         self.forget_topic: Callable[[str], None] | None = None
         self._ids = threading.Lock()
         self._next_id = self._ids_end = 0
 
     @property
-    def fs(self) -> FS:
-        return self._local.fs
-
-    @property
     def was_clean(self) -> bool:
         return self._local.was_clean
-
-    @property
-    def coordinators(self) -> Coordinators:
-        return self._local.coordinators
 
     @property
     def topics_version(self) -> int:
