@@ -21,6 +21,8 @@ from netshim.wire.codec import Api, Message
 from netshim.wire.fields import Field, Struct
 
 WIRE: Final = Path(__file__).resolve().parents[1] / "src" / "netshim" / "wire"
+#: Maximum length of a line, the limit of ruff.
+_MAX_CHARACTERS: Final = 120
 _TYPES: Final = {
     "bool": "bool",
     "int8": "int",
@@ -54,6 +56,7 @@ _TABLE_HEAD: Final = '''"""Which types belong to which API: written by tools/wir
 from collections.abc import Mapping
 from typing import Any, Final
 
+from netshim.wire import messages
 from netshim.wire.codec import Api, Message
 '''
 
@@ -113,21 +116,17 @@ def messages_stub() -> str:
 
 
 def table_stub() -> str:
-    names = sorted({message.type_name for _, message in messages()})
-    lines = [
-        _TABLE_HEAD + "from netshim.wire.messages import (",
-        *(f"    {name}," for name in names),
-        ")",
-        "",
-    ]
+    lines = [_TABLE_HEAD]
     for name in table.__all__:
         entry = getattr(table, name)
         if isinstance(entry, Api):
-            lines.append(
-                f"{name}: Final[Api[{entry.request.type_name}, {entry.response.type_name}]]"
-            )
+            types = f"messages.{entry.request.type_name}, messages.{entry.response.type_name}"
+            line = f"{name}: Final[Api[{types}]]"
+            if len(line) > _MAX_CHARACTERS:
+                line = f"{name}: Final[\n    Api[{types}]\n]"
+            lines.append(line)
         elif isinstance(entry, Message):
-            lines.append(f"{name}: Final[Message[{entry.type_name}]]")
+            lines.append(f"{name}: Final[Message[messages.{entry.type_name}]]")
         else:
             lines.append(f"{name}: Final[Mapping[int, Api[Any, Any]]]")
     lines += ["", "__all__ = [", *(f'    "{name}",' for name in table.__all__), "]", ""]

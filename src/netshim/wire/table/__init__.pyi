@@ -3,172 +3,73 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
+from netshim.wire import messages
 from netshim.wire.codec import Api, Message
-from netshim.wire.messages import (
-    AddOffsetsToTxnRequest,
-    AddOffsetsToTxnResponse,
-    AddPartitionsToTxnRequest,
-    AddPartitionsToTxnResponse,
-    AlterClientQuotasRequest,
-    AlterClientQuotasResponse,
-    AlterConfigsRequest,
-    AlterConfigsResponse,
-    AlterPartitionReassignmentsRequest,
-    AlterPartitionReassignmentsResponse,
-    AlterUserScramCredentialsRequest,
-    AlterUserScramCredentialsResponse,
-    ApiVersionsRequest,
-    ApiVersionsResponse,
-    ConsumerGroupDescribeRequest,
-    ConsumerGroupDescribeResponse,
-    ConsumerGroupHeartbeatRequest,
-    ConsumerGroupHeartbeatResponse,
-    ConsumerProtocolAssignment,
-    ConsumerProtocolSubscription,
-    CreateAclsRequest,
-    CreateAclsResponse,
-    CreatePartitionsRequest,
-    CreatePartitionsResponse,
-    CreateTopicsRequest,
-    CreateTopicsResponse,
-    DeleteAclsRequest,
-    DeleteAclsResponse,
-    DeleteGroupsRequest,
-    DeleteGroupsResponse,
-    DeleteRecordsRequest,
-    DeleteRecordsResponse,
-    DeleteTopicsRequest,
-    DeleteTopicsResponse,
-    DescribeAclsRequest,
-    DescribeAclsResponse,
-    DescribeClientQuotasRequest,
-    DescribeClientQuotasResponse,
-    DescribeClusterRequest,
-    DescribeClusterResponse,
-    DescribeConfigsRequest,
-    DescribeConfigsResponse,
-    DescribeGroupsRequest,
-    DescribeGroupsResponse,
-    DescribeLogDirsRequest,
-    DescribeLogDirsResponse,
-    DescribeProducersRequest,
-    DescribeProducersResponse,
-    DescribeTopicPartitionsRequest,
-    DescribeTopicPartitionsResponse,
-    DescribeTransactionsRequest,
-    DescribeTransactionsResponse,
-    DescribeUserScramCredentialsRequest,
-    DescribeUserScramCredentialsResponse,
-    ElectLeadersRequest,
-    ElectLeadersResponse,
-    EndTxnRequest,
-    EndTxnResponse,
-    FetchRequest,
-    FetchResponse,
-    FindCoordinatorRequest,
-    FindCoordinatorResponse,
-    HeartbeatRequest,
-    HeartbeatResponse,
-    IncrementalAlterConfigsRequest,
-    IncrementalAlterConfigsResponse,
-    InitProducerIdRequest,
-    InitProducerIdResponse,
-    JoinGroupRequest,
-    JoinGroupResponse,
-    LeaveGroupRequest,
-    LeaveGroupResponse,
-    ListConfigResourcesRequest,
-    ListConfigResourcesResponse,
-    ListGroupsRequest,
-    ListGroupsResponse,
-    ListOffsetsRequest,
-    ListOffsetsResponse,
-    ListPartitionReassignmentsRequest,
-    ListPartitionReassignmentsResponse,
-    ListTransactionsRequest,
-    ListTransactionsResponse,
-    MetadataRequest,
-    MetadataResponse,
-    OffsetCommitRequest,
-    OffsetCommitResponse,
-    OffsetDeleteRequest,
-    OffsetDeleteResponse,
-    OffsetFetchRequest,
-    OffsetFetchResponse,
-    OffsetForLeaderEpochRequest,
-    OffsetForLeaderEpochResponse,
-    ProduceRequest,
-    ProduceResponse,
-    SaslAuthenticateRequest,
-    SaslAuthenticateResponse,
-    SaslHandshakeRequest,
-    SaslHandshakeResponse,
-    SyncGroupRequest,
-    SyncGroupResponse,
-    TransactionLogKey,
-    TransactionLogValue,
-    TxnOffsetCommitRequest,
-    TxnOffsetCommitResponse,
-    WriteTxnMarkersRequest,
-    WriteTxnMarkersResponse,
-)
 
 APIS: Final[Mapping[int, Api[Any, Any]]]
-PRODUCE: Final[Api[ProduceRequest, ProduceResponse]]
-FETCH: Final[Api[FetchRequest, FetchResponse]]
-LIST_OFFSETS: Final[Api[ListOffsetsRequest, ListOffsetsResponse]]
-METADATA: Final[Api[MetadataRequest, MetadataResponse]]
-OFFSET_COMMIT: Final[Api[OffsetCommitRequest, OffsetCommitResponse]]
-OFFSET_FETCH: Final[Api[OffsetFetchRequest, OffsetFetchResponse]]
-FIND_COORDINATOR: Final[Api[FindCoordinatorRequest, FindCoordinatorResponse]]
-JOIN_GROUP: Final[Api[JoinGroupRequest, JoinGroupResponse]]
-HEARTBEAT: Final[Api[HeartbeatRequest, HeartbeatResponse]]
-LEAVE_GROUP: Final[Api[LeaveGroupRequest, LeaveGroupResponse]]
-SYNC_GROUP: Final[Api[SyncGroupRequest, SyncGroupResponse]]
-DESCRIBE_GROUPS: Final[Api[DescribeGroupsRequest, DescribeGroupsResponse]]
-LIST_CONFIG_RESOURCES: Final[Api[ListConfigResourcesRequest, ListConfigResourcesResponse]]
-LIST_GROUPS: Final[Api[ListGroupsRequest, ListGroupsResponse]]
-SASL_HANDSHAKE: Final[Api[SaslHandshakeRequest, SaslHandshakeResponse]]
-API_VERSIONS: Final[Api[ApiVersionsRequest, ApiVersionsResponse]]
-CREATE_TOPICS: Final[Api[CreateTopicsRequest, CreateTopicsResponse]]
-DELETE_TOPICS: Final[Api[DeleteTopicsRequest, DeleteTopicsResponse]]
-DELETE_RECORDS: Final[Api[DeleteRecordsRequest, DeleteRecordsResponse]]
-INIT_PRODUCER_ID: Final[Api[InitProducerIdRequest, InitProducerIdResponse]]
-OFFSET_FOR_LEADER_EPOCH: Final[Api[OffsetForLeaderEpochRequest, OffsetForLeaderEpochResponse]]
-ADD_PARTITIONS_TO_TXN: Final[Api[AddPartitionsToTxnRequest, AddPartitionsToTxnResponse]]
-ADD_OFFSETS_TO_TXN: Final[Api[AddOffsetsToTxnRequest, AddOffsetsToTxnResponse]]
-END_TXN: Final[Api[EndTxnRequest, EndTxnResponse]]
-WRITE_TXN_MARKERS: Final[Api[WriteTxnMarkersRequest, WriteTxnMarkersResponse]]
-TXN_OFFSET_COMMIT: Final[Api[TxnOffsetCommitRequest, TxnOffsetCommitResponse]]
-DESCRIBE_ACLS: Final[Api[DescribeAclsRequest, DescribeAclsResponse]]
-CREATE_ACLS: Final[Api[CreateAclsRequest, CreateAclsResponse]]
-DELETE_ACLS: Final[Api[DeleteAclsRequest, DeleteAclsResponse]]
-DESCRIBE_CONFIGS: Final[Api[DescribeConfigsRequest, DescribeConfigsResponse]]
-ALTER_CONFIGS: Final[Api[AlterConfigsRequest, AlterConfigsResponse]]
-DESCRIBE_LOG_DIRS: Final[Api[DescribeLogDirsRequest, DescribeLogDirsResponse]]
-SASL_AUTHENTICATE: Final[Api[SaslAuthenticateRequest, SaslAuthenticateResponse]]
-CREATE_PARTITIONS: Final[Api[CreatePartitionsRequest, CreatePartitionsResponse]]
-DELETE_GROUPS: Final[Api[DeleteGroupsRequest, DeleteGroupsResponse]]
-ELECT_LEADERS: Final[Api[ElectLeadersRequest, ElectLeadersResponse]]
-INCREMENTAL_ALTER_CONFIGS: Final[Api[IncrementalAlterConfigsRequest, IncrementalAlterConfigsResponse]]
-ALTER_PARTITION_REASSIGNMENTS: Final[Api[AlterPartitionReassignmentsRequest, AlterPartitionReassignmentsResponse]]
-LIST_PARTITION_REASSIGNMENTS: Final[Api[ListPartitionReassignmentsRequest, ListPartitionReassignmentsResponse]]
-OFFSET_DELETE: Final[Api[OffsetDeleteRequest, OffsetDeleteResponse]]
-DESCRIBE_CLIENT_QUOTAS: Final[Api[DescribeClientQuotasRequest, DescribeClientQuotasResponse]]
-ALTER_CLIENT_QUOTAS: Final[Api[AlterClientQuotasRequest, AlterClientQuotasResponse]]
-DESCRIBE_USER_SCRAM_CREDENTIALS: Final[Api[DescribeUserScramCredentialsRequest, DescribeUserScramCredentialsResponse]]
-ALTER_USER_SCRAM_CREDENTIALS: Final[Api[AlterUserScramCredentialsRequest, AlterUserScramCredentialsResponse]]
-DESCRIBE_CLUSTER: Final[Api[DescribeClusterRequest, DescribeClusterResponse]]
-DESCRIBE_PRODUCERS: Final[Api[DescribeProducersRequest, DescribeProducersResponse]]
-DESCRIBE_TRANSACTIONS: Final[Api[DescribeTransactionsRequest, DescribeTransactionsResponse]]
-LIST_TRANSACTIONS: Final[Api[ListTransactionsRequest, ListTransactionsResponse]]
-CONSUMER_GROUP_HEARTBEAT: Final[Api[ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse]]
-CONSUMER_GROUP_DESCRIBE: Final[Api[ConsumerGroupDescribeRequest, ConsumerGroupDescribeResponse]]
-DESCRIBE_TOPIC_PARTITIONS: Final[Api[DescribeTopicPartitionsRequest, DescribeTopicPartitionsResponse]]
-CONSUMER_PROTOCOL_SUBSCRIPTION: Final[Message[ConsumerProtocolSubscription]]
-CONSUMER_PROTOCOL_ASSIGNMENT: Final[Message[ConsumerProtocolAssignment]]
-TRANSACTION_LOG_KEY: Final[Message[TransactionLogKey]]
-TRANSACTION_LOG_VALUE: Final[Message[TransactionLogValue]]
+PRODUCE: Final[Api[messages.ProduceRequest, messages.ProduceResponse]]
+FETCH: Final[Api[messages.FetchRequest, messages.FetchResponse]]
+LIST_OFFSETS: Final[Api[messages.ListOffsetsRequest, messages.ListOffsetsResponse]]
+METADATA: Final[Api[messages.MetadataRequest, messages.MetadataResponse]]
+OFFSET_COMMIT: Final[Api[messages.OffsetCommitRequest, messages.OffsetCommitResponse]]
+OFFSET_FETCH: Final[Api[messages.OffsetFetchRequest, messages.OffsetFetchResponse]]
+FIND_COORDINATOR: Final[Api[messages.FindCoordinatorRequest, messages.FindCoordinatorResponse]]
+JOIN_GROUP: Final[Api[messages.JoinGroupRequest, messages.JoinGroupResponse]]
+HEARTBEAT: Final[Api[messages.HeartbeatRequest, messages.HeartbeatResponse]]
+LEAVE_GROUP: Final[Api[messages.LeaveGroupRequest, messages.LeaveGroupResponse]]
+SYNC_GROUP: Final[Api[messages.SyncGroupRequest, messages.SyncGroupResponse]]
+DESCRIBE_GROUPS: Final[Api[messages.DescribeGroupsRequest, messages.DescribeGroupsResponse]]
+LIST_CONFIG_RESOURCES: Final[Api[messages.ListConfigResourcesRequest, messages.ListConfigResourcesResponse]]
+LIST_GROUPS: Final[Api[messages.ListGroupsRequest, messages.ListGroupsResponse]]
+SASL_HANDSHAKE: Final[Api[messages.SaslHandshakeRequest, messages.SaslHandshakeResponse]]
+API_VERSIONS: Final[Api[messages.ApiVersionsRequest, messages.ApiVersionsResponse]]
+CREATE_TOPICS: Final[Api[messages.CreateTopicsRequest, messages.CreateTopicsResponse]]
+DELETE_TOPICS: Final[Api[messages.DeleteTopicsRequest, messages.DeleteTopicsResponse]]
+DELETE_RECORDS: Final[Api[messages.DeleteRecordsRequest, messages.DeleteRecordsResponse]]
+INIT_PRODUCER_ID: Final[Api[messages.InitProducerIdRequest, messages.InitProducerIdResponse]]
+OFFSET_FOR_LEADER_EPOCH: Final[Api[messages.OffsetForLeaderEpochRequest, messages.OffsetForLeaderEpochResponse]]
+ADD_PARTITIONS_TO_TXN: Final[Api[messages.AddPartitionsToTxnRequest, messages.AddPartitionsToTxnResponse]]
+ADD_OFFSETS_TO_TXN: Final[Api[messages.AddOffsetsToTxnRequest, messages.AddOffsetsToTxnResponse]]
+END_TXN: Final[Api[messages.EndTxnRequest, messages.EndTxnResponse]]
+WRITE_TXN_MARKERS: Final[Api[messages.WriteTxnMarkersRequest, messages.WriteTxnMarkersResponse]]
+TXN_OFFSET_COMMIT: Final[Api[messages.TxnOffsetCommitRequest, messages.TxnOffsetCommitResponse]]
+DESCRIBE_ACLS: Final[Api[messages.DescribeAclsRequest, messages.DescribeAclsResponse]]
+CREATE_ACLS: Final[Api[messages.CreateAclsRequest, messages.CreateAclsResponse]]
+DELETE_ACLS: Final[Api[messages.DeleteAclsRequest, messages.DeleteAclsResponse]]
+DESCRIBE_CONFIGS: Final[Api[messages.DescribeConfigsRequest, messages.DescribeConfigsResponse]]
+ALTER_CONFIGS: Final[Api[messages.AlterConfigsRequest, messages.AlterConfigsResponse]]
+DESCRIBE_LOG_DIRS: Final[Api[messages.DescribeLogDirsRequest, messages.DescribeLogDirsResponse]]
+SASL_AUTHENTICATE: Final[Api[messages.SaslAuthenticateRequest, messages.SaslAuthenticateResponse]]
+CREATE_PARTITIONS: Final[Api[messages.CreatePartitionsRequest, messages.CreatePartitionsResponse]]
+DELETE_GROUPS: Final[Api[messages.DeleteGroupsRequest, messages.DeleteGroupsResponse]]
+ELECT_LEADERS: Final[Api[messages.ElectLeadersRequest, messages.ElectLeadersResponse]]
+INCREMENTAL_ALTER_CONFIGS: Final[Api[messages.IncrementalAlterConfigsRequest, messages.IncrementalAlterConfigsResponse]]
+ALTER_PARTITION_REASSIGNMENTS: Final[
+    Api[messages.AlterPartitionReassignmentsRequest, messages.AlterPartitionReassignmentsResponse]
+]
+LIST_PARTITION_REASSIGNMENTS: Final[
+    Api[messages.ListPartitionReassignmentsRequest, messages.ListPartitionReassignmentsResponse]
+]
+OFFSET_DELETE: Final[Api[messages.OffsetDeleteRequest, messages.OffsetDeleteResponse]]
+DESCRIBE_CLIENT_QUOTAS: Final[Api[messages.DescribeClientQuotasRequest, messages.DescribeClientQuotasResponse]]
+ALTER_CLIENT_QUOTAS: Final[Api[messages.AlterClientQuotasRequest, messages.AlterClientQuotasResponse]]
+DESCRIBE_USER_SCRAM_CREDENTIALS: Final[
+    Api[messages.DescribeUserScramCredentialsRequest, messages.DescribeUserScramCredentialsResponse]
+]
+ALTER_USER_SCRAM_CREDENTIALS: Final[
+    Api[messages.AlterUserScramCredentialsRequest, messages.AlterUserScramCredentialsResponse]
+]
+DESCRIBE_CLUSTER: Final[Api[messages.DescribeClusterRequest, messages.DescribeClusterResponse]]
+DESCRIBE_PRODUCERS: Final[Api[messages.DescribeProducersRequest, messages.DescribeProducersResponse]]
+DESCRIBE_TRANSACTIONS: Final[Api[messages.DescribeTransactionsRequest, messages.DescribeTransactionsResponse]]
+LIST_TRANSACTIONS: Final[Api[messages.ListTransactionsRequest, messages.ListTransactionsResponse]]
+CONSUMER_GROUP_HEARTBEAT: Final[Api[messages.ConsumerGroupHeartbeatRequest, messages.ConsumerGroupHeartbeatResponse]]
+CONSUMER_GROUP_DESCRIBE: Final[Api[messages.ConsumerGroupDescribeRequest, messages.ConsumerGroupDescribeResponse]]
+DESCRIBE_TOPIC_PARTITIONS: Final[Api[messages.DescribeTopicPartitionsRequest, messages.DescribeTopicPartitionsResponse]]
+CONSUMER_PROTOCOL_SUBSCRIPTION: Final[Message[messages.ConsumerProtocolSubscription]]
+CONSUMER_PROTOCOL_ASSIGNMENT: Final[Message[messages.ConsumerProtocolAssignment]]
+TRANSACTION_LOG_KEY: Final[Message[messages.TransactionLogKey]]
+TRANSACTION_LOG_VALUE: Final[Message[messages.TransactionLogValue]]
 
 __all__ = [
     "APIS",
