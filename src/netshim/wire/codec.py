@@ -247,23 +247,5 @@ class Api(Generic[RequestT, ResponseT]):
         return self.response.Value
 
 
-def api(
-    key: int,
-    name: str,
-    *,
-    served: tuple[int, int],
-    advertised_min: int | None = None,
-    flexible: int | None,
-    request: str,
-    response: str,
-) -> Api[Any, Any]:
-    """Return an API of the table. Type checkers find its types in table/__init__.pyi."""
-    return Api(
-        key,
-        name,
-        served=served,
-        advertised_min=advertised_min,
-        flexible=flexible,
-        request=request,
-        response=response,
-    )
+#: Creates an API of the table. Type checkers find its types in table/__init__.pyi.
+api: Final = Api[Any, Any]
