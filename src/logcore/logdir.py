@@ -34,6 +34,7 @@ from logcore.directory.maintenance import Upkeep, Upkeeper, high_watermarks
 from logcore.directory.open_logs import OpenLogs
 from logcore.directory.shared_topics import Sharing
 from logcore.directory.topic_file import (
+    NewTopics,
     TopicEntry,
     new_id,
 )
@@ -517,12 +518,7 @@ class LogDir(Closeable):
             return False
         return True
 
-    def create_topics(
-        self,
-        wanted: Mapping[str, tuple[int, Mapping[str, object] | None]],
-        *,
-        check_only: bool = False,
-    ) -> None:
+    def create_topics(self, wanted: NewTopics, *, check_only: bool = False) -> None:
         """Create several topics, or none of them if one cannot be created.
 
         `wanted` maps each name to the number of partitions and the settings. With

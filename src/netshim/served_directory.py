@@ -13,6 +13,7 @@ from typing import Protocol
 from logcore import LogConfig, TopicDescription
 from logcore.coordinators.lookup import Coordinators
 from logcore.directory.interface import Host, HostDirectory
+from logcore.directory.topic_file import NewTopics
 from logcore.fs import FS
 
 
@@ -39,12 +40,7 @@ class ServedDirectory(HostDirectory, Protocol):
     def given_config(self) -> Mapping[str, object]: ...
     def describe_topic(self, name: str) -> TopicDescription: ...
     def space(self) -> tuple[int, int]: ...
-    def create_topics(
-        self,
-        wanted: Mapping[str, tuple[int, Mapping[str, object] | None]],
-        *,
-        check_only: bool = False,
-    ) -> None: ...
+    def create_topics(self, wanted: NewTopics, *, check_only: bool = False) -> None: ...
     def add_partitions(
         self, name: str, count: int, *, check_only: bool = False
     ) -> None: ...

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import attrs
 
+from logcore.directory.topic_file import NewTopics
 from netshim.served_directory import ServedDirectory
 from netshim.session import ClientSession
 from netshim.wire import codes
@@ -110,7 +111,7 @@ class Topology(ABC):
     @abstractmethod
     def create_topics(
         self,
-        wanted: Mapping[str, tuple[int, Mapping[str, object] | None]],
+        wanted: NewTopics,
         placements: Mapping[str, Placement],
         *,
         timeout_ms: int,
@@ -205,7 +206,7 @@ class SoleTopology(Topology):
 
     def create_topics(
         self,
-        wanted: Mapping[str, tuple[int, Mapping[str, object] | None]],
+        wanted: NewTopics,
         placements: Mapping[str, Placement],
         *,
         timeout_ms: int,

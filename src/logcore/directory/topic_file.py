@@ -17,7 +17,7 @@ import bisect
 import operator
 import os
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, cast
 
 import attrs
@@ -26,6 +26,9 @@ from logcore.errors import CorruptLogError, InvalidConfigError
 from logcore.fs import FS
 from logcore.metadata import checkpoint
 from logcore.metadata.filenames import is_topic_name
+
+#: Topics to create: the number of partitions and the settings of each, by its name.
+NewTopics = Mapping[str, tuple[int, Mapping[str, object] | None]]
 
 NO_ID: Final = uuid.UUID(int=0)
 #: Not Kafka's limit. Each partition is a directory with files, and a typing error must

@@ -33,6 +33,7 @@ from logcore.directory.incidents import Incidents
 from logcore.directory.interface import HostDirectory
 from logcore.directory.topic_file import (
     NO_ID,
+    NewTopics,
     PartitionNumbers,
     TopicEntry,
     check_count,
@@ -341,12 +342,7 @@ class TopicRegistry:
 
     # -- creation, changes, deletion --------------------------------------------------
 
-    def create(
-        self,
-        wanted: Mapping[str, tuple[int, Mapping[str, object] | None]],
-        *,
-        check_only: bool = False,
-    ) -> None:
+    def create(self, wanted: NewTopics, *, check_only: bool = False) -> None:
         """Create topics, name -> (partitions, config), all of them or none.
 
         With `check_only`, only raise the errors that this would raise.

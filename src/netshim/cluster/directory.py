@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
 from logcore import LogConfig, LogDir, TopicDescription
-from logcore.directory.topic_file import check_count, new_id
+from logcore.directory.topic_file import NewTopics, check_count, new_id
 from logcore.directory.topics import check_new_name, confusable, merged_overrides
 from logcore.errors import (
     CommitTimeoutError,
@@ -143,17 +143,12 @@ class ClusterDirectory:
 
     # -- changes -----------------------------------------------------------------------
 
-    def create_topics(
-        self,
-        wanted: Mapping[str, tuple[int, Mapping[str, object] | None]],
-        *,
-        check_only: bool = False,
-    ) -> None:
+    def create_topics(self, wanted: NewTopics, *, check_only: bool = False) -> None:
         self.create_placed_topics(wanted, {}, check_only=check_only)
 
     def create_placed_topics(
         self,
-        wanted: Mapping[str, tuple[int, Mapping[str, object] | None]],
+        wanted: NewTopics,
         placements: Mapping[str, Placement],
         *,
         timeout_ms: int = 0,

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import attrs
 
+from logcore.directory.topic_file import NewTopics
 from logcore.errors import BadVersionError, RegistryError
 from logcore.metadata.checkpoint import Key
 from logcore.replication import electing
@@ -122,7 +123,7 @@ class ClusterTopology(Topology):
 
     def create_topics(
         self,
-        wanted: Mapping[str, tuple[int, Mapping[str, object] | None]],
+        wanted: NewTopics,
         placements: Mapping[str, Placement],
         *,
         timeout_ms: int,
