@@ -30,10 +30,9 @@ from logcore.metadata.checkpoint import Key, ensure_directory
 from logcore.registry.cluster_address import check_cluster_address
 from netshim.cluster.broker_connections import BrokerConnections, BrokerListener
 from netshim.cluster.directory import ClusterDirectory
-from netshim.cluster.fetcher import FetcherSettings
 from netshim.cluster.member import ClusterMember, MemberSettings
 from netshim.cluster.peer_views import PeerViews
-from netshim.cluster.replicas import ClusterReplicas
+from netshim.cluster.replicas import ClusterReplicas, RoleCallbacks
 from netshim.cluster.shards import GroupShards
 from netshim.cluster.topology import ClusterTopology
 from netshim.cluster.transaction_shards import TransactionPeers, TransactionShards
@@ -190,18 +189,15 @@ class ClusterNode:
             state,
             self.directory.local,
             self.member,
-            lag_ms=self._settings.replica_lag_time_max_ms,
-            fetcher_settings=FetcherSettings(
-                wait_ms=self._settings.replica_fetch_wait_max_ms,
-                partition_bytes=self._settings.replica_fetch_max_bytes,
+            self._connect,
+            RoleCallbacks(
+                on_lead=lead,
+                on_resign=resign,
+                on_deleted=lambda names: groups.topics_deleted(
+                    names, state.now_ms, _report_group_error
+                ),
+                on_failure=self._on_failure,
             ),
-            connect=self._connect,
-            on_lead=lead,
-            on_resign=resign,
-            on_deleted=lambda names: groups.topics_deleted(
-                names, state.now_ms, _report_group_error
-            ),
-            on_failure=self._on_failure,
         )
         state.leadership = self._replicas
         state.topology = ClusterTopology(self.member, self.directory)

@@ -124,38 +124,41 @@ class _PlacingStep:
     unassigned: frozenset[int]
 
 
-class ClusterReplicas(Leadership):
-    """All replicas of this broker.
+@attrs.frozen(kw_only=True)
+class RoleCallbacks:
+    """What ClusterReplicas calls when a role of this broker changes."""
 
-    `on_lead` is called with the partition and its log when this broker begins to lead,
-    `on_resign` when it ends, and `on_deleted` with topics that were deleted. `on_failure`
-    is called when a log cannot be written.
-    """
+    #: This broker begins to lead a partition.
+    on_lead: Callable[[Key, Log], None]
+    #: This broker no longer leads a partition.
+    on_resign: Callable[[Key], None]
+    #: Topics were deleted.
+    on_deleted: Callable[[set[str]], None]
+    #: A log cannot be written.
+    on_failure: Callable[[LogcoreError], None]
+
+
+class ClusterReplicas(Leadership):
+    """All replicas of this broker."""
 
     def __init__(
         self,
         state: BrokerState,
         local: LogDir,
         member: ClusterMember,
-        *,
-        lag_ms: int,
-        fetcher_settings: FetcherSettings,
         connect: Connect,
-        on_lead: Callable[[Key, Log], None],
-        on_resign: Callable[[Key], None],
-        on_deleted: Callable[[set[str]], None],
-        on_failure: Callable[[LogcoreError], None],
+        roles: RoleCallbacks,
     ) -> None:
         self._state = state
         self._local = local
         self._member = member
-        self._lag_ms = lag_ms
-        self._fetcher_settings = fetcher_settings
+        self._lag_ms = state.settings.replica_lag_time_max_ms
+        self._fetcher_settings = FetcherSettings(
+            wait_ms=state.settings.replica_fetch_wait_max_ms,
+            partition_bytes=state.settings.replica_fetch_max_bytes,
+        )
         self._connect = connect
-        self._on_lead = on_lead
-        self._on_resign = on_resign
-        self._on_deleted = on_deleted
-        self._on_failure = on_failure
+        self._roles = roles
         self._waits = local.durability.waits
         self._view = ClusterView()
         #: The registered brokers of the view. Each fetch of a follower needs them.
@@ -191,7 +194,7 @@ class ClusterReplicas(Leadership):
         deleted = self._deleted_topics()
         self._report_strays(missing - deleted)
         if deleted - self._reported:
-            self._on_deleted(deleted - self._reported)
+            self._roles.on_deleted(deleted - self._reported)
         self._reported = deleted
         for key in [*self._tokens.keys() - view.states.keys()]:
             self._evaluate(key)
@@ -330,7 +333,7 @@ class ClusterReplicas(Leadership):
         self.elections += 1
         self._update(led, book)
         self._state.fetches.wake([key], self._state.now_ms)
-        self._on_lead(key, log)
+        self._roles.on_lead(key, log)
 
     def _resign(self, key: Key) -> None:
         led = self._led.pop(key, None)
@@ -344,7 +347,7 @@ class ClusterReplicas(Leadership):
             if wait.timer is not None:
                 self._state.timers.cancel(wait.timer)
             guarded(wait.done, error)
-        self._on_resign(key)
+        self._roles.on_resign(key)
         self._state.fetches.wake([key], self._state.now_ms)
 
     def _update(self, led: _LedPartition, book: LeaderBook) -> None:
@@ -358,7 +361,7 @@ class ClusterReplicas(Leadership):
             except LogcoreError as error:
                 # A write or sync has failed, and the broker ends. An exception here would
                 # also prevent changes of the other partitions of a view.
-                self._on_failure(error)
+                self._roles.on_failure(error)
                 return
             end = led.log.high_watermark
             committed = [wait for wait in led.waits if wait.end <= end]
@@ -452,7 +455,7 @@ class ClusterReplicas(Leadership):
                 self._local.host.fs,
                 self._fetcher_settings,
                 self._connect,
-                lambda key, error: self._on_failure(error),
+                lambda key, error: self._roles.on_failure(error),
             )
         fetcher.follow(FollowedPartition(key, topic.node.topic_id.bytes, log, book))
 
@@ -682,7 +685,7 @@ class ClusterReplicas(Leadership):
         if self._led.get(led.key) is not led:
             return
         if error is not None:
-            self._on_failure(error)
+            self._roles.on_failure(error)
             return
         self._read_end(led)
         self._update(led, leading.synced(led.book, led.log.durable_end_offset))

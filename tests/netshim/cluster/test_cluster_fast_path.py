@@ -22,9 +22,8 @@ from logcore.fs import OsFS
 from logcore.kernels import kernel
 from logcore.replication.state import InSyncReplica, LeaderAndIsr
 from netshim import fetch_sessions, wire
-from netshim.cluster.fetcher import FetcherSettings
 from netshim.cluster.nodes import BrokerNode, TopicNode
-from netshim.cluster.replicas import ClusterReplicas
+from netshim.cluster.replicas import ClusterReplicas, RoleCallbacks
 from netshim.cluster.view import ClusterView, StoredState, TopicOfCluster
 from netshim.security.acls import AclIndex
 from netshim.wire import codes
@@ -64,13 +63,13 @@ class ClusterSide(Side):
             state,
             self.bench.logdir,
             member,
-            lag_ms=30_000,
-            fetcher_settings=FetcherSettings(),
-            connect=lambda broker: pytest.fail("nothing is followed"),
-            on_lead=lambda key, log: None,
-            on_resign=lambda key: None,
-            on_deleted=lambda names: None,
-            on_failure=lambda error: pytest.fail(str(error)),
+            lambda broker: pytest.fail("nothing is followed"),
+            RoleCallbacks(
+                on_lead=lambda key, log: None,
+                on_resign=lambda key: None,
+                on_deleted=lambda names: None,
+                on_failure=lambda error: pytest.fail(str(error)),
+            ),
         )
         state.leadership = self.replicas
         state.logs.check_leads = self.replicas.check_leads
@@ -269,7 +268,8 @@ def test_view_is_taken_although_a_log_has_failed(
     replicas, follower = side.replicas, Follower(pair, 2)
     follower.begin()
     failures: list[Exception] = []
-    monkeypatch.setattr(replicas, "_on_failure", failures.append)
+    roles = attrs.evolve(replicas._roles, on_failure=failures.append)
+    monkeypatch.setattr(replicas, "_roles", roles)
     log = replicas._led["t", 0].log
     error = LogFailedError("an earlier write or sync failed")
     pair.produce(partition=0)

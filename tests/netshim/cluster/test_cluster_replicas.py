@@ -14,9 +14,8 @@ import pytest
 from logcore import Log, LogDir
 from logcore.config import LogConfig
 from logcore.replication.state import InSyncReplica, LeaderAndIsr
-from netshim.cluster.fetcher import FetcherSettings
 from netshim.cluster.nodes import BrokerNode, TopicNode
-from netshim.cluster.replicas import ClusterReplicas
+from netshim.cluster.replicas import ClusterReplicas, RoleCallbacks
 from netshim.cluster.view import ClusterView, StoredState, TopicOfCluster
 from support.bench import Bench
 
@@ -52,13 +51,13 @@ class Replicas:
             self.bench.broker.state,
             self.bench.logdir,
             member,
-            lag_ms=30_000,
-            fetcher_settings=FetcherSettings(),
-            connect=lambda broker: pytest.fail("nothing is followed"),
-            on_lead=lambda key, log: None,
-            on_resign=lambda key: None,
-            on_deleted=lambda names: None,
-            on_failure=lambda error: pytest.fail(str(error)),
+            lambda broker: pytest.fail("nothing is followed"),
+            RoleCallbacks(
+                on_lead=lambda key, log: None,
+                on_resign=lambda key: None,
+                on_deleted=lambda names: None,
+                on_failure=lambda error: pytest.fail(str(error)),
+            ),
         )
 
     def take(self, version: int, state: LeaderAndIsr | None) -> None:
