@@ -28,6 +28,7 @@ from logcore.errors import (
     NodeNotEmptyError,
     NodeNotFoundError,
 )
+from logcore.metadata.checkpoint import Key
 from logcore.registry import paths
 from logcore.registry.protocol import NodeWrite, Registry
 from logcore.replication import electing
@@ -166,8 +167,7 @@ def _delete(registry: Registry, path: str) -> None:
 def elect_leader(
     registry: Registry,
     view: ClusterView,
-    name: str,
-    number: int,
+    key: Key,
     controller_epoch: int,
     *,
     is_unclean: bool,
@@ -177,10 +177,10 @@ def elect_leader(
 
     Raises BadVersionError if the state has changed since it was read.
     """
-    stored = view.states[name, number]
+    stored = view.states[key]
     before, live = stored.state, view.live
     if is_unclean:
-        settings = view.topics[name].for_elections(waits=waits)
+        settings = view.topics[key[0]].for_elections(waits=waits)
         new = electing.elect_unclean(before, settings, live, controller_epoch)
     else:
         new = electing.prefer_leader(before, live, controller_epoch)

@@ -157,7 +157,7 @@ class ClusterTopology(Topology):
                 refused = elect_leader(
                     member.registry,
                     view,
-                    *key,
+                    key,
                     member.controller_epoch,
                     is_unclean=is_unclean,
                     waits=member.settings.waits,
