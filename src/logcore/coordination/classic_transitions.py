@@ -72,6 +72,7 @@ _LAST_GENERATION: Final = 2**31 - 1
 #: The longest text in a record, whose length is an int16. The limit is lower because
 #: ids consist of such texts and a suffix.
 _TEXT_BYTES: Final = 32_000
+#: Maximum length of the client id in a member id, which each record repeats.
 _CLIENT_ID_CHARACTERS: Final = 255
 
 
@@ -98,6 +99,7 @@ def check_join(request: Join, rules: Rules) -> GroupError | None:
         return GroupError.INVALID_REQUEST
     if any(is_too_long(name) for name, _ in request.protocols):
         return GroupError.INVALID_REQUEST
+    # Each generation stores this data again.
     if size_of(request.protocols) > rules.member_max_bytes:
         return GroupError.INVALID_REQUEST
     return None
@@ -215,6 +217,7 @@ def absent(
     for member_id in member_ids:
         member = group.members.get(member_id)
         if (
+            # A second report must not extend the absence.
             member is not None
             and member.absence_ms is not None
             and not member.is_absent
@@ -238,6 +241,7 @@ def withdraw(
     )
     if member is None:
         return []
+    # No process can return for this place, so the others must not wait for it.
     if member.instance_id is None or member.is_new:
         return leave(group, [(member.member_id, None)], now_ms, rules=rules)[1]
     step = ClassicStep(group, rules, now_ms)
@@ -265,6 +269,7 @@ def timed_out(
         case SyncEnds(generation):
             group.sync_timer = None
             step.end_syncs(generation)
+        # Only groups of the consumer protocol set these timers.
         case RevocationEnds() | RejoinEnds() | FirstSyncEnds():
             raise AssertionError("members of this protocol have no such timer")
     return step.effects
@@ -385,6 +390,7 @@ class ClassicStep:
             self.reply(waiter, JoinRefused(GroupError.GROUP_MAX_SIZE_REACHED, ""))
         elif self._exceeds_limit(request):
             self.reply(waiter, JoinRefused(GroupError.INVALID_REQUEST, member_id))
+        # One protocol must be common to all members.
         elif not group.supports(
             request.protocol_type, (name for name, _ in request.protocols)
         ):
@@ -435,6 +441,7 @@ class ClassicStep:
                 )
                 return
         else:
+            # A static member that was restarted sends its instance id only.
             present = group.static.get(instance_id)
             if present is not None:
                 self._replace_static(group.members[present], member_id, request, waiter)
@@ -462,6 +469,7 @@ class ClassicStep:
             instance_id=request.instance_id,
             client_id=request.client_id,
             client_host=request.client_host,
+            # _park_join() sets these three from the request.
             rebalance_timeout_ms=0,
             session_timeout_ms=0,
             protocols=(),
@@ -472,6 +480,7 @@ class ClassicStep:
             # Restarts the delay of the first members.
             group.has_newcomer = True
         group.add(member, request.protocol_type)
+        # It sends no heartbeats before it knows its id.
         self.renew(member, _NEW_MEMBER_MS)
         self._rebalance()
 
@@ -586,6 +595,7 @@ class ClassicStep:
             self.complete_join()
 
     def rebalance_after_loss(self) -> None:
+        # An Empty group has no members that could rejoin.
         if self.group.state in (STABLE, COMPLETING, PREPARING):
             self._rebalance()
 
@@ -602,10 +612,13 @@ class ClassicStep:
         self.cancel_sync_timer()
         group.is_first = group.state == EMPTY
         group.has_newcomer = False
+        # The first generation takes partitions from no member.
         if not group.is_first:
             self.effects.append(GroupRebalances(group.group_id))
         group.enter(PREPARING, self.now_ms)
         delay_ms = self.rules.rebalance_delay_ms
+        # The members of a service start one after the other. Without a delay, each of
+        # them would cause a rebalance.
         if group.is_first and delay_ms:
             left_ms = max(group.rebalance_timeout_ms - delay_ms, 0)
             self._set_join_timer(DelayEnds(left_ms), delay_ms)
@@ -670,6 +683,7 @@ class ClassicStep:
 
     def _empty(self) -> None:
         group = self.group
+        # As in Kafka, the protocol type remains in the record of an empty group.
         group.protocol = None
         group.leader = None
         group.topics = group.subscribed()
@@ -683,6 +697,7 @@ class ClassicStep:
         group.topics = group.subscribed()
         group.enter(COMPLETING, self.now_ms)
         group.unsynced.update(group.members)
+        # A leader that never sends the assignment would block all members.
         group.sync_timer = SyncEnds(group.generation)
         self.effects.append(
             SetTimer(

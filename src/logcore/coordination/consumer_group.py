@@ -63,6 +63,7 @@ from logcore.format.consumer_group_records import (
 )
 from logcore.format.group_records import GroupRecord, group_key
 
+#: Kafka's names of the states in which a member does not have its target yet.
 ASSIGNING: Final = "Assigning"
 RECONCILING: Final = "Reconciling"
 
@@ -108,34 +109,41 @@ class NoTopics:
 
 @attrs.define(eq=False)
 class Written:
-    """The changes of one step, with the former values in order."""
+    """The changes of one step."""
 
+    #: Each changed fact with its former value, in the order of the changes.
     before: list[tuple[Fact, ConsumerValue]] = attrs.Factory(
         list[tuple[Fact, ConsumerValue]]
     )
+    #: The records of these changes.
     records: list[GroupRecord] = attrs.Factory(list[GroupRecord])
     #: To be given once the records are durable.
     answers: list[tuple[Waiter, Result]] = attrs.Factory(list[tuple[Waiter, Result]])
 
 
 class ConsumerGroup:
-    """The facts of one group, and its steps in progress.
-
-    The facts are the two epochs with the metadata hash, and `members`, `targets` and
-    `currents` by member id, and `patterns` by their text.
-    """
+    """The facts of one group, which its records hold, and its steps in progress."""
 
     def __init__(self, group_id: str) -> None:
         self.group_id = group_id
+        #: The group epoch, which a change of subscriptions or topics increases. A new
+        #: group has 0.
         self.epoch = 0
+        #: The hash_of() the subscribed topics at this epoch.
         self.metadata_hash = 0
+        #: The group epoch for which the targets were computed.
         self.target_epoch = 0
+        #: The data of each member, by member id.
         self.members: dict[str, ConsumerMember] = {}
+        #: The partitions that each member should own.
         self.targets: dict[str, Partitions] = {}
+        #: The partitions that each member owns, and its epoch.
         self.currents: dict[str, Current] = {}
+        #: The topics that each pattern matches, by its text.
         self.patterns: dict[str, Resolved] = {}
         #: The owner of each partition.
         self.owners: dict[Partition, str] = {}
+        #: The member id of each instance id.
         self.static: dict[str, str] = {}
         #: Steps whose records are being stored.
         self.storing: list[Written] = []
@@ -241,6 +249,7 @@ class ConsumerGroup:
                     del self.owners[partition]
         _set(self.currents, member_id, current)
         if current is not None:
+            # A partition that a member must revoke is not free yet.
             for partition in current.assigned | current.revoking:
                 self.owners[partition] = member_id
 
@@ -311,6 +320,7 @@ class ConsumerGroup:
             return GroupError.UNKNOWN_MEMBER_ID
         if self.current(member_id).member_epoch == member_epoch:
             return None
+        # Classic clients do not know the error of the consumer protocol.
         if member.classic is not None:
             return GroupError.ILLEGAL_GENERATION
         return GroupError.STALE_MEMBER_EPOCH
@@ -406,6 +416,7 @@ class ConsumerGroup:
 
         Hashes are only compared for equality.
         """
+        # Sorted, so that all brokers compute the same hash.
         found = [(name, topics.facts(name)) for name in sorted(self.subscribed())]
         known = [
             f"{name} {facts[0].hex()} {facts[1]}"

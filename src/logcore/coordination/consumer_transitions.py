@@ -99,6 +99,7 @@ def check_beat(beat: Beat, *, may_lack_id: bool) -> BeatRefused | None:
     text = _flaw(beat, may_lack_id)
     if text:
         return BeatRefused(GroupError.INVALID_REQUEST, text)
+    # The broker assigns, so a client cannot bring its own assignor.
     if beat.assignor is not None and beat.assignor not in ASSIGNORS:
         return BeatRefused(
             GroupError.UNSUPPORTED_ASSIGNOR,
@@ -108,6 +109,7 @@ def check_beat(beat: Beat, *, may_lack_id: bool) -> BeatRefused | None:
 
 
 def _flaw(beat: Beat, may_lack_id: bool) -> str:
+    # null means that the field is not set. An empty text is a mistake.
     for what, text in (
         ("group id", beat.group_id),
         ("instance id", beat.instance_id),
@@ -185,6 +187,7 @@ def timed_out(
             step.end_session(member_id)
         case RevocationEnds(member_id):
             step.end_revocation(member_id)
+        # A classic member has not rejoined, and the others wait for its partitions.
         case RejoinEnds(member_id):
             step.consumers.rejoins.discard(member_id)
             step.remove_late(member_id)
@@ -230,6 +233,7 @@ def mark_dead(group: Group) -> list[Effect]:
     effects: list[Effect] = []
     consumers = group.consumers
     if consumers is not None:
+        # The expiry of a timer looks up its group, which no longer exists.
         effects += forget_timers(group, consumers)
         for written in consumers.queued:
             for waiter, result in written.answers:
@@ -264,6 +268,7 @@ def forget_timers(group: Group, consumers: ConsumerGroup) -> list[Effect]:
 
 def refusal(result: Result, error: GroupError, text: str) -> Result:
     """Return an error of the same request type as `result`."""
+    # Each protocol has its own form of a refused request.
     if isinstance(result, Beaten | BeatRefused):
         return BeatRefused(error, text)
     if isinstance(result, Joined | JoinRefused):
@@ -291,12 +296,15 @@ class HeartbeatStep:
         self.consumers: ConsumerGroup = group.consumers
         self.around = around
         self.effects: list[Effect] = []
+        #: The changes of this step and their records.
         self._written = Written()
+        #: Reports about the step, which undo() drops.
         self._events: list[Effect] = []
 
     # -- facts and their records
 
     def _put(self, fact: Fact, value: ConsumerValue) -> None:
+        # The former value is read before put() replaces it.
         self._written.before.append((fact, self.consumers.value_of(fact)))
         self._written.records.append(self.consumers.record(fact, value))
         self.consumers.put(fact, value)
@@ -347,6 +355,7 @@ class HeartbeatStep:
         """Update the state of the Group from the state of its members."""
         before = self.group.state
         self.group.enter(self.consumers.state, self.around.now_ms)
+        # Only the transition is reported, not each step of an empty group.
         if self.group.state == EMPTY != before:
             self.effects.append(GroupEmptied(self.group.group_id))
 
@@ -392,6 +401,7 @@ class HeartbeatStep:
         touched = dict.fromkeys(fact for written in lost for fact, _ in written.before)
         consumers.unsure.update(touched)
         self.answer_stored(error)
+        # The members are those before the failed steps, and so are their timers.
         self.settle_timers(touched)
         self._enter()
 
@@ -404,6 +414,7 @@ class HeartbeatStep:
                         result, error, "the group's records could not be stored"
                     )
                 self.effects.append(Reply(waiter, told))
+        # From here on, the next batch may be stored.
         self.consumers.storing = []
 
     # -- timers
@@ -414,9 +425,11 @@ class HeartbeatStep:
         for kind, name in dict.fromkeys(touched):
             if kind not in (RecordKind.MEMBER, RecordKind.CURRENT):
                 continue
+            # The step has removed the member.
             if name not in consumers.members:
                 self._forget_timers(name)
                 continue
+            # The member is new, or was read from disk.
             if name not in consumers.deadlines_ms:
                 self._renew(name)
             if kind is RecordKind.CURRENT:
@@ -427,6 +440,8 @@ class HeartbeatStep:
     def _settle_revocation(self, member_id: str) -> None:
         consumers = self.consumers
         if consumers.current(member_id).revoking:
+            # Others wait for these partitions, so a member has limited time to revoke
+            # them.
             timeout_ms = max(0, consumers.members[member_id].rebalance_timeout_ms)
             consumers.revocations.add(member_id)
             self.effects.append(
@@ -493,6 +508,7 @@ class HeartbeatStep:
         consumers = self.consumers
         consumers.timers_ms.pop(member_id, None)
         deadline_ms = consumers.deadlines_ms[member_id]
+        # Heartbeats have moved the deadline since the timer was set.
         if self.around.now_ms < deadline_ms:
             self._set_session(member_id, deadline_ms)
             return
@@ -511,6 +527,7 @@ class HeartbeatStep:
     # -- a heartbeat
 
     def beat(self, request: Beat) -> Beaten:
+        # Negative epochs announce that the member leaves.
         if request.member_epoch < _JOINS:
             return self._leave(request)
         consumers = self.consumers
@@ -545,6 +562,8 @@ class HeartbeatStep:
         self._compute_targets()
         current = self._reconcile(member_id, request.owned)
         self._renew(member_id)
+        # An unchanged assignment is not sent again, unless the member sent all its
+        # fields, as after a lost answer.
         assigned = None
         if _is_whole(request) or current.assigned != before.assigned:
             assigned = current.assigned
@@ -603,8 +622,10 @@ class HeartbeatStep:
     def _replace(self, old_id: str, new_id: str) -> None:
         """Transfer all facts of a member to the new member with the same instance id."""
         consumers = self.consumers
+        # The new member uses the consumer protocol.
         member = attrs.evolve(consumers.members[old_id], classic=None)
         target = consumers.targets.get(old_id, NOTHING)
+        # The new member has not reached any epoch yet.
         current = attrs.evolve(consumers.current(old_id), member_epoch=0)
         self._delete_member(old_id)
         self._put((RecordKind.MEMBER, new_id), member)
@@ -631,10 +652,12 @@ class HeartbeatStep:
         if request.topic_names is not None:
             given["topic_names"] = tuple(sorted(set(request.topic_names)))
         if request.pattern is not None:
+            # An empty pattern ends the subscription by pattern.
             given["pattern"] = request.pattern or None
         if request.assignor is not None:
             given["assignor"] = request.assignor
         member = attrs.evolve(known, **given)
+        # Most heartbeats change nothing, and then no record is written.
         if member != before:
             self._put((RecordKind.MEMBER, member_id), member)
         if member.pattern != known.pattern:
@@ -702,6 +725,7 @@ class HeartbeatStep:
         is_seen = consumers.seen_version == topics.version
         if is_seen and not is_changed and consumers.epoch:
             return
+        # A new topic changes the epoch only if the group subscribes to it.
         metadata_hash = consumers.hash_of(topics)
         consumers.seen_version = topics.version
         if (
@@ -715,9 +739,11 @@ class HeartbeatStep:
 
     def _compute_targets(self) -> None:
         consumers = self.consumers
+        # The targets were computed for this epoch already.
         if consumers.epoch <= consumers.target_epoch:
             return
         for member_id, target in consumers.compute_targets(self.around.topics).items():
+            # Only changed targets are written: a group may have thousands of members.
             if consumers.targets.get(member_id) != target:
                 self._put((RecordKind.TARGET, member_id), target)
         self._put((RecordKind.TARGET_EPOCH, ""), consumers.epoch)

@@ -106,8 +106,11 @@ class Coordinator:
         remembered: Remembered | None = None,
     ) -> None:
         self._rules = rules
+        #: Limits the memory of all groups; None for no limit.
         self._remembered = remembered
+        #: Returns the unique part of a member id.
         self._new_id = new_id
+        #: Needed for groups of the consumer protocol.
         self._topics: Topics = NoTopics()
         if topics is not None:
             self._topics = topics
@@ -135,6 +138,7 @@ class Coordinator:
         """
         if self._remembered is None:
             return True
+        # A new group needs memory for itself too.
         if group_id not in self._groups:
             size_bytes += GROUP_BYTES + len(group_id)
         return self._remembered.admits(size_bytes, now_ms)
@@ -202,6 +206,7 @@ class Coordinator:
         """Begin the sessions of all members after take()."""
         effects: list[Effect] = []
         for group in self.all():
+            # If only classic members were stored, an interrupted downgrade ends now.
             if group.consumers is not None:
                 effects += consumer_transitions.begin_sessions(
                     group, self._around(now_ms)
@@ -259,6 +264,7 @@ class Coordinator:
                 effects += self._end_dying(group, failure)
             case None:
                 pass
+        # A deletion can have ended the group.
         self._drop_if_dead(group)
         return effects
 
@@ -277,6 +283,7 @@ class Coordinator:
         return effects
 
     def _drop_if_dead(self, group: Group) -> None:
+        # A new group may have the id by now.
         if group.state == DEAD and self._groups.get(group.group_id) is group:
             del self._groups[group.group_id]
 
@@ -298,11 +305,13 @@ class Coordinator:
         del self._dying[group]
         if failure is None and not (group.offsets or group.unstable):
             return []
+        # A later group with this id may be in deletion too.
         later = (one for one in self._dying if one.group_id == group.group_id)
         heir = next(later, self._groups.get(group.group_id))
         if heir is not None:
             records = heir.inherit(group)
             return [AppendRecords(heir, records)] if records else []
+        # No later group has the id, so this one exists again.
         group.state = EMPTY
         if not group.is_unused:
             self._groups[group.group_id] = group
@@ -336,6 +345,7 @@ class Coordinator:
             error = _check_return(group, request)
             if error is not None:
                 return [Reply(waiter, JoinRefused(error, request.member_id))]
+            # The group is Empty, and this member gives it the classic protocol.
             effects = _leave_consumers(group)
         effects += classic_transitions.join(
             group, request, waiter, now_ms, rules=self._rules, new_id=self._new_id
@@ -382,6 +392,7 @@ class Coordinator:
         around = self._around(now_ms)
         if consumers is not None:
             return consumer_transitions.beat(group, request, waiter, around)
+        # Classic members are in the group, so this is a rolling upgrade.
         if group.state != EMPTY:
             return migration.upgrade(group, request, waiter, around)
         # A new group, or an empty group of the classic protocol. The record of an empty
@@ -396,6 +407,7 @@ class Coordinator:
             group.consumers = None
             return effects
         self._groups[group.group_id] = group
+        # Pending ids are of the classic protocol, which the group no longer has.
         effects[:0] = classic_transitions.forget_pending(group)
         group.become(consumers)
         return effects
@@ -464,6 +476,7 @@ class Coordinator:
     def withdraw(self, group_id: str, waiter: Waiter, now_ms: int) -> list[Effect]:
         """Withdraw a waiting request, like classic_transitions.withdraw()."""
         group = self._groups.get(group_id)
+        # Only requests of classic members wait for other members.
         if group is None or group.consumers is not None:
             return []
         effects = classic_transitions.withdraw(group, waiter, now_ms, rules=self._rules)
@@ -480,6 +493,7 @@ class Coordinator:
         If the group does not exist, only commits without a generation are allowed. The
         empty group id may commit, as in Kafka, because old clients use it.
         """
+        # The record of the offset has the group id in its key.
         if classic_transitions.is_too_long(who.group_id):
             return GroupError.INVALID_GROUP_ID, []
         group = self._groups.get(who.group_id)
@@ -502,6 +516,7 @@ class Coordinator:
         Check and commit are one step, so no rebalance can happen between them.
         """
         error, effects = self.check_commit(who, now_ms)
+        # A commit of no offsets needs no record, but reports the error.
         if error is not None or not committed:
             return [*effects, Reply(waiter, error)]
         return [*effects, *self.commit(who.group_id, committed, waiter)]
@@ -552,6 +567,7 @@ class Coordinator:
 
     def _check_producer(self, who: Committer) -> GroupError | None:
         group = self._groups.get(who.group_id)
+        # A producer without a group may commit for any group id that is not in use.
         if who.generation < 0 and (group is None or group.state == EMPTY):
             return None
         if group is None:
@@ -595,10 +611,12 @@ class Coordinator:
 
         `has_marker` returns whether the marker is in the log of a group.
         """
+        # A failed deletion restores its group, which must not have lost a commit.
         for group in [*self.all(), *self._dying]:
             if producer_id in group.unstable and has_marker(group.group_id):
                 group.end_transaction(producer_id, commit=commit)
                 if group.is_unused:
+                    # The aborted offsets were all that the group had.
                     group.state = DEAD
                     self._drop_if_dead(group)
 
@@ -635,6 +653,7 @@ class Coordinator:
         offsets.
         """
         effects: list[Effect] = []
+        # A group whose deletion fails must not keep offsets of a deleted topic.
         for group in [*self.all(), *self._dying]:
             effects += offsets.forget_topics(group, names, new_waiter)
         return effects

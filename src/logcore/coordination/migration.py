@@ -115,6 +115,7 @@ def upgrade(
     joining = consumer_transitions.beat(
         group, request, waiter, around, owed=[*group.owed, *owed]
     )
+    # A heartbeat that is accepted stores the new member.
     if not consumers.is_busy:
         group.consumers = None
         group.enter(former_state, former_ms)
@@ -124,6 +125,7 @@ def upgrade(
     effects += classic_transitions.forget_timers(group)
     members = [*group.members]
     group.become(consumers)
+    # Each classic member gets a session in the new protocol.
     step = consumer_transitions.HeartbeatStep(group, around)
     step.settle_timers((RecordKind.CURRENT, member_id) for member_id in members)
     return [*effects, *step.effects, *joining, GroupConverted(group.group_id, CONSUMER)]
@@ -141,6 +143,8 @@ def _upgraded(group: Group, around: StepContext) -> ConsumerGroup:
     if text:
         raise _kept(group, text)
     consumers = ConsumerGroup(group.group_id)
+    # As in KIP-848, the generation becomes the epoch of the group and of its members.
+    # The next epoch is then new for each of them.
     consumers.put((RecordKind.GROUP, ""), GroupEpoch(group.generation))
     consumers.put((RecordKind.TARGET_EPOCH, ""), group.generation)
     said = {
@@ -175,11 +179,13 @@ def _read_member(
         member.metadata(group.protocol) or member.protocols[0][1]
     )
     assignment = read_whole_assignment(member.assignment)
+    # The metadata of another client cannot be translated to topics and partitions.
     if subscription is None or assignment is None:
         raise _kept(
             group,
             f"has a member, {member.member_id}, whose metadata is not a consumer's",
         )
+    # The client needs this data, and a consumer group cannot return it.
     if assignment.user_data:
         raise _kept(
             group,
@@ -223,6 +229,7 @@ def _with_ids(partitions: Sequence[tuple[str, int]], topics: Topics) -> Partitio
     ids: dict[str, bytes] = {}
     for name in {name for name, _ in partitions}:
         facts = topics.facts(name)
+        # A deleted topic has no partitions that a member could keep.
         if facts is not None:
             ids[name] = facts[0]
     return frozenset((ids[name], number) for name, number in partitions if name in ids)
@@ -233,14 +240,18 @@ def downgrade(group: Group, around: StepContext) -> list[Effect]:
     consumers = group.consumers
     if consumers is None or not around.rules.may_downgrade:
         return []
+    # Records that are being stored can fail, which would undo the departure of the last
+    # consumer member.
     if consumers.is_busy or consumers.queued or not consumers.is_all_classic:
         return []
+    # A classic group needs a protocol that is common to all members.
     if len(consumers.members) > around.rules.group_max_size or not consumers.supports(
         CONSUMER, _first(consumers)
     ):
         return []
     effects = consumer_transitions.forget_timers(group, consumers)
     group.consumers = None
+    # All records of the consumer protocol must be deleted with the next record.
     stored = dict.fromkeys([*consumers.unsure, *consumers.facts()])
     group.owed = tuple(fact for fact in stored if fact[0] is not RecordKind.CLASSIC)
     # No member's epoch is above the target epoch, so no member knows the next
@@ -253,6 +264,7 @@ def downgrade(group: Group, around: StepContext) -> list[Effect]:
     group.protocol = group.vote()
     group.topics = group.subscribed()
     group.enter(STABLE, around.now_ms)
+    # The first of these records delete the records of the consumer protocol.
     effects.append(AppendRecords(group, group.records()))
     effects.append(GroupConverted(group.group_id, "classic"))
     return effects + classic_transitions.restart_rebalance(
@@ -301,6 +313,7 @@ def _names(names: Iterable[str], topics: Topics) -> dict[bytes, str]:
 
 def _encoded(partitions: Partitions, names: Mapping[bytes, str]) -> bytes:
     """Encode an assignment for members of the classic protocol."""
+    # Sorted, so that an unchanged assignment has the same bytes.
     return assignment_value(
         sorted(
             (names[topic_id], number)
@@ -329,6 +342,8 @@ def join(
     member_id = request.member_id
     if not member_id:
         member_id = classic_transitions.made_id(request, new_id)
+        # A lost answer must not leave a member that never returns. No pending id is
+        # stored: any id may join.
         if request.takes_id_first and request.instance_id is None:
             error = step.check_join(request, member_id)
             return [
@@ -391,6 +406,7 @@ class _ClassicStep(consumer_transitions.HeartbeatStep):
         if classic_transitions.is_too_long(member_id):
             return GroupError.INVALID_REQUEST
         if (
+            # The member that rejoins has its place already.
             member_id not in consumers.members
             and len(consumers.members) >= self.around.rules.consumer_max_size
         ):
@@ -413,6 +429,7 @@ class _ClassicStep(consumer_transitions.HeartbeatStep):
         """Return the subscription of the member's preferred protocol, which it will
         use.
         """
+        # The subscription is in the metadata of a protocol.
         if not request.protocols:
             return None
         return read_subscription(request.protocols[0][1])
@@ -436,12 +453,14 @@ class _ClassicStep(consumer_transitions.HeartbeatStep):
         self._renew(member_id)
         self.stop_rejoin(member_id)
         self.stop_sync(member_id)
+        # A member that never requests its assignment would keep its partitions.
         self.consumers.syncs.add(member_id)
         self._set_timer(FirstSyncEnds(member_id), member_id)
         return Joined(
             generation=current.member_epoch,
             protocol_type=CONSUMER,
             protocol=request.protocols[0][0],
+            # The broker assigns partitions, so no member leads.
             leader="",
             member_id=member_id,
         )
@@ -453,12 +472,14 @@ class _ClassicStep(consumer_transitions.HeartbeatStep):
         """
         consumers = self.consumers
         instance_id = request.instance_id
+        # The id belongs to a member of the consumer protocol.
         if member_id in consumers.members and not consumers.is_classic(member_id):
             raise consumer_transitions.unknown(member_id)
         if instance_id is None:
             return
         holder = consumers.static.get(instance_id)
         if not request.member_id:
+            # The static member was restarted, and has lost its id.
             if holder is not None:
                 self._replace(holder, member_id)
         elif holder is None:
@@ -487,6 +508,7 @@ class _ClassicStep(consumer_transitions.HeartbeatStep):
             self._put((RecordKind.MEMBER, member_id), member)
         if before is None:
             return True
+        # Classic members subscribe to names only.
         self._forget_pattern(before.pattern)
         return (member.topic_names, member.pattern) != (
             before.topic_names,
@@ -504,6 +526,7 @@ class _ClassicStep(consumer_transitions.HeartbeatStep):
             return error
         if not consumers.is_classic(member_id):
             return GroupError.UNKNOWN_MEMBER_ID
+        # Classic members know the member epoch as their generation.
         if generation != consumers.current(member_id).member_epoch:
             return GroupError.ILLEGAL_GENERATION
         return None
@@ -532,6 +555,7 @@ class _ClassicStep(consumer_transitions.HeartbeatStep):
             return GroupError.INCONSISTENT_GROUP_PROTOCOL
         self.stop_sync(member_id)
         self._renew(member_id)
+        # The names of topics that the client may not describe must not reach it.
         shown = filter(request.may_see, self.consumers.subscribed())
         names = _names(shown, self.around.topics)
         assignment = _encoded(current.assigned, names)
@@ -548,6 +572,7 @@ class _ClassicStep(consumer_transitions.HeartbeatStep):
         self._renew(member_id)
         consumers = self.consumers
         current = consumers.current(member_id)
+        # Another member has released the partitions that this one waits for.
         is_free = (
             current.state is MemberState.UNRELEASED
             and not consumers.waits_for_others(member_id)

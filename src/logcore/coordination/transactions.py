@@ -68,7 +68,9 @@ RETRY_MS: Final = 1_000
 LAST_EPOCH: Final = 32_766
 _TOP_EPOCH: Final = 32_767
 
+#: No transaction is open or ending, so the id may expire.
 _IDLE: Final = frozenset({Status.EMPTY, Status.COMPLETE_COMMIT, Status.COMPLETE_ABORT})
+#: The decision is durable, and markers may be missing.
 _PREPARED: Final = frozenset({Status.PREPARE_COMMIT, Status.PREPARE_ABORT})
 
 
@@ -96,8 +98,11 @@ class Transaction:
 
     @property
     def is_busy(self) -> bool:
+        # A crash can undo a record that is not durable, so no request is decided on it.
         if self.storing is not None:
             return True
+        # Kafka refuses requests while markers are written, and clients retry. Here they
+        # wait, unless a marker could not be written.
         return (
             self.stored is not None
             and self.stored.status in _PREPARED
@@ -108,9 +113,7 @@ class Transaction:
 class TransactionMachine:
     """The transactions of one coordinator, used by one thread at a time.
 
-    The caller carries out the returned effects. `is_over` is set once a record could
-    not be stored. All waiting requests have then been answered, further calls have no
-    effect, and a new instance must load the stored records.
+    The caller carries out the returned effects.
     """
 
     def __init__(
@@ -120,16 +123,18 @@ class TransactionMachine:
         is_two_phase: bool = False,
         remembered: Remembered | None = None,
     ) -> None:
-        """Create an empty coordinator.
-
-        With `is_two_phase`, producers may request NO_TIMEOUT. `remembered` limits the
-        memory of all ids; by default there is no limit.
-        """
+        """Create an empty coordinator."""
+        #: Limits the memory of all ids; None for no limit.
         self._remembered = remembered
         self._max_timeout_ms = max_timeout_ms
+        #: Whether producers may request NO_TIMEOUT.
         self._is_two_phase = is_two_phase
         self._transactions: dict[str, Transaction] = {}
+        #: Allocated producer ids that no producer has got yet.
         self._spare_ids: list[int] = []
+        #: Set once a record could not be stored, since it may be on disk nevertheless.
+        #: All waiting requests have then been answered, further calls have no effect,
+        #: and a new instance must load the stored records.
         self.is_over = False
 
     # -- views
@@ -176,8 +181,10 @@ class TransactionMachine:
         error = _check_producer(stored, producer_id, producer_epoch)
         if error is not None or stored is None:
             return error
+        # As in Kafka, the producer retries until the markers are written.
         if stored.status in _PREPARED:
             return TransactionError.CONCURRENT_TRANSACTIONS
+        # The producer may abort and continue after this error (KIP-890).
         if stored.status is not Status.ONGOING or partition not in stored.partitions:
             return TransactionError.TRANSACTION_ABORTABLE
         return None
@@ -211,6 +218,8 @@ class TransactionMachine:
                         name, min(stored.start_ms + stored.timeout_ms, latest_ms)
                     )
                 )
+            # No record lists the markers that were written. As in Kafka, all are
+            # written again.
             elif stored.status in _PREPARED:
                 transaction.left = stored.partitions
                 effects += self._mark(transaction, now_ms)
@@ -265,6 +274,8 @@ class TransactionMachine:
             return []
         transaction = self._transactions[effect.transactional_id]
         assert transaction.storing is effect, (transaction.storing, effect)
+        # The record may be on disk or not. Only a new instance, which reads the disk,
+        # can decide that.
         if failed:
             return self.end()
         transaction.storing = None
@@ -272,8 +283,10 @@ class TransactionMachine:
         transaction.stored = effect.stored
         transaction.last_epoch = effect.last_epoch
         effects: list[Effect] = []
+        # The client relies on the answer, so the record is durable first.
         if effect.waiter is not None:
             effects.append(TransactionReply(effect.waiter, effect.result))
+        # The id has expired, and its tombstone is durable.
         if effect.stored is None:
             del self._transactions[transaction.transactional_id]
         elif effect.stored.status is Status.ONGOING:
@@ -286,9 +299,11 @@ class TransactionMachine:
                     SetTransactionTimer(transaction.transactional_id, due_ms)
                 )
         elif effect.stored.status in _PREPARED:
+            # The decision is durable, so the transaction cannot time out any more.
             effects.append(CancelTransactionTimer(transaction.transactional_id))
             transaction.left = effect.stored.partitions
             effects += self._mark(transaction, now_ms)
+        # The record of the completed transaction is durable.
         elif transaction.ending is not None:
             effects += self._answer_ending(transaction)
         return [*effects, *self._resume_waiting(transaction, now_ms)]
@@ -326,6 +341,7 @@ class TransactionMachine:
         transaction.left = left
         if not left:
             return self._mark(transaction, now_ms)
+        # A partition without a leader can delay its marker for a long time.
         transaction.is_stuck = True
         effects: list[Effect] = []
         if transaction.ending is not None:
@@ -340,6 +356,7 @@ class TransactionMachine:
         self, effect: TakeProducerId, producer_id: int | None, now_ms: int
     ) -> list[Effect]:
         """Handle the outcome of TakeProducerId: a producer id, or None if it failed."""
+        # The client retries, which requests a producer id again.
         if self.is_over or producer_id is None:
             return _reply(effect.waiter, TransactionError.COORDINATOR_NOT_AVAILABLE)
         self._spare_ids.append(producer_id)
@@ -350,6 +367,7 @@ class TransactionMachine:
         transaction = self._transactions.get(transactional_id)
         if self.is_over or transaction is None:
             return []
+        # This is the timer of marked().
         if transaction.is_stuck and transaction.storing is None:
             return self._mark(transaction, now_ms)
         return self.handle(Overdue(transactional_id), None, now_ms)
@@ -361,6 +379,7 @@ class TransactionMachine:
         effects: list[Effect] = []
         for transaction in list(self._transactions.values()):
             stored = transaction.stored
+            # As in Kafka, an id with an open transaction does not expire.
             if transaction.is_busy or stored is None or stored.status not in _IDLE:
                 continue
             if now_ms - stored.update_ms >= EXPIRATION_MS:
@@ -398,12 +417,14 @@ class TransactionMachine:
         """
         if self.is_over:
             return _reply(waiter, TransactionError.COORDINATOR_NOT_AVAILABLE)
+        # A verification changes nothing, so it does not wait for a record.
         if isinstance(request, AddPartitions) and request.only_verifies:
             return _reply(waiter, self._verify_all(request))
         error = self._check(request, now_ms)
         if error is not None:
             return _reply(waiter, error)
         transaction = self._transactions.get(request.transactional_id)
+        # Requests for one id are decided one after the other.
         if transaction is not None and transaction.is_busy:
             transaction.waiting.append((request, waiter))
             return []
@@ -424,6 +445,7 @@ class TransactionMachine:
             or len(request.transactional_id.encode()) > LONGEST_ID_BYTES
         ):
             return TransactionError.INVALID_REQUEST
+        # Clients that invent ids must not fill the memory of the broker.
         if self._remembered is not None:
             size_bytes = 0
             if isinstance(request, AddPartitions):
@@ -436,8 +458,10 @@ class TransactionMachine:
             if size_bytes and not self._remembered.admits(size_bytes, now_ms):
                 return TransactionError.COORDINATOR_NOT_AVAILABLE
         if isinstance(request, Initialize):
+            # As in Kafka, a producer sends both numbers or none (KIP-360).
             if (request.producer_id == -1) != (request.producer_epoch == -1):
                 return TransactionError.INVALID_REQUEST
+            # Consumers with read_committed wait for the end of open transactions.
             is_bounded = 0 < request.timeout_ms <= self._max_timeout_ms
             if not is_bounded and not (
                 self._is_two_phase and request.timeout_ms == NO_TIMEOUT
@@ -490,9 +514,12 @@ class TransactionMachine:
         if transaction is None or transaction.stored is None:
             return self._first(request, waiter, now_ms)
         stored = transaction.stored
+        # A restarted producer decides about its own transaction (KIP-939).
         if request.keeps_open and stored.status is Status.ONGOING:
             return _reply(waiter, Unended(stored.producer_id, stored.producer_epoch))
         expected = request.producer_epoch
+        # The epochs of the former id were used up, and the answer with the new id was
+        # lost.
         is_retry_of_change = (
             request.producer_id == stored.previous_producer_id
             and expected >= LAST_EPOCH
@@ -530,10 +557,12 @@ class TransactionMachine:
             return _reply(waiter, TransactionError.PRODUCER_FENCED)
         producer_id = stored.producer_id
         previous = stored.previous_producer_id
+        # The higher epoch fences all former producers of the id.
         epoch = stored.producer_epoch + 1
         if stored.producer_epoch >= LAST_EPOCH:
             if not self._spare_ids:
                 return [TakeProducerId(request, waiter)]
+            # A retry with the former id is recognized by it.
             previous = producer_id
             producer_id = self._spare_ids.pop()
             epoch = 0
@@ -764,6 +793,7 @@ def _decide_first(stored: StoredTransaction, request: End) -> TransactionError |
         complete = Status.COMPLETE_COMMIT
     else:
         complete = Status.COMPLETE_ABORT
+    # This is a retry after a lost answer.
     if stored.status is complete:
         return False
     if stored.status is _prepared(request):
@@ -794,8 +824,10 @@ def _decide_second(stored: StoredTransaction, request: End) -> TransactionError 
         return TransactionError.INVALID_PRODUCER_ID_MAPPING
     is_retry = is_retry_of_change or request.producer_epoch == epoch - 1
     is_current = is_same and request.producer_epoch == epoch
+    # A request with the former epoch is late: its transaction has ended.
     if stored.status in (Status.ONGOING, Status.EMPTY):
         is_valid = is_current
+    # The prepared record already has the next epoch.
     elif stored.status in _PREPARED:
         is_valid = is_retry
     else:
