@@ -86,6 +86,7 @@ NAME: Final = "plain"
 
 _HEADER = struct.Struct(HEADER_FORMAT)
 _PREFIX = struct.Struct(">qiib")
+#: Masks a number to 64 bits.
 _U64 = (1 << 64) - 1
 #: Below this many records the set-up of the vectorised decoder costs more than a loop.
 _FEW: Final = 12
@@ -98,6 +99,7 @@ _SPARSE_BYTES: Final = 2048
 _new_tuple: Final[Any] = tuple.__new__
 
 Path = str | None
+#: Data, offsets and nulls of a column; see encode_columns().
 Column = tuple[
     npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[np.uint8] | None
 ]
@@ -120,10 +122,12 @@ def _check_head(data: memoryview, position: int, limit: int) -> int:
     # A size is kept in 32 bits.
     if not MIN_LENGTH <= length <= INT32_MAX - LOG_OVERHEAD:
         return WALK_LENGTH
+    # Only these three are known. The fields after the magic depend on it.
     if not 0 <= magic <= 2:
         return WALK_MAGIC
     if length + LOG_OVERHEAD > left:
         return WALK_SHORT
+    # A v0 record can have the least length, and the head of a v2 batch is longer.
     if magic == 2 and length + LOG_OVERHEAD < HEADER_SIZE:
         return WALK_LENGTH
     return WALK_END
@@ -167,8 +171,11 @@ def _facts(data: memoryview, position: int) -> tuple[int, ...]:
             magic,
         )
     timestamp = -1
+    # A v1 record has its timestamp after the magic and the attributes. A v0 record has
+    # none.
     if magic == 1 and size >= 26:
         timestamp = struct.unpack_from(">q", data, position + 18)[0]
+    # v0 and v1 have the CRC at the position where v2 has the leader epoch.
     crc = epoch & 0xFFFFFFFF
     return (
         position,
@@ -220,6 +227,7 @@ def walk(
         if crc and not _crc_matches(view, position, facts[6]):
             why = WALK_CRC
             break
+        # A matching CRC does not exclude this, because it leaves out the base offset.
         if facts[13] == 2 and (facts[9] < 0 or facts[2] < facts[1]):
             why = WALK_COUNT
             break
@@ -257,6 +265,7 @@ def find_batch(data: Buffer, position: int, limit: int, offset: int) -> int:
             return position
         base, length, _, magic = _PREFIX.unpack_from(view, position)
         if magic == 2:
+            # The last offset delta.
             base += struct.unpack_from(">i", view, position + 23)[0]
         if base >= offset:
             return position
@@ -303,13 +312,17 @@ def plan_run(
         if (
             attributes & (CODEC_MASK | CONTROL_BIT)
             or last >= end_offset
+            # The last offset overflows int64, or the delta is negative.
             or last < facts[1]
         ):
             break
+        # No CRC covers the base offset, so it is compared with its neighbor.
         if expected >= 0 and (facts[1] < expected or (dense and facts[1] > expected)):
             break
+        # A damaged count must not allocate gigabytes.
         if not 0 <= count <= (size - HEADER_SIZE) // MIN_RECORD_SIZE:
             break
+        # The first batch is taken whatever its size is, so that reading makes progress.
         if position > start and (
             rows + count > max_rows or position + size - start > max_bytes
         ):
@@ -328,6 +341,7 @@ def _read_varint(
     data: memoryview, position: int, end: int, bits: int
 ) -> tuple[int, int]:
     value = 0
+    # Five bytes hold 35 bits, and ten bytes 70: the limits of Kafka for 32 and 64 bits.
     for shift in range(0, 35 if bits == 32 else 70, 7):
         if position >= end:
             raise _Wrong(BODY_VARINT)
@@ -338,6 +352,7 @@ def _read_varint(
             value &= (
                 1 << bits
             ) - 1  # surplus high bits of the last byte are dropped, as Kafka does
+            # Zig-zag: the lowest bit is the sign.
             return (value >> 1) ^ -(value & 1), position
     raise _Wrong(BODY_VARINT)
 
@@ -351,6 +366,7 @@ def _read_size(
     include them in the value.
     """
     value, next_position = _read_varint(data, position, end, 32)
+    # The fifth byte has room for the 4 upper bits of 32.
     if strict and next_position - position == 5 and data[next_position - 1] > 0x0F:
         raise _Wrong(BODY_VARINT)
     return value, next_position
@@ -362,6 +378,7 @@ def _read_headers(
     headers = []
     for _ in range(count):
         size, position = _read_size(data, position, end, strict)
+        # A name cannot be null, unlike a value.
         if size < 0:
             raise _Wrong(BODY_HEADER_KEY)
         if size > end - position:
@@ -370,6 +387,7 @@ def _read_headers(
         size, position = _read_size(data, position + size, end, strict)
         if strict and size < -1:
             raise _Wrong(BODY_BELOW_NULL)
+        # A negative size is null, and takes no bytes.
         if size > end - position and size > 0:
             raise _Wrong(BODY_LENGTH)
         headers.append(
@@ -400,6 +418,7 @@ def _read_row(
     stop = position + length
     if position >= stop:
         raise _Wrong(BODY_SIZE)
+    # The first byte of a record is its attributes, which have no meaning yet.
     timestamp_delta, position = _read_varint(data, position + 1, stop, 64)
     offset_delta, position = _read_size(data, position, stop, strict)
     key_size, key_position = _read_size(data, position, stop, strict)
@@ -418,6 +437,7 @@ def _read_row(
     if header_count == 0:
         if position != stop:
             raise _Wrong(BODY_SIZE)
+    # Each header takes at least one byte, so a larger count is damage.
     elif header_count < 0 or header_count > stop - position:
         raise _Wrong(BODY_HEADERS)
     else:
@@ -444,6 +464,7 @@ def _read_rows(
     for _ in range(count):
         row, position = _read_row(data, position, end, strict)
         rows.append(row)
+    # The records must fill the batch exactly.
     if position != end:
         raise _Wrong(BODY_LEFT)
     return np.array(rows, np.int64).reshape(count, 8).T
@@ -456,11 +477,13 @@ def _varints(
 
     Returns None if any is malformed or exceeds the data.
     """
+    # A damaged length can lead past the data.
     if positions.size and int(positions.max()) >= data.size:
         return None
     byte = data[positions]
     value = (byte & 0x7F).astype(np.uint64)
     positions = positions + 1
+    # The varints that have more bytes. Most have one, so this shrinks quickly.
     open_ = np.flatnonzero(byte >= 0x80)
     shift = 7
     while open_.size:
@@ -474,6 +497,7 @@ def _varints(
         positions[open_] += 1
         open_ = open_[byte >= 0x80]
         shift += 7
+    # As in _read_varint(), surplus bits are dropped.
     if bits == 32:
         value &= np.uint64(0xFFFFFFFF)
     return (value >> np.uint64(1)).astype(np.int64) ^ -(value & np.uint64(1)).astype(
@@ -498,6 +522,7 @@ def _read_rows_at_once(
                 length = raw[position]
                 position += 1
                 if length >= 0x80:
+                    # Two bytes are enough for records of less than 8 KiB.
                     second = raw[position]
                     if second < 0x80:
                         position += 1
@@ -520,6 +545,7 @@ def _read_rows_at_once(
     stop = np.array(stops, np.int64)
     fields: list[npt.NDArray[np.int64]] = []
     at = np.array(starts, np.int64) + 1  # after the attributes
+    # Timestamp delta, offset delta, key size, value size, header count.
     for bits, is_size in (
         (64, False),
         (32, False),
@@ -544,6 +570,7 @@ def _read_rows_at_once(
             at = at + np.maximum(numbers, 0)
         else:
             fields.append(numbers)
+    # The result has the position of the headers before their count.
     header_count = fields.pop()
     # Positions only grow within a record, so when the last is inside its record all
     # are.
@@ -587,6 +614,7 @@ def _run_at_once(raw: bytes, position: int, limit: int) -> npt.NDArray[np.int64]
         if not 0 <= count <= (size - HEADER_SIZE) // MIN_RECORD_SIZE:
             return None
         crcs.append((position + CRC_START, position + size, facts[10]))
+        # With LogAppendTime, the largest timestamp is the time of each record.
         appended = facts[12] & APPEND_TIME_BIT
         spans.append((position + HEADER_SIZE, position + size, count))
         heads.append(
@@ -657,6 +685,7 @@ def _fill(
     append_timestamp: int | None,
 ) -> None:
     stop = at + rows.shape[1]
+    # Offsets and timestamps wrap around as a long in Java does.
     with np.errstate(over="ignore"):
         columns[0][at:stop] = rows[1] + np.int64(base_offset)
         columns[1][at:stop] = (
@@ -721,6 +750,7 @@ def decode_columns(
         if position < limit
         else None
     )
+    # With too little room, the loop below raises the error of the right batch.
     if run is not None and run.shape[1] <= rows:
         _fill(columns, 0, _moved(run, position), 0, 0, None)
         return int(run.shape[1])
@@ -761,9 +791,11 @@ def sound_batch(data: Buffer) -> tuple[int, int, int, int] | None:
     count = int(head["record_count"])
     if (
         head["magic"] != 2
+        # Compression, LogAppendTime and control batches need a full check.
         or head["attributes"] & ~TRANSACTIONAL_BIT
         or not 1 <= count <= len(view)
         or head["last_offset"] - head["base_offset"] != count - 1
+        # An idempotent producer numbers its records.
         or (head["producer_id"] >= 0 and head["base_sequence"] < 0)
     ):
         return None
@@ -780,6 +812,7 @@ def sound_batch(data: Buffer) -> tuple[int, int, int, int] | None:
         zip((name for name, _ in COLUMNS), _columns(block, count), strict=True)
     )
     times = columns["timestamps_ms"]
+    # -1 means no timestamp, as in Kafka.
     newest = max(-1, int(times.max()))
     offsets = columns["offsets"] - int(head["base_offset"])
     if newest != int(head["max_timestamp"]) or not np.array_equal(
@@ -872,6 +905,7 @@ def _objects(
     keys = _cut(raw, rows[2], rows[3])
     values = _cut(raw, rows[4], rows[5])
     headers: Iterable[Headers] = itertools.repeat(())
+    # Most records have no headers.
     if rows[7].any():
         view = memoryview(raw)
         starts = rows[6].tolist()
@@ -891,6 +925,7 @@ def _cut(
 ) -> list[bytes | None]:
     """Return the slices of `raw`. A size below 0 gives None."""
     edges = zip(positions.tolist(), (positions + sizes).tolist(), strict=True)
+    # Without nulls, a comparison for each value is saved.
     if sizes.size and int(sizes.min()) < 0:
         return [None if stop < at else raw[at:stop] for at, stop in edges]
     return [raw[at:stop] for at, stop in edges]
@@ -899,6 +934,7 @@ def _cut(
 def _headers_end(data: memoryview, position: int, count: int) -> int:
     for _ in range(2 * count):  # name and value of headers that were already validated
         size, position = _read_varint(data, position, len(data), 32)
+        # A null value has the size -1.
         position += max(size, 0)
     return position
 
@@ -1022,12 +1058,14 @@ def read_one(
     count = facts[9]
     if not 0 <= count <= (size - HEADER_SIZE) // MIN_RECORD_SIZE:
         raise InvalidRecordError(BODY_REASONS[BODY_COUNT], path=path, position=position)
+    # A flipped bit in the base offset would return the record of another offset.
     if not _is_followed(view, position + size, limit, facts[2], end_offset, dense):
         return position
     body = view[position + HEADER_SIZE : position + size]
     at = 0
     end = len(body)
     before = _int64(offset - facts[1])
+    # Without gaps, the wanted record is the one after `before` others.
     if 0 < before < count and _int64(facts[2] - facts[1]) == count - 1:
         try:
             for _ in range(before):
@@ -1063,6 +1101,7 @@ def _is_followed(
     end_offset: int,
     dense: bool,
 ) -> bool:
+    # The next batch begins with its base offset.
     if behind + 8 <= limit:
         following = int.from_bytes(view[behind : behind + 8], "big", signed=True)
     elif behind == limit:
@@ -1190,10 +1229,12 @@ def start_position(
     entry's offset and above the offset of the entry before. Otherwise the result is 0.
     """
     slot = search_offsets(index, entries, min(offset - base_offset, INT32_MAX))
+    # The offset is below the first entry.
     if slot < 0:
         return 0
     relative, position = struct.unpack_from(">ii", index, slot * 8)
     before = struct.unpack_from(">i", index, slot * 8 - 8)[0] if slot else -1
+    # An entry is only a hint: the index may be damaged.
     if not 0 < position < limit:
         return 0
     facts, _, _ = walk(data, position, limit, 1, False)
@@ -1221,6 +1262,7 @@ def gather(
     offsets = np.zeros(len(sizes) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     total = int(offsets[-1])
+    # Arrow addresses a binary column with 32-bit offsets.
     if total > INT32_MAX:
         raise ValueError("more than 2^31-1 bytes in one chunk")
     source = np.repeat(positions.astype(np.int64) - offsets[:-1], lengths) + np.arange(
@@ -1250,6 +1292,7 @@ def pieces(
     stop = int((starts + sizes)[used].max())
     if first < 0 or stop > len(view):
         raise ValueError("a piece is outside the data")
+    # The slices are far apart, for example keys beside large values.
     if stop - first > _SPARSE_BYTES * len(used):
         pairs = zip(starts.tolist(), sizes.tolist(), strict=True)
         return [
@@ -1258,6 +1301,7 @@ def pieces(
         ]
     raw = bytes(view[first:stop])
     starts -= first
+    # Positions of empty and null values may be anywhere.
     starts[sizes <= 0] = 0
     return _cut(raw, starts, sizes)
 
@@ -1290,6 +1334,7 @@ def _varint(value: int) -> bytes:
 
 
 def _as_bytes(value: object, what: str, index: int) -> bytes:
+    # str is refused: the caller chooses the encoding.
     if isinstance(value, (bytes, bytearray, memoryview)):
         return bytes(value)
     raise InvalidRecordError(
@@ -1330,6 +1375,7 @@ def _pack_headers(headers: Iterable[tuple[str, bytes | None]], index: int) -> by
             ) from error
         packed += _encode(len(raw)) + raw
         if value is None:
+            # The varint of -1, the size of null.
             packed.append(1)
         else:
             raw = _as_bytes(value, "a header value", index)
@@ -1353,16 +1399,21 @@ class _Writer:
         base_sequence: int,
         compress: Callable[[Buffer], bytes] | None,
     ) -> None:
+        #: The finished batches.
         self.done = bytearray()
         self.batches: list[EncodedBatch] = []
+        #: The parts of the open batch, which finish() joins.
         self.body: list[bytes] = []
+        #: The size of the open batch before compression.
         self.size = HEADER_SIZE
+        #: The number of records of the open batch.
         self.count = 0
         self.base_timestamp = self.max_timestamp = -1
         self.base_offset = base_offset
         self.leader_epoch = leader_epoch
         self.now_ms = now_ms
         self.batch_bytes = batch_bytes
+        #: A batch has its size in 32 bits.
         self.max_bytes = min(max_bytes, INT32_MAX)
         self.attributes = attributes
         self.producer_id = producer_id
@@ -1379,6 +1430,7 @@ class _Writer:
         if self.compress is not None:
             body = self.compress(body)
         size = HEADER_SIZE + len(body)
+        # Kafka checks the compressed size too.
         if size > self.max_bytes:
             raise RecordTooLargeError(
                 "batch is larger than max.message.bytes",
@@ -1386,6 +1438,7 @@ class _Writer:
                 found=f"{size} bytes",
             )
         last = self.base_offset + self.count - 1
+        # With LogAppendTime, readers take this time for all records.
         if self.attributes & APPEND_TIME_BIT:
             self.max_timestamp = self.now_ms
         fields = (
@@ -1401,12 +1454,14 @@ class _Writer:
             self.count,
         )
         head = (self.base_offset, size - LOG_OVERHEAD, self.leader_epoch, 2)
+        # The CRC covers everything after itself, so it is computed first.
         covered = _HEADER.pack(*head, 0, *fields, *producer)[CRC_START:] + body
         self.batches.append((len(self.done), size, last, self.max_timestamp))
         self.done += (
             _HEADER.pack(*head, crc32c(covered), *fields, *producer)[:CRC_START]
             + covered
         )
+        # The sequence after 2^31-1 is 0.
         if self.base_sequence >= 0:
             self.base_sequence = (self.base_sequence + self.count) & INT32_MAX
         self.base_offset = last + 1
@@ -1429,8 +1484,10 @@ class _Writer:
             raise InvalidTimestampError(
                 f"record {index}: a timestamp is -1 or at least 0", found=timestamp
             )
+        # OVERHEAD is the most that the lengths and deltas can take.
         if self.count and self.size + payload + OVERHEAD > self.batch_bytes:
             self.finish()
+        # A compressed batch may still fit, and finish() checks that.
         if payload > self.max_bytes and self.compress is None:
             raise RecordTooLargeError(
                 f"record {index} is larger than max.message.bytes",
@@ -1485,6 +1542,8 @@ class _Writer:
         body = self.body
         size = self.size
         count = self.count
+        # The size up to which the fast path may fill the batch. 0 before the first
+        # record, which sets the base timestamp.
         room = 0
         for index, record in enumerate(records):
             if type(record) is tuple and len(record) == 2:
@@ -1522,6 +1581,7 @@ class _Writer:
             body = self.body
             size = self.size
             count = self.count
+            # The fast path writes a timestamp delta of 0.
             room = (
                 min(self.batch_bytes, self.max_bytes)
                 if self.base_timestamp == now_ms
@@ -1660,6 +1720,7 @@ def _normalised(
     headers = b""
     timestamp = now_ms
     if fields > 2:
+        # Most records have no headers.
         if row[2] is not None and row[2] != ():
             given = _as_headers(row[2], index)
             header_count = len(given)
@@ -1721,6 +1782,7 @@ def encode_columns(
             cells.append([None] * count)
             continue
         data, offsets, nulls = column
+        # A sliced Arrow array does not begin at 0, and only the slice is copied.
         first = int(offsets[0]) if len(offsets) else 0
         raw = data[first : int(offsets[-1]) if len(offsets) else 0].tobytes()
         edges = (offsets - first).tolist()
@@ -1733,6 +1795,7 @@ def encode_columns(
         raise InvalidRecordError(
             f"record {cells[0].index(None)}: a compacted topic takes no record without a key"
         )
+    # Pairs take the fast path of extend().
     if timestamps_ms is None:
         writer.extend(zip(*cells, strict=True), require_key)
     else:
@@ -1799,6 +1862,7 @@ def hash_keys(
             .reshape(len(rows), count)
             .astype(np.uint64)
         )
+        # The length is part of the hash, so that trailing zeros differ.
         sums = coefficients[0] + lengths[rows, None].astype(np.uint64) * coefficients[1]
         for word in range(count):
             sums = sums + keys[:, word, None] * coefficients[word + 2]
@@ -1831,6 +1895,7 @@ def murmur2(key: bytes) -> int:
     mask = 0xFFFFFFFF
     size = len(key)
     whole = size & ~3
+    # Kafka's seed.
     found = 0x9747B28C ^ size
     for (word,) in struct.iter_unpack("<I", key[:whole]):
         mixed = word * factor & mask
@@ -1845,6 +1910,7 @@ def murmur2(key: bytes) -> int:
 
 
 def _slots_of(hashes: npt.NDArray[np.uint64], slots: int) -> npt.NDArray[np.int64]:
+    # A multiplication maps the upper 32 bits to a slot in less time than a remainder.
     return ((hashes[:, 0] >> np.uint64(32)) * np.uint64(slots) >> np.uint64(32)).astype(
         np.int64
     )
@@ -1856,6 +1922,7 @@ def _mark(
     """Set the bits of the offsets. Offsets without a bit are skipped."""
     bits = offsets - first
     bits = bits[(bits >= 0) & (bits < 8 * len(superseded))]
+    # at() handles several bits of one byte; a plain |= would keep only the last.
     np.bitwise_or.at(superseded, bits >> 3, (1 << (bits & 7)).astype(np.uint8))
 
 
@@ -1898,6 +1965,7 @@ def hash_run(
     columns = _decoded(data, position, limit, path)
     sizes = columns["key_sizes"]
     has_key = sizes >= 0
+    # Compaction removes records without a key.
     _mark(superseded, first, columns["offsets"][~has_key])
     if np.any(sizes > 4 * (len(coefficients) - 2)):
         return -1
@@ -1988,6 +2056,7 @@ def map_put(
                 if used == most:
                     return row, used
                 used += 1
+            # The slot holds offset + 1, so an equal offset is not marked.
             elif slots[slot, 2] <= offsets[row]:
                 _mark(superseded, first, slots[slot : slot + 1, 2].astype(np.int64) - 1)
             slots[slot, :2] = hashes[row]
@@ -2008,6 +2077,7 @@ def map_put(
             ranked_offsets[followed] < ranked_offsets[followed + 1]
         ],
     )
+    # For each key, the smallest new offset decides whether the stored one is older.
     is_first = np.ones(len(order), bool)
     is_first[1:] = is_last[:-1]
     earliest = ranked_offsets[is_first]
@@ -2030,6 +2100,7 @@ def map_put(
         used += int((has & free).sum())
         left = left[~has]
         earliest = earliest[~has]
+        # The slot has another key: try the next one.
         at = (at[~has] + 1) % count
     return len(hashes), used
 
@@ -2060,6 +2131,7 @@ def map_get(
             & (slots[at, 1] == hashes[left, 1])
         )
         found[left[same]] = slots[at[same], 2].astype(np.int64) - 1
+        # A free slot ends the search.
         on = taken & ~same
         left = left[on]
         at = (at[on] + 1) % len(slots)
@@ -2115,6 +2187,8 @@ def rewrite_batches(
             )
         elif action != DROP:
             head = list(_HEADER.unpack_from(view, position))
+            # Fields of HEADER_FORMAT: 1 is the length, 5 the attributes, 7 and 8 the
+            # base and the largest timestamp, 12 the record count.
             head[5] = attribute
             head[7] = base_timestamp
             body = b""
@@ -2123,6 +2197,8 @@ def rewrite_batches(
                 body, head[12], newest = _filter(
                     view, position, facts, keep[row : row + count], base_timestamp
                 )
+                # With LogAppendTime, the largest timestamp is the time of all records,
+                # and remains.
                 if not attribute & APPEND_TIME_BIT:
                     head[8] = newest
             size = HEADER_SIZE + len(body)
@@ -2155,6 +2231,7 @@ def _filter(
         for kept in keep.tolist():
             length, start = _read_varint(view, at, end, 32)
             at = start + length
+            # Each record has at least its attributes.
             if length < 1 or at > end:
                 raise _Wrong(BODY_LENGTH)
             if not kept:
