@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from netshim.wire.codec import api
 
+#: Since version 4, -1 requests the default number of partitions and replicas (KIP-464).
+#: 5 returns the settings of the topic (KIP-525), and 7 its id (KIP-516).
 CREATE_TOPICS = api(
     19,
     "CreateTopics",
@@ -45,6 +47,7 @@ CREATE_TOPICS = api(
     """,
 )
 
+#: Version 5 adds error messages, and 6 topic ids (KIP-516).
 DELETE_TOPICS = api(
     20,
     "DeleteTopics",
@@ -67,6 +70,8 @@ DELETE_TOPICS = api(
     """,
 )
 
+#: Version 1 adds the sources of a value (KIP-226), and 3 its type and documentation
+#: (KIP-569).
 DESCRIBE_CONFIGS = api(
     32,
     "DescribeConfigs",
@@ -102,6 +107,8 @@ DESCRIBE_CONFIGS = api(
     """,
 )
 
+#: The older request, which resets all settings that it does not name. KIP-339 replaced
+#: it.
 ALTER_CONFIGS = api(
     33,
     "AlterConfigs",
@@ -126,6 +133,7 @@ ALTER_CONFIGS = api(
     """,
 )
 
+#: Added by KIP-195.
 CREATE_PARTITIONS = api(
     37,
     "CreatePartitions",
@@ -149,6 +157,7 @@ CREATE_PARTITIONS = api(
     """,
 )
 
+#: Added by KIP-339.
 INCREMENTAL_ALTER_CONFIGS = api(
     44,
     "IncrementalAlterConfigs",
@@ -174,6 +183,8 @@ INCREMENTAL_ALTER_CONFIGS = api(
     """,
 )
 
+#: Version 0 lists only resources of client metrics (KIP-714), and 1 other types too
+#: (KIP-1142).
 LIST_CONFIG_RESOURCES = api(
     74,
     "ListConfigResources",

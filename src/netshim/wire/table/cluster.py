@@ -8,6 +8,10 @@ from __future__ import annotations
 
 from netshim.wire.codec import api
 
+#: Version 1 adds racks and the controller, 2 the cluster id (KIP-78), 4 whether topics
+#: are created, 5 offline replicas (KIP-112), 7 leader epochs (KIP-320), 8 authorized
+#: operations (KIP-430), 10 topic ids, and 12 requests by topic id (KIP-516). 13 adds an
+#: error of the whole response (KIP-1102).
 METADATA = api(
     3,
     "Metadata",
@@ -49,6 +53,10 @@ METADATA = api(
     """,
 )
 
+#: Version 3 adds the name of the client software (KIP-511), and features (KIP-584).
+#: Until version 3, a feature could not have the minimum 0 (KAFKA-17011). The header of
+#: the response has no tagged fields in any version, because a client reads it before it
+#: knows the versions.
 API_VERSIONS = api(
     18,
     "ApiVersions",
@@ -78,6 +86,7 @@ API_VERSIONS = api(
     """,
 )
 
+#: Added by KIP-113. Version 4 adds the size of the disk (KIP-827).
 DESCRIBE_LOG_DIRS = api(
     35,
     "DescribeLogDirs",
@@ -106,6 +115,7 @@ DESCRIBE_LOG_DIRS = api(
     """,
 )
 
+#: Added by KIP-183. Version 1 adds unclean elections (KIP-460).
 ELECT_LEADERS = api(
     43,
     "ElectLeaders",
@@ -130,6 +140,7 @@ ELECT_LEADERS = api(
     """,
 )
 
+#: Added by KIP-455. Version 1 can forbid a change of the replication factor (KIP-860).
 ALTER_PARTITION_REASSIGNMENTS = api(
     45,
     "AlterPartitionReassignments",
@@ -158,6 +169,7 @@ ALTER_PARTITION_REASSIGNMENTS = api(
     """,
 )
 
+#: Added by KIP-455.
 LIST_PARTITION_REASSIGNMENTS = api(
     46,
     "ListPartitionReassignments",
@@ -183,6 +195,8 @@ LIST_PARTITION_REASSIGNMENTS = api(
     """,
 )
 
+#: Added by KIP-700. Version 1 adds controllers as endpoints (KIP-919), and 2 fenced
+#: brokers (KIP-1073).
 DESCRIBE_CLUSTER = api(
     60,
     "DescribeCluster",
@@ -210,6 +224,8 @@ DESCRIBE_CLUSTER = api(
     """,
 )
 
+#: Added by KIP-966. The response has the eligible leader replicas, and a cursor for the
+#: next page.
 DESCRIBE_TOPIC_PARTITIONS = api(
     75,
     "DescribeTopicPartitions",

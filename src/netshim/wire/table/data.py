@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from netshim.wire.codec import api
 
+#: Version 3 is the first with v2 batches. 8 adds errors of single records (KIP-467),
+#: and 10 the current leader (KIP-951). In 12, the request also adds its partitions to
+#: the transaction (KIP-890). 13 has topic ids instead of names (KIP-516).
 PRODUCE = api(
     0,
     "Produce",
@@ -50,6 +53,11 @@ PRODUCE = api(
     """,
 )
 
+#: Version 4 adds the isolation level (KIP-98), 7 fetch sessions (KIP-227), 9 the leader
+#: epoch that the client knows (KIP-320), and 11 its rack (KIP-392). 12 detects
+#: diverging logs (KIP-595), 13 has topic ids instead of names (KIP-516), 15 adds the
+#: epoch of a replica (KIP-903), 16 the addresses of leaders (KIP-951), and 18 the high
+#: watermark of a follower (KIP-1166).
 FETCH = api(
     1,
     "Fetch",
@@ -120,6 +128,9 @@ FETCH = api(
     """,
 )
 
+#: Version 2 adds the isolation level (KIP-98), 4 leader epochs (KIP-320), and 10 a
+#: timeout (KIP-1075). 7, 8 and 9 add special timestamps (KIP-734, KIP-405 and
+#: KIP-1005).
 LIST_OFFSETS = api(
     2,
     "ListOffsets",
@@ -149,6 +160,7 @@ LIST_OFFSETS = api(
     """,
 )
 
+#: Added by KIP-107.
 DELETE_RECORDS = api(
     21,
     "DeleteRecords",
@@ -173,6 +185,7 @@ DELETE_RECORDS = api(
     """,
 )
 
+#: Added by KIP-101. Version 2 adds the leader epoch that the client knows (KIP-320).
 OFFSET_FOR_LEADER_EPOCH = api(
     23,
     "OffsetForLeaderEpoch",

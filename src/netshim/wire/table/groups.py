@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from netshim.wire.codec import api, data
 
+#: Version 5 drops the retention time (KIP-211), 6 adds leader epochs (KIP-320), and 7
+#: the instance id (KIP-345). In 9, members of the consumer protocol send their epoch as
+#: generation (KIP-848).
 OFFSET_COMMIT = api(
     8,
     "OffsetCommit",
@@ -37,6 +40,9 @@ OFFSET_COMMIT = api(
     """,
 )
 
+#: Since version 2, null requests all partitions. 5 adds leader epochs (KIP-320), 7
+#: waits for open transactions (KIP-447), 8 has several groups (KIP-709), and 9 the
+#: member epoch (KIP-848).
 OFFSET_FETCH = api(
     9,
     "OffsetFetch",
@@ -81,6 +87,8 @@ OFFSET_FETCH = api(
     """,
 )
 
+#: Version 1 adds coordinators of transactions (KIP-98), 4 several keys (KIP-699), and 6
+#: share groups (KIP-932).
 FIND_COORDINATOR = api(
     10,
     "FindCoordinator",
@@ -108,6 +116,9 @@ FIND_COORDINATOR = api(
     """,
 )
 
+#: Version 1 adds the rebalance timeout (KIP-62). In 4, a member first gets an id
+#: (KIP-394). 5 adds the instance id (KIP-345), 7 the protocol type (KIP-559), 8 a
+#: reason (KIP-800), and 9 lets the leader skip the assignment (KIP-814).
 JOIN_GROUP = api(
     11,
     "JoinGroup",
@@ -141,6 +152,7 @@ JOIN_GROUP = api(
     """,
 )
 
+#: Version 3 adds the instance id (KIP-345).
 HEARTBEAT = api(
     12,
     "Heartbeat",
@@ -158,6 +170,7 @@ HEARTBEAT = api(
     """,
 )
 
+#: Version 3 removes several members (KIP-345), and 5 adds a reason (KIP-800).
 LEAVE_GROUP = api(
     13,
     "LeaveGroup",
@@ -181,6 +194,7 @@ LEAVE_GROUP = api(
     """,
 )
 
+#: Version 3 adds the instance id (KIP-345), and 5 the protocol type (KIP-559).
 SYNC_GROUP = api(
     14,
     "SyncGroup",
@@ -206,6 +220,8 @@ SYNC_GROUP = api(
     """,
 )
 
+#: Version 3 adds authorized operations (KIP-430), 4 the instance id (KIP-345), and 6 an
+#: error for a missing group (KIP-1043).
 DESCRIBE_GROUPS = api(
     15,
     "DescribeGroups",
@@ -235,6 +251,7 @@ DESCRIBE_GROUPS = api(
     """,
 )
 
+#: Version 4 selects groups by state (KIP-518), and 5 by type (KIP-848).
 LIST_GROUPS = api(
     16,
     "ListGroups",
@@ -255,6 +272,7 @@ LIST_GROUPS = api(
     """,
 )
 
+#: Added by KIP-229.
 DELETE_GROUPS = api(
     42,
     "DeleteGroups",
@@ -271,6 +289,7 @@ DELETE_GROUPS = api(
     """,
 )
 
+#: Added by KIP-496.
 OFFSET_DELETE = api(
     47,
     "OffsetDelete",
@@ -294,6 +313,8 @@ OFFSET_DELETE = api(
     """,
 )
 
+#: Added by KIP-848. In version 1, members make their own ids (KIP-1082), and may
+#: subscribe to a pattern.
 CONSUMER_GROUP_HEARTBEAT = api(
     68,
     "ConsumerGroupHeartbeat",
@@ -327,6 +348,7 @@ CONSUMER_GROUP_HEARTBEAT = api(
     """,
 )
 
+#: Added by KIP-848. Version 1 adds the protocol of each member (KIP-1099).
 CONSUMER_GROUP_DESCRIBE = api(
     69,
     "ConsumerGroupDescribe",

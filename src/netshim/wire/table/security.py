@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from netshim.wire.codec import api
 
+#: After version 0, the client sends the tokens of SASL without a header. After 1, it
+#: sends them by SaslAuthenticate (KIP-152).
 SASL_HANDSHAKE = api(
     17,
     "SaslHandshake",
@@ -21,6 +23,7 @@ SASL_HANDSHAKE = api(
     """,
 )
 
+#: Version 1 adds prefixed patterns (KIP-290), and 3 users as resources (KIP-373).
 DESCRIBE_ACLS = api(
     29,
     "DescribeAcls",
@@ -51,6 +54,7 @@ DESCRIBE_ACLS = api(
     """,
 )
 
+#: The versions add the same as those of DescribeAcls.
 CREATE_ACLS = api(
     30,
     "CreateAcls",
@@ -74,6 +78,7 @@ CREATE_ACLS = api(
     """,
 )
 
+#: The versions add the same as those of DescribeAcls.
 DELETE_ACLS = api(
     31,
     "DeleteAcls",
@@ -107,6 +112,7 @@ DELETE_ACLS = api(
     """,
 )
 
+#: Added by KIP-152. Version 1 adds the lifetime of the session (KIP-368).
 SASL_AUTHENTICATE = api(
     36,
     "SaslAuthenticate",
@@ -123,6 +129,7 @@ SASL_AUTHENTICATE = api(
     """,
 )
 
+#: Added by KIP-546.
 DESCRIBE_CLIENT_QUOTAS = api(
     48,
     "DescribeClientQuotas",
@@ -149,6 +156,7 @@ DESCRIBE_CLIENT_QUOTAS = api(
     """,
 )
 
+#: Added by KIP-546.
 ALTER_CLIENT_QUOTAS = api(
     49,
     "AlterClientQuotas",
@@ -176,6 +184,7 @@ ALTER_CLIENT_QUOTAS = api(
     """,
 )
 
+#: Added by KIP-554. The response has no secret, only the mechanism and its iterations.
 DESCRIBE_USER_SCRAM_CREDENTIALS = api(
     50,
     "DescribeUserScramCredentials",
@@ -199,6 +208,7 @@ DESCRIBE_USER_SCRAM_CREDENTIALS = api(
     """,
 )
 
+#: Added by KIP-554. The client sends the salted password, never the password.
 ALTER_USER_SCRAM_CREDENTIALS = api(
     51,
     "AlterUserScramCredentials",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from netshim.wire.codec import api, data
 
+#: Added by KIP-98. Version 3 adds the present id and epoch of the producer (KIP-360).
 INIT_PRODUCER_ID = api(
     22,
     "InitProducerId",
@@ -27,6 +28,8 @@ INIT_PRODUCER_ID = api(
     """,
 )
 
+#: Added by KIP-98. Since version 4, brokers add and verify partitions for their
+#: producers, for several transactions at once (KIP-890).
 ADD_PARTITIONS_TO_TXN = api(
     24,
     "AddPartitionsToTxn",
@@ -66,6 +69,7 @@ ADD_PARTITIONS_TO_TXN = api(
     """,
 )
 
+#: Added by KIP-98.
 ADD_OFFSETS_TO_TXN = api(
     25,
     "AddOffsetsToTxn",
@@ -83,6 +87,8 @@ ADD_OFFSETS_TO_TXN = api(
     """,
 )
 
+#: Added by KIP-98. Version 5 returns the id and epoch for the next transaction
+#: (KIP-890).
 END_TXN = api(
     26,
     "EndTxn",
@@ -102,6 +108,7 @@ END_TXN = api(
     """,
 )
 
+#: Added by KIP-98. Brokers send it to the leaders of partitions.
 WRITE_TXN_MARKERS = api(
     27,
     "WriteTxnMarkers",
@@ -128,6 +135,8 @@ WRITE_TXN_MARKERS = api(
     """,
 )
 
+#: Added by KIP-98. Version 2 adds leader epochs (KIP-320), and 3 the member of the
+#: group (KIP-447). In 5, the request also adds the group to the transaction (KIP-890).
 TXN_OFFSET_COMMIT = api(
     28,
     "TxnOffsetCommit",
@@ -159,6 +168,7 @@ TXN_OFFSET_COMMIT = api(
     """,
 )
 
+#: Added by KIP-664.
 DESCRIBE_PRODUCERS = api(
     61,
     "DescribeProducers",
@@ -187,6 +197,7 @@ DESCRIBE_PRODUCERS = api(
     """,
 )
 
+#: Added by KIP-664.
 DESCRIBE_TRANSACTIONS = api(
     65,
     "DescribeTransactions",
@@ -211,6 +222,8 @@ DESCRIBE_TRANSACTIONS = api(
     """,
 )
 
+#: Added by KIP-664. Version 1 selects by duration (KIP-994), and 2 by a pattern of the
+#: id (KIP-1152).
 LIST_TRANSACTIONS = api(
     66,
     "ListTransactions",
