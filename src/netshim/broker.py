@@ -150,11 +150,8 @@ def _encoded_or_close(result: Any) -> Any:
 class Broker:
     """One broker over a LogDir that is open for writing.
 
-    `submit(work, done)` runs work that may block on the disk. Then, in the broker's
-    thread, it passes the time to state.advance_clock() and calls done(result or exception).
-    `new_id` returns the unique part of a new member id. `later(action)` calls an action
-    in another iteration of the event loop; the default uses `submit`. `services` sets the
-    coordinators of the state, in a cluster.
+    `new_id` returns the unique part of a new member id. `services` sets the coordinators
+    of the state, in a cluster. BrokerState describes `submit` and `later`.
     """
 
     def __init__(

@@ -239,6 +239,7 @@ class FastPath:
         if session_fetch is not None:
             session_fetch.begin(now_ms)
         response = None
+        # Only followers have a position, which may complete acks=all.
         if request.replica < 0 or self._take_position(request, key, log):
             response = self.read(request, session_fetch, key, log, may_wait=may_wait)
         if response is None:
@@ -246,6 +247,7 @@ class FastPath:
             if session_fetch is not None:
                 session_fetch.undo()
             return None
+        # An empty response means that the request must wait.
         if response:
             if counter is not None:
                 counter.count(codes.NONE)
@@ -309,6 +311,7 @@ class FastPath:
                 return None
         elif not log_start <= request.offset <= state.end:
             return None  # OFFSET_OUT_OF_RANGE
+        # There are no records at this offset yet.
         elif may_wait:
             return []
         elif session_fetch is not None and not session_fetch.partition.are_new(
@@ -371,6 +374,7 @@ class FastPath:
                 session_fetch.mark_quiet(log, (log_start, high_watermark, state.end))
             if may_wait and not is_urgent:
                 return []
+            # A session leaves out a partition without news (KIP-227).
             if not has_news:
                 return [request.respond_without_news()]
             response = [request.respond_empty(high_watermark, -1, log_start)]
@@ -457,6 +461,7 @@ def _refusal(
     """Return the response to a batch for the topic `name` with an error."""
     topic = wire.PRODUCE.Response.Topic(name=name, partition_responses=[result])
     if request.topic_id is not None:
+        # Since version 13, the response names the topic by its id.
         topic.topic_id = request.topic_id
     response = wire.PRODUCE.Response(responses=[topic])
     name_leaders(response, call, state)

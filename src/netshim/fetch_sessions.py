@@ -449,10 +449,11 @@ class SingleFetch:
 
 
 class FetchSessions:
-    """The sessions of a broker. `random` returns random bytes."""
+    """The sessions of a broker."""
 
     def __init__(self, slots: int, random: Callable[[int], bytes]) -> None:
         self._slots = slots
+        #: Returns random bytes.
         self._random = random
         self._sessions: dict[int, FetchSession] = {}
         #: Number of partitions of all sessions.

@@ -158,13 +158,11 @@ def _ignore(_: GroupError | None) -> None:
 
 
 class _AllDone:
-    """Joins several callbacks into one.
-
-    `done` is called once every callback of another() and one final callback have been
-    called. The argument is the first error, or None.
-    """
+    """Joins several callbacks into one."""
 
     def __init__(self, done: GroupOutcome) -> None:
+        #: Called once every callback of another() and one final callback have been
+        #: called. The argument is the first error, or None.
         self._done = done
         #: Number of callbacks that were not called yet, including the final one.
         self._left = 1

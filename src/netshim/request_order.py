@@ -46,12 +46,10 @@ def _outcome(work: Callable[[], Any]) -> Any:
 
 
 class WorkQueues:
-    """Work that may block on the disk, one queue for each key.
-
-    `submit` runs work in another thread, see scheduling.Submit.
-    """
+    """Work that may block on the disk, one queue for each key."""
 
     def __init__(self, submit: Submit) -> None:
+        #: Runs work in another thread; see scheduling.Submit.
         self._submit = submit
         #: Waiting work; a key is present while its work runs.
         self._waiting: dict[Hashable, deque[_Work]] = {}

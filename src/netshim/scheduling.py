@@ -393,12 +393,8 @@ class Syncs:
     """
 
     def __init__(self, submit: Submit, *, policy_waits: bool = True) -> None:
-        """Initialize the queue of waiters.
-
-        `policy_waits` is whether the durability policy makes an append wait for the
-        disk.
-        """
         self._submit = submit
+        #: Whether the durability policy makes an append wait for the disk.
         self._policy_waits = policy_waits
         #: Only the broker's thread uses the queue, so no lock is necessary.
         self._queue = DurableQueue(contextlib.nullcontext())

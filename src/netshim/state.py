@@ -88,8 +88,7 @@ class BrokerState:
     """State of one broker.
 
     The broker sets `groups` and `transactions`, because coordinators depend on the
-    state. `logdir` is open for writing. `submit` runs work that may block on the disk. `later`
-    calls a function in another iteration of the event loop; the default uses `submit`.
+    state.
     """
 
     groups: GroupService
@@ -114,8 +113,12 @@ class BrokerState:
         self.submit_login = submit
         self.is_shared = logdir.is_shared
         logdir.host.has_coordinator = not self.is_shared
+        #: The directory, which is open for writing.
         self.logdir = logdir
         self.settings = settings
+        #: submit(work, done) runs work that may block on the disk. Then, in the
+        #: broker's thread, it passes the time to advance_clock() and calls done(result
+        #: or exception).
         self.submit = submit
         #: The release of Kafka that a test has chosen. Without one, the broker serves
         #: all versions.

@@ -100,7 +100,7 @@ class TransactionHost(LoopHost[Effect], TransactionService):
     """The transaction coordinator of a broker.
 
     In a cluster, there is one for each partition of `__transaction_state` that the
-    broker leads. That partition is `only`.
+    broker leads. `only` is that partition.
     """
 
     def __init__(self, state: BrokerState, only: int | None = None) -> None:

@@ -162,10 +162,7 @@ class BrokerListener:
 
 
 class BrokerConnections:
-    """Opens connections to other brokers. Any thread may use it.
-
-    `login` returns the password of the brokers, None before it is read.
-    """
+    """Opens connections to other brokers. Any thread may use it."""
 
     def __init__(
         self,
@@ -175,6 +172,7 @@ class BrokerConnections:
     ) -> None:
         self._listener = listener
         self._address_of = address_of
+        #: Returns the password of the brokers, None before it is read.
         self._login = login
         self._mutex = threading.Lock()
         #: The last refusal by each broker, which is logged once.

@@ -113,10 +113,7 @@ def last_epoch(log: Log) -> int:
 
 
 class LeaderFetcher:
-    """The partitions that this broker follows from one leader.
-
-    `connect` opens a connection to the leader. `on_failure` is called if a log cannot be written.
-    """
+    """The partitions that this broker follows from one leader."""
 
     def __init__(
         self,
@@ -129,6 +126,7 @@ class LeaderFetcher:
         self.leader = leader
         self._fs = fs
         self._settings = settings
+        #: Called if a log cannot be written.
         self._on_failure = on_failure
         self._changed = threading.Condition()
         self._partitions: dict[Key, FollowedPartition] = {}

@@ -93,12 +93,7 @@ class MemberSettings:
 
 
 class ClusterMember:
-    """One broker in the registry. open() and join() begin; close() ends.
-
-    `on_view` gets each new view, in the thread of the member. `loop_turns` returns a
-    number that changes while the event loop turns. `newer_view` adds the
-    reports of other brokers to a view. It is called while the registry does not answer.
-    """
+    """One broker in the registry. open() and join() begin; close() ends."""
 
     def __init__(
         self,
@@ -110,8 +105,12 @@ class ClusterMember:
     ) -> None:
         self._fs = fs
         self.settings = settings
+        #: Called with each new view, in the thread of the member.
         self._on_view = on_view
+        #: Returns a number that changes while the event loop turns.
         self._loop_turns = loop_turns
+        #: Adds the reports of other brokers to a view. Called while the registry does
+        #: not answer.
         self._newer_view = newer_view
         self._turns = -1
         self._renewed_ms = 0
@@ -122,12 +121,15 @@ class ClusterMember:
         self._thread: threading.Thread | None = None
         self._registry: Registry | None = None
         self._is_open = False
+        #: The id in the registry, which must not change until the broker ends.
         self._cluster_id = ""
         #: The kind of the error that was reported last, and when.
         self._warned: tuple[type[Exception], int] | None = None
         self._watch: Watch | None = None
         self._node: BrokerNode | None = None
+        #: The epoch of the registration; None while there is none.
         self._epoch: int | None = None
+        #: Set while this broker is the controller.
         self._controller_epoch: int | None = None
         #: The last view in which the controller found nothing to change.
         self._reviewed: ClusterView | None = None
@@ -147,6 +149,7 @@ class ClusterMember:
         Raises:
             LogcoreError: the registry cannot be opened.
         """
+        # Of several brokers that start a new cluster, one sets the id.
         made = paths.pack_cluster_id(id_text(new_id(self._fs)))
 
         def read_id() -> str:
@@ -259,10 +262,13 @@ class ClusterMember:
         number = self.settings.node_id
         assert self._node is not None
         self._check_cluster_id()
+        # Each registration has a higher epoch, so requests of an earlier one are
+        # refused.
         counter = registry.update(nodes.broker_epoch(number), _next)
         assert counter is not None
         epoch = paths.unpack_number(counter.value, nodes.broker_epoch(number))
         for other, node in self._read_brokers().items():
+            # Two brokers with one disk would count as two replicas.
             if other != number and node.disk == self._node.disk:
                 raise InvalidConfigError(
                     f"broker {other} has a directory with the same directory.id: one of "
@@ -276,6 +282,8 @@ class ClusterMember:
             registry.create(path, nodes.pack_broker(node), ephemeral=True)
         except NodeExistsError:
             found = registry.get(path)
+            # The number belongs to the session of a broker that is alive, or was just
+            # killed.
             if found.session != registry.session.id:
                 living = nodes.unpack_broker(found.value, path)
                 raise NodeExistsError(
@@ -296,6 +304,7 @@ class ClusterMember:
         found = "none"
         with contextlib.suppress(NodeNotFoundError):
             found = paths.unpack_cluster_id(self.registry.get(paths.CLUSTER_ID).value)
+        # The logs of this broker belong to the topics of its former cluster.
         if found != self._cluster_id:
             raise InvalidConfigError(
                 f"the registry {self.settings.registry} was emptied, or replaced by that "
@@ -332,6 +341,7 @@ class ClusterMember:
         """End the session. The broker's node disappears."""
         self._is_closing.set()
         with self._changed:
+            # A wait_for() ends now, because no further view follows.
             self._changed.notify_all()
         if self._thread is not None:
             self._thread.join()
@@ -379,6 +389,7 @@ class ClusterMember:
 
         Read from the registry, because a view may lack a broker that has just joined.
         """
+        # A broker that is stopped can still get replicas.
         known = nodes.broker_numbers(self.registry.children(nodes.EPOCHS))
         racks: dict[int, str | None] = dict.fromkeys(known)
         return racks | {n: node.rack for n, node in self._read_brokers().items()}
@@ -425,6 +436,7 @@ class ClusterMember:
             return nodes.pack_changes(note.with_changes(listed))
 
         with self._noting:
+            # A write that fails leaves them for the next note.
             self._unnoted += changes
             listed = self._unnoted
             self.registry.update(path, add)
@@ -512,6 +524,7 @@ class ClusterMember:
         """
         turns = self._loop_turns()
         now_ms = self._fs.monotonic_ms()
+        # A broker whose loop is blocked serves no client, so another one must lead.
         if turns != self._turns:
             self.registry.poll()
             self._turns = turns
@@ -554,6 +567,7 @@ class ClusterMember:
         Raises:
             LogcoreError: the registry does not answer, or refuses the registration.
         """
+        # A broker that is still blocked would lose the next session too.
         if self._loop_turns() == self._turns:
             return False
         if not self._is_open:
@@ -595,9 +609,11 @@ class ClusterMember:
                 self._controller_epoch,
                 waits=self.settings.waits,
             ):
+                # The id of a deleted topic must be known before the name is used again.
                 if change[1] == DELETED:
                     self.note([change])
                 else:
+                    # One note lists them all, so that the other brokers read once.
                     changes.append(change)
                 self._renew_if_due()
         finally:
@@ -652,6 +668,7 @@ class ClusterMember:
         now_ms = self._fs.monotonic_ms()
         reads_all = changes is None or now_ms >= self._read_all_at_ms
         if reads_all:
+            # Built from nothing, so that the topics of lost notes disappear too.
             view = self._with_topics(attrs.evolve(view, topics={}, states={}), None)
         elif changes:
             view = self._with_topics(view, changes)
@@ -712,6 +729,8 @@ class ClusterMember:
             deleted_ids |= note.deleted_ids
             found = note.since(self._notes.get(number, 0))
             if found is None:
+                # The writer has dropped changes of its note that this broker did not
+                # read yet.
                 is_known = False
             else:
                 changes |= {change for change in found if change[1] != DELETED}
@@ -724,6 +743,7 @@ class ClusterMember:
         topics, states = dict(view.topics), dict(view.states)
         damaged = set(view.damaged)
         if changes is None:
+            # All nodes are read again, and those still damaged are added again.
             damaged.clear()
             elements = self.registry.children(paths.TOPICS)
             changes = {(name, WHOLE_TOPIC) for name in nodes.topic_names(elements)}
@@ -743,6 +763,7 @@ class ClusterMember:
                 topic = None
                 damaged.add((name, WHOLE_TOPIC))
             for key in [key for key in states if key[0] == name]:
+                # A topic of this name may be another one now, with other partitions.
                 del states[key]
             topics.pop(name, None)
             if topic is not None:

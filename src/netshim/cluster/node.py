@@ -71,10 +71,7 @@ class ClusterSettings:
 class ClusterNode:
     """See the description of the module.
 
-    `brokers` is the listener for the other brokers, and `broker_login` returns their
-    password, None before it is read. `call_in_loop` runs a function in the broker's
-    thread. `on_failure` is called, in any thread, if a log has failed: the broker must
-    end.
+    `broker_login` returns the password of the brokers, None before it is read.
     """
 
     directory: ClusterDirectory
@@ -102,10 +99,15 @@ class ClusterNode:
         self._fs = fs
         self._durability = durability
         self._config = config
+        #: Returns the unique part of a new member id.
         self._new_id = new_id
+        #: Runs a function in the broker's thread.
         self._call_in_loop = call_in_loop
+        #: Called, in any thread, if a log has failed: the broker must end.
         self._on_failure = on_failure
+        #: The listener for the other brokers.
         self._brokers = brokers
+        #: The id of the directory, by which brokers recognize a lost or copied disk.
         self._disk = ""
         LogConfig.parse(config)
         if settings.replica_lag_time_max_ms <= settings.broker_session_timeout_ms:
@@ -174,6 +176,7 @@ class ClusterNode:
             state, self.member, self._connect, self._call_in_loop
         )
         self._peers = transactions.peers
+        # The roles below need the coordinators, so these are set first.
         state.groups = groups
         state.transactions = transactions
 
@@ -237,6 +240,7 @@ class ClusterNode:
             _log.warning("the shutdown could not be announced: %s", error)
             return
         deadline_s = time.monotonic() + _LEAVE_S
+        # A partition whose other replicas are offline keeps this leader until the end.
         while self._leads_others() and time.monotonic() < deadline_s:
             time.sleep(0.02)
 
@@ -251,6 +255,7 @@ class ClusterNode:
 
     def close(self) -> None:
         """End the copying and the session. Blocks."""
+        # open() may have failed before the broker was installed.
         if hasattr(self, "_replicas"):
             self._replicas.close()
             self._peers.close()

@@ -75,8 +75,7 @@ class PeerConnection:
 class PeerQueue(Generic[_Entry, _Result]):
     """Entries of one kind for one broker.
 
-    `pack` makes a request of entries, and `unpack` returns a result for each of them.
-    `call_in_loop` runs a function in the broker's thread, which calls add() too.
+    The broker's thread calls add().
     """
 
     def __init__(
@@ -90,8 +89,11 @@ class PeerQueue(Generic[_Entry, _Result]):
     ) -> None:
         self._broker = broker
         self._api = api
+        #: Makes a request of entries.
         self._pack = pack
+        #: Returns a result for each entry of a request.
         self._unpack = unpack
+        #: Runs a function in the broker's thread.
         self._call_in_loop = call_in_loop
         self._connection = PeerConnection(broker, connect)
         self._changed = threading.Condition()

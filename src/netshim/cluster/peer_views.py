@@ -29,11 +29,12 @@ _log = logging.getLogger("netshim")
 class PeerViews:
     """Asks the other brokers of a view for the leaders of all partitions.
 
-    `connect` opens a connection to a broker. Blocks.
+    Blocks.
     """
 
     def __init__(self, node_id: int, connect: Connect) -> None:
         self._node_id = node_id
+        #: Opens a connection to a broker.
         self._connect = connect
         self._mutex = threading.Lock()
         self._asking: set[int] = set()

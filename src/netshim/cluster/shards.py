@@ -60,7 +60,7 @@ _Shard = TypeVar("_Shard", bound=Shard)
 
 
 class Shards(Generic[_Shard]):
-    """The coordinators of one topic. `create` makes the one of a partition."""
+    """The coordinators of one topic."""
 
     def __init__(
         self,
@@ -72,6 +72,7 @@ class Shards(Generic[_Shard]):
         self._topic = topic
         self._state = state
         self._member = member
+        #: Creates the coordinator of a partition.
         self._create = create
         self._shards: dict[int, _Shard] = {}
         #: Actions on a coordinator that wait until it is loaded.

@@ -187,6 +187,7 @@ class TransactionPeers:
         view = self._member.view
         topic = view.topics.get(partition[0])
         if topic is None:
+            # A damaged topic exists, and may be repaired.
             return NO_NODE if partition[0] in view.damaged_topics else None
         if partition[1] not in topic.node.replicas:
             return None
@@ -235,6 +236,8 @@ class TransactionPeers:
         for queues in (self._markers, self._questions):
             for broker, queue in queues.items():
                 if broker not in view.brokers:
+                    # The partitions have another leader now, and its answer is faster
+                    # than a timeout.
                     queue.interrupt()
 
     def close(self) -> None:
@@ -245,12 +248,14 @@ class TransactionPeers:
 
 
 class TransactionShard(TransactionHost):
-    """The transactions of one partition. `epoch` is the leader epoch of the partition."""
+    """The transactions of one partition."""
 
     def __init__(
         self, state: BrokerState, number: int, epoch: int, peers: TransactionPeers
     ) -> None:
         super().__init__(state, number)
+        #: The leader epoch of the partition. Markers contain it, so that a former
+        #: coordinator is fenced.
         self._epoch = epoch
         self._peers = peers
 
@@ -261,9 +266,12 @@ class TransactionShard(TransactionHost):
         by_leader: dict[int, set[Partition]] = {}
         for partition in effect.partitions:
             leader = self._peers.leader_of(partition)
+            # The markers of a deleted partition are not needed.
             if leader is not None:
                 by_leader.setdefault(leader, set()).add(partition)
+        # Partitions without a leader are tried again later.
         left = set(by_leader.pop(NO_NODE, ()))
+        # One more, so that done() is not called before all leaders are started.
         waits_for = len(by_leader) + 1
 
         def finish(failed: Collection[Partition] = ()) -> None:
@@ -296,6 +304,8 @@ class TransactionShard(TransactionHost):
     ) -> None:
         def sent(found: dict[Partition, int] | LogcoreError) -> None:
             if isinstance(found, LogcoreError):
+                # The broker may have written them nevertheless. A second marker is
+                # harmless.
                 finish(partitions)
                 return
             # A partition that the leader does not know may be new to it. If it was
@@ -351,12 +361,15 @@ class TransactionShards(TransactionService):
 
     def lead(self, key: Key, log: Log) -> None:
         if key[0] == TRANSACTIONS_TOPIC:
+            # lead() below creates the coordinator, which reads this epoch.
             self._epochs[key[1]] = log.leader_epoch
         self.shards.lead(key)
 
     def resign(self, key: Key) -> None:
+        # A later leader may end transactions that this broker does not see.
         self._verified.pop(key, None)
         for waiting in self._preparations.values():
+            # The answer that the first request waits for is older than this change.
             waiting[0].changed.add(key)
         self.shards.resign(key)
 
@@ -396,6 +409,7 @@ class TransactionShards(TransactionService):
         shards = self.shards.loaded()
         if names is not None:
             each = {self.shards.find(name) for name in names}
+            # The list would be incomplete without these ids.
             if any(isinstance(shard, NoShard) for shard in each):
                 done(NotLeaderError("another broker coordinates a transactional id"))
                 return

@@ -144,6 +144,7 @@ class Follower:
             InvalidConfigError: the directory is read-only or shared, or a choice is
                 unknown.
         """
+        # Other processes could append to the copies, which would then diverge.
         if logdir.is_read_only or logdir.is_shared:
             raise InvalidConfigError(
                 "a follower needs a directory of its own, open for writing"
@@ -161,15 +162,20 @@ class Follower:
         self._source = source
         self._with_internal = with_internal
         self._policies = Policies(on_divergence, on_gap)
+        #: All partitions of the source that are copied, also those that have stopped.
         self._copies: dict[Partition, _PartitionCopy] = {}
+        #: When the metadata of the source is read again, by time.monotonic().
         self._refresh_at = 0.0
+        #: When the source is tried again after a failure, by time.monotonic().
         self._retry_at = 0.0
+        #: Number of failures since the last success; each doubles the delay.
         self._retries = 0
         self._state: State = "connecting"
         self._reason = ""
         self._size_bytes = 0
         self._truncation_count = 0
         self._skipped_offsets = 0
+        #: The recorded progress, which promote() checks.
         self._progress = _read_progress(logdir)
 
     # -- work --------------------------------------------------------------------------
@@ -193,11 +199,14 @@ class Follower:
                 after_step()
             copies = self._copies
             failures = [one.failure for one in copies.values() if one.failure]
+            # With some partitions left, the others continue.
             if failures and len(failures) == len(copies):
                 raise failures[0]
             if not until_end or self._state in ("connecting", "waiting"):
                 continue
             if ends is None:
+                # Records that are written later do not count, or a busy source would
+                # never end.
                 ends = {name: one.source_end for name, one in copies.items()}
             if all(
                 copies[name].failure or copies[name].next_offset >= end
@@ -244,6 +253,7 @@ class Follower:
 
     def _wait(self, error: LogcoreError) -> None:
         """Try again later, with new connections and metadata."""
+        # A later request could read an unread response as its own.
         self._source.close()
         if self._state != "waiting":
             log_line("follow", WARNING, "the source does not answer: %s", error)
@@ -252,6 +262,7 @@ class Follower:
         delay_s = min(_MAX_RETRY_S, _FIRST_RETRY_S * 2**self._retries)
         self._retries = min(self._retries + 1, 10)
         self._retry_at = time.monotonic() + delay_s
+        # Leaders may have moved while the source did not answer.
         self._refresh_at = 0.0
 
     # -- topics ------------------------------------------------------------------------
@@ -284,6 +295,8 @@ class Follower:
                 copy.leader = leader
         for partition, one in self._copies.items():
             if partition[0] not in found and one.failure is None:
+                # A topic that was deleted by mistake in the source must not be lost
+                # here too.
                 error = RemoteTopicError(
                     f"topic {partition[0]} no longer exists in the source; "
                     "the copy is kept"
@@ -331,6 +344,7 @@ class Follower:
         """Delete the records that the source has deleted."""
         copy.source_start = offset
         if copy.failure is None and (
+            # Above the end there is a gap, which rules.decide() handles.
             copy.log.log_start_offset < offset <= copy.log.log_end_offset
         ):
             copy.log.delete_records(offset)
@@ -343,6 +357,7 @@ class Follower:
             if copy.failure is None and copy.leader >= 0:
                 wanted.setdefault(copy.leader, {})[name] = copy.position
         if not wanted:
+            # Without a leader there is nothing to wait for in the source.
             time.sleep(0.1)
             return 0
         total = 0
@@ -356,6 +371,7 @@ class Follower:
                 try:
                     total += self._apply(name, copy, answer)
                 except LogcoreError as error:
+                    # One damaged or full log must not stop the others.
                     self._stop(name, copy, error)
         self._size_bytes += total
         return total
@@ -369,6 +385,7 @@ class Follower:
             case Append(data):
                 copy.log.append_as_follower(data)
                 copy.skip_to = None
+                # The batch may begin below the start, because batches are copied whole.
                 if copy.log.log_start_offset < copy.source_start:
                     self._follow_start(copy, copy.source_start)
                 return len(data)
@@ -422,6 +439,7 @@ class Follower:
             "with_internal": self._with_internal,
             "partial": is_partial,
         }
+        # Each write is synced, and most steps change nothing.
         if progress != self._progress:
             content = checkpoint.pack_checked(progress)
             checkpoint.write(self._logdir.host.fs, self._logdir.path, _NOTE, content)

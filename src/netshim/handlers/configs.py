@@ -200,6 +200,7 @@ def _broker_configs(
         "broker.id": (state.node_id, "int"),
         "log.dirs": (state.logdir.path, "string"),
         "auto.create.topics.enable": (settings.auto_create_topics, "boolean"),
+        # Kafka can forbid deletions. This broker cannot.
         "delete.topic.enable": (True, "boolean"),
         "num.partitions": (settings.num_partitions, "int"),
         "default.replication.factor": (1, "int"),
@@ -276,6 +277,7 @@ def _group_configs(
         if resource.configuration_keys and name not in resource.configuration_keys:
             continue
         chain = [(overrides[name], _FROM_GROUP)] if name in overrides else []
+        # The first entry is the value in use.
         chain.append((default, _FROM_DEFAULT))
         synonyms = []
         if request.include_synonyms:
@@ -492,6 +494,7 @@ def _alter(
     """Change resources. Each one is changed wholly or not at all, and groups are
     written together.
     """
+    # Kafka refuses a resource that is named twice, because the order would decide.
     times = Counter(
         (each.resource_type, each.resource_name) for each in request.resources
     )

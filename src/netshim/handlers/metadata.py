@@ -91,6 +91,7 @@ def metadata(
         if isinstance(failures, Exception):
             answer.set(failures)
             return
+        # Topics that were not created do not count.
         call.session.topics_made -= len(failures)
         answer_with(
             lambda: _metadata_when_known(
@@ -159,6 +160,7 @@ def _when_epochs_are_known(
         for number in state.logs.numbers_of(name)
         if not logdir.host.knows_leader_epoch(name, number)
     ]
+    # This is the usual case: the logs are open, or their epochs were read before.
     if not unread:
         return handle()
 
@@ -225,6 +227,7 @@ def _metadata(
         name = requested.name or ""
         if call.version >= _IDS_SINCE and requested.topic_id != NO_ID:
             known = state.topic_ids.name_of(requested.topic_id)
+            # The topic was deleted, or created again with another id.
             if known is None:
                 unknown = codes.UNKNOWN_TOPIC_ID
                 results.append(
@@ -239,6 +242,8 @@ def _metadata(
         elif name in state.logdir:
             results.append((yield from _topic_metadata(name, request, state, pace)))
         else:
+            # As in Kafka, an invalid name has an error of its own, so that clients do
+            # not retry.
             code = codes.UNKNOWN_TOPIC_OR_PARTITION
             try:
                 check_topic_name(name)
@@ -266,6 +271,7 @@ def _metadata(
 def _operations_or_default(wanted: bool, operations: int) -> int:
     if wanted:
         return operations
+    # Kafka's value for operations that were not requested.
     return -(2**31)
 
 
@@ -399,6 +405,7 @@ def _describe_topic_partitions(
             continue
         first = 0
         if cursor is not None and name == cursor.topic_name:
+            # The page continues within this topic.
             first = cursor.partition_index
         described = yield from _topic_metadata(name, _NO_OPTIONS, state, pace)
         partitions = [
@@ -413,6 +420,7 @@ def _describe_topic_partitions(
                 topic_name=name,
                 partition_index=partitions[left].partition_index if left > 0 else first,
             )
+        # A topic that does not fit is on the next page, whole or in part.
         if left > 0:
             topics.append(
                 topic_type(

@@ -210,6 +210,7 @@ def _produce_one(
     log = state.logs.free_log(topic.name, requested.index)
     records = requested.records or b""
     if (
+        # Another request is using the log, or it is not open.
         log is None
         or state.leadership.is_clustered
         or _check_batch(request, topic.name, records, call)[0]
@@ -283,9 +284,13 @@ def _append_verified(
 
 def _may_wait(log: Log, records: Buffer) -> bool:
     """Return whether the append may block, so that it must run outside the event loop."""
+    # The largest timestamp of the batch.
     newest = int.from_bytes(records[35:43], "big", signed=True)
     return log.host.writer.may_wait(
-        len(records), newest, has_producer=records[43] < 0x80
+        # Byte 43 begins the producer id, which is negative without a producer.
+        len(records),
+        newest,
+        has_producer=records[43] < 0x80,
     )
 
 
@@ -313,6 +318,7 @@ def refuse(
 
 def name_leaders(response: ProduceResponse, call: Call, state: BrokerState) -> None:
     """Add the leaders of the partitions that this broker does not lead to a response."""
+    # Earlier versions have no field for it.
     if call.version < _LEADERS_SINCE:
         return
     for topic in response.responses:
@@ -332,6 +338,7 @@ def record_refused_batch(
         and records[MAGIC_POSITION] == 2
     ):
         producer_id, epoch = _PRODUCER.unpack_from(records, _PRODUCER_POSITION)
+        # Only an idempotent producer numbers its batches.
         if producer_id >= 0:
             (sequence,) = _SEQUENCE.unpack_from(records, _SEQUENCE_POSITION)
             state.refused_batches.add(key, producer_id, epoch, sequence, code, now_ms)
@@ -415,6 +422,7 @@ class _ProduceRound:
         self.finish()
         if not self.answer.is_set:
             return self.answer
+        # A request with acks=0 has failed.
         if isinstance(self.answer.value, CloseConnection):
             raise self.answer.value
         value: ProduceResponse | None = self.answer.value
@@ -529,6 +537,8 @@ class _ProduceRound:
         if self.request.acks != -1 or leadership.is_committed(log, end):
             self.finish()
             return
+        # After the deadline the batch may still be committed. The client gets a
+        # timeout.
         deadline_ms = self.call.now_ms + max(0, self.request.timeout_ms)
         leadership.when_committed(
             key, log, end, lambda error: self.handle_commit(result, error), deadline_ms

@@ -136,11 +136,14 @@ class RegistryCall:
         if not isinstance(text, str) or not text.strip():
             raise RegistryRefusal(42201, "Empty schema: expected a text as schema")
         if self.field("ruleSet"):
+            # A client relies on the registry to enforce rules, so they are not dropped
+            # silently.
             raise RegistryRefusal(42210, "Rules of data contracts are not served")
         metadata = self.field("metadata") or None
         if metadata is not None and not isinstance(metadata, dict):
             raise RegistryRefusal(42201, "Invalid metadata: expected an object")
         try:
+            # JSON can contain lone surrogates, which no record can store.
             text.encode()
             json.dumps(metadata, ensure_ascii=False).encode()
             references = read_references(self.field("references"))
@@ -148,6 +151,8 @@ class RegistryCall:
             raise RegistryRefusal(42201, f"Invalid schema: {error}") from error
         if self.flag("normalize"):
             text = canonical_text(kind, text)
+            # Two schemas that differ only in the order of their references then have
+            # one id.
             references = tuple(sorted(references, key=attrs.astuple))
         return WantedSchema(
             type=kind,
@@ -160,6 +165,7 @@ class RegistryCall:
 
     def _number(self, name: str) -> int | None:
         found = self.field(name)
+        # Clients of Confluent send 0 or -1 for a number that is not set.
         if found in (None, 0, -1):
             return None
         if type(found) is not int or not 0 < found <= LARGEST_NUMBER:
@@ -190,6 +196,7 @@ class SchemaRegistry:
         else:
             response = await self._answer(Request(scope, receive))
             if key is not None and response.status_code == 200:
+                # A client that requests many schemas once must not fill the memory.
                 if len(answers) >= _MAX_ANSWERS:
                     answers.clear()
                 if len(response.body) <= _MAX_REMEMBERED_BYTES:
@@ -204,6 +211,7 @@ class SchemaRegistry:
             if refused is not None:
                 raise RegistryRefusal(403, refused)
             method, name, path = _route(request)
+            # The other methods have no body.
             body = await _body(request) if method in ("POST", "PUT") else b""
             # A thread would take a third of the time of such a request.
             is_quick = method == "GET" and "format" not in request.query_params
@@ -308,6 +316,7 @@ class SchemaRegistry:
     ) -> dict[str, Any]:
         """Return the fields of a schema, with its text in the format of the request."""
         wanted = call.query.get("format", "")
+        # Only Protobuf has a binary form of a schema: a file descriptor.
         if wanted == "serialized" and schema.type == "PROTOBUF":
             references = self._store.read(
                 lambda state: state.resolve(schema.references)
@@ -315,6 +324,7 @@ class SchemaRegistry:
             data = serialized_protobuf(schema.text, references)
             return {**fields, "schema": base64.b64encode(data).decode()}
         if wanted not in ("", "default", "serialized"):
+            # The client would parse the text as if it had this format.
             raise RegistryRefusal(404, f"format {wanted!r:.40} is not served")
         return fields
 

@@ -67,10 +67,12 @@ def commit(api: wire.Api[Any, Any]) -> Guard:
     def guard(request: Any, requester: Requester) -> Any:
         code = codes.NONE
         transactional_id = getattr(request, "transactional_id", None)
+        # Only TxnOffsetCommit has this field.
         if transactional_id is not None and not requester.may_transact(
             AclOperation.WRITE, transactional_id
         ):
             code = codes.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+        # As in Kafka, a commit needs READ: a consumer both reads and commits.
         elif not requester.may_group(AclOperation.READ, request.group_id):
             code = codes.GROUP_AUTHORIZATION_FAILED
         if code:
@@ -113,8 +115,10 @@ def offset_fetch(request: Any, requester: Requester) -> Any:
             for topic in _fetched_topics(response_type.Topic, request.topics or ()):
                 for one in topic.partitions:
                     one.error_code = code
+                # Versions 0 and 1 have an error for each partition only.
                 response.topics.append(topic)
             return response
+        # All topics are requested. The response is filtered, because it names them.
         if request.topics is None:
 
             def complete_all(response: Any) -> Any:
@@ -139,6 +143,7 @@ def offset_fetch(request: Any, requester: Requester) -> Any:
         group_type(group_id=one.group_id, error_code=codes.GROUP_AUTHORIZATION_FAILED)
         for one in without
     ]
+    # No group is left for the handler.
     if not request.groups:
         return response_type(groups=groups)
     refused: dict[str, list[Any]] = {}
@@ -151,6 +156,7 @@ def offset_fetch(request: Any, requester: Requester) -> Any:
         for group in response.groups:
             # The offsets of all topics were requested, or of the topics left.
             group.topics = [one for one in group.topics if may_see(one)]
+            # A refused group has no topics.
             if not group.error_code:
                 group.topics.extend(refused.get(group.group_id, ()))
         response.groups.extend(groups)
@@ -248,6 +254,7 @@ def _described(
 
     def complete(handled: Any) -> Any:
         for group in handled.groups:
+            # Only the guard knows the user, so it replaces the value of the handler.
             if group.authorized_operations != NOT_REQUESTED:
                 group.authorized_operations = requester.operations(
                     ResourceType.GROUP, group.group_id
@@ -273,6 +280,7 @@ def _listing(
 
     A user who may describe the cluster gets all entries.
     """
+    # As in Kafka, one rule replaces rules for each entry.
     if requester.may_cluster(AclOperation.DESCRIBE):
         return None
 

@@ -79,6 +79,7 @@ def _refuse_election(request: Any, error: dict[str, Any]) -> Any:
                     for number in topic.partitions
                 ],
             )
+            # null requests all partitions, which the user may not learn.
             for topic in request.topic_partitions or ()
         ],
     )
@@ -134,6 +135,7 @@ def _refuse_quotas(request: Any, error: dict[str, Any]) -> Any:
 
 
 def _refuse_quota_list(request: Any, error: dict[str, Any]) -> Any:
+    # null entries mean an error. An empty list would mean that there are no quotas.
     return wire.DESCRIBE_CLIENT_QUOTAS.Response(entries=None, **error)
 
 

@@ -49,8 +49,7 @@ class Message(Generic[ValueT]):
     """A request, a response, or the content of a record: its table, its values, and its
     functions by version.
 
-    `kind` is "request", "response" or "". The type parameter is the class of its
-    values, see wire/messages.pyi.
+    The type parameter is the class of its values, see wire/messages.pyi.
     """
 
     def __init__(
@@ -63,6 +62,7 @@ class Message(Generic[ValueT]):
     ) -> None:
         self.name = name
         self.min_version, self.max_version = served
+        #: "request", "response" or "".
         self.kind = kind
         self._flexible = LAST + 1 if flexible is None else flexible
         self._table = table
@@ -199,10 +199,6 @@ def _frames(error: BaseException) -> Iterator[tuple[Any, int]]:
 class Api(Generic[RequestT, ResponseT]):
     """One API key: the served versions, its request and its response. The type
     parameters are the classes of both.
-
-    `flexible` is the first version with compact lengths and tagged fields, or None.
-    `advertised_min` may be lower than `min_version`: such a version is announced for
-    old clients, but refused.
     """
 
     def __init__(
@@ -219,9 +215,12 @@ class Api(Generic[RequestT, ResponseT]):
         self.key = key
         self.name = name
         self.min_version, self.max_version = served
+        #: It may be lower than min_version: such a version is announced for old
+        #: clients, but refused.
         self.advertised_min = (
             self.min_version if advertised_min is None else advertised_min
         )
+        #: The first version with compact lengths and tagged fields, or None.
         self.flexible = flexible
         self.request: Message[RequestT] = Message(
             name, "request", served, flexible, request

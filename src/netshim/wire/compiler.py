@@ -120,6 +120,7 @@ def split_records(records: Any) -> tuple[Sequence[Buffer], int]:
 
 
 def check_uuid(value: bytes) -> bytes:
+    # struct would pad or cut it without an error.
     if len(value) != 16:
         raise ValueError(f"a uuid is 16 bytes, not {len(value)}")
     return value
@@ -194,6 +195,7 @@ class _Source:
 
     def constant(self, stem: str, value: Any) -> str:
         """Return the global name of an object, which generated code cannot spell."""
+        # The same class or default is used for many fields.
         for name, known in self.names.items():
             if known is value:
                 return name
@@ -273,14 +275,12 @@ class _Compiler:
 class Decoder(_Compiler):
     """Generates `decode(data, pos, size, left)`, which returns the value and the
     remaining number of allowed elements of arrays.
-
-    Fields of fixed size are collected in `targets` until a field of another kind
-    follows.
     """
 
     def __init__(self, shape: Struct, version: int, flexible: bool) -> None:
         super().__init__(shape, version, flexible, "def decode(data, pos, size, left):")
-        #: Variables of the collected fields, and their format.
+        #: Variables of consecutive fields of fixed size, and their format. One unpack
+        #: reads them, when a field of another kind follows.
         self.targets: list[str] = []
         self.format = ">"
         value = self.source.temporary("v")
@@ -294,6 +294,7 @@ class Decoder(_Compiler):
 
     def flush(self) -> None:
         if self.targets:
+            # One call for all of them: a call takes more time than the fields.
             packing = struct.Struct(self.format)
             name = "U" + self.format[1:].replace("?", "t")
             self.source.names[name] = packing.unpack_from
@@ -304,6 +305,7 @@ class Decoder(_Compiler):
 
     def fill(self, shape: Struct, value: str) -> None:
         """Create a value of a struct and fill all its fields."""
+        # object.__new__ skips the constructor, because all fields are set below.
         self.add(f"{value} = new({self.source.constant('C', shape.cls)})")
         present = shape.present(self.version)
         tagged = self.tagged(shape)
@@ -385,6 +387,7 @@ class Decoder(_Compiler):
             self.add(f"{target} = {value}")
             return
         self.add("pos += 1")
+        # A nullable struct begins with one signed byte: -1 is null, and 1 a value.
         with self.block("if data[pos - 1] > 127:"):
             self.add(f"{target} = None")
         with self.block("else:"):
@@ -399,6 +402,7 @@ class Decoder(_Compiler):
             self.flush()
             return
         self.flush()
+        # A varint of one byte is the usual case. 0 is null, so the count is one less.
         self.add("n = data[pos] - 1")
         self.add("pos += 1")
         with self.block("if n > 126:"):
@@ -418,6 +422,7 @@ class Decoder(_Compiler):
 
     def content(self, type_: str, target: str) -> None:
         self.add("end = pos + n")
+        # Compared with `pos` too, because a negative length would move backwards.
         with self.block("if not pos <= end <= size:"):
             self.add(
                 f"raise Malformed('{type_} of {{}} bytes'.format(n), f'0 to {{size - pos}}', n)"
@@ -458,6 +463,7 @@ class Decoder(_Compiler):
             self.add(
                 f"raise Malformed(f'an array of {{n}} elements', f'0 to {{(size - pos) // {smallest}}}', n)"
             )
+        # Nested arrays could multiply a small request into millions of objects.
         self.add("left -= n")
         with self.block("if left < 0:"):
             self.add(
@@ -487,14 +493,13 @@ class Decoder(_Compiler):
 class Encoder(_Compiler):
     """Generates `encode(v0)`, which returns a list of pieces: encoded fields, and the given
     records.
-
-    Expressions for the next `out +=` are collected in `parts`, and fields of fixed size for
-    the next pack in `arguments`, until a loop or a branch follows.
     """
 
     def __init__(self, shape: Struct, version: int, flexible: bool) -> None:
         super().__init__(shape, version, flexible, "def encode(v0):")
+        #: Expressions for the next `out +=`, until a loop or a branch follows.
         self.parts: list[str] = []
+        #: Consecutive fields of fixed size for the next pack, and their format.
         self.arguments: list[str] = []
         self.format = ">"
         self.add("out = []")
@@ -542,6 +547,7 @@ class Encoder(_Compiler):
 
     def tags(self, tagged: list[Field], value: str) -> None:
         if not tagged:
+            # The empty tagged section is one zero byte of the current pack.
             self.format += "x"
             return
         self.flush()
@@ -550,11 +556,13 @@ class Encoder(_Compiler):
             name = self.source.temporary("t")
             self.add(f"{name} = {value}.{field.name}")
             tests.append((name, self.is_default(field, name)))
+        # All tagged fields have their defaults: the section is one byte, 0.
         with self.block(f"if {' and '.join(test for _, test in tests)}:"):
             self.add("out += (b'\\0',)")
         with self.block("else:"):
             outer = self.source.temporary("outer")
             sections = self.source.temporary("sections")
+            # Each field is encoded on its own first, because its size precedes it.
             self.add(f"{outer}, {sections} = out, []")
             for field, (name, test) in zip(tagged, tests):
                 self.source.path.append(field.name)
@@ -662,6 +670,7 @@ class Encoder(_Compiler):
             self.add(f"{name}n += 1")
         self.length("i", f"{name}n")
         self.flush()
+        # Empty records have no piece of their own.
         with self.block(f"if {name}n > 1:"):
             self.add("pieces.append(b''.join(out))")
             self.add(f"pieces += {name}")
