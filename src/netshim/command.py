@@ -82,13 +82,16 @@ for _command in (
 
 def _settings_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add an option for each field of Settings, with its description, range and default."""
+    # click shows the options in the reverse order of their decorators.
     for field in reversed(attrs.fields(Settings)):
         option = "--" + field.name.replace("_", "-")
         doc = field.metadata["doc"]
         shape: dict[str, Any] = {"show_default": True, "metavar": "N"}
         shape["type"] = click.IntRange(*field.metadata.get("range", ()))
+        # The help would show 2147483647.
         if field.default == INT32_MAX:
             shape["show_default"] = "no limit"
+        # A flag that is on by default needs a form that turns it off.
         if isinstance(field.default, bool):
             option += "/--no-" + field.name.replace("_", "-")
             shape = {"show_default": True}
@@ -117,6 +120,7 @@ def _file_key(param: click.Parameter) -> str:
 
 def _described(params: Sequence[click.Parameter]) -> list[click.Parameter]:
     """Return the parameters that a configuration file may set with one key."""
+    # The file has tables for settings of topics, and cannot name another file.
     others = ("config", "config_file", "all")
     return [one for one in params if _file_key(one) not in others]
 
@@ -152,6 +156,7 @@ def _read_file(ctx: click.Context, _: click.Parameter, path: str | None) -> None
     defaults = {known[key].name: value for key, value in file.options.items()}
     if file.directory is not None:
         defaults["directory"] = file.directory
+    # Options of the command line and the environment have priority over defaults.
     ctx.default_map = defaults
 
 
@@ -174,6 +179,7 @@ class _Reloader:
             if ctx.get_parameter_source(one.name or "")
             in (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT)
         }
+        #: The reload in progress. The loop itself keeps no reference to a task.
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -186,6 +192,7 @@ class _Reloader:
 
         A broker that is starting or stopping ignores it.
         """
+        # Two signals may arrive in quick succession.
         is_free = self._task is None or self._task.done()
         if is_free and self._server.is_serving:
             self._task = asyncio.get_running_loop().create_task(self._reload())
@@ -211,6 +218,7 @@ class _Reloader:
         except (logcore.LogcoreError, OSError) as error:
             log.error("the former settings remain: %s", error)
             return
+        # Only now, so that an invalid file changes nothing.
         server.use_settings(changes.settings)
         self._file = changes.applied
         new = {
@@ -414,6 +422,7 @@ def _cluster(options: Mapping[str, Any]) -> ClusterSettings | None:
     """Return the settings of a broker in a cluster, or None."""
     if options["registry"] is None:
         names = ("node_id", "rack", "inter_broker_listener", "tls_ca")
+        # A broker that was meant for a cluster must not start alone.
         if any(options[name] is not None for name in names):
             raise InvalidConfigError(
                 "--node-id, --rack, --inter-broker-listener and --tls-ca are for a cluster",

@@ -109,6 +109,7 @@ class VirtualFiles(FaultFS):
 
     def skip(self, skipped_ms: int) -> None:
         """Move the clock forward."""
+        # Only forwards: a monotonic clock must not move backwards.
         self._skipped_ms += skipped_ms
 
     def now_ms(self) -> int:
@@ -193,16 +194,19 @@ def start(path: Any, **options: Any) -> Kafka:
     Raises:
         InvalidConfigError: `clock` has another value. Other errors are those of serve().
     """
+    # With 15 s, the default, a test of compaction would wait that long.
     options.setdefault("cleaner_backoff_ms", 100)
     options.setdefault("group_consumer_heartbeat_interval_ms", 100)
     options.setdefault("group_consumer_session_timeout_ms", 3_000)
     clock = options.pop("clock", None)
     if clock == "virtual":
+        # A clock belongs to one broker, so these files are not shared.
         files = options.setdefault("fs", UnsyncedVirtualFiles())
         server = serve(path, **options)
         return Kafka(server, clock=BrokerClock(server, files))
     if clock is not None:
         raise InvalidConfigError("clock", expected='"virtual"', found=repr(clock))
+    # Tests do not survive a power cut, so they need not wait for the disk.
     options.setdefault("fs", unsynced_files())
     return Kafka(serve(path, **options))
 
@@ -223,6 +227,7 @@ class Kafka:
         """Create an instance. Tests use one of the fixtures."""
         #: The broker.
         self.server = server
+        #: The clock that the test moves, None if the broker uses the clock of the system.
         self._clock = clock
         #: Prefix of the names of topics and groups, empty if no other test uses the
         #: broker.
@@ -292,6 +297,7 @@ class Kafka:
 
     def stop(self) -> None:
         """Stop the broker. Raises RuntimeError if other tests use it too."""
+        # The other tests would lose their broker.
         if self.prefix:
             raise RuntimeError(
                 "this broker is shared by the tests of the session; for one to stop take the fixture kafka"
@@ -304,6 +310,7 @@ class Kafka:
         Raises RuntimeError if other tests use the broker too. Other errors are those of
         Server.snapshot().
         """
+        # The topics of the other tests would be part of it.
         self._check_owner()
         return self.server.run(Server.snapshot)
 

@@ -53,6 +53,7 @@ class PeerConnection:
         connection = self._connection
         if connection is None:
             connection = self._connect(self._broker)
+            # interrupt() runs in another thread.
             with self._mutex:
                 self._connection = connection
         return connection.request(api, request, most_version=most_version)
@@ -97,6 +98,7 @@ class PeerQueue(Generic[_Entry, _Result]):
         self._call_in_loop = call_in_loop
         self._connection = PeerConnection(broker, connect)
         self._changed = threading.Condition()
+        #: Entries that are not sent yet, with their callbacks.
         self._waiting: list[
             tuple[_Entry, Callable[[_Result | LogcoreError], None]]
         ] = []
@@ -133,6 +135,7 @@ class PeerQueue(Generic[_Entry, _Result]):
                     self._changed.wait()
                 if self._is_closing:
                     break
+                # Entries that were added during a request share the next one.
                 taken = self._waiting[:_MAX_ENTRIES]
                 del self._waiting[: len(taken)]
             self._send(taken)
@@ -145,6 +148,7 @@ class PeerQueue(Generic[_Entry, _Result]):
         try:
             request = self._pack([entry for entry, _ in taken])
             results = self._unpack(self._connection.request(self._api, request))
+            # Results have no names. They belong to the entries in their order.
             if len(results) != len(taken):
                 raise RemoteUnavailableError(
                     f"broker {self._broker}: {self._api.name} has {len(results)} results",
@@ -152,6 +156,7 @@ class PeerQueue(Generic[_Entry, _Result]):
                     found=len(results),
                 )
         except Exception as error:
+            # The response may arrive later, and would answer the next request.
             self._connection.close()
             if not isinstance(error, LogcoreError):
                 _log.exception("an internal error in requests to %d", self._broker)

@@ -74,6 +74,7 @@ class Shards(Generic[_Shard]):
         self._member = member
         #: Creates the coordinator of a partition.
         self._create = create
+        #: The coordinators by partition, while this broker leads it.
         self._shards: dict[int, _Shard] = {}
         #: Actions on a coordinator that wait until it is loaded.
         self._after_load: dict[int, list[Callable[[_Shard], None]]] = {}
@@ -86,6 +87,7 @@ class Shards(Generic[_Shard]):
         shard = self._shards[number] = self._create(number)
 
         def load(now_ms: int) -> None:
+            # This broker may have resigned since then, or lead in a later epoch.
             if self._shards.get(number) is shard:
                 shard.load(now_ms, loaded)
 
@@ -102,17 +104,21 @@ class Shards(Generic[_Shard]):
         """Drop the coordinator of a partition that this broker led."""
         topic, number = key
         if topic == self._topic and number in self._shards:
+            # The next leader reads the records that these actions wait for.
             self._after_load.pop(number, None)
             self._shards.pop(number).close()
 
     def partition_of(self, name: str) -> int:
         """Return the partition of an id, -1 while the topic does not exist."""
         count = len(self._state.logs.numbers_of(self._topic))
+        # The number of partitions never changes, because it assigns ids to
+        # coordinators.
         return partition_of(name, count) if count else -1
 
     def find(self, name: str) -> _Shard | NoShard:
         """Return the coordinator of an id, or why there is none here."""
         shard = self._shards.get(self.partition_of(name))
+        # Without the lease, another broker may coordinate the id already.
         if shard is None or not self._member.has_lease:
             return NoShard.NOT_COORDINATOR
         if not shard.is_loaded:
@@ -195,6 +201,7 @@ class GroupShards(GroupService):
     def join(self, request: Join, done: Done) -> None:
         def joined(result: Any) -> None:
             if isinstance(result, GroupError):
+                # A refused Join has a form of its own, with the member id.
                 result = JoinRefused(result, request.member_id)
             done(result)
 
@@ -233,6 +240,8 @@ class GroupShards(GroupService):
         )
 
     def topics_deleted(self, names: set[str], now_ms: int, done: GroupOutcome) -> None:
+        # One more than the coordinators, so that done() is not called before all are
+        # started.
         left = 1
         failure: GroupError | None = None
 
@@ -243,6 +252,7 @@ class GroupShards(GroupService):
             if not left:
                 done(failure)
 
+        # A deleted `__consumer_offsets` has no offsets to delete.
         others = names - {OFFSETS_TOPIC}
         for shard in self.shards.loaded() if others else ():
             left += 1

@@ -125,6 +125,7 @@ def console_app(view: DirectoryView) -> ASGIApp:
             Route(LOGIN, forms.log_in, methods=["POST"]),
             Route(LOGOUT, forms.log_out, methods=["POST"]),
         ]
+    # Without it, the console has no page that changes anything.
     if view.changes is not None:
         change_pages = ChangePages(view, view.changes, renderer, logins)
         for path, change in change_pages.changes.items():
@@ -176,6 +177,8 @@ class LoginPages:
 
     async def show(self, request: Request) -> Response:
         """Show the form of the login."""
+        # Only a path of this console, or a link could lead to another site after the
+        # login.
         place = local_place(request.query_params.get("next", "/"))
         return self._renderer.render("login.html", request, place=place, text="")
 
@@ -190,11 +193,15 @@ class LoginPages:
                 self._logins.log_in, user, form.get("password", ""), address
             )
         except LoginRefusedError as error:
+            # The name is from the client, so it is quoted and cut.
             _log.warning("console: a login as %r from %s failed", user[:80], address)
+            # 429 is for too many attempts.
             status = 429 if error.is_limited else 403
             return self._renderer.render(
                 "login.html", request, status, place=place, text=str(error)
             )
+        # 303, so that the browser requests the page with GET and does not send the
+        # password again.
         response = RedirectResponse(place, 303)
         set_cookie(request, response, cookie)
         return response
@@ -203,6 +210,7 @@ class LoginPages:
         """End the session."""
         form = await read_form(request)
         cookie = cookie_of(request)
+        # Another site could otherwise log the user out.
         if not self._logins.is_form_token(cookie, form.get("token", "")):
             raise HTTPException(403, "The form belongs to another session.")
         self._logins.log_out(cookie)
@@ -235,6 +243,7 @@ class ConsolePages:
             "/transactions": self.transactions,
         }
         self.functions.update(SchemaPages(renderer).functions)
+        # These facts are in the memory of a broker.
         if view.broker is not None:
             self.functions["/broker"] = self.broker
 
@@ -250,6 +259,7 @@ class ConsolePages:
         async def answer(request: Request) -> Response:
             try:
                 return await run_in_threadpool(run, request)
+            # console_app() has handlers for these.
             except (HTTPException, LogcoreError, OSError):
                 raise
             except Exception as error:
@@ -303,6 +313,7 @@ class ConsolePages:
             and (shows_internal or not is_internal(name))
         ]
         start = number_of(request.query_params.get("start", "0"), "start", 10**9)
+        # A row opens a log. When the time is used up, the remaining rows have no sizes.
         budget = self._budget()
         shown = names[start : start + _PAGE_ROWS]
         rows = [_topic_row(directory, name, budget) for name in shown]
@@ -394,6 +405,7 @@ class ConsolePages:
     def export(self, request: Request, directory: OpenDirectory) -> Response:
         """Return the messages of a page as a file."""
         suffix = request.path_params["suffix"]
+        # The text of the error shows a part of the address, so it is cut.
         if suffix not in EXPORT_FORMATS:
             raise bad_request(
                 f"expected {' or '.join(EXPORT_FORMATS)}; found {suffix[:20]!r}"
@@ -401,6 +413,7 @@ class ConsolePages:
         topic, _, page = self._read(request, directory)
         content = export_messages(page.messages, topic, suffix)
         headers = {"content-disposition": f'attachment; filename="{topic}.{suffix}"'}
+        # The file itself has only messages.
         if page.problems:
             headers["x-logcore-problems"] = str(len(page.problems))
         return Response(content, media_type=EXPORT_FORMATS[suffix], headers=headers)

@@ -86,10 +86,12 @@ class Door:
 
     def __init__(self, handle: ServerHandle, token: str = "") -> None:
         """Create the door. Without a token, one is made."""
+        #: The secret of every request. Any program on the machine can reach the port.
         self.token = token or secrets.token_urlsafe(24)
         self._handle = handle
         clock = None
         files = handle.server.files
+        # Only these files have a clock that can be moved.
         if isinstance(files, VirtualFiles):
             clock = BrokerClock(handle, files)
         self._kafka = Kafka(handle, clock=clock)
@@ -123,6 +125,7 @@ class Door:
                 status, text, known = error.status, str(error), error.known
             except (InvalidConfigError, InvalidNameError) as error:
                 status, text = 400, str(error)
+            # The wait functions of Kafka raise it when the time has passed.
             except AssertionError as error:
                 status, text = 408, str(error)
             except (LogcoreError, OSError, RuntimeError) as error:
@@ -140,6 +143,7 @@ class Door:
         if refused is not None:
             raise _Refusal(403, refused)
         kind, _, token = request.headers.get("authorization", "").partition(" ")
+        # The time of the comparison does not show how much of the token is right.
         is_right = secrets.compare_digest(token.encode(), self.token.encode())
         if kind.lower() != "bearer" or not is_right:
             raise _Refusal(401, "expected the header Authorization: Bearer TOKEN")
@@ -148,6 +152,7 @@ class Door:
         body = bytearray()
         async for chunk in request.stream():
             body += chunk
+            # Checked for each chunk, because the header may have no length.
             if len(body) > _MAX_BYTES:
                 raise _Refusal(413, f"a body has at most {_MAX_BYTES} bytes")
         return bytes(body)
@@ -157,6 +162,7 @@ class Door:
         deadline = time.monotonic() + _number(request, "timeout", 10.0, _MAX_WAIT_S)
         while True:
             try:
+                # check() waits for the thread of the broker.
                 return await asyncio.to_thread(check)
             except AssertionError:
                 if time.monotonic() >= deadline or await request.is_disconnected():
@@ -222,6 +228,7 @@ class Door:
 
         def groups() -> dict[str, str]:
             known = server.broker.state.groups
+            # Groups are loaded on first use. The next call returns them.
             if not known.is_loaded:
                 known.load(server.now_ms(), lambda _: None)
                 return {}
@@ -240,6 +247,7 @@ class Door:
         given = _parsed(await self._body(request))
         wanted = given if isinstance(given, list) else [given]
         count = sum(len(one.rules) for one in self._rules.values()) + len(wanted)
+        # Each request is compared with each rule.
         if count > MAX_RULES:
             raise InvalidConfigError(
                 "too many rules", expected=f"at most {MAX_RULES}", found=count
@@ -251,8 +259,10 @@ class Door:
         try:
             rules = [_add_rule(control, one) for one in wanted]
         except BaseException:
+            # A list of rules is added whole or not at all.
             control.clear()
             raise
+        # Numbers are not used again, so a late call cannot change another rule.
         number = next(self._numbers)
         self._rules[number] = _Rules(control, rules)
         return {"fault": number}
@@ -284,6 +294,7 @@ class Door:
         hits = int(_number(request, "hits", 1, 1e9))
 
         def check() -> None:
+            # wait() of one rule raises an error that lists the latest requests.
             if found.hits < hits:
                 found.rules[0].wait(hits, timeout=0)
 

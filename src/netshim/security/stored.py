@@ -94,14 +94,17 @@ _TYPE_NAMES: Final = {
     ResourceType.DELEGATION_TOKEN: "DelegationToken",
     ResourceType.USER: "User",
 }
+#: The resource types by these names.
 _TYPES: Final = {name: kind for kind, name in _TYPE_NAMES.items()}
 #: Kafka's names of operations, such as "DescribeConfigs".
 OPERATION_NAMES: Final = {
     one: "".join(word.capitalize() for word in one.name.split("_"))
     for one in AclOperation
 }
+#: The operations by these names.
 _OPERATIONS: Final = {name: one for one, name in OPERATION_NAMES.items()}
 _PERMISSION_NAMES: Final = {Permission.ALLOW: "Allow", Permission.DENY: "Deny"}
+#: The permissions by these names.
 _PERMISSIONS: Final = {name: one for one, name in _PERMISSION_NAMES.items()}
 
 #: The registry raises these errors for one damaged node, and others for itself.
