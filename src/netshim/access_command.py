@@ -73,6 +73,7 @@ def _opened(
         LogNotFoundError: the directory does not exist.
         LogcoreError: see SecurityStore.
     """
+    # The address of a ZooKeeper cluster.
     if "://" in directory:
         pass
     elif creates:
@@ -117,9 +118,11 @@ def add_user(
     The user can log in with PLAIN, SCRAM-SHA-256 and SCRAM-SHA-512. The password itself
     is not stored.
     """
+    # NUL separates the fields of a PLAIN login, and brokers log in as BROKER_USER.
     if not name or "\0" in name or name == BROKER_USER:
         raise InvalidConfigError("user name", expected="a name", found=repr(name))
     if password_file is not None:
+        # An editor adds a newline at the end of the file.
         data = Path(password_file).read_bytes()
         password = data.partition(b"\n")[0].rstrip(b"\r").decode(errors="replace")
     else:
@@ -131,6 +134,7 @@ def add_user(
         raise InvalidConfigError(
             "password",
             expected=f"UTF-8 without NUL, 1 to {MAX_PASSWORD_BYTES} bytes",
+            # The password itself must not appear in a terminal or a log.
             found="another",
         )
     credentials = scram.credentials_of(password, iterations, os.urandom)
@@ -150,6 +154,7 @@ def remove_user(directory: str, name: str) -> None:
             raise InvalidConfigError(
                 "user", expected="an existing user", found=repr(name)
             )
+        # None deletes a credential.
         store.set_credentials(name, dict.fromkeys(present))
     _print(f"user {name} removed")
 
@@ -278,6 +283,7 @@ class _AclOptions:
                 )
                 for one in self.operations
             ]
+        # An option without a resource would otherwise be ignored.
         if not found:
             raise InvalidConfigError(
                 "rule",

@@ -88,10 +88,15 @@ class BrokerLogs:
         self._logdir = logdir
         self._lifecycle = lifecycle
         self._journal = journal
+        #: Work on the logs that may block on the disk.
         self._work = work
+        #: Requests that wait for records. Their logs are not closed.
         self._fetches = fetches
+        #: Requests that wait for a sync. Their logs are not closed either.
         self._syncs = syncs
+        #: Runs requests in steps.
         self._pieces = pieces
+        #: Requests that run in order, by their logs.
         self._requests = RequestQueues()
         # Keys of logs whose requests or work are not done; they change with the queues.
         self._queued = self._requests.keys()
@@ -154,6 +159,7 @@ class BrokerLogs:
         """
         key = topic, partition
         is_busy = key in self._queued or key in self._at_work
+        # The request must not overtake earlier ones for the log.
         if is_busy or key in self._closing:
             return None
         log = self._logdir.host.opened(topic, partition)
@@ -180,6 +186,7 @@ class BrokerLogs:
         try:
             log = self._logdir.host.opened(topic, partition)
             if log is not None:
+                # A failed log is recovered when it is opened again.
                 return log.has_failed or (
                     self._logdir.is_shared and log.host.writer.state.is_behind()
                 )
@@ -242,6 +249,7 @@ class BrokerLogs:
             return handle()
         failures: dict[Key, LogcoreError] = {}
         most = self.most_logs()
+        # make_room() closes some logs more than necessary, so that it runs rarely.
         room = max(1, most - _closed_at_once(most))
         if len(keys) > room and not needs_all:
             half = max(1, room // 2)
@@ -275,6 +283,7 @@ class BrokerLogs:
 
         Then set the answer to the result of handle().
         """
+        # Another request may have opened the log in the meantime.
         while missing and (
             self._lifecycle.is_stopping or not self._must_open(missing[-1])
         ):
@@ -285,6 +294,7 @@ class BrokerLogs:
             opened = partial(self._opened, key, missing, failures, handle, answer)
             self._work.submit(_OPENING, lambda: self.open(*key), opened)
             return
+        # log() raises these errors, while handle() runs.
         self._failures = failures
         response: object
         try:
@@ -318,6 +328,7 @@ class BrokerLogs:
                     result,
                 )
         elif isinstance(result, Exception):
+            # An internal error must not leave the client without a response.
             failures[key] = LogFailedError(f"the log cannot be opened: {result!r}")
         else:
             # Otherwise, it could be closed for the next log of the same request.
@@ -349,12 +360,15 @@ class BrokerLogs:
             for key, log in open_logs.items()
             if key not in busy
             and key not in self._closing
+            # The coordinators append to these at any time.
             and key[0] not in INTERNAL_TOPICS
             and not self._syncs.is_waiting_for(log)
         ]
+        # A log without a time was not used since it was opened.
         idle.sort(key=lambda each: self._used_ms.get(each[0], 0))
         closing = idle[: open_count - most + _closed_at_once(most)]
         self._room = max(0, most - open_count + len(closing) - 1)
+        # Entries of logs that were closed or deleted would otherwise remain.
         self._used_ms = {
             key: self._used_ms.get(key, 0) for key, _ in idle[len(closing) :]
         }
@@ -373,6 +387,7 @@ class BrokerLogs:
                 len(closing),
             )
             keys = {key for key, _ in closing}
+            # free_log() must not return a log that is being closed.
             self._closing |= keys
             self._work.submit(
                 _OPENING,
@@ -382,6 +397,7 @@ class BrokerLogs:
 
     def run_in_steps(self, steps: Steps[_T]) -> _T | PendingResponse:
         """Return the response of a request that runs in steps, or a PendingResponse."""
+        # Requests in steps run after handle() has returned.
         if self._failures:
             steps = self._with_failures(steps, self._failures)
         return self._pieces.run(steps)

@@ -159,18 +159,24 @@ class ClusterReplicas(Leadership):
         )
         self._connect = connect
         self._roles = roles
+        #: Whether the durability policy waits for the disk.
         self._waits = local.durability.waits
         self._view = ClusterView()
         #: The registered brokers of the view. Each fetch of a follower needs them.
         self._live = self._view.live
+        #: The role of each replica here, from the view that was evaluated last.
         self._tokens: dict[Key, _Token] = {}
+        #: The partitions that this broker leads.
         self._led: dict[Key, _LedPartition] = {}
+        #: Copies the followed partitions, by the broker that leads them.
         self._fetchers: dict[int, LeaderFetcher] = {}
+        #: The topics with replicas in the local directory.
         self._placed: dict[str, _PlacedTopic] = {}
         #: The topics whose replicas may differ from the view.
         self._unplaced: set[str] = set()
         #: Deleted topics that were reported by on_deleted, and still have replicas here.
         self._reported: set[str] = set()
+        #: The directory is being changed in a thread.
         self._is_placing = False
         self._is_closed = False
         state.fetches.has_other_writers = False
@@ -250,7 +256,9 @@ class ClusterReplicas(Leadership):
             elif token[0] is Role.FOLLOWER and token[1] in self._fetchers:
                 self._fetchers[token[1]].read_state(key, stored.state)
             return
+        # Before the log is prepared, so that no append of the former role is accepted.
         self._resign(key)
+        # Most partitions of a large cluster have no replica here.
         if token is _NO_ROLE and key not in self._tokens:
             return
         self._tokens[key] = token
@@ -274,6 +282,7 @@ class ClusterReplicas(Leadership):
         begin_to_follow(log.host.writer)
         role, _, leader_epoch, _ = token
         if role is Role.LEADER:
+            # The book of a leader begins with a durable log.
             log.flush()
             log.begin_epoch(leader_epoch)
         return log
@@ -364,6 +373,7 @@ class ClusterReplicas(Leadership):
                 self._roles.on_failure(error)
                 return
             end = led.log.high_watermark
+            # The list is replaced first: a callback may add another wait.
             committed = [wait for wait in led.waits if wait.end <= end]
             if committed:
                 led.waits = [wait for wait in led.waits if wait.end > end]
@@ -372,6 +382,7 @@ class ClusterReplicas(Leadership):
                     self._state.timers.cancel(wait.timer)
                 guarded(wait.done, None)
             self._state.fetches.wake_consumers(led.key, self._state.now_ms)
+            # Followers that get records learn of the high watermark with them.
             if led.report_timer is None and book.followers:
                 led.report_timer = self._state.timers.at(
                     self._state.now_ms + _REPORT_MS, partial(self._report, led)
@@ -392,6 +403,7 @@ class ClusterReplicas(Leadership):
         led.is_proposing = True
         stored = StoredState(proposal.state, proposal.version, led.path)
         self._state.work.submit(
+            # In its own queue: the registry must not delay appends.
             ("proposal", led.key),
             lambda: self._member.propose(led.key, stored),
             lambda result: self._proposed(led, stored, result),
@@ -508,6 +520,7 @@ class ClusterReplicas(Leadership):
             elif key in view.states:
                 unassigned.add(number)
         placed = self._placed.get(name)
+        # The replicas of a former topic of the name make room for the new ones.
         if placed is not None and placed.topic_id != topic.node.topic_id:
             unassigned |= placed.numbers
         return _PlacingStep(topic, frozenset(assigned), frozenset(unassigned))

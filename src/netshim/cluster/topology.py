@@ -57,15 +57,18 @@ class ClusterTopology(Topology):
         return [
             BrokerAddress(number, *address, node.rack)
             for number, node in sorted(self._member.view.brokers.items())
+            # A client gets the addresses of the listener that it uses.
             if (address := node.endpoint(listener)) is not None
         ]
 
     def partition(self, topic: str, number: int) -> ReplicaFacts:
         view = self._member.view
         replicas = list(view.replicas_of((topic, number)))
+        # A broker without a registration is stopped, or has lost its session.
         offline = [each for each in replicas if each not in view.brokers]
         stored = view.states.get((topic, number))
         if stored is None:
+            # The controller has not made a state for the partition yet.
             return ReplicaFacts(NO_NODE, -1, replicas, [], [], offline)
         state = stored.state
         leader = state.leader
@@ -152,6 +155,7 @@ class ClusterTopology(Topology):
             view = member.view
             if key not in view.states:
                 break
+            # A newer view has a higher version of the state.
             before = view.states[key].version
             try:
                 refused = elect_leader(
@@ -163,6 +167,7 @@ class ClusterTopology(Topology):
                     waits=member.settings.waits,
                 )
             except BadVersionError:
+                # Another broker was faster. The decision is made again with its state.
                 self._wait_for_newer(key, before)
                 continue
             if refused is not None:
@@ -200,7 +205,10 @@ class ClusterTopology(Topology):
             if stored is None:
                 if not view.replicas_of(key):
                     return codes.UNKNOWN_TOPIC_OR_PARTITION
+                # The topic is new, and the controller has not made a state for the
+                # partition yet.
                 return codes.LEADER_NOT_AVAILABLE
+            # None cancels the reassignment.
             wanted = None if target is None else tuple(target)
             changed = electing.reassign(stored.state, wanted, view.known_brokers)
             if isinstance(changed, ReplicationError):

@@ -61,6 +61,7 @@ def api_versions(
     of groups (KIP-848). As in Kafka, version 3 leaves out supported features with the
     minimum 0, because older Java clients cannot read them.
     """
+    # As in Kafka, a client with another name is refused.
     if call.version >= 3 and not (
         _is_software(request.client_software_name)
         and _is_software(request.client_software_version)
@@ -85,6 +86,7 @@ def api_versions(
     if call.session.gate is not None:
         call.session.gate.record_versions()
     response_type = wire.API_VERSIONS.Response
+    # Clients use finalized features only with an epoch of 0 or more.
     response.finalized_features_epoch = 0
     response.finalized_features = [
         response_type.FinalizedFeature(
@@ -110,6 +112,7 @@ def served_versions(
         api = wire.APIS[key]
         oldest, latest = api.advertised_min, api.max_version
         if release is not None:
+            # A release that lacks the API has an empty range.
             first, last = release.ranges.get(key, (0, -1))
             oldest, latest = max(oldest, first), min(latest, last)
         if oldest <= latest:
@@ -210,5 +213,6 @@ HANDLERS: Final[Mapping[int, Handler]] = MappingProxyType(
 )
 
 _UNGUARDED: Final = HANDLERS.keys() - GUARDS.keys()
+# An API without a guard would be open to every user.
 if _UNGUARDED:
     raise ImportError(f"security/guards.py has no entry for the APIs {_UNGUARDED}")

@@ -162,6 +162,7 @@ def delete_acls(
 
     def remove() -> list[list[Acl]]:
         store = state.security.store()
+        # Read again: another process may have changed the rules.
         present = store.load().acls
         selected = [[acl for acl in present if one.matches(acl)] for one in filters]
         store.remove_acls({acl for group in selected for acl in group})
@@ -205,6 +206,7 @@ def describe_acls(
         return response_type(**_DISABLED)
     wanted = _filter_of(request)
     resources: dict[tuple[int, str, int], list[Acl]] = {}
+    # The rules in use, which may be older than the stored ones by a moment.
     for acl in state.security.acls.acls:
         if wanted.matches(acl):
             key = acl.resource_type, acl.name, acl.pattern

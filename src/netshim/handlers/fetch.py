@@ -193,13 +193,16 @@ class _SessionPartitions:
         self._epoch = session.epoch
         self._state = state
         self._replica = replica_of(request)
+        #: Ids of the requested partitions that do not exist.
         self.missing: set[int] = set()
+        #: The partitions to wait for.
         self.keys: list[tuple[str, int]] = []
         self._reading: list[tuple[SessionPartition, Log | None, Offsets]] = []
         #: RecentChanges.count before the present comparison.
         self._count = 0
         self._version = call.version
         self._waits = request.max_wait_ms > 0
+        # Besides the logs, the results depend on these; see session_context().
         self._of_request = (
             call.version,
             request.isolation_level,
@@ -316,6 +319,7 @@ class _SessionPartitions:
                 session.mark_quiet(one, log, offsets)
             else:
                 session.mark_unread(one)
+        # With other writers, the recent changes are incomplete.
         if self._records_changes:
             session.record_comparison(self._count, self._state.now_ms)
 
@@ -327,6 +331,7 @@ class _SessionPartitions:
     ) -> bool:
         """Return whether only a change of the log's offsets can bring news of a partition."""
         leadership = self._state.leadership
+        # An unknown topic may be created, and an unsent change must be sent.
         if one.place is None or one.has_changed(part):
             return False
         # The log of a follower changes without an entry in the recent changes.
@@ -336,6 +341,7 @@ class _SessionPartitions:
         if self._replica >= 0:
             if not leadership.is_in_sync(one.place, self._replica):
                 return False
+            # A follower reads up to the log end.
             end = offsets[2]
         return one.requested.fetch_offset >= end
 
@@ -431,6 +437,8 @@ class _Growth:
         # Readers cannot read these appends yet.
         if now.readable == found.readable:
             return False
+        # Transactions or unsynced records hide some bytes, so the readable size is
+        # unknown.
         if self._least_found is None:
             return True
         return not 0 <= now.written - self._least_found < missing
@@ -495,7 +503,9 @@ class _ParkedFetch:
         self._state = state
         self._deadline_ms = deadline_ms
         self._size = size
+        #: Estimates the bytes of a request with min_bytes; None for others.
         self._growth = growth
+        #: The number of bytes that ends the wait.
         self._enough = min(request.min_bytes, request.max_bytes)
         self._is_reading = False
         self._was_called = False

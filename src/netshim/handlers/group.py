@@ -115,6 +115,7 @@ _MISSING_SINCE: Final = 6
 
 def metadata_fits(metadata: str, state: BrokerState) -> bool:
     """Return whether a commit may have this text."""
+    # As in Kafka, the setting counts characters. The record has its own limit in bytes.
     is_short = len(metadata) <= state.settings.offset_metadata_max_bytes
     return is_short and len(metadata.encode()) <= _METADATA_BYTES_MAX
 
@@ -123,6 +124,7 @@ def code_of_group(error: GroupError | None, call: Call) -> int:
     """Return the code for the outcome of a request about a group."""
     if error is None:
         return codes.NONE
+    # An older client does not know the newer code.
     last, code = _CODES_BY_VERSION.get((error, call.api_key), (-1, codes.NONE))
     if call.version <= last:
         return code
@@ -169,12 +171,14 @@ def when_loaded(
 
 def _group_ids(request: Any) -> list[str]:
     """Return the groups of a request."""
+    # Requests of different APIs name their groups in different fields.
     found = [getattr(request, "group_id", "")]
     found += getattr(request, "groups_names", ())
     found += [
         one if isinstance(one, str) else one.group_id
         for one in getattr(request, "groups", ())
     ]
+    # The handler refuses an empty id.
     return [one for one in found if one]
 
 
@@ -206,6 +210,7 @@ def find_coordinator(
     if topic == OFFSETS_TOPIC:
         create = state.groups.create_topic
     answer = PendingResponse()
+    # If the topic cannot be created, find() returns COORDINATOR_NOT_AVAILABLE.
     state.submit(create, lambda _: answer_with(find, answer))
     return answer
 
@@ -454,6 +459,7 @@ def offsets_in(
     """Return the offsets of a commit, and the results of existing partitions. Other
     partitions, and those with too large metadata, get their codes here.
     """
+    # Compared after the chunks, between which topics may change.
     version = state.logdir.host.topics_version
     found = yield from _offsets_in(topics, answered_topics, call, state, expire_ms)
     if state.logdir.host.topics_version != version:
@@ -605,6 +611,7 @@ def _fetched(
     pace: ChunkCounter,
 ) -> Steps[list[Any]]:
     if group is None:
+        # As in Kafka, a group that does not exist has no offsets, and this is no error.
         offsets = {}
     else:
         offsets = group.offsets

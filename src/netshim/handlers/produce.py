@@ -209,8 +209,8 @@ def _produce_one(
     (requested,) = topic.partition_data
     log = state.logs.free_log(topic.name, requested.index)
     records = requested.records or b""
+    # There is no free log if another request is using it, or if it is not open.
     if (
-        # Another request is using the log, or it is not open.
         log is None
         or state.leadership.is_clustered
         or _check_batch(request, topic.name, records, call)[0]

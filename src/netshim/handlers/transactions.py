@@ -134,6 +134,7 @@ def when_transactions_are_loaded(
         if is_loaded:
             answer_with(handle, answer)
         else:
+            # The client retries. Each attempt reads the transactions again.
             answer.set(refuse(codes.COORDINATOR_NOT_AVAILABLE))
 
     state.transactions.load(call.now_ms, when_loaded)
@@ -528,6 +529,7 @@ def txn_offset_commit(
 
         def prepared(errors: TransactionErrors) -> None:
             if errors:
+                # A commit of offsets is about one partition of `__consumer_offsets`.
                 (error,) = errors.values()
                 answer.set(refuse(_code_of_offsets(error, call)))
             else:
@@ -569,6 +571,7 @@ def _commit_offsets(
 
     def refuse_all(code: int) -> None:
         for result in results:
+            # A code of a partition remains if the commit succeeds.
             result.error_code = code or result.error_code
 
     def done(error: GroupError | None) -> None:
@@ -718,6 +721,7 @@ def list_transactions(
     request: ListTransactionsRequest, call: Call, state: BrokerState
 ) -> ListTransactionsResponse | PendingResponse:
     response_type = wire.LIST_TRANSACTIONS.Response
+    # A client may filter by a state of a newer Kafka, which the response lists.
     labels = {status.label for status in Status}
     fits = None
     if request.transactional_id_pattern:
@@ -795,6 +799,7 @@ def _describe_producers(
             result = partition_type(partition_index=number)
             results.append(result)
             try:
+                # A partition that another broker leads has an error.
                 found = producers_of(state.logs.log(topic.name, number).host.writer)
             except LogcoreError as error:
                 result.error_code = code_of(error)

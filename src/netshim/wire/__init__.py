@@ -78,6 +78,7 @@ class Header:
         self.api_version = api_version
         self.correlation_id = correlation_id
         self.client_id = client_id
+        #: Position of the first byte of the body in the frame.
         self.body_start = body_start
 
     def __repr__(self) -> str:
@@ -132,6 +133,7 @@ def decode_header(frame: memoryview) -> Header:
         )
     served = api.min_version <= api_version <= api.max_version
     if served and api.flexible is not None and api_version >= api.flexible:
+        # The tagged fields are usually empty: one byte, 0.
         if body_start < len(frame) and not frame[body_start]:
             body_start += 1
         else:
@@ -142,6 +144,8 @@ def decode_header(frame: memoryview) -> Header:
                     f"request header, tagged fields: {error}", position=body_start
                 ) from None
     header = Header(api_key, api_version, correlation_id, client_id, body_start)
+    # A newer client sends its newest version of ApiVersions first, and then a version
+    # from the response.
     if not served and api is not table.API_VERSIONS:
         raise UnsupportedVersionError(
             f"request header: this version of {api.name} is not served",
@@ -188,9 +192,11 @@ def encode_response(
     # may not know the served versions yet.
     if api.flexible is None or version < api.flexible or api is table.API_VERSIONS:
         head = _RESPONSE_HEAD
+        # The size does not count itself, but the correlation id.
         size_bytes = 4
     else:
         head = _RESPONSE_HEAD_FLEXIBLE
+        # One byte more, for the empty tagged fields of the header.
         size_bytes = 5
     for piece in pieces:
         size_bytes += len(piece)

@@ -59,8 +59,10 @@ class Field:
         )
         assert words, (name, type_, rest)
         versions, tag, default = words.groups()
+        # Without versions, the field is in all of them.
         self.first, self.last = _versions(versions or "0+")
         self.null_first, self.null_last = (
+            # An empty range: the field is null in no version.
             _versions(nullable or "0+") if mark else (LAST, -1)
         )
         if tag is None:
@@ -121,6 +123,7 @@ class Struct:
             for field in self.fields
             if field.exists_in(version) and field.tag is not None
         ]
+        # Kafka writes the fields of a tagged section in the order of their tags.
         return sorted(fields, key=lambda field: field.tag or 0)
 
 
@@ -144,11 +147,14 @@ def parse(text: str) -> Struct:
     for (depth, (name, type_, *rest)), (next_depth, _) in zip(
         rows, [*rows[1:], (-1, [])]
     ):
+        # A row belongs to the nearest row above with a smaller indentation.
         while depth <= parents[-1][0]:
             parents.pop()
         inner = None
+        # Names of structs begin with a capital letter.
         if type_.lstrip("[]")[0].isupper():
             inner_name = type_.lstrip("[]").partition("?")[0]
+            # A struct that is used again has no rows of its own.
             if next_depth > depth:
                 known[inner_name] = Struct(inner_name)
             inner = known[inner_name]
