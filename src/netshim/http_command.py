@@ -74,6 +74,7 @@ _OPTIONS: Final = (
 
 def http_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options, in the order of the help."""
+    # click shows the options in the reverse order of their decorators.
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
@@ -83,6 +84,7 @@ def files_for(door: str | None) -> FS:
     """Return the files of a broker. With a door, tests control failures and the clock."""
     if door is None:
         return OS
+    # Imported late: a broker without a door does not need the test kit.
     from netshim.testing import VirtualFiles
 
     return VirtualFiles()
@@ -116,11 +118,13 @@ class HttpPages:
             InvalidConfigError: an address is invalid, or the extra `http` is missing.
             OSError: an address is not available.
         """
+        # The option would have no effect, which may be a mistake.
         if self.door is None and self.door_token_file is not None:
             raise InvalidConfigError(
                 "--door-token-file", expected="--door", found="none"
             )
         pages = (self.metrics, self.console, self.door, self.schema_registry)
+        # The packages of the extra `http` are not needed.
         if all(one is None for one in pages):
             return
         try:
@@ -138,6 +142,7 @@ class HttpPages:
         handle = ServerHandle(server, loop)
         self._host = HttpHost()
         if self.metrics is not None:
+            # Before the broker starts, so that all requests are counted.
             server.counts = RequestCounts()
             routes = operation_routes(server)
             with bind("--metrics", self.metrics) as address:
@@ -177,10 +182,12 @@ class HttpPages:
         from netshim.http.host import bind
 
         server = handle.server
+        # The page of the broker shows the counts of requests.
         if server.counts is None:
             server.counts = RequestCounts()
 
         def read_facts() -> SecurityFacts:
+            # Without the users, a login could not be checked.
             if not handle.is_running:
                 raise ResourceError("the broker is starting or stopping")
             return server.security.facts

@@ -76,6 +76,7 @@ def start_secured(path: Path, **options: Any) -> SecuredKafka:
     options.setdefault(
         "security",
         SecuritySettings(
+            # Clients differ in the mechanisms that they know.
             mechanisms=("PLAIN", *scram.HASHES),
             super_users=(f"User:{ADMIN}",),
             enforces_acls=True,
@@ -88,6 +89,7 @@ def start_secured(path: Path, **options: Any) -> SecuredKafka:
 def _write(certificate: Any, folder: Path, name: str) -> Path:
     """Write a certificate with its key to a file that only this user can read."""
     path = folder / f"{name}.pem"
+    # Before the write, so that the key is never readable by others.
     path.touch(mode=0o600)
     certificate.private_key_and_cert_chain_pem.write_to_path(path)
     return path
@@ -104,6 +106,7 @@ class SecuredKafka(Kafka):
         super().__init__(server)
         #: PEM file of the authority that issued all certificates.
         self.ca_file = ca_file
+        #: Issues the certificates of clients.
         self._authority = authority
         #: The passwords of the users that were created here.
         self._passwords: dict[str, str] = {}
@@ -138,6 +141,7 @@ class SecuredKafka(Kafka):
         """
         if password is None:
             password = os.urandom(12).hex()
+        # More iterations would only slow down the tests.
         credentials = scram.credentials_of(password, scram.MIN_ITERATIONS, os.urandom)
         self._change(lambda store: store.set_credentials(name, credentials))
         self._passwords[name] = password
@@ -199,6 +203,7 @@ class SecuredKafka(Kafka):
         The result is a dict for confluent-kafka, keyword arguments for kafka-python and
         aiokafka, and properties for the Java client.
         """
+        # A test may connect as a user that it did not create.
         password = self._passwords.get(user) or self.add_user(user)
         if client == "confluent-kafka":
             return {

@@ -169,6 +169,7 @@ class LeaderFetcher:
                 self._due[one] = None  # the session forgets it
         if one is not None:
             with one.mutex:
+                # The thread holds the mutex while it uses the log.
                 one.is_dropped = True
 
     def read_state(self, key: Key, state: LeaderAndIsr) -> None:
@@ -183,6 +184,7 @@ class LeaderFetcher:
         with self._changed:
             self._is_closing = True
             self._changed.notify_all()
+        # It ends the request that waits for records.
         self._connection.interrupt()
         self._thread.join()
 
@@ -243,6 +245,7 @@ class LeaderFetcher:
         # A partition that backs off is due before a long wait would end.
         is_quiet = self._was_quiet and not (is_full or listed or self._due)
         if is_full:
+            # A new session begins with all partitions.
             listed, forgotten = list(self._sent.values()), []
         try:
             response = self._connection.request(
@@ -260,6 +263,7 @@ class LeaderFetcher:
             _log.debug("fetches from broker %d: %d", self.leader, response.error_code)
             is_broken = is_full
             self._begin_again(keeps_connection=True)
+            # The leader refuses new sessions too, so an immediate retry would loop.
             if is_broken:
                 self._pause()
             return
@@ -280,6 +284,7 @@ class LeaderFetcher:
             for part in topic.partitions:
                 place = bytes(topic.topic_id), part.partition_index
                 sent = self._sent.get(place)
+                # A partition that was not requested, or is listed twice, is ignored.
                 if sent is not None and place not in answered:
                     answered.add(place)
                     self._take(sent.one, sent.fetch, part)

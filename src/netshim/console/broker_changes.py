@@ -64,6 +64,8 @@ class BrokerChanges:
             HTTPException: the broker does not answer, or does not serve the request.
         """
         server = self.handle.server
+        # The request has the rights of the user, and the log shows the user and the
+        # address.
         session = ClientSession(
             host="127.0.0.1",
             port=0,
@@ -72,6 +74,7 @@ class BrokerChanges:
             listener=server.listeners[0].name,
             principal=viewer.principal,
         )
+        # A connection removes the size before it calls the broker.
         frame = wire.encode_request(api, version, 1, _CLIENT, request)[4:]
 
         def begin(done: Callable[[Any], None]) -> None:
@@ -89,6 +92,7 @@ class BrokerChanges:
                 409, f"The broker refuses {api.name}: {error}"
             ) from None
         except (RuntimeError, TimeoutError) as error:
+            # The change may take effect later nevertheless.
             raise HTTPException(503, f"The broker does not answer: {error}") from None
         _, response = wire.decode_response(api, version, b"".join(pieces)[4:])
         return response
@@ -186,5 +190,6 @@ def _check(results: Iterable[tuple[str, int, str | None]]) -> None:
     if message:
         text += f": {message}"
     if len(failed) > 1:
+        # Hundreds of partitions would fill the page.
         text += f" ({len(failed) - 1} others have errors too)"
     raise HTTPException(403 if code in _FORBIDDEN else 409, text)

@@ -87,11 +87,13 @@ class ChangePages:
         async def answer(request: Request) -> Response:
             form = await read_form(request)
             token = form.get("token", "")
+            # Another site could otherwise submit the form in the name of the user.
             if not self._logins.is_form_token(cookie_of(request), token):
                 raise HTTPException(
                     403, "The form belongs to another session. Open its page again."
                 )
             address = await run_in_threadpool(change.apply, request, form)
+            # A reload of the page then does not repeat the change.
             return RedirectResponse(address, 303)
 
         return answer
@@ -115,6 +117,7 @@ class ChangePages:
         changes: dict[Key, int] = {}
         for one in groups.offsets_of(directory, found, name, budget):
             key = one.topic, one.partition
+            # Without the end, the place cannot be found.
             if one.end is None or (wanted and one.topic != wanted):
                 continue
             after, end = self._offset_at(directory, key, text)
@@ -131,6 +134,7 @@ class ChangePages:
                 changes[key] = after
         members = found.member_count(name)
         warning = ""
+        # The broker refuses such a commit while the group has members.
         if members:
             warning = (
                 f"The group has {members} members. The offsets are set only when the "
@@ -166,6 +170,7 @@ class ChangePages:
         name = request.query_params.get("id", "")
         facts = groups.read_transactions(directory, self._budget())
         stored = dict(facts.ids).get(name)
+        # The transaction may have ended since the list was drawn.
         if stored is None or not stored.partitions:
             shown = visible(name[:80])
             raise HTTPException(404, f"There is no open transaction of {shown!r}.")
@@ -226,6 +231,7 @@ class ChangePages:
     def delete_topic(self, request: Request, form: Form) -> str:
         """Delete a topic."""
         topic = _topic_of_path(request)
+        # The user types the name, so that the wrong topic is not deleted by one click.
         _check_typed(form, topic)
         self._changes.delete_topic(viewer_of(request), topic)
         return self._renderer.address(done="delete", topic=topic)
@@ -245,6 +251,7 @@ class ChangePages:
             start = directory.size(topic, each).log_start_offset
             name = partition_name(topic, each)
             rows.append((name, start, after, after - start, end - after))
+            # Records below the start are deleted already.
             if after > start:
                 changes[topic, each] = after
         return self._show(
@@ -271,6 +278,7 @@ class ChangePages:
         _check_typed(form, topic)
         plan = {}
         for (name, number), offset in _plan(form).items():
+            # The plan is from the browser, and the typed name confirms one topic only.
             if name != topic:
                 raise bad_request(f"plan: expected partitions of {topic}; found {name}")
             plan[number] = offset
@@ -293,6 +301,7 @@ class ChangePages:
             except BadParameter as error:
                 raise bad_request(error.message) from None
             end = log.high_watermark
+            # A place outside of the log means its start or its end.
             return min(max(wanted, log.log_start_offset), end), end
 
 

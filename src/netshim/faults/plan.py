@@ -96,6 +96,7 @@ class RequestFaultPlan:
             raise InvalidConfigError("too many rules", expected=f"at most {MAX_RULES}")
         rule.recent = self.requests
         self.rules.append(rule)
+        # Rebuilt by the next request of each API.
         self._index.clear()
 
     def remove(self, rule: FaultRule) -> None:
@@ -103,10 +104,12 @@ class RequestFaultPlan:
         if rule in self.rules:
             self.rules.remove(rule)
             self._index.clear()
+        # Their clients would otherwise wait until their own timeouts.
         rule.release()
 
     def end(self) -> None:
         """Remove all rules, and release their requests."""
+        # A copy, because remove() changes the list.
         for rule in [*self.rules]:
             self.remove(rule)
 
@@ -130,6 +133,7 @@ class RequestFaultPlan:
             if not rule.matches(seen):
                 continue
             is_observer = isinstance(rule.action, Observe)
+            # Observers count each request. Of the other rules, the first one acts.
             if (is_observer or chosen is None) and rule.acts():
                 rule.hit(seen)
                 if not is_observer:
@@ -138,6 +142,7 @@ class RequestFaultPlan:
             response = handler(request, call, state)
         else:
             response = self._act(chosen, seen, handler, request, call, state)
+        # The error codes are known when the response is.
         if isinstance(response, PendingResponse):
             return changed(response, partial(_record, seen))
         return _record(seen, response)
@@ -159,6 +164,7 @@ class RequestFaultPlan:
                 return _delay(rule, delay_ms, serve, call, state)
             case LoseResponse(closes):
                 return _lose(rule, closes, serve, seen)
+            # Before the handler, so that the request has no effect.
             case Disconnect(0):
                 raise CloseConnection("a fault rule closes the connection")
             case Disconnect(after_bytes):
@@ -195,6 +201,7 @@ def _lose(
     if not closes:
         rule.waiting.append(close)
     lost.when_cancelled(cancel)
+    # The request is served, and its response is lost, as after a network failure.
     answer_with(serve, served)
     served.then(finish)
     return lost
@@ -208,6 +215,7 @@ def _delay(
     state: BrokerState,
 ) -> PendingResponse:
     """Serve a request later. The connection starts no other request until then."""
+    # runs_in_steps makes the later requests of the connection wait.
     pending = PendingResponse(runs_in_steps=True, is_parked=True)
 
     def release() -> None:
@@ -222,6 +230,7 @@ def _delay(
     if delay_ms is not None:
 
         def due(_: int) -> None:
+            # The rule may have been removed, which has served the request.
             if rule.forget(release):
                 release()
 
@@ -253,6 +262,7 @@ def _answer(
 def _cut(value: Any, after_bytes: int, call: Call) -> Any:
     if value is None or isinstance(value, Exception):
         return CloseConnection("a fault rule closes the connection")
+    # No request of the connection is served after the cut.
     call.session.is_ending = True
     return CutResponse(value, after_bytes)
 
@@ -274,6 +284,7 @@ def _mark_topics(response: Any, rule: FaultRule, code: int) -> Any:
             continue
         if "partition" not in rule.filters:
             topic.error_code = code
+            # As in Kafka, a topic with an error has no partitions.
             topic.partitions = []
             continue
         for one in topic.partitions:

@@ -52,6 +52,7 @@ def refuse_parts(
     faulted, others = _split(request, selects, state.topic_ids.name_of)
     if faulted is None:
         return handler(request, call, state)
+    # All partitions are selected, so the handler has nothing to do.
     if others is None:
         return refusal(faulted, code, call, state)
     if call.api_key == wire.FETCH.key:
@@ -76,6 +77,7 @@ def refusal(
     """
     api = wire.APIS[call.api_key]
     name_of = state.topic_ids.name_of
+    # A made-up user without rights, except for those of `rules`.
     stranger = Requester(
         rules=rules,
         principal="",
@@ -93,9 +95,11 @@ def refusal(
             empty.groups = [
                 empty.Group(group_id=one.group_id) for one in request.groups
             ]
+        # The guard would add the refused parts to the response of the handler.
         response = response(empty)
     elif response is None:
         response = api.Response()
+    # The guard uses the codes of access control.
     if not _replace_codes(response, code) and hasattr(response, "error_code"):
         response.error_code = code
     return response
@@ -207,6 +211,7 @@ def _join(response: Any, refused: Any) -> None:
         present = {_identity(one): one for one in getattr(response, name)}
         for one in items:
             same = present.get(_identity(one))
+            # The topic has only refused partitions, or the entry is not one of a topic.
             if same is None or _identity(one) is None:
                 getattr(response, name).append(one)
             else:

@@ -65,9 +65,11 @@ def subject_of(certificate: Mapping[str, Any], der: Callable[[], bytes]) -> str:
     parts: Sequence[Sequence[tuple[str, str]]] = certificate.get("subject", ())
     if not parts:
         raise CertificateError("the certificate has no subject")
+    # The ssl module has no bytes of unusual attributes, which Java writes as hex.
     if all(name in _SHORT_NAMES for part in parts for name, _ in part):
         written = [
             "+".join(f"{_SHORT_NAMES[name]}={_escaped(value)}" for name, value in part)
+            # RFC 2253 writes the last part first.
             for part in reversed(parts)
         ]
         subject = ",".join(written)
@@ -90,6 +92,7 @@ def _escaped(value: object) -> str:
         "\\" + one if one in _ESCAPED else "\\00" if one == "\0" else one
         for one in value
     )
+    # Only spaces at the ends are escaped.
     inner = text.strip(" ")
     if not inner:
         return "\\ " * len(text)
@@ -134,6 +137,8 @@ def _written(attribute: Any, name_of: Callable[[list[Any]], Any]) -> str:
 def _content(der: bytes, position: int) -> tuple[int, int]:
     """Return (position, size) of the content of the DER element at `position`."""
     size = der[position + 1]
+    # DER: a size below 128 has one byte. Otherwise this byte is the number of size
+    # bytes.
     if size < 0x80:
         return position + 2, size
     width = size & 0x7F
@@ -190,11 +195,13 @@ class MappingRules:
             else:
                 rules.append(_rule(found[2], found[3], found[4]))
             position = found.end()
+        # As in Kafka, no rules mean DEFAULT.
         return cls(tuple(rules) or (None,))
 
     def user_of(self, subject: str) -> str | None:
         """Return the user name for a subject, or None if no rule matches."""
         for rule in self.rules:
+            # DEFAULT.
             if rule is None:
                 return subject
             found = rule.matches(subject)
@@ -233,6 +240,7 @@ def _rule(pattern: str, replacement: str, case: str) -> _Rule:
             found=f"{pattern!r}: {error}",
         ) from None
     groups = max((int(one) for one in re.findall(r"\$(\d)", replacement)), default=0)
+    # Such a group would be an error at each login.
     if groups > compiled.groups:
         raise InvalidConfigError(
             "ssl.principal.mapping.rules",
