@@ -20,7 +20,7 @@ import struct
 import types
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -133,7 +133,26 @@ def _check_head(data: memoryview, position: int, limit: int) -> int:
     return WALK_END
 
 
-def _facts(data: memoryview, position: int) -> tuple[int, ...]:
+class _BatchHead(NamedTuple):
+    """A row of BATCH_FACTS."""
+
+    position: int
+    base_offset: int
+    last_offset: int
+    base_timestamp: int
+    max_timestamp: int
+    producer_id: int
+    size_bytes: int
+    partition_leader_epoch: int
+    base_sequence: int
+    record_count: int
+    crc: int
+    producer_epoch: int
+    attributes: int
+    magic: int
+
+
+def _facts(data: memoryview, position: int) -> _BatchHead:
     """Return the fields of BATCH_FACTS for the whole batch at position."""
     offset, length, epoch, magic = _PREFIX.unpack_from(data, position)
     size = length + LOG_OVERHEAD
@@ -153,11 +172,10 @@ def _facts(data: memoryview, position: int) -> tuple[int, ...]:
             sequence,
             count,
         ) = _HEADER.unpack_from(data, position)
-        last = _int64(offset + delta)
-        return (
+        found = (
             position,
             offset,
-            last,
+            _int64(offset + delta),
             base_ts,
             max_ts,
             pid,
@@ -170,6 +188,9 @@ def _facts(data: memoryview, position: int) -> tuple[int, ...]:
             attributes,
             magic,
         )
+        # Same effect as _BatchHead(...), which takes 2 us more.
+        head: _BatchHead = _new_tuple(_BatchHead, found)
+        return head
     timestamp = -1
     # A v1 record has its timestamp after the magic and the attributes. A v0 record has
     # none.
@@ -177,21 +198,21 @@ def _facts(data: memoryview, position: int) -> tuple[int, ...]:
         timestamp = struct.unpack_from(">q", data, position + 18)[0]
     # v0 and v1 have the CRC at the position where v2 has the leader epoch.
     crc = epoch & 0xFFFFFFFF
-    return (
-        position,
-        offset,
-        offset,
-        timestamp,
-        timestamp,
-        -1,
-        size,
-        -1,
-        -1,
-        -1,
-        crc,
-        -1,
-        data[position + 17],
-        magic,
+    return _BatchHead(
+        position=position,
+        base_offset=offset,
+        last_offset=offset,
+        base_timestamp=timestamp,
+        max_timestamp=timestamp,
+        producer_id=-1,
+        size_bytes=size,
+        partition_leader_epoch=-1,
+        base_sequence=-1,
+        record_count=-1,
+        crc=crc,
+        producer_epoch=-1,
+        attributes=data[position + 17],
+        magic=magic,
     )
 
 
@@ -214,7 +235,7 @@ def walk(
     """
     view = memoryview(data).cast("B")
     limit = min(limit, len(view))
-    found: list[tuple[int, ...]] = []
+    found: list[_BatchHead] = []
     why = WALK_END
     while position < limit:
         if len(found) >= max_batches:
@@ -224,15 +245,17 @@ def walk(
         if why != WALK_END:
             break
         facts = _facts(view, position)
-        if crc and not _crc_matches(view, position, facts[6]):
+        if crc and not _crc_matches(view, position, facts.size_bytes):
             why = WALK_CRC
             break
         # A matching CRC does not exclude this, because it leaves out the base offset.
-        if facts[13] == 2 and (facts[9] < 0 or facts[2] < facts[1]):
+        if facts.magic == 2 and (
+            facts.record_count < 0 or facts.last_offset < facts.base_offset
+        ):
             why = WALK_COUNT
             break
         found.append(facts)
-        position += facts[6]
+        position += facts.size_bytes
     return np.array(found, BATCH_FACTS), position, why
 
 
@@ -305,19 +328,21 @@ def plan_run(
         and view[position + MAGIC_POSITION] == 2
     ):
         facts = _facts(view, position)
-        last = facts[2]
-        size = facts[6]
-        count = facts[9]
-        attributes = facts[12]
+        last = facts.last_offset
+        size = facts.size_bytes
+        count = facts.record_count
+        attributes = facts.attributes
         if (
             attributes & (CODEC_MASK | CONTROL_BIT)
             or last >= end_offset
             # The last offset overflows int64, or the delta is negative.
-            or last < facts[1]
+            or last < facts.base_offset
         ):
             break
         # No CRC covers the base offset, so it is compared with its neighbor.
-        if expected >= 0 and (facts[1] < expected or (dense and facts[1] > expected)):
+        if expected >= 0 and (
+            facts.base_offset < expected or (dense and facts.base_offset > expected)
+        ):
             break
         # A damaged count must not allocate gigabytes.
         if not 0 <= count <= (size - HEADER_SIZE) // MIN_RECORD_SIZE:
@@ -609,16 +634,20 @@ def _run_at_once(raw: bytes, position: int, limit: int) -> npt.NDArray[np.int64]
         ):
             return None
         facts = _facts(view, position)
-        size = facts[6]
-        count = facts[9]
+        size = facts.size_bytes
+        count = facts.record_count
         if not 0 <= count <= (size - HEADER_SIZE) // MIN_RECORD_SIZE:
             return None
-        crcs.append((position + CRC_START, position + size, facts[10]))
+        crcs.append((position + CRC_START, position + size, facts.crc))
         # With LogAppendTime, the largest timestamp is the time of each record.
-        appended = facts[12] & APPEND_TIME_BIT
+        appended = facts.attributes & APPEND_TIME_BIT
         spans.append((position + HEADER_SIZE, position + size, count))
         heads.append(
-            (facts[1], facts[4] if appended else facts[3], 0 if appended else 1)
+            (
+                facts.base_offset,
+                facts.max_timestamp if appended else facts.base_timestamp,
+                0 if appended else 1,
+            )
         )
         counts.append(count)
         position += size
@@ -697,28 +726,26 @@ def _fill(
         column[at:stop] = field
 
 
-def _check_whole(
-    data: memoryview, position: int, limit: int, path: Path
-) -> tuple[int, ...]:
+def _check_whole(data: memoryview, position: int, limit: int, path: Path) -> _BatchHead:
     """Return the facts of the v2 batch at `position`. Checks its head and CRC."""
     why = _check_head(data, position, limit)
     if why != WALK_END:
         raise CorruptBatchError(WALK_REASONS[why], path=path, position=position)
     facts = _facts(data, position)
-    crc = crc32c(data[position + CRC_START : position + facts[6]])
-    if crc != facts[10]:
+    crc = crc32c(data[position + CRC_START : position + facts.size_bytes])
+    if crc != facts.crc:
         raise CorruptBatchError(
             "CRC-32C does not match",
             path=path,
             position=position,
-            expected=f"{facts[10]:#010x}",
+            expected=f"{facts.crc:#010x}",
             found=f"{crc:#010x}",
         )
     return facts
 
 
-def _append_time(facts: tuple[int, ...]) -> int | None:
-    return facts[4] if facts[12] & APPEND_TIME_BIT else None
+def _append_time(facts: _BatchHead) -> int | None:
+    return facts.max_timestamp if facts.attributes & APPEND_TIME_BIT else None
 
 
 def decode_columns(
@@ -756,8 +783,8 @@ def decode_columns(
         return int(run.shape[1])
     while position < limit:
         facts = _check_whole(view, position, limit, path)
-        size = facts[6]
-        count = facts[9]
+        size = facts.size_bytes
+        count = facts.record_count
         if not 0 <= count <= rows - at:
             raise InvalidRecordError(
                 BODY_REASONS[BODY_COUNT], path=path, position=position
@@ -765,7 +792,14 @@ def decode_columns(
         found = _rows(
             view, position + HEADER_SIZE, position + size, count, path, position
         )
-        _fill(columns, at, found, facts[1], facts[3], _append_time(facts))
+        _fill(
+            columns,
+            at,
+            found,
+            facts.base_offset,
+            facts.base_timestamp,
+            _append_time(facts),
+        )
         at += count
         position += size
     return at
@@ -956,15 +990,21 @@ def decode_objects(
     records: list[Record] = []
     while position < limit:
         facts = _check_whole(view, position, limit, path)
-        size = facts[6]
-        count = facts[9]
+        size = facts.size_bytes
+        count = facts.record_count
         if not 0 <= count <= (size - HEADER_SIZE) // MIN_RECORD_SIZE:
             raise InvalidRecordError(
                 BODY_REASONS[BODY_COUNT], path=path, position=position
             )
         body = view[position + HEADER_SIZE : position + size]
         rows = _rows(body, 0, len(body), count, path, position)
-        records += _objects(bytes(body), rows, facts[1], facts[3], _append_time(facts))
+        records += _objects(
+            bytes(body),
+            rows,
+            facts.base_offset,
+            facts.base_timestamp,
+            _append_time(facts),
+        )
         position += size
     return records
 
@@ -1054,19 +1094,24 @@ def read_one(
     ):
         return position
     facts = _check_whole(view, position, limit, path)
-    size = facts[6]
-    count = facts[9]
+    size = facts.size_bytes
+    count = facts.record_count
     if not 0 <= count <= (size - HEADER_SIZE) // MIN_RECORD_SIZE:
         raise InvalidRecordError(BODY_REASONS[BODY_COUNT], path=path, position=position)
     # A flipped bit in the base offset would return the record of another offset.
-    if not _is_followed(view, position + size, limit, facts[2], end_offset, dense):
+    if not _is_followed(
+        view, position + size, limit, facts.last_offset, end_offset, dense
+    ):
         return position
     body = view[position + HEADER_SIZE : position + size]
     at = 0
     end = len(body)
-    before = _int64(offset - facts[1])
+    before = _int64(offset - facts.base_offset)
     # Without gaps, the wanted record is the one after `before` others.
-    if 0 < before < count and _int64(facts[2] - facts[1]) == count - 1:
+    if (
+        0 < before < count
+        and _int64(facts.last_offset - facts.base_offset) == count - 1
+    ):
         try:
             for _ in range(before):
                 length, at = _read_varint(body, at, end, 32)
@@ -1074,7 +1119,7 @@ def read_one(
                     raise _Wrong(BODY_LENGTH)
                 at += length
             row, _ = _read_row(body, at, end)
-            if _int64(facts[1] + row[1]) == offset:
+            if _int64(facts.base_offset + row[1]) == offset:
                 return _record(body, row, facts)
         except _Wrong:
             pass  # the full walk reports the fault, if it reaches it
@@ -1082,7 +1127,7 @@ def read_one(
     try:
         for _ in range(count):
             row, at = _read_row(body, at, end)
-            if _int64(facts[1] + row[1]) >= offset:
+            if _int64(facts.base_offset + row[1]) >= offset:
                 return _record(body, row, facts)
         if at != end:
             raise _Wrong(BODY_LEFT)
@@ -1111,7 +1156,7 @@ def _is_followed(
     return _int64(following - 1) == last_offset if dense else following > last_offset
 
 
-def _record(body: memoryview, row: tuple[int, ...], facts: tuple[int, ...]) -> Record:
+def _record(body: memoryview, row: tuple[int, ...], facts: _BatchHead) -> Record:
     (
         timestamp_delta,
         offset_delta,
@@ -1124,8 +1169,10 @@ def _record(body: memoryview, row: tuple[int, ...], facts: tuple[int, ...]) -> R
     ) = row
     appended = _append_time(facts)
     return Record(
-        _int64(facts[1] + offset_delta),
-        _int64(facts[3] + timestamp_delta) if appended is None else appended,
+        _int64(facts.base_offset + offset_delta),
+        _int64(facts.base_timestamp + timestamp_delta)
+        if appended is None
+        else appended,
         None if key_size < 0 else bytes(body[key_at : key_at + key_size]),
         None if value_size < 0 else bytes(body[value_at : value_at + value_size]),
         _read_headers(
@@ -2179,8 +2226,8 @@ def rewrite_batches(
         zip(*columns, strict=True)
     ):
         facts = _facts(view, position)
-        size = facts[6]
-        count = max(0, facts[9])
+        size = facts.size_bytes
+        count = max(0, facts.record_count)
         if action == COPY:
             out[at : at + size] = np.frombuffer(
                 view[position : position + size], np.uint8
@@ -2217,13 +2264,13 @@ def rewrite_batches(
 def _filter(
     view: memoryview,
     position: int,
-    facts: tuple[int, ...],
+    facts: _BatchHead,
     keep: npt.NDArray[np.uint8],
     base_timestamp: int,
 ) -> tuple[bytes, int, int]:
     """Return (kept records, their count, their largest timestamp)."""
     at = position + HEADER_SIZE
-    end = position + facts[6]
+    end = position + facts.size_bytes
     append_time = _append_time(facts)
     parts: list[bytes] = []
     newest = -1
@@ -2237,7 +2284,11 @@ def _filter(
             if not kept:
                 continue
             delta, rest = _read_varint(view, start + 1, at, 64)
-            timestamp = _int64(facts[3] + delta) if append_time is None else append_time
+            timestamp = (
+                _int64(facts.base_timestamp + delta)
+                if append_time is None
+                else append_time
+            )
             newest = max(newest, timestamp)
             record = (
                 bytes(view[start : start + 1])
