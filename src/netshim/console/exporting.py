@@ -54,6 +54,7 @@ def export_messages(
         table = csv.writer(out)
         table.writerow(_COLUMNS)
         table.writerows(_cells(one) for one in messages)
+        # Names of headers may have lone surrogates, which UTF-8 cannot encode.
         return out.getvalue().encode("utf-8", "replace")
     lines = [
         json.dumps(
@@ -80,6 +81,7 @@ def _parquet(messages: list[FoundMessage], topic: str) -> bytes:
             "topic": topic,
             "partition": one.partition,
             "offset": one.record.offset,
+            # -1 means no timestamp.
             "timestamp": one.timestamp_ms if one.timestamp_ms >= 0 else None,
             "key": one.record.key,
             "value": one.record.value,
@@ -101,6 +103,7 @@ def _cells(message: FoundMessage) -> list[object]:
     return [
         message.partition,
         row["offset"],
+        # The number for programs, and the time for people.
         row["timestamp_ms"],
         shown_time(row["timestamp_ms"]),
         _text(row["key"]),

@@ -126,6 +126,7 @@ def _beat_response(result: Result, call: Call) -> ConsumerGroupHeartbeatResponse
 def by_topic(partitions: Partitions) -> list[tuple[bytes, list[int]]]:
     """Return the topics with their partition numbers, both in ascending order."""
     found: dict[bytes, list[int]] = {}
+    # Sorted, so that equal assignments have equal bytes.
     for topic_id, number in sorted(partitions):
         found.setdefault(topic_id, []).append(number)
     return list(found.items())
@@ -170,6 +171,7 @@ def _described(
     group_id: str, group: Group | None, operations: int, state: BrokerState
 ) -> ConsumerGroupDescribeResponse.Group:
     group_type = wire.CONSUMER_GROUP_DESCRIBE.Response.Group
+    # No group can have an empty id.
     if not group_id:
         return group_type(group_id=group_id, error_code=codes.INVALID_GROUP_ID)
     if group is None or group.consumers is None:
@@ -211,6 +213,7 @@ def _described_member(
         subscribed_topic_regex=member.pattern or "",
         assignment=_assignment(current.assigned, state),
         target_assignment=_assignment(consumers.targets.get(member_id, NOTHING), state),
+        # A group may have members of both protocols during a rolling upgrade.
         member_type=_CLASSIC_MEMBER
         if consumers.is_classic(member_id)
         else _CONSUMER_MEMBER,

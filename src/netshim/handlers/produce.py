@@ -461,6 +461,8 @@ class _ProduceRound:
         append: Callable[[Log, Buffer], _Outcome] = _append
         if records[ATTRIBUTES_POSITION] & TRANSACTIONAL_BIT:
             if self.call.version >= _ADDS_SINCE:
+                # Since version 12, the request itself adds its partitions to the
+                # transaction (KIP-890).
                 append = _append_from_0
             producer_id, epoch = _PRODUCER.unpack_from(records, _PRODUCER_POSITION)
             producer = self.request.transactional_id or "", producer_id, epoch
@@ -581,6 +583,7 @@ class _ProduceRound:
         if self._left:
             return
         if self.request.acks:
+            # Only refused partitions name a leader.
             if self._has_failed:
                 name_leaders(self.response, self.call, self.state)
             self.answer.set(self.response)

@@ -22,7 +22,9 @@ from netshim.fetch_sessions import (
 )
 from netshim.recording.traffic_file import TrafficKind, TrafficRecord
 
+#: First version of Fetch with topic ids.
 _IDS_SINCE: Final = 13
+#: First version of Fetch with sessions (KIP-227).
 _SESSIONS_SINCE: Final = 7
 
 
@@ -41,6 +43,7 @@ class _RecordedSession:
             for topic in response.responses
             for part in topic.partitions
         }
+        # The replayed requests have no session, so neither have the responses.
         response.session_id = NO_SESSION
         response.responses = []
         for topic in self.session.listed():
@@ -52,6 +55,7 @@ class _RecordedSession:
                 if part is None:
                     part = self.facts.get(key)
                 else:
+                    # A later response may leave this partition out.
                     self.facts[key] = _without_records(part)
                 if part is not None:
                     parts.append(part)
@@ -103,6 +107,7 @@ class _Expansion:
 
     def _request(self, record: TrafficRecord) -> TrafficRecord:
         frame = record.frame
+        # A frame begins with the key of its API.
         if int.from_bytes(frame[:2], "big") != wire.FETCH.key:
             return record
         try:
@@ -114,9 +119,11 @@ class _Expansion:
         except wire.ProtocolError:
             return record
         number, epoch = request.session_id, request.session_epoch
+        # This is already a fetch without a session.
         if (number, epoch) == (NO_SESSION, FINAL_EPOCH):
             return record
         if epoch in (INITIAL_EPOCH, FINAL_EPOCH):
+            # The request ends its former session.
             self._sessions.pop(number, None)
             found = _RecordedSession(
                 FetchSession(

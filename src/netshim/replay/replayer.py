@@ -114,6 +114,7 @@ class _ReplayConnection:
         self.sent: dict[int, _SentRequest] = {}
         #: Number of requests that were sent.
         self.sent_count = 0
+        #: Responses that arrived before receive() was called for them.
         self._responses: dict[int, bytes] = {}
         #: Why the responses to requests in `sent` will not arrive.
         self._lost: dict[int, str] = {}
@@ -132,6 +133,7 @@ class _ReplayConnection:
         """Close the socket. Its requests get no response."""
         self._sock.close()
         self._is_open = False
+        # The first reason remains.
         self._lost = dict.fromkeys(self.sent, reason) | self._lost
         return reason
 
@@ -198,6 +200,7 @@ class _ReplayConnection:
     def leave(self) -> None:
         """Send no more requests. The broker still processes the requests so far."""
         with contextlib.suppress(OSError):
+            # A full close could make the broker drop requests that it has not read.
             self._sock.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
@@ -245,6 +248,7 @@ class TrafficReplayer:
         """
         began_s = self._clock_s()
         try:
+            # Sessions have random ids, and their contents depend on timing.
             for record in with_full_fetches(records):
                 if record.kind is TrafficKind.REQUEST:
                     self._wait_until(began_s, record)
@@ -264,6 +268,7 @@ class TrafficReplayer:
     def _wait_until(self, began_s: float, record: TrafficRecord) -> None:
         if self._speed is not None:
             due_s = began_s + record.time_ns / 1e9 / self._speed
+            # A replay that is late does not wait, until it has caught up.
             self._sleep(max(0.0, due_s - self._clock_s()))
 
     def _leave(self, number: int) -> None:
@@ -272,6 +277,7 @@ class TrafficReplayer:
             return
         link.leave()
         self._leaving.append(link)
+        # Sockets of long recordings would use up the file descriptors.
         if len(self._leaving) > _MAX_LEAVING:
             self._leaving.popleft().close()
 
@@ -306,6 +312,7 @@ class TrafficReplayer:
         else:
             api = wire.APIS[header.api_key]
             if api.min_version <= header.api_version <= api.max_version:
+                # The broker assigns other ids to topics, producers and members.
                 content = self._ids.rewrite(header, frame)
             else:
                 content = bytes(frame)

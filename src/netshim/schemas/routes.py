@@ -354,6 +354,7 @@ class SchemaRegistry:
             )
             if known is not None:
                 return known
+            # A missing subject has another code than a missing schema.
             if not (state.active(call.subject) or with_deleted) or (
                 call.subject not in state.versions
             ):
@@ -402,6 +403,7 @@ class SchemaRegistry:
 
         schema, messages = self._store.change(decide)
         if not is_parsed:
+            # The schema is stored nevertheless: clients parse it themselves.
             messages = ("not parsed: install grpcio-tools to parse PROTOBUF texts",)
         answer = {**_schema_fields(schema), "version": schema.version}
         if messages:
@@ -446,8 +448,11 @@ class SchemaRegistry:
             versions = state.active(call.subject)
             if not versions:
                 raise subject_not_found(call.subject)
+            # The latest version comes first.
             for one in reversed(versions):
                 properties = (one.metadata or {}).get("properties") or {}
+                # All wanted properties must be equal. Without any, the latest version
+                # fits.
                 if wanted.items() <= properties.items():
                     return one
             raise RegistryRefusal(40403, "Schema not found")
@@ -491,6 +496,8 @@ class SchemaRegistry:
         def found(state: SchemaState) -> str:
             if subject is None:
                 return state.levels.get(None, DEFAULT_LEVEL)
+            # As in Confluent's registry, a subject without a level of its own is an
+            # error.
             if subject not in state.levels and not call.flag("defaultToGlobal"):
                 raise level_not_set(subject)
             return level_of(state, subject)
