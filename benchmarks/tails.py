@@ -58,7 +58,7 @@ _WRITE_S: Final = 0.005
 _LONG_S: Final = 0.01
 #: The functions of the threads are recorded if the event loop is busy for longer.
 _SHOWN_S: Final = 0.02
-_BEAT_S: Final = 0.005
+_TIMER_S: Final = 0.005
 #: Number of steps that the report describes.
 _DESCRIBED: Final = 5
 #: The time that a thread waited for a processor is read again after this time.
@@ -509,7 +509,7 @@ class _Recorder:
         self._moved = time.perf_counter()
         #: When the functions of the threads were recorded, and their names.
         self._seen = 0.0, ""
-        self._has_beat = False
+        self._has_timer = False
 
     def install(self) -> None:
         recorder = self
@@ -521,9 +521,9 @@ class _Recorder:
         threading.Thread(target=self._watch, daemon=True).start()
 
     def step(self, handle: asyncio.Handle) -> None:
-        if not self._has_beat:
-            self._has_beat = True
-            self._beat(handle._loop)  # type: ignore[attr-defined]
+        if not self._has_timer:
+            self._has_timer = True
+            self._restart_timer(handle._loop)  # type: ignore[attr-defined]
         began = time.perf_counter()
         if began - self._read_at > _READ_S:
             earlier = self._waited
@@ -593,9 +593,9 @@ class _Recorder:
                         found[task] = int(fields[1]) / 1e9
         return found
 
-    def _beat(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _restart_timer(self, loop: asyncio.AbstractEventLoop) -> None:
         """Run a timer often, because a late one shows a wait outside of callbacks."""
-        loop.call_later(_BEAT_S, self._beat, loop)
+        loop.call_later(_TIMER_S, self._restart_timer, loop)
 
     def _watch(self) -> None:
         """Record the functions of all threads while the event loop is busy for long."""
