@@ -41,7 +41,7 @@ from logcore.coordination.effects import (
     TargetsChanged,
 )
 from logcore.coordination.group_requests import (
-    Beat,
+    ConsumerHeartbeat,
     GroupError,
     Rules,
     Timeout,
@@ -295,16 +295,16 @@ class BrokerGroups(LoopHost[Effect], GroupService):
     def step(self, group_id: str, step: GroupStep) -> None:
         self._act(step(self._coordinator, self._state.now_ms))
 
-    def beat(
+    def consumer_heartbeat(
         self,
-        request: Beat,
+        request: ConsumerHeartbeat,
         done: Done,
         *,
         may_lack_id: bool,
     ) -> None:
         """Process a heartbeat of the consumer protocol.
 
-        Call done(Beaten or BeatRefused). With `may_lack_id`, a new member without an id
+        Call done(HeartbeatAccepted or HeartbeatRefused). With `may_lack_id`, a new member without an id
         gets one of 22 characters, as in Kafka.
         """
         # The broker chooses the ids only in version 0 of the heartbeat. Later clients
@@ -316,7 +316,7 @@ class BrokerGroups(LoopHost[Effect], GroupService):
             )
         self.request(
             request.group_id,
-            lambda coordinator, waiter, now_ms: coordinator.beat(
+            lambda coordinator, waiter, now_ms: coordinator.consumer_heartbeat(
                 request, waiter, now_ms, may_lack_id=may_lack_id
             ),
             done,

@@ -241,7 +241,7 @@ class CoordinatorSimulation:
         self.act(self.coordinator.sync(request, waiter, self.now_ms))
         return waiter
 
-    def beat(
+    def heartbeat(
         self, member_id: str, generation: int, instance: str | None = None
     ) -> GroupError | None:
         error, effects = self.coordinator.heartbeat(
@@ -527,11 +527,11 @@ def test_returning_static_member_is_answered_after_the_write() -> None:
         simulation.replies[back].generation == 1
         and simulation.replies[back].skip_assignment
     )
-    assert simulation.beat(member_id, 1, "s") is GroupError.FENCED_INSTANCE_ID
+    assert simulation.heartbeat(member_id, 1, "s") is GroupError.FENCED_INSTANCE_ID
     failing = simulation.join(instance="s")
     simulation.disk(GroupError.COORDINATOR_NOT_AVAILABLE)
     assert simulation.replies[failing].error is GroupError.COORDINATOR_NOT_AVAILABLE
-    assert simulation.beat(simulation.replies[back].member_id, 1, "s") is None
+    assert simulation.heartbeat(simulation.replies[back].member_id, 1, "s") is None
 
 
 def test_absent_member_keeps_its_partitions_for_its_absence_time() -> None:
@@ -550,7 +550,7 @@ def test_absent_member_keeps_its_partitions_for_its_absence_time() -> None:
     become_absent()
     simulation.sleep(1_500)
     become_absent()  # a second call does not restart the time
-    assert simulation.beat(member_id, 1, "s") is None
+    assert simulation.heartbeat(member_id, 1, "s") is None
     simulation.sleep(SESSION_MS - 1)
     assert member_id in simulation.group.members, "its heartbeat ended the absence"
     become_absent()
@@ -963,7 +963,9 @@ def test_member_whose_join_outlasted_its_session_has_one_again() -> None:
     waiting = simulation.join(ids[0])
     for _ in range(3):
         simulation.sleep(SESSION_MS // 2)
-        assert simulation.beat(ids[1], generation) is GroupError.REBALANCE_IN_PROGRESS
+        assert (
+            simulation.heartbeat(ids[1], generation) is GroupError.REBALANCE_IN_PROGRESS
+        )
     assert waiting not in simulation.replies
     simulation.join(ids[1])
     assert isinstance(simulation.replies[waiting], Joined)
@@ -1013,7 +1015,7 @@ class Client:
                 )
             case SyncResult():
                 self.process_error(
-                    simulation.beat(self.member_id, self.generation, self.instance)
+                    simulation.heartbeat(self.member_id, self.generation, self.instance)
                 )
             case JoinRefused(error, member_id):
                 self.member_id = (
@@ -1035,9 +1037,9 @@ class Client:
         if error in (GroupError.UNKNOWN_MEMBER_ID, GroupError.FENCED_INSTANCE_ID):
             self.member_id = ""
 
-    def beat(self) -> None:
+    def heartbeat(self) -> None:
         self.process_error(
-            self.simulation.beat(self.member_id, self.generation, self.instance)
+            self.simulation.heartbeat(self.member_id, self.generation, self.instance)
         )
 
     def commit(self, offset: int) -> None:
@@ -1071,7 +1073,7 @@ STEPS = st.one_of(
     st.tuples(st.just("step"), CLIENTS, st.integers(0, 3)),
     st.tuples(st.just("step"), CLIENTS, st.integers(0, 3)),
     st.tuples(st.just("step"), CLIENTS, st.integers(0, 3)),
-    st.tuples(st.just("beat"), CLIENTS),
+    st.tuples(st.just("heartbeat"), CLIENTS),
     st.tuples(st.just("commit"), CLIENTS, st.integers(0, 99)),
     st.tuples(st.just("leave"), CLIENTS),
     st.tuples(st.just("forget"), CLIENTS),

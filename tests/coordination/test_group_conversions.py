@@ -155,7 +155,7 @@ def upgrade_pair(simulation: CoordinatorSimulation) -> tuple[str, str]:
     waits for the partitions that they release.
     """
     pair = classic_pair(simulation)
-    assert simulation.beat("A", 0) == (3, [])
+    assert simulation.heartbeat("A", 0) == (3, [])
     return pair
 
 
@@ -176,17 +176,17 @@ def test_clients_are_replaced_one_by_one_without_shared_partitions(
     assert heartbeat_error(simulation, other, 2) == LATER
     assert join_ok(simulation, other).generation == 3
     assert sync(simulation, other, 3) == [2]
-    assert simulation.beat("A", 3) == (3, [3])
+    assert simulation.heartbeat("A", 3) == (3, [3])
     assert simulation.group().state == "Stable"
     # Now they leave, one after the other, and B joins.
     assert leave_error(simulation, one) is None
-    assert simulation.beat("A", 3)[0] == 4
-    assert simulation.beat("B", 0)[0] == 5
+    assert simulation.heartbeat("A", 3)[0] == 4
+    assert simulation.heartbeat("B", 0)[0] == 5
     assert leave_error(simulation, other) is None
     for _ in range(3):
         for name in ("A", "B"):
             current = simulation.consumers().currents[name]
-            simulation.beat(name, current.member_epoch, owned=current.assigned)
+            simulation.heartbeat(name, current.member_epoch, owned=current.assigned)
     assert simulation.group().state == "Stable"
     assert {len(one.assigned) for one in simulation.consumers().currents.values()} == {
         2
@@ -196,7 +196,7 @@ def test_clients_are_replaced_one_by_one_without_shared_partitions(
 def test_upgrade_is_stored_as_one_batch(simulation: CoordinatorSimulation) -> None:
     one, other = classic_pair(simulation)
     before = len(simulation.batches)
-    simulation.beat("A", 0)
+    simulation.heartbeat("A", 0)
     assert len(simulation.batches) == before + 1
     found = simulation.last_batch()
     assert found[0] == (RecordKind.CLASSIC, "", None)
@@ -239,7 +239,7 @@ def test_waiting_requests_are_refused_with_rebalance_in_progress(
     one, other = classic_pair(simulation)
     joining = send_join(simulation, one, metadata(0, 1, topic="u"))
     assert joining not in simulation.replies
-    simulation.beat("A", 0)
+    simulation.heartbeat("A", 0)
     assert simulation.replies[joining] == JoinRefused(
         GroupError.REBALANCE_IN_PROGRESS, one
     )
@@ -310,7 +310,7 @@ def test_cooperative_member_keeps_partitions_until_it_is_notified(
     join_ok(simulation, one, metadata(0, 1, 2, 3))
     other = simulation.replies[waiter].member_id
     sync(simulation, one, 2, {one: [0, 1], other: []})
-    simulation.beat("A", 0)
+    simulation.heartbeat("A", 0)
     assert simulation.consumers().currents[one].assigned == of("t", 0, 1, 2, 3)
     assert simulation.consumers().currents[other].assigned == of("t")
 
@@ -324,7 +324,7 @@ def test_partition_assigned_twice_gets_one_owner(
     join_ok(simulation, one)
     other = simulation.replies[waiter].member_id
     sync(simulation, one, 2, {one: [0, 1], other: [1, 2]})
-    simulation.beat("A", 0)
+    simulation.heartbeat("A", 0)
     assert simulation.consumers().currents[one].assigned == of("t", 0, 1)
     assert simulation.consumers().currents[other].assigned == of("t", 2)
 
@@ -334,7 +334,7 @@ def test_partitions_of_deleted_topics_have_no_owner(
 ) -> None:
     one, _ = classic_pair(simulation)
     simulation.set_topic("t", 0)
-    simulation.beat("A", 0, topic_names=["u"])
+    simulation.heartbeat("A", 0, topic_names=["u"])
     assert simulation.consumers().currents[one].assigned == of("t")
 
 
@@ -344,7 +344,7 @@ def test_partitions_of_deleted_topics_have_no_owner(
 def test_classic_member_joins_a_consumer_group_with_its_id_first(
     simulation: CoordinatorSimulation,
 ) -> None:
-    simulation.beat("A", 0)
+    simulation.heartbeat("A", 0)
     result = simulation.replies[send_join(simulation, takes_id_first=True)]
     assert isinstance(result, JoinRefused) and result.error.name == "MEMBER_ID_REQUIRED"
     assert set(simulation.consumers().members) == {"A"}
@@ -359,9 +359,9 @@ def test_classic_member_joins_a_consumer_group_with_its_id_first(
     )
     assert simulation.consumers().members[found.member_id].rack_id == "r"
     assert sync(simulation, found.member_id, 2) == []
-    simulation.beat("A", 1, owned=of("t", 0, 1, 2, 3))
+    simulation.heartbeat("A", 1, owned=of("t", 0, 1, 2, 3))
     assert heartbeat_error(simulation, found.member_id, 2) is None
-    assert simulation.beat("A", 1, owned=of("t", 0, 1)) == (2, None)
+    assert simulation.heartbeat("A", 1, owned=of("t", 0, 1)) == (2, None)
     # The partitions that it waited for are free, so that it must join once more.
     assert heartbeat_error(simulation, found.member_id, 2) == LATER
     assert join_ok(simulation, found.member_id).generation == 2
@@ -398,20 +398,20 @@ def test_full_consumer_group_refuses_a_classic_member() -> None:
     simulation = CoordinatorSimulation(
         may_upgrade=True, may_downgrade=True, consumer_max_size=1
     )
-    simulation.beat("A", 0)
+    simulation.heartbeat("A", 0)
     assert join_error(simulation) == "GROUP_MAX_SIZE_REACHED"
 
 
 def test_cooperative_member_releases_first_and_joins_again(
     simulation: CoordinatorSimulation,
 ) -> None:
-    simulation.beat("A", 0)
+    simulation.heartbeat("A", 0)
     one = join_ok(simulation).member_id
-    simulation.beat("A", 1, owned=of("t"))
+    simulation.heartbeat("A", 1, owned=of("t"))
     join_ok(simulation, one)
     assert sync(simulation, one, 2) == [2, 3]
-    simulation.beat("B", 0)  # B must get one of these partitions
-    simulation.beat("B", 3)
+    simulation.heartbeat("B", 0)  # B must get one of these partitions
+    simulation.heartbeat("B", 3)
     assert heartbeat_error(simulation, one, 2) == LATER
     found = join_ok(simulation, one, metadata(2, 3))
     assert found.generation == 2, (
@@ -492,7 +492,7 @@ def test_classic_member_that_does_not_rejoin_in_time_is_removed(
     one, other = upgrade_pair(simulation)
     assert heartbeat_error(simulation, one, 2) == LATER
     for _ in range(REBALANCE_MS // 10_000):
-        simulation.beat("A", 3)
+        simulation.heartbeat("A", 3)
         simulation.sleep(10_000)
         heartbeat_error(
             simulation, other, simulation.consumers().current(other).member_epoch
@@ -514,7 +514,7 @@ def test_classic_member_that_does_not_sync_in_time_is_removed(
     for _ in range(REBALANCE_MS // 10_000):
         assert one in simulation.consumers().members
         heartbeat_error(simulation, one, 3)
-        simulation.beat("A", simulation.consumers().current("A").member_epoch)
+        simulation.heartbeat("A", simulation.consumers().current("A").member_epoch)
         simulation.sleep(10_000)
     assert one not in simulation.consumers().members
 
@@ -522,13 +522,13 @@ def test_classic_member_that_does_not_sync_in_time_is_removed(
 def test_static_member_changes_its_protocol(simulation: CoordinatorSimulation) -> None:
     one = join_ok(simulation, instance_id="i").member_id
     sync(simulation, one, 1, {one: [0, 1, 2, 3]}, instance_id="i")
-    assert simulation.beat("A", 0, instance_id="i") == (2, [0, 1, 2, 3]), (
+    assert simulation.heartbeat("A", 0, instance_id="i") == (2, [0, 1, 2, 3]), (
         "classic static members do not announce that they leave"
     )
     assert set(simulation.consumers().members) == {"A"}
     assert not simulation.consumers().is_classic("A")
     assert heartbeat_error(simulation, one, 1, "i") == "FENCED_INSTANCE_ID"
-    simulation.beat("B", 0)
+    simulation.heartbeat("B", 0)
     found = join_ok(simulation, instance_id="i")
     assert set(simulation.consumers().members) == {found.member_id, "B"}
     assert simulation.consumers().is_classic(found.member_id)
@@ -548,8 +548,8 @@ def test_group_is_downgraded_after_the_last_consumer_member_leaves(
     for name in (one, other):
         join_ok(simulation, name)
         sync(simulation, name, 3)
-    simulation.beat("A", 3)
-    assert simulation.beat("A", -1) == (-1, None)
+    simulation.heartbeat("A", 3)
+    assert simulation.heartbeat("A", -1) == (-1, None)
     assert GroupConverted("g", "classic") in simulation.events
     group = simulation.group()
     assert group.consumers is None and set(group.members) == {one, other}
@@ -638,7 +638,7 @@ def test_crash_before_the_downgrade_is_stored_only_delays_it(
 def test_group_that_may_not_be_downgraded_remains_a_consumer_group() -> None:
     simulation = CoordinatorSimulation(may_upgrade=True)
     one, _ = upgrade_pair(simulation)
-    simulation.beat("A", -1)
+    simulation.heartbeat("A", -1)
     assert simulation.group().consumers is not None
     assert heartbeat_error(simulation, one, 2) == LATER
     assert join_ok(simulation, one).generation == 4
@@ -691,7 +691,7 @@ def test_upgrade_after_a_downgrade_deletes_leftover_records(
     simulation.disk_error = None
     simulation.holds = False
     leave_error(simulation, other)
-    simulation.beat("B", 0)
+    simulation.heartbeat("B", 0)
     assert (RecordKind.MEMBER, other, None) in simulation.last_batch()
     simulation.restart()
     assert set(simulation.consumers().members) == {one, "B"}
@@ -714,7 +714,7 @@ def restore_disk(simulation: CoordinatorSimulation) -> None:
 def test_classic_group_formed_during_a_failed_deletion_deletes_leftovers(
     simulation: CoordinatorSimulation,
 ) -> None:
-    simulation.beat("A", 0)
+    simulation.heartbeat("A", 0)
     simulation.send("A", -1)
     begin_failing_deletion(simulation)
     one = join_ok(simulation).member_id

@@ -14,11 +14,11 @@ import pytest
 
 from logcore.coordination import consumer_transitions
 from logcore.coordination.consumer_group import AWAY
-from logcore.coordination.consumer_transitions import check_beat
+from logcore.coordination.consumer_transitions import check_heartbeat
 from logcore.coordination.effects import Reply
 from logcore.coordination.group_requests import (
-    Beat,
     Committer,
+    ConsumerHeartbeat,
     GroupError,
     JoinRefused,
 )
@@ -54,11 +54,11 @@ def simulation() -> CoordinatorSimulation:
 
 def form_pair(simulation: CoordinatorSimulation) -> None:
     """Form a group of A and B at epoch 2, each with two partitions."""
-    simulation.beat("A", 0)
-    simulation.beat("B", 0)
-    simulation.beat("A", 1, owned=of("t", 0, 1, 2, 3))
-    simulation.beat("A", 1, owned=of("t", 0, 1))
-    assert simulation.beat("B", 2) == (2, [2, 3])
+    simulation.heartbeat("A", 0)
+    simulation.heartbeat("B", 0)
+    simulation.heartbeat("A", 1, owned=of("t", 0, 1, 2, 3))
+    simulation.heartbeat("A", 1, owned=of("t", 0, 1))
+    assert simulation.heartbeat("B", 2) == (2, [2, 3])
 
 
 # -- observed with Kafka
@@ -66,23 +66,23 @@ def form_pair(simulation: CoordinatorSimulation) -> None:
 
 
 def test_six_steps_observed_with_kafka(simulation: CoordinatorSimulation) -> None:
-    assert simulation.beat("A", 0) == (1, [0, 1, 2, 3])
-    assert simulation.beat("B", 0) == (2, [])
-    assert simulation.beat("A", 1, owned=of("t", 0, 1, 2, 3)) == (1, [0, 1])
+    assert simulation.heartbeat("A", 0) == (1, [0, 1, 2, 3])
+    assert simulation.heartbeat("B", 0) == (2, [])
+    assert simulation.heartbeat("A", 1, owned=of("t", 0, 1, 2, 3)) == (1, [0, 1])
     assert simulation.group().state == "Reconciling"
     assert simulation.consumers().targets["B"] == of("t", 2, 3)
-    assert simulation.beat("A", 1) == (1, None)
-    assert simulation.beat("A", 1, owned=of("t", 0, 1)) == (2, None)
-    assert simulation.beat("B", 2) == (2, [2, 3])
+    assert simulation.heartbeat("A", 1) == (1, None)
+    assert simulation.heartbeat("A", 1, owned=of("t", 0, 1)) == (2, None)
+    assert simulation.heartbeat("B", 2) == (2, [2, 3])
     assert simulation.group().state == "Stable"
 
 
 def test_empty_owned_list_confirms_too(simulation: CoordinatorSimulation) -> None:
-    simulation.beat("A", 0)
-    simulation.beat("B", 0)
-    simulation.beat("A", 1, owned=of("t", 0, 1, 2, 3))
-    assert simulation.beat("A", 1, owned=of("t")) == (2, None)
-    assert simulation.beat("B", 2) == (2, [2, 3])
+    simulation.heartbeat("A", 0)
+    simulation.heartbeat("B", 0)
+    simulation.heartbeat("A", 1, owned=of("t", 0, 1, 2, 3))
+    assert simulation.heartbeat("A", 1, owned=of("t")) == (2, None)
+    assert simulation.heartbeat("B", 2) == (2, [2, 3])
 
 
 # -- before the group is checked
@@ -123,8 +123,9 @@ JOINS: dict[str, Any] = {
 def test_heartbeat_fields_are_checked_first(
     fields: dict[str, Any], error: str | None
 ) -> None:
-    refused = check_beat(
-        Beat(**{"group_id": "g", "member_id": "m", **fields}), may_lack_id=False
+    refused = check_heartbeat(
+        ConsumerHeartbeat(**{"group_id": "g", "member_id": "m", **fields}),
+        may_lack_id=False,
     )
     assert (None if refused is None else refused.error.name) == error
 
@@ -133,8 +134,10 @@ def test_heartbeat_fields_are_checked_first(
 def test_only_a_join_of_the_first_version_may_lack_an_id(
     epoch: int, is_refused: bool
 ) -> None:
-    beat = Beat(**{"group_id": "g", "member_id": "", **JOINS, "member_epoch": epoch})
-    assert (check_beat(beat, may_lack_id=True) is not None) == is_refused
+    heartbeat = ConsumerHeartbeat(
+        **{"group_id": "g", "member_id": "", **JOINS, "member_epoch": epoch}
+    )
+    assert (check_heartbeat(heartbeat, may_lack_id=True) is not None) == is_refused
 
 
 # -- which group, which member ---------------------------------------------------------
@@ -145,17 +148,17 @@ def test_only_a_join_creates_a_group(simulation: CoordinatorSimulation) -> None:
         assert simulation.refused("A", epoch) == "GROUP_ID_NOT_FOUND"
     assert simulation.refused("A", -2, instance_id="i") == "GROUP_ID_NOT_FOUND"
     assert simulation.coordinator.all() == []
-    simulation.beat("A", 0)
+    simulation.heartbeat("A", 0)
     assert simulation.refused("B", 1) == "UNKNOWN_MEMBER_ID"
     assert simulation.refused("B", -1) == "UNKNOWN_MEMBER_ID"
 
 
 def test_full_group_refuses_a_new_member() -> None:
     simulation = CoordinatorSimulation(consumer_max_size=1)
-    simulation.beat("A", 0)
+    simulation.heartbeat("A", 0)
     assert simulation.refused("B", 0) == "GROUP_MAX_SIZE_REACHED"
-    assert simulation.beat("A", 1) == (1, None)
-    assert simulation.beat("A", 0) == (1, [0, 1, 2, 3])
+    assert simulation.heartbeat("A", 1) == (1, None)
+    assert simulation.heartbeat("A", 0) == (1, [0, 1, 2, 3])
 
 
 @pytest.mark.parametrize(
@@ -176,21 +179,21 @@ def test_heartbeat_epoch_is_current_or_one_answer_old(
     owned: Any,
     answer: tuple[int, None] | None,
 ) -> None:
-    simulation.beat("A", 0)
+    simulation.heartbeat("A", 0)
     # B then has an epoch before its present one.
-    simulation.beat("B", 0, topic_names=[])
+    simulation.heartbeat("B", 0, topic_names=[])
     assert simulation.consumers().currents["B"].member_epoch == 1
-    simulation.beat("B", 1, topic_names=["t"])
-    simulation.beat("A", 1, owned=of("t", 0, 1, 2, 3))
-    simulation.beat("A", 1, owned=of("t", 0, 1))
-    simulation.beat("B", 2)
+    simulation.heartbeat("B", 1, topic_names=["t"])
+    simulation.heartbeat("A", 1, owned=of("t", 0, 1, 2, 3))
+    simulation.heartbeat("A", 1, owned=of("t", 0, 1))
+    simulation.heartbeat("B", 2)
     simulation.consumers().currents["B"] = Current(
         member_epoch=2, previous_epoch=1, assigned=of("t", 2, 3)
     )
     if answer is None:
         assert simulation.refused("B", epoch, owned=owned) == "FENCED_MEMBER_EPOCH"
     else:
-        assert simulation.beat("B", epoch, owned=owned) == answer
+        assert simulation.heartbeat("B", epoch, owned=owned) == answer
 
 
 def test_repeated_join_is_answered_until_the_member_advances(
@@ -199,10 +202,10 @@ def test_repeated_join_is_answered_until_the_member_advances(
     """Otherwise a delayed join request would count as a report that the member owns no
     partition.
     """
-    assert simulation.beat("A", 0) == (1, [0, 1, 2, 3])
-    assert simulation.beat("A", 0) == (1, [0, 1, 2, 3])
-    simulation.beat("B", 0)
-    simulation.beat("A", 1, owned=of("t", 0, 1, 2, 3))
+    assert simulation.heartbeat("A", 0) == (1, [0, 1, 2, 3])
+    assert simulation.heartbeat("A", 0) == (1, [0, 1, 2, 3])
+    simulation.heartbeat("B", 0)
+    simulation.heartbeat("A", 1, owned=of("t", 0, 1, 2, 3))
     assert simulation.refused("A", 0) == "FENCED_MEMBER_EPOCH"
     assert simulation.consumers().owners[topic_id("t"), 3] == "A"
 
@@ -213,18 +216,18 @@ def test_repeated_join_is_answered_until_the_member_advances(
 def test_static_member_leaves_temporarily_and_is_replaced(
     simulation: CoordinatorSimulation,
 ) -> None:
-    simulation.beat("A", 0, instance_id="i")
-    simulation.beat("B", 0)
-    simulation.beat("A", 1, owned=of("t", 0, 1, 2, 3), instance_id="i")
-    simulation.beat("A", 1, owned=of("t", 0, 1), instance_id="i")
-    simulation.beat("B", 2)
-    assert simulation.beat("A", -2, instance_id="i") == (-2, None)
+    simulation.heartbeat("A", 0, instance_id="i")
+    simulation.heartbeat("B", 0)
+    simulation.heartbeat("A", 1, owned=of("t", 0, 1, 2, 3), instance_id="i")
+    simulation.heartbeat("A", 1, owned=of("t", 0, 1), instance_id="i")
+    simulation.heartbeat("B", 2)
+    assert simulation.heartbeat("A", -2, instance_id="i") == (-2, None)
     assert simulation.consumers().epoch == 2, "no other member gets its partitions"
     assert simulation.consumers().owners[topic_id("t"), 0] == "A"
     before = len(simulation.batches)
-    assert simulation.beat("A", -2, instance_id="i") == (-2, None)
+    assert simulation.heartbeat("A", -2, instance_id="i") == (-2, None)
     assert len(simulation.batches) == before
-    assert simulation.beat("C", 0, instance_id="i") == (2, [0, 1])
+    assert simulation.heartbeat("C", 0, instance_id="i") == (2, [0, 1])
     assert [(kind, name) for kind, name, _ in simulation.last_batch()] == [
         (RecordKind.CURRENT, "A"),
         (RecordKind.TARGET, "A"),
@@ -235,25 +238,25 @@ def test_static_member_leaves_temporarily_and_is_replaced(
         (RecordKind.CURRENT, "C"),
     ]
     assert simulation.refused("A", 2, instance_id="i") == "FENCED_INSTANCE_ID"
-    assert simulation.beat("B", 2) == (2, None)
+    assert simulation.heartbeat("B", 2) == (2, None)
     assert simulation.group().state == "Stable"
 
 
 def test_static_instance_has_one_member(simulation: CoordinatorSimulation) -> None:
-    simulation.beat("A", 0, instance_id="i")
+    simulation.heartbeat("A", 0, instance_id="i")
     assert simulation.refused("B", 0, instance_id="i") == "UNRELEASED_INSTANCE_ID"
     assert simulation.refused("B", 1, instance_id="i") == "FENCED_INSTANCE_ID"
     assert simulation.refused("B", -1, instance_id="i") == "FENCED_INSTANCE_ID"
     assert simulation.refused("B", -2, instance_id="i") == "FENCED_INSTANCE_ID"
     assert simulation.refused("B", 1, instance_id="other") == "UNKNOWN_MEMBER_ID"
     assert simulation.refused("B", -2, instance_id="other") == "UNKNOWN_MEMBER_ID"
-    assert simulation.beat("A", 0, instance_id="i") == (1, [0, 1, 2, 3]), (
+    assert simulation.heartbeat("A", 0, instance_id="i") == (1, [0, 1, 2, 3]), (
         "its own answer was lost"
     )
-    simulation.beat("A", 1, topic_names=["t", "u"], instance_id="i")
+    simulation.heartbeat("A", 1, topic_names=["t", "u"], instance_id="i")
     assert simulation.refused("A", 0, instance_id="i") == "UNRELEASED_INSTANCE_ID"
-    simulation.beat("A", -2, instance_id="i")
-    assert simulation.beat("A", 0, instance_id="i") == (3, [0, 1, 2, 3]), (
+    simulation.heartbeat("A", -2, instance_id="i")
+    assert simulation.heartbeat("A", 0, instance_id="i") == (3, [0, 1, 2, 3]), (
         "it subscribes to other topics than before"
     )
 
@@ -261,8 +264,8 @@ def test_static_instance_has_one_member(simulation: CoordinatorSimulation) -> No
 def test_static_member_that_does_not_return_is_removed(
     simulation: CoordinatorSimulation,
 ) -> None:
-    simulation.beat("A", 0, instance_id="i")
-    simulation.beat("A", -2, instance_id="i")
+    simulation.heartbeat("A", 0, instance_id="i")
+    simulation.heartbeat("A", -2, instance_id="i")
     assert simulation.consumers().current("A").member_epoch == AWAY
     simulation.sleep(SESSION_MS)
     assert simulation.group().state == "Empty"
@@ -271,11 +274,11 @@ def test_static_member_that_does_not_return_is_removed(
 def test_leaving_static_member_releases_revoked_partitions(
     simulation: CoordinatorSimulation,
 ) -> None:
-    simulation.beat("A", 0, instance_id="i")
-    simulation.beat("B", 0)
-    simulation.beat("A", 1, owned=of("t", 0, 1, 2, 3), instance_id="i")
-    simulation.beat("A", -2, instance_id="i")
-    assert simulation.beat("B", 2) == (2, [2, 3])
+    simulation.heartbeat("A", 0, instance_id="i")
+    simulation.heartbeat("B", 0)
+    simulation.heartbeat("A", 1, owned=of("t", 0, 1, 2, 3), instance_id="i")
+    simulation.heartbeat("A", -2, instance_id="i")
+    assert simulation.heartbeat("B", 2) == (2, [2, 3])
 
 
 # -- reconciliation of a member --------------------------------------------------------
@@ -329,7 +332,7 @@ def test_reconciliation_of_a_member(
     owned: list[int] | None,
     after: Any,
 ) -> None:
-    simulation.beat("A", 0)
+    simulation.heartbeat("A", 0)
     consumers = simulation.consumers()
     state, epoch, assigned, revoking = before
     known = Current(
@@ -364,13 +367,13 @@ def test_reconciliation_of_a_member(
 def test_member_of_an_unknown_state_starts_over(
     simulation: CoordinatorSimulation,
 ) -> None:
-    simulation.beat("A", 0)
+    simulation.heartbeat("A", 0)
     fact = (RecordKind.CURRENT, "A")
     simulation.consumers().put(
         fact, Current(member_epoch=1, state=MemberState.UNKNOWN, assigned=of("t", 0))
     )
     assert simulation.refused("A", 1, owned=of("t", 0)) == "FENCED_MEMBER_EPOCH"
-    assert simulation.beat("A", 1, owned=of("t")) == (1, [0, 1, 2, 3])
+    assert simulation.heartbeat("A", 1, owned=of("t")) == (1, [0, 1, 2, 3])
 
 
 # -- contents of an answer -------------------------------------------------------------
@@ -405,8 +408,8 @@ def test_member_of_an_unknown_state_starts_over(
 def test_full_request_gets_the_full_assignment(
     simulation: CoordinatorSimulation, fields: dict[str, Any], gets_assignment: bool
 ) -> None:
-    simulation.beat("A", 0)
-    assert simulation.beat("A", 1, **fields) == (
+    simulation.heartbeat("A", 0)
+    assert simulation.heartbeat("A", 1, **fields) == (
         1,
         [0, 1, 2, 3] if gets_assignment else None,
     )
@@ -434,37 +437,37 @@ def test_epoch_rises_with_members_subscriptions_and_topics(
         return simulation.consumers().epoch
 
     simulation.set_topic("u", 2)
-    simulation.beat("A", 0)
+    simulation.heartbeat("A", 0)
     assert epoch() == 1
-    simulation.beat("A", 1, rebalance_timeout_ms=5, assignor="range", rack_id="r")
+    simulation.heartbeat("A", 1, rebalance_timeout_ms=5, assignor="range", rack_id="r")
     assert epoch() == 1
-    simulation.beat("A", 1, topic_names=["u", "t", "t"])
+    simulation.heartbeat("A", 1, topic_names=["u", "t", "t"])
     assert epoch() == 2
-    simulation.beat("A", 2, topic_names=["t", "u"])
+    simulation.heartbeat("A", 2, topic_names=["t", "u"])
     assert epoch() == 2, "in another order"
     simulation.set_topic("other", 1)
-    simulation.beat("A", 2)
+    simulation.heartbeat("A", 2)
     assert epoch() == 2, "not a subscribed topic"
     simulation.set_topic("u", 3)
-    simulation.beat("A", 2)
+    simulation.heartbeat("A", 2)
     assert epoch() == 3, "a topic has grown"
     simulation.set_topic("u", 0)
-    simulation.beat("A", 3, owned=frozenset())
+    simulation.heartbeat("A", 3, owned=frozenset())
     assert epoch() == 4, "a topic was deleted"
     simulation.set_topic("u", 3)
-    simulation.beat("A", 4)
+    simulation.heartbeat("A", 4)
     assert epoch() == 5, "the topic exists again"
-    simulation.beat("B", 0)
+    simulation.heartbeat("B", 0)
     assert epoch() == 6
-    simulation.beat("B", -1)
+    simulation.heartbeat("B", -1)
     assert epoch() == 7
 
 
 def test_topic_created_later_is_assigned(simulation: CoordinatorSimulation) -> None:
     simulation.set_topic("t", 0)
-    assert simulation.beat("A", 0) == (1, [])
+    assert simulation.heartbeat("A", 0) == (1, [])
     simulation.set_topic("t", 2)
-    assert simulation.beat("A", 1) == (2, [0, 1])
+    assert simulation.heartbeat("A", 1) == (2, [0, 1])
 
 
 # -- regular expressions ---------------------------------------------------------------
@@ -474,20 +477,20 @@ def test_pattern_matches_whole_names_including_later_topics(
     simulation: CoordinatorSimulation,
 ) -> None:
     simulation.set_topic("tt", 1)
-    assert simulation.beat("A", 0, pattern="t") == (1, [0, 1, 2, 3])
-    assert simulation.beat("A", 1, pattern="t+") == (2, [0, 0, 1, 2, 3])
+    assert simulation.heartbeat("A", 0, pattern="t") == (1, [0, 1, 2, 3])
+    assert simulation.heartbeat("A", 1, pattern="t+") == (2, [0, 0, 1, 2, 3])
     assert set(simulation.consumers().patterns) == {"t+"}
     simulation.set_topic("ttt", 1)
-    assert simulation.beat("A", 2) == (3, [0, 0, 0, 1, 2, 3])
+    assert simulation.heartbeat("A", 2) == (3, [0, 0, 0, 1, 2, 3])
     assert simulation.consumers().patterns["t+"] == Resolved(("t", "tt", "ttt"), 3, T0)
-    simulation.beat("A", 3, pattern="")
+    simulation.heartbeat("A", 3, pattern="")
     assert simulation.consumers().subscribed() == frozenset()
     assert not simulation.consumers().patterns
 
 
 def test_names_and_a_pattern_are_combined(simulation: CoordinatorSimulation) -> None:
     simulation.set_topic("u", 1)
-    simulation.beat("A", 0, pattern="t", topic_names=["u"])
+    simulation.heartbeat("A", 0, pattern="t", topic_names=["u"])
     assert simulation.consumers().subscribed() == {"t", "u"}
 
 
@@ -496,12 +499,12 @@ def test_invalid_pattern_is_refused_without_a_change(
 ) -> None:
     assert simulation.refused("A", 0, pattern="(") == "INVALID_REGULAR_EXPRESSION"
     assert simulation.coordinator.all() == [] and not simulation.batches
-    simulation.beat("A", 0)
+    simulation.heartbeat("A", 0)
     before = len(simulation.batches)
     assert simulation.refused("A", 1, pattern="(") == "INVALID_REGULAR_EXPRESSION"
     assert simulation.consumers().members["A"].pattern is None
     assert len(simulation.batches) == before
-    assert simulation.beat("A", 1) == (1, None)
+    assert simulation.heartbeat("A", 1) == (1, None)
 
 
 def test_pattern_stored_unresolved_is_resolved_later(
@@ -510,19 +513,19 @@ def test_pattern_stored_unresolved_is_resolved_later(
     """Kafka resolves patterns in the background, and may stop before it has stored the
     result.
     """
-    simulation.beat("A", 0, pattern="t|u")
+    simulation.heartbeat("A", 0, pattern="t|u")
     key = consumer_key(ConsumerKey(RecordKind.PATTERN, "g", "t|u"))
     simulation.batches.append(((key, None),))
     simulation.restart()
     simulation.set_topic("u", 1)
-    simulation.beat("A", 1)
+    simulation.heartbeat("A", 1)
     assert simulation.consumers().patterns["t|u"].topics == ("t", "u")
 
 
 def test_unreadable_pattern_keeps_its_topics_and_blocks_no_member(
     simulation: CoordinatorSimulation,
 ) -> None:
-    simulation.beat("A", 0, pattern="t")
+    simulation.heartbeat("A", 0, pattern="t")
     fact = (RecordKind.MEMBER, "A")
     member = attrs.evolve(simulation.consumers().members["A"], pattern="(")
     meant = Resolved(("t",), 1, T0)
@@ -535,14 +538,14 @@ def test_unreadable_pattern_keeps_its_topics_and_blocks_no_member(
     )
     simulation.restart()
     simulation.set_topic("tt", 1)
-    assert simulation.beat("B", 0) == (2, [])
-    assert simulation.beat("A", 1) == (1, [0, 1])
+    assert simulation.heartbeat("B", 0) == (2, [])
+    assert simulation.heartbeat("A", 1) == (1, [0, 1])
 
 
 def test_records_of_nonexistent_members_are_deleted(
     simulation: CoordinatorSimulation,
 ) -> None:
-    simulation.beat("A", 0)
+    simulation.heartbeat("A", 0)
     keys = [
         consumer_key(ConsumerKey(kind, "g", "B"))
         for kind in (RecordKind.TARGET, RecordKind.CURRENT)
@@ -555,18 +558,18 @@ def test_records_of_nonexistent_members_are_deleted(
     )
     simulation.restart()
     assert simulation.consumers().owners[topic_id("t"), 0] == "A"
-    simulation.beat("A", -1)
+    simulation.heartbeat("A", -1)
     assert {(key, None) for key in keys} <= set(simulation.batches[-1])
 
 
 def test_pattern_is_deleted_with_its_last_subscriber(
     simulation: CoordinatorSimulation,
 ) -> None:
-    simulation.beat("A", 0, pattern="t")
-    simulation.beat("B", 0, pattern="t")
-    simulation.beat("B", -1)
+    simulation.heartbeat("A", 0, pattern="t")
+    simulation.heartbeat("B", 0, pattern="t")
+    simulation.heartbeat("B", -1)
     assert "t" in simulation.consumers().patterns
-    simulation.beat("A", -1)
+    simulation.heartbeat("A", -1)
     assert [
         (kind, name) for kind, name, value in simulation.last_batch() if value is None
     ] == [
@@ -583,12 +586,12 @@ def test_pattern_is_deleted_with_its_last_subscriber(
 def test_assignor_is_the_one_that_most_members_request(
     simulation: CoordinatorSimulation,
 ) -> None:
-    simulation.beat("A", 0)
+    simulation.heartbeat("A", 0)
     assert simulation.consumers().assignor() == "uniform"
-    simulation.beat("B", 0, assignor="range")
+    simulation.heartbeat("B", 0, assignor="range")
     assert simulation.consumers().assignor() == "range"
-    simulation.beat("C", 0, assignor="uniform")
-    simulation.beat("D", 0, assignor="uniform")
+    simulation.heartbeat("C", 0, assignor="uniform")
+    simulation.heartbeat("D", 0, assignor="uniform")
     assert simulation.consumers().assignor() == "uniform"
 
 
@@ -600,12 +603,12 @@ def test_silent_member_is_removed_and_its_partitions_are_reassigned(
 ) -> None:
     form_pair(simulation)
     simulation.sleep(SESSION_MS - 1)
-    simulation.beat("A", 2)
+    simulation.heartbeat("A", 2)
     simulation.sleep(1)
     assert set(simulation.consumers().members) == {"A"}
     assert simulation.group().state == "Assigning"
     assert simulation.refused("B", 2) == "UNKNOWN_MEMBER_ID"
-    assert simulation.beat("A", 2) == (3, [0, 1, 2, 3])
+    assert simulation.heartbeat("A", 2) == (3, [0, 1, 2, 3])
     assert [
         (kind, name)
         for kind, name, _ in simulation.batches[-2] and simulation.last_batch()
@@ -617,7 +620,7 @@ def test_silent_member_is_removed_and_its_partitions_are_reassigned(
 
 
 def test_only_heartbeats_renew_a_session(simulation: CoordinatorSimulation) -> None:
-    simulation.beat("A", 0)
+    simulation.heartbeat("A", 0)
     simulation.sleep(SESSION_MS - 1)
     error, _ = simulation.coordinator.check_commit(
         Committer("g", 1, "A", None, knows_epochs=True), simulation.now_ms
@@ -630,25 +633,25 @@ def test_only_heartbeats_renew_a_session(simulation: CoordinatorSimulation) -> N
 def test_member_that_does_not_release_in_time_is_removed(
     simulation: CoordinatorSimulation,
 ) -> None:
-    simulation.beat("A", 0, rebalance_timeout_ms=10_000)
-    simulation.beat("B", 0)
-    simulation.beat("A", 1, owned=of("t", 0, 1, 2, 3))
+    simulation.heartbeat("A", 0, rebalance_timeout_ms=10_000)
+    simulation.heartbeat("B", 0)
+    simulation.heartbeat("A", 1, owned=of("t", 0, 1, 2, 3))
     simulation.sleep(9_999)
-    simulation.beat("A", 1, owned=of("t", 0, 1, 2, 3), rack_id="r")
+    simulation.heartbeat("A", 1, owned=of("t", 0, 1, 2, 3), rack_id="r")
     assert "A" in simulation.consumers().members
     simulation.sleep(1)
     assert simulation.refused("A", 1) == "UNKNOWN_MEMBER_ID"
-    assert simulation.beat("B", 2) == (3, [0, 1, 2, 3])
+    assert simulation.heartbeat("B", 2) == (3, [0, 1, 2, 3])
 
 
 def test_member_that_releases_in_time_is_kept(
     simulation: CoordinatorSimulation,
 ) -> None:
-    simulation.beat("A", 0, rebalance_timeout_ms=10_000)
-    simulation.beat("B", 0)
-    simulation.beat("A", 1, owned=of("t", 0, 1, 2, 3))
+    simulation.heartbeat("A", 0, rebalance_timeout_ms=10_000)
+    simulation.heartbeat("B", 0)
+    simulation.heartbeat("A", 1, owned=of("t", 0, 1, 2, 3))
     simulation.sleep(9_999)
-    simulation.beat("A", 1, owned=of("t", 0, 1))
+    simulation.heartbeat("A", 1, owned=of("t", 0, 1))
     simulation.sleep(10_000)
     assert "A" in simulation.consumers().members
 
@@ -661,7 +664,7 @@ def kinds(simulation: CoordinatorSimulation) -> list[RecordKind]:
 
 
 def test_order_of_stored_records(simulation: CoordinatorSimulation) -> None:
-    simulation.beat("A", 0)
+    simulation.heartbeat("A", 0)
     assert kinds(simulation) == [
         RecordKind.MEMBER,
         RecordKind.GROUP,
@@ -669,7 +672,7 @@ def test_order_of_stored_records(simulation: CoordinatorSimulation) -> None:
         RecordKind.TARGET_EPOCH,
         RecordKind.CURRENT,
     ]
-    simulation.beat("B", 0)
+    simulation.heartbeat("B", 0)
     assert kinds(simulation) == [
         RecordKind.MEMBER,
         RecordKind.GROUP,
@@ -677,7 +680,7 @@ def test_order_of_stored_records(simulation: CoordinatorSimulation) -> None:
         RecordKind.TARGET_EPOCH,
         RecordKind.CURRENT,
     ]
-    simulation.beat("B", -1)
+    simulation.heartbeat("B", -1)
     assert kinds(simulation) == [
         RecordKind.CURRENT,
         RecordKind.TARGET,
@@ -685,14 +688,14 @@ def test_order_of_stored_records(simulation: CoordinatorSimulation) -> None:
         RecordKind.GROUP,
     ]
     count = len(simulation.batches)
-    simulation.beat("A", 1)
-    simulation.beat("A", 3)
+    simulation.heartbeat("A", 1)
+    simulation.heartbeat("A", 3)
     assert len(simulation.batches) == count + 1, "the second heartbeat changed nothing"
 
 
 def test_group_is_restored_from_its_records(simulation: CoordinatorSimulation) -> None:
     form_pair(simulation)
-    simulation.beat(
+    simulation.heartbeat(
         "C",
         0,
         pattern="t",
@@ -729,9 +732,9 @@ def test_group_is_restored_from_its_records(simulation: CoordinatorSimulation) -
 def test_revocation_timeout_continues_after_a_restart(
     simulation: CoordinatorSimulation,
 ) -> None:
-    simulation.beat("A", 0, rebalance_timeout_ms=10_000)
-    simulation.beat("B", 0)
-    simulation.beat("A", 1, owned=of("t", 0, 1, 2, 3))
+    simulation.heartbeat("A", 0, rebalance_timeout_ms=10_000)
+    simulation.heartbeat("B", 0)
+    simulation.heartbeat("A", 1, owned=of("t", 0, 1, 2, 3))
     simulation.restart()
     simulation.sleep(10_000)
     assert set(simulation.consumers().members) == {"B"}
@@ -812,7 +815,7 @@ def test_failed_write_changes_nothing(simulation: CoordinatorSimulation) -> None
     )
     simulation.disk_error = None
     simulation.holds = False
-    assert simulation.beat("A", 2) == (2, None)
+    assert simulation.heartbeat("A", 2) == (2, None)
     simulation.sleep(SESSION_MS)
     assert simulation.group().state == "Empty", "the members have their timers again"
 
@@ -832,7 +835,7 @@ def test_records_of_a_failed_write_are_overwritten(
     simulation.batches.append(lost)
     simulation.disk_error = None
     simulation.holds = False
-    simulation.beat("A", -1)
+    simulation.heartbeat("A", -1)
     simulation.restart()
     assert set(simulation.consumers().members) == {"B"}
     assert simulation.consumers().targets.keys() == {"B"}
@@ -872,7 +875,7 @@ def test_new_group_whose_write_fails_is_empty(
     assert simulation.refused("A", 0) == "COORDINATOR_NOT_AVAILABLE"
     simulation.disk_error = None
     assert simulation.group().state == "Empty"
-    assert simulation.beat("A", 0) == (1, [0, 1, 2, 3])
+    assert simulation.heartbeat("A", 0) == (1, [0, 1, 2, 3])
 
 
 # -- between the protocols -------------------------------------------------------------
@@ -901,7 +904,7 @@ def test_empty_group_changes_its_protocol_and_keeps_its_offsets(
     simulation.act(effects)
     assert results == [None]
     assert simulation.refused("A", 1) == "GROUP_ID_NOT_FOUND"
-    assert simulation.beat("A", 0) == (1, [0, 1, 2, 3])
+    assert simulation.heartbeat("A", 0) == (1, [0, 1, 2, 3])
     assert simulation.last_batch()[0] == (RecordKind.CLASSIC, "", None)
     assert simulation.group().offsets["t"][0].offset == 7
     assert join(simulation) == JoinRefused(GroupError.INCONSISTENT_GROUP_PROTOCOL, "")
@@ -910,7 +913,7 @@ def test_empty_group_changes_its_protocol_and_keeps_its_offsets(
         simulation.group().state == "Stable"
         and simulation.group().consumers is not None
     )
-    simulation.beat("A", -1)
+    simulation.heartbeat("A", -1)
     assert join(simulation, "A") == JoinRefused(GroupError.UNKNOWN_MEMBER_ID, "A")
     assert join(simulation).generation == 1
     assert simulation.group().consumers is None
@@ -931,7 +934,7 @@ def test_refused_join_keeps_the_protocol_of_an_empty_group(
     assert simulation.refused("A", 0, pattern="(") == "INVALID_REGULAR_EXPRESSION"
     assert len(simulation.batches) == before
     assert simulation.group().consumers is None and simulation.group().generation == 2
-    assert simulation.beat("A", 0) == (1, [0, 1, 2, 3])
+    assert simulation.heartbeat("A", 0) == (1, [0, 1, 2, 3])
     assert simulation.last_batch()[0] == (RecordKind.CLASSIC, "", None)
 
 
@@ -941,12 +944,12 @@ def test_records_of_both_protocols_are_distinguished_by_their_members(
     """Neither protocol's records were deleted when the others were written, because
     another program may write in this way.
     """
-    simulation.beat("A", 0)
+    simulation.heartbeat("A", 0)
     empty = StoredGroup(protocol_type="consumer", generation=3)
     simulation.batches.append(((group_key("g"), group_value(empty)),))
     simulation.restart()
     assert set(simulation.consumers().members) == {"A"}
-    simulation.beat("A", -1)
+    simulation.heartbeat("A", -1)
     assert (group_key("g"), None) in simulation.batches[-1]
     simulation.batches.append(((group_key("g"), group_value(empty)),))
     simulation.restart()
@@ -954,22 +957,22 @@ def test_records_of_both_protocols_are_distinguished_by_their_members(
 
 
 def test_record_of_older_brokers_is_deleted(simulation: CoordinatorSimulation) -> None:
-    simulation.beat("A", 0)
+    simulation.heartbeat("A", 0)
     key = consumer_key(ConsumerKey(RecordKind.TOPICS, "g"))
     simulation.batches.append(((key, b"\0\0\1\0"),))
     simulation.restart()
-    simulation.beat("A", -1)
+    simulation.heartbeat("A", -1)
     assert (key, None) in simulation.batches[-1]
 
 
 def test_deleting_an_empty_group_deletes_all_its_records(
     simulation: CoordinatorSimulation,
 ) -> None:
-    simulation.beat("A", 0, pattern="t")
+    simulation.heartbeat("A", 0, pattern="t")
     simulation.waiters += 1
     simulation.act(simulation.coordinator.delete("g", simulation.waiters))
     assert simulation.replies[simulation.waiters] is GroupError.NON_EMPTY_GROUP
-    simulation.beat("A", -1)
+    simulation.heartbeat("A", -1)
     simulation.act(simulation.coordinator.delete("g", "deleting"))
     assert simulation.replies["deleting"] is None  # type: ignore[index]
     assert [(kind, value) for kind, _, value in simulation.last_batch()] == [
@@ -983,7 +986,7 @@ def test_deleting_an_empty_group_deletes_all_its_records(
 def test_group_with_an_unfinished_write_is_not_deleted(
     simulation: CoordinatorSimulation,
 ) -> None:
-    simulation.beat("A", 0)
+    simulation.heartbeat("A", 0)
     simulation.holds = True
     simulation.send("A", -1)
     assert simulation.group().state == "Empty"
@@ -999,11 +1002,11 @@ def test_offsets_expire_once_their_topic_has_no_subscriber(
     simulation: CoordinatorSimulation,
 ) -> None:
     commit(simulation, 7)
-    simulation.beat("A", 0)
+    simulation.heartbeat("A", 0)
     simulation.now_ms += 8 * 24 * 3_600_000
     simulation.act(simulation.coordinator.expire_offsets(simulation.now_ms))
     assert simulation.group().offsets
-    simulation.beat("A", -1)
+    simulation.heartbeat("A", -1)
     simulation.act(simulation.coordinator.expire_offsets(simulation.now_ms))
     assert simulation.coordinator.all() == []
     simulation.restart()
@@ -1043,8 +1046,8 @@ def test_commit_requires_a_member_with_its_epoch(
 def test_commit_without_a_member_is_accepted_by_an_empty_group(
     simulation: CoordinatorSimulation,
 ) -> None:
-    simulation.beat("A", 0)
-    simulation.beat("A", -1)
+    simulation.heartbeat("A", 0)
+    simulation.heartbeat("A", -1)
     assert simulation.coordinator.check_commit(
         Committer("g", -1, "", None), simulation.now_ms
     ) == (None, [])

@@ -109,7 +109,7 @@ def test_classic_members_of_a_consumer_group_have_the_same_limits(
         may_upgrade=True,
         may_downgrade=True,
     )
-    simulation.beat("A", 0)
+    simulation.heartbeat("A", 0)
     assert isinstance(join(simulation, size), Joined) == is_accepted
     if is_accepted:
         assert join(simulation, 51) == JoinRefused(GroupError.INVALID_REQUEST, "")

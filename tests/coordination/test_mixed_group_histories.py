@@ -118,12 +118,12 @@ def no_member_is_told_to_rejoin(patch: pytest.MonkeyPatch) -> None:
 
 
 def conversion_is_not_stored(patch: pytest.MonkeyPatch) -> None:
-    real = consumer_transitions.beat
+    real = consumer_transitions.heartbeat
 
     def forgetful(*arguments: Any, owed: Any = ()) -> Any:
         return real(*arguments)
 
-    patch.setattr(consumer_transitions, "beat", forgetful)
+    patch.setattr(consumer_transitions, "heartbeat", forgetful)
 
 
 def group_is_downgraded_too_early(patch: pytest.MonkeyPatch) -> None:

@@ -81,7 +81,7 @@ def test_kafkas_java_client_and_dump_tool(tmp_path: Path) -> None:
 
 # -- beside a broker of Kafka's own ----------------------------------------------------
 
-BEAT = wire.CONSUMER_GROUP_HEARTBEAT
+HEARTBEAT = wire.CONSUMER_GROUP_HEARTBEAT
 JOIN: dict[str, Any] = {
     "rebalance_timeout_ms": 60_000,
     "subscribed_topic_names": ["t"],
@@ -149,20 +149,20 @@ STEPS: list[tuple[str, int, dict[str, Any]]] = [
 ]
 
 
-def beat(
+def heartbeat(
     client: Client, topic_id: bytes, member_id: str, epoch: int, fields: dict[str, Any]
 ) -> Any:
     fields = dict(fields)
     owned = fields.pop("owned", None)
-    topic_type = BEAT.Request.Topic
+    topic_type = HEARTBEAT.Request.Topic
     if owned is not None:
         fields["topic_partitions"] = (
             [topic_type(topic_id=topic_id, partitions=owned)] if owned else []
         )
-    request = BEAT.Request(
+    request = HEARTBEAT.Request(
         **{"group_id": "g", "member_id": member_id, "member_epoch": epoch, **fields}
     )
-    answer = client.ask(BEAT, 1, request)
+    answer = client.ask(HEARTBEAT, 1, request)
     partitions = None
     if answer.assignment is not None:
         partitions = sorted(
@@ -263,7 +263,7 @@ def connected(address: str) -> Client:
         codes.NOT_COORDINATOR,
         codes.COORDINATOR_NOT_AVAILABLE,
     )
-    while beat(client, bytes(16), "nobody", 1, {})[0] in unready:
+    while heartbeat(client, bytes(16), "nobody", 1, {})[0] in unready:
         pass
     return client
 
@@ -281,8 +281,8 @@ def make_topic(client: Client, count: int = 4) -> bytes:
     topic_id: bytes = made.topics[0].topic_id
     numbers = None
     while not numbers:  # Kafka's coordinator learns of a topic later than ours
-        numbers = beat(client, topic_id, "W", 0, {**JOIN, "group_id": "waits"})[-1]
-        assert beat(client, topic_id, "W", -1, {"group_id": "waits"})[0] == 0
+        numbers = heartbeat(client, topic_id, "W", 0, {**JOIN, "group_id": "waits"})[-1]
+        assert heartbeat(client, topic_id, "W", -1, {"group_id": "waits"})[0] == 0
     return topic_id
 
 
@@ -292,10 +292,10 @@ def life(address: str) -> list[Any]:
     """
     client = connected(address)
     topic_id = make_topic(client)
-    answers: list[Any] = [(step, beat(client, topic_id, *step)) for step in STEPS]
-    answers.append(beat(client, topic_id, "A", 0, {**JOIN, "group_id": "h"}))
-    answers.append(beat(client, topic_id, "A", -1, {"group_id": "h"}))
-    first = beat(client, topic_id, "A", 0, JOIN)
+    answers: list[Any] = [(step, heartbeat(client, topic_id, *step)) for step in STEPS]
+    answers.append(heartbeat(client, topic_id, "A", 0, {**JOIN, "group_id": "h"}))
+    answers.append(heartbeat(client, topic_id, "A", -1, {"group_id": "h"}))
+    first = heartbeat(client, topic_id, "A", 0, JOIN)
     answers.append(first)
     answers += others(client)
     client.sock.close()
@@ -376,9 +376,9 @@ class Member:
         self.epoch = 0
         self.owned: list[int] = []
 
-    def beat(self, client: Client, topic_id: bytes) -> list[int]:
+    def heartbeat(self, client: Client, topic_id: bytes) -> list[int]:
         fields = {**JOIN, "owned": self.owned}
-        code, _, self.epoch, _, numbers = beat(
+        code, _, self.epoch, _, numbers = heartbeat(
             client, topic_id, self.member_id, self.epoch, fields
         )
         assert code == 0
@@ -391,30 +391,30 @@ def test_group_moves_from_kafka_to_netshim_and_back(tmp_path: Path) -> None:
     with kafka_jvm.Broker(tmp_path) as broker:
         client = connected(broker.address)
         topic_id = make_topic(client)
-        assert one.beat(client, topic_id) == [0, 1, 2, 3]
-        assert other.beat(client, topic_id) == []
+        assert one.heartbeat(client, topic_id) == [0, 1, 2, 3]
+        assert other.heartbeat(client, topic_id) == []
         for _ in range(2):
-            one.beat(client, topic_id)
-        assert (one.owned, other.beat(client, topic_id)) == ([0, 1], [2, 3])
+            one.heartbeat(client, topic_id)
+        assert (one.owned, other.heartbeat(client, topic_id)) == ([0, 1], [2, 3])
         client.sock.close()
     kafka = start(broker.data, group_consumer_session_timeout_ms=45_000)
     client = connected(kafka.bootstrap_servers)
     for _ in range(2):  # our hash of the topics is different, so the epoch rises once
-        assert (one.beat(client, topic_id), other.beat(client, topic_id)) == (
+        assert (one.heartbeat(client, topic_id), other.heartbeat(client, topic_id)) == (
             [0, 1],
             [2, 3],
         )
     assert (one.epoch, other.epoch) == (3, 3)
-    assert beat(client, topic_id, "B", -1, {})[0] == 0
-    assert one.beat(client, topic_id) == [0, 1, 2, 3]
+    assert heartbeat(client, topic_id, "B", -1, {})[0] == 0
+    assert one.heartbeat(client, topic_id) == [0, 1, 2, 3]
     client.sock.close()
     kafka.stop()
     with kafka_jvm.Broker(tmp_path) as broker:
         client = connected(broker.address)
         for _ in range(2):
-            assert one.beat(client, topic_id) == [0, 1, 2, 3]
+            assert one.heartbeat(client, topic_id) == [0, 1, 2, 3]
         assert one.epoch == 5
-        assert beat(client, topic_id, "B", 3, {})[0] == codes.UNKNOWN_MEMBER_ID
+        assert heartbeat(client, topic_id, "B", 3, {})[0] == codes.UNKNOWN_MEMBER_ID
         client.sock.close()
 
 
@@ -531,37 +531,37 @@ def exchanged(address: str) -> list[Any]:
     topic_id = make_topic(client, 6)
     said: list[Any] = []
 
-    def beats(member_id: str, epoch: int, **fields: Any) -> None:
-        code, _, member_epoch, _, numbers = beat(
+    def send_heartbeat(member_id: str, epoch: int, **fields: Any) -> None:
+        code, _, member_epoch, _, numbers = heartbeat(
             client, topic_id, member_id, epoch, fields
         )
-        said.append(("beat", member_id, code, member_epoch, numbers))
+        said.append(("heartbeat", member_id, code, member_epoch, numbers))
 
     one = ClassicMember(client, said)
     one.join()
     one.sync([*range(6)])
     one.heartbeat()
-    beats("A", 1)
-    beats("A", 0, **JOIN)  # up
+    send_heartbeat("A", 1)
+    send_heartbeat("A", 0, **JOIN)  # up
     one.heartbeat()
     one.heartbeat(ahead=1)
     one.commit(8)
     one.commit(8, ahead=1)
-    beats("A", 2)
+    send_heartbeat("A", 2)
     one.join()
     one.sync()
     one.heartbeat()
-    beats("A", 2)
-    beats("A", 2, owned=[3, 4, 5])
+    send_heartbeat("A", 2)
+    send_heartbeat("A", 2, owned=[3, 4, 5])
     other = ClassicMember(client, said)
     other.join()
     other.sync()
     one.heartbeat()
     one.join()
     one.sync()
-    beats("A", 2, owned=[3, 4, 5])
-    beats("A", 2, owned=[3, 4])
-    beats("A", 3, owned=[3, 4])
+    send_heartbeat("A", 2, owned=[3, 4, 5])
+    send_heartbeat("A", 2, owned=[3, 4])
+    send_heartbeat("A", 3, owned=[3, 4])
     other.heartbeat()
     other.join()
     other.sync()
@@ -575,7 +575,7 @@ def exchanged(address: str) -> list[Any]:
             sorted(member.member_type for member in group.members),
         )
     )
-    beats("A", -1)  # and back, with the two that are left
+    send_heartbeat("A", -1)  # and back, with the two that are left
     one.heartbeat()
     other.leave()
     one.join()

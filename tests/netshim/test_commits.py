@@ -188,7 +188,7 @@ def test_commit_renews_the_session(rig: Rig) -> None:
             )
             == 0
         )
-    assert rig.beat(ids[0], generation) == 0
+    assert rig.heartbeat(ids[0], generation) == 0
 
 
 def test_P60_commit_is_answered_and_visible_once_durable(rig: Rig) -> None:
@@ -287,7 +287,7 @@ def test_static_member_is_restored_when_its_return_cannot_be_stored(
             code_of(rig.join(instance="b", version=5))
             == codes.COORDINATOR_NOT_AVAILABLE
         )
-    assert rig.beat(follower, 2, instance="b") == 0
+    assert rig.heartbeat(follower, 2, instance="b") == 0
 
 
 # -- stored records -------------------------------------------------------------------
@@ -308,7 +308,7 @@ def test_restart_is_invisible_to_members_that_return_in_time(rig: Rig) -> None:
     assert rig.describe() == before
     assert rig.committed() == {("orders", 1): 7}
     assert rig.committed("simple") == {("orders", 0): 9}
-    assert rig.beat(ids[0], generation) == rig.beat(ids[1], generation) == 0
+    assert rig.heartbeat(ids[0], generation) == rig.heartbeat(ids[1], generation) == 0
     assert rig.sync(ids[1], generation).value.assignment == ids[1].encode()
     assert (
         code_of(rig.commit({("orders", 1): 8}, member_id=ids[1], generation=generation))
@@ -366,7 +366,7 @@ def test_unreadable_groups_are_answered_with_a_retriable_error(
         group_type = wire.OFFSET_FETCH.Request.Group
         assert code_of(rig.join(version=7)) == codes.COORDINATOR_NOT_AVAILABLE
         assert code_of(rig.sync("m", 1)) == codes.COORDINATOR_NOT_AVAILABLE
-        assert rig.beat("m", 1) == codes.COORDINATOR_NOT_AVAILABLE
+        assert rig.heartbeat("m", 1) == codes.COORDINATOR_NOT_AVAILABLE
         assert (
             code_of(rig.commit({("orders", 0): 1})) == codes.COORDINATOR_NOT_AVAILABLE
         )
@@ -449,7 +449,7 @@ def test_group_record_without_a_rebalance_timeout_uses_the_session_timeout(
         wire.encode_versioned(group_messages.GROUP_METADATA_VALUE, 0, value),
         key=group_key("old"),
     )
-    assert rig.beat("m", 4, group="old") == 0
+    assert rig.heartbeat("m", 4, group="old") == 0
     group = rig.groups.get("old")
     assert group is not None and group.members["m"].rebalance_timeout_ms == 777
     rig.sleep(777)
@@ -475,7 +475,7 @@ def test_stored_leader_that_is_not_a_member_is_replaced(rig: Rig) -> None:
     rig.logdir.partition(OFFSETS_TOPIC, 0).append(
         group_value(value), key=group_key("g")
     )
-    assert rig.beat("m", 4) == 0
+    assert rig.heartbeat("m", 4) == 0
     assert code_of(rig.join("m")) == codes.INCONSISTENT_GROUP_PROTOCOL
     group = rig.groups.get("g")
     assert group is not None and group.leader == "m"
@@ -488,7 +488,7 @@ def test_group_too_large_for_a_record_is_refused(rig: Rig) -> None:
         code_of(rig.sync(member_id, 1, {member_id: b"1" * 900_000}))
         == codes.UNKNOWN_SERVER_ERROR
     )
-    assert rig.beat(member_id, 1) == codes.REBALANCE_IN_PROGRESS
+    assert rig.heartbeat(member_id, 1) == codes.REBALANCE_IN_PROGRESS
 
 
 def test_transactional_commits_count_once_committed(
@@ -835,10 +835,10 @@ def test_offsets_expire_a_week_after_the_last_member_left(rig: Rig) -> None:
     rig.commit({("orders", 0): 1}, member_id=ids[0], generation=generation)
     for _ in range(8 * 48):
         rig.sleep(1_800_000)
-        rig.beat(ids[0], generation)
+        rig.heartbeat(ids[0], generation)
         if rig.describe().group_state != machine.STABLE:
             break
-        rig.beat(ids[0], generation)
+        rig.heartbeat(ids[0], generation)
     assert rig.committed() == {("orders", 0): 1}
     rig.leave((ids[0], None))
     rig.sleep(7 * DAY_MS - 600_000)
@@ -865,7 +865,7 @@ def test_expiration_by_commit_time_retention_and_subscription(rig: Rig) -> None:
     def pass_days(days: int) -> None:
         for _ in range(days * 72):
             rig.sleep(1_200_000)
-            rig.beat("cli-0001", 1, group="mixed")
+            rig.heartbeat("cli-0001", 1, group="mixed")
 
     pass_days(2)
     assert rig.committed("simple") and not rig.committed("brief")

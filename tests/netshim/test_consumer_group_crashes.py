@@ -23,7 +23,7 @@ from netshim.groups import BrokerGroups
 from netshim.wire import codes
 from support.simulated_disk_broker import SimulatedDiskBroker
 
-BEAT = wire.CONSUMER_GROUP_HEARTBEAT
+HEARTBEAT = wire.CONSUMER_GROUP_HEARTBEAT
 
 #: (member, epoch, instance, numbers of the owned partitions, or None if the request has
 #: no such list)
@@ -40,7 +40,7 @@ STEPS: tuple[tuple[str, int, str | None, list[int] | None], ...] = (
 )
 
 
-def beat(
+def heartbeat(
     bench: SimulatedDiskBroker,
     member_id: str,
     epoch: int,
@@ -53,7 +53,7 @@ def beat(
     if owned is not None:
         topics = (
             [
-                BEAT.Request.Topic(
+                HEARTBEAT.Request.Topic(
                     topic_id=bench.broker.state.topic_ids.id_of("t"), partitions=owned
                 )
             ]
@@ -62,7 +62,7 @@ def beat(
         )
         fields["topic_partitions"] = topics
     answer = bench.ask(
-        BEAT, 1, group_id="g", member_id=member_id, member_epoch=epoch, **fields
+        HEARTBEAT, 1, group_id="g", member_id=member_id, member_epoch=epoch, **fields
     )
     return int(answer.error_code)
 
@@ -110,7 +110,7 @@ def live(disk: SimulatedDisk, promise: Any) -> None:
     bench = begin(disk)
     for number, step in enumerate(STEPS, 1):
         promise(("asked", number))
-        assert beat(bench, *step) == 0
+        assert heartbeat(bench, *step) == 0
         promise(("acknowledged", number))
     bench.stop()
 
@@ -121,7 +121,7 @@ def expected() -> list[Any]:
     bench = begin(SimulatedDisk())
     found = [None]
     for step in STEPS:
-        assert beat(bench, *step) == 0
+        assert heartbeat(bench, *step) == 0
         found.append(facts(bench))
     bench.stop()
     assert len({repr(one) for one in found}) == len(STEPS) + 1, (
@@ -185,11 +185,11 @@ def test_heartbeat_repeated_after_a_disk_error_counts_once(
             Fault(operation, errno.EIO, path="*__consumer_offsets*.log", at=at, times=1)
         )
         for number, step in enumerate(STEPS, 1):
-            code = beat(bench, *step)
+            code = heartbeat(bench, *step)
             if code:
                 assert code == codes.COORDINATOR_NOT_AVAILABLE
                 assert facts(bench) == expected[number - 1]
-                assert beat(bench, *step) == 0
+                assert heartbeat(bench, *step) == 0
             assert facts(bench) == expected[number]
         has_failed = bool(disk.faults.hits)
         disk.faults = FaultPlan()

@@ -34,7 +34,7 @@ from netshim.wire import codes
 from support.client import Client
 from support.rig import Rig, code_of
 
-BEAT = wire.CONSUMER_GROUP_HEARTBEAT
+HEARTBEAT = wire.CONSUMER_GROUP_HEARTBEAT
 DEADLINE_S = 60
 
 
@@ -52,19 +52,21 @@ def send(
             **fields,
         }
     owned = fields.pop("owned", None)
-    topic_type = BEAT.Request.Topic
+    topic_type = HEARTBEAT.Request.Topic
     if owned is not None:
         topic_id = rig.state.topic_ids.id_of("orders")
         fields["topic_partitions"] = (
             [topic_type(topic_id=topic_id, partitions=owned)] if owned else []
         )
-    request = BEAT.Request(
+    request = HEARTBEAT.Request(
         **{"group_id": "g", "member_id": member_id, "member_epoch": epoch, **fields}
     )
-    return rig.send(BEAT, version, request)
+    return rig.send(HEARTBEAT, version, request)
 
 
-def beat(rig: Rig, member_id: str, epoch: int, version: int = 1, **fields: Any) -> Any:
+def heartbeat(
+    rig: Rig, member_id: str, epoch: int, version: int = 1, **fields: Any
+) -> Any:
     answer = send(rig, member_id, epoch, version, **fields)
     assert answer.is_set
     return answer.value
@@ -85,26 +87,32 @@ def epoch_and_partitions(rig: Rig, response: Any) -> tuple[int, list[int] | None
 
 def form_pair(rig: Rig) -> None:
     """Form a group of A with partitions 0 and 1 of `orders`, and B with partition 2."""
-    beat(rig, "A", 0)
-    beat(rig, "B", 0)
-    assert epoch_and_partitions(rig, beat(rig, "A", 1, owned=[0, 1, 2])) == (1, [0, 1])
-    assert epoch_and_partitions(rig, beat(rig, "A", 1, owned=[0, 1])) == (2, None)
-    assert epoch_and_partitions(rig, beat(rig, "B", 2)) == (2, [2])
+    heartbeat(rig, "A", 0)
+    heartbeat(rig, "B", 0)
+    assert epoch_and_partitions(rig, heartbeat(rig, "A", 1, owned=[0, 1, 2])) == (
+        1,
+        [0, 1],
+    )
+    assert epoch_and_partitions(rig, heartbeat(rig, "A", 1, owned=[0, 1])) == (2, None)
+    assert epoch_and_partitions(rig, heartbeat(rig, "B", 2)) == (2, [2])
 
 
 # -- heartbeats ------------------------------------------------------------------------
 
 
 def test_two_members_exchange_partitions(rig: Rig) -> None:
-    first = beat(rig, "A", 0)
+    first = heartbeat(rig, "A", 0)
     assert (first.member_id, first.heartbeat_interval_ms) == ("A", 5_000)
     assert epoch_and_partitions(rig, first) == (1, [0, 1, 2])
-    assert epoch_and_partitions(rig, beat(rig, "B", 0)) == (2, [])
-    assert epoch_and_partitions(rig, beat(rig, "A", 1, owned=[0, 1, 2])) == (1, [0, 1])
-    assert epoch_and_partitions(rig, beat(rig, "A", 1)) == (1, None)
-    assert epoch_and_partitions(rig, beat(rig, "A", 1, owned=[0, 1])) == (2, None)
-    assert epoch_and_partitions(rig, beat(rig, "B", 2)) == (2, [2])
-    left = beat(rig, "A", -1)
+    assert epoch_and_partitions(rig, heartbeat(rig, "B", 0)) == (2, [])
+    assert epoch_and_partitions(rig, heartbeat(rig, "A", 1, owned=[0, 1, 2])) == (
+        1,
+        [0, 1],
+    )
+    assert epoch_and_partitions(rig, heartbeat(rig, "A", 1)) == (1, None)
+    assert epoch_and_partitions(rig, heartbeat(rig, "A", 1, owned=[0, 1])) == (2, None)
+    assert epoch_and_partitions(rig, heartbeat(rig, "B", 2)) == (2, [2])
+    left = heartbeat(rig, "A", -1)
     assert (
         left.error_code,
         left.member_epoch,
@@ -114,18 +122,18 @@ def test_two_members_exchange_partitions(rig: Rig) -> None:
 
 
 def test_first_version_assigns_an_id_to_a_new_member(rig: Rig) -> None:
-    response = beat(rig, "", 0, version=0)
+    response = heartbeat(rig, "", 0, version=0)
     assert len(response.member_id) == 22
     assert epoch_and_partitions(rig, response) == (1, [0, 1, 2])
-    assert beat(rig, "", 0, version=0).member_id != response.member_id
-    assert beat(rig, "", 0, version=1).error_code == codes.INVALID_REQUEST
+    assert heartbeat(rig, "", 0, version=0).member_id != response.member_id
+    assert heartbeat(rig, "", 0, version=1).error_code == codes.INVALID_REQUEST
 
 
 def test_heartbeat_interval_is_at_most_a_third_of_the_session(rig: Rig) -> None:
     rig.stop()
     rig.settings["group_consumer_session_timeout_ms"] = 900
     rig.start()
-    assert beat(rig, "A", 0).heartbeat_interval_ms == 300
+    assert heartbeat(rig, "A", 0).heartbeat_interval_ms == 300
 
 
 @pytest.mark.parametrize(
@@ -150,8 +158,8 @@ def test_refusals_have_the_codes_of_kafka_and_a_message(
     )
     rig.start()
     form_pair(rig)
-    beat(rig, "I", 0, instance_id="i")
-    response = beat(rig, member_id, epoch, **fields)
+    heartbeat(rig, "I", 0, instance_id="i")
+    response = heartbeat(rig, member_id, epoch, **fields)
     assert response.error_code == code
     assert response.error_message
 
@@ -161,15 +169,15 @@ def test_patterns_need_their_package_and_exclude_internal_topics(
 ) -> None:
     pytest.importorskip("re2")
     rig.groups.create_topic()
-    response = beat(
+    response = heartbeat(
         rig, "A", 0, subscribed_topic_names=[], subscribed_topic_regex="(^ord.*|_.*)"
     )
     assert epoch_and_partitions(rig, response) == (1, [0, 1, 2])
-    refused = beat(rig, "A", 1, subscribed_topic_regex="(")
+    refused = heartbeat(rig, "A", 1, subscribed_topic_regex="(")
     assert refused.error_code == codes.INVALID_REGULAR_EXPRESSION
     assert "missing )" in refused.error_message
     monkeypatch.setitem(__import__("sys").modules, "re2", None)
-    refused = beat(rig, "A", 1, subscribed_topic_regex="a.*")
+    refused = heartbeat(rig, "A", 1, subscribed_topic_regex="a.*")
     assert refused.error_code == codes.INVALID_REGULAR_EXPRESSION
     assert "[regex]" in refused.error_message
 
@@ -177,20 +185,23 @@ def test_patterns_need_their_package_and_exclude_internal_topics(
 def test_new_topics_and_partitions_are_assigned_at_the_next_heartbeat(
     rig: Rig,
 ) -> None:
-    beat(rig, "A", 0, subscribed_topic_names=["orders", "late"])
+    heartbeat(rig, "A", 0, subscribed_topic_names=["orders", "late"])
     rig.logdir.add_partitions("orders", 4)
-    assert epoch_and_partitions(rig, beat(rig, "A", 1)) == (2, [0, 1, 2, 3])
+    assert epoch_and_partitions(rig, heartbeat(rig, "A", 1)) == (2, [0, 1, 2, 3])
     rig.logdir.create_topic("late", 1)
-    response = beat(rig, "A", 2)
+    response = heartbeat(rig, "A", 2)
     assert response.member_epoch == 3
     assert len(response.assignment.topic_partitions) == 2
     rig.logdir.delete_topic("late")
-    beat(rig, "A", 3)
-    assert epoch_and_partitions(rig, beat(rig, "A", 3, owned=[0, 1, 2, 3])) == (4, None)
+    heartbeat(rig, "A", 3)
+    assert epoch_and_partitions(rig, heartbeat(rig, "A", 3, owned=[0, 1, 2, 3])) == (
+        4,
+        None,
+    )
 
 
 def test_heartbeat_is_answered_once_durable(rig: Rig) -> None:
-    beat(rig, "A", 0)
+    heartbeat(rig, "A", 0)
     rig.holds_disk = True
     waiting = [send(rig, "B", 0), send(rig, "A", 1, owned=[0, 1, 2]), send(rig, "A", 1)]
     assert not any(answer.is_set for answer in waiting)
@@ -199,7 +210,7 @@ def test_heartbeat_is_answered_once_durable(rig: Rig) -> None:
 
 
 def test_records_of_a_heartbeat_are_one_batch(rig: Rig) -> None:
-    beat(
+    heartbeat(
         rig,
         "A",
         0,
@@ -216,12 +227,12 @@ def test_records_of_a_heartbeat_are_one_batch(rig: Rig) -> None:
 def test_group_survives_a_restart_and_its_sessions_start_over(rig: Rig) -> None:
     form_pair(rig)
     rig.restart()
-    assert epoch_and_partitions(rig, beat(rig, "B", 2)) == (2, None)
+    assert epoch_and_partitions(rig, heartbeat(rig, "B", 2)) == (2, None)
     rig.sleep(44_999)
-    assert epoch_and_partitions(rig, beat(rig, "B", 2)) == (2, None)
+    assert epoch_and_partitions(rig, heartbeat(rig, "B", 2)) == (2, None)
     rig.sleep(1)
-    assert beat(rig, "A", 2).error_code == codes.UNKNOWN_MEMBER_ID
-    assert epoch_and_partitions(rig, beat(rig, "B", 2)) == (3, [0, 1, 2])
+    assert heartbeat(rig, "A", 2).error_code == codes.UNKNOWN_MEMBER_ID
+    assert epoch_and_partitions(rig, heartbeat(rig, "B", 2)) == (3, [0, 1, 2])
 
 
 # -- interaction with the classic protocol
@@ -231,7 +242,7 @@ def test_group_survives_a_restart_and_its_sessions_start_over(rig: Rig) -> None:
 def test_classic_requests_find_no_consumer_member(rig: Rig) -> None:
     form_pair(rig)
     assert code_of(rig.sync("A", 2)) == codes.UNKNOWN_MEMBER_ID
-    assert rig.beat("A", 2) == codes.UNKNOWN_MEMBER_ID
+    assert rig.heartbeat("A", 2) == codes.UNKNOWN_MEMBER_ID
     assert rig.leave(("A", None)) == [codes.UNKNOWN_MEMBER_ID]
 
 
@@ -242,11 +253,11 @@ def test_empty_group_changes_its_protocol(rig: Rig) -> None:
         == 0
     )
     rig.leave((ids[0], None))
-    assert epoch_and_partitions(rig, beat(rig, "A", 0)) == (1, [0, 1, 2])
+    assert epoch_and_partitions(rig, heartbeat(rig, "A", 0)) == (1, [0, 1, 2])
     rig.restart()
-    assert epoch_and_partitions(rig, beat(rig, "A", 1)) == (1, None)
+    assert epoch_and_partitions(rig, heartbeat(rig, "A", 1)) == (1, None)
     assert rig.committed() == {("orders", 0): 7}
-    beat(rig, "A", -1)
+    heartbeat(rig, "A", -1)
     rig.form(1)
     rig.restart()
     assert rig.describe().group_state == "Stable"
@@ -267,8 +278,8 @@ def test_group_changes_its_protocol_while_it_runs(rig: Rig) -> None:
         )
         == 0
     )
-    assert epoch_and_partitions(rig, beat(rig, "A", 0)) == (2, [])
-    assert rig.beat(classic.member_id, 1) == codes.REBALANCE_IN_PROGRESS
+    assert epoch_and_partitions(rig, heartbeat(rig, "A", 0)) == (2, [])
+    assert rig.heartbeat(classic.member_id, 1) == codes.REBALANCE_IN_PROGRESS
     again = rig.join(classic.member_id, protocols={"range": wants}).value
     assert (again.error_code, again.generation_id, again.leader, again.members) == (
         0,
@@ -278,7 +289,7 @@ def test_group_changes_its_protocol_while_it_runs(rig: Rig) -> None:
     )
     synced = rig.sync(classic.member_id, 2).value
     assert read_assignment(synced.assignment) == (("orders", 0), ("orders", 1))
-    assert epoch_and_partitions(rig, beat(rig, "A", 2)) == (2, [2])
+    assert epoch_and_partitions(rig, heartbeat(rig, "A", 2)) == (2, [2])
     assert (
         code_of(
             rig.commit({("orders", 0): 7}, member_id=classic.member_id, generation=2)
@@ -293,9 +304,9 @@ def test_group_changes_its_protocol_while_it_runs(rig: Rig) -> None:
         "A": 1,
     }
     rig.restart()
-    assert rig.beat(classic.member_id, 2) == 0
-    assert beat(rig, "A", -1).error_code == 0
-    assert rig.beat(classic.member_id, 2) == codes.REBALANCE_IN_PROGRESS
+    assert rig.heartbeat(classic.member_id, 2) == 0
+    assert heartbeat(rig, "A", -1).error_code == 0
+    assert rig.heartbeat(classic.member_id, 2) == codes.REBALANCE_IN_PROGRESS
     last = rig.join(classic.member_id, protocols={"range": wants}).value
     assert (last.error_code, last.generation_id, last.leader) == (
         0,
@@ -330,8 +341,8 @@ def test_migration_policy_decides_which_groups_change(
         rig.logdir.create_topic("orders", 3)
         classic = rig.join(protocols={"range": wants}).value
         rig.sync(classic.member_id, 1, assignments={})
-        assert beat(rig, "A", 0).error_code == up
-        beat(rig, "B", 0, group_id="other")
+        assert heartbeat(rig, "A", 0).error_code == up
+        heartbeat(rig, "B", 0, group_id="other")
         assert code_of(rig.join(group="other", protocols={"range": wants})) == into
 
 
@@ -467,13 +478,13 @@ def test_classic_describe_does_not_find_a_consumer_group(
 
 
 def test_groups_are_listed_with_type_and_state(rig: Rig) -> None:
-    beat(rig, "A", 0)
-    beat(rig, "B", 0)
-    beat(rig, "C", 0, group_id="h")
-    beat(rig, "C", -1, group_id="h")
-    beat(rig, "D", 0, group_id="i")
-    beat(rig, "E", 0, group_id="i")
-    beat(rig, "E", -1, group_id="i")
+    heartbeat(rig, "A", 0)
+    heartbeat(rig, "B", 0)
+    heartbeat(rig, "C", 0, group_id="h")
+    heartbeat(rig, "C", -1, group_id="h")
+    heartbeat(rig, "D", 0, group_id="i")
+    heartbeat(rig, "E", 0, group_id="i")
+    heartbeat(rig, "E", -1, group_id="i")
     rig.form(1, group="old")
 
     def listed(**filters: Any) -> list[Any]:
@@ -497,8 +508,8 @@ def test_only_an_empty_consumer_group_is_deleted(rig: Rig) -> None:
     form_pair(rig)
     (result,) = rig.ask(wire.DELETE_GROUPS, 2, groups_names=["g"]).results
     assert result.error_code == codes.NON_EMPTY_GROUP
-    beat(rig, "A", -1)
-    beat(rig, "B", -1)
+    heartbeat(rig, "A", -1)
+    heartbeat(rig, "B", -1)
     (result,) = rig.ask(wire.DELETE_GROUPS, 2, groups_names=["g"]).results
     assert result.error_code == 0
     rig.restart()
@@ -740,7 +751,7 @@ def test_hundred_members_form_a_group_within_a_second(rig: Rig) -> None:
     rig.logdir.add_partitions("orders", 100)
     begun = time.process_time()
     epochs = {
-        f"m{number:03}": beat(rig, f"m{number:03}", 0).member_epoch
+        f"m{number:03}": heartbeat(rig, f"m{number:03}", 0).member_epoch
         for number in range(100)
     }
     held: dict[str, list[int]] = {name: [] for name in epochs}
@@ -755,7 +766,7 @@ def test_hundred_members_form_a_group_within_a_second(rig: Rig) -> None:
         assert rounds < 10
         for name, owned in held.items():
             epochs[name], numbers = epoch_and_partitions(
-                rig, beat(rig, name, epochs[name], owned=owned)
+                rig, heartbeat(rig, name, epochs[name], owned=owned)
             )
             if numbers is not None:
                 held[name] = numbers

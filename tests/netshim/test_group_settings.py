@@ -27,7 +27,7 @@ DELETE = 1
 APPEND = 2
 GROUP = 32
 TOPIC = 2
-BEAT = wire.CONSUMER_GROUP_HEARTBEAT
+HEARTBEAT = wire.CONSUMER_GROUP_HEARTBEAT
 DEFAULTS = {SESSION_TIMEOUT: 45_000, HEARTBEAT_INTERVAL: 5_000}
 
 
@@ -72,9 +72,9 @@ def listed(rig: Rig) -> list[str]:
     return [each.resource_name for each in answer.config_resources]
 
 
-def beat(rig: Rig, group: str) -> Any:
+def heartbeat(rig: Rig, group: str) -> Any:
     return rig.ask(
-        BEAT,
+        HEARTBEAT,
         1,
         group_id=group,
         member_id="A",
@@ -137,8 +137,8 @@ def test_members_use_the_settings_of_their_group(rig: Rig) -> None:
     change(
         rig, "quick", (SESSION_TIMEOUT, "1000", SET), (HEARTBEAT_INTERVAL, "200", SET)
     )
-    assert beat(rig, "quick").heartbeat_interval_ms == 200
-    assert beat(rig, "usual").heartbeat_interval_ms == 5_000
+    assert heartbeat(rig, "quick").heartbeat_interval_ms == 200
+    assert heartbeat(rig, "usual").heartbeat_interval_ms == 5_000
     rig.sleep(1_500)
     states = {
         group.group_id: group.group_state
@@ -271,7 +271,7 @@ def test_heartbeat_interval_is_shortened_to_fit_a_new_session_timeout(
         rig.logdir.create_topic("orders")
         change(rig, "g", (HEARTBEAT_INTERVAL, "40000", SET))
     with Rig(tmp_path / "data", group_consumer_session_timeout_ms=9_000) as rig:
-        assert beat(rig, "g").heartbeat_interval_ms == 3_000
+        assert heartbeat(rig, "g").heartbeat_interval_ms == 3_000
 
 
 @pytest.mark.parametrize("rig", [True], indirect=True)

@@ -173,7 +173,7 @@ class Client:
     def work(self) -> None:
         what = self.chance.random()
         if what < 0.6:
-            code = self.rig.beat(
+            code = self.rig.heartbeat(
                 self.member_id, self.generation, instance=self.instance
             )
         elif what < 0.85:

@@ -53,7 +53,7 @@ def test_one_member_joins_with_version_zero(rig: Rig) -> None:
         b"x",
         b"mine",
     )
-    assert rig.beat("cli-0001", 1) == 0
+    assert rig.heartbeat("cli-0001", 1) == 0
 
 
 @in_both_homes
@@ -82,7 +82,7 @@ def test_member_id_without_a_second_join_expires(rig: Rig) -> None:
     rig.sleep(SESSION_MS)
     assert code_of(rig.join(member_id, version=5)) == codes.UNKNOWN_MEMBER_ID
     assert rig.groups.get("g") is None
-    assert rig.beat(member_id, 1, group="") == codes.INVALID_GROUP_ID
+    assert rig.heartbeat(member_id, 1, group="") == codes.INVALID_GROUP_ID
 
 
 @in_both_homes
@@ -127,7 +127,7 @@ def test_group_size_is_limited(tmp_path: Path) -> None:
             code_of(refused) == codes.GROUP_MAX_SIZE_REACHED
             and refused.value.member_id == ""
         )
-        assert rig.beat(ids[0], generation) == 0
+        assert rig.heartbeat(ids[0], generation) == 0
         assert rig.leave((ids[1], None)) == [0]
         # The new member has one place, and the member that has not rejoined yet has the
         # other.
@@ -155,7 +155,7 @@ def test_followers_get_no_member_list_and_wait_for_the_leader(rig: Rig) -> None:
     first = rig.join().value.member_id
     newcomer = rig.join()
     assert not newcomer.is_set
-    assert rig.beat(first, 1) == codes.REBALANCE_IN_PROGRESS
+    assert rig.heartbeat(first, 1) == codes.REBALANCE_IN_PROGRESS
     leader = rig.join(first).value
     assert leader.generation_id == newcomer.value.generation_id == 2
     assert leader.leader == newcomer.value.leader == first
@@ -229,7 +229,7 @@ def test_member_that_does_not_rejoin_in_time_is_removed(rig: Rig) -> None:
                 if not again.is_set
                 else codes.UNKNOWN_MEMBER_ID
             )
-            assert rig.beat(member_id, generation) == expected
+            assert rig.heartbeat(member_id, generation) == expected
     assert again.value.generation_id == generation + 1
     assert again.value.leader == ids[1]  # the leader did not rejoin
     assert {member.member_id for member in again.value.members} == {
@@ -245,10 +245,10 @@ def test_member_that_never_syncs_is_removed(rig: Rig) -> None:
     rig.join(first)
     rig.sync(first, 2, {first: b"1"})
     for _ in range(5):
-        rig.beat(first, 2), rig.beat(second.value.member_id, 2)
+        rig.heartbeat(first, 2), rig.heartbeat(second.value.member_id, 2)
         rig.sleep(REBALANCE_MS // 5)
-    assert rig.beat(second.value.member_id, 2) == codes.UNKNOWN_MEMBER_ID
-    assert rig.beat(first, 2) == codes.REBALANCE_IN_PROGRESS
+    assert rig.heartbeat(second.value.member_id, 2) == codes.UNKNOWN_MEMBER_ID
+    assert rig.heartbeat(first, 2) == codes.REBALANCE_IN_PROGRESS
 
 
 def test_session_begins_after_a_stalled_write(rig: Rig) -> None:
@@ -260,17 +260,17 @@ def test_session_begins_after_a_stalled_write(rig: Rig) -> None:
     rig.finish_disk()
     assert code_of(synced) == 0
     rig.sleep(SESSION_MS - 1)
-    assert rig.beat(member_id, 1) == 0
+    assert rig.heartbeat(member_id, 1) == 0
 
 
 @in_both_homes
 def test_silent_member_expires_and_the_others_rebalance(rig: Rig) -> None:
     ids, generation = rig.form(2)
     rig.sleep(SESSION_MS - 1)
-    assert rig.beat(ids[0], generation) == 0
+    assert rig.heartbeat(ids[0], generation) == 0
     rig.sleep(1 + rig.late_ms)
-    assert rig.beat(ids[1], generation) == codes.UNKNOWN_MEMBER_ID
-    assert rig.beat(ids[0], generation) == codes.REBALANCE_IN_PROGRESS
+    assert rig.heartbeat(ids[1], generation) == codes.UNKNOWN_MEMBER_ID
+    assert rig.heartbeat(ids[0], generation) == codes.REBALANCE_IN_PROGRESS
     assert [member.member_id for member in rig.join(ids[0]).value.members] == [ids[0]]
     rig.sleep(SESSION_MS + rig.late_ms)
     described = rig.describe()
@@ -286,13 +286,13 @@ def test_session_is_suspended_while_a_join_waits(rig: Rig) -> None:
     # it.
     for _ in range(2):
         rig.sleep(REBALANCE_MS // 2 - 1)
-        assert rig.beat(ids[1], 2) == codes.REBALANCE_IN_PROGRESS
+        assert rig.heartbeat(ids[1], 2) == codes.REBALANCE_IN_PROGRESS
     rig.sleep(1)
     assert not waiting.is_set and not newcomer.is_set
     rig.sleep(1)
     assert waiting.value.error_code == 0 and newcomer.value.error_code == 0
     rig.sleep(200 + rig.late_ms)  # its session began again with the answer
-    assert rig.beat(ids[0], 3) == codes.UNKNOWN_MEMBER_ID
+    assert rig.heartbeat(ids[0], 3) == codes.UNKNOWN_MEMBER_ID
 
 
 @pytest.mark.long
@@ -313,7 +313,7 @@ def test_rejoin_of_a_leader_or_a_changed_follower_begins_a_rebalance(
     ids, generation = rig.form(2)
     joined = rig.join(ids[1]).value
     assert joined.generation_id == generation and not joined.members
-    assert rig.beat(ids[0], generation) == 0
+    assert rig.heartbeat(ids[0], generation) == 0
     changed = rig.join(ids[1], protocols={"range": b"new"})
     assert not changed.is_set
     assert rig.join(ids[0]).value.members[1].metadata == b"new"
@@ -321,7 +321,7 @@ def test_rejoin_of_a_leader_or_a_changed_follower_begins_a_rebalance(
     leading = rig.join(ids[0])
     assert (
         not leading.is_set
-        and rig.beat(ids[1], generation + 1) == codes.REBALANCE_IN_PROGRESS
+        and rig.heartbeat(ids[1], generation + 1) == codes.REBALANCE_IN_PROGRESS
     )
 
 
@@ -351,7 +351,7 @@ def test_leave_removes_members_and_pending_ids(rig: Rig) -> None:
     ids, generation = rig.form(3)
     old = rig.ask(wire.LEAVE_GROUP, 1, group_id="g", member_id=ids[2])
     assert old.error_code == 0
-    assert rig.beat(ids[0], generation) == codes.REBALANCE_IN_PROGRESS
+    assert rig.heartbeat(ids[0], generation) == codes.REBALANCE_IN_PROGRESS
     assert rig.leave((ids[2], None), (ids[1], None)) == [codes.UNKNOWN_MEMBER_ID, 0]
     assert (
         rig.ask(wire.LEAVE_GROUP, 1, group_id="g", member_id="nobody").error_code
@@ -394,8 +394,8 @@ def test_returning_static_member_keeps_its_assignment_without_a_rebalance(
         [],
     )
     assert back.member_id != follower and back.member_id.startswith("b-")
-    assert rig.beat(leader, 2) == 0
-    assert rig.beat(follower, 2, instance="b") == codes.FENCED_INSTANCE_ID
+    assert rig.heartbeat(leader, 2) == 0
+    assert rig.heartbeat(follower, 2, instance="b") == codes.FENCED_INSTANCE_ID
     assert (
         code_of(rig.sync(follower, 2, group_instance_id="b"))
         == codes.FENCED_INSTANCE_ID
@@ -406,7 +406,7 @@ def test_returning_static_member_keeps_its_assignment_without_a_rebalance(
     assert rig.leave((follower, "b")) == [codes.FENCED_INSTANCE_ID]
     assert rig.sync(back.member_id, 2, group_instance_id="b").value.assignment == b"2"
     rig.restart()
-    assert rig.beat(back.member_id, 2, instance="b") == 0
+    assert rig.heartbeat(back.member_id, 2, instance="b") == 0
 
 
 @in_both_homes

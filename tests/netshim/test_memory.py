@@ -59,7 +59,7 @@ def join_for_an_id(bench: Bench, number: int) -> int:
     return 0 if code == codes.MEMBER_ID_REQUIRED else code
 
 
-def beat(bench: Bench, number: int) -> int:
+def heartbeat(bench: Bench, number: int) -> int:
     asked = wire.CONSUMER_GROUP_HEARTBEAT.Request(
         group_id=f"g{number}",
         member_id=f"m{number}",
@@ -86,7 +86,7 @@ def fill(bench: Bench, ask: Callable[[Bench, int], int]) -> None:
     assert {ask(bench, number + more) for more in range(5)} == {code}
 
 
-@pytest.mark.parametrize("ask", [join, join_for_an_id, beat, take_id])
+@pytest.mark.parametrize("ask", [join, join_for_an_id, heartbeat, take_id])
 def test_members_of_all_groups_share_one_limit(
     small: Bench, ask: Callable[[Bench, int], int]
 ) -> None:
@@ -98,7 +98,7 @@ def test_members_of_all_groups_share_one_limit(
     assert LIMIT * 0.8 < sum(held() for held in state.remembered.holders) <= LIMIT
 
 
-@pytest.mark.parametrize("ask", [join, join_for_an_id, beat])
+@pytest.mark.parametrize("ask", [join, join_for_an_id, heartbeat])
 def test_removed_members_free_memory_for_others(
     small: Bench, ask: Callable[[Bench, int], int]
 ) -> None:

@@ -223,7 +223,7 @@ def test_wire_leader_assigns_to_a_process_consumer(rig: Rig) -> None:
     with rig.logdir.consumer(group_id="g", assignors=("range",)) as consumer:
         consumer.subscribe(["orders"])
         consumer.poll(0)
-        assert rig.beat(first.member_id, 1) == codes.REBALANCE_IN_PROGRESS
+        assert rig.heartbeat(first.member_id, 1) == codes.REBALANCE_IN_PROGRESS
         again = rig.join(first.member_id, protocols={"range": WANTED}).value
         (other,) = {member.member_id for member in again.members} - {first.member_id}
         shares = {first.member_id: [("orders", 0)], other: [("orders", 1)]}
@@ -277,7 +277,7 @@ def test_group_too_large_for_a_node_is_refused(rig: Rig) -> None:
         == codes.UNKNOWN_SERVER_ERROR
     )
     assert rig.join(group="", version=3).value.error_code == codes.INVALID_GROUP_ID
-    assert rig.beat("m", 1, group="") == codes.INVALID_GROUP_ID
+    assert rig.heartbeat("m", 1, group="") == codes.INVALID_GROUP_ID
     assert rig.sync("m", 1, group="").value.error_code == codes.INVALID_GROUP_ID
 
 

@@ -99,7 +99,7 @@ class Client:
         )
         return int(answer.error_code)
 
-    async def beat(self, joined: Any) -> int:
+    async def heartbeat(self, joined: Any) -> int:
         answer = await self.ask(
             wire.HEARTBEAT,
             3,
@@ -186,19 +186,19 @@ async def live_a_day(disk: SimulatedDisk) -> int:
             await pass_time(disk, server, 10 * MINUTE_MS)
             offset = await steady.produce(disk.now_ms())
             ends[ten_minutes] = offset
-            if await steady.beat(joined) == codes.REBALANCE_IN_PROGRESS:
+            if await steady.heartbeat(joined) == codes.REBALANCE_IN_PROGRESS:
                 joined = await steady.join(joined.member_id)
                 assert await steady.sync(joined) == 0
             assert await steady.commit(joined, offset + 1) == 0
             is_silent = ten_minutes >= 72
             if not is_silent:
-                assert await silent.beat(other) == 0
+                assert await silent.heartbeat(other) == 0
             if ten_minutes == 71:
                 assert await steady.describe() == ("Stable", 2)
         assert await steady.describe() == ("Stable", 1), (
             "the session of the silent consumer ended"
         )
-        assert await silent.beat(other) == codes.UNKNOWN_MEMBER_ID
+        assert await silent.heartbeat(other) == codes.UNKNOWN_MEMBER_ID
 
         earliest = await steady.earliest()
         oldest_kept = min(at for at, offset in ends.items() if offset >= earliest)

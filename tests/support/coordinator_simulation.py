@@ -23,10 +23,10 @@ from logcore.coordination.effects import (
     SetTimer,
 )
 from logcore.coordination.group_requests import (
-    Beat,
-    Beaten,
-    BeatRefused,
+    ConsumerHeartbeat,
     GroupError,
+    HeartbeatAccepted,
+    HeartbeatRefused,
     Join,
     Rules,
     Sync,
@@ -192,9 +192,13 @@ class CoordinatorSimulation:
             more["topic_names"] = tuple(more["topic_names"])
         self.waiters += 1
         waiter = self.waiters
-        beat = Beat(group_id=group, member_id=member_id, member_epoch=epoch, **more)
+        heartbeat = ConsumerHeartbeat(
+            group_id=group, member_id=member_id, member_epoch=epoch, **more
+        )
         self.act(
-            self.coordinator.beat(beat, waiter, self.now_ms, may_lack_id=may_lack_id)
+            self.coordinator.consumer_heartbeat(
+                heartbeat, waiter, self.now_ms, may_lack_id=may_lack_id
+            )
         )
         return waiter
 
@@ -236,14 +240,14 @@ class CoordinatorSimulation:
         self.act(transition(request, waiter, self.now_ms))
         return waiter
 
-    def beat(
+    def heartbeat(
         self, member_id: str, epoch: int, **more: Any
     ) -> tuple[int, list[int] | None]:
         """Return the member epoch and the assigned numbers of topic t of the response.
         The numbers are None if the response contains no assignment.
         """
         result = self.replies[self.send(member_id, epoch, **more)]
-        assert isinstance(result, Beaten), result
+        assert isinstance(result, HeartbeatAccepted), result
         assert result.member_id == member_id
         numbers = (
             None
@@ -255,7 +259,7 @@ class CoordinatorSimulation:
     def refused(self, member_id: str, epoch: int, **more: Any) -> str:
         """Return the name of the error in the response to a heartbeat."""
         result = self.replies[self.send(member_id, epoch, **more)]
-        assert isinstance(result, BeatRefused), result
+        assert isinstance(result, HeartbeatRefused), result
         assert result.text
         return result.error.name
 

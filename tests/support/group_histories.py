@@ -15,9 +15,9 @@ from typing import Any
 from logcore.coordination.consumer_group import ConsumerGroup
 from logcore.coordination.effects import ConsumersChanged
 from logcore.coordination.group_requests import (
-    Beaten,
     Committer,
     GroupError,
+    HeartbeatAccepted,
 )
 from logcore.format.consumer_group_records import Partitions
 from support.coordinator_simulation import CoordinatorSimulation
@@ -57,7 +57,7 @@ class Client:
 
     # -- its actions
 
-    def beat(self) -> None:
+    def take_next_step(self) -> None:
         """Send a heartbeat. If the response to an earlier heartbeat is lost, the
         heartbeat is complete.
         """
@@ -81,7 +81,7 @@ class Client:
         if self.waiter is None or result is None:
             return
         self.waiter = None
-        if isinstance(result, Beaten):
+        if isinstance(result, HeartbeatAccepted):
             self.epoch = result.member_epoch
             if result.assigned is not None:
                 self.assignment = result.assigned
@@ -195,7 +195,7 @@ class RandomHistory:
         self.clients = [client for client in self.clients if not client.has_ended]
 
     def send_heartbeat(self) -> None:
-        self.let_one(lambda client: client.beat())
+        self.let_one(lambda client: client.take_next_step())
 
     def receive_response(self) -> None:
         self.let_one(lambda client: client.handle_response())
@@ -354,7 +354,7 @@ class RandomHistory:
                 self.simulation.disk()
             for client in [*self.clients]:
                 if client.waiter is None:
-                    client.beat()
+                    client.take_next_step()
                 while self.simulation.stores:
                     self.simulation.disk()
                 client.handle_response()
@@ -387,7 +387,7 @@ class RandomHistory:
             assert client.owned == group.targets[client.member_id]
         before = len(self.simulation.batches)
         for client in self.clients:
-            client.beat()
+            client.take_next_step()
         assert len(self.simulation.batches) == before and not self.simulation.stores, (
             "nothing changes any more"
         )

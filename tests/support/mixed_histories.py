@@ -74,7 +74,7 @@ class ClassicClient(Client):
 
     # -- its actions
 
-    def beat(self) -> None:
+    def take_next_step(self) -> None:
         """Take the next step. If there is no response yet, the client waits for it, or
         it was lost in a crash.
         """

@@ -226,7 +226,7 @@ class Rig:
         )
         return self.send(wire.SYNC_GROUP, version, request)
 
-    def beat(
+    def heartbeat(
         self,
         member_id: str,
         generation: int,

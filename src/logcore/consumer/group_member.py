@@ -260,7 +260,7 @@ class GroupMember:
         # Step 2: finish the request for the assignment.
         if self._syncing is not None:
             if not self._syncing.is_done:
-                return self._beat()
+                return self._heartbeat()
             self._synced(self._syncing.result)
             if self._share is None:
                 error = self._syncing.result
@@ -276,7 +276,7 @@ class GroupMember:
             name: self._partitions_of(name) for name in self._divided
         }:
             return REJOIN
-        return self._beat()
+        return self._heartbeat()
 
     def enter_generation(self) -> bool:
         """Enter the generation that the member has joined, if it has begun.
@@ -298,7 +298,7 @@ class GroupMember:
         """Mark the share as received, so that step() does not return it again."""
         self._share = None
 
-    def _beat(self) -> MembershipEvent | None:
+    def _heartbeat(self) -> MembershipEvent | None:
         error = self._groups.heartbeat(
             self.group_id, self.member_id, self.instance_id, self.generation
         )

@@ -49,11 +49,11 @@ from logcore.coordination.effects import (
     TargetsChanged,
 )
 from logcore.coordination.group_requests import (
-    Beat,
-    Beaten,
-    BeatRefused,
+    ConsumerHeartbeat,
     FirstSyncEnds,
     GroupError,
+    HeartbeatAccepted,
+    HeartbeatRefused,
     Joined,
     JoinRefused,
     RejoinEnds,
@@ -91,72 +91,79 @@ class StepContext:
     now_ms: int
 
 
-def check_beat(beat: Beat, *, may_lack_id: bool) -> BeatRefused | None:
+def check_heartbeat(
+    request: ConsumerHeartbeat, *, may_lack_id: bool
+) -> HeartbeatRefused | None:
     """Check a heartbeat without its group; return None if it is valid.
 
     With `may_lack_id`, a new member without an id gets one.
     """
-    text = _flaw(beat, may_lack_id)
+    text = _flaw(request, may_lack_id)
     if text:
-        return BeatRefused(GroupError.INVALID_REQUEST, text)
+        return HeartbeatRefused(GroupError.INVALID_REQUEST, text)
     # The broker assigns, so a client cannot bring its own assignor.
-    if beat.assignor is not None and beat.assignor not in ASSIGNORS:
-        return BeatRefused(
+    if request.assignor is not None and request.assignor not in ASSIGNORS:
+        return HeartbeatRefused(
             GroupError.UNSUPPORTED_ASSIGNOR,
-            f"assignor {beat.assignor} is not among {', '.join(ASSIGNORS)}",
+            f"assignor {request.assignor} is not among {', '.join(ASSIGNORS)}",
         )
     return None
 
 
-def _flaw(beat: Beat, may_lack_id: bool) -> str:
+def _flaw(request: ConsumerHeartbeat, may_lack_id: bool) -> str:
     # null means that the field is not set. An empty text is a mistake.
     for what, text in (
-        ("group id", beat.group_id),
-        ("instance id", beat.instance_id),
-        ("rack id", beat.rack_id),
+        ("group id", request.group_id),
+        ("instance id", request.instance_id),
+        ("rack id", request.rack_id),
     ):
         if text == "":
             return f"the {what} is empty"
-    texts = (beat.group_id, beat.member_id, beat.instance_id or "", beat.pattern or "")
+    texts = (
+        request.group_id,
+        request.member_id,
+        request.instance_id or "",
+        request.pattern or "",
+    )
     if any(map(classic_transitions.is_too_long, texts)):
         return "a text is too long"
     # Since KIP-1082, members make their own ids, before they join.
-    if not beat.member_id and (
-        not may_lack_id or beat.member_epoch > 0 or beat.member_epoch == _LEAVES
+    if not request.member_id and (
+        not may_lack_id or request.member_epoch > 0 or request.member_epoch == _LEAVES
     ):
         return "the member id is empty"
     # Kafka requires these fields of a new member, which has nothing that they could
     # default to.
-    if beat.member_epoch == _JOINS:
-        if beat.rebalance_timeout_ms == -1:
+    if request.member_epoch == _JOINS:
+        if request.rebalance_timeout_ms == -1:
             return "a joining member must give its rebalance timeout"
         # A member that was fenced must have given up its partitions, because another
         # member may have them.
-        if beat.owned is None or beat.owned:
+        if request.owned is None or request.owned:
             return "a joining member must report that it owns no partition"
-        if beat.topic_names is None and beat.pattern is None:
+        if request.topic_names is None and request.pattern is None:
             return "a joining member must give its subscription"
     # Its partitions wait for a member with the same instance id. Without one, no member
     # could take them.
-    if beat.member_epoch == AWAY and beat.instance_id is None:
+    if request.member_epoch == AWAY and request.instance_id is None:
         return "only a member with an instance id leaves for a while"
-    if beat.member_epoch < AWAY:
-        return f"there is no member epoch {beat.member_epoch}"
+    if request.member_epoch < AWAY:
+        return f"there is no member epoch {request.member_epoch}"
     return ""
 
 
 # -- transitions -----------------------------------------------------------------------
 
 
-def beat(
+def heartbeat(
     group: Group,
-    request: Beat,
+    request: ConsumerHeartbeat,
     waiter: Waiter,
     around: StepContext,
     *,
     owed: Iterable[Fact] = (),
 ) -> list[Effect]:
-    """Carry out a heartbeat that check_beat() accepted.
+    """Carry out a heartbeat that check_heartbeat() accepted.
 
     A refused heartbeat changes nothing. `owed` contains facts without records, because
     the group used the classic protocol before. Their records are stored with those of
@@ -164,7 +171,7 @@ def beat(
     """
     step = HeartbeatStep(group, around)
     try:
-        result: Result = step.beat(request)
+        result: Result = step.consumer_heartbeat(request)
     # The checks run during the step, after some changes were made.
     except Refused as refused:
         step.undo()
@@ -269,8 +276,8 @@ def forget_timers(group: Group, consumers: ConsumerGroup) -> list[Effect]:
 def refusal(result: Result, error: GroupError, text: str) -> Result:
     """Return an error of the same request type as `result`."""
     # Each protocol has its own form of a refused request.
-    if isinstance(result, Beaten | BeatRefused):
-        return BeatRefused(error, text)
+    if isinstance(result, HeartbeatAccepted | HeartbeatRefused):
+        return HeartbeatRefused(error, text)
     if isinstance(result, Joined | JoinRefused):
         return JoinRefused(error, "")
     return error
@@ -282,7 +289,7 @@ class Refused(Exception):
     def __init__(self, error: GroupError, text: str) -> None:
         super().__init__(text)
         self.error = error
-        self.result = BeatRefused(error, text)
+        self.result = HeartbeatRefused(error, text)
 
 
 class HeartbeatStep:
@@ -526,7 +533,7 @@ class HeartbeatStep:
 
     # -- a heartbeat
 
-    def beat(self, request: Beat) -> Beaten:
+    def consumer_heartbeat(self, request: ConsumerHeartbeat) -> HeartbeatAccepted:
         # Negative epochs announce that the member leaves.
         if request.member_epoch < _JOINS:
             return self._leave(request)
@@ -567,7 +574,7 @@ class HeartbeatStep:
         assigned = None
         if _is_whole(request) or current.assigned != before.assigned:
             assigned = current.assigned
-        return Beaten(
+        return HeartbeatAccepted(
             member_id=member_id,
             member_epoch=current.member_epoch,
             heartbeat_interval_ms=self.around.rules.heartbeat_interval_ms_of(
@@ -576,14 +583,14 @@ class HeartbeatStep:
             assigned=assigned,
         )
 
-    def _check_dynamic(self, request: Beat) -> None:
+    def _check_dynamic(self, request: ConsumerHeartbeat) -> None:
         is_known = request.member_id in self.consumers.members
         if self.consumers.is_classic(request.member_id) or (
             request.member_epoch != _JOINS and not is_known
         ):
             raise unknown(request.member_id)
 
-    def _check_static(self, request: Beat, instance_id: str) -> None:
+    def _check_static(self, request: ConsumerHeartbeat, instance_id: str) -> None:
         """Check the instance id of a static member.
 
         A member that joins replaces a member that left temporarily. It also replaces a
@@ -612,7 +619,7 @@ class HeartbeatStep:
             )
         self._replace(holder, request.member_id)
 
-    def _check_identity(self, request: Beat) -> None:
+    def _check_identity(self, request: ConsumerHeartbeat) -> None:
         error = self.consumers.check_member(request.member_id, request.instance_id)
         if error is GroupError.FENCED_INSTANCE_ID:
             raise Refused(error, f"another member is instance {request.instance_id}")
@@ -632,7 +639,7 @@ class HeartbeatStep:
         self._put((RecordKind.TARGET, new_id), target)
         self._put((RecordKind.CURRENT, new_id), current)
 
-    def _store_member_data(self, request: Beat) -> bool:
+    def _store_member_data(self, request: ConsumerHeartbeat) -> bool:
         """Store the member data of a request; return whether the subscription has
         changed.
         """
@@ -675,7 +682,7 @@ class HeartbeatStep:
 
     # -- topics
 
-    def _refresh_pattern(self, pattern: str | None, request: Beat) -> bool:
+    def _refresh_pattern(self, pattern: str | None, request: ConsumerHeartbeat) -> bool:
         """Find the topics that the sender's pattern matches, once for each version of
         the topics; return whether they have changed.
 
@@ -765,14 +772,14 @@ class HeartbeatStep:
 
     # -- leaving
 
-    def _leave(self, request: Beat) -> Beaten:
+    def _leave(self, request: ConsumerHeartbeat) -> HeartbeatAccepted:
         self._check_identity(request)
         member_id = request.member_id
         if request.member_epoch == AWAY:
             self._leave_for_a_while(member_id)
         else:
             self._remove(member_id)
-        return Beaten(
+        return HeartbeatAccepted(
             member_id=member_id,
             member_epoch=request.member_epoch,
             heartbeat_interval_ms=0,
@@ -825,7 +832,7 @@ def unknown(member_id: str) -> Refused:
     )
 
 
-def _is_whole(request: Beat) -> bool:
+def _is_whole(request: ConsumerHeartbeat) -> bool:
     """Return whether a request has all fields, as after a lost answer.
 
     The answer then contains all fields too.

@@ -52,11 +52,11 @@ from logcore.coordination.effects import (
     Reply,
 )
 from logcore.coordination.group_requests import (
-    Beat,
-    BeatRefused,
     Committer,
+    ConsumerHeartbeat,
     FirstSyncEnds,
     GroupError,
+    HeartbeatRefused,
     Join,
     JoinRefused,
     OffsetKey,
@@ -355,15 +355,20 @@ class Coordinator:
             self._groups[group.group_id] = group
         return effects
 
-    def beat(
-        self, request: Beat, waiter: Waiter, now_ms: int, *, may_lack_id: bool = False
+    def consumer_heartbeat(
+        self,
+        request: ConsumerHeartbeat,
+        waiter: Waiter,
+        now_ms: int,
+        *,
+        may_lack_id: bool = False,
     ) -> list[Effect]:
-        """Handle a heartbeat of the consumer protocol; the reply is Beaten or
-        BeatRefused.
+        """Handle a heartbeat of the consumer protocol; the reply is HeartbeatAccepted or
+        HeartbeatRefused.
 
         With `may_lack_id`, a new member without an id gets one.
         """
-        refused = consumer_transitions.check_beat(request, may_lack_id=may_lack_id)
+        refused = consumer_transitions.check_heartbeat(request, may_lack_id=may_lack_id)
         group = self._groups.get(request.group_id)
         if refused is None:
             refused = _check_protocol(group, request)
@@ -380,7 +385,7 @@ class Coordinator:
         ):
             size_bytes = MEMBER_BYTES + sum(map(len, says)) + ITEM_BYTES * len(says)
             if not self._admits(request.group_id, size_bytes, now_ms):
-                refused = BeatRefused(
+                refused = HeartbeatRefused(
                     GroupError.COORDINATOR_NOT_AVAILABLE,
                     "the groups have no memory left",
                 )
@@ -391,7 +396,7 @@ class Coordinator:
         consumers = group.consumers
         around = self._around(now_ms)
         if consumers is not None:
-            return consumer_transitions.beat(group, request, waiter, around)
+            return consumer_transitions.heartbeat(group, request, waiter, around)
         # Classic members are in the group, so this is a rolling upgrade.
         if group.state != EMPTY:
             return migration.upgrade(group, request, waiter, around)
@@ -401,7 +406,9 @@ class Coordinator:
         if group.protocol_type:
             owed.append((RecordKind.CLASSIC, ""))
         consumers = group.consumers = ConsumerGroup(request.group_id)
-        effects = consumer_transitions.beat(group, request, waiter, around, owed=owed)
+        effects = consumer_transitions.heartbeat(
+            group, request, waiter, around, owed=owed
+        )
         # The heartbeat was refused.
         if not consumers.members:
             group.consumers = None
@@ -689,7 +696,9 @@ class Coordinator:
         return effects
 
 
-def _check_protocol(group: Group | None, request: Beat) -> BeatRefused | None:
+def _check_protocol(
+    group: Group | None, request: ConsumerHeartbeat
+) -> HeartbeatRefused | None:
     """Refuse a heartbeat that does not join, unless the group uses the consumer
     protocol.
     """
@@ -701,7 +710,7 @@ def _check_protocol(group: Group | None, request: Beat) -> BeatRefused | None:
         text = f"there is no group {request.group_id}"
     else:
         text = f"group {request.group_id} is of the classic protocol"
-    return BeatRefused(GroupError.GROUP_ID_NOT_FOUND, text)
+    return HeartbeatRefused(GroupError.GROUP_ID_NOT_FOUND, text)
 
 
 def _check_return(group: Group, request: Join) -> GroupError | None:

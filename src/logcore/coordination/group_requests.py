@@ -191,7 +191,7 @@ class SyncResult:
 
 
 @attrs.frozen(kw_only=True)
-class Beat:
+class ConsumerHeartbeat:
     """A heartbeat of the consumer protocol.
 
     None means that a value has not changed. For the timeout, -1 means that.
@@ -216,7 +216,7 @@ class Beat:
 
 
 @attrs.frozen(kw_only=True)
-class Beaten:
+class HeartbeatAccepted:
     """The answer to a heartbeat."""
 
     member_id: str
@@ -227,7 +227,7 @@ class Beaten:
 
 
 @attrs.frozen
-class BeatRefused:
+class HeartbeatRefused:
     """The error that ends a heartbeat."""
 
     error: GroupError
@@ -236,7 +236,15 @@ class BeatRefused:
 
 
 #: The outcome of a request; None for success without data.
-Result = Joined | JoinRefused | SyncResult | Beaten | BeatRefused | GroupError | None
+Result = (
+    Joined
+    | JoinRefused
+    | SyncResult
+    | HeartbeatAccepted
+    | HeartbeatRefused
+    | GroupError
+    | None
+)
 
 
 # -- timers ----------------------------------------------------------------------------

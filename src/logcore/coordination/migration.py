@@ -51,7 +51,7 @@ from logcore.coordination.effects import (
     SetTimer,
 )
 from logcore.coordination.group_requests import (
-    Beat,
+    ConsumerHeartbeat,
     FirstSyncEnds,
     GroupError,
     Join,
@@ -95,7 +95,7 @@ _ORDER: Final = (
 
 
 def upgrade(
-    group: Group, request: Beat, waiter: Waiter, around: StepContext
+    group: Group, request: ConsumerHeartbeat, waiter: Waiter, around: StepContext
 ) -> list[Effect]:
     """Upgrade a classic group because a member of the consumer protocol joins.
 
@@ -112,7 +112,7 @@ def upgrade(
     former_state = group.state
     former_ms = group.state_ms
     group.consumers = consumers
-    joining = consumer_transitions.beat(
+    joining = consumer_transitions.heartbeat(
         group, request, waiter, around, owed=[*group.owed, *owed]
     )
     # A heartbeat that is accepted stores the new member.

@@ -29,9 +29,9 @@ from logcore.coordination.classic_group import (
     Group,
 )
 from logcore.coordination.group_requests import (
-    Beaten,
-    BeatRefused,
     GroupError,
+    HeartbeatAccepted,
+    HeartbeatRefused,
     Joined,
     JoinedMember,
     JoinRefused,
@@ -339,7 +339,7 @@ def _result(result: Result) -> dict[str, Any] | None:
                 "kind": "joined",
                 "members": members,
             }
-        case Beaten() | BeatRefused():
+        case HeartbeatAccepted() | HeartbeatRefused():
             raise AssertionError("a group of the consumer protocol has no node")
 
 

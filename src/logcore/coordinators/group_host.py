@@ -97,14 +97,14 @@ class GroupHost(ABC, Generic[DoneT]):
         """Renew a session. Return None, or the error for the member."""
         found: list[GroupError | None] = []
 
-        def beat(coordinator: Coordinator, now_ms: int) -> list[Effect]:
+        def heartbeat(coordinator: Coordinator, now_ms: int) -> list[Effect]:
             error, effects = coordinator.heartbeat(
                 group_id, member_id, instance_id, generation, now_ms
             )
             found.append(error)
             return effects
 
-        self.step(group_id, beat)
+        self.step(group_id, heartbeat)
         return found[-1]
 
     def leave(

@@ -35,8 +35,8 @@ from logcore.coordination.effects import (
     SetTimer,
 )
 from logcore.coordination.group_requests import (
-    Beat,
     Committer,
+    ConsumerHeartbeat,
     GroupError,
     OffsetKey,
     Timeout,
@@ -134,10 +134,12 @@ class LocalGroups(ProcessGroups):
 
     def _end_membership(self, group_id: str, member_id: str) -> None:
         """Remove a member of the consumer protocol."""
-        leaves = Beat(group_id=group_id, member_id=member_id, member_epoch=-1)
+        leaves = ConsumerHeartbeat(
+            group_id=group_id, member_id=member_id, member_epoch=-1
+        )
         self.request(
             group_id,
-            lambda coordinator, waiter, now_ms: coordinator.beat(
+            lambda coordinator, waiter, now_ms: coordinator.consumer_heartbeat(
                 leaves, waiter, now_ms
             ),
             PendingResult(),

@@ -218,14 +218,14 @@ class SharedGroups(ProcessGroups):
                 )
             found: list[GroupError | None] = []
 
-            def beat(coordinator: Coordinator, at_ms: int) -> list[Effect]:
+            def heartbeat(coordinator: Coordinator, at_ms: int) -> list[Effect]:
                 error, effects = coordinator.heartbeat(
                     group_id, member_id, instance_id, generation, at_ms
                 )
                 found.append(error)
                 return effects
 
-            self.step(group_id, beat)
+            self.step(group_id, heartbeat)
             self._renewed[group_id, member_id] = now_ms
             # A step may run more than once, see _make(). The last run counts.
             return found[-1]

@@ -18,9 +18,9 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 from logcore import NotLeaderError
 from logcore.coordination.classic_group import Group
 from logcore.coordination.group_requests import (
-    Beat,
-    BeatRefused,
+    ConsumerHeartbeat,
     GroupError,
+    HeartbeatRefused,
     Join,
     JoinRefused,
 )
@@ -207,12 +207,14 @@ class GroupShards(GroupService):
 
         super().join(request, joined)
 
-    def beat(self, request: Beat, done: Done, *, may_lack_id: bool) -> None:
+    def consumer_heartbeat(
+        self, request: ConsumerHeartbeat, done: Done, *, may_lack_id: bool
+    ) -> None:
         shard = self._find(request.group_id)
         if isinstance(shard, GroupError):
-            done(BeatRefused(shard, "another broker coordinates the group"))
+            done(HeartbeatRefused(shard, "another broker coordinates the group"))
         else:
-            shard.beat(request, done, may_lack_id=may_lack_id)
+            shard.consumer_heartbeat(request, done, may_lack_id=may_lack_id)
 
     def get(self, group_id: str) -> Group | None:
         shard = self._find(group_id)

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Final
 from logcore.coordination.classic_group import Group
 from logcore.coordination.consumer_group import NOTHING, ConsumerGroup
 from logcore.coordination.group_requests import (
-    Beat,
-    Beaten,
-    BeatRefused,
+    ConsumerHeartbeat,
+    HeartbeatAccepted,
+    HeartbeatRefused,
     Result,
 )
 from logcore.format.consumer_group_records import Partitions
@@ -49,13 +49,13 @@ _CLASSIC_MEMBER: Final = 0
 _CONSUMER_MEMBER: Final = 1
 
 
-def _refuse_beat(
+def _refuse_heartbeat(
     request: ConsumerGroupHeartbeatRequest, call: Call, code: int
 ) -> ConsumerGroupHeartbeatResponse:
     return wire.CONSUMER_GROUP_HEARTBEAT.Response(error_code=code)
 
 
-@when_loaded(_refuse_beat)
+@when_loaded(_refuse_heartbeat)
 def consumer_group_heartbeat(
     request: ConsumerGroupHeartbeatRequest,
     call: Call,
@@ -66,7 +66,7 @@ def consumer_group_heartbeat(
     assert isinstance(groups, BrokerGroups)
     names = request.subscribed_topic_names
     owned = request.topic_partitions
-    beat = Beat(
+    heartbeat = ConsumerHeartbeat(
         group_id=request.group_id,
         member_id=request.member_id,
         member_epoch=request.member_epoch,
@@ -84,9 +84,9 @@ def consumer_group_heartbeat(
         may_see=partial(state.security.may_describe, call.session),
     )
     answer = PendingResponse()
-    groups.beat(
-        beat,
-        lambda result: answer.set(_beat_response(result, call)),
+    groups.consumer_heartbeat(
+        heartbeat,
+        lambda result: answer.set(_heartbeat_response(result, call)),
         may_lack_id=call.version < _OWN_ID_SINCE,
     )
     return answer
@@ -98,13 +98,13 @@ def _partitions_of(
     return ((topic.topic_id, number) for topic in topics for number in topic.partitions)
 
 
-def _beat_response(result: Result, call: Call) -> ConsumerGroupHeartbeatResponse:
+def _heartbeat_response(result: Result, call: Call) -> ConsumerGroupHeartbeatResponse:
     response_type = wire.CONSUMER_GROUP_HEARTBEAT.Response
-    if isinstance(result, BeatRefused):
+    if isinstance(result, HeartbeatRefused):
         return response_type(
             error_code=code_of_group(result.error, call), error_message=result.text
         )
-    assert isinstance(result, Beaten), result
+    assert isinstance(result, HeartbeatAccepted), result
     assignment = None
     # An assignment is sent only if it changed, so that an idle heartbeat is small.
     if result.assigned is not None:

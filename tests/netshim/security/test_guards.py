@@ -175,7 +175,7 @@ def topic(name: str) -> tuple[ResourceType, str, AclOperation]:
     return ResourceType.TOPIC, name, AclOperation.DESCRIBE
 
 
-def beat(bench: Bench, member_id: str, epoch: int = 0, **fields: Any) -> Any:
+def heartbeat(bench: Bench, member_id: str, epoch: int = 0, **fields: Any) -> Any:
     """Send a heartbeat of the consumer protocol; with epoch 0 it joins."""
     if epoch == 0:
         fields = {"rebalance_timeout_ms": 1_000, "topic_partitions": [], **fields}
@@ -199,13 +199,13 @@ def test_regular_expression_matches_no_topic_that_the_member_may_not_see(
     bench: Bench,
 ) -> None:
     allow(bench, READ_GROUP, topic("b"), topic("d"))
-    response = beat(bench, "m", subscribed_topic_regex=".*")
+    response = heartbeat(bench, "m", subscribed_topic_regex=".*")
     assert assigned(bench, response) == ["b", "d"]
     # A new topic matches too, as soon as a rule shows it.
     bench.logdir.create_topic("e")
     allow(bench, READ_GROUP, topic("b"), topic("d"), topic("e"))
     bench.broker.state.security.rules_version += 1
-    response = beat(bench, "m", response.member_epoch)
+    response = heartbeat(bench, "m", response.member_epoch)
     assert assigned(bench, response) == ["b", "d", "e"]
 
 
@@ -214,12 +214,12 @@ def test_heartbeat_of_one_member_keeps_the_topics_of_another_pattern(
 ) -> None:
     """Each pattern has the topics that its own members may see."""
     allow(bench, READ_GROUP, topic("b"), topic("d"))
-    first = beat(bench, "m", subscribed_topic_regex="b")
+    first = heartbeat(bench, "m", subscribed_topic_regex="b")
     assert assigned(bench, first) == ["b"]
     # The second member may see d only.
     allow(bench, READ_GROUP, topic("d"))
     bench.broker.state.security.rules_version += 1
-    second = beat(bench, "n", subscribed_topic_regex="d")
+    second = heartbeat(bench, "n", subscribed_topic_regex="d")
     assert assigned(bench, second) == ["d"]
     group = bench.broker.state.groups.get("g")
     assert group is not None and group.consumers is not None
@@ -234,20 +234,20 @@ def test_assignment_leaves_out_a_topic_after_its_rule_is_deleted(bench: Bench) -
         "topic_partitions": [],
         "subscribed_topic_regex": "[bd]",
     }
-    response = beat(bench, "m", **whole)
+    response = heartbeat(bench, "m", **whole)
     assert assigned(bench, response) == ["b", "d"]
     allow(bench, READ_GROUP, topic("d"))
-    response = beat(bench, "m", response.member_epoch, **whole)
+    response = heartbeat(bench, "m", response.member_epoch, **whole)
     assert assigned(bench, response) == ["d"]
 
 
 def test_new_member_takes_no_topic_from_others_with_its_pattern(bench: Bench) -> None:
     allow(bench, READ_GROUP, topic("b"), topic("d"))
-    response = beat(bench, "m", subscribed_topic_regex="[bd]")
+    response = heartbeat(bench, "m", subscribed_topic_regex="[bd]")
     # The first heartbeat has created the topic of the offsets.
-    beat(bench, "m", response.member_epoch)
+    heartbeat(bench, "m", response.member_epoch)
     allow(bench, READ_GROUP, topic("d"))
-    beat(bench, "n", subscribed_topic_regex="[bd]")
+    heartbeat(bench, "n", subscribed_topic_regex="[bd]")
     group = bench.broker.state.groups.get("g")
     assert group is not None and group.consumers is not None
     assert group.consumers.patterns["[bd]"].topics == ("b", "d")
@@ -258,7 +258,7 @@ def test_classic_member_of_a_consumer_group_learns_of_no_forbidden_topic(
 ) -> None:
     """The broker makes the assignment of such a group, from names that a member gave."""
     allow(bench, READ_GROUP, topic("d"))
-    beat(bench, "m", subscribed_topic_names=["d"])
+    heartbeat(bench, "m", subscribed_topic_names=["d"])
     join = wire.JOIN_GROUP.Request
     metadata = subscription_value(Subscription(topics=("a", "d")))
     request = join(

@@ -376,7 +376,7 @@ def offset_delete(asker: Asker) -> None:
     ask("the same again", group_id)
 
 
-def _beaten(asker: Asker, group_id: str) -> None:
+def _wait_for_group(asker: Asker, group_id: str) -> None:
     def ask() -> tuple[int, Any]:
         answer = asker.other(
             wire.CONSUMER_GROUP_HEARTBEAT,
@@ -396,7 +396,7 @@ def consumer_group_heartbeat(asker: Asker) -> None:
     covers both versions, and refused requests.
     """
     group_id = asker.name
-    _beaten(asker, group_id)
+    _wait_for_group(asker, group_id)
     joining = {
         "rebalance_timeout_ms": 30_000,
         "subscribed_topic_names": ["t"],
@@ -429,7 +429,7 @@ def consumer_group_heartbeat(asker: Asker) -> None:
 
 def consumer_group_describe(asker: Asker) -> None:
     group_id = asker.name
-    _beaten(asker, group_id)
+    _wait_for_group(asker, group_id)
     joining = {
         "rebalance_timeout_ms": 30_000,
         "subscribed_topic_names": ["t"],
