@@ -78,8 +78,8 @@ def run(settings: Settings) -> Iterator[Result]:
         theirs = stack.enter_context(_kafka(path / "theirs"))
         ours = stack.enter_context(netshim(path / "os", "os"))
         grouped = stack.enter_context(netshim(path / "group", "group"))
-        for one, warm_seconds in ((theirs, _WARM_SECONDS), (ours, 2), (grouped, 2)):
-            latency(one, "warm", warm_seconds)
+        for rates, warm_seconds in ((theirs, _WARM_SECONDS), (ours, 2), (grouped, 2)):
+            latency(rates, "warm", warm_seconds)
         seconds = 3 if settings.quick else 20
         yield from _latencies([ours, grouped, theirs], seconds)
         yield from _small_transactions(ours, theirs, 200 if settings.quick else 1_000)
@@ -115,14 +115,14 @@ def _kafka(folder: Path) -> Iterator[Served]:
 def _latencies(brokers: list[Served], seconds: float) -> Iterator[Result]:
     latencies, cpu = paced(brokers, seconds)
     theirs = brokers[-1].name
-    for one in brokers[:-1]:
-        targets = dict(zip(("p50", "p99", "p99.9"), _LATENCY[one.name], strict=True))
+    for broker in brokers[:-1]:
+        targets = dict(zip(("p50", "p99", "p99.9"), _LATENCY[broker.name], strict=True))
         for (what, name), figures in latencies.items():
-            question = f"1,000 records a second, {one.name}, {what}, {name}"
+            question = f"1,000 records a second, {broker.name}, {what}, {name}"
             target = targets[name]
-            if one.name == "os" and (what, name) == ("end to end", "p50"):
+            if broker.name == "os" and (what, name) == ("end to end", "p50"):
                 target = _END_TO_END
-            yield cost_row(question, "us", 1e6, figures, one.name, theirs, target)
+            yield cost_row(question, "us", 1e6, figures, broker.name, theirs, target)
     for ours, target in zip(brokers[:-1], (0.5, 1.2), strict=True):
         question = f"1,000 records a second, {ours.name}, CPU of the broker for each"
         yield cost_row(question, "us", 1e6, cpu, ours.name, theirs, target)
@@ -137,10 +137,12 @@ def _small_transactions(ours: Served, theirs: Served, count: int) -> Iterator[Re
     p50: dict[str, list[float]] = {}
     requests: dict[str, list[float]] = {}
     for turn in range(TURNS):
-        for one in (ours, theirs):
-            found = small_transactions(one.address, f"small-{turn}", count // 2, count)
-            p50.setdefault(one.name, []).append(found["p50"])
-            requests.setdefault(one.name, []).append(found["requests"])
+        for rates in (ours, theirs):
+            found = small_transactions(
+                rates.address, f"small-{turn}", count // 2, count
+            )
+            p50.setdefault(rates.name, []).append(found["p50"])
+            requests.setdefault(rates.name, []).append(found["requests"])
     names = ours.name, theirs.name
     yield cost_row(
         "transaction of 1 record from the Java client, p50", "us", 1, p50, *names, 0.5
@@ -229,7 +231,7 @@ def _secured_kafka(folder: Path) -> Iterator[Served]:
         serialization.NoEncryption(),
     )
     keystore = folder / "broker.pem"
-    chain = b"".join(one.bytes() for one in certificate.cert_chain_pems)
+    chain = b"".join(pem.bytes() for pem in certificate.cert_chain_pems)
     keystore.write_bytes(key + chain)
     port = free_port()
     login = "org.apache.kafka.common.security.scram.ScramLoginModule required;"
@@ -281,7 +283,7 @@ class _Login:
             _ask(sock, wire.SASL_HANDSHAKE, mechanism="SCRAM-SHA-256")
             bare = f"n={self.user},r={os.urandom(12).hex()}"
             server = self._token(sock, f"n,,{bare}")
-            parts = dict(one.split("=", 1) for one in server.split(","))
+            parts = dict(address.split("=", 1) for address in server.split(","))
             final = f"c=biws,r={parts['r']}"
             signed = f"{bare},{server},{final}".encode()
             salted = self._salted(base64.b64decode(parts["s"]), int(parts["i"]))
@@ -316,19 +318,21 @@ def _ask(sock: ssl.SSLSocket, api: wire.Api[Any, Any], **fields: Any) -> Any:
 def _connections(ours: Served, theirs: Served, count: int) -> Iterator[Result]:
     seconds: dict[str, list[float]] = {}
     cpu: dict[str, list[float]] = {}
-    logins = {one.name: _Login(one) for one in (ours, theirs)}
+    logins = {rates.name: _Login(rates) for rates in (ours, theirs)}
     for login in logins.values():
         for _ in range(count * 5):  # Kafka compiles its code
             login.connect()
     for _ in range(TURNS):
-        for one in (ours, theirs):
-            before = one.cpu_seconds()
+        for rates in (ours, theirs):
+            before = rates.cpu_seconds()
             began = time.perf_counter()
             for _ in range(count):
-                logins[one.name].connect()
+                logins[rates.name].connect()
             taken = time.perf_counter() - began
-            seconds.setdefault(one.name, []).append(taken / count)
-            cpu.setdefault(one.name, []).append((one.cpu_seconds() - before) / count)
+            seconds.setdefault(rates.name, []).append(taken / count)
+            cpu.setdefault(rates.name, []).append(
+                (rates.cpu_seconds() - before) / count
+            )
     names = ours.name, theirs.name
     name = "TLS connection with a SCRAM login"
     yield cost_row(name, "ms", 1e3, seconds, *names, 1.0)
@@ -342,8 +346,8 @@ def _secured_produce(
     count = size_bytes // 1_000
     cpu: dict[str, list[float]] = {}
     for turn in range(TURNS):
-        for one in (ours, other):
-            _, taken = produce(one, f"secured-{turn}", b"x" * 1_000, count)
-            cpu.setdefault(one.name, []).append(taken / size_bytes * 1e9)
+        for rates in (ours, other):
+            _, taken = produce(rates, f"secured-{turn}", b"x" * 1_000, count)
+            cpu.setdefault(rates.name, []).append(taken / size_bytes * 1e9)
     question = f"produce, 1,000 bytes a record, {name}, CPU of the broker for each GB"
     return cost_row(question, "s", 1, cpu, ours.name, other.name, target)

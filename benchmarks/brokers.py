@@ -156,8 +156,8 @@ def paced(
     latencies: dict[tuple[str, str], dict[str, list[float]]] = {}
     cpu: dict[str, list[float]] = {}
     for turn in range(TURNS):
-        for one in brokers:
-            acked, found, spent = latency(one, f"{topic}-{turn}", seconds)
+        for broker in brokers:
+            acked, found, spent = latency(broker, f"{topic}-{turn}", seconds)
             for what, each in (("produce", acked), ("end to end", found)):
                 cuts = statistics.quantiles(each, n=1_000)
                 for name, cut in (
@@ -166,9 +166,9 @@ def paced(
                     ("p99.9", cuts[998]),
                 ):
                     latencies.setdefault((what, name), {}).setdefault(
-                        one.name, []
+                        broker.name, []
                     ).append(cut)
-            cpu.setdefault(one.name, []).append(spent)
+            cpu.setdefault(broker.name, []).append(spent)
     return latencies, cpu
 
 
@@ -271,23 +271,23 @@ def throughput(
     value = b"x" * value_bytes
     samples: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for turn in range(TURNS):
-        for one in (ours, *peers):
+        for peer in (ours, *peers):
             topic = f"fast-{value_bytes}-{turn}"
-            samples.setdefault(("produce", one.name), []).append(
-                produce(one, topic, value, count)
+            samples.setdefault(("produce", peer.name), []).append(
+                produce(peer, topic, value, count)
             )
-            samples.setdefault(("consume", one.name), []).append(
-                consume(one, topic, count)
+            samples.setdefault(("consume", peer.name), []).append(
+                consume(peer, topic, count)
             )
     gigabytes = size_bytes / 1e9
     for theirs, what in itertools.product(peers, ("produce", "consume")):
         seconds = {
-            one.name: [each for each, _ in samples[what, one.name]]
-            for one in (ours, theirs)
+            server.name: [each for each, _ in samples[what, server.name]]
+            for server in (ours, theirs)
         }
         cpu = {
-            one.name: [each for _, each in samples[what, one.name]]
-            for one in (ours, theirs)
+            server.name: [each for _, each in samples[what, server.name]]
+            for server in (ours, theirs)
         }
         best = {name: min(times) for name, times in seconds.items()}
         least = {name: min(times) for name, times in cpu.items()}

@@ -313,7 +313,7 @@ def by_columns(consumer: Consumer, count: int) -> None:
     seen = 0
     while seen < count:
         for found in consumer.poll_columns(1).values():
-            seen += sum(len(one.offsets) for one in found)
+            seen += sum(len(record_columns.offsets) for record_columns in found)
 
 
 def by_confluent(servers: str, count: int) -> float:

@@ -169,12 +169,14 @@ def _one_at_a_time(
     p99: dict[str, list[float]] = {ours.name: [], theirs.name: []}
     cpu: dict[str, list[float]] = {ours.name: [], theirs.name: []}
     for turn in range(_TURNS):
-        for one in (ours, theirs):
-            before = one.cpu_seconds()
-            cuts = statistics.quantiles(_latencies(one, f"one-{turn}", count), n=100)
-            cpu[one.name].append((one.cpu_seconds() - before) / count)
-            p50[one.name].append(cuts[49])
-            p99[one.name].append(cuts[98])
+        for cluster in (ours, theirs):
+            before = cluster.cpu_seconds()
+            cuts = statistics.quantiles(
+                _latencies(cluster, f"one-{turn}", count), n=100
+            )
+            cpu[cluster.name].append((cluster.cpu_seconds() - before) / count)
+            p50[cluster.name].append(cuts[49])
+            p99[cluster.name].append(cuts[98])
     yield _row("three replicas, one record at a time, os, p50", "us", 1e6, p50, 1.0)
     yield _row("three replicas, one record at a time, os, p99", "us", 1e6, p99, 1.0)
     yield _row("the same, CPU of the three brokers for each", "us", 1e6, cpu, 1.0)
@@ -186,11 +188,13 @@ def _throughput(
     count = size_bytes // value_bytes
     seconds: dict[str, list[float]] = {ours.name: [], theirs.name: []}
     for turn in range(_TURNS):
-        for one in (ours, theirs):
+        for cluster in (ours, theirs):
             topic = f"fast-{value_bytes}-{turn}"
-            one.cluster.create(topic)
-            one.cluster.until_in_sync(topic, 3)
-            seconds[one.name].append(produce(one, topic, b"x" * value_bytes, count)[0])
+            cluster.cluster.create(topic)
+            cluster.cluster.until_in_sync(topic, 3)
+            seconds[cluster.name].append(
+                produce(cluster, topic, b"x" * value_bytes, count)[0]
+            )
     mine, other = min(seconds[ours.name]), min(seconds[theirs.name])
     return Result(
         question=f"three replicas, produce, {value_bytes:,} bytes a record",
@@ -211,8 +215,8 @@ def _failover(ours: ServedCluster, theirs: ServedCluster) -> Result:
     from support.clusters import until
 
     seconds: dict[str, list[float]] = {ours.name: [], theirs.name: []}
-    for one in (ours, theirs):
-        cluster = one.cluster
+    for entry in (ours, theirs):
+        cluster = entry.cluster
         cluster.create("killed")
         for _ in range(_TURNS):
             leader = cluster.until_in_sync("killed", 3).leader_id
@@ -226,7 +230,7 @@ def _failover(ours: ServedCluster, theirs: ServedCluster) -> Result:
                 lambda load=load, before=before: len(load.acknowledged) > before,
                 "an acknowledgement of the next leader",
             )
-            seconds[one.name].append(time.perf_counter() - began)
+            seconds[entry.name].append(time.perf_counter() - began)
             load.end()
             cluster.start(leader)
     median_s = {name: statistics.median(each) for name, each in seconds.items()}
@@ -294,21 +298,21 @@ def _idle(path: Path, seconds: float) -> Result:
             stack.enter_context(netshim(path / f"single-{number}", "os"))
             for number in range(3)
         ]
-        for one in singles:
-            client = AdminClient(one.client_config)
+        for server in singles:
+            client = AdminClient(server.client_config)
             topic = NewTopic("many", _PARTITIONS, 1)
             client.create_topics([topic], operation_timeout=60)["many"].result(60)
             del client
-        pids = tuple(one.pid for one in singles)
+        pids = tuple(single.pid for single in singles)
         alone = attrs.evolve(ours, name="three brokers outside a cluster", pids=pids)
         time.sleep(10)  # until followers and checkpoints are idle
         figures: dict[str, list[float]] = {}
         for _ in range(_TURNS):
-            before = {one.name: one.cpu_seconds() for one in (ours, alone)}
+            before = {cluster.name: cluster.cpu_seconds() for cluster in (ours, alone)}
             time.sleep(seconds / _TURNS)
-            for one in (ours, alone):
-                spent = one.cpu_seconds() - before[one.name]
-                figures.setdefault(one.name, []).append(spent / seconds * _TURNS)
+            for cluster in (ours, alone):
+                spent = cluster.cpu_seconds() - before[cluster.name]
+                figures.setdefault(cluster.name, []).append(spent / seconds * _TURNS)
     mine, other = (statistics.median(each) * 100 for each in figures.values())
     return Result(
         question="three idle brokers with 1,000 partitions, CPU above the peer's",
@@ -342,7 +346,7 @@ def _until_led(cluster: Any, topic: str, but: int = -1, partitions: int = 0) -> 
         except RemoteUnavailableError:  # a busy broker
             return False
         return len(found) == (partitions or _PARTITIONS) and all(
-            one.leader_id not in (-1, but) for one in found
+            entry.leader_id not in (-1, but) for entry in found
         )
 
     until(is_led, f"all partitions of {topic} have a leader")
@@ -356,7 +360,11 @@ def _idle_fetches(many: ServedCluster, count: int) -> Iterator[Result]:
     _create_many(cluster)
     topic = cluster.metadata("many")
     leader = topic.partitions[0].leader_id
-    led = [one.partition_index for one in topic.partitions if one.leader_id == leader]
+    led = [
+        partition.partition_index
+        for partition in topic.partitions
+        if partition.leader_id == leader
+    ]
     kind = wire.FETCH.Request.Topic
     listed = [
         kind(

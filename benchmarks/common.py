@@ -194,14 +194,14 @@ class Measured:
     def __getitem__(self, name: str) -> float:
         return self.pick(self.samples[name])
 
-    def ratios(self, one: str, other: str) -> list[float]:
+    def ratios(self, first: str, other: str) -> list[float]:
         """Return the ratios of two sides, one per turn."""
-        return ratios(self.samples[one], self.samples[other])
+        return ratios(self.samples[first], self.samples[other])
 
 
 def ratios(ones: Sequence[float], others: Sequence[float]) -> list[float]:
     """Return the ratios of the figures of two sides, one per turn."""
-    return [one / other for one, other in zip(ones, others, strict=True)]
+    return [first / other for first, other in zip(ones, others, strict=True)]
 
 
 def measure(

@@ -269,8 +269,8 @@ def _broker(settings: Settings, path: Path) -> Result:
     finally:
         process.terminate()
         process.wait()
-    high = [statistics.quantiles(one, n=100)[98] * 1000 for one in (quiet, busy)]
-    middle = [statistics.median(one) * 1000 for one in (quiet, busy)]
+    high = [statistics.quantiles(entry, n=100)[98] * 1000 for entry in (quiet, busy)]
+    middle = [statistics.median(entry) * 1000 for entry in (quiet, busy)]
     return Result(
         question="produce beside readers of the console, p99",
         unit="ms",

@@ -97,8 +97,8 @@ def exporting(
 
     def export() -> None:
         shutil.rmtree(place / "tables", ignore_errors=True)
-        one = target(kind, place / "tables", f"orders_{next(calls)}")
-        lake.export(logdir, TOPIC, one, options)
+        table = target(kind, place / "tables", f"orders_{next(calls)}")
+        lake.export(logdir, TOPIC, table, options)
 
     return export
 
@@ -140,8 +140,8 @@ def new_records(
     settings: Settings, logdir: logcore.LogDir, path: Path, kind: str
 ) -> Result:
     """How long does it take to add few records to a table?"""
-    one = target(kind, path / "tables", "added")
-    lake.export(logdir, TOPIC, one)
+    table = target(kind, path / "tables", "added")
+    lake.export(logdir, TOPIC, table)
     rows = common.make_rows(NEW_RECORDS)
 
     def export() -> None:
@@ -175,7 +175,7 @@ def values_as_columns(settings: Settings) -> Iterator[Result]:
         }
         for n in range(count)
     ]
-    values = [json.dumps(one).encode() for one in objects]
+    values = [json.dumps(entry).encode() for entry in objects]
     with (
         common.scratch(settings, "lake") as path,
         logcore.open_dir(path / "data", create=True, durability="os") as logdir,

@@ -177,16 +177,18 @@ def round_robin(settings: Settings, path: Path) -> Result:
         value = b"v" * 100
         names = [("many", number) for number in range(count)]
 
-        def many() -> None:
+        def append_to_many() -> None:
             for topic, number in names:
                 logdir.partition(topic, number).append(value)
 
-        def one() -> None:
+        def append_to_one() -> None:
             for _ in names:
                 logdir.partition("one", 0).append(value)
 
-        many()
-        seconds = common.measure({"many": many, "one": one}, settings.repeats)
+        append_to_many()
+        seconds = common.measure(
+            {"many": append_to_many, "one": append_to_one}, settings.repeats
+        )
     return Result(
         question=f"append to {count:,} partitions in turn",
         unit="us/record",

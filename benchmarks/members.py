@@ -100,15 +100,15 @@ def disk_rates(path: Path, seconds: float, repeats: int) -> Result:
             found.append(sum(child.here.recv() for child in children) / seconds)
             for child in children:
                 child.process.join()
-    one = statistics.median(rates[1])
+    median = statistics.median(rates[1])
     four = statistics.median(rates[PROCESSES])
     return Result(
         question="append at level disk, 100 a call, 4 processes",
         unit="calls/s",
         ours=four,
         peer_name="one process",
-        peer=one,
-        ratio=four / one,
+        peer=median,
+        ratio=four / median,
         target=2.5,
         method="Calls of all processes in the same time.",
     )

@@ -171,7 +171,7 @@ def decoding(settings: Settings) -> Result:
         }
         fastavro.schemaless_writer(stream, schema, order)
         payloads.append(stream.getvalue())
-    values = [b"\0\0\0\0\1" + one for one in payloads]
+    values = [b"\0\0\0\0\1" + payload for payload in payloads]
 
     def ours() -> None:
         for value in values:

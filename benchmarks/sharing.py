@@ -49,7 +49,7 @@ def appends(path: str, count: int, repeats: int) -> Iterator[Result]:
         ) as shared,
         logcore.open(
             f"{path}/two/t-0", create=True, durability="os", shared=True, fs=OsFS()
-        ) as one,
+        ) as first,
         logcore.open(
             f"{path}/two/t-0", create=True, durability="os", shared=True, fs=OsFS()
         ) as other,
@@ -62,7 +62,7 @@ def appends(path: str, count: int, repeats: int) -> Iterator[Result]:
             sides = {
                 "plain": [plain, plain],
                 "shared": [shared, shared],
-                "alternating": [one, other],
+                "alternating": [first, other],
             }
             spent: dict[str, list[float]] = {name: [] for name in sides}
             gc.disable()

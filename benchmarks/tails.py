@@ -118,8 +118,8 @@ def _rows(rate: int, outcome: _Outcome) -> Iterator[Result]:
     )
     longest = caused[0][0] if caused else 0.0
     blocked = sorted(outcome.steps, key=_blocked_s, reverse=True)
-    pause = max((one for _, one in outcome.pauses), default=0.0)
-    stall = max((one for _, one in outcome.stalls), default=0.0)
+    pause = max((seconds for _, seconds in outcome.pauses), default=0.0)
+    stall = max((seconds for _, seconds in outcome.stalls), default=0.0)
     described = "; ".join(
         _described(step, outcome.stalls) for _, step in caused[:_DESCRIBED]
     )
@@ -209,7 +209,7 @@ def _described(step: dict[str, Any], stalls: Sequence[tuple[float, float]]) -> s
 def _histogram(latencies: Sequence[float]) -> str:
     """Return the number of latencies in each bucket; a bound is twice the one before."""
     counts = collections.Counter(
-        math.ceil(math.log2(max(one, 1e-9) * 1e3)) for one in latencies
+        math.ceil(math.log2(max(latency, 1e-9) * 1e3)) for latency in latencies
     )
     return ", ".join(
         f"to {2.0**power:g} ms {counts[power]:,}" for power in sorted(counts)
@@ -218,8 +218,10 @@ def _histogram(latencies: Sequence[float]) -> str:
 
 def _attributed(outcome: _Outcome) -> str:
     """Return how many slow records overlap a pause of the machine or a long step."""
-    pauses = [(end - one, end) for end, one in (*outcome.pauses, *outcome.stalls)]
-    waits = [(one["ended"] - one["seconds"], one["ended"]) for one in outcome.steps]
+    pauses = [
+        (end - seconds, end) for end, seconds in (*outcome.pauses, *outcome.stalls)
+    ]
+    waits = [(step["ended"] - step["seconds"], step["ended"]) for step in outcome.steps]
     counts: collections.Counter[str] = collections.Counter()
     for ended, seconds in outcome.slow:
         if seconds < _MOST_STEP_S:
@@ -234,7 +236,7 @@ def _attributed(outcome: _Outcome) -> str:
 
 
 def _overlaps(spans: Sequence[tuple[float, float]], began: float, ended: float) -> bool:
-    return any(one < ended and other > began for one, other in spans)
+    return any(first < ended and other > began for first, other in spans)
 
 
 # -- the load --------------------------------------------------------------------------
@@ -266,17 +268,17 @@ def _measure(path: Path, rate: int, seconds: float) -> _Outcome:
         others, members, pauses, stalls = (helper.stop() for helper in helpers)
         sizes = {name: _size_of(path / "data" / f"{name}-0") for name in _TOPICS}
     steps = [
-        {**one, "at": one["ended"] - began}
-        for one in json.loads(report.read_text())
-        if one["ended"] >= began
+        {**load, "at": load["ended"] - began}
+        for load in json.loads(report.read_text())
+        if load["ended"] >= began
     ]
     # The sizes show that retention and compaction have deleted records.
     return _Outcome(
         latencies=sorted(latencies),
         slow=slow,
         steps=steps,
-        pauses=[one for one in pauses if one[0] >= began],
-        stalls=[one for one in stalls if one[0] >= began],
+        pauses=[pause for pause in pauses if pause[0] >= began],
+        stalls=[stall for stall in stalls if stall[0] >= began],
         facts={
             "records/s": len(latencies) / lasted,
             "MiB written to each other topic": others / (1 << 20),
@@ -321,7 +323,7 @@ def _idle_connections(address: str) -> Iterator[None]:
 
 
 def _size_of(folder: Path) -> int:
-    return sum(one.stat().st_size for one in folder.glob("*.log"))
+    return sum(path.stat().st_size for path in folder.glob("*.log"))
 
 
 def _produce(
@@ -622,7 +624,7 @@ def _place_of(frame: Any) -> str:
     calls = traceback.extract_stack(frame)[-3:]
     if calls[-1].name in ("_worker", "wait", "get", "_run"):
         return ""
-    return " > ".join(f"{Path(one.filename).stem}.{one.name}" for one in calls)
+    return " > ".join(f"{Path(call.filename).stem}.{call.name}" for call in calls)
 
 
 def _name_of(handle: asyncio.Handle) -> str:

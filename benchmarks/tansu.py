@@ -81,11 +81,11 @@ def run(settings: Settings) -> Iterator[Result]:
             for name in (_OURS, *_STORAGES)
         )
         yield from _idle_memory(ours, theirs)
-        for one in (ours, *theirs):
-            latency(one, "warm", 2)
+        for rates in (ours, *theirs):
+            latency(rates, "warm", 2)
         seconds = 2 if settings.quick else 10
         for wait in ({}, _WAIT):
-            sides = [attrs.evolve(one, settings=wait) for one in (ours, *theirs)]
+            sides = [attrs.evolve(rates, settings=wait) for rates in (ours, *theirs)]
             yield from _latencies(sides, seconds, wait)
         size = (16 if settings.quick else 256) << 20
         for value_bytes in (1_000, 100):
@@ -197,10 +197,10 @@ def _starts(program: str, path: Path, repeats: int) -> Iterator[Result]:
 
 def _idle_memory(ours: Served, theirs: list[Served]) -> Iterator[Result]:
     time.sleep(2)
-    figures = {one.name: [_resident_bytes(one.pid)] for one in (ours, *theirs)}
-    for one in theirs:
+    figures = {rates.name: [_resident_bytes(rates.pid)] for rates in (ours, *theirs)}
+    for entry in theirs:
         question = "resident memory of the idle process"
-        yield cost_row(question, "MB", 1e-6, figures, ours.name, one.name, 1.0)
+        yield cost_row(question, "MB", 1e-6, figures, ours.name, entry.name, 1.0)
 
 
 def _resident_bytes(pid: int) -> float:
@@ -217,9 +217,9 @@ def _latencies(
     latencies, cpu = paced(sides, seconds, f"paced{len(wait)}")
     waiting = ", ".join(f"{name}={value}" for name, value in wait.items())
     title = f"1,000 records a second, {waiting or 'default settings'}"
-    for one in sides[1:]:
+    for side in sides[1:]:
         for (what, name), figures in latencies.items():
             question = f"{title}, {what}, {name}"
-            yield cost_row(question, "us", 1e6, figures, _OURS, one.name, 1.0)
+            yield cost_row(question, "us", 1e6, figures, _OURS, side.name, 1.0)
         question = f"{title}, CPU of the broker for each"
-        yield cost_row(question, "us", 1e6, cpu, _OURS, one.name, 1.0)
+        yield cost_row(question, "us", 1e6, cpu, _OURS, side.name, 1.0)

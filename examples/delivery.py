@@ -91,30 +91,35 @@ class Places(RebalanceListener):
         self.next: dict[TopicPartition, int] = {}
 
     def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
-        for one in partitions:
+        for partition in partitions:
             found = self.database.execute(
                 "SELECT next FROM places WHERE name = 'payments' AND topic = ? AND partition = ?",
-                one,
+                partition,
             ).fetchone()
-            self.next[one] = 0 if found is None else found[0]
-            self.consumer.seek(one, self.next[one])
+            self.next[partition] = 0 if found is None else found[0]
+            self.consumer.seek(partition, self.next[partition])
 
-    def move(self, one: TopicPartition, after: int) -> None:
+    def move(self, topic_partition: TopicPartition, after: int) -> None:
         """Store the new end in the transaction of the rows.
 
         If another owner of the partition has stored a later end, the transaction is
         rolled back.
         """
-        expected = self.next[one]
-        place = {"name": "payments", "topic": one.topic, "partition": one.partition}
+        expected = self.next[topic_partition]
+        place = {
+            "name": "payments",
+            "topic": topic_partition.topic,
+            "partition": topic_partition.partition,
+        }
         moved = self.database.execute(
             MOVE, {**place, "next": after, "expected": expected}
         )
         if moved.rowcount == 0:
             raise RuntimeError(
-                f"another owner of {one.topic}-{one.partition} has stored records after {expected}"
+                f"another owner of {topic_partition.topic}-{topic_partition.partition}"
+                f" has stored records after {expected}"
             )
-        self.next[one] = after
+        self.next[topic_partition] = after
 
 
 def exactly_once(directory: logcore.LogDir, database: sqlite3.Connection) -> None:
@@ -124,8 +129,8 @@ def exactly_once(directory: logcore.LogDir, database: sqlite3.Connection) -> Non
         while records := consumer.poll(max_records=7):
             with database:
                 database.executemany(INSERT, rows(records))
-                for one, after in records.next_offsets().items():
-                    places.move(one, after)
+                for partition, after in records.next_offsets().items():
+                    places.move(partition, after)
 
 
 def outbox(directory: logcore.LogDir, database: sqlite3.Connection) -> None:
@@ -156,8 +161,8 @@ def outbox(directory: logcore.LogDir, database: sqlite3.Connection) -> None:
 
 
 RECIPES = {
-    one.__name__: one
-    for one in (at_most_once, at_least_once, upserted, exactly_once, outbox)
+    deliver.__name__: deliver
+    for deliver in (at_most_once, at_least_once, upserted, exactly_once, outbox)
 }
 
 

@@ -49,27 +49,28 @@ class Places(RebalanceListener):
         self.next: dict[TopicPartition, int] = {}
 
     def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
-        for one in sorted(partitions):
+        for partition in sorted(partitions):
             with self.database.transaction():
-                found = self.database.execute(PLACE, one).fetchone()
-            self.next[one] = 0 if found is None else found[0]
-            self.consumer.seek(one, self.next[one])
+                found = self.database.execute(PLACE, partition).fetchone()
+            self.next[partition] = 0 if found is None else found[0]
+            self.consumer.seek(partition, self.next[partition])
 
-    def move(self, one: TopicPartition, after: int) -> None:
+    def move(self, topic_partition: TopicPartition, after: int) -> None:
         """Store the new end in the transaction of the rows.
 
         If another owner of the partition has stored a later end, the transaction is
         rolled back.
         """
         place = {
-            "topic": one.topic,
-            "partition": one.partition,
+            "topic": topic_partition.topic,
+            "partition": topic_partition.partition,
             "next": after,
-            "expected": self.next[one],
+            "expected": self.next[topic_partition],
         }
         if self.database.execute(MOVE, place).rowcount == 0:
             raise RuntimeError(
-                f"another owner of {one.topic}-{one.partition} has passed {self.next[one]}"
+                f"another owner of {topic_partition.topic}-{topic_partition.partition}"
+                f" has passed {self.next[topic_partition]}"
             )
 
 
@@ -90,8 +91,8 @@ def exactly_once(directory: logcore.LogDir, database: psycopg.Connection[Any]) -
                     for record in records.records()
                 ]
                 cursor.executemany(INSERT, rows)
-                for one, offset in sorted(after.items()):
-                    places.move(one, offset)
+                for partition, offset in sorted(after.items()):
+                    places.move(partition, offset)
             places.next.update(after)
             consumer.commit()  # only shows the lag in tools; correctness does not depend on it
 

@@ -105,13 +105,13 @@ def without_spark(names: list[str], lines: list[str]) -> dict[str, dict[str, int
     delay = names.index("dep_delay")
     found: dict[str, dict[str, int]] = {}
     for fields in csv.reader(lines):
-        one = found.setdefault(
+        totals = found.setdefault(
             fields[carrier], {"flights": 0, "departed": 0, "minutes": 0}
         )
-        one["flights"] += 1
+        totals["flights"] += 1
         if fields[delay] != "NA":
-            one["departed"] += 1
-            one["minutes"] += int(fields[delay])
+            totals["departed"] += 1
+            totals["minutes"] += int(fields[delay])
     return found
 
 

@@ -518,12 +518,12 @@ MISTAKES: Final = (
     ),
     Mistake(
         "rows_of_two_runs_are_mixed", "pyspark_logcore/gathering.py",
-        "        if report.run != one.run:\n            raise", "        if report.run == '':\n            raise",
+        "        if report.run != receipt.run:\n            raise", "        if report.run == '':\n            raise",
         "spark/test_local_plain.py -k run_again",
     ),
     Mistake(
         "shipped_bytes_are_not_compared", "logcore/staging/shipping.py",
-        "        _compare(source, one, len(data), crc32c(data))\n", "",
+        "        _compare(source, sealed, len(data), crc32c(data))\n", "",
         "spark/test_local_plain.py -k damage",
     ),
     Mistake(
@@ -660,14 +660,14 @@ MISTAKES: Final = (
     ),
     Mistake(
         "acknowledged_before_the_sync", "logcore/producer/sender.py",
-        "                one.log.flush()\n",
+        "                written_batch.log.flush()\n",
         "                pass\n",
         "producer/test_producer_histories.py",
     ),
     Mistake(
         "only_the_first_log_is_synced", "logcore/producer/sender.py",
-        "            if one.log in failures:\n                continue\n",
-        "            if failures:\n                failures[one.log] = None\n                continue\n",
+        "            if written_batch.log in failures:\n                continue\n",
+        "            if failures:\n                failures[written_batch.log] = None\n                continue\n",
         "producer/test_producer_histories.py",
     ),
     Mistake(
@@ -1265,7 +1265,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "interrupted_step_is_told_as_done", "logcore/coordinators/flat_combining.py",
-        "                if not is_whole and one.error is None:",
+        "                if not is_whole and request.error is None:",
         "                if False:",
         "log/test_combining.py",
     ),
@@ -1283,8 +1283,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "position_is_finished_at_once", "logcore/consumer/commits.py",
-        "            one: OffsetAndMetadata(reading.finished)\n",
-        "            one: OffsetAndMetadata(reading.position or 0)\n",
+        "            partition: OffsetAndMetadata(reading.finished)\n",
+        "            partition: OffsetAndMetadata(reading.position or 0)\n",
         "consumer/test_consumer.py consumer/test_consumer_groups.py",
     ),
     Mistake(
@@ -1519,13 +1519,13 @@ MISTAKES: Final = (
     ),
     Mistake(
         "cancelled_append_is_written", "logcore/aio/log.py",
-        "            if one.future.cancelled():\n",
+        "            if appended.future.cancelled():\n",
         "            if False:\n",
         "aio/test_aio_cancellation.py",
     ),
     Mistake(
         "appends_written_together_go_in_parts", "logcore/aio/log.py",
-        "            if found and size_bytes + one.size_bytes > most:\n",
+        "            if found and size_bytes + appended.size_bytes > most:\n",
         "            if found and size_bytes > most:\n",
         "aio/test_aio_log.py",
     ),
@@ -1569,13 +1569,13 @@ MISTAKES: Final = (
         "partition_given_out_before_it_is_given_up", "logcore/consumer/assignors.py",
         "    return {\n"
         "        member_id: [\n"
-        "            one\n"
-        "            for one in those\n"
-        "            if claims.claimants.get(one, {member_id}) == {member_id}\n"
+        "            partition\n"
+        "            for partition in those\n"
+        "            if claims.claimants.get(partition, {member_id}) == {member_id}\n"
         "        ]\n"
         "        for member_id, those in found.items()\n"
         "    }",
-        "    return {member_id: [one for one in those] for member_id, those in found.items()}",
+        "    return {member_id: [partition for partition in those] for member_id, those in found.items()}",
         "consumer/test_assignors.py",
     ),
     Mistake(
@@ -2021,7 +2021,7 @@ MISTAKES: Final = (
     # -- transactions of a cluster
     Mistake(
         "answer_of_the_coordinator_outlives_a_marker", "netshim/cluster/transaction_shards.py",
-        "unknown - found.keys() - one.changed",
+        "unknown - found.keys() - preparation.changed",
         "unknown - found.keys()",
         "netshim/cluster/test_transaction_shards.py",
     ),
@@ -2199,7 +2199,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "consumer_begins_before_an_open_commit", "logcore/consumer/consumer.py",
-        "            if one in undecided:\n"
+        "            if partition in undecided:\n"
         "                continue\n",
         "",
         "producer/test_producer_transactions.py producer/test_transaction_exploration.py -k 'not many'",
@@ -2225,7 +2225,7 @@ MISTAKES: Final = (
         "                logs = [\n"
         "                    log\n"
         "                    for log, waiting in self._waiting.items()\n"
-        "                    if any(one.number <= last for one in waiting)\n"
+        "                    if any(append.number <= last for append in waiting)\n"
         "                ]",
         "                logs = list(self._waiting)",
         "log/test_settling.py",
@@ -2511,14 +2511,14 @@ MISTAKES: Final = (
     Mistake(
         "expected_offset_joins_the_batch_before_it", "logcore/aio/log.py",
         "            if found and (\n"
-        "                one.durability != found[0].durability or one.depends_on_others\n"
+        "                appended.durability != found[0].durability or appended.depends_on_others\n"
         "            ):",
-        "            if found and (one.durability != found[0].durability):",
+        "            if found and (appended.durability != found[0].durability):",
         "aio/test_aio_log.py",
     ),
     Mistake(
         "appends_join_the_batch_of_an_expected_offset", "logcore/aio/log.py",
-        "            if one.depends_on_others:\n                break\n        return found",
+        "            if appended.depends_on_others:\n                break\n        return found",
         "        return found",
         "aio/test_aio_log.py",
     ),
@@ -2568,7 +2568,7 @@ MISTAKES: Final = (
         "offsets_of_a_deleted_topic_are_committed", "logcore/consumer/commits.py",
         "            if reading.finished is not None\n"
         "            and reading.finished != reading.stored\n"
-        "            and not self.is_void(one)",
+        "            and not self.is_void(partition)",
         "            if reading.finished is not None and reading.finished != reading.stored",
         "consumer/test_consumer_groups.py",
     ),

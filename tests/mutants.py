@@ -182,7 +182,7 @@ def places_in(path: Path) -> Iterator[list[Mutant]]:
                         min(
                             [
                                 child.lineno,
-                                *(one.lineno for one in child.decorator_list),
+                                *(expr.lineno for expr in child.decorator_list),
                             ]
                         ),
                     )
@@ -223,7 +223,11 @@ class Trial:
             self.failed.append(report.nodeid)
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        for found in [one for one in gc.get_objects() if isinstance(one, FunctionType)]:
+        for found in [
+            function_type
+            for function_type in gc.get_objects()
+            if isinstance(function_type, FunctionType)
+        ]:
             code = found.__code__
             self.functions[code.co_filename, code.co_name, code.co_firstlineno].append(
                 found

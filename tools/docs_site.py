@@ -239,7 +239,7 @@ def api() -> dict[str, str]:
     for page, (title, names) in pages.items():
         names = list(names)
         found[f"api/{page}.md"] = "\n".join([f"# {title}\n", *map(entry, names)])
-        links = ", ".join(f"[{short(one)}][{one}]" for one in names)
+        links = ", ".join(f"[{short(name)}][{name}]" for name in names)
         overview.append(f"| [{title}]({page}.md) | {links} |")
     found["api/index.md"] = "\n".join([*overview, ""])
     return found
@@ -272,8 +272,8 @@ def members_of(name: str) -> list[str]:
     kind = getattr(importlib.import_module(module), last)
     names = [
         each
-        for one in (kind, *kind.__mro__[1:-1])
-        for each in vars(one)
+        for base in (kind, *kind.__mro__[1:-1])
+        for each in vars(base)
         if not each.startswith("_") and each not in FOR_HOSTS
     ]
     first = NEEDED[name]

@@ -538,11 +538,11 @@ def bars() -> str:
         "Benchmarks: logcore beside other software",
         "; ".join(f"{work}, beside {peer}: {result}" for work, peer, result, _ in rows),
     )
-    one, scale = 470.0, 68.0  # pixels: the axis at 1x, and a doubling
+    first, scale = 470.0, 68.0  # pixels: the axis at 1x, and a doubling
     made.text(28, 28, "how many times as fast as the other side", "ink bold")
     made.text(28, 46, "one step to the right doubles", "muted small")
     for power in (-1, 0, 1, 2, 3, 4):
-        x = one + power * scale * 0.82
+        x = first + power * scale * 0.82
         made.line(
             f"M{x:g} {top - 8}V{height - 12}", "s-ink" if power == 0 else "s-soft"
         )
@@ -554,13 +554,15 @@ def bars() -> str:
         kind = "good" if ratio >= 1 else "bad"
         made.text(28, y + 13, work, "ink small")
         made.text(28, y + 26, f"beside {peer}", "muted peer")
-        made.box(min(one, one + length), y + 6, max(abs(length), 2), 16, kind, radius=2)
+        made.box(
+            min(first, first + length), y + 6, max(abs(length), 2), 16, kind, radius=2
+        )
         shown = result.partition(",")[0].replace(" times the ", "× the ")
         shown = re.sub(r"(?<=\d)x", "×", shown)
         if ratio >= 1:
-            made.text(one + length + 6, y + 18, shown, "ink small bold")
+            made.text(first + length + 6, y + 18, shown, "ink small bold")
         else:
-            made.text(one + 6, y + 18, shown, "ink small bold")
+            made.text(first + 6, y + 18, shown, "ink small bold")
     return str(made)
 
 
@@ -611,7 +613,7 @@ def record() -> None:
     if process.returncode:
         sys.exit(f"make demo failed: {lines}")
     head = {"version": 2, "width": COLUMNS, "height": _SHOWN_LINES}
-    rows = [json.dumps(one, ensure_ascii=False) for one in (head, *lines)]
+    rows = [json.dumps(line, ensure_ascii=False) for line in (head, *lines)]
     RECORDING.write_text("\n".join(rows) + "\n", encoding="utf-8")
 
 

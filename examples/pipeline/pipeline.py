@@ -153,16 +153,16 @@ def in_python(header: str, flights: Sequence[Flight]) -> dict[str, dict[str, int
     delay = names.index("dep_delay")
     found: dict[str, dict[str, int]] = {}
     for (_, _, _, timestamp_ms), fields in zip(
-        flights, csv.reader(one[1].decode() for one in flights), strict=True
+        flights, csv.reader(flight[1].decode() for flight in flights), strict=True
     ):
         day = datetime.fromtimestamp(timestamp_ms / 1000, UTC).date()
-        one = found.setdefault(
+        totals = found.setdefault(
             f"{fields[carrier]}|{day}", {"flights": 0, "departed": 0}
         )
-        one["flights"] += 1
+        totals["flights"] += 1
         if fields[delay] != "NA":
-            one["departed"] += 1
-            one["minutes"] = one.get("minutes", 0) + int(fields[delay])
+            totals["departed"] += 1
+            totals["minutes"] = totals.get("minutes", 0) + int(fields[delay])
     return found
 
 
@@ -222,7 +222,7 @@ def main() -> int:
         path = str(work / "data")
         names, loaded = load_flights(None)
         header = names.decode()
-        flights = sorted(loaded, key=lambda one: one[3])[: options.rows]
+        flights = sorted(loaded, key=lambda row: row[3])[: options.rows]
         # Both producers distribute flights from partition 0 on.
         half = len(flights) // 2 // PARTITIONS * PARTITIONS
         by_library(path, flights[:half])

@@ -608,18 +608,18 @@ class _Round:
         segments = [*view.sealed]
         #: Base offset of a segment -> base offset of the next one.
         self.ends = {
-            one.base_offset: after
-            for one, after in zip(
+            segment.base_offset: after
+            for segment, after in zip(
                 segments,
                 [*(s.base_offset for s in segments[1:]), view.active_base],
                 strict=True,
             )
         }
         self.dirty = [
-            one
-            for one in segments
-            if self.ends[one.base_offset] > plan.first_dirty
-            and one.base_offset < plan.first_uncleanable
+            segment
+            for segment in segments
+            if self.ends[segment.base_offset] > plan.first_dirty
+            and segment.base_offset < plan.first_uncleanable
         ]
         self.memory_bytes = memory_bytes
         self.done = 0
@@ -640,11 +640,13 @@ class _Round:
         # of those keys. It ends at the end of the first pass, which lack of memory may
         # have shortened.
         end = newest.latest_offset + 1
-        segments = [one for one in view.sealed if one.base_offset < end]
+        segments = [segment for segment in view.sealed if segment.base_offset < end]
         self.producers = view.last_batches()
         passing = _Passing(view.transactions())
         for old in group(
-            segments, [self.ends[one.base_offset] for one in segments], self.config
+            segments,
+            [self.ends[segment.base_offset] for segment in segments],
+            self.config,
         ):
             yield from self._rewrite(old, newest, passing, end)
         # Last: a crash before it only repeats the round.
@@ -1013,10 +1015,10 @@ class _Round:
         for row, record in enumerate(columns.records()):
             if keep[row]:
                 fields = [(record.key, record.value, (), record.timestamp_ms)]
-                one = encode(fields, base_offset=record.offset, leader_epoch=0)
+                data = encode(fields, base_offset=record.offset, leader_epoch=0)
                 if record.value is None:
-                    one = _with_horizon(one, horizon_ms)
-                out.append(one)
+                    data = _with_horizon(data, horizon_ms)
+                out.append(data)
         if batch.last_offset + 1 == end and not (len(keep) and keep[-1]):
             out.append(empty_batch(batch.last_offset, batch.last_offset, 0))
         return b"".join(out)

@@ -89,7 +89,7 @@ class Vocabulary:
                 continue
             if name not in self.names:
                 raise unknown(
-                    str(dotted), [one.replace("_", ".") for one in self.names]
+                    str(dotted), [name.replace("_", ".") for name in self.names]
                 )
             chosen[name] = self._typed(name, value)
         if ignored:

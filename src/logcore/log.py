@@ -624,7 +624,7 @@ class Log(LogReader, Closeable):
                 offset,
                 writer.leader_epoch,
                 now_ms,
-                *writer.encoding.one,
+                *writer.encoding.one_record_args,
             )
             if writer.encoding.checks_times:
                 check_timestamps(np.array([max_timestamp]), now_ms, state.config)
@@ -712,7 +712,7 @@ class Log(LogReader, Closeable):
                 self._state.end,
                 writer.leader_epoch,
                 now_ms,
-                *writer.encoding.many,
+                *writer.encoding.many_records_args,
             )
             if writer.encoding.checks_times:
                 given = [
@@ -763,7 +763,7 @@ class Log(LogReader, Closeable):
                 self._state.end,
                 writer.leader_epoch,
                 now_ms,
-                *writer.encoding.many,
+                *writer.encoding.many_records_args,
             )
             first = self._state.end
             writer.store_scratch_locked(size, batches, now_ms, durability)

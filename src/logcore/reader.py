@@ -854,11 +854,11 @@ def avoid_mapping(log: LogReader) -> None:
     log.refresh()  # a compaction may have replaced files since
     segments: list[Segment] = []
     try:
-        for one in log._state.segments:
-            if isinstance(one, GrowingSegment):  # already read with pread
-                segments.append(one)
+        for segment in log._state.segments:
+            if isinstance(segment, GrowingSegment):  # already read with pread
+                segments.append(segment)
             else:
-                segments.append(PiecedSegment(log._fs, log.path, one.base_offset))
+                segments.append(PiecedSegment(log._fs, log.path, segment.base_offset))
     except FileNotFoundError:
         raise OffsetOutOfRangeError(
             "a segment was removed by its writer", path=log.path
@@ -1152,8 +1152,8 @@ def new_records_of(tailed: Sequence[Tailed]) -> Iterator[tuple[int, list[Record]
 
     Raises the errors of Tailed.new_records().
     """
-    for number, one in enumerate(tailed):
-        for records in one.new_records():
+    for number, tail in enumerate(tailed):
+        for records in tail.new_records():
             yield number, records
 
 
@@ -1170,16 +1170,16 @@ def _wait_for_writer(
         with moved:
             moved.notify_all()
 
-    for one in tailed:
-        state = one.log._state
+    for tail in tailed:
+        state = tail.log._state
         state.listen(wake)
         stack.callback(state.forget, wake)
 
     def is_over() -> bool:
-        return any(one.log.is_closed for one in tailed)
+        return any(tail.log.is_closed for tail in tailed)
 
     def has_records() -> bool:
-        return any(one.has_records for one in tailed)
+        return any(tail.has_records for tail in tailed)
 
     def wait() -> bool:
         with moved:
@@ -1194,7 +1194,7 @@ def _wait_for_reader(
 ) -> Callable[[], bool]:
     """Do the same as _wait_for_writer(), for logs that another process may write."""
     fs = tailed[0].log._fs
-    watch = fs.watch(*(one.log.path for one in tailed))
+    watch = fs.watch(*(tail.log.path for tail in tailed))
     stack.callback(watch.close)
     # The watch keeps reports until it is read. After the first refresh, it is read
     # before each refresh, so that a report about delivered records causes no empty
@@ -1206,7 +1206,7 @@ def _wait_for_reader(
         deadline = None
         if timeout is not None:
             deadline = fs.monotonic_ms() + int(timeout * 1000)
-        while not any(one.log.is_closed for one in tailed):
+        while not any(tail.log.is_closed for tail in tailed):
             if is_watched:
                 # Wakes at least each second, in case a file system does not report
                 # another machine's writes.
@@ -1215,9 +1215,9 @@ def _wait_for_reader(
                     pause = min(pause, max(0.0, (deadline - fs.monotonic_ms()) / 1000))
                 watch.wait(pause)
             is_watched = True
-            for one in tailed:
-                one.log.refresh()
-            if any(one.has_records for one in tailed):
+            for tail in tailed:
+                tail.log.refresh()
+            if any(tail.has_records for tail in tailed):
                 return True
             if deadline is not None and fs.monotonic_ms() >= deadline:
                 return False

@@ -887,13 +887,13 @@ def front_of(batch: RecordBatch, offset: int, config: LogConfig) -> bytes:
     records = batch.records(max_size=config.max_decompressed_bytes)
     kept = list(itertools.takewhile(lambda record: record.offset < offset, records))
     if batch.magic < 2:
-        one = [
+        inputs = [
             (record, [(record.key, record.value, (), record.timestamp_ms)])
             for record in kept
         ]
         return b"".join(
             encode(rows, base_offset=record.offset, leader_epoch=0)
-            for record, rows in one
+            for record, rows in inputs
         )
     if batch.base_offset >= offset:
         return b""

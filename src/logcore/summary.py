@@ -107,23 +107,23 @@ def topic_html(fs: FS, name: str, paths: Mapping[int, str]) -> str:
     rows: list[Sequence[object]] = []
     for number, path in itertools.islice(paths.items(), _MAX_ROWS):
         try:
-            one = describe(path, fs=fs)
+            summary = describe(path, fs=fs)
         except LogcoreError as error:
             rows.append((number, html.cut(error.reason)))
             continue
         times = (
-            html.shown_time(one.first_timestamp_ms),
-            html.shown_time(one.max_timestamp_ms),
+            html.shown_time(summary.first_timestamp_ms),
+            html.shown_time(summary.max_timestamp_ms),
         )
-        size = html.shown_size(one.size_bytes)
+        size = html.shown_size(summary.size_bytes)
         rows.append(
             (
                 number,
-                one.log_start_offset,
-                one.high_watermark,
+                summary.log_start_offset,
+                summary.high_watermark,
                 *times,
                 size,
-                one.segments,
+                summary.segments,
             )
         )
     headings = (
@@ -168,19 +168,25 @@ def _topic_row(fs: FS, name: str, paths: Mapping[int, str]) -> Sequence[object]:
         found = [describe(path, fs=fs) for path in paths.values()]
     except LogcoreError as error:
         return (name, len(paths), html.cut(error.reason))
-    offsets = sum(one.high_watermark - one.log_start_offset for one in found)
+    offsets = sum(
+        summary.high_watermark - summary.log_start_offset for summary in found
+    )
     first = min(
-        (one.first_timestamp_ms for one in found if one.first_timestamp_ms >= 0),
+        (
+            summary.first_timestamp_ms
+            for summary in found
+            if summary.first_timestamp_ms >= 0
+        ),
         default=-1,
     )
-    newest = max((one.max_timestamp_ms for one in found), default=-1)
+    newest = max((summary.max_timestamp_ms for summary in found), default=-1)
     times = html.shown_time(first), html.shown_time(newest)
     return (
         name,
         len(paths),
         offsets,
         *times,
-        html.shown_size(sum(one.size_bytes for one in found)),
+        html.shown_size(sum(summary.size_bytes for summary in found)),
     )
 
 

@@ -49,7 +49,10 @@ def _print(*cells: str) -> None:
     """
     click.echo(
         "\t".join(
-            "".join(one if one.isprintable() else ascii(one)[1:-1] for one in cell)
+            "".join(
+                character if character.isprintable() else ascii(character)[1:-1]
+                for character in cell
+            )
             for cell in cells
         )
     )
@@ -167,8 +170,8 @@ def list_users(directory: str) -> None:
         users = store.load().users
     for name, credentials in sorted(users.items()):
         mechanisms = ", ".join(
-            f"{mechanism} with {one.iterations} iterations"
-            for mechanism, one in sorted(credentials.items())
+            f"{mechanism} with {credential.iterations} iterations"
+            for mechanism, credential in sorted(credentials.items())
         )
         _print(name, mechanisms)
 
@@ -259,7 +262,7 @@ class _AclOptions:
         ]
         found: list[tuple[ResourceType, str, Pattern, AclOperation]] = []
         for kind, name in resources:
-            wanted = {_OPERATIONS[one.lower()] for one in self.operations}
+            wanted = {_OPERATIONS[name.lower()] for name in self.operations}
             if self.producer and kind == ResourceType.TOPIC:
                 wanted |= {
                     AclOperation.WRITE,
@@ -272,16 +275,16 @@ class _AclOptions:
                 wanted |= {AclOperation.READ, AclOperation.DESCRIBE}
             if self.consumer and kind == ResourceType.GROUP:
                 wanted |= {AclOperation.READ}
-            found += [(kind, name, pattern, one) for one in sorted(wanted)]
+            found += [(kind, name, pattern, operation) for operation in sorted(wanted)]
         if self.cluster:
             found += [
                 (
                     ResourceType.CLUSTER,
                     CLUSTER_NAME,
                     Pattern.LITERAL,
-                    _OPERATIONS[one.lower()],
+                    _OPERATIONS[name.lower()],
                 )
-                for one in self.operations
+                for name in self.operations
             ]
         # An option without a resource would otherwise be ignored.
         if not found:

@@ -108,7 +108,9 @@ def cluster(
         for number in range(1, nodes + 1)
     }
     with _brokers(commands) as processes:
-        addresses = [_address_of(number, one) for number, one in processes.items()]
+        addresses = [
+            _address_of(number, process) for number, process in processes.items()
+        ]
         click.echo(f"netshim: serving {directory} at {','.join(addresses)}")
         sys.stdout.flush()
         lock = f"{registry_path(os.path.join(directory, 'cluster'))}/.lock"
@@ -189,15 +191,15 @@ def _brokers(
         click.echo("netshim: stopping", err=True)
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        for one in processes.values():
-            one.terminate()
+        for process in processes.values():
+            process.terminate()
         deadline_s = time.monotonic() + _END_S
-        for one in processes.values():
+        for process in processes.values():
             try:
-                one.wait(max(0.1, deadline_s - time.monotonic()))
+                process.wait(max(0.1, deadline_s - time.monotonic()))
             except subprocess.TimeoutExpired:  # for example a stopped process
-                one.kill()
-                one.wait()
+                process.kill()
+                process.wait()
 
 
 def _address_of(number: int, process: subprocess.Popen[str]) -> str:
@@ -274,19 +276,19 @@ def _watch(
     left = dict(processes)
     while left:
         time.sleep(0.2)
-        for number, one in left.items():
-            if holders.overdue(one.pid, time.monotonic()):
+        for number, process in left.items():
+            if holders.overdue(process.pid, time.monotonic()):
                 click.echo(
                     f"netshim: broker {number} is stopped inside a change of the "
                     "registry, so it is killed",
                     err=True,
                 )
-                one.kill()
-        for number, one in list(left.items()):
-            if one.poll() is not None:
+                process.kill()
+        for number, process in list(left.items()):
+            if process.poll() is not None:
                 del left[number]
                 click.echo(
-                    f"netshim: broker {number} ended with {one.returncode}; to start it "
+                    f"netshim: broker {number} ended with {process.returncode}; to start it "
                     f"again: {' '.join(commands[number])}",
                     err=True,
                 )

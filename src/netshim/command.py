@@ -122,7 +122,7 @@ def _described(params: Sequence[click.Parameter]) -> list[click.Parameter]:
     """Return the parameters that a configuration file may set with one key."""
     # The file has tables for settings of topics, and cannot name another file.
     others = ("config", "config_file", "all")
-    return [one for one in params if _file_key(one) not in others]
+    return [param for param in params if _file_key(param) not in others]
 
 
 def _shape(option: click.Option) -> OptionShape:
@@ -140,9 +140,9 @@ def _shape(option: click.Option) -> OptionShape:
 def _file_options() -> dict[str, click.Option]:
     """Return the options that a configuration file may set, by name."""
     return {
-        _file_key(one): one
-        for one in _described(serve.params)
-        if isinstance(one, click.Option)
+        _file_key(option): option
+        for option in _described(serve.params)
+        if isinstance(option, click.Option)
     }
 
 
@@ -151,7 +151,9 @@ def _read_file(ctx: click.Context, _: click.Parameter, path: str | None) -> None
     if path is None:
         return
     known = _file_options()
-    file = read_config_file(path, {key: _shape(one) for key, one in known.items()})
+    file = read_config_file(
+        path, {key: _shape(option) for key, option in known.items()}
+    )
     ctx.meta[_FILE] = file
     defaults = {known[key].name: value for key, value in file.options.items()}
     if file.directory is not None:
@@ -174,9 +176,9 @@ class _Reloader:
         self._file = _file_of(ctx)
         #: Options that the file cannot set.
         self._fixed = {
-            _file_key(one)
-            for one in ctx.command.params
-            if ctx.get_parameter_source(one.name or "")
+            _file_key(param)
+            for param in ctx.command.params
+            if ctx.get_parameter_source(param.name or "")
             in (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT)
         }
         #: The reload in progress. The loop itself keeps no reference to a task.
@@ -207,7 +209,7 @@ class _Reloader:
         if not self._file.path:
             return
         loop = asyncio.get_running_loop()
-        shapes = {key: _shape(one) for key, one in _file_options().items()}
+        shapes = {key: _shape(option) for key, option in _file_options().items()}
         try:
             file = await loop.run_in_executor(
                 None, read_config_file, self._file.path, shapes
@@ -223,7 +225,7 @@ class _Reloader:
         self._file = changes.applied
         new = {
             **changes.settings,
-            **{f"topics.{one.name}": "created" for one in changes.topics},
+            **{f"topics.{topic.name}": "created" for topic in changes.topics},
         }
         if changes.log_level is not None:
             logging.getLogger().setLevel(changes.log_level.upper())
@@ -391,7 +393,9 @@ def _new_server(file: FileSettings, options: Mapping[str, Any], fs: FS = OS) -> 
         listeners=_listeners(options),
         tls=_tls(options),
         security=SecuritySettings(
-            mechanisms=tuple(one.strip() for one in options["sasl"].split(",")),
+            mechanisms=tuple(
+                mechanism.strip() for mechanism in options["sasl"].split(",")
+            ),
             enforces_acls=options["acls"],
             connections_max_reauth_ms=options["reauthentication_ms"],
             principal_mapping=MappingRules.parse(options["tls_principal_rules"]),
@@ -568,7 +572,7 @@ def _listeners(options: Mapping[str, Any]) -> list[Listener]:
     for name in (*kinds, *addresses):
         raise InvalidConfigError(
             "the name of a listener",
-            expected=" or ".join(one.name for one in found),
+            expected=" or ".join(listener.name for listener in found),
             found=repr(name),
         )
     return found
@@ -654,10 +658,10 @@ async def _serve_clients(
         for name, url in urls.items():
             print(f"netshim: {name} {url}", flush=True)
         readiness.ready()
-        waits = [loop.create_task(one.wait()) for one in (stopping, server.failed)]
+        waits = [loop.create_task(event.wait()) for event in (stopping, server.failed)]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        for one in waits:
-            one.cancel()
+        for task in waits:
+            task.cancel()
         readiness.stopping()
         print("netshim: stopping", file=sys.stderr, flush=True)
     finally:

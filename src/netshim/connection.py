@@ -190,20 +190,25 @@ class Budget:
         # Step 2: select the slowest of them until that frees enough.
         slowest_first = sorted(
             (
-                (one.left_ms(now_ms), self._holders.get(one, 0), id(one), one)
-                for one in candidates
+                (
+                    candidate.left_ms(now_ms),
+                    self._holders.get(candidate, 0),
+                    id(candidate),
+                    candidate,
+                )
+                for candidate in candidates
             ),
             reverse=True,
         )
         is_urgent = now_ms - self._waited_for[1] >= timeout_ms // 4
-        for left_ms, held_bytes, _, one in slowest_first:
+        for left_ms, held_bytes, _, connection in slowest_first:
             if (
                 missing <= 0
                 or first in ended
                 or (left_ms <= timeout_ms and (ended or not is_urgent))
             ):
                 break
-            ended[one] = (
+            ended[connection] = (
                 f"others wait for the {held_bytes} bytes of a request that would take {left_ms} ms more"
             )
             missing -= held_bytes

@@ -227,33 +227,37 @@ class FetchSession:
                     self.by_place.pop(left.place, None)
         if len(self._topics) > len(self.partitions):
             # Otherwise, forgotten topics would remain in memory.
-            self._topics = {key[0]: one.topic for key, one in self.partitions.items()}
+            self._topics = {
+                key[0]: partition.topic for key, partition in self.partitions.items()
+            }
 
-    def mark_unread(self, one: SessionPartition) -> None:
+    def mark_unread(self, session_partition: SessionPartition) -> None:
         """Let the next request read a partition."""
-        one.quiet = None
-        self.unread.setdefault(one.key, one)
+        session_partition.quiet = None
+        self.unread.setdefault(session_partition.key, session_partition)
 
-    def mark_quiet(self, one: SessionPartition, log: Log, offsets: Offsets) -> None:
+    def mark_quiet(
+        self, session_partition: SessionPartition, log: Log, offsets: Offsets
+    ) -> None:
         """Let no request read a partition until its log has other offsets."""
-        one.quiet = log, offsets
-        self.unread.pop(one.key, None)
+        session_partition.quiet = log, offsets
+        self.unread.pop(session_partition.key, None)
 
-    def move_to_end(self, one: SessionPartition) -> None:
+    def move_to_end(self, session_partition: SessionPartition) -> None:
         """Let the next requests read a partition after the others."""
-        self.partitions.move_to_end(one.key)
-        self.unread.pop(one.key, None)
-        self.mark_unread(one)
+        self.partitions.move_to_end(session_partition.key)
+        self.unread.pop(session_partition.key, None)
+        self.mark_unread(session_partition)
 
-    def record_place(self, one: SessionPartition, place: Key) -> None:
+    def record_place(self, session_partition: SessionPartition, place: Key) -> None:
         """Record the name of the topic and the number of a partition."""
-        one.place = place
-        self.by_place[place] = one
+        session_partition.place = place
+        self.by_place[place] = session_partition
 
     def read_all_again(self) -> None:
         """Let the next request find and read every partition."""
-        for one in self.partitions.values():
-            one.quiet = one.place = None
+        for partition in self.partitions.values():
+            partition.quiet = partition.place = None
         self.unread = dict(self.partitions)
         self.by_place = {}
 
@@ -264,12 +268,16 @@ class FetchSession:
             changed = self._changed(changes)
         if changed is None:
             self._compared_at = None
-            return [one for one in self.partitions.values() if not one.is_quiet]
+            return [
+                partition
+                for partition in self.partitions.values()
+                if not partition.is_quiet
+            ]
         found = dict(self.unread)
         for place in changed:
-            one = self.by_place.get(place)
-            if one is not None and not one.is_quiet:
-                found[one.key] = one
+            partition = self.by_place.get(place)
+            if partition is not None and not partition.is_quiet:
+                found[partition.key] = partition
         return list(found.values())
 
     def may_have_changed(self, changes: RecentChanges) -> bool:
@@ -301,13 +309,13 @@ class FetchSession:
         candidates = self.candidates(changes, now_ms)
         if len(candidates) > 1:
             return None
-        one = candidates[0] if candidates else listed
-        if one is None or (listed is not None and one is not listed):
+        candidate = candidates[0] if candidates else listed
+        if candidate is None or (listed is not None and candidate is not listed):
             return None
         # It remains unread, so nothing is lost if the general path takes the request.
-        self.mark_unread(one)
+        self.mark_unread(candidate)
         self.record_comparison(count, now_ms)
-        return one
+        return candidate
 
     def record_comparison(self, count: int, now_ms: int) -> None:
         """Record that the candidates were compared at this RecentChanges.count."""
@@ -322,15 +330,15 @@ class FetchSession:
         """Return the partitions, as a request without a session lists them."""
         found: list[FetchRequest.Topic] = []
         current = None
-        for one in self.partitions.values():
-            if one.topic is not current:
-                current = one.topic
+        for partition in self.partitions.values():
+            if partition.topic is not current:
+                current = partition.topic
                 found.append(
                     wire.FETCH.Request.Topic(
                         topic=current.topic, topic_id=current.topic_id, partitions=[]
                     )
                 )
-            found[-1].partitions.append(one.requested)
+            found[-1].partitions.append(partition.requested)
         return found
 
     def remove_unchanged(self, response: FetchResponse, *, is_full: bool) -> None:
@@ -344,13 +352,13 @@ class FetchSession:
             kept = []
             for part in topic.partitions:
                 key = name, part.partition_index
-                one = self.partitions.get(key)
-                if one is not None:
-                    if not is_full and not one.has_changed(part):
+                partition = self.partitions.get(key)
+                if partition is not None:
+                    if not is_full and not partition.has_changed(part):
                         continue
-                    one.record_sent(part)
+                    partition.record_sent(part)
                     if part.records:
-                        self.move_to_end(one)
+                        self.move_to_end(partition)
                 kept.append(part)
             if kept:
                 topic.partitions = kept
@@ -519,14 +527,14 @@ class FetchSessions:
             or len(session.partitions) != 1
         ):
             return None
-        ((key, one),) = session.partitions.items()
+        ((key, partition),) = session.partitions.items()
         lists_partition = request.has_partition
         if not lists_partition:
-            topic_id = one.topic.topic_id if session.uses_ids else None
-            request.continue_with(one.topic.topic, topic_id, one.requested)
+            topic_id = partition.topic.topic_id if session.uses_ids else None
+            request.continue_with(partition.topic.topic, topic_id, partition.requested)
         elif key != (request.topic_id or request.topic, request.partition):
             return None
-        return SingleFetch(session, one, request, lists_partition=lists_partition)
+        return SingleFetch(session, partition, request, lists_partition=lists_partition)
 
     def follower_fetch(
         self, request: UsualFetch, context: object, changes: RecentChanges, now_ms: int
@@ -550,13 +558,15 @@ class FetchSessions:
             )
             if listed is None:
                 return None
-        one = session.single_candidate(listed, changes, now_ms)
-        if one is None or one.place is None:
+        partition = session.single_candidate(listed, changes, now_ms)
+        if partition is None or partition.place is None:
             return None
         if listed is None:
-            topic_id = one.topic.topic_id if session.uses_ids else None
-            request.continue_with(one.topic.topic, topic_id, one.requested)
-        return SingleFetch(session, one, request, lists_partition=listed is not None)
+            topic_id = partition.topic.topic_id if session.uses_ids else None
+            request.continue_with(partition.topic.topic, topic_id, partition.requested)
+        return SingleFetch(
+            session, partition, request, lists_partition=listed is not None
+        )
 
     def _is_too_large(self, size: int, added: int) -> bool:
         """Return whether a session of this size, with partitions to add, has no room."""
@@ -594,13 +604,13 @@ class FetchSessions:
         """Close a session to make room for a new one. Return whether one was closed."""
         if not self._sessions:
             return False
-        idle = min(self._sessions.values(), key=lambda one: one.used_ms)
+        idle = min(self._sessions.values(), key=lambda session: session.used_ms)
         if now_ms - idle.used_ms <= EVICTION_MS:
             evictable = [
-                one
-                for one in self._sessions.values()
-                if now_ms - one.created_ms > EVICTION_MS
-                or (new.is_follower and not one.is_follower)
+                session
+                for session in self._sessions.values()
+                if now_ms - session.created_ms > EVICTION_MS
+                or (new.is_follower and not session.is_follower)
             ]
             if not evictable:
                 return False

@@ -125,7 +125,7 @@ class HttpPages:
             )
         pages = (self.metrics, self.console, self.door, self.schema_registry)
         # The packages of the extra `http` are not needed.
-        if all(one is None for one in pages):
+        if all(page is None for page in pages):
             return
         try:
             from netshim.http.door import Door

@@ -113,7 +113,7 @@ def release_named(name: str) -> KafkaRelease:
             "a release of Kafka", expected=", ".join(releases), found=repr(name)
         )
     column = head.index(name)
-    keys = {one.name: one.key for one in wire.APIS.values()}
+    keys = {api.name: api.key for api in wire.APIS.values()}
     ranges = {}
     for row in rows:
         if row[column] != "-":

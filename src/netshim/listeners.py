@@ -170,8 +170,8 @@ class TlsSettings:
             mode = os.stat(key).st_mode
             # Tried with another context first, which a wrong pair of files would leave
             # unusable.
-            for one in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), context):
-                one.load_cert_chain(self.cert, self.key, password=_no_password)
+            for sslcontext in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), context):
+                sslcontext.load_cert_chain(self.cert, self.key, password=_no_password)
         except (OSError, ssl.SSLError, ValueError) as error:
             raise InvalidConfigError(
                 f"the certificate {self.cert} with the key {key}",
@@ -207,10 +207,10 @@ def client_certificate_of(
     waiting = [accepted, client.wrap_bio(to_client, to_server, server_hostname=host)]
     # The client reads the server's refusal of its certificate with the first data.
     for _ in range(_MAX_FLIGHTS):
-        for one in list(waiting):
+        for sslobject in list(waiting):
             with contextlib.suppress(ssl.SSLWantReadError):
-                one.do_handshake()
-                waiting.remove(one)
+                sslobject.do_handshake()
+                waiting.remove(sslobject)
     found = accepted.getpeercert()
     der = accepted.getpeercert(binary_form=True)
     return None if not found or der is None else (dict(found), der)
@@ -227,24 +227,26 @@ def check_exposure(
         InvalidConfigError: a listener outside loopback does not authenticate its
             clients, or its mechanisms send secrets without TLS.
     """
-    for one in listeners:
-        if one.is_local:
+    for listener in listeners:
+        if listener.is_local:
             continue
-        has_certificates = one.uses_tls and tls is not None and tls.client == "required"
-        if not one.uses_sasl and not has_certificates:
+        has_certificates = (
+            listener.uses_tls and tls is not None and tls.client == "required"
+        )
+        if not listener.uses_sasl and not has_certificates:
             raise InvalidConfigError(
-                f"listener {one.name} on {one.host} would accept anyone",
-                expected=f"--listener SASL_SSL://{one.host}:{one.port} with --tls-cert, "
+                f"listener {listener.name} on {listener.host} would accept anyone",
+                expected=f"--listener SASL_SSL://{listener.host}:{listener.port} with --tls-cert, "
                 "or --insecure if this is meant",
-                found=one.protocol,
+                found=listener.protocol,
             )
         secret = [each for each in mechanisms if each in (sasl.PLAIN, sasl.OAUTHBEARER)]
-        if one.uses_sasl and not one.uses_tls and secret:
+        if listener.uses_sasl and not listener.uses_tls and secret:
             raise InvalidConfigError(
-                f"{' and '.join(secret)} on {one.host} would send secrets unencrypted",
-                expected=f"--listener SASL_SSL://{one.host}:{one.port} with --tls-cert, "
+                f"{' and '.join(secret)} on {listener.host} would send secrets unencrypted",
+                expected=f"--listener SASL_SSL://{listener.host}:{listener.port} with --tls-cert, "
                 "or --insecure if this is meant",
-                found=one.protocol,
+                found=listener.protocol,
             )
 
 
@@ -254,13 +256,15 @@ def check_listeners(listeners: Sequence[Listener], tls: TlsSettings | None) -> N
     Raises:
         InvalidConfigError: two have the same name, or the certificates are missing.
     """
-    names = [one.name for one in listeners]
+    names = [listener.name for listener in listeners]
     if len(set(names)) < len(names):
         raise InvalidConfigError(
             "listeners", expected="different names", found=", ".join(names)
         )
-    for one in listeners:
-        if one.uses_tls and tls is None:
+    for listener in listeners:
+        if listener.uses_tls and tls is None:
             raise InvalidConfigError(
-                f"listener {one.name} uses TLS", expected="--tls-cert", found="none"
+                f"listener {listener.name} uses TLS",
+                expected="--tls-cert",
+                found="none",
             )

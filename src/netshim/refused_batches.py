@@ -83,13 +83,13 @@ class RefusedBatches:
         now_ms: int,
     ) -> None:
         """Remember a batch that was refused with one of the codes in RETRIED."""
-        one = key, producer_id
+        source = key, producer_id
         if self.code_for(key, producer_id, epoch, sequence, now_ms):
-            refused = self._refused[one]
+            refused = self._refused[source]
             refused.left = KNOWN_BATCHES - 1
             refused.until_ms = now_ms + _REMEMBERED_MS
             return
-        self._refused[one] = _RefusedBatch(
+        self._refused[source] = _RefusedBatch(
             epoch, sequence, code, now_ms + _REMEMBERED_MS
         )
         if len(self._refused) > _MAX_REMEMBERED:
@@ -102,13 +102,13 @@ class RefusedBatches:
 
         The refused batch is forgotten once it is sent again, or at a new epoch.
         """
-        one = key, producer_id
-        refused = self._refused.get(one)
+        source = key, producer_id
+        refused = self._refused.get(source)
         if refused is None or epoch < refused.epoch:
             return codes.NONE
         distance = refused.distance_to(sequence)
         if now_ms >= refused.until_ms or epoch > refused.epoch or not distance:
-            del self._refused[one]
+            del self._refused[source]
             return codes.NONE
         if distance > INT32_MAX // 2:
             return codes.NONE  # such as a late batch of an earlier connection
@@ -120,9 +120,9 @@ class RefusedBatches:
         The refused batch is forgotten after a batch that was stored, or after the last
         one that may be in flight.
         """
-        one = key, producer_id
-        refused = self._refused.get(one)
+        source = key, producer_id
+        refused = self._refused.get(source)
         if refused is not None:
             refused.left -= 1
             if is_stored or not refused.left:
-                del self._refused[one]
+                del self._refused[source]

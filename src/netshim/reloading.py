@@ -61,7 +61,7 @@ def changes_of(
 
     The level of the log is "info" if the file does not set it.
     """
-    defaults = {one.name: one.default for one in attrs.fields(Settings)}
+    defaults = {field.name: field.default for field in attrs.fields(Settings)}
     defaults[LOG_LEVEL] = "info"
     live = {}
     need_restart = []
@@ -78,15 +78,15 @@ def changes_of(
         need_restart.append("directory")
     if after.config != before.config:
         need_restart.append("config")
-    known = {one.name: one for one in before.topics}
-    new_topics = [one for one in after.topics if one.name not in known]
+    known = {topic.name: topic for topic in before.topics}
+    new_topics = [topic for topic in after.topics if topic.name not in known]
     need_restart += [
-        f"topics.{one.name}"
-        for one in after.topics
-        if one.name in known and one != known[one.name]
+        f"topics.{topic.name}"
+        for topic in after.topics
+        if topic.name in known and topic != known[topic.name]
     ]
     options = {
-        **{key: one for key, one in before.options.items() if key not in live},
+        **{key: option for key, option in before.options.items() if key not in live},
         **{key: after.options[key] for key in live if key in after.options},
     }
     topics = (*before.topics, *new_topics)

@@ -130,8 +130,8 @@ class _Printer:
             facts = {"kind": "difference", **attrs.asdict(found)}
             click.echo(to_json(facts))
             return
-        for one in found.fields:
-            key = (found.api, found.version, one)
+        for field in found.fields:
+            key = (found.api, found.version, field)
             if key in self._known:
                 self._repeated += 1
                 continue
@@ -142,7 +142,7 @@ class _Printer:
             click.echo(
                 f"{found.time_ns / 1e9:.6f} s, connection {found.connection}, "
                 f"{found.api} v{found.version}, correlation id {found.correlation_id}: "
-                f"{one.path}: recorded {one.recorded}, replayed {one.replayed}"
+                f"{field.path}: recorded {field.recorded}, replayed {field.replayed}"
             )
 
     def finish(self, report: ReplayReport, *, compares: bool) -> None:

@@ -196,15 +196,15 @@ class RequestQueues:
         A loop starts them one after the other instead of recursively: there may be
         hundreds, and each may start the next.
         """
-        for one in dict.fromkeys(candidates):
-            if all(self._queues[key][0] is one for key in one.keys):
-                self._next.append(one)
+        for request in dict.fromkeys(candidates):
+            if all(self._queues[key][0] is request for key in request.keys):
+                self._next.append(request)
         if self._is_starting:
             return
         self._is_starting = True
         try:
             while self._next:
-                one = self._next.popleft()
-                one.start(one)
+                request = self._next.popleft()
+                request.start(request)
         finally:
             self._is_starting = False

@@ -38,8 +38,8 @@ def _first(value: Any, path: tuple[str, ...], depth: int) -> int:
     inner = getattr(value, path[depth], None)
     if depth == len(path) - 1:
         return inner or codes.NONE
-    for one in islice(inner or (), _MAX_ENTRIES):
-        code = _first(one, path, depth + 1)
+    for entry in islice(inner or (), _MAX_ENTRIES):
+        code = _first(entry, path, depth + 1)
         if code:
             return code
     return codes.NONE
@@ -71,8 +71,8 @@ def error_fields(response: Any) -> Iterator[tuple[Any, str]]:
     code that was yielded.
     """
     if isinstance(response, list):
-        for one in response:
-            yield from error_fields(one)
+        for entry in response:
+            yield from error_fields(entry)
         return
     for name in getattr(response, "__slots__", ()):
         value = getattr(response, name)

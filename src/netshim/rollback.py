@@ -81,7 +81,11 @@ class ReplacedBroker:
                 key: log.leader_epoch
                 for key, log in state.logdir.host.known_logs().items()
             },
-            {name: one for name, one in found.items() if one.status in _OPEN},
+            {
+                name: transaction
+                for name, transaction in found.items()
+                if transaction.status in _OPEN
+            },
         )
 
     def continue_with(self, broker: Broker, changed: set[Key], now_ms: int) -> None:

@@ -42,7 +42,7 @@ class SecurityLoader:
         prepare: Callable[[], None] = lambda: None,
     ) -> None:
         self._security = security
-        self._uses_sasl = any(one.uses_sasl for one in listeners)
+        self._uses_sasl = any(listener.uses_sasl for listener in listeners)
         #: Returns whether quotas may be stored. May block.
         self._has_quotas = has_quotas
         #: Called before the first read. May block.
@@ -68,7 +68,7 @@ class SecurityLoader:
         if not self._uses_sasl:
             return
         if not security.facts.users and any(
-            one != OAUTHBEARER for one in security.mechanisms
+            mechanism != OAUTHBEARER for mechanism in security.mechanisms
         ):
             _log.warning(
                 "no user exists, so no client can log in; create one: %s", user_command

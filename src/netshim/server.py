@@ -211,7 +211,8 @@ class Server:
                 "host", expected="an address; 0.0.0.0 for all", found=repr(host)
             )
         wanted = [
-            Listener.parse(one) if isinstance(one, str) else one for one in listeners
+            Listener.parse(listener) if isinstance(listener, str) else listener
+            for listener in listeners
         ]
         if not wanted:
             wanted = [Listener("PLAINTEXT", host, port, "PLAINTEXT", advertised)]
@@ -374,14 +375,16 @@ class Server:
                     await self._close_listeners()
                     raise
             if self._cluster is not None:
-                addresses = {one.name: one.address for one in self.listeners}
+                addresses = {
+                    listener.name: listener.address for listener in self.listeners
+                }
                 try:
                     await self.loop.run_in_executor(
                         self._pool, self._cluster.join, addresses
                     )
                     await self._load_security()
-                    for one in self._listening.values():
-                        await one.start_serving()
+                    for sockets in self._listening.values():
+                        await sockets.start_serving()
                 except BaseException:
                     await self._close_listeners()
                     raise
@@ -442,9 +445,9 @@ class Server:
         """
         if self.tls_settings is not None:
             self.tls_settings.context()
-        for one in self.listeners:
-            family = socket.AF_INET6 if ":" in one.host else socket.AF_INET
-            socket.create_server((one.host, one.port), family=family).close()
+        for listener in self.listeners:
+            family = socket.AF_INET6 if ":" in listener.host else socket.AF_INET
+            socket.create_server((listener.host, listener.port), family=family).close()
 
     async def _listen(self) -> None:
         """Open the sockets of all listeners."""
@@ -480,10 +483,12 @@ class Server:
         """
         opened: list[Listener] = []
         try:
-            for one in listeners:
-                opened.append(await self.listen_on(one))
+            for listener in listeners:
+                opened.append(await self.listen_on(listener))
         except BaseException:
-            await self._close_sockets([(one.host, one.port) for one in opened])
+            await self._close_sockets(
+                [(listener.host, listener.port) for listener in opened]
+            )
             raise
         return opened
 
@@ -495,19 +500,21 @@ class Server:
         connection open, without an owner. So the sockets accept nothing during the last
         iteration.
         """
-        closing = [self._listening.pop(one) for one in addresses]
-        for one in closing:
-            for sock in one.sockets:
+        closing = [self._listening.pop(address) for address in addresses]
+        for sockets in closing:
+            for sock in sockets.sockets:
                 self.loop.remove_reader(sock)
         try:
             await asyncio.sleep(0)
         finally:
-            for one in closing:
-                one.close()
+            for sockets in closing:
+                sockets.close()
 
     async def close_node(self, node: AdvertisedNode) -> None:
         """Close the sockets of a node, and its connections."""
-        await self._close_sockets([(one.host, one.port) for one in node.listeners])
+        await self._close_sockets(
+            [(listener.host, listener.port) for listener in node.listeners]
+        )
         topology = self.broker.state.topology
         for peer in list(self._peers):
             session = peer.session
@@ -730,7 +737,7 @@ class Server:
         """
         if self.nodes is None:
             return _shown(self.listeners[0])
-        return ",".join(_shown(one.listeners[0]) for one in self.nodes.running)
+        return ",".join(_shown(node.listeners[0]) for node in self.nodes.running)
 
     async def stop(self, drain_s: float = _DRAIN_S) -> None:
         """Answer pending requests for at most drain_s seconds, then close everything.
@@ -822,8 +829,8 @@ class Server:
         )
         self._timer.cancel()
         self._timer = None
-        for one in self._listening.values():
-            one.close()
+        for sockets in self._listening.values():
+            sockets.close()
         self._listening.clear()
         for peer in list(self._peers):
             peer.abort()
@@ -1162,7 +1169,8 @@ class Server:
         """Return the number of connections by client library, address and user."""
         sessions = [peer.session for peer in self._peers if peer.session is not None]
         return Counter(
-            (one.client_software, one.peer, one.principal) for one in sessions
+            (session.client_software, session.peer, session.principal)
+            for session in sessions
         )
 
     def _forget_topic(self, name: str) -> None:
@@ -1283,16 +1291,16 @@ class Server:
         oldest place of the address that holds the most. Otherwise, one address could
         keep all others from logging in.
         """
-        waiting = [one for one in self._peers if one.is_unauthenticated]
+        waiting = [peer for peer in self._peers if peer.is_unauthenticated]
         if len(waiting) < _MAX_UNAUTHENTICATED:
             return True
-        held = Counter(one.address for one in waiting)
+        held = Counter(peer.address for peer in waiting)
         largest, count = held.most_common(1)[0]
         if held[address] + 1 >= count:
             return False
         oldest = min(
-            (one for one in waiting if one.address == largest),
-            key=lambda one: one.accepted_s,
+            (peer for peer in waiting if peer.address == largest),
+            key=lambda peer: peer.accepted_s,
         )
         self.log(
             logging.WARNING,

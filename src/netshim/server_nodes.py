@@ -45,7 +45,8 @@ async def set_node_count(server: Server, count: int) -> None:
     for number in range(1, count):
         # A node has a port of its own, and no advertised address.
         wanted = [
-            attrs.evolve(one, port=0, advertised=None) for one in server.listeners
+            attrs.evolve(listener, port=0, advertised=None)
+            for listener in server.listeners
         ]
         try:
             listeners = await server.listen_on_all(wanted)

@@ -97,9 +97,9 @@ class Throttle:
         call = self._call
         if call.api_key == wire.FETCH.key and hasattr(response, "responses"):
             size = sum(
-                len(one.records or b"")
+                len(partition.records or b"")
                 for topic in response.responses
-                for one in topic.partitions
+                for partition in topic.partitions
             )
             # Over the quota, no record is sent, so that the bytes are not counted. The
             # client fetches the same records after the delay.

@@ -121,4 +121,6 @@ def ranges(start: Offsets, ends: Offsets) -> list[OffsetRange]:
         OffsetRange(*key, beginning(start, ends, key), end)
         for key, end in sorted(ends.items())
     ]
-    return [one for one in found if one.start < one.end]
+    return [
+        offset_range for offset_range in found if offset_range.start < offset_range.end
+    ]

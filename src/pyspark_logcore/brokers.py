@@ -153,7 +153,7 @@ class BrokerOrigin(Closeable):
             found = {}
         return {key: None if found.get(key, -1) < 0 else found[key] for key in times_ms}
 
-    def marks(self, one: OffsetRange) -> Marks:
+    def marks(self, offset_range: OffsetRange) -> Marks:
         return NO_MARKS
 
     def identity(self, topic: str, partition: int) -> ClusterIdentity:
@@ -168,12 +168,12 @@ class BrokerOrigin(Closeable):
             self._connected = None
 
     def read(
-        self, one: OffsetRange, identity: ClusterIdentity
+        self, offset_range: OffsetRange, identity: ClusterIdentity
     ) -> Iterator[tuple[RecordColumns, npt.NDArray[np.int32]]]:
         try:
-            found = self._cluster.identity(one.topic)
+            found = self._cluster.identity(offset_range.topic)
         except TopicNotFoundError as error:
-            self._report(one, error.reason)
+            self._report(offset_range, error.reason)
             return
         if identity.cluster_id and found.cluster_id != identity.cluster_id:
             raise OtherClusterError(
@@ -184,61 +184,67 @@ class BrokerOrigin(Closeable):
             )
         if identity.topic_id and found.topic_id != identity.topic_id:
             self._report(
-                one, "the topic was deleted and made again since the query was planned"
+                offset_range,
+                "the topic was deleted and made again since the query was planned",
             )
             return
-        yield from self._columns(one)
+        yield from self._columns(offset_range)
 
-    def _report(self, one: OffsetRange, reason: str) -> None:
+    def _report(self, offset_range: OffsetRange, reason: str) -> None:
         report_loss(
             self._options.fail_on_data_loss,
             self.location,
-            one.topic,
-            one.partition,
+            offset_range.topic,
+            offset_range.partition,
             reason,
         )
 
     def _columns(
-        self, one: OffsetRange
+        self, offset_range: OffsetRange
     ) -> Iterator[tuple[RecordColumns, npt.NDArray[np.int32]]]:
         cluster = self._cluster
-        source = f"{self.location} {one.topic}-{one.partition}"
+        source = f"{self.location} {offset_range.topic}-{offset_range.partition}"
         size = _FETCH_BYTES
-        at = one.start
+        at = offset_range.start
         patience = _Patience(self._brokers.timeout_seconds)
         catching_up = _Patience(_BEHIND_SECONDS)
-        fetch = cluster.fetch(one, at, size, self._isolation)
-        while at < one.end:
+        fetch = cluster.fetch(offset_range, at, size, self._isolation)
+        while at < offset_range.end:
             answer = fetch()
             if answer is None or (
                 answer.error_code != _NONE and cluster.is_passing(answer.error_code)
             ):
                 patience.wait("no leader of this partition answered", source)
-                cluster.metadata([one.topic])
-                fetch = cluster.fetch(one, at, size, self._isolation)
+                cluster.metadata([offset_range.topic])
+                fetch = cluster.fetch(offset_range, at, size, self._isolation)
                 continue
             if answer.error_code == _OFFSET_OUT_OF_RANGE:
                 held = cluster.list_offsets(
-                    {(one.topic, one.partition): EARLIEST}, self._isolation
+                    {(offset_range.topic, offset_range.partition): EARLIEST},
+                    self._isolation,
                 )
-                start = held.get((one.topic, one.partition), one.end)
+                start = held.get(
+                    (offset_range.topic, offset_range.partition), offset_range.end
+                )
                 if start <= at:  # it ends before the planned end
                     self._report(
-                        one, f"offset {at} was planned, and the log ends before it"
+                        offset_range,
+                        f"offset {at} was planned, and the log ends before it",
                     )
                     return
                 self._report(
-                    one, f"offset {at} was planned, and the log begins at {start}"
+                    offset_range,
+                    f"offset {at} was planned, and the log begins at {start}",
                 )
                 at = start
-                fetch = cluster.fetch(one, at, size, self._isolation)
+                fetch = cluster.fetch(offset_range, at, size, self._isolation)
                 continue
             if answer.error_code == _UNKNOWN_TOPIC:
-                self._report(one, "the partition was deleted")
+                self._report(offset_range, "the partition was deleted")
                 return
             cluster.check(
                 answer.error_code,
-                f"Fetch of {one.topic} partition {one.partition}",
+                f"Fetch of {offset_range.topic} partition {offset_range.partition}",
                 source,
             )
             data = memoryview(answer.records or b"")
@@ -248,22 +254,22 @@ class BrokerOrigin(Closeable):
                     size = cluster.larger(size, source, at)
                 elif catching_up.is_over:
                     self._report(
-                        one,
-                        f"offsets to {one.end} were planned, and the log ends at {answer.high_watermark}",
+                        offset_range,
+                        f"offsets to {offset_range.end} were planned, and the log ends at {answer.high_watermark}",
                     )
                     return
-                fetch = cluster.fetch(one, at, size, self._isolation)
+                fetch = cluster.fetch(offset_range, at, size, self._isolation)
                 continue
             patience = _Patience(self._brokers.timeout_seconds)
             catching_up = _Patience(_BEHIND_SECONDS)
-            if behind < one.end:
-                fetch = cluster.fetch(one, behind, size, self._isolation)
+            if behind < offset_range.end:
+                fetch = cluster.fetch(offset_range, behind, size, self._isolation)
             aborted = [
                 (each.producer_id, each.first_offset)
                 for each in answer.aborted_transactions or ()
             ]
             yield from fetched_columns(
-                data, at, one.end, aborted=aborted, source=source
+                data, at, offset_range.end, aborted=aborted, source=source
             )
             at = behind
 
@@ -482,13 +488,16 @@ class _Cluster:
         except _AwayError:
             return {}
         return {
-            (topic.name, one.partition_index): (one.error_code, one.offset)
+            (topic.name, partition.partition_index): (
+                partition.error_code,
+                partition.offset,
+            )
             for topic in answer.topics
-            for one in topic.partitions
+            for partition in topic.partitions
         }
 
     def fetch(
-        self, one: OffsetRange, offset: int, size_bytes: int, isolation: int
+        self, offset_range: OffsetRange, offset: int, size_bytes: int, isolation: int
     ) -> Callable[[], Any]:
         """Request a chunk of a partition.
 
@@ -497,12 +506,12 @@ class _Cluster:
         """
         from kafka.protocol.consumer import FetchRequest
 
-        leader = self._leader((one.topic, one.partition))
+        leader = self._leader((offset_range.topic, offset_range.partition))
         if leader < 0:
             return lambda: None
         kind = FetchRequest.FetchTopic
         asked = kind.FetchPartition(
-            partition=one.partition,
+            partition=offset_range.partition,
             current_leader_epoch=-1,
             last_fetched_epoch=-1,
             fetch_offset=offset,
@@ -516,7 +525,7 @@ class _Cluster:
             isolation_level=isolation,
             session_id=0,
             session_epoch=-1,
-            topics=[kind(topic=one.topic, partitions=[asked])],
+            topics=[kind(topic=offset_range.topic, partitions=[asked])],
             forgotten_topics_data=[],
             rack_id="",
             max_version=_FETCH_VERSION,

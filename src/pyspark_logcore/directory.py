@@ -84,7 +84,10 @@ class _PartitionView:
         if not os.path.exists(self.growing):
             end = self.log.high_watermark
             self.growing = next(
-                (one.path for one in reversed(segments_between(self.log, end, end))),
+                (
+                    segment.path
+                    for segment in reversed(segments_between(self.log, end, end))
+                ),
                 self.log.path,
             )
 
@@ -221,8 +224,12 @@ class DirectoryOrigin(Closeable):
             for key, time_ms in times_ms.items()
         }
 
-    def marks(self, one: OffsetRange) -> Marks:
-        return marks_of(self._log((one.topic, one.partition)), one.start, one.end)
+    def marks(self, offset_range: OffsetRange) -> Marks:
+        return marks_of(
+            self._log((offset_range.topic, offset_range.partition)),
+            offset_range.start,
+            offset_range.end,
+        )
 
     def identity(self, topic: str, partition: int) -> SourceIdentity:
         return SourceIdentity.of(self._options.path, topic, partition)
@@ -242,29 +249,32 @@ class DirectoryOrigin(Closeable):
             self._opened = None
 
     def read(
-        self, one: OffsetRange, identity: SourceIdentity
+        self, offset_range: OffsetRange, identity: SourceIdentity
     ) -> Iterator[tuple[RecordColumns, npt.NDArray[np.int32]]]:
-        changed = check_identity(identity, self._options.path, one.topic, one.partition)
+        changed = check_identity(
+            identity, self._options.path, offset_range.topic, offset_range.partition
+        )
         if changed is not None:
-            self._report(one, changed)
+            self._report(offset_range, changed)
             return
         path = os.path.join(
-            self._options.path, partition_name(one.topic, one.partition)
+            self._options.path,
+            partition_name(offset_range.topic, offset_range.partition),
         )
         try:
             log = logcore.open(path, read_only=True)
         except LogNotFoundError as error:
-            self._report(one, error.reason)
+            self._report(offset_range, error.reason)
             return
         with log:
-            yield from columns_of(log, one, self._options, self._options.path)
+            yield from columns_of(log, offset_range, self._options, self._options.path)
 
-    def _report(self, one: OffsetRange, reason: str) -> None:
+    def _report(self, offset_range: OffsetRange, reason: str) -> None:
         report_loss(
             self._options.fail_on_data_loss,
             self._options.path,
-            one.topic,
-            one.partition,
+            offset_range.topic,
+            offset_range.partition,
             reason,
         )
 

@@ -116,7 +116,7 @@ class _Batch:
 
     @property
     def records(self) -> int:
-        return sum(one.records for one in self.receipts)
+        return sum(receipt.records for receipt in self.receipts)
 
 
 @attrs.frozen
@@ -142,8 +142,8 @@ class Gathering:
         for batch in batches:
             done.append(self._bring(batch))
             if remove:
-                for one in batch.receipts:
-                    self._remove(one)
+                for receipt in batch.receipts:
+                    self._remove(receipt)
         return done
 
     def _receipts(self, given: Any, tasks: int | None) -> Iterator[WriteReceipt]:
@@ -153,20 +153,20 @@ class Gathering:
             rows = given.collect()
         else:
             rows = given
-        for one in rows:
-            if isinstance(one, str | os.PathLike):
+        for row in rows:
+            if isinstance(row, str | os.PathLike):
                 if tasks is None:
                     raise InvalidConfigError(
                         "with paths, give tasks: missing directories cannot be detected otherwise"
                     )
-                yield from self._found(os.path.abspath(os.fspath(one)), tasks, _DEPTH)
-            elif isinstance(one, WriteReceipt):
-                yield one
+                yield from self._found(os.path.abspath(os.fspath(row)), tasks, _DEPTH)
+            elif isinstance(row, WriteReceipt):
+                yield row
             else:
-                if hasattr(one, "asDict"):
-                    facts = one.asDict()
+                if hasattr(row, "asDict"):
+                    facts = row.asDict()
                 else:
-                    facts = dict(one)
+                    facts = dict(row)
                 yield WriteReceipt(
                     **{
                         field.name: facts[field.name]
@@ -189,9 +189,9 @@ class Gathering:
                 inside = os.path.join(path, name)
                 # The name of an unfinished directory is more than a number.
                 if self.fs.is_directory(inside) and (depth > 1 or name.isdecimal()):
-                    for one in self._found(inside, tasks, depth - 1):
+                    for receipt in self._found(inside, tasks, depth - 1):
                         found = True
-                        yield one
+                        yield receipt
         if not found and depth == _DEPTH:
             raise LogNotFoundError(
                 f"this directory contains no files of write_local(), as {os.uname().nodename} sees it",
@@ -202,7 +202,7 @@ class Gathering:
         staging = Staging(self.fs, self.into)
         topic = self.topic or batch.topic
         app_id = f"write_local {batch.job} {batch.topic} {topic}"
-        size = sum(one.bytes for one in batch.receipts)
+        size = sum(receipt.bytes for receipt in batch.receipts)
         outcome = GatherResult(
             job=batch.job,
             batch=batch.number,
@@ -281,31 +281,34 @@ class Gathering:
         shipment = Shipment(self.fs, self.into, txid)
         shipped: list[StagedFile | Carried] = []
         partitions = 1
-        for one in batch.receipts:
-            if not one.records:
+        for receipt in batch.receipts:
+            if not receipt.records:
                 continue
-            path, report = self._report_of(one)
+            path, report = self._report_of(receipt)
             if needs_keys and not report.is_compacted:
                 raise InvalidConfigError(
                     f"topic {topic!r} is compacted, so that each record needs a key, which was not asked of these; "
                     "write_local() takes config={'cleanup.policy': 'compact'}",
                     path=path,
                 )
-            where = os.path.join(path, partition_name(one.topic, one.partition))
+            where = os.path.join(path, partition_name(receipt.topic, receipt.partition))
             shipped += shipment.add(
                 where,
-                report.partitions[one.partition],
+                report.partitions[receipt.partition],
                 topic,
-                one.partition,
-                str(one.task),
+                receipt.partition,
+                str(receipt.task),
             )
             partitions = max(partitions, len(report.partitions))
         shipment.close()
         stored = iter(
-            staging.store(txid, [one for one in shipped if isinstance(one, Carried)])
+            staging.store(
+                txid, [carried for carried in shipped if isinstance(carried, Carried)]
+            )
         )
         return [
-            next(stored) if isinstance(one, Carried) else one for one in shipped
+            next(stored) if isinstance(staged_file, Carried) else staged_file
+            for staged_file in shipped
         ], partitions
 
     def _needs_keys(self, topic: str) -> bool:
@@ -315,62 +318,63 @@ class Gathering:
                 and directory.describe_topic(topic).config.is_compacted
             )
 
-    def _report_of(self, one: WriteReceipt) -> tuple[str, TaskReport]:
+    def _report_of(self, receipt: WriteReceipt) -> tuple[str, TaskReport]:
         """Return the local directory of a receipt, and its metadata.
 
         They must agree.
         """
         if self.located is None:
-            path = one.path
+            path = receipt.path
         else:
-            path = self.located(one)
+            path = self.located(receipt)
         report = None
         if self.fs.is_directory(path):
             report = read_report(self.fs, path)
         if report is None:
             raise LogNotFoundError(
-                f"the machine {os.uname().nodename} does not see what task {one.task} wrote on {one.host} at "
-                f"{one.path}; copy that directory here, and pass its path in located",
+                f"the machine {os.uname().nodename} does not see what task {receipt.task} wrote on {receipt.host} at "
+                f"{receipt.path}; copy that directory here, and pass its path in located",
                 path=path,
             )
         if (report.job, report.batch, report.topic, report.task) != (
-            one.job,
-            one.batch,
-            one.topic,
-            one.task,
+            receipt.job,
+            receipt.batch,
+            receipt.topic,
+            receipt.task,
         ):
             raise CorruptLogError(
                 "another task's directory is here",
                 path=path,
-                expected=f"task {one.task} of batch {one.batch} of job {one.job!r}",
+                expected=f"task {receipt.task} of batch {receipt.batch} of job {receipt.job!r}",
                 found=f"task {report.task} of batch {report.batch} of job {report.job!r}",
             )
-        if report.run != one.run:
+        if report.run != receipt.run:
             raise MissingReceiptsError(
-                f"batch {one.batch} of job {one.job!r} was written again since; gather with the receipts of that run",
+                f"batch {receipt.batch} of job {receipt.job!r} was written again since;"
+                " gather with the receipts of that run",
                 path=path,
-                expected=f"run {one.run}",
+                expected=f"run {receipt.run}",
                 found=f"run {report.run}",
             )
-        sealed = report.partitions.get(one.partition, ())
+        sealed = report.partitions.get(receipt.partition, ())
         if (
-            checksum_of(sealed) != one.checksum
-            or sum(piece.count for piece in sealed) != one.records
+            checksum_of(sealed) != receipt.checksum
+            or sum(piece.count for piece in sealed) != receipt.records
         ):
             raise CorruptLogError(
                 "a receipt differs from the report in its directory", path=path
             )
         return path, report
 
-    def _remove(self, one: WriteReceipt) -> None:
+    def _remove(self, receipt: WriteReceipt) -> None:
         """Remove the directory of a task, if it still belongs to that run."""
         if self.located is None:
-            path = one.path
+            path = receipt.path
         else:
-            path = self.located(one)
-        if one.path and self.fs.is_directory(path):
+            path = self.located(receipt)
+        if receipt.path and self.fs.is_directory(path):
             report = read_report(self.fs, path)
-            if report is not None and report.run == one.run:
+            if report is not None and report.run == receipt.run:
                 remove_directory(self.fs, path)
 
 
@@ -382,31 +386,32 @@ def _batches_of(receipts: Iterable[WriteReceipt]) -> list[_Batch]:
     """
     found: dict[tuple[str, str, int], dict[tuple[int, int], WriteReceipt]] = {}
     paths: dict[tuple[str, str, int, str, int], str] = {}
-    for one in receipts:
+    for receipt in receipts:
         # Paths may hold the output of two attempts of a task on two machines. Each is
         # whole, so one of them is used.
         if (
             paths.setdefault(
-                (one.job, one.topic, one.batch, one.run, one.task), one.path
+                (receipt.job, receipt.topic, receipt.batch, receipt.run, receipt.task),
+                receipt.path,
             )
-            != one.path
+            != receipt.path
         ):
             continue
-        mine = found.setdefault((one.job, one.topic, one.batch), {})
-        before = mine.setdefault((one.task, one.partition), one)
-        if before.run != one.run:
+        mine = found.setdefault((receipt.job, receipt.topic, receipt.batch), {})
+        before = mine.setdefault((receipt.task, receipt.partition), receipt)
+        if before.run != receipt.run:
             raise MissingReceiptsError(
-                f"batch {one.batch} of job {one.job!r} has receipts of two runs; pass the receipts of one run",
-                path=one.path,
+                f"batch {receipt.batch} of job {receipt.job!r} has receipts of two runs; pass the receipts of one run",
+                path=receipt.path,
                 expected=f"run {before.run}",
-                found=f"run {one.run}",
+                found=f"run {receipt.run}",
             )
     batches = []
     for (job, topic, number), mine in sorted(found.items()):
-        ordered = [one for _, one in sorted(mine.items())]
-        numbers = {one.task for one in ordered}
-        wanted = {one.tasks for one in ordered}
-        runs = {one.run for one in ordered}
+        ordered = [receipt for _, receipt in sorted(mine.items())]
+        numbers = {receipt.task for receipt in ordered}
+        wanted = {receipt.tasks for receipt in ordered}
+        runs = {receipt.run for receipt in ordered}
         if len(runs) > 1 or len(wanted) > 1 or numbers != set(range(wanted.pop())):
             raise MissingReceiptsError(
                 f"these are not the receipts of all tasks of one run of batch {number} of job {job!r}",

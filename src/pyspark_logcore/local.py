@@ -108,7 +108,7 @@ class TaskReport:
         facts = attrs.asdict(self, recurse=False)
         facts["format"] = _FORMAT
         facts["partitions"] = {
-            str(number): [attrs.astuple(one) for one in sealed]
+            str(number): [attrs.astuple(segment) for segment in sealed]
             for number, sealed in self.partitions.items()
         }
         return checkpoint.pack_checked(facts, copies=2)
@@ -123,7 +123,7 @@ class TaskReport:
         } or {0: []}
         found = []
         for number, sealed in sorted(held.items()):
-            count = sum(one.count for one in sealed)
+            count = sum(segment.count for segment in sealed)
             found.append(
                 WriteReceipt(
                     host=self.host,
@@ -133,7 +133,7 @@ class TaskReport:
                     first_offset=0,
                     last_offset=count - 1,
                     records=count,
-                    bytes=sum(one.size_bytes for one in sealed),
+                    bytes=sum(segment.size_bytes for segment in sealed),
                     checksum=checksum_of(sealed),
                     job=self.job,
                     batch=self.batch,
@@ -147,7 +147,7 @@ class TaskReport:
 
 def checksum_of(sealed: Sequence[Sealed]) -> int:
     """Return the checksum of a partition, from the checksums of its segments."""
-    return crc32c(b"".join(one.crc.to_bytes(4, "big") for one in sealed))
+    return crc32c(b"".join(segment.crc.to_bytes(4, "big") for segment in sealed))
 
 
 def read_report(fs: FS, path: str) -> TaskReport | None:
@@ -165,7 +165,7 @@ def read_report(fs: FS, path: str) -> TaskReport | None:
         if facts is None or facts.pop("format") != _FORMAT:
             raise ValueError
         facts["partitions"] = {
-            int(number): [Sealed(*one) for one in sealed]
+            int(number): [Sealed(*entry) for entry in sealed]
             for number, sealed in facts["partitions"].items()
         }
         return TaskReport(**facts)
@@ -234,10 +234,12 @@ def write_local(
         )
     found = [{**row.asDict(), "tasks": len(tasks)} for row in rows]
     if not found:  # a frame that Spark knows to be empty has no tasks; the batch has a receipt all the same
-        found = [attrs.asdict(one) for one in writer.report(0, {}).receipts("", 1)]
+        found = [
+            attrs.asdict(receipt) for receipt in writer.report(0, {}).receipts("", 1)
+        ]
     names = [field.split()[0] for field in RECEIPT_SCHEMA.split(",")]
     return spark.createDataFrame(
-        [tuple(one[name] for name in names) for one in found], RECEIPT_SCHEMA
+        [tuple(report[name] for name in names) for report in found], RECEIPT_SCHEMA
     )
 
 
@@ -512,7 +514,7 @@ def _as_batch(receipts: Sequence[WriteReceipt]) -> pyarrow.RecordBatch:
     kinds = {"string": pa.string(), "int": pa.int32(), "long": pa.int64()}
     fields = [pa.field(*_split(field, kinds)) for field in RECEIPT_SCHEMA.split(",")]
     return pa.RecordBatch.from_pylist(
-        [attrs.asdict(one) for one in receipts], schema=pa.schema(fields)
+        [attrs.asdict(receipt) for receipt in receipts], schema=pa.schema(fields)
     )
 
 
@@ -534,7 +536,7 @@ def remove_directory(fs: FS, path: str) -> None:
     if not fs.is_directory(path):
         return
     with contextlib.suppress(FileNotFoundError):
-        for name in sorted(fs.listdir(path), key=lambda one: one == REPORT_FILE):
+        for name in sorted(fs.listdir(path), key=lambda name: name == REPORT_FILE):
             inside = os.path.join(path, name)
             if fs.is_directory(inside):
                 remove_directory(fs, inside)

@@ -25,21 +25,25 @@ from pyspark_logcore.tasks import Marks
 
 
 def columns_of(
-    log: LogReader, one: OffsetRange, options: ReadOptions, location: str, fs: FS = OS
+    log: LogReader,
+    offset_range: OffsetRange,
+    options: ReadOptions,
+    location: str,
+    fs: FS = OS,
 ) -> Iterator[tuple[RecordColumns, npt.NDArray[np.int32]]]:
     """Yield the records of a range in order.
 
     Deleted records are reported by report_loss(), with the location.
     """
-    at = one.start
-    end = one.end
+    at = offset_range.start
+    end = offset_range.end
     if log.log_start_offset > at or log.high_watermark < end:
         held = f"the log holds {log.log_start_offset} to {log.high_watermark}"
         report_loss(
             options.fail_on_data_loss,
             location,
-            one.topic,
-            one.partition,
+            offset_range.topic,
+            offset_range.partition,
             f"offsets {at} to {end} were planned, and {held}",
         )
         at = max(at, log.log_start_offset)
@@ -77,8 +81,8 @@ def columns_of(
             report_loss(
                 options.fail_on_data_loss,
                 location,
-                one.topic,
-                one.partition,
+                offset_range.topic,
+                offset_range.partition,
                 error.reason,
             )
             at = log.log_start_offset

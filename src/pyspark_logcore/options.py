@@ -413,7 +413,7 @@ def parse_stream_write(given: Mapping[str, str]) -> WriteOptions:
         InvalidConfigError: an option is wrong.
     """
     for name in ("txnAppId", "txnVersion"):
-        if any(one.lower() == name.lower() for one in given):
+        if any(given_name.lower() == name.lower() for given_name in given):
             raise InvalidConfigError(
                 f"option {name} is for batch writes: a stream names its writes by query and batch"
             )
@@ -548,8 +548,8 @@ class _Options:
             or os.environ.get("LOGCORE_PATH")
         ):
             return None
-        addresses = [one.strip() for one in text.split(",")]
-        if all(_ADDRESS.fullmatch(one) for one in addresses):
+        addresses = [part.strip() for part in text.split(",")]
+        if all(_ADDRESS.fullmatch(address) for address in addresses):
             return ",".join(addresses)
         return None
 

@@ -67,7 +67,7 @@ class Origin(Protocol):
         """
         ...
 
-    def marks(self, one: OffsetRange) -> Marks:
+    def marks(self, offset_range: OffsetRange) -> Marks:
         """Return the offsets at which the range may be divided."""
         ...
 
@@ -79,7 +79,7 @@ class Origin(Protocol):
         ...
 
     def read(
-        self, one: OffsetRange, identity: Any
+        self, offset_range: OffsetRange, identity: Any
     ) -> Iterator[tuple[RecordColumns, npt.NDArray[np.int32]]]:
         """Yield the records of a range in order, as columns and the types of their
         timestamps. Runs in a task.

@@ -74,10 +74,19 @@ def shares(
     Raises:
         LogcoreError: the ranges cannot be divided.
     """
-    keys = {(one.topic, one.partition) for task in tasks for one in task}
+    keys = {
+        (offset_range.topic, offset_range.partition)
+        for task in tasks
+        for offset_range in task
+    }
     identities = {key: origin.identity(*key) for key in keys}
     return [
-        RangePartition([(one, identities[one.topic, one.partition]) for one in task])
+        RangePartition(
+            [
+                (offset_range, identities[offset_range.topic, offset_range.partition])
+                for offset_range in task
+            ]
+        )
         for task in tasks
     ]
 

@@ -381,13 +381,13 @@ def records_of(
         if name not in names:
             return [None] * rows.num_rows
         return [
-            one.encode() if isinstance(one, str) else one
-            for one in rows.column(name).to_pylist()
+            topic.encode() if isinstance(topic, str) else topic
+            for topic in rows.column(name).to_pylist()
         ]
 
     headers = [
-        [(header["key"], header["value"]) for header in one or ()]
-        for one in rows.column("headers").to_pylist()
+        [(header["key"], header["value"]) for header in headers or ()]
+        for headers in rows.column("headers").to_pylist()
     ]
     if times is None:
         stamps = [None] * rows.num_rows

@@ -119,7 +119,7 @@ def _fail(error: OSError, store: ObjectStore, path: str) -> NoReturn:
 
 
 @attrs.define
-class _Open:
+class _RemoteFile:
     """An open object. `end` is the position after the last byte that was read."""
 
     path: str
@@ -147,7 +147,7 @@ class StoreFS:
         self._store = store
         self._system, self._root = opened or open_store(store)
         self._listings: dict[str, dict[str, Any]] = {}
-        self._handles: dict[int, _Open] = {}
+        self._handles: dict[int, _RemoteFile] = {}
         self._next = 1
         self._blocks: OrderedDict[int, tuple[int, bytes]] = OrderedDict()
         self.requests = 0  # listings and reads
@@ -170,7 +170,7 @@ class StoreFS:
                 )
             except OSError as error:
                 _fail(error, self._store, path)
-            self._listings[path] = {one.base_name: one for one in found}
+            self._listings[path] = {entry.base_name: entry for entry in found}
         return self._listings[path]
 
     def _info(self, path: str) -> Any:
@@ -195,51 +195,55 @@ class StoreFS:
         info = self._info(path)
         handle = self._next
         self._next += 1
-        self._handles[handle] = _Open(path, int(info.size or 0))
+        self._handles[handle] = _RemoteFile(path, int(info.size or 0))
         return handle
 
     def close(self, handle: int) -> None:
-        one = self._handles.pop(handle)
+        remote_file = self._handles.pop(handle)
         self._blocks.pop(handle, None)
-        if one.file is not None:
-            one.file.close()
+        if remote_file.file is not None:
+            remote_file.file.close()
 
     def pread(self, handle: int, size: int, position: int) -> bytes:
-        one = self._handles[handle]
-        stop = min(position + size, one.size)
+        remote_file = self._handles[handle]
+        stop = min(position + size, remote_file.size)
         if stop <= position:
             return b""
         start, block = self._blocks.get(handle, (0, b""))
         if not (start <= position and stop <= start + len(block)):
-            follows = start <= position <= one.end and one.end > 0
+            follows = start <= position <= remote_file.end and remote_file.end > 0
             wanted = max(stop - position, _AHEAD_BYTES if follows else _APART_BYTES)
             start = position
-            block = self._fetch(one, position, min(wanted, one.size - position))
+            block = self._fetch(
+                remote_file, position, min(wanted, remote_file.size - position)
+            )
             self._blocks[handle] = start, block
             if len(self._blocks) > _BLOCKS:
                 self._blocks.popitem(last=False)
         self._blocks.move_to_end(handle)
-        one.end = max(one.end, start + len(block))
+        remote_file.end = max(remote_file.end, start + len(block))
         return block[position - start : stop - start]
 
-    def _fetch(self, one: _Open, position: int, size: int) -> bytes:
+    def _fetch(self, remote_file: _RemoteFile, position: int, size: int) -> bytes:
         self.requests += 1
         try:
-            if one.file is None:
-                one.file = self._system.open_input_file(self._key(one.path))
-            data: bytes = one.file.read_at(size, position)
+            if remote_file.file is None:
+                remote_file.file = self._system.open_input_file(
+                    self._key(remote_file.path)
+                )
+            data: bytes = remote_file.file.read_at(size, position)
         except FileNotFoundError:
             raise StorageReadError(
-                "the object was deleted after it was listed", path=one.path
+                "the object was deleted after it was listed", path=remote_file.path
             ) from None
         except OSError as error:
-            _fail(error, self._store, one.path)
+            _fail(error, self._store, remote_file.path)
         if len(data) < size:
             raise StorageReadError(
                 "the object is shorter than it was when it was listed",
-                path=one.path,
+                path=remote_file.path,
                 position=position,
-                expected=f"{one.size} bytes",
+                expected=f"{remote_file.size} bytes",
                 found=f"{position + len(data)} bytes",
             )
         return data
@@ -307,7 +311,8 @@ class StoreFS:
         if info is not None and info.type == fs.FileType.File:
             return int(info.mtime_ns or 0) // 1_000_000
         newest = max(
-            (int(one.mtime_ns or 0) for one in self._listing(path).values()), default=0
+            (int(entry.mtime_ns or 0) for entry in self._listing(path).values()),
+            default=0,
         )
         return newest // 1_000_000
 
@@ -440,28 +445,40 @@ class StoreOrigin(Closeable):
             for key, time_ms in times_ms.items()
         }
 
-    def marks(self, one: OffsetRange) -> Marks:
-        return marks_of(self._log((one.topic, one.partition)), one.start, one.end)
+    def marks(self, offset_range: OffsetRange) -> Marks:
+        return marks_of(
+            self._log((offset_range.topic, offset_range.partition)),
+            offset_range.start,
+            offset_range.end,
+        )
 
     def identity(self, topic: str, partition: int) -> SourceIdentity:
         return SourceIdentity.of(self.location, topic, partition, self.fs)
 
     def read(
-        self, one: OffsetRange, identity: SourceIdentity
+        self, offset_range: OffsetRange, identity: SourceIdentity
     ) -> Iterator[tuple[RecordColumns, npt.NDArray[np.int32]]]:
         fail = self._options.fail_on_data_loss
         changed = check_identity(
-            identity, self.location, one.topic, one.partition, self.fs
+            identity, self.location, offset_range.topic, offset_range.partition, self.fs
         )
         if changed is not None:
-            report_loss(fail, self.location, one.topic, one.partition, changed)
+            report_loss(
+                fail, self.location, offset_range.topic, offset_range.partition, changed
+            )
             return
         try:
-            log = self._log((one.topic, one.partition))
+            log = self._log((offset_range.topic, offset_range.partition))
         except LogNotFoundError as error:
-            report_loss(fail, self.location, one.topic, one.partition, error.reason)
+            report_loss(
+                fail,
+                self.location,
+                offset_range.topic,
+                offset_range.partition,
+                error.reason,
+            )
             return
-        yield from columns_of(log, one, self._options, self.location, self.fs)
+        yield from columns_of(log, offset_range, self._options, self.location, self.fs)
 
     def commit_offsets(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
         raise InvalidConfigError(

@@ -238,13 +238,13 @@ class LogcoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         origin.refresh()
         present = set(present_partitions(options, origin))
         ranges = []
-        for one in admission.ranges(before, ends):
-            if (one.topic, one.partition) in present:
-                ranges.append(one)
+        for offset_range in admission.ranges(before, ends):
+            if (offset_range.topic, offset_range.partition) in present:
+                ranges.append(offset_range)
             else:
                 self._report(
-                    (one.topic, one.partition),
-                    f"offsets {one.start} to {one.end} were deleted with the partition",
+                    (offset_range.topic, offset_range.partition),
+                    f"offsets {offset_range.start} to {offset_range.end} were deleted with the partition",
                 )
         return shares(into_tasks(ranges, origin.marks, options), origin)
 

@@ -92,10 +92,10 @@ class LogcoreStreamWriter(_Base):  # type: ignore[misc]
         Raises:
             LogcoreError: the write was refused, failed or timed out.
         """
-        staged = [one for one in messages if isinstance(one, StagedMessage)]
+        staged = [message for message in messages if isinstance(message, StagedMessage)]
         if not staged:
             return
-        names = {(one.query, one.batch_id, one.txid) for one in staged}
+        names = {(message.query, message.batch_id, message.txid) for message in staged}
         query, batch_id, txid = next(iter(names))
         if len(names) != 1 or not query or batch_id != batchId:
             raise InvalidConfigError(
@@ -110,7 +110,7 @@ class LogcoreStreamWriter(_Base):  # type: ignore[misc]
         staging = Staging(OS, options.path)
         staging.abort_files(self.planned.txid)  # created with this object, but unused
         done = staging.is_done(query, batchId)
-        if done or all(one.is_empty for one in staged):
+        if done or all(message.is_empty for message in staged):
             staging.abort_files(txid)
             return
         planned.publish(staged, query)
@@ -126,7 +126,9 @@ class LogcoreStreamWriter(_Base):  # type: ignore[misc]
         staging = Staging(OS, options.path)
         staging.abort_files(self.planned.txid)
         for query, txid in {
-            (one.query, one.txid) for one in messages if isinstance(one, StagedMessage)
+            (message.query, message.txid)
+            for message in messages
+            if isinstance(message, StagedMessage)
         }:
             if query:
                 staging.abort(query, batchId, txid)
@@ -174,5 +176,5 @@ def _batches(rows: Iterator[Any], schema: Any) -> Iterator[Any]:
 def _plain(value: Any) -> Any:
     """Convert a header, which is a Row, to a value that Arrow accepts."""
     if isinstance(value, list):
-        return [one if one is None else one.asDict() for one in value]
+        return [offset if offset is None else offset.asDict() for offset in value]
     return value

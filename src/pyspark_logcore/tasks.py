@@ -74,11 +74,16 @@ def into_tasks(
 ) -> list[list[OffsetRange]]:
     """Return the ranges of each task, in the order of the given ranges."""
     pieces: list[_Piece] = []
-    for one in ranges:
-        marks = marks_of(one)
-        size = marks.size_bytes or (one.end - one.start) * _GUESSED_BYTES
+    for offset_range in ranges:
+        marks = marks_of(offset_range)
+        size = (
+            marks.size_bytes or (offset_range.end - offset_range.start) * _GUESSED_BYTES
+        )
         pieces += _parts(
-            one, marks, -(-marks.size_bytes // options.max_partition_bytes), size
+            offset_range,
+            marks,
+            -(-marks.size_bytes // options.max_partition_bytes),
+            size,
         )
     most = options.max_records
     if most is None and options.min_partitions is None:
@@ -109,15 +114,17 @@ def into_tasks(
     return [[piece.range] for piece in pieces]
 
 
-def _parts(one: OffsetRange, marks: Marks, count: int, size_bytes: int) -> list[_Piece]:
-    parts = split(one, marks, count)
+def _parts(
+    offset_range: OffsetRange, marks: Marks, count: int, size_bytes: int
+) -> list[_Piece]:
+    parts = split(offset_range, marks, count)
     return [_Piece(part, size_bytes // len(parts)) for part in parts]
 
 
-def _of_records(one: OffsetRange, most: int) -> list[OffsetRange]:
+def _of_records(offset_range: OffsetRange, most: int) -> list[OffsetRange]:
     return [
-        attrs.evolve(one, start=at, end=min(at + most, one.end))
-        for at in range(one.start, one.end, most)
+        attrs.evolve(offset_range, start=at, end=min(at + most, offset_range.end))
+        for at in range(offset_range.start, offset_range.end, most)
     ]
 
 
@@ -158,21 +165,24 @@ def part_counts(sizes: list[int], least: int) -> list[int]:
     ]
 
 
-def split(one: OffsetRange, marks: Marks, parts: int) -> list[OffsetRange]:
+def split(offset_range: OffsetRange, marks: Marks, parts: int) -> list[OffsetRange]:
     """Divide a range into about this many parts of equal size in bytes.
 
     The range is divided at batches if marks of batches exist.
     """
-    borders = [one.start]
+    borders = [offset_range.start]
     for part in range(1, parts):
         size = marks.size_bytes // parts
         offset = marks.offset_near(part * size, size // 2)
         if offset is None:
-            offset = one.start + (one.end - one.start) * part // parts
-        if borders[-1] < offset < one.end:
+            offset = (
+                offset_range.start
+                + (offset_range.end - offset_range.start) * part // parts
+            )
+        if borders[-1] < offset < offset_range.end:
             borders.append(offset)
-    borders.append(one.end)
+    borders.append(offset_range.end)
     return [
-        attrs.evolve(one, start=low, end=high)
+        attrs.evolve(offset_range, start=low, end=high)
         for low, high in itertools.pairwise(borders)
     ]

@@ -133,7 +133,7 @@ def forget_commit(
     """
     commits = Path(checkpoint) / "commits"
     if commits.is_dir():
-        known = sorted(int(one.name) for one in commits.glob("[0-9]*"))
+        known = sorted(int(path.name) for path in commits.glob("[0-9]*"))
     else:
         known = []
     if batch_id is not None:

@@ -66,7 +66,7 @@ class LogcoreWriter(DataSourceArrowWriter):
             LogcoreError: the write was refused, failed or timed out.
         """
         options = self.planned.options
-        staged = [one for one in messages if isinstance(one, StagedMessage)]
+        staged = [message for message in messages if isinstance(message, StagedMessage)]
         query = next((message.query for message in staged if message.query), None)
         staging = Staging(OS, options.path)
         done = staging.is_done(options.app_id, options.version)

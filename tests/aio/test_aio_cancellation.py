@@ -42,7 +42,7 @@ async def directory(path: Path) -> AsyncIterator[aio.LogDir]:
 def explore(path: Path, trial: Trial) -> int:
     """Run trials, and return at how many awaits the call was cancelled."""
 
-    async def one(at: int, late: bool) -> bool:
+    async def trial_at(at: int, late: bool) -> bool:
         async with directory(path / f"{at}-{late}") as data:
 
             async def cut(make: Callable[[], Awaitable[Any]]) -> bool:
@@ -51,7 +51,7 @@ def explore(path: Path, trial: Trial) -> int:
 
             return await trial(data, cut)
 
-    awaits = asyncio.run(at_each_await(one))
+    awaits = asyncio.run(at_each_await(trial_at))
     print(f"{path.name}: cancelled at {awaits} awaits, each in two ways")
     return awaits
 
@@ -357,7 +357,7 @@ def test_a_transaction_is_committed_or_not_and_the_next_one_begins(
         assert found == [b"a", b"b", b"c"] or (was_cancelled and found == [b"c"])
         async with data.consumer(group_id="g") as consumer:
             stored = await consumer.committed([("t", 0)])
-            assert [one and one.offset for one in stored.values()] == [
+            assert [offset and offset.offset for offset in stored.values()] == [
                 7 if b"a" in found else None
             ]
         return bool(was_cancelled)

@@ -194,9 +194,11 @@ class RecordingListener(aio.RebalanceListener):
         self, partitions: frozenset[TopicPartition]
     ) -> None:
         assert self.consumer is not None
-        self.heard.append(("assigned", sorted(one.partition for one in partitions)))
-        for one in sorted(partitions):
-            self.consumer.seek(one, 1)
+        self.heard.append(
+            ("assigned", sorted(partition.partition for partition in partitions))
+        )
+        for partition in sorted(partitions):
+            self.consumer.seek(partition, 1)
         with pytest.raises(ConsumerStateError):
             await self.consumer.getmany()
         with pytest.raises(ConsumerStateError):
@@ -210,7 +212,9 @@ class RecordingListener(aio.RebalanceListener):
         assert self.consumer is not None
         await asyncio.sleep(0)
         await self.consumer.commit(dict.fromkeys(partitions, 2))
-        self.heard.append(("revoked", sorted(one.partition for one in partitions)))
+        self.heard.append(
+            ("revoked", sorted(partition.partition for partition in partitions))
+        )
 
 
 def test_listeners_may_be_coroutines_that_seek_and_commit(tmp_path: Path) -> None:
@@ -283,11 +287,11 @@ def test_two_tasks_divide_the_partitions_of_a_group(tmp_path: Path) -> None:
         await fill(data, 1, 50)
         found: list[tuple[int, int]] = []
 
-        async def work(one: aio.Consumer) -> None:
-            one.subscribe(["t"])
+        async def work(entry: aio.Consumer) -> None:
+            entry.subscribe(["t"])
             while len(found) < 100:
                 for record in (
-                    await one.getmany(timeout=0.05, max_records=1)
+                    await entry.getmany(timeout=0.05, max_records=1)
                 ).records():
                     found.append((record.partition, record.offset))
 
@@ -643,7 +647,11 @@ def test_commits_that_wait_are_stored_by_the_next_step(tmp_path: Path) -> None:
         def hear(error: Exception | None, offsets: Any) -> None:
             is_in_loop = asyncio.get_running_loop() is loop
             told.append(
-                (error, {one: each.offset for one, each in offsets.items()}, is_in_loop)
+                (
+                    error,
+                    {entry: each.offset for entry, each in offsets.items()},
+                    is_in_loop,
+                )
             )
 
         await fill(data, 0, 3)

@@ -64,7 +64,7 @@ def test_consumers_wake_and_remain_open(tmp_path: Path) -> None:
                     await producer.send_and_wait("t", b"a")
                 consumer.seek(("t", 0), 0)
                 found = await consumer.getmany(timeout=100)
-                assert [one.value for one in found.records()] == [b"a"]
+                assert [record.value for record in found.records()] == [b"a"]
 
     asyncio.run(main())
 
@@ -198,17 +198,19 @@ def test_service_with_followers_stops(tmp_path: Path) -> None:
         offset = place(port, b"4 apples")
         followers = [http.client.HTTPConnection("127.0.0.1", port) for _ in range(3)]
         answers = []
-        for one in followers:
-            one.request("GET", "/orders", headers={"Last-Event-ID": str(offset - 1)})
-            answers.append(one.getresponse())
+        for follower in followers:
+            follower.request(
+                "GET", "/orders", headers={"Last-Event-ID": str(offset - 1)}
+            )
+            answers.append(follower.getresponse())
         for answer in answers:
             assert answer.readline() == b"id: 0\n"
         service.send_signal(signal.SIGTERM)
         for answer in answers:  # each response has a proper end
             assert answer.read() == b"data: 4 apples\n\n"
         service.wait(LIMIT_S)
-        for one in followers:
-            one.close()
+        for follower in followers:
+            follower.close()
     with logcore.open(tmp_path / "orders-0", read_only=True) as log:
         assert [record.value for record in log.read(0)] == [b"4 apples"]
 

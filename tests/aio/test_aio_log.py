@@ -68,7 +68,7 @@ def test_a_record_that_is_refused_disturbs_no_other_of_its_batch(
             *(log.append(value) for value in values),  # type: ignore[arg-type]
             return_exceptions=True,
         )
-        assert [one.offset if isinstance(one, logcore.Receipt) else type(one).__name__ for one in outcomes] == [
+        assert [done.offset if isinstance(done, logcore.Receipt) else type(done).__name__ for done in outcomes] == [
             0, "InvalidRecordError", 1, "RecordTooLargeError", 2,
         ]  # fmt: skip
         assert [record.value async for record in log.read(0)] == [b"0", b"2", b"4"]
@@ -111,8 +111,8 @@ def test_full_disk_refuses_only_unstored_records(
             disk.faults = None
             taken = [
                 number
-                for number, one in enumerate(outcomes)
-                if isinstance(one, logcore.Receipt)
+                for number, outcome in enumerate(outcomes)
+                if isinstance(outcome, logcore.Receipt)
             ]
             assert [record.timestamp_ms async for record in log.read(0)] == taken
             assert len(taken) < len(rows), "a write failed"
@@ -138,7 +138,7 @@ def test_appends_keep_their_own_options(tmp_path: Path) -> None:
             (("h", b"1"),),
             5,
         )
-        assert [getattr(one, "durability", None) for one in receipts] == [
+        assert [getattr(receipt, "durability", None) for receipt in receipts] == [
             "disk",
             "os",
             "disk",
@@ -167,7 +167,7 @@ def test_expected_offset_is_checked_among_appends_of_other_tasks(
             log.append(b"c", expected_offset=0), log.append(b"d"), log.append(b"e", expected_offset=2),
             return_exceptions=True,
         )  # fmt: skip
-        assert [isinstance(one, OffsetConflictError) for one in early] == [
+        assert [isinstance(row, OffsetConflictError) for row in early] == [
             True,
             False,
             False,

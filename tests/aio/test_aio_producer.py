@@ -53,10 +53,13 @@ def test_futures_contain_the_places_of_records(tmp_path: Path) -> None:
             for number in range(1_000)
         ]
         found = await asyncio.gather(*futures)
-        assert [(one.partition, one.offset) for one in found] == [
-            (number % 2, number // 2) for number in range(1_000)
-        ]
-        assert all(isinstance(one, RecordMetadata) for one in found)
+        assert [
+            (record_metadata.partition, record_metadata.offset)
+            for record_metadata in found
+        ] == [(number % 2, number // 2) for number in range(1_000)]
+        assert all(
+            isinstance(record_metadata, RecordMetadata) for record_metadata in found
+        )
         assert (
             await producer.send_and_wait("t", b"last", key=b"k")
         ).serialized_key_size == 1
@@ -105,7 +108,7 @@ def test_a_batch_that_is_divided_settles_all_its_futures(tmp_path: Path) -> None
         futures = [await producer.send("t", b"x" * size, partition=0) for size in sizes]
         flushing = asyncio.ensure_future(producer.flush())
         outcomes = await asyncio.gather(*futures, return_exceptions=True)
-        kinds = [type(one) for one in outcomes]
+        kinds = [type(outcome) for outcome in outcomes]
         assert kinds == [
             RecordMetadata,
             RecordMetadata,
@@ -113,7 +116,11 @@ def test_a_batch_that_is_divided_settles_all_its_futures(tmp_path: Path) -> None
             RecordMetadata,
             RecordMetadata,
         ]
-        assert [one.offset for one in outcomes if isinstance(one, RecordMetadata)] == [
+        assert [
+            outcome.offset
+            for outcome in outcomes
+            if isinstance(outcome, RecordMetadata)
+        ] == [
             0,
             1,
             2,
@@ -144,7 +151,11 @@ def test_first_half_of_a_batch_is_completed_before_the_second_is_written(
         futures = [await producer.send("t", b"x" * size, partition=0) for size in sizes]
         flushing = asyncio.ensure_future(producer.flush())
         outcomes = await asyncio.gather(*futures, return_exceptions=True)
-        assert [one.offset for one in outcomes if isinstance(one, RecordMetadata)] == [
+        assert [
+            outcome.offset
+            for outcome in outcomes
+            if isinstance(outcome, RecordMetadata)
+        ] == [
             0,
             1,
             2,
@@ -208,11 +219,15 @@ def test_many_records_and_columns(tmp_path: Path) -> None:
         many = await producer.send_many(
             "t", ((None, b"%d" % number) for number in range(10)), partition=0
         )
-        assert [(one.offset, one.last_offset) for one in await many] == [(0, 9)]
+        assert [(receipt.offset, receipt.last_offset) for receipt in await many] == [
+            (0, 9)
+        ]
         columns = await producer.send_columns(
             "t", values=(b"ab", [0, 1, 2]), partition=0
         )
-        assert [(one.offset, one.last_offset) for one in await columns] == [(10, 11)]
+        assert [(column.offset, column.last_offset) for column in await columns] == [
+            (10, 11)
+        ]
         await (await producer.send_many("t", [(None, b"x" * 900_000)], partition=0))
         await data.alter_topic("t", {"max.message.bytes": 1_000})
         late = await producer.send_many("t", [(None, b"x" * 2_000)], partition=0)
@@ -240,7 +255,7 @@ def test_full_memory_holds_tasks_back_in_their_order(tmp_path: Path) -> None:
             return await (await producer.send("t", str(number), partition=0))
 
         found = await asyncio.gather(*(send(number) for number in range(200)))
-        assert [one.offset for one in found] == list(range(200))
+        assert [record_metadata.offset for record_metadata in found] == list(range(200))
         assert interceptor.sent == [str(number) for number in range(200)]
         assert await values(data) == [b"%d" % number for number in range(200)]
         assert not producer._sync._accumulator.waiting
@@ -267,7 +282,7 @@ def test_a_small_record_does_not_overtake_one_that_waits_for_memory(
             for _ in range(3):
                 await asyncio.sleep(0)
             assert not small.done()
-        assert [(await (await one)).offset for one in (large, small)] == [1, 2]
+        assert [(await (await task)).offset for task in (large, small)] == [1, 2]
 
     with_producer(tmp_path, main, buffer_memory=700)
 
@@ -348,7 +363,7 @@ def test_transaction_is_committed_whole_or_aborted(tmp_path: Path) -> None:
             assert committed == [b"a", b"c"]
             async with data.consumer(group_id="g") as consumer:
                 stored = await consumer.committed([("t", 0)])
-                assert [one and one.offset for one in stored.values()] == [7]
+                assert [offset and offset.offset for offset in stored.values()] == [7]
 
     asyncio.run(main())
 

@@ -174,7 +174,7 @@ def loaded_broker(path: Path) -> Iterator[Load]:
 def check(path: Path, known: Acknowledged, before: tuple[int, int]) -> None:
     """Check a restored directory."""
     plain, committed = before
-    assert [one for one in verify(path) if one.status == "damaged"] == []
+    assert [verdict for verdict in verify(path) if verdict.status == "damaged"] == []
     with logcore.open_dir(path, read_only=True) as logdir:
         # All of the newest records, and a sample of the others.
         newest = known.plain[max(0, plain - 20_000) : plain]

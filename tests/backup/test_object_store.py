@@ -54,7 +54,7 @@ def test_object_store_has_snapshots_and_restores_them(
         second = logdir.snapshot(url, keep=1)
         assert 0 < second.stored_bytes < 1000
         values = [record.value for record in logdir.partition("t", 0).read(0)]
-    assert [one.id for one in logcore.snapshots(url)] == [second.id]
+    assert [snapshot.id for snapshot in logcore.snapshots(url)] == [second.id]
     logcore.restore(url, tmp_path / "copy")
     with logcore.open_dir(tmp_path / "copy") as copy:
         assert [record.value for record in copy.partition("t", 0).read(0)] == values

@@ -53,7 +53,7 @@ def restored(backup: Path, target: Path, at: str | None = None) -> dict[Any, Any
     logcore.restore(backup, target, at=at)
     with logcore.open_dir(target) as logdir:
         found = content(logdir)
-    assert [one for one in verify(target) if one.status == "damaged"] == []
+    assert [verdict for verdict in verify(target) if verdict.status == "damaged"] == []
     return found
 
 
@@ -83,7 +83,7 @@ def test_snapshot_is_restored_with_topics_offsets_and_start(tmp_path: Path) -> N
         assert copy.partition("src", 0).append(b"on").offset == 80
         with copy.consumer(group_id="g") as consumer:
             consumer.subscribe(["src"])
-            assert [one.value for one in consumer.poll(1).records()] == [b"on"]
+            assert [record.value for record in consumer.poll(1).records()] == [b"on"]
 
 
 def test_snapshot_has_records_that_are_acknowledged_and_not_synced(
@@ -350,7 +350,7 @@ def test_parts_of_an_unfinished_snapshot_are_kept_for_a_day(tmp_path: Path) -> N
             part = f"{0:020}.{new_id(now_ms - age_ms, bytes(4))}.0"
             (parts / part).write_bytes(b"x")
         logdir.snapshot(tmp_path / "backup", keep=5)
-    assert len([one for one in parts.iterdir() if one.read_bytes() == b"x"]) == 1
+    assert len([path for path in parts.iterdir() if path.read_bytes() == b"x"]) == 1
 
 
 def test_backup_of_another_directory_is_refused(tmp_path: Path) -> None:
@@ -390,7 +390,9 @@ def test_damaged_backup_is_not_restored(
         logdir.snapshot(tmp_path / "backup")
         damage(
             next(
-                one for one in (tmp_path / "backup" / which).rglob("*") if one.is_file()
+                path
+                for path in (tmp_path / "backup" / which).rglob("*")
+                if path.is_file()
             )
         )
         with pytest.raises(logcore.LogcoreError):

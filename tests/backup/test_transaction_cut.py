@@ -146,7 +146,7 @@ def numbers_after_restore(
         if batch.base_offset >= end:
             break
         if not batch.is_control:
-            numbers = [int(one.value or b"") for one in batch.records()]
+            numbers = [int(record.value or b"") for record in batch.records()]
             pending.setdefault(batch.producer_id, []).extend(numbers)
             continue
         done = pending.pop(batch.producer_id, [])

@@ -707,10 +707,10 @@ def test_bench_measures_and_leaves_nothing(tmp_path):
 )
 def test_errors_are_a_line_and_exit_2(tmp_path, path, arguments):
     arguments = [
-        str(tmp_path / one)
-        if "-0" in one or one.startswith(("nowhere", "bad"))
-        else one
-        for one in arguments
+        str(tmp_path / argument)
+        if "-0" in argument or argument.startswith(("nowhere", "bad"))
+        else argument
+        for argument in arguments
     ]
     done = run(*arguments, stdin="x\n")
     assert done.code == 2

@@ -34,7 +34,7 @@ def data(tmp_path: Path) -> Path:
 
 
 def size_of(path: Path) -> int:
-    return sum(one.stat().st_size for one in path.glob("*.log*"))
+    return sum(entry.stat().st_size for entry in path.glob("*.log*"))
 
 
 def test_records_before_a_place_are_deleted_and_space_is_free(data: Path) -> None:

@@ -144,8 +144,10 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Generator[Any, None, None]
                 for at in range(1_000)
             ]
             logdir.partition("orders", number).append_many(rows)
-        for one in HOSTILE:
-            logdir.append("hostile", one, key=one[:500], headers=[("<b>", one[:500])])
+        for value in HOSTILE:
+            logdir.append(
+                "hostile", value, key=value[:500], headers=[("<b>", value[:500])]
+            )
         for name in ("billing", NAME):
             logdir.alter_group_offsets(name, {("orders", 0): 10, ("orders", 1): 20})
         with logdir.producer(transactional_id="refunds") as producer:
@@ -210,8 +212,8 @@ def check(tab: Any, axe: str) -> list[Any]:
         " 'wcag22aa', 'best-practice']})"
     )
     return [
-        (one["id"], [node["html"][:200] for node in one["nodes"][:3]])
-        for one in found["violations"]
+        (entry["id"], [node["html"][:200] for node in entry["nodes"][:3]])
+        for entry in found["violations"]
     ]
 
 
@@ -260,7 +262,7 @@ def test_times_are_in_the_zone_of_the_viewer_with_utc_on_hover(tab: Any) -> None
     time = tab.locator("aside time").first
     shown, utc = time.inner_text(), time.get_attribute("title")
     assert utc.endswith(" UTC")
-    minutes = [int(one[11:13]) * 60 + int(one[14:16]) for one in (shown, utc)]
+    minutes = [int(entry[11:13]) * 60 + int(entry[14:16]) for entry in (shown, utc)]
     assert (minutes[0] - minutes[1]) % (24 * 60) == 330  # Kolkata
 
 
@@ -347,12 +349,12 @@ def test_two_tabs_follow_the_same_topic(
     client, logdir = shop
     context = browser.new_context(base_url=client.url)
     tabs = [context.new_page() for _ in range(2)]
-    for one in tabs:
-        one.goto("/topics/compacted/live")
-        playwright.expect(one.locator("#live-state")).to_contain_text("Following")
+    for tab in tabs:
+        tab.goto("/topics/compacted/live")
+        playwright.expect(tab.locator("#live-state")).to_contain_text("Following")
     logdir.append("compacted", b"to both", key=b"k")
-    for one in tabs:
-        rows = one.locator("#live tbody tr")
+    for tab in tabs:
+        rows = tab.locator("#live tbody tr")
         playwright.expect(rows).to_have_count(1, timeout=20_000)
     tabs[0].close()
     logdir.append("compacted", b"to one", key=b"k")

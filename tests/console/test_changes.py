@@ -47,11 +47,13 @@ def client(data: Path) -> Generator[ConsoleClient, None, None]:
 
 def offsets(data: Path) -> dict[int, GroupOffset]:
     with logcore.open_dir(data, read_only=True) as logdir:
-        return {one.partition: one for one in logdir.groups()["billing"].offsets}
+        return {
+            offset.partition: offset for offset in logdir.groups()["billing"].offsets
+        }
 
 
 def committed(data: Path) -> list[int]:
-    return [one.committed for _, one in sorted(offsets(data).items())]
+    return [offset.committed for _, offset in sorted(offsets(data).items())]
 
 
 @pytest.mark.long
@@ -318,7 +320,7 @@ def test_broker_resets_offsets_of_a_group_without_members(
     done = submit(client, "/group/reset", "?name=billing&to=earliest")
     assert done.status == 303
     groups = server.logdir.groups()
-    assert [one.committed for one in groups["billing"].offsets] == [0, 0]
+    assert [offset.committed for offset in groups["billing"].offsets] == [0, 0]
     consumer = Consumer(config)
     consumer.subscribe(["orders"])
     message = consumer.poll(DEADLINE_S)

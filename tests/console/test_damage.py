@@ -65,7 +65,7 @@ def test_changed_byte_of_a_value_is_named_and_the_rest_is_shown(
     shown = {int(row[1]) for row in page.rows()}
     with logcore.open(orders / "orders-0", read_only=True) as log:
         batches = list(log.batches(0, 1_000))
-    damaged = [one for one in batches if one.path == str(path)][-1]
+    damaged = [batch for batch in batches if batch.path == str(path)][-1]
     lost = set(range(damaged.base_offset, damaged.next_offset))
     assert shown == set(range(1_000 + len(lost))) - lost
     page = client.page("/topics/orders/segments/0?check=1")

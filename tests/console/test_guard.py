@@ -31,9 +31,9 @@ HOSTILE = (
 def hostile(written: logcore.LogDir) -> logcore.LogDir:
     """A topic with hostile keys, values and headers."""
     written.create_topic("orders", 1, {"max.message.bytes": 8 << 20})
-    for one in HOSTILE:
-        name = one[:100].decode("utf-8", "surrogateescape")
-        written.append("orders", one, key=one[:1000], headers=[(name, one[:1000])])
+    for data in HOSTILE:
+        name = data[:100].decode("utf-8", "surrogateescape")
+        written.append("orders", data, key=data[:1000], headers=[(name, data[:1000])])
     return written
 
 
@@ -226,8 +226,8 @@ def test_all_links_of_all_pages_lead_to_pages(
     written: logcore.LogDir, console: ConsoleClient
 ) -> None:
     written.create_topic("orders", 1)
-    for one in HOSTILE[:3]:
-        written.append("orders", one)
+    for data in HOSTILE[:3]:
+        written.append("orders", data)
     written.alter_group_offsets("a/b?c", {("orders", 0): 1})
     seen: set[str] = set()
     left = ["/"]

@@ -99,7 +99,7 @@ def test_truncated_partition_is_followed_from_its_end(
     log.truncate(3)
     assert tail.poll() == ([], 0)
     log.append(b"new")
-    assert [one.record.value for one in tail.poll()[0]] == [b"new"]
+    assert [message.record.value for message in tail.poll()[0]] == [b"new"]
     tail.close()
 
 

@@ -124,7 +124,7 @@ def test_time_is_found_as_by_the_log_itself(orders: logcore.LogDir, data: Path) 
                 partitions=(1,), is_backward=False, time_ms=time_ms, count=1
             )
             page = read_page(directory, "orders", query, budget_of(view))
-            found = [one.record.offset for one in page.messages]
+            found = [message.record.offset for message in page.messages]
             expected = log.offset_for_timestamp(time_ms)
             assert found == ([] if expected is None else [expected])
 
@@ -265,8 +265,8 @@ def test_full_page_of_a_search_continues_without_loss(
                 break
             older = start == "newest"
             path = page.link(f"Continue with {'older' if older else 'later'} messages")
-        numbers = [int(one.split()[1]) for one in seen]
-        assert sorted(numbers) == [one for one in range(400) if one % 3]
+        numbers = [int(name.split()[1]) for name in seen]
+        assert sorted(numbers) == [number for number in range(400) if number % 3]
         assert len(set(numbers)) == len(numbers)
 
 
@@ -353,7 +353,7 @@ def test_export_contains_the_messages_of_the_page(
     page = console.get("/topics/orders/messages.parquet?from=1&count=2")
     assert page.headers["content-type"] == "application/vnd.apache.parquet"
     columns = pyarrow.parquet.read_table(io.BytesIO(page.body)).to_pydict()
-    assert columns["value"] == [one.encode() for one in values[1:3]]
+    assert columns["value"] == [value.encode() for value in values[1:3]]
     assert columns["key"] == [b"\xff", b"\xff"]
     assert columns["offset"] == [1, 2]
     assert columns["headers"] == [[{"key": "h", "value": None}]] * 2

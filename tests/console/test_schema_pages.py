@@ -28,7 +28,7 @@ def order(*fields: str) -> str:
         {
             "type": "record",
             "name": "Order",
-            "fields": [{"name": one, "type": "string"} for one in fields],
+            "fields": [{"name": field, "type": "string"} for field in fields],
         }
     )
 

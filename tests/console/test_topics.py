@@ -121,7 +121,7 @@ def test_hostile_name_of_a_group_is_escaped(
     page = console.page("/groups")
     assert "<script>\u202e" not in page.source
     assert "a/../b?<script>\\u202e&" in page.text
-    (link,) = [one for one in page.links if one.startswith("/group?")]
+    (link,) = [link for link in page.links if link.startswith("/group?")]
     assert "a/../b?<script>\\u202e&" in console.page(link.replace("&amp;", "&")).text
 
 

@@ -65,22 +65,22 @@ def test_any_bytes_are_shown_without_invisible_characters(
 
 def plain(node: JsonNode) -> Any:
     if node.kind == "object":
-        return {name: plain(one) for name, one in node.items}
+        return {name: plain(entry) for name, entry in node.items}
     if node.kind == "array":
-        return [plain(one) for _, one in node.items]
+        return [plain(entry) for _, entry in node.items]
     return node.text if node.kind == "string" else json.loads(node.text)
 
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False)
     | st.text("abc é東", max_size=5),
-    lambda one: st.lists(one, max_size=4)
-    | st.dictionaries(st.text("abc é", max_size=3), one, max_size=4),
+    lambda search_strategy: st.lists(search_strategy, max_size=4)
+    | st.dictionaries(st.text("abc é", max_size=3), search_strategy, max_size=4),
     max_leaves=20,
 )  # fmt: skip
 
 
-@given(VALUES.filter(lambda one: isinstance(one, dict | list)))
+@given(VALUES.filter(lambda entry: isinstance(entry, dict | list)))
 def test_tree_holds_the_whole_value(value: Any) -> None:
     if "Infinity" in json.dumps(value):
         return
@@ -92,7 +92,7 @@ def test_tree_holds_the_whole_value(value: Any) -> None:
 def test_tree_keeps_keys_that_occur_twice_and_exact_numbers() -> None:
     tree = show_whole(b'{"a": 1.50, "a": 123456789012345678901234567890}').tree
     assert tree is not None
-    assert [(name, one.text) for name, one in tree.items] == [
+    assert [(name, node.text) for name, node in tree.items] == [
         ("a", "1.50"),
         ("a", "123456789012345678901234567890"),
     ]
@@ -117,4 +117,6 @@ def test_invalid_or_large_json_has_no_tree(data: bytes) -> None:
 def test_string_in_json_cannot_reorder_the_page() -> None:
     tree = show_whole('{"\u202ea": "\u2066b"}'.encode()).tree
     assert tree is not None
-    assert [(name, one.text) for name, one in tree.items] == [("\\u202ea", "\\u2066b")]
+    assert [(name, node.text) for name, node in tree.items] == [
+        ("\\u202ea", "\\u2066b")
+    ]

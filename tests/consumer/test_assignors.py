@@ -60,7 +60,9 @@ def test_assignments_equal_those_of_kafka(case: dict[str, Any]) -> None:
         } == expected
         return
     assert sorted(map(len, found.values())) in case["sizes"]
-    kept = sum(len(set(found[one.member_id]) & set(one.owned)) for one in members)
+    kept = sum(
+        len(set(found[member.member_id]) & set(member.owned)) for member in members
+    )
     assert kept in case["kept"]
 
 
@@ -74,9 +76,9 @@ def groups(draw: st.DrawFn) -> tuple[dict[str, int], list[Member]]:
     for number in range(draw(st.integers(1, 5))):
         topics = draw(st.frozensets(st.sampled_from([*counts, "missing"]), min_size=1))
         every = [
-            TopicPartition(topic, one)
+            TopicPartition(topic, number)
             for topic, count in counts.items()
-            for one in range(count)
+            for number in range(count)
         ]
         owned = draw(st.lists(st.sampled_from(every), unique=True, max_size=5))
         members.append(
@@ -97,19 +99,19 @@ def test_each_partition_has_one_owner(
 ) -> None:
     counts, members = group
     found = ASSIGNORS[name].assign(counts, members)
-    given_out = [one for those in found.values() for one in those]
+    given_out = [partition for those in found.values() for partition in those]
     assert len(given_out) == len(set(given_out))
-    topics = {one.member_id: one.topics for one in members}
+    topics = {member.member_id: member.topics for member in members}
     assert all(
-        one.topic in topics[member_id]
+        partition.topic in topics[member_id]
         for member_id, those in found.items()
-        for one in those
+        for partition in those
     )
     wanted = {
         TopicPartition(topic, number)
         for topic, count in counts.items()
         for number in range(count)
-        if any(topic in one.topics for one in members)
+        if any(topic in member.topics for member in members)
     }
     if name != "cooperative-sticky":
         assert set(given_out) == wanted
@@ -119,12 +121,12 @@ def test_former_owner_without_subscription_gets_no_partition() -> None:
     """A partition moved back to the member that had owned it in an earlier generation,
     although that member had unsubscribed from the topic.
     """
-    one = TopicPartition("b", 0)
+    topic_partition = TopicPartition("b", 0)
     members = [
         Member("m0", frozenset({"a", "b"}), None, (), -1),
         Member("m1", frozenset({"a", "b"}), None, (TopicPartition("a", 0),), 1),
-        Member("m2", frozenset({"a"}), None, (one,), 1),
-        Member("m3", frozenset({"a"}), None, (one,), 2),
+        Member("m2", frozenset({"a"}), None, (topic_partition,), 1),
+        Member("m3", frozenset({"a"}), None, (topic_partition,), 2),
     ]
     found = STICKY.assign({"a": 1, "b": 3}, members)
     for member in members:
@@ -138,8 +140,8 @@ def test_second_assignment_moves_no_partition(
     counts, members = group
     first = STICKY.assign(counts, members)
     again = [
-        Member(one.member_id, one.topics, None, tuple(first[one.member_id]), 7)
-        for one in members
+        Member(member.member_id, member.topics, None, tuple(first[member.member_id]), 7)
+        for member in members
     ]
     second = STICKY.assign(counts, again)
     assert {name: sorted(those) for name, those in second.items()} == {
@@ -155,20 +157,20 @@ def test_cooperative_rounds_assign_all_partitions_in_the_end(
     revoked theirs, all partitions are assigned.
     """
     counts, members = group
-    owned = {one.member_id: frozenset(one.owned) for one in members}
+    owned = {member.member_id: frozenset(member.owned) for member in members}
     generation = 7
     for _ in range(3):
         found = COOPERATIVE_STICKY.assign(counts, members)
         for member_id, those in found.items():
-            for one in those:
+            for partition in those:
                 newest = max(
-                    (other.generation for other in members if one in other.owned),
+                    (other.generation for other in members if partition in other.owned),
                     default=-1,
                 )
                 others = {
                     o.member_id
                     for o in members
-                    if one in o.owned and o.generation == newest
+                    if partition in o.owned and o.generation == newest
                 }
                 assert others <= {member_id}
         generation += 1
@@ -181,7 +183,7 @@ def test_cooperative_rounds_assign_all_partitions_in_the_end(
         TopicPartition(topic, number)
         for topic, count in counts.items()
         for number in range(count)
-        if any(topic in one.topics for one in members)
+        if any(topic in member.topics for member in members)
     }
     assert set().union(*owned.values()) == every
 

@@ -91,7 +91,7 @@ def test_poll_returns_the_same_records_as_read_from_every_offset(
                 *consumer.poll().records(),
             ]
             assert found == expected[offset:]
-            assert {type(one) for one in found} == {logcore.TopicRecord}
+            assert {type(record) for record in found} == {logcore.TopicRecord}
 
 
 def test_consumer_reports_damage_like_read(data: LogDir) -> None:
@@ -280,7 +280,7 @@ def test_seek_pause_and_lag_use_the_position(data: LogDir) -> None:
         consumer.resume(ONE)
         assert offsets(consumer.poll(max_records=1)) == [(0, 2)]
         columns = consumer.poll_columns()[ONE]
-        assert [int(offset) for one in columns for offset in one.offsets] == list(
+        assert [int(offset) for column in columns for offset in column.offsets] == list(
             range(3, 10)
         )
 
@@ -457,10 +457,10 @@ def test_columns_are_returned_in_bounded_chunks_without_a_gap(
                 for piece in pieces
             )
             assert 1_000_000 <= size_bytes <= 7_000_000
-            for one, pieces in found.items():
+            for row, pieces in found.items():
                 for piece in pieces:
-                    seen.setdefault(one, []).extend(piece.offsets.tolist())
-                    assert consumer.position(one) >= seen[one][-1] + 1
+                    seen.setdefault(row, []).extend(piece.offsets.tolist())
+                    assert consumer.position(row) >= seen[row][-1] + 1
         assert seen == {
             ONE: list(range(10)),
             TopicPartition("t", 1): list(range(1, 10)),

@@ -59,7 +59,13 @@ class CommitCallback:
     ) -> None:
         name = None if error is None else type(error).__name__
         self.calls.append(
-            (name, {one.partition: each.offset for one, each in offsets.items()})
+            (
+                name,
+                {
+                    partition.partition: each.offset
+                    for partition, each in offsets.items()
+                },
+            )
         )
 
 
@@ -339,18 +345,20 @@ class Loud:
 
     def on_consume(self, records: ConsumerRecords) -> ConsumerRecords:
         kept = {
-            one: [
+            record: [
                 each._replace(value=bytes(each.value or b"") + b"!")
-                for each in records[one]
+                for each in records[record]
                 if each.offset % 2
             ]
-            for one in records
+            for record in records
         }
-        return ConsumerRecords({one: rows for one, rows in kept.items() if rows})
+        return ConsumerRecords(
+            {partition: rows for partition, rows in kept.items() if rows}
+        )
 
     def on_commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
         self.committed.append(
-            {one.partition: each.offset for one, each in offsets.items()}
+            {partition.partition: each.offset for partition, each in offsets.items()}
         )
 
 
@@ -532,8 +540,8 @@ def commit_concurrently(
 
     threads = []
     with groups._lock:
-        for one in commits:
-            threads.append(threading.Thread(target=commit, args=one))
+        for partition in commits:
+            threads.append(threading.Thread(target=commit, args=partition))
             threads[-1].start()
             while len(groups._steps._requests) < len(threads):
                 time.sleep(0.0005)

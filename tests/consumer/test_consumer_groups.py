@@ -45,13 +45,19 @@ class RecordingListener(RebalanceListener):
         self.calls: list[tuple[str, list[int]]] = []
 
     def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
-        self.calls.append(("assigned", sorted(one.partition for one in partitions)))
+        self.calls.append(
+            ("assigned", sorted(partition.partition for partition in partitions))
+        )
 
     def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
-        self.calls.append(("revoked", sorted(one.partition for one in partitions)))
+        self.calls.append(
+            ("revoked", sorted(partition.partition for partition in partitions))
+        )
 
     def on_partitions_lost(self, partitions: frozenset[TopicPartition]) -> None:
-        self.calls.append(("lost", sorted(one.partition for one in partitions)))
+        self.calls.append(
+            ("lost", sorted(partition.partition for partition in partitions))
+        )
 
 
 def consumers(data: LogDir, count: int, **given: Any) -> list[Consumer]:
@@ -73,7 +79,10 @@ def poll_all(members: list[Consumer], rounds: int = 4) -> None:
 
 
 def shares(members: list[Consumer]) -> list[list[int]]:
-    return [sorted(one.partition for one in member.assignment()) for member in members]
+    return [
+        sorted(partition.partition for partition in member.assignment())
+        for member in members
+    ]
 
 
 @pytest.mark.parametrize("name", ASSIGNORS)
@@ -159,8 +168,9 @@ def test_close_during_a_rebalance_commits(
         poll_all(members)
         leader, follower = sorted(
             members,
-            key=lambda one: (
-                one._place.member is not None and one._place.member._divided is None
+            key=lambda member: (
+                member._place.member is not None
+                and member._place.member._divided is None
             ),
         )
         closing, other = (
@@ -170,7 +180,8 @@ def test_close_during_a_rebalance_commits(
             data.partition("t", partition).append_many([(None, b"x")] * 5)
             data.partition("t", partition).flush()
         returned = {
-            one: records[-1].offset + 1 for one, records in closing.poll().items()
+            partition: records[-1].offset + 1
+            for partition, records in closing.poll().items()
         }
         assert len(returned) == 2
         newcomer.poll()
@@ -184,7 +195,9 @@ def test_close_during_a_rebalance_commits(
         closing.close()
         with data.consumer(group_id="g") as observer:
             stored = observer.committed(returned)
-        assert {one: each and each.offset for one, each in stored.items()} == returned
+        assert {
+            partition: each and each.offset for partition, each in stored.items()
+        } == returned
         other.leave_unfinished()
         newcomer.leave_unfinished()
 
@@ -206,7 +219,8 @@ def test_commit_of_another_thread_waits_for_the_next_generation() -> None:
             data.partition("t", partition).flush()
         reading, other = members
         returned = {
-            one: records[-1].offset + 1 for one, records in reading.poll().items()
+            partition: records[-1].offset + 1
+            for partition, records in reading.poll().items()
         }
         newcomer.poll()
         reading.poll()
@@ -221,11 +235,11 @@ def test_commit_of_another_thread_waits_for_the_next_generation() -> None:
         stored = reading.committed(returned)
         assert all(
             each is not None
-            for one, each in stored.items()
-            if one in reading.assignment()
+            for partition, each in stored.items()
+            if partition in reading.assignment()
         )
-        for one in (*members, newcomer):
-            one.leave_unfinished()
+        for consumer in (*members, newcomer):
+            consumer.leave_unfinished()
 
 
 def test_delayed_commit_of_another_thread_does_not_lower_offsets(
@@ -357,8 +371,8 @@ def test_static_member_returns_to_its_partitions() -> None:
         poll_all([other, thief])
         with pytest.raises(FencedInstanceError):
             again.commit({("t", mine[0][0]): 0})
-        for one in (other, thief, again):
-            one.close()
+        for consumer in (other, thief, again):
+            consumer.close()
 
 
 @pytest.mark.parametrize("is_shared", [False, True], ids=["one process", "shared"])
@@ -444,7 +458,7 @@ def test_result_of_a_custom_assignor_is_checked() -> None:
         def assign(
             self, partitions: Any, members: Any
         ) -> dict[str, list[TopicPartition]]:
-            return {one.member_id: [TopicPartition("t", 0)] for one in members}
+            return {member.member_id: [TopicPartition("t", 0)] for member in members}
 
     disk = SimulatedDisk()
     with opened(disk) as data:
@@ -470,7 +484,7 @@ class Weighted:
         return self.weight
 
     def assign(self, partitions: Any, members: Any) -> dict[str, list[TopicPartition]]:
-        most = max(members, key=lambda one: one.user_data or b"")
+        most = max(members, key=lambda member: member.user_data or b"")
         return {
             most.member_id: [
                 TopicPartition("t", number) for number in range(partitions["t"])
@@ -481,7 +495,7 @@ class Weighted:
         self, partitions: frozenset[TopicPartition], generation: int
     ) -> None:
         self.assignments.append(
-            (sorted(one.partition for one in partitions), generation)
+            (sorted(partition.partition for partition in partitions), generation)
         )
 
 
@@ -504,8 +518,8 @@ def test_assignor_gets_user_data_and_its_assignment() -> None:
             match=r"subscription_user_data\(\).*'weighted'.*bytes or None.*'text'",
         ):
             wrong.poll()
-        for one in (first, second):
-            one.close()
+        for consumer in (first, second):
+            consumer.close()
 
 
 def test_full_disk_refuses_a_commit_and_loses_none() -> None:
@@ -513,18 +527,18 @@ def test_full_disk_refuses_a_commit_and_loses_none() -> None:
     with opened(disk) as data:
         data.create_topic("t", 1)
         data.append("t", b"x")
-        (one,) = consumers(data, 1, enable_auto_commit=False)
-        one.poll()
-        one.commit({("t", 0): 0})
+        (consumer,) = consumers(data, 1, enable_auto_commit=False)
+        consumer.poll()
+        consumer.commit({("t", 0): 0})
         disk.capacity_bytes = 0
         with pytest.raises(CommitFailedError) as raised:
-            one.commit()
+            consumer.commit()
         assert isinstance(raised.value.__cause__, DiskFullError)
         disk.capacity_bytes = None
-        assert one.committed([("t", 0)])[TopicPartition("t", 0)].offset == 0  # type: ignore[union-attr]
-        one.commit()
-        assert one.committed([("t", 0)])[TopicPartition("t", 0)].offset == 1  # type: ignore[union-attr]
-        one.close()
+        assert consumer.committed([("t", 0)])[TopicPartition("t", 0)].offset == 0  # type: ignore[union-attr]
+        consumer.commit()
+        assert consumer.committed([("t", 0)])[TopicPartition("t", 0)].offset == 1  # type: ignore[union-attr]
+        consumer.close()
 
 
 def test_offsets_are_deleted_with_their_topic() -> None:
@@ -532,24 +546,24 @@ def test_offsets_are_deleted_with_their_topic() -> None:
     with opened(disk) as data:
         data.create_topic("t", 1)
         data.partition("t", 0).append_many([(None, b"old")] * 5)
-        (one,) = consumers(data, 1)
-        one.poll()
-        one.commit()
+        (consumer,) = consumers(data, 1)
+        consumer.poll()
+        consumer.commit()
         data.delete_topic("t")
-        assert not one.poll()
+        assert not consumer.poll()
         data.create_topic("t", 1)
         data.append("t", b"new")
         disk.advance(1000)
-        found = [record.value for _ in range(4) for record in one.poll().records()]
+        found = [record.value for _ in range(4) for record in consumer.poll().records()]
         assert found == [b"new"]
-        one.close()
+        consumer.close()
     with opened(disk) as data:  # also if no consumer existed at the deletion
         data.delete_topic("t")
         data.create_topic("t", 1)
         data.append("t", b"newer")
-        (one,) = consumers(data, 1)
-        assert [record.value for record in one.poll().records()] == [b"newer"]
-        one.close()
+        (consumer,) = consumers(data, 1)
+        assert [record.value for record in consumer.poll().records()] == [b"newer"]
+        consumer.close()
 
 
 @pytest.mark.long
@@ -570,20 +584,20 @@ def test_no_record_of_a_recreated_topic_is_skipped(
         "data", create=True, shared=is_shared, durability="os", fs=disk
     ) as data:
         data.create_topic("t")
-        (one,) = consumers(data, 1, consumer_timeout_ms=0, auto_offset_reset=reset)
+        (first,) = consumers(data, 1, consumer_timeout_ms=0, auto_offset_reset=reset)
         if how == "assign":
-            one.unsubscribe()
-            one.assign([("t", 0)])
-        poll_all([one])
+            first.unsubscribe()
+            first.assign([("t", 0)])
+        poll_all([first])
         data.partition("t", 0).append_many([(None, b"old")] * 3)
-        assert sum(one.poll().count for _ in range(3)) == 3
+        assert sum(first.poll().count for _ in range(3)) == 3
         if how == "commit_async":
-            one.commit_async()
+            first.commit_async()
         data.delete_topic("t")
         if how == "gone":
-            one.close()
+            first.close()
         elif how == "seen":
-            poll_all([one])
+            poll_all([first])
         data.create_topic("t")
         data.partition("t", 0).append_many(
             [(None, b"%d" % number) for number in range(5)]
@@ -592,21 +606,23 @@ def test_no_record_of_a_recreated_topic_is_skipped(
         if how == "seen":
             disk.advance(1000)
         if how in ("poll", "assign", "seen"):
-            found += [record.value for _ in range(3) for record in one.poll().records()]
+            found += [
+                record.value for _ in range(3) for record in first.poll().records()
+            ]
         elif how == "iteration":
-            found += [record.value for record in one]
+            found += [record.value for record in first]
         elif how == "commit":
-            one.commit()
+            first.commit()
             with pytest.raises(CommitFailedError, match="was deleted since"):
-                one.commit({("t", 0): 3})
+                first.commit({("t", 0): 3})
         if how in ("poll", "assign", "iteration", "seen"):
-            assert (found, one.position(("t", 0))) == (
+            assert (found, first.position(("t", 0))) == (
                 [b"%d" % number for number in range(5)],
                 5,
             )
-            one.commit()
-            assert one.committed([("t", 0)])[TopicPartition("t", 0)].offset == 5  # type: ignore[union-attr]
-        one.close()
+            first.commit()
+            assert first.committed([("t", 0)])[TopicPartition("t", 0)].offset == 5  # type: ignore[union-attr]
+        first.close()
         if found:
             return
         (other,) = consumers(data, 1, auto_offset_reset="earliest")
@@ -624,12 +640,12 @@ def test_deleted_topic_does_not_block_commits_of_other_topics() -> None:
         for topic in ("t", "u"):
             data.create_topic(topic)
             data.append(topic, b"0", partition=0)
-        (one,) = consumers(data, 1)
-        one.subscribe(["t", "u"])
+        (first,) = consumers(data, 1)
+        first.subscribe(["t", "u"])
         for _ in range(4):
-            one.poll()
+            first.poll()
         data.delete_topic("u")
-        one.close()
+        first.close()
         (other,) = consumers(data, 1)
         assert other.committed([("t", 0)])[TopicPartition("t", 0)] is not None
         other.close()
@@ -755,17 +771,17 @@ def test_failed_sync_refuses_the_commit_and_the_next_is_stored(
     with opened(disk) as data:
         data.create_topic("t", 1)
         data.append("t", b"x")
-        (one,) = consumers(data, 1, enable_auto_commit=False)
-        one.poll()
+        (consumer,) = consumers(data, 1, enable_auto_commit=False)
+        consumer.poll()
         disk.faults = FaultPlan(Fault("fdatasync", path="*__consumer_offsets*.log"))
         with pytest.raises(CommitFailedError) as raised:
-            one.commit()
+            consumer.commit()
         assert isinstance(raised.value.__cause__, DurabilityUnknownError)
         assert "was not stored" in caplog.text
         disk.faults = None
-        one.commit()
-        assert one.committed([("t", 0)])[TopicPartition("t", 0)].offset == 1  # type: ignore[union-attr]
-        one.close()
+        consumer.commit()
+        assert consumer.committed([("t", 0)])[TopicPartition("t", 0)].offset == 1  # type: ignore[union-attr]
+        consumer.close()
     states = list(disk.after_crash(limit=2))
     with opened(states[-1]) as data:
         assert data.committed_offsets("t", 0) == {"g": 1}
@@ -825,14 +841,19 @@ def test_forked_child_does_not_affect_the_group() -> None:
     disk = SimulatedDisk()
     data = opened(disk)
     data.create_topic("t", 2)
-    (one,) = consumers(data, 1)
-    one.poll()
+    (consumer,) = consumers(data, 1)
+    consumer.poll()
     disk.forks += 1  # the file system reports a fork
-    for call in (one.poll, one.poll_columns, one.commit, one.unsubscribe):
+    for call in (
+        consumer.poll,
+        consumer.poll_columns,
+        consumer.commit,
+        consumer.unsubscribe,
+    ):
         with pytest.raises(ForkedWriterError):
             call()
     before = len(disk.operations)
-    one.close()
+    consumer.close()
     assert len(disk.operations) == before
     disk.forks -= 1
     data.close()
@@ -844,10 +865,10 @@ def test_reset_of_a_deleted_position_is_logged(
     with opened(SimulatedDisk()) as data:
         data.create_topic("t", 1)
         data.partition("t", 0).append_many([(None, b"x")] * 10)
-        (one,) = consumers(data, 1)
-        one.poll(max_records=2)
-        one.commit()
-        one.close()
+        (consumer,) = consumers(data, 1)
+        consumer.poll(max_records=2)
+        consumer.commit()
+        consumer.close()
         data.partition("t", 0).delete_records(5)
         (again,) = consumers(data, 1)
         assert [record.offset for record in again.poll().records()] == list(
@@ -863,9 +884,9 @@ def test_listener_may_seek_and_commit() -> None:
             self.refused: list[str] = []
 
         def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
-            for one in partitions:
-                consumer.seek(one, 3)
-                assert consumer.position(one) == 3
+            for partition in partitions:
+                consumer.seek(partition, 3)
+                assert consumer.position(partition) == 3
             for call in (
                 consumer.poll,
                 consumer.poll_columns,

@@ -45,11 +45,11 @@ def threads(streams: list[Stream]) -> Iterator[queue.Queue[tuple[str, TopicRecor
             found.put((stream.name, record))
 
     working = [threading.Thread(target=work, args=(stream,)) for stream in streams]
-    for one in working:
-        one.start()
+    for thread in working:
+        thread.start()
     yield found
-    for one in working:
-        one.join()
+    for thread in working:
+        thread.join()
 
 
 def test_partition_belongs_to_one_stream(data: LogDir) -> None:

@@ -24,12 +24,12 @@ def test_groups_have_offsets_and_lag(tmp_path: Path) -> None:
             assert consumer.poll().count == 4
             consumer.commit()
             (group,) = directory.groups().values()
-            assert [one.client_id for one in group.members] == ["auditor"]
+            assert [member.client_id for member in group.members] == ["auditor"]
             assert group.members[0].partitions == (("t", 0), ("t", 1))
         (group,) = directory.groups().values()
         assert (group.group_id, group.members, group.lag) == ("audit", (), 6)
-        assert sum(one.committed for one in group.offsets) == 4
-        assert all(one.end == 5 and one.commit_ms > 0 for one in group.offsets)
+        assert sum(offset.committed for offset in group.offsets) == 4
+        assert all(offset.end == 5 and offset.commit_ms > 0 for offset in group.offsets)
         with logcore.open_dir(tmp_path, read_only=True) as reader:
             assert reader.groups() == {"audit": group}
         directory.delete_topic("t")

@@ -61,7 +61,7 @@ class ReportingListener(RebalanceListener):
         self.report = report
 
     def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
-        self.report("assigned", [one.partition for one in partitions])
+        self.report("assigned", [partition.partition for partition in partitions])
 
 
 def consume_until_killed(path: Path, report: Report) -> None:
@@ -73,7 +73,10 @@ def consume_until_killed(path: Path, report: Report) -> None:
         consumer.subscribe(["t"], listener=ReportingListener(report))
         while True:
             found = consumer.poll(0.05, 5)
-            report("has", sorted(one.partition for one in consumer.assignment()))
+            report(
+                "has",
+                sorted(partition.partition for partition in consumer.assignment()),
+            )
             for record in found.records():
                 report(
                     "processed",
@@ -82,7 +85,8 @@ def consume_until_killed(path: Path, report: Report) -> None:
             if not found:
                 continue
             offsets = {
-                one.partition: consumer.position(one) for one in consumer.assignment()
+                partition.partition: consumer.position(partition)
+                for partition in consumer.assignment()
             }
             try:
                 consumer.commit()
@@ -191,10 +195,10 @@ class Ledger:
         found = self._observer.committed(
             [TopicPartition("t", number) for number in range(PARTITIONS)]
         )
-        for one, committed in found.items():
+        for partition, committed in found.items():
             offset = 0 if committed is None else committed.offset
-            assert offset >= known[one.partition], (
-                f"kept: {one} {offset} below {known[one.partition]}"
+            assert offset >= known[partition.partition], (
+                f"kept: {partition} {offset} below {known[partition.partition]}"
             )
 
     def is_complete(self) -> bool:

@@ -53,14 +53,14 @@ def test_member_is_stuck_after_its_session() -> None:
 
 
 def test_absent_member_has_its_own_timeout() -> None:
-    one = group(0)
-    one.members["m0"].absence_ms = 1_000
+    first = group(0)
+    first.members["m0"].absence_ms = 1_000
     for is_absent in (False, True):
-        one.members["m0"].is_absent = is_absent
+        first.members["m0"].is_absent = is_absent
         observations = Observations()
         for at_ms in (0, 300, 600, 900, 1_200):
-            observations.observe(one, {}, at_ms)
-        assert observations.is_over(one, {}, M0) == is_absent
+            observations.observe(first, {}, at_ms)
+        assert observations.is_over(first, {}, M0) == is_absent
 
 
 def test_pause_of_the_observer_counts_at_most_a_third_of_the_session() -> None:
@@ -78,40 +78,40 @@ def test_member_that_renewed_its_session_is_counted_from_then() -> None:
 
 def test_detector_needs_observations_before_it_reports_a_member() -> None:
     observations = Observations()
-    one = group(0, 0)
-    assert not observations.is_over(one, {}, M0)
-    observations.observe(one, {}, 0)
+    first = group(0, 0)
+    assert not observations.is_over(first, {}, M0)
+    observations.observe(first, {}, 0)
     for at_ms in (1_000, 2_000, 3_000):
-        observations.observe(one, {}, at_ms)
-    assert observations.is_over(one, {}, M1)
+        observations.observe(first, {}, at_ms)
+    assert observations.is_over(first, {}, M1)
     assert not observations.is_over(group(0, 1), {}, M1), (
         "renewed since the last observation"
     )
-    del one.members["m1"]
-    observations.observe(one, {}, 3_100)
+    del first.members["m1"]
+    observations.observe(first, {}, 3_100)
     assert not observations.is_over(group(0, 0), {}, M1), "it has left"
     observations.forget("g")
-    assert not observations.is_over(one, {}, M0)
+    assert not observations.is_over(first, {}, M0)
 
 
 @pytest.mark.parametrize("timeout", REBALANCES)
 def test_rebalance_is_over_after_its_deadline_was_observed(timeout: Timeout) -> None:
     observations = Observations()
-    one = group(0)
+    first = group(0)
     timers = {timeout: REBALANCE_MS}
-    assert not observations.is_over(one, timers, timeout), (
+    assert not observations.is_over(first, timers, timeout), (
         "a new detector has no observations"
     )
-    observations.observe(one, timers, 0)
-    observations.observe(one, timers, 3_600_000)
-    assert not observations.is_over(one, timers, timeout), (
+    observations.observe(first, timers, 0)
+    observations.observe(first, timers, 3_600_000)
+    assert not observations.is_over(first, timers, timeout), (
         "a pause counts as a third of the time"
     )
-    observations.observe(one, timers, 3_600_000 + REBALANCE_MS // 3)
-    assert not observations.is_over(one, timers, timeout)
-    observations.observe(one, timers, 3_600_000 + REBALANCE_MS * 2 // 3)
-    assert observations.is_over(one, timers, timeout)
-    assert not observations.is_over(one, {timeout: REBALANCE_MS + 1}, timeout), (
+    observations.observe(first, timers, 3_600_000 + REBALANCE_MS // 3)
+    assert not observations.is_over(first, timers, timeout)
+    observations.observe(first, timers, 3_600_000 + REBALANCE_MS * 2 // 3)
+    assert observations.is_over(first, timers, timeout)
+    assert not observations.is_over(first, {timeout: REBALANCE_MS + 1}, timeout), (
         "it is another rebalance"
     )
 

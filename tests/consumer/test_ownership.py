@@ -132,7 +132,9 @@ def test_partition_is_read_only_after_its_owner_released_it(
 
     class Slow(RebalanceListener):
         def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
-            assert {one.partition for one in partitions} <= owners(registry).keys()
+            assert {partition.partition for partition in partitions} <= owners(
+                registry
+            ).keys()
             first.commit()
             raise InterruptedError
 

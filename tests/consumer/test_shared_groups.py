@@ -87,7 +87,9 @@ def _work(path: Path, there: Connection, settings: Any) -> None:
         assigned: tuple[int, ...] | None = None
         while True:
             found = consumer.poll(0.5)
-            present = tuple(sorted(one.partition for one in consumer.assignment()))
+            present = tuple(
+                sorted(partition.partition for partition in consumer.assignment())
+            )
             if present != assigned:
                 assigned = present
                 there.send(("has", assigned))
@@ -202,7 +204,9 @@ def test_offsets_of_a_shared_group_are_readable_from_the_log(data: LogDir) -> No
         data.append("t", b"%d" % number, partition=number % PARTITIONS)
     with data.consumer(**SETTINGS) as consumer:
         consumer.subscribe(["t"])
-        while sum(consumer.position(one) for one in consumer.assignment()) < 8:
+        while (
+            sum(consumer.position(partition) for partition in consumer.assignment()) < 8
+        ):
             consumer.poll(0.1)
         consumer.commit()
     path = data.path
@@ -210,7 +214,9 @@ def test_offsets_of_a_shared_group_are_readable_from_the_log(data: LogDir) -> No
     with logcore.open_dir(path) as alone, alone.consumer(**SETTINGS) as consumer:
         consumer.subscribe(["t"])
         assert not consumer.poll(0.2)
-        assert [consumer.position(one) for one in sorted(consumer.assignment())] == [
+        assert [
+            consumer.position(partition) for partition in sorted(consumer.assignment())
+        ] == [
             2,
             2,
             2,
@@ -280,16 +286,19 @@ def test_offset_commit_of_a_transaction_counts_once_committed(
         data.create_topic("t")
         for number in range(9):
             data.append("t", b"%d" % number)
-        one = ("t", 0)
+        partition = ("t", 0)
         with data.consumer(**SETTINGS) as consumer:
-            consumer.assign([one])
-            consumer.commit({one: 1})
+            consumer.assign([partition])
+            consumer.commit({partition: 1})
             log = data.partition("__consumer_offsets", 0)
             expected = 1
             for producer_id, (offset, is_committed) in enumerate(
                 [(7, False), (2, True), (3, True)]
             ):
-                row = commit_key("g", *one), commit_value(Committed(offset, -1, "", 5))
+                row = (
+                    commit_key("g", *partition),
+                    commit_value(Committed(offset, -1, "", 5)),
+                )
                 batch = encode(
                     [row],
                     producer_id=producer_id,
@@ -299,10 +308,14 @@ def test_offset_commit_of_a_transaction_counts_once_committed(
                     now_ms=5,
                 )
                 log.append_batch(batch)
-                assert consumer.committed([one])[one].offset == expected, "open"  # type: ignore[union-attr]
+                assert consumer.committed([partition])[partition].offset == expected, (
+                    "open"
+                )  # type: ignore[union-attr]
                 log.end_transaction(producer_id, 0, commit=is_committed)
                 expected = offset if is_committed else expected
-                assert consumer.committed([one])[one].offset == expected, "ended"  # type: ignore[union-attr]
+                assert consumer.committed([partition])[partition].offset == expected, (
+                    "ended"
+                )  # type: ignore[union-attr]
 
 
 def test_generation_is_never_reused_after_a_power_cut() -> None:
@@ -490,33 +503,33 @@ def test_members_paused_together_are_kept() -> None:
     settings = {**SETTINGS, "max_poll_interval_ms": 3_000}
     with (
         logcore.open_dir("data", create=True, shared=True, fs=disk) as data,
-        data.consumer(**settings) as one,
+        data.consumer(**settings) as first,
         data.consumer(**settings) as other,
     ):
         data.create_topic("t", 2)
-        one.subscribe(["t"])
+        first.subscribe(["t"])
         other.subscribe(["t"])
-        while not (len(one.assignment()) == len(other.assignment()) == 1):
-            one.poll(0)
+        while not (len(first.assignment()) == len(other.assignment()) == 1):
+            first.poll(0)
             other.poll(0)
             disk.advance(10)
-        assert one._place.member is not None
+        assert first._place.member is not None
         assert other._place.member is not None
-        generation = one._place.member.generation
+        generation = first._place.member.generation
         for _ in range(5):
             disk.advance(3_600_000)
-            one.poll(0)
+            first.poll(0)
             other.poll(0)
         assert [
-            member.generation for member in (one._place.member, other._place.member)
+            member.generation for member in (first._place.member, other._place.member)
         ] == [generation] * 2
         for _ in range(9):
             disk.advance(400)
-            one.poll(0)
-        while len(one.assignment()) < 2:  # the other member does not poll any more
+            first.poll(0)
+        while len(first.assignment()) < 2:  # the other member does not poll any more
             disk.advance(10)
-            one.poll(0)
-        assert one._place.member.generation > generation
+            first.poll(0)
+        assert first._place.member.generation > generation
 
 
 def test_commit_of_a_removed_member_is_refused() -> None:
@@ -541,9 +554,9 @@ def test_commit_of_a_removed_member_is_refused() -> None:
         with pytest.raises(CommitFailedError):
             late.commit()
         assert {
-            one.offset
-            for one in other.committed([("t", 0)]).values()
-            if one is not None
+            offset.offset
+            for offset in other.committed([("t", 0)]).values()
+            if offset is not None
         } == {2}
 
 

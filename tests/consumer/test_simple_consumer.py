@@ -44,11 +44,11 @@ def test_fetch_returns_whole_batches_from_an_offset(data: LogDir) -> None:
         12,
         12,
     )
-    one = whole.size_bytes // 4
-    assert offsets(simple.fetch("t", 0, 0, one)) == [0, 1, 2]
-    two = simple.fetch("t", 0, 4, 2 * one + 1)
+    first = whole.size_bytes // 4
+    assert offsets(simple.fetch("t", 0, 0, first)) == [0, 1, 2]
+    two = simple.fetch("t", 0, 4, 2 * first + 1)
     assert (offsets(two), two.next_offset) == ([4, 5, 6, 7, 8], 9)
-    assert bytes(two.batches[0]) == bytes(whole.batches[0])[one : 3 * one]
+    assert bytes(two.batches[0]) == bytes(whole.batches[0])[first : 3 * first]
     end = simple.fetch("t", 0, 12)
     assert (end.batches, offsets(end), end.next_offset) == ((), [], 12)
 

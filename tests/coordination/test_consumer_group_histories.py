@@ -56,10 +56,13 @@ def test_histories_reach_all_states_and_events() -> None:
             history.step()
             group = history.group
             if group is not None:
-                met |= {one.state.name for one in group.currents.values()}
+                met |= {current.state.name for current in group.currents.values()}
                 met |= (
                     {"away"}
-                    if any(one.member_epoch == -2 for one in group.currents.values())
+                    if any(
+                        current.member_epoch == -2
+                        for current in group.currents.values()
+                    )
                     else set()
                 )
                 met |= {"unsure"} if group.unsure else set()

@@ -868,7 +868,7 @@ def test_offsets_of_a_failed_deletion_are_merged_into_the_new_group() -> None:
     simulation.commit_transaction()
     for _ in range(2):
         offsets = {
-            topic: {n: one.offset for n, one in of.items()}
+            topic: {n: committed.offset for n, committed in of.items()}
             for topic, of in simulation.group.offsets.items()
         }
         assert offsets == {"many": {0: 1, 1: 1}, "orders": {0: 77, 1: 4}}

@@ -139,15 +139,15 @@ def classic_pair(simulation: CoordinatorSimulation) -> tuple[str, str]:
     """Form a group of two members of the classic protocol at generation 2, with two
     partitions each.
     """
-    one = join_ok(simulation).member_id
-    sync(simulation, one, 1, {one: [0, 1, 2, 3]})
+    first = join_ok(simulation).member_id
+    sync(simulation, first, 1, {first: [0, 1, 2, 3]})
     waiter = send_join(simulation)
-    assert heartbeat_error(simulation, one, 1) == LATER
-    assert join_ok(simulation, one).generation == 2
+    assert heartbeat_error(simulation, first, 1) == LATER
+    assert join_ok(simulation, first).generation == 2
     other = simulation.replies[waiter].member_id
-    assert sync(simulation, one, 2, {one: [0, 1], other: [2, 3]}) == [0, 1]
+    assert sync(simulation, first, 2, {first: [0, 1], other: [2, 3]}) == [0, 1]
     assert sync(simulation, other, 2) == [2, 3]
-    return one, other
+    return first, other
 
 
 def upgrade_pair(simulation: CoordinatorSimulation) -> tuple[str, str]:
@@ -165,21 +165,21 @@ def upgrade_pair(simulation: CoordinatorSimulation) -> tuple[str, str]:
 def test_clients_are_replaced_one_by_one_without_shared_partitions(
     simulation: CoordinatorSimulation,
 ) -> None:
-    one, other = upgrade_pair(simulation)
+    first, other = upgrade_pair(simulation)
     assert GroupConverted("g", "consumer") in simulation.events
-    assert simulation.consumers().currents[one].assigned == of("t", 0, 1)
+    assert simulation.consumers().currents[first].assigned == of("t", 0, 1)
     # Both are eager: they release all partitions, and join again.
-    assert heartbeat_error(simulation, one, 2) == LATER
-    assert join_ok(simulation, one).generation == 3
-    assert sync(simulation, one, 3) == [0, 1]
-    assert heartbeat_error(simulation, one, 3) is None
+    assert heartbeat_error(simulation, first, 2) == LATER
+    assert join_ok(simulation, first).generation == 3
+    assert sync(simulation, first, 3) == [0, 1]
+    assert heartbeat_error(simulation, first, 3) is None
     assert heartbeat_error(simulation, other, 2) == LATER
     assert join_ok(simulation, other).generation == 3
     assert sync(simulation, other, 3) == [2]
     assert simulation.heartbeat("A", 3) == (3, [3])
     assert simulation.group().state == "Stable"
     # Now they leave, one after the other, and B joins.
-    assert leave_error(simulation, one) is None
+    assert leave_error(simulation, first) is None
     assert simulation.heartbeat("A", 3)[0] == 4
     assert simulation.heartbeat("B", 0)[0] == 5
     assert leave_error(simulation, other) is None
@@ -188,60 +188,60 @@ def test_clients_are_replaced_one_by_one_without_shared_partitions(
             current = simulation.consumers().currents[name]
             simulation.heartbeat(name, current.member_epoch, owned=current.assigned)
     assert simulation.group().state == "Stable"
-    assert {len(one.assigned) for one in simulation.consumers().currents.values()} == {
-        2
-    }
+    assert {
+        len(current.assigned) for current in simulation.consumers().currents.values()
+    } == {2}
 
 
 def test_upgrade_is_stored_as_one_batch(simulation: CoordinatorSimulation) -> None:
-    one, other = classic_pair(simulation)
+    first, other = classic_pair(simulation)
     before = len(simulation.batches)
     simulation.heartbeat("A", 0)
     assert len(simulation.batches) == before + 1
     found = simulation.last_batch()
     assert found[0] == (RecordKind.CLASSIC, "", None)
     members = {name: value for kind, name, value in found if kind is RecordKind.MEMBER}
-    assert set(members) == {one, other, "A"}
-    assert members[one].classic == ClassicMember(SESSION_MS, (("range", metadata()),))
+    assert set(members) == {first, other, "A"}
+    assert members[first].classic == ClassicMember(SESSION_MS, (("range", metadata()),))
     assert members["A"].classic is None
     assert {name for kind, name, _ in found if kind is RecordKind.CURRENT} == {
-        one,
+        first,
         other,
         "A",
     }
     simulation.restart()
     assert simulation.consumers().is_classic(
-        one
+        first
     ) and not simulation.consumers().is_classic("A")
-    assert heartbeat_error(simulation, one, 2) == LATER
+    assert heartbeat_error(simulation, first, 2) == LATER
 
 
 def test_failed_write_of_an_upgrade_undoes_it(
     simulation: CoordinatorSimulation,
 ) -> None:
     """The group continues with the classic protocol, and its members join again."""
-    one, _ = classic_pair(simulation)
+    name, _ = classic_pair(simulation)
     simulation.disk_error = GroupError.COORDINATOR_NOT_AVAILABLE
     assert simulation.refused("A", 0) == "COORDINATOR_NOT_AVAILABLE"
     simulation.disk_error = None
     assert simulation.group().consumers is None
     assert simulation.group().state == "PreparingRebalance"
-    assert heartbeat_error(simulation, one, 2) == LATER
+    assert heartbeat_error(simulation, name, 2) == LATER
     simulation.restart()
     assert simulation.group().consumers is None and set(simulation.group().members) >= {
-        one
+        name
     }
 
 
 def test_waiting_requests_are_refused_with_rebalance_in_progress(
     simulation: CoordinatorSimulation,
 ) -> None:
-    one, other = classic_pair(simulation)
-    joining = send_join(simulation, one, metadata(0, 1, topic="u"))
+    first, other = classic_pair(simulation)
+    joining = send_join(simulation, first, metadata(0, 1, topic="u"))
     assert joining not in simulation.replies
     simulation.heartbeat("A", 0)
     assert simulation.replies[joining] == JoinRefused(
-        GroupError.REBALANCE_IN_PROGRESS, one
+        GroupError.REBALANCE_IN_PROGRESS, first
     )
     assert simulation.group().join_timer is None
     assert sync(simulation, other, 2) == LATER
@@ -262,24 +262,24 @@ def test_group_without_plain_consumers_is_not_upgraded(
     """The group has another protocol type, other metadata, or an assignor that
     distributes more than partitions.
     """
-    one = join_ok(simulation, **fields).member_id
+    name = join_ok(simulation, **fields).member_id
     assignment = (
         shares
         if isinstance(shares, bytes)
         else assignment_value([("t", number) for number in shares])
     )
-    simulation.sync(one, 1, assignments={one: assignment})
+    simulation.sync(name, 1, assignments={name: assignment})
     before = len(simulation.batches)
     assert simulation.refused("A", 0) == "GROUP_ID_NOT_FOUND"
     assert len(simulation.batches) == before
     assert simulation.group().consumers is None and simulation.group().state == "Stable"
-    assert heartbeat_error(simulation, one, 1) is None
+    assert heartbeat_error(simulation, name, 1) is None
 
 
 def test_refused_new_member_leaves_the_group_unchanged(
     simulation: CoordinatorSimulation,
 ) -> None:
-    one, _ = classic_pair(simulation)
+    name, _ = classic_pair(simulation)
     state_ms = simulation.group().state_ms
     assert simulation.refused("A", 0, pattern="(") == "INVALID_REGULAR_EXPRESSION"
     assert simulation.group().consumers is None
@@ -287,7 +287,7 @@ def test_refused_new_member_leaves_the_group_unchanged(
         "Stable",
         state_ms,
     )
-    assert heartbeat_error(simulation, one, 2) is None
+    assert heartbeat_error(simulation, name, 2) is None
 
 
 def test_full_group_is_not_upgraded() -> None:
@@ -304,38 +304,38 @@ def test_cooperative_member_keeps_partitions_until_it_is_notified(
     """Its assignment has fewer partitions than it listed, and it may not have received
     the assignment.
     """
-    one = join_ok(simulation).member_id
-    sync(simulation, one, 1, {one: [0, 1, 2, 3]})
+    first = join_ok(simulation).member_id
+    sync(simulation, first, 1, {first: [0, 1, 2, 3]})
     waiter = send_join(simulation)
-    join_ok(simulation, one, metadata(0, 1, 2, 3))
+    join_ok(simulation, first, metadata(0, 1, 2, 3))
     other = simulation.replies[waiter].member_id
-    sync(simulation, one, 2, {one: [0, 1], other: []})
+    sync(simulation, first, 2, {first: [0, 1], other: []})
     simulation.heartbeat("A", 0)
-    assert simulation.consumers().currents[one].assigned == of("t", 0, 1, 2, 3)
+    assert simulation.consumers().currents[first].assigned == of("t", 0, 1, 2, 3)
     assert simulation.consumers().currents[other].assigned == of("t")
 
 
 def test_partition_assigned_twice_gets_one_owner(
     simulation: CoordinatorSimulation,
 ) -> None:
-    one = join_ok(simulation).member_id
-    sync(simulation, one, 1, {one: [0]})
+    first = join_ok(simulation).member_id
+    sync(simulation, first, 1, {first: [0]})
     waiter = send_join(simulation)
-    join_ok(simulation, one)
+    join_ok(simulation, first)
     other = simulation.replies[waiter].member_id
-    sync(simulation, one, 2, {one: [0, 1], other: [1, 2]})
+    sync(simulation, first, 2, {first: [0, 1], other: [1, 2]})
     simulation.heartbeat("A", 0)
-    assert simulation.consumers().currents[one].assigned == of("t", 0, 1)
+    assert simulation.consumers().currents[first].assigned == of("t", 0, 1)
     assert simulation.consumers().currents[other].assigned == of("t", 2)
 
 
 def test_partitions_of_deleted_topics_have_no_owner(
     simulation: CoordinatorSimulation,
 ) -> None:
-    one, _ = classic_pair(simulation)
+    name, _ = classic_pair(simulation)
     simulation.set_topic("t", 0)
     simulation.heartbeat("A", 0, topic_names=["u"])
-    assert simulation.consumers().currents[one].assigned == of("t")
+    assert simulation.consumers().currents[name].assigned == of("t")
 
 
 # -- members of the classic protocol in a consumer group -------------------------------
@@ -406,44 +406,44 @@ def test_cooperative_member_releases_first_and_joins_again(
     simulation: CoordinatorSimulation,
 ) -> None:
     simulation.heartbeat("A", 0)
-    one = join_ok(simulation).member_id
+    name = join_ok(simulation).member_id
     simulation.heartbeat("A", 1, owned=of("t"))
-    join_ok(simulation, one)
-    assert sync(simulation, one, 2) == [2, 3]
+    join_ok(simulation, name)
+    assert sync(simulation, name, 2) == [2, 3]
     simulation.heartbeat("B", 0)  # B must get one of these partitions
     simulation.heartbeat("B", 3)
-    assert heartbeat_error(simulation, one, 2) == LATER
-    found = join_ok(simulation, one, metadata(2, 3))
+    assert heartbeat_error(simulation, name, 2) == LATER
+    found = join_ok(simulation, name, metadata(2, 3))
     assert found.generation == 2, (
         "it keeps its generation until it has released the partition"
     )
-    current = simulation.consumers().currents[one]
+    current = simulation.consumers().currents[name]
     assert current.state is MemberState.UNREVOKED
-    assert sync(simulation, one, 2) == sorted(number for _, number in current.assigned)
-    assert heartbeat_error(simulation, one, 2) == LATER
+    assert sync(simulation, name, 2) == sorted(number for _, number in current.assigned)
+    assert heartbeat_error(simulation, name, 2) == LATER
     (kept,) = current.assigned
-    assert join_ok(simulation, one, metadata(kept[1])).generation == 3
-    assert simulation.consumers().currents[one].state is MemberState.STABLE
+    assert join_ok(simulation, name, metadata(kept[1])).generation == 3
+    assert simulation.consumers().currents[name].state is MemberState.STABLE
 
 
 def test_requests_of_a_classic_member_are_checked(
     simulation: CoordinatorSimulation,
 ) -> None:
-    one, other = upgrade_pair(simulation)
+    first, other = upgrade_pair(simulation)
     assert sync(simulation, "nobody", 2) == "UNKNOWN_MEMBER_ID"
     assert sync(simulation, "A", 3) == "UNKNOWN_MEMBER_ID"
-    assert sync(simulation, one, 1) == "ILLEGAL_GENERATION"
-    assert sync(simulation, one, 2) == LATER
-    assert heartbeat_error(simulation, one, 3) == "ILLEGAL_GENERATION"
+    assert sync(simulation, first, 1) == "ILLEGAL_GENERATION"
+    assert sync(simulation, first, 2) == LATER
+    assert heartbeat_error(simulation, first, 3) == "ILLEGAL_GENERATION"
     assert heartbeat_error(simulation, "A", 3) == "UNKNOWN_MEMBER_ID"
-    assert heartbeat_error(simulation, one, 2, "i") == "UNKNOWN_MEMBER_ID"
-    join_ok(simulation, one)
-    assert sync(simulation, one, 3, protocol="other") == "INCONSISTENT_GROUP_PROTOCOL"
+    assert heartbeat_error(simulation, first, 2, "i") == "UNKNOWN_MEMBER_ID"
+    join_ok(simulation, first)
+    assert sync(simulation, first, 3, protocol="other") == "INCONSISTENT_GROUP_PROTOCOL"
     assert (
-        sync(simulation, one, 3, protocol_type="connect")
+        sync(simulation, first, 3, protocol_type="connect")
         == "INCONSISTENT_GROUP_PROTOCOL"
     )
-    assert sync(simulation, one, 3, protocol="range", protocol_type="consumer") == [
+    assert sync(simulation, first, 3, protocol="range", protocol_type="consumer") == [
         0,
         1,
     ]
@@ -455,10 +455,10 @@ def test_requests_of_a_classic_member_are_checked(
 def test_consumer_heartbeat_of_a_classic_member_is_refused(
     simulation: CoordinatorSimulation,
 ) -> None:
-    one, _ = upgrade_pair(simulation)
+    name, _ = upgrade_pair(simulation)
     for epoch in (0, 2, 3, -1):
-        assert simulation.refused(one, epoch) == "UNKNOWN_MEMBER_ID"
-    assert simulation.consumers().is_classic(one)
+        assert simulation.refused(name, epoch) == "UNKNOWN_MEMBER_ID"
+    assert simulation.consumers().is_classic(name)
 
 
 @pytest.mark.parametrize(
@@ -467,9 +467,9 @@ def test_consumer_heartbeat_of_a_classic_member_is_refused(
 def test_classic_member_commits_with_its_generation(
     simulation: CoordinatorSimulation, generation: int, error: GroupError | None
 ) -> None:
-    one, _ = upgrade_pair(simulation)
+    name, _ = upgrade_pair(simulation)
     found, _ = simulation.coordinator.check_commit(
-        Committer("g", generation, one, None), simulation.now_ms
+        Committer("g", generation, name, None), simulation.now_ms
     )
     assert found is error
 
@@ -477,11 +477,11 @@ def test_classic_member_commits_with_its_generation(
 def test_classic_member_has_its_requested_session_timeout(
     simulation: CoordinatorSimulation,
 ) -> None:
-    one, other = upgrade_pair(simulation)
+    first, other = upgrade_pair(simulation)
     simulation.sleep(SESSION_MS - 1)
-    assert heartbeat_error(simulation, one, 2) == LATER
+    assert heartbeat_error(simulation, first, 2) == LATER
     simulation.sleep(1)
-    assert set(simulation.consumers().members) == {one, "A"}
+    assert set(simulation.consumers().members) == {first, "A"}
     assert simulation.now_ms == T0 + SESSION_MS
     assert other not in simulation.consumers().members
 
@@ -489,45 +489,45 @@ def test_classic_member_has_its_requested_session_timeout(
 def test_classic_member_that_does_not_rejoin_in_time_is_removed(
     simulation: CoordinatorSimulation,
 ) -> None:
-    one, other = upgrade_pair(simulation)
-    assert heartbeat_error(simulation, one, 2) == LATER
+    first, other = upgrade_pair(simulation)
+    assert heartbeat_error(simulation, first, 2) == LATER
     for _ in range(REBALANCE_MS // 10_000):
         simulation.heartbeat("A", 3)
         simulation.sleep(10_000)
         heartbeat_error(
             simulation, other, simulation.consumers().current(other).member_epoch
         )
-        heartbeat_error(simulation, one, 2)
+        heartbeat_error(simulation, first, 2)
         if not simulation.consumers().rejoins & {other}:
             continue
         join_ok(simulation, other)
         sync(simulation, other, simulation.consumers().current(other).member_epoch)
-    assert one not in simulation.consumers().members
+    assert first not in simulation.consumers().members
     assert other in simulation.consumers().members
 
 
 def test_classic_member_that_does_not_sync_in_time_is_removed(
     simulation: CoordinatorSimulation,
 ) -> None:
-    one, _ = upgrade_pair(simulation)
-    join_ok(simulation, one)
+    name, _ = upgrade_pair(simulation)
+    join_ok(simulation, name)
     for _ in range(REBALANCE_MS // 10_000):
-        assert one in simulation.consumers().members
-        heartbeat_error(simulation, one, 3)
+        assert name in simulation.consumers().members
+        heartbeat_error(simulation, name, 3)
         simulation.heartbeat("A", simulation.consumers().current("A").member_epoch)
         simulation.sleep(10_000)
-    assert one not in simulation.consumers().members
+    assert name not in simulation.consumers().members
 
 
 def test_static_member_changes_its_protocol(simulation: CoordinatorSimulation) -> None:
-    one = join_ok(simulation, instance_id="i").member_id
-    sync(simulation, one, 1, {one: [0, 1, 2, 3]}, instance_id="i")
+    name = join_ok(simulation, instance_id="i").member_id
+    sync(simulation, name, 1, {name: [0, 1, 2, 3]}, instance_id="i")
     assert simulation.heartbeat("A", 0, instance_id="i") == (2, [0, 1, 2, 3]), (
         "classic static members do not announce that they leave"
     )
     assert set(simulation.consumers().members) == {"A"}
     assert not simulation.consumers().is_classic("A")
-    assert heartbeat_error(simulation, one, 1, "i") == "FENCED_INSTANCE_ID"
+    assert heartbeat_error(simulation, name, 1, "i") == "FENCED_INSTANCE_ID"
     simulation.heartbeat("B", 0)
     found = join_ok(simulation, instance_id="i")
     assert set(simulation.consumers().members) == {found.member_id, "B"}
@@ -544,33 +544,33 @@ def test_static_member_changes_its_protocol(simulation: CoordinatorSimulation) -
 def test_group_is_downgraded_after_the_last_consumer_member_leaves(
     simulation: CoordinatorSimulation,
 ) -> None:
-    one, other = upgrade_pair(simulation)
-    for name in (one, other):
+    first, other = upgrade_pair(simulation)
+    for name in (first, other):
         join_ok(simulation, name)
         sync(simulation, name, 3)
     simulation.heartbeat("A", 3)
     assert simulation.heartbeat("A", -1) == (-1, None)
     assert GroupConverted("g", "classic") in simulation.events
     group = simulation.group()
-    assert group.consumers is None and set(group.members) == {one, other}
+    assert group.consumers is None and set(group.members) == {first, other}
     assert (group.state, group.generation) == ("PreparingRebalance", 3)
-    assert heartbeat_error(simulation, one, 3) == LATER
-    waiter = send_join(simulation, one)
+    assert heartbeat_error(simulation, first, 3) == LATER
+    waiter = send_join(simulation, first)
     found = join_ok(simulation, other)
     leader = found.leader
     assert found.generation == simulation.replies[waiter].generation == 4
-    shares = {one: [0, 1], other: [2, 3]}
+    shares = {first: [0, 1], other: [2, 3]}
     assert sync(simulation, leader, 4, shares) == shares[leader]
     assert not group.owed
     simulation.restart()
     assert simulation.group().consumers is None and simulation.group().generation == 4
-    assert heartbeat_error(simulation, one, 4) is None
+    assert heartbeat_error(simulation, first, 4) is None
 
 
 def test_downgrade_is_one_batch_and_is_retried_until_stored(
     simulation: CoordinatorSimulation,
 ) -> None:
-    one, other = upgrade_pair(simulation)
+    first, other = upgrade_pair(simulation)
     simulation.holds = True
     simulation.send("A", -1)
     simulation.disk()
@@ -580,10 +580,10 @@ def test_downgrade_is_one_batch_and_is_retried_until_stored(
     simulation.disk_error = None
     simulation.holds = False
     assert simulation.group().owed
-    waiter = send_join(simulation, one)
+    waiter = send_join(simulation, first)
     join_ok(simulation, other)
     leader = simulation.replies[waiter].leader
-    assert sync(simulation, leader, 4, {one: [0], other: [1, 2, 3]})
+    assert sync(simulation, leader, 4, {first: [0], other: [1, 2, 3]})
     found = simulation.last_batch()
     assert {kind for kind, _, _ in found} == {*RecordKind} - {
         RecordKind.TOPICS,
@@ -594,7 +594,7 @@ def test_downgrade_is_one_batch_and_is_retried_until_stored(
     )
     stored = read_group(found[-1][2])
     assert stored is not None and {member.member_id for member in stored.members} == {
-        one,
+        first,
         other,
     }
     assert not simulation.group().owed
@@ -606,42 +606,42 @@ def test_downgraded_member_keeps_partitions_that_no_member_subscribes_to(
     """The member subscribed to another topic, but has not rejoined. Until then, no
     other member gets its partitions.
     """
-    one = join_ok(simulation).member_id
-    sync(simulation, one, 1, {one: [0, 1, 2, 3]})
+    name = join_ok(simulation).member_id
+    sync(simulation, name, 1, {name: [0, 1, 2, 3]})
     simulation.set_topic("u", 1)
-    send_join(simulation, one, metadata(topic="u"))
+    send_join(simulation, name, metadata(topic="u"))
     simulation.disk_error = GroupError.COORDINATOR_NOT_AVAILABLE
     assert simulation.refused("A", 0, topic_names=["u"]) == "COORDINATOR_NOT_AVAILABLE"
     simulation.disk_error = None
-    found = read_assignment(simulation.group().members[one].assignment)
+    found = read_assignment(simulation.group().members[name].assignment)
     assert found == (("t", 0), ("t", 1), ("t", 2), ("t", 3))
 
 
 def test_crash_before_the_downgrade_is_stored_only_delays_it(
     simulation: CoordinatorSimulation,
 ) -> None:
-    one, other = upgrade_pair(simulation)
+    first, other = upgrade_pair(simulation)
     simulation.holds = True
     simulation.send("A", -1)
     simulation.disk()
     simulation.restart()
     simulation.holds = False
     assert simulation.group().consumers is None and set(simulation.group().members) == {
-        one,
+        first,
         other,
     }
-    assert heartbeat_error(simulation, one, 2) == "ILLEGAL_GENERATION", (
+    assert heartbeat_error(simulation, first, 2) == "ILLEGAL_GENERATION", (
         "the group has a newer generation"
     )
 
 
 def test_group_that_may_not_be_downgraded_remains_a_consumer_group() -> None:
     simulation = CoordinatorSimulation(may_upgrade=True)
-    one, _ = upgrade_pair(simulation)
+    name, _ = upgrade_pair(simulation)
     simulation.heartbeat("A", -1)
     assert simulation.group().consumers is not None
-    assert heartbeat_error(simulation, one, 2) == LATER
-    assert join_ok(simulation, one).generation == 4
+    assert heartbeat_error(simulation, name, 2) == LATER
+    assert join_ok(simulation, name).generation == 4
 
 
 def test_group_that_may_not_be_mixed_refuses_like_kafka() -> None:
@@ -669,8 +669,8 @@ def downgrade_without_deletion(simulation: CoordinatorSimulation) -> tuple[str, 
 def test_deleting_a_group_deletes_its_leftover_records(
     simulation: CoordinatorSimulation,
 ) -> None:
-    one, other = downgrade_without_deletion(simulation)
-    for name in (one, other):
+    first, other = downgrade_without_deletion(simulation)
+    for name in (first, other):
         leave_error(simulation, name)
     while simulation.stores:
         simulation.disk()
@@ -678,7 +678,7 @@ def test_deleting_a_group_deletes_its_leftover_records(
     assert simulation.group().state == "Empty"
     simulation.act(simulation.coordinator.delete("g", "waiter"))
     simulation.disk()
-    assert (RecordKind.MEMBER, one, None) in simulation.last_batch()
+    assert (RecordKind.MEMBER, first, None) in simulation.last_batch()
     simulation.holds = False
     simulation.restart()
     assert simulation.coordinator.get("g") is None
@@ -687,14 +687,14 @@ def test_deleting_a_group_deletes_its_leftover_records(
 def test_upgrade_after_a_downgrade_deletes_leftover_records(
     simulation: CoordinatorSimulation,
 ) -> None:
-    one, other = downgrade_without_deletion(simulation)
+    first, other = downgrade_without_deletion(simulation)
     simulation.disk_error = None
     simulation.holds = False
     leave_error(simulation, other)
     simulation.heartbeat("B", 0)
     assert (RecordKind.MEMBER, other, None) in simulation.last_batch()
     simulation.restart()
-    assert set(simulation.consumers().members) == {one, "B"}
+    assert set(simulation.consumers().members) == {first, "B"}
 
 
 def begin_failing_deletion(simulation: CoordinatorSimulation) -> None:
@@ -717,10 +717,10 @@ def test_classic_group_formed_during_a_failed_deletion_deletes_leftovers(
     simulation.heartbeat("A", 0)
     simulation.send("A", -1)
     begin_failing_deletion(simulation)
-    one = join_ok(simulation).member_id
+    name = join_ok(simulation).member_id
     simulation.disk()
     restore_disk(simulation)
-    sync(simulation, one, 1, {one: [0]})
+    sync(simulation, name, 1, {name: [0]})
     assert (RecordKind.GROUP, "", None) in simulation.last_batch()
     simulation.restart()
     assert simulation.group().consumers is None
@@ -729,8 +729,8 @@ def test_classic_group_formed_during_a_failed_deletion_deletes_leftovers(
 def test_consumer_group_formed_during_a_failed_deletion_deletes_leftovers(
     simulation: CoordinatorSimulation,
 ) -> None:
-    one, other = classic_pair(simulation)
-    for name in (one, other):
+    first, other = classic_pair(simulation)
+    for name in (first, other):
         leave_error(simulation, name)
     begin_failing_deletion(simulation)
     simulation.send("A", 0)

@@ -55,8 +55,8 @@ def test_histories_reach_all_states_and_events() -> None:
                 kinds = {group.is_classic(name) for name in group.members}
                 met |= {"mixed"} if len(kinds) == 2 else set()
                 met |= {
-                    f"classic {one.state.name}"
-                    for name, one in group.currents.items()
+                    f"classic {current.state.name}"
+                    for name, current in group.currents.items()
                     if group.is_classic(name)
                 }
             found = history.simulation.coordinator.get("g")

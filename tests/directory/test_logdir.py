@@ -1072,7 +1072,7 @@ def test_scrub_continues_after_a_log_that_cannot_be_opened(data: str) -> None:
         raw[70] ^= 1
         path.write_bytes(raw)
     with logcore.open_dir(data) as logdir:
-        reports = {os.path.basename(one.path): one for one in logdir.scrub()}
+        reports = {os.path.basename(report.path): report for report in logdir.scrub()}
     assert [reports[name].is_sound for name in ("a-0", "b-0", "c-0")] == [
         False,
         False,

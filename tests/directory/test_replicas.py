@@ -83,8 +83,8 @@ def test_removed_replicas_have_no_files(tmp_path: Path) -> None:
 
 def test_a_follower_takes_only_the_batches_of_its_leader(tmp_path: Path) -> None:
     with opened(tmp_path / "leader") as leader, opened(tmp_path / "d") as logdir:
-        for one in (leader, logdir):
-            one.host.place_topic("t", ID, 1, [0], {})
+        for entry in (leader, logdir):
+            entry.host.place_topic("t", ID, 1, [0], {})
         source = leading(leader)
         source.append_many([(None, b"a"), (None, b"b")])
         log = logdir.partition("t", 0)

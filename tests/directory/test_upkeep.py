@@ -332,9 +332,9 @@ def test_damage_found_by_compaction_is_reported() -> None:
     with _compacted(disk, told) as logdir:
         disk.flip(f"/data/t-0/{0:020d}.log", 80, 3)
         _tick_for(logdir, disk, 1)
-        assert [(one.work, one.where, one.kind, one.count) for one in told] == [
-            ("compaction", "t-0", "CorruptBatchError", 1)
-        ]
+        assert [
+            (entry.work, entry.where, entry.kind, entry.count) for entry in told
+        ] == [("compaction", "t-0", "CorruptBatchError", 1)]
         assert logdir.incidents() == tuple(told)
 
 
@@ -352,10 +352,12 @@ def test_failed_compaction_is_reported_and_retried(
         )
         with caplog.at_level("WARNING", logger="logcore"):
             _tick_for(logdir, disk, 5)
-        (incident,) = (one for one in logdir.incidents() if one.work == "compaction")
+        (incident,) = (
+            incident for incident in logdir.incidents() if incident.work == "compaction"
+        )
         assert (incident.where, incident.kind) == ("t-0", "StorageWriteError")
         assert incident.count > 1, "it was tried again"
-        assert [(one.work, one.count) for one in told] == [("compaction", 1)], (
+        assert [(entry.work, entry.count) for entry in told] == [("compaction", 1)], (
             "and reported once"
         )
         assert any(record.name == "logcore.compaction" for record in caplog.records)
@@ -374,10 +376,10 @@ def test_failure_in_tick_is_an_incident_and_stops_nothing() -> None:
         )
         logdir.partition("u", 0).append(b"x", key=b"k")
         _tick_for(logdir, disk, 2)
-        assert {(one.work, one.kind) for one in logdir.incidents()} == {
+        assert {(incident.work, incident.kind) for incident in logdir.incidents()} == {
             ("checkpoints", "StorageWriteError")
         }
-        assert [one.count for one in told] == [
+        assert [entry.count for entry in told] == [
             10**number for number in range(len(told))
         ] and len(told) < 5
         disk.faults = None
@@ -388,7 +390,7 @@ def test_incidents_are_bounded() -> None:
     with logcore.open_dir("data", create=True, fs=SimulatedDisk()) as logdir:
         for number in range(250):
             logdir._incidents.record("tick", f"t-{number}", OSError("x"))
-        assert [one.where for one in logdir.incidents()] == [
+        assert [incident.where for incident in logdir.incidents()] == [
             f"t-{number}" for number in range(150, 250)
         ]
 
@@ -399,7 +401,7 @@ def test_a_directory_that_cannot_be_removed_is_an_incident(data: str) -> None:
     doomed = Path(data, "x." + "0" * 32 + "-delete")
     (doomed / "inside").mkdir(parents=True)
     with logcore.open_dir(data) as logdir:
-        assert [(one.work, one.where) for one in logdir.incidents()] == [
+        assert [(incident.work, incident.where) for incident in logdir.incidents()] == [
             ("deletion", doomed.name)
         ]
         logdir.partition("t", 0).append(b"x")

@@ -431,8 +431,8 @@ def test_opening_without_room_for_a_file_name_succeeds() -> None:
     [
         ("group", 10, (0,)),
         *(
-            pytest.param(one, 1, (0, 4, 7), marks=pytest.mark.slow)
-            for one in ("group", "os", "always")
+            pytest.param(name, 1, (0, 4, 7), marks=pytest.mark.slow)
+            for name in ("group", "os", "always")
         ),
     ],
 )

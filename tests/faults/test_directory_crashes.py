@@ -182,7 +182,9 @@ class Program:
             functools.partial(recover, durability=durability),
             self.judge,
             thorough=functools.partial(recover, durability=durability, thorough=True),
-            same=lambda one, other: outline(one.topics) == outline(other.topics),
+            same=lambda found_directory, other: (
+                outline(found_directory.topics) == outline(other.topics)
+            ),
             restart=lambda disk: open_directory(disk, durability).close(),
             seed=seed,
             limit=limit,

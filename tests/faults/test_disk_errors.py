@@ -673,8 +673,8 @@ def failing_later(fault: Fault, durability: str, recoveries: Recoveries) -> bool
     [
         ("group", 180, 1),
         *(
-            pytest.param(one, 1, len(ERRNOS), marks=SLOW)
-            for one in ("group", "os", "always", "every(3)")
+            pytest.param(name, 1, len(ERRNOS), marks=SLOW)
+            for name in ("group", "os", "always", "every(3)")
         ),
     ],
 )

@@ -58,7 +58,9 @@ def test_append_after_failed_opening_survives_power_cut(
     counter = SimulatedDisk({"srv": None})
     program(counter)
     first_write = next(
-        at for at, one in enumerate(counter.operations) if one.path.endswith(".log")
+        at
+        for at, operation in enumerate(counter.operations)
+        if operation.path.endswith(".log")
     )
     assert first_write > 4
     for at in range(1, first_write + 1):

@@ -440,8 +440,10 @@ def decoders() -> dict[
 
 
 def _manifest() -> dict[str, Any]:
-    one = StagedFile(topic="t", partition=0, name="x/b", count=3, **_rest(StagedFile))
-    return {"files": (one,), "txid": "x", **_rest(Manifest), "topics": {"t": 1}}
+    staged_file = StagedFile(
+        topic="t", partition=0, name="x/b", count=3, **_rest(StagedFile)
+    )
+    return {"files": (staged_file,), "txid": "x", **_rest(Manifest), "topics": {"t": 1}}
 
 
 def _rest(kind: Any) -> dict[str, Any]:

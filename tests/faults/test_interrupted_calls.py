@@ -189,7 +189,7 @@ def test_transaction_marker_after_interrupt_applies_all_offsets() -> None:
     while not left:
         nth += 1
         group = Group("g")
-        group.unstable[7] = {key: (1, one) for key, one in committed.items()}
+        group.unstable[7] = {key: (1, row) for key, row in committed.items()}
         left = interrupted(
             lambda group=group: group.end_transaction(7, commit=True),  # type: ignore[misc]
             nth,

@@ -264,9 +264,9 @@ def save_topics_last(monkeypatch: pytest.MonkeyPatch) -> None:
         registry: Any, *changed: Any, deleting: Any = (), **others: Any
     ) -> None:
         new = [
-            one
-            for one in deleting
-            if not os.path.exists(os.path.join(registry.path, f"{one.name}-0"))
+            entry
+            for entry in deleting
+            if not os.path.exists(os.path.join(registry.path, f"{entry.name}-0"))
         ]
         registry.make_partitions((topic, topic.numbers) for topic in new)
         save(registry, *changed, deleting=deleting, **others)

@@ -662,12 +662,12 @@ NAMES = "size=1m,nr_inodes=40"
         ("group", BYTES),
         ("os", NAMES),
         *(
-            pytest.param(*one, marks=pytest.mark.slow)
-            for one in (("group", NAMES), ("os", BYTES))
+            pytest.param(*row, marks=pytest.mark.slow)
+            for row in (("group", NAMES), ("os", BYTES))
         ),
         *(
-            pytest.param("always", one, marks=pytest.mark.slow)
-            for one in (BYTES, NAMES)
+            pytest.param("always", name, marks=pytest.mark.slow)
+            for name in (BYTES, NAMES)
         ),
     ],
 )

@@ -75,10 +75,10 @@ def test_one_process_may_write_several_partitions_but_each_once(
     partition: Path,
 ) -> None:
     with (
-        logcore.open(partition, create=True) as one,
+        logcore.open(partition, create=True) as first,
         logcore.open(partition.parent / "orders-1", create=True) as two,
     ):
-        one.append(b"1")
+        first.append(b"1")
         two.append(b"2")
         with pytest.raises(logcore.LogLockedError) as met:
             logcore.open(partition)
@@ -390,7 +390,9 @@ with logcore.open_dir(sys.argv[1], create=True, shared=True) as logdir:
         assert holder.stdout.readline() == "open\n"
     pids = sorted(holder.pid for holder in holders)
     found = lock_holders(str(tmp_path))
-    assert [(one.pid, one.is_shared) for one in found] == [(pid, True) for pid in pids]
+    assert [(lock_holder.pid, lock_holder.is_shared) for lock_holder in found] == [
+        (pid, True) for pid in pids
+    ]
     with pytest.raises(logcore.LogLockedError) as met:
         logcore.open_dir(tmp_path)
     assert all(f"process {pid} " in str(met.value) for pid in pids)

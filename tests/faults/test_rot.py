@@ -77,7 +77,7 @@ def contents(data: bytes) -> list[Any]:
 
 
 def without_offsets(found: list[Any]) -> list[Any]:
-    return [one if isinstance(one, str) else one[1:] for one in found]
+    return [name if isinstance(name, str) else name[1:] for name in found]
 
 
 def batch_positions(data: bytes) -> list[int]:
@@ -522,7 +522,7 @@ def test_rot_of_kafkas_logs_changes_no_value(
     """
     files = kafkas(name)
     sound = answers(files, read_through, read_only=read_only)
-    known = {one[1:] for one in sound["read"]}
+    known = {entry[1:] for entry in sound["read"]}
     for what, bad in damages(files, FLIPS // SHARE // 2):
         try:
             found = answers(bad, read_through, read_only=read_only)
@@ -530,7 +530,7 @@ def test_rot_of_kafkas_logs_changes_no_value(
             continue
         for question in ("read", "columns"):
             if found[question] is not logcore.LogcoreError:
-                assert {one[1:] for one in found[question]} <= known, what
+                assert {entry[1:] for entry in found[question]} <= known, what
 
 
 # -- small files -----------------------------------------------------------------------

@@ -111,10 +111,12 @@ def test_unknown_records_read_as_none(value: bytes | None) -> None:
 
 @hypothesis.given(st.data())
 def test_damaged_records_raise_nothing(data: st.DataObject) -> None:
-    one = bytes.fromhex(data.draw(st.sampled_from([FEATURE, TOPIC, CHANGE, PARTITION])))
-    at = data.draw(st.integers(0, len(one) - 1))
+    encoded = bytes.fromhex(
+        data.draw(st.sampled_from([FEATURE, TOPIC, CHANGE, PARTITION]))
+    )
+    at = data.draw(st.integers(0, len(encoded) - 1))
     damage = data.draw(st.binary(max_size=4))
-    value = one[:at] + damage + one[at + data.draw(st.integers(0, 4)) :]
+    value = encoded[:at] + damage + encoded[at + data.draw(st.integers(0, 4)) :]
     described_metadata(value)
     for kind in range(2, 7):
         described_control(kind, value)

@@ -162,7 +162,7 @@ def test_batch_repr_shows_its_kind_and_timestamp_type() -> None:
     assert (
         batch.timestamp_type,
         stamped.timestamp_type,
-        {one.timestamp_type for one in old},
+        {batch.timestamp_type for batch in old},
     ) == (0, 1, {-1})
 
 
@@ -219,12 +219,12 @@ def test_sequence_wraps_to_0_after_the_largest() -> None:
 )
 def test_other_clients_read_every_codec(codec: str, rows: Any) -> None:
     data = encode(rows, now_ms=T0, codec=codec)
-    found = [[(one.key, one.value) for one in AiokafkaBatch(data)]]
+    found = [[(entry.key, entry.value) for entry in AiokafkaBatch(data)]]
     # kafka-python reads snappy only with a package that is not needed for anything
     # else.
     if codec != "snappy":
-        found.append([(one.key, one.value) for one in KafkaPythonBatch(data)])
-    assert all(one == rows for one in found)
+        found.append([(entry.key, entry.value) for entry in KafkaPythonBatch(data)])
+    assert all(entry == rows for entry in found)
 
 
 @pytest.mark.parametrize("magic", [-128, -1, 3, 127])
@@ -836,28 +836,32 @@ def test_leader_stores_the_bytes_that_were_sent(
     )
     batches = list(read_batches(bytes(out)))
     assert stored == [
-        (one.position, one.size_bytes, one.last_offset, one.max_timestamp)
-        for one in batches
+        (batch.position, batch.size_bytes, batch.last_offset, batch.max_timestamp)
+        for batch in batches
     ]
     first = 7
-    for rows, one in zip(sent, batches, strict=True):
+    for rows, batch in zip(sent, batches, strict=True):
         times = [now_ms if append_time else row[3] for row in rows]
         records = [
             (record.offset, record.timestamp_ms, record.key, record.value)
-            for record in one.records()
+            for record in batch.records()
         ]
         assert records == [
             (first + at, time, b"k", b"v%d" % at) for at, time in enumerate(times)
         ]
-        assert one.max_timestamp == max(times)
-        assert (one.is_append_time, one.is_transactional, one.is_control) == (
+        assert batch.max_timestamp == max(times)
+        assert (batch.is_append_time, batch.is_transactional, batch.is_control) == (
             append_time,
             is_transactional,
             False,
         )
-        assert (one.producer_id, one.producer_epoch, one.base_sequence) == producer
+        assert (
+            batch.producer_id,
+            batch.producer_epoch,
+            batch.base_sequence,
+        ) == producer
         want = codec if kept == "producer" else kept
-        assert (one.partition_leader_epoch, one.codec_name) == (
+        assert (batch.partition_leader_epoch, batch.codec_name) == (
             2,
             want.replace("uncompressed", "none"),
         )
@@ -944,7 +948,7 @@ def test_batches_report_their_positions(name: str) -> None:
     data = vector(name)
     batches = list(read_batches(data))
     assert [batch.position for batch in batches] == [
-        sum(one.size_bytes for one in batches[:at]) for at in range(len(batches))
+        sum(batch.size_bytes for batch in batches[:at]) for at in range(len(batches))
     ]
     for batch in batches:
         again = RecordBatch.parse(data, batch.position, path="x", origin=1_000)
@@ -989,16 +993,16 @@ def test_truncated_batch_keeps_exactly_the_records_below_the_offset(
         assert front == []
         return
     (kept,) = front
-    assert [tuple(one) for one in kept.records()] == [
-        tuple(one) for one in batch.records() if one.offset < offset
+    assert [tuple(record) for record in kept.records()] == [
+        tuple(record) for record in batch.records() if record.offset < offset
     ]
     assert (kept.base_offset, kept.next_offset, kept.base_sequence) == (50, offset, 3)
-    assert kept.max_timestamp == max(one.timestamp_ms for one in kept.records())
+    assert kept.max_timestamp == max(record.timestamp_ms for record in kept.records())
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith("v2")])
 def test_the_front_of_an_old_format_is_a_v2_batch_for_each_record(name: str) -> None:
-    batch = max(read_batches(vector(name)), key=lambda one: len(one.records()))
+    batch = max(read_batches(vector(name)), key=lambda batch: len(batch.records()))
     records = batch.records()
     for offset in (
         records[0].offset,
@@ -1006,11 +1010,11 @@ def test_the_front_of_an_old_format_is_a_v2_batch_for_each_record(name: str) -> 
         records[-1].offset + 1,
     ):
         front = list(read_batches(front_of(batch, offset, LogConfig())))
-        assert [record for one in front for record in one.records()] == [
-            one for one in records if one.offset < offset
+        assert [record for batch in front for record in batch.records()] == [
+            record for record in records if record.offset < offset
         ]
-        assert {one.magic for one in front} <= {2}
-        assert {one.partition_leader_epoch for one in front} <= {0}, (
+        assert {batch.magic for batch in front} <= {2}
+        assert {batch.partition_leader_epoch for batch in front} <= {0}, (
             "of which the old formats know nothing"
         )
 
@@ -1110,7 +1114,7 @@ def test_columns_become_arrow() -> None:
     assert table["value"].to_pylist() == batch.columns().values()
     assert table["offset"].to_pylist() == [0, 1, 2, 3]
     assert [
-        [(one["key"], one["value"]) for one in row]
+        [(entry["key"], entry["value"]) for entry in row]
         for row in table["headers"].to_pylist()
     ] == [list(record.headers) for record in batch.records()]
     assert batch.columns().to_arrow(["value"]).schema.names == ["value"]

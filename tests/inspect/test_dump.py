@@ -94,7 +94,7 @@ def test_a_file_that_is_none_of_a_log_is_refused_by_name(tmp_path):
 def test_dump_gives_the_batches_the_readme_lists():
     found = rows(CLEAN / f"{FIRST}.log")
     assert [
-        (one["base_offset"], one["last_offset"], one["codec"]) for one in found
+        (entry["base_offset"], entry["last_offset"], entry["codec"]) for entry in found
     ] == [
         (0, 1, "none"),
         (2, 3, "none"),
@@ -106,7 +106,7 @@ def test_dump_gives_the_batches_the_readme_lists():
         (11, 11, "none"),
         (12, 15, "gzip"),
     ]
-    assert [one["position"] for one in found] == [
+    assert [entry["position"] for entry in found] == [
         0,
         92,
         211,
@@ -119,26 +119,28 @@ def test_dump_gives_the_batches_the_readme_lists():
     ]
     assert found[3]["producer_id"] == 4000 and found[3]["producer_epoch"] == 7
     assert (found[3]["base_sequence"], found[3]["last_sequence"]) == (4, 5)
-    assert [one.get("control_type") for one in found[6:8]] == ["ABORT", "COMMIT"]
-    assert all(one["crc_ok"] for one in found)
+    assert [entry.get("control_type") for entry in found[6:8]] == ["ABORT", "COMMIT"]
+    assert all(entry["crc_ok"] for entry in found)
 
 
 def test_dump_gives_records_of_every_codec():
     found = rows(CLEAN / f"{SECOND}.log", records=True)
-    records = [one for one in found if one["type"] == "record"]
-    assert [one["offset"] for one in records] == list(range(16, 29))
-    assert [one["codec"] for one in found if one["type"] == "batch"] == [
+    records = [entry for entry in found if entry["type"] == "record"]
+    assert [record["offset"] for record in records] == list(range(16, 29))
+    assert [entry["codec"] for entry in found if entry["type"] == "batch"] == [
         "snappy",
         "lz4",
         "zstd",
         "none",
     ]
     control = [
-        one
-        for one in rows(CLEAN / f"{FIRST}.log", records=True)
-        if one.get("coordinator_epoch")
+        row
+        for row in rows(CLEAN / f"{FIRST}.log", records=True)
+        if row.get("coordinator_epoch")
     ]
-    assert [(one["control_type"], one["coordinator_epoch"]) for one in control] == [
+    assert [
+        (entry["control_type"], entry["coordinator_epoch"]) for entry in control
+    ] == [
         ("ABORT", 11),
         ("COMMIT", 12),
     ]
@@ -158,7 +160,7 @@ def test_dump_gives_the_first_record_as_written():
 
 def test_dump_reads_the_indexes():
     entries = [
-        (one["offset"], one["position"]) for one in rows(CLEAN / f"{FIRST}.index")
+        (row["offset"], row["position"]) for row in rows(CLEAN / f"{FIRST}.index")
     ]
     assert entries == [(5, 211), (7, 330), (8, 449), (10, 627), (15, 783)]
     assert rows(CLEAN / f"{FIRST}.timeindex")[0] == {
@@ -180,13 +182,13 @@ def test_dump_reads_the_indexes():
 
 def test_dump_distinguishes_padding_from_entries():
     found = rows(CRASH / f"{SECOND}.index")
-    assert [one["type"] for one in found] == ["index_entry"] * 3 + ["padding"]
+    assert [entry["type"] for entry in found] == ["index_entry"] * 3 + ["padding"]
     assert found[-1]["size_bytes"] == 1200 - 24
 
 
 def test_dump_reads_snapshots():
     found = {
-        one["producer_id"]: one for one in rows(CLEAN / "00000000000000000029.snapshot")
+        row["producer_id"]: row for row in rows(CLEAN / "00000000000000000029.snapshot")
     }
     assert sorted(found) == [4000, 5000, 6000, 7000]
     assert found[4000] == {
@@ -211,7 +213,7 @@ def test_dump_reads_checkpoints_and_small_files(own):
     ]
     assert rows(root / "log-start-offset-checkpoint") == []
     epochs = rows(CLEAN / "leader-epoch-checkpoint")
-    assert [(one["leader_epoch"], one["start_offset"]) for one in epochs] == [
+    assert [(epoch["leader_epoch"], epoch["start_offset"]) for epoch in epochs] == [
         (3, 0),
         (4, 12),
     ]
@@ -243,9 +245,9 @@ def test_dump_continues_after_a_batch_with_a_wrong_crc(crash):
     data[200] ^= 1
     path.write_bytes(data)
     found = rows(path, records=True)
-    batches = [one for one in found if one["type"] == "batch"]
-    assert [one["crc_ok"] for one in batches] == [True, False] + [True] * 7
-    assert [one["offset"] for one in found if one["type"] == "record"] == [
+    batches = [entry for entry in found if entry["type"] == "batch"]
+    assert [batch["crc_ok"] for batch in batches] == [True, False] + [True] * 7
+    assert [entry["offset"] for entry in found if entry["type"] == "record"] == [
         0,
         1,
         *range(4, 16),

@@ -109,7 +109,7 @@ def test_files_of_kafka_are_copied_completely(tmp_path: Path, name: str) -> None
     ours, theirs = (where / file_name(end, ".snapshot") for where in (target, source))
     if theirs.exists():
         assert sorted_entries(ours) == sorted_entries(theirs)
-    assert "damaged" not in {one.status for one in verify(tmp_path / "out")}
+    assert "damaged" not in {verdict.status for verdict in verify(tmp_path / "out")}
     assert read(target) == read(source)
     again = salvage(target, tmp_path / "again" / source.name)
     assert again.is_whole
@@ -153,7 +153,7 @@ def test_a_log_directory_keeps_its_topics_ids_and_producers(tmp_path: Path) -> N
         stored = directory.partition("t", 0).append_batch(raw).offset
     report = salvage(tmp_path / "data", tmp_path / "out")
     assert report.is_whole, report
-    assert "damaged" not in {one.status for one in verify(tmp_path / "out")}
+    assert "damaged" not in {verdict.status for verdict in verify(tmp_path / "out")}
     ids = [
         (tmp_path / name / "t-0" / "partition.metadata").read_bytes()
         for name in ("data", "out")

@@ -402,9 +402,9 @@ def test_checkpoints_are_written_to_the_target_of_a_link(tmp_path: Path) -> None
         (data, tmp_path / "all"),
     ):
         report = next(
-            one
-            for one in salvage(source, target).partitions
-            if one.target.endswith("t-0")
+            partition
+            for partition in salvage(source, target).partitions
+            if partition.target.endswith("t-0")
         )
         assert (report.log_start_offset, report.log_end_offset) == (3, end)
         assert [(part.first_offset, part.last_offset) for part in report.lost] == [
@@ -454,7 +454,7 @@ def test_a_partition_under_a_name_that_nothing_knows_is_lost(tmp_path: Path) -> 
         log.append(b"beside")
     report = salvage(tmp_path / "data", tmp_path / "out")
     assert [Path(part.path).name for part in report.lost] == ["t-00"]
-    assert "damaged" not in {one.status for one in verify(tmp_path / "data")}
+    assert "damaged" not in {verdict.status for verdict in verify(tmp_path / "data")}
     assert salvage(tmp_path / "data" / "t-00", tmp_path / "one" / "t-0").is_whole
 
 

@@ -38,35 +38,35 @@ def test_segments_have_the_offsets_times_and_bytes_of_the_log(path: Path) -> Non
     with logcore.open(path, read_only=True) as log:
         batches = list(log.batches(0))
         segments = segments_between(log, 0, log.log_end_offset)
-        assert [one.base_offset for one in found.segments] == [
-            one.base_offset for one in segments
+        assert [segment.base_offset for segment in found.segments] == [
+            segment.base_offset for segment in segments
         ]
-        assert [one.size_bytes for one in found.segments] == [
-            one.size_bytes for one in segments
+        assert [segment.size_bytes for segment in found.segments] == [
+            segment.size_bytes for segment in segments
         ]
     assert found.is_complete
     assert not found.is_damaged
     assert (found.topic, found.partition) == ("t", 0)
     assert (found.log_start_offset, found.end_offset) == (0, 600)
-    assert sum(one.records for one in found.segments) == 600
-    assert sum(one.batches for one in found.segments) == len(batches)
+    assert sum(segment.records for segment in found.segments) == 600
+    assert sum(segment.batches for segment in found.segments) == len(batches)
     assert found.segments[0].first_timestamp_ms == NOW_MS
     assert found.segments[-1].max_timestamp_ms == batches[-1].max_timestamp
-    ends = [one.end_offset for one in found.segments]
-    assert ends == [one.base_offset for one in found.segments[1:]] + [600]
-    assert [one.is_active for one in found.segments[-2:]] == [False, True]
+    ends = [segment.end_offset for segment in found.segments]
+    assert ends == [segment.base_offset for segment in found.segments[1:]] + [600]
+    assert [segment.is_active for segment in found.segments[-2:]] == [False, True]
 
 
 def test_outline_without_time_has_the_same_ends(path: Path) -> None:
     whole = segment_map(path)
     outline = segment_map(path, is_over=lambda: True)
     assert not outline.is_complete
-    for one, other in zip(whole.segments, outline.segments, strict=True):
-        assert one.end_offset == other.end_offset
-        assert one.codec_bytes == other.codec_bytes
-        assert one.first_timestamp_ms == other.first_timestamp_ms
-        if not one.is_active:  # its time index is not written yet
-            assert one.max_timestamp_ms == other.max_timestamp_ms
+    for segment, other in zip(whole.segments, outline.segments, strict=True):
+        assert segment.end_offset == other.end_offset
+        assert segment.codec_bytes == other.codec_bytes
+        assert segment.first_timestamp_ms == other.first_timestamp_ms
+        if not segment.is_active:  # its time index is not written yet
+            assert segment.max_timestamp_ms == other.max_timestamp_ms
         assert other.batches == 0
 
 
@@ -78,11 +78,11 @@ def test_retention_deletes_the_forecast_segments(path: Path, seconds: int) -> No
     with logcore.open(path, config=settings) as log:
         log.retain(now_ms)
         start = log.log_start_offset
-    due = [one for one in found.segments if one.is_expired]
+    due = [segment for segment in found.segments if segment.is_expired]
     assert (due[-1].end_offset if due else 0) == start
     assert found.retention.due_segments == len(due)
-    assert found.retention.due_bytes == sum(one.size_bytes for one in due)
-    left = [one for one in found.segments if not one.is_expired]
+    assert found.retention.due_bytes == sum(segment.size_bytes for segment in due)
+    left = [segment for segment in found.segments if not segment.is_expired]
     if left:
         assert found.retention.next_ms == left[0].max_timestamp_ms + 300_000
 
@@ -99,7 +99,7 @@ def test_compacted_partition_shows_its_dirty_part(tmp_path: Path) -> None:
         log.append_many([(b"k%d" % (at % 7), b"v" * 100) for at in range(500)])
         found = segment_map(log.path, config=log.config)
     assert 0 < found.cleaned_to < 1_000
-    dirty = [one.base_offset for one in found.segments if one.is_dirty]
+    dirty = [segment.base_offset for segment in found.segments if segment.is_dirty]
     assert dirty[0] == found.cleaned_to
     assert found.segments[-1].base_offset not in dirty
     assert found.dirty_bytes > 0
@@ -127,8 +127,8 @@ def test_open_transactions_are_those_of_all_batches(tmp_path: Path) -> None:
         assert min(expected.values()) == log.last_stable_offset
         snapshots = list(Path(log.path).glob("*.snapshot"))
         assert snapshots
-        for one in snapshots:  # a damaged snapshot is no evidence
-            one.write_bytes(b"?")
+        for snapshot in snapshots:  # a damaged snapshot is no evidence
+            snapshot.write_bytes(b"?")
         assert segment_map(log.path).open_transactions == expected
         for producer in producers:
             producer.close()
@@ -176,9 +176,9 @@ def test_info_prints_segments(path: Path) -> None:
     assert result.exit_code == 0, result.output
     rows = [json.loads(line) for line in result.output.splitlines()]
     assert [row["base_offset"] for row in rows] == [
-        one.base_offset for one in segment_map(path).segments
+        segment.base_offset for segment in segment_map(path).segments
     ]
     assert rows[0]["partition"] == "t-0"
     assert CliRunner().invoke(main, ["info", "--segments"]).exit_code == 2
-    one = CliRunner().invoke(main, ["info", "--segments", "--json", str(path)])
-    assert one.output == result.output
+    shown = CliRunner().invoke(main, ["info", "--segments", "--json", str(path)])
+    assert shown.output == result.output

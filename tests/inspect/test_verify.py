@@ -40,7 +40,7 @@ KINDS = [
 
 
 def verdicts(path):
-    return {Path(one.path).name: one for one in verify(path)}
+    return {Path(verdict.path).name: verdict for verdict in verify(path)}
 
 
 @pytest.mark.parametrize(
@@ -48,27 +48,32 @@ def verdicts(path):
 )
 def test_files_of_kafka_are_ok(name):
     found = list(verify(VECTORS / name))
-    assert {one.status for one in found} == {"ok"}
-    assert sum(one.batches for one in found) == 13
-    assert sum(one.records for one in found) == 29
+    assert {verdict.status for verdict in found} == {"ok"}
+    assert sum(verdict.batches for verdict in found) == 13
+    assert sum(verdict.records for verdict in found) == 29
 
 
 @pytest.mark.parametrize(
     "name", ["partition-compact-before", "partition-compact-after"]
 )
 def test_compacted_partitions_are_ok(name):
-    assert {one.status for one in verify(VECTORS / name / "compacted-0")} == {"ok"}
+    assert {verdict.status for verdict in verify(VECTORS / name / "compacted-0")} == {
+        "ok"
+    }
 
 
 def test_files_of_logcore_are_ok(own):
     found = list(verify(own.parent))
-    assert {one.status for one in found} == {"ok"}, found
-    assert (sum(one.batches for one in found), sum(one.records for one in found)) == (
+    assert {verdict.status for verdict in found} == {"ok"}, found
+    assert (
+        sum(verdict.batches for verdict in found),
+        sum(verdict.records for verdict in found),
+    ) == (
         6,
         18,
     )
-    assert [one for one in verify(own) if one.kind == "log"] == [
-        one for one in found if one.kind == "log"
+    assert [verdict for verdict in verify(own) if verdict.kind == "log"] == [
+        verdict for verdict in found if verdict.kind == "log"
     ]
 
 
@@ -76,7 +81,7 @@ def test_a_partition_without_segments_is_judged(own):
     for path in own.glob("*.*"):
         if path.name[0].isdigit():
             path.unlink()
-    found = {one.kind: one for one in verify(own)}
+    found = {verdict.kind: verdict for verdict in verify(own)}
     assert found.keys() == {"logcore.policy", "leader-epoch-checkpoint", "log"}
     assert (
         found["log"].status == "damaged"
@@ -88,17 +93,23 @@ def test_a_partition_without_segments_is_judged(own):
         ):
             logcore.open(own, read_only=read_only)
     (own.parent / "recovery-point-offset-checkpoint").unlink()
-    assert "log" not in {one.kind for one in verify(own)}, "the file has left no trace"
+    assert "log" not in {verdict.kind for verdict in verify(own)}, (
+        "the file has left no trace"
+    )
     (own / f"{FIRST}.timeindex").write_bytes(b"")
-    assert {one.kind for one in verify(own) if one.status == "damaged"} == {"log"}
+    assert {verdict.kind for verdict in verify(own) if verdict.status == "damaged"} == {
+        "log"
+    }
 
 
 def test_missing_directory_of_a_partition_has_a_verdict(own):
     away = own.with_name(f"{own.name}.0f-delete")
     own.rename(away)
-    assert {one.status for one in verify(own.parent)} == {"ok"}, "Kafka is deleting it"
+    assert {verdict.status for verdict in verify(own.parent)} == {"ok"}, (
+        "Kafka is deleting it"
+    )
     shutil.rmtree(away)
-    (found,) = (one for one in verify(own.parent) if one.status != "ok")
+    (found,) = (verdict for verdict in verify(own.parent) if verdict.status != "ok")
     assert (found.path, found.status) == (
         str(own),
         "damaged",
@@ -127,16 +138,18 @@ def test_topic_being_created_is_not_reported_as_damaged():
             break
         for left in disk.after_crash(limit=6):
             found = list(verify("d", fs=left))
-            assert "damaged" not in {one.status for one in found}, found
-            seen |= {one.detail for one in found if one.path.endswith("/u-0")}
+            assert "damaged" not in {verdict.status for verdict in found}, found
+            seen |= {
+                verdict.detail for verdict in found if verdict.path.endswith("/u-0")
+            }
     assert any("being made" in detail for detail in seen)
 
 
 def test_a_seal_has_a_verdict_of_its_own(own):
     seal, log = (own / f"{0:020d}{suffix}" for suffix in (".seal", ".log"))
-    assert [(one.kind, one.status, one.detail) for one in verify(seal)] == [
-        ("seal", "ok", "")
-    ]
+    assert [
+        (verdict.kind, verdict.status, verdict.detail) for verdict in verify(seal)
+    ] == [("seal", "ok", "")]
     data = log.read_bytes()
     times = log.stat()
     # Change the leader epoch, which no CRC covers.
@@ -156,7 +169,7 @@ def test_a_seal_has_a_verdict_of_its_own(own):
 
 def test_one_file_is_judged_in_its_place(own):
     log = own / "00000000000000000006.log"
-    assert [one.path for one in verify(log)] == [str(log)]
+    assert [verdict.path for verdict in verify(log)] == [str(log)]
     log.write_bytes(log.read_bytes()[:-1])
     (verdict,) = verify(log)
     assert verdict.status == "damaged"
@@ -238,15 +251,15 @@ def test_missing_segment_of_a_dense_log_is_damage(own, gone, path, words):
     assert (verdict.status, verdict.detail) == ("damaged", words)
     start = own.parent / "log-start-offset-checkpoint"
     start.write_text(f"0\n1\nmine 0 {gone + 6}\n")
-    assert {one.status for one in verify(own.parent)} == {"ok"}
+    assert {verdict.status for verdict in verify(own.parent)} == {"ok"}
     start.unlink()
     (own.parent / "cleaner-offset-checkpoint").write_text("0\n1\nmine 0 12\n")
-    assert ("damaged" in {one.status for one in verify(own.parent)}) == (gone == 0), (
-        "no compaction moves the start"
-    )
+    assert ("damaged" in {verdict.status for verdict in verify(own.parent)}) == (
+        gone == 0
+    ), "no compaction moves the start"
     (own.parent / "cleaner-offset-checkpoint").unlink()
     alone = own.rename(own.parent / "mine-0.bak")  # where no checkpoint knows of it
-    assert ("damaged" in {one.status for one in verify(alone)}) == (gone == 6)
+    assert ("damaged" in {verdict.status for verdict in verify(alone)}) == (gone == 6)
 
 
 def test_a_batch_missing_in_a_sealed_segment_of_a_dense_log_is_damage(own):
@@ -345,7 +358,11 @@ def test_concurrent_changes_are_not_reported_as_damage(tmp_path, kind):
                     log.truncate(8)
 
             fs = Meddling(happens, after)
-            found = [one for one in verify(path.parent, fs=fs) if one.status != "ok"]
+            found = [
+                verdict
+                for verdict in verify(path.parent, fs=fs)
+                if verdict.status != "ok"
+            ]
             assert not found, (after, found)
             if fs.left > 0:
                 break
@@ -395,7 +412,9 @@ def test_verify_reports_no_damage_after_normal_use_or_a_crash(config, step):
             left = state.disk()
             if left.is_directory("/data/t-0"):
                 bad = [
-                    one for one in verify("/data", fs=left) if one.status == "damaged"
+                    verdict
+                    for verdict in verify("/data", fs=left)
+                    if verdict.status == "damaged"
                 ]
                 assert not bad, (changes, state.what, bad)
                 logcore.open("/data/t-0", config=config, fs=left).close()
@@ -404,7 +423,7 @@ def test_verify_reports_no_damage_after_normal_use_or_a_crash(config, step):
 
 def test_a_copy_that_was_not_finished_is_named(own):
     (own.parent / "other-0.recovering").mkdir()
-    [verdict] = [one for one in verify(own.parent) if one.status != "ok"]
+    [verdict] = [verdict for verdict in verify(own.parent) if verdict.status != "ok"]
     assert verdict.status == "damaged" and "did not finish" in verdict.detail
 
 
@@ -546,7 +565,7 @@ def test_leftovers_are_named(crash):
 def test_a_running_writer_is_not_disturbed(own):
     with logcore.open(own) as log:
         log.append(b"more")
-        assert {one.status for one in verify(own.parent)} == {"ok"}
+        assert {verdict.status for verdict in verify(own.parent)} == {"ok"}
         log.append(b"and more")
 
 
@@ -599,7 +618,7 @@ def test_name_above_the_largest_offset_is_not_a_segment(crash):
             dump(crash / name)
         [alone] = verify(crash / name)
         assert alone.status == "damaged" and "not an offset" in alone.detail
-    assert {one.path for one in verify(crash) if one.status != "ok"} == {
+    assert {verdict.path for verdict in verify(crash) if verdict.status != "ok"} == {
         str(crash / "99999999999999999999.log"),
         str(crash / "09223372036854775808.index"),
     }
@@ -622,8 +641,8 @@ def survive(path):
         pass
     for target in (path, path.parent):
         found = list(verify(target))
-        assert found and all(isinstance(one, Verdict) for one in found)
-        json.dumps([one.as_dict() for one in found])
+        assert found and all(isinstance(verdict, Verdict) for verdict in found)
+        json.dumps([verdict.as_dict() for verdict in found])
 
 
 @pytest.mark.long
@@ -645,7 +664,7 @@ def test_any_bytes_in_any_file(tmp_path_factory, name, data):
 @pytest.mark.parametrize("places", [25, pytest.param(80, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "name",
-    [one.name for one in sorted(CLEAN.iterdir()) if not one.name.startswith(FIRST)],
+    [path.name for path in sorted(CLEAN.iterdir()) if not path.name.startswith(FIRST)],
 )
 def test_every_cut_of_a_file(crash, name, places):
     whole = (CLEAN / name).read_bytes()
@@ -658,7 +677,7 @@ def test_every_cut_of_a_file(crash, name, places):
 @pytest.mark.parametrize("places", [25, pytest.param(80, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "name",
-    [one.name for one in sorted(CLEAN.iterdir()) if not one.name.startswith(FIRST)],
+    [path.name for path in sorted(CLEAN.iterdir()) if not path.name.startswith(FIRST)],
 )
 def test_every_byte_of_a_file_flipped(crash, name, places):
     whole = (CLEAN / name).read_bytes()

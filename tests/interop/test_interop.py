@@ -35,8 +35,8 @@ def kafka_classes() -> Path:
 
 @pytest.fixture(scope="module")
 def storage() -> Iterator[Storage]:
-    with Storage() as one:
-        yield one
+    with Storage() as storage:
+        yield storage
 
 
 def written(path: Path, codec: str) -> list[logcore.Record]:

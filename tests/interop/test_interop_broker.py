@@ -321,7 +321,9 @@ def test_a_broker_s_directory_and_back(tmp_path: Path, ending: str) -> None:
         start += 50
         directory.partition("plain", 0).delete_records(start)
         check_ours(sent, directory, start)
-    assert not [one for one in verify(broker.data) if one.status == "damaged"]
+    assert not [
+        verdict for verdict in verify(broker.data) if verdict.status == "damaged"
+    ]
 
     for _ in range(2):
         with Broker(tmp_path) as broker:

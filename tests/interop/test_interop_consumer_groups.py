@@ -387,33 +387,36 @@ class Member:
 
 
 def test_group_moves_from_kafka_to_netshim_and_back(tmp_path: Path) -> None:
-    one, other = Member("A"), Member("B")
+    first, other = Member("A"), Member("B")
     with kafka_jvm.Broker(tmp_path) as broker:
         client = connected(broker.address)
         topic_id = make_topic(client)
-        assert one.heartbeat(client, topic_id) == [0, 1, 2, 3]
+        assert first.heartbeat(client, topic_id) == [0, 1, 2, 3]
         assert other.heartbeat(client, topic_id) == []
         for _ in range(2):
-            one.heartbeat(client, topic_id)
-        assert (one.owned, other.heartbeat(client, topic_id)) == ([0, 1], [2, 3])
+            first.heartbeat(client, topic_id)
+        assert (first.owned, other.heartbeat(client, topic_id)) == ([0, 1], [2, 3])
         client.sock.close()
     kafka = start(broker.data, group_consumer_session_timeout_ms=45_000)
     client = connected(kafka.bootstrap_servers)
     for _ in range(2):  # our hash of the topics is different, so the epoch rises once
-        assert (one.heartbeat(client, topic_id), other.heartbeat(client, topic_id)) == (
+        assert (
+            first.heartbeat(client, topic_id),
+            other.heartbeat(client, topic_id),
+        ) == (
             [0, 1],
             [2, 3],
         )
-    assert (one.epoch, other.epoch) == (3, 3)
+    assert (first.epoch, other.epoch) == (3, 3)
     assert heartbeat(client, topic_id, "B", -1, {})[0] == 0
-    assert one.heartbeat(client, topic_id) == [0, 1, 2, 3]
+    assert first.heartbeat(client, topic_id) == [0, 1, 2, 3]
     client.sock.close()
     kafka.stop()
     with kafka_jvm.Broker(tmp_path) as broker:
         client = connected(broker.address)
         for _ in range(2):
-            assert one.heartbeat(client, topic_id) == [0, 1, 2, 3]
-        assert one.epoch == 5
+            assert first.heartbeat(client, topic_id) == [0, 1, 2, 3]
+        assert first.epoch == 5
         assert heartbeat(client, topic_id, "B", 3, {})[0] == codes.UNKNOWN_MEMBER_ID
         client.sock.close()
 
@@ -537,28 +540,28 @@ def exchanged(address: str) -> list[Any]:
         )
         said.append(("heartbeat", member_id, code, member_epoch, numbers))
 
-    one = ClassicMember(client, said)
-    one.join()
-    one.sync([*range(6)])
-    one.heartbeat()
+    first = ClassicMember(client, said)
+    first.join()
+    first.sync([*range(6)])
+    first.heartbeat()
     send_heartbeat("A", 1)
     send_heartbeat("A", 0, **JOIN)  # up
-    one.heartbeat()
-    one.heartbeat(ahead=1)
-    one.commit(8)
-    one.commit(8, ahead=1)
+    first.heartbeat()
+    first.heartbeat(ahead=1)
+    first.commit(8)
+    first.commit(8, ahead=1)
     send_heartbeat("A", 2)
-    one.join()
-    one.sync()
-    one.heartbeat()
+    first.join()
+    first.sync()
+    first.heartbeat()
     send_heartbeat("A", 2)
     send_heartbeat("A", 2, owned=[3, 4, 5])
     other = ClassicMember(client, said)
     other.join()
     other.sync()
-    one.heartbeat()
-    one.join()
-    one.sync()
+    first.heartbeat()
+    first.join()
+    first.sync()
     send_heartbeat("A", 2, owned=[3, 4, 5])
     send_heartbeat("A", 2, owned=[3, 4])
     send_heartbeat("A", 3, owned=[3, 4])
@@ -576,11 +579,11 @@ def exchanged(address: str) -> list[Any]:
         )
     )
     send_heartbeat("A", -1)  # and back, with the two that are left
-    one.heartbeat()
+    first.heartbeat()
     other.leave()
-    one.join()
-    one.sync([*range(6)])
-    one.heartbeat()
+    first.join()
+    first.sync([*range(6)])
+    first.heartbeat()
     listed = client.ask(
         wire.LIST_GROUPS, 5, wire.LIST_GROUPS.Request(states_filter=["Stable"])
     ).groups

@@ -78,16 +78,16 @@ def change_settings(address: str) -> None:
             ]
         ),
     ):
-        for one in futures.values():
-            one.result()
+        for future in futures.values():
+            future.result()
     for futures in (
         client.delete_topics(["gone"]),
         client.incremental_alter_configs([topic]),
         client.alter_user_scram_credentials([user]),
         client.create_acls([rule]),
     ):
-        for one in futures.values():
-            one.result()
+        for future in futures.values():
+            future.result()
 
 
 def produce_and_consume(broker: Any) -> None:
@@ -198,9 +198,9 @@ def test_transactions(folder: Path, kafka: Storage) -> None:
         assert says["update_timestamp_ms"] == data["transactionLastUpdateTimestampMs"]
         assert says["start_timestamp_ms"] == data["transactionStartTimestampMs"]
         partitions = [
-            [one["topic"], number]
-            for one in data["transactionPartitions"] or []
-            for number in one["partitionIds"]
+            [entry["topic"], number]
+            for entry in data["transactionPartitions"] or []
+            for number in entry["partitionIds"]
         ]
         assert says["partitions"] == sorted(partitions)
     states = [found[offset]["transaction"]["state"] for offset in sorted(found)]
@@ -229,8 +229,8 @@ def test_groups(folder: Path, kafka: Storage) -> None:
             )
         elif key["type"] == "2" and payload is not None:
             assert says["metadata"]["generation"] == payload["data"]["generation"]
-            assert [one["member_id"] for one in says["metadata"]["members"]] == [
-                one["memberId"] for one in payload["data"]["members"]
+            assert [member["member_id"] for member in says["metadata"]["members"]] == [
+                entry["memberId"] for entry in payload["data"]["members"]
             ]
         elif "kind" in says:
             assert (says["value"] is None) == (payload is None)

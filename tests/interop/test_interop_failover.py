@@ -176,11 +176,13 @@ class CommittedOffsets(threading.Thread):
             except confluent_kafka.KafkaException:
                 continue
             self.reads += 1
-            for one in found:
-                before = self.offsets[one.partition]
-                if max(-1, one.offset) < before:
-                    self.broken.append(f"{one.partition}: {one.offset} after {before}")
-                self.offsets[one.partition] = max(before, one.offset)
+            for entry in found:
+                before = self.offsets[entry.partition]
+                if max(-1, entry.offset) < before:
+                    self.broken.append(
+                        f"{entry.partition}: {entry.offset} after {before}"
+                    )
+                self.offsets[entry.partition] = max(before, entry.offset)
         self._client.close()
 
     def ends(self) -> dict[int, int]:
@@ -266,14 +268,14 @@ def test_client_loses_nothing_while_brokers_are_killed(
             ends[number] = max(ends[number], offset + 1)
         until(lambda: committed.ends() == ends, "the last commit", _LIMIT_S)
     except AssertionError:
-        for one in programs.values():
-            print(one.errors())
+        for program in programs.values():
+            print(program.errors())
         raise
     finally:
         feeder.end()
         committed.end()
-        for one in programs.values():
-            one.end(is_killed=True)
+        for program in programs.values():
+            program.end(is_killed=True)
     failed = [line for line in producer.lines if line.startswith("failed")]
     assert not failed, failed[:3]
     if client != "kcat":

@@ -55,7 +55,9 @@ def check(client: str, row: FaultRow, outcome: Outcome) -> None:
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_clients_behave_as_the_table_shows(tmp_path: Path, row: FaultRow) -> None:
     with ThreadPoolExecutor(len(CLIENTS)) as pool:
-        outcomes = pool.map(lambda one: observe(tmp_path / one, one, row), CLIENTS)
+        outcomes = pool.map(
+            lambda client: observe(tmp_path / client, client, row), CLIENTS
+        )
         found = dict(zip(CLIENTS, outcomes, strict=True))
     for client, outcome in found.items():
         check(client, row, outcome)

@@ -54,7 +54,7 @@ def content(folder: Path, name: str) -> bytes:
     """Return the bytes of all segments of a partition, in order."""
     files = sorted(Path(folder, name).glob("*.log"))
     assert files, name
-    return b"".join(one.read_bytes() for one in files)
+    return b"".join(file.read_bytes() for file in files)
 
 
 def follow(data: Path, kafka: kafka_jvm.Broker, *topics: str, **options: Any) -> None:
@@ -102,9 +102,9 @@ def test_copy_of_every_codec_and_of_transactions(
         for partition in range(3):
             log = logdir.partition("mixed", partition)
             values = [
-                one.value
-                for one in log.read(0, isolation="read_committed")
-                if one.value is not None and one.value.startswith(b"turn")
+                record.value
+                for record in log.read(0, isolation="read_committed")
+                if record.value is not None and record.value.startswith(b"turn")
             ]
             assert values == [b"turn %d" % turn for turn in range(10) if turn % 3]
 
@@ -137,8 +137,8 @@ def test_compacted_topic_is_copied_with_its_gaps(
     follow(data, kafka, "table")
     with logcore.open_dir(data, read_only=True) as logdir:
         found = {
-            one.key: one.value
-            for one in logdir.partition("table", 0).read(
+            record.key: record.value
+            for record in logdir.partition("table", 0).read(
                 logdir.partition("table", 0).log_start_offset
             )
         }
@@ -206,15 +206,17 @@ def test_groups_continue_on_the_promoted_copy(
         while len(seen) < 100:
             seen += after.consume(100 - len(seen), 1.0)
         after.close()
-        assert all(one.error() is None for one in seen)
-        assert sorted(int(one.value()) for one in seen) == list(range(100))
+        assert all(message.error() is None for message in seen)
+        assert sorted(int(message.value()) for message in seen) == list(range(100))
         late = confluent_kafka.Producer({"bootstrap.servers": address})
         offsets = []
         late.produce(
             "moved",
             b"late",
             partition=0,
-            on_delivery=lambda error, one: offsets.append((error, one.offset())),
+            on_delivery=lambda error, message: offsets.append(
+                (error, message.offset())
+            ),
         )
         assert not late.flush(30)
         assert offsets == [(None, 50)]

@@ -77,7 +77,7 @@ def test_no_acknowledged_record_is_lost_by_failures(
         judge(cluster, "t", load)
     with capsys.disabled():
         shown = "; ".join(
-            f"{name} " + ", ".join(f"{one:.2f}" for one in found)
+            f"{name} " + ", ".join(f"{seconds:.2f}" for seconds in found)
             for name, found in times.items()
         )
         print(

@@ -28,7 +28,7 @@ JOB = Path(__file__).parents[1] / "support" / "lake_job.py"
 def run_spark(place: Path, mode: str) -> dict[str, list[Any]]:
     folder = jars("lake.xml", "lake", "delta-spark_2.13")
     names = ",".join(
-        str(one) for one in folder.iterdir() if not one.name.startswith("scala")
+        str(path) for path in folder.iterdir() if not path.name.startswith("scala")
     )
     environment = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1"}
     for name in ("PYSPARK_PYTHON", "SPARK_HOME"):

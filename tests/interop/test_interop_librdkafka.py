@@ -88,7 +88,7 @@ def run(number: str, settings: Mapping[str, str], kafka: SecuredKafka) -> None:
     output = done.stdout + done.stderr
     assert done.returncode == 0, output[-5_000:]
     (line,) = [
-        one for one in output.splitlines() if f" {number}_" in one and "|" in one
+        line for line in output.splitlines() if f" {number}_" in line and "|" in line
     ]
     assert "PASSED" in line, line
 

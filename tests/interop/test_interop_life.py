@@ -87,13 +87,13 @@ def state_of(log: Log) -> dict[str, Any]:
         "epochs": [list(entry) for entry in log.host.writer.metadata.epochs],
         "producers": {
             str(producer_id): {
-                "epoch": one.epoch,
-                "batches": [list(batch[:4]) for batch in one.batches],
-                "coordinator": one.coordinator_epoch,
-                "open": one.open_offset,
-                "timestamp": one.timestamp_ms,
+                "epoch": producer.epoch,
+                "batches": [list(batch[:4]) for batch in producer.batches],
+                "coordinator": producer.coordinator_epoch,
+                "open": producer.open_offset,
+                "timestamp": producer.timestamp_ms,
             }
-            for producer_id, one in producers.items()
+            for producer_id, producer in producers.items()
         },
         "segments": segments,
     }
@@ -121,13 +121,13 @@ def row_of(batch: RecordBatch) -> dict[str, Any]:
         "max_timestamp": batch.max_timestamp,
         "records": [
             [
-                one.offset,
-                one.timestamp_ms,
-                text(one.key),
-                text(one.value),
-                [[name, text(v)] for name, v in one.headers],
+                record.offset,
+                record.timestamp_ms,
+                text(record.key),
+                text(record.value),
+                [[name, text(v)] for name, v in record.headers],
             ]
-            for one in batch.records()
+            for record in batch.records()
         ],
     }
 
@@ -497,10 +497,10 @@ class PartitionPair:
         theirs["last_stable"] = max(theirs["last_stable"], theirs["log_start"])
         self.is_unsure = False
         begun = [
-            one["open"]
+            entry["open"]
             for state in (mine, theirs)
-            for one in state["producers"].values()
-            if one["open"] >= 0
+            for entry in state["producers"].values()
+            if entry["open"] >= 0
         ]
         if min(begun, default=mine["log_start"]) < mine["log_start"]:
             # If the first batches of a transaction are deleted, Kafka knows the facts
@@ -526,12 +526,13 @@ class PartitionPair:
             mine["producers"], theirs["producers"] = (
                 {
                     name: {
-                        "epoch": one["epoch"],
-                        "open": one["open"],
-                        "last": one["batches"][-1],
+                        "epoch": entry["epoch"],
+                        "open": entry["open"],
+                        "last": entry["batches"][-1],
                     }
-                    for name, one in state["producers"].items()
-                    if one["batches"] and one["batches"][-1][3] >= state["log_start"]
+                    for name, entry in state["producers"].items()
+                    if entry["batches"]
+                    and entry["batches"][-1][3] >= state["log_start"]
                 }
                 for state in (mine, theirs)
             )
@@ -544,9 +545,9 @@ class PartitionPair:
     def check_batches(self) -> None:
         theirs = self.kafka.ask("batches", path=self.theirs)["batches"]
         rows = [row_of(batch) for batch in self.log.batches(self.log.log_start_offset)]
-        for one, other in zip(rows, theirs, strict=False):
-            if one != other:
-                pytest.fail(f"{one['base']} {diff(one, other)} {self.told()}")
+        for row, other in zip(rows, theirs, strict=False):
+            if row != other:
+                pytest.fail(f"{row['base']} {diff(row, other)} {self.told()}")
         assert len(rows) == len(theirs)
         committed = [
             record.offset
@@ -589,7 +590,9 @@ class PartitionPair:
     def check_files(self) -> None:
         """Compare the files when both are closed."""
         for path in (self.ours, self.theirs):
-            damaged = [one for one in verify(path) if one.status == "damaged"]
+            damaged = [
+                verdict for verdict in verify(path) if verdict.status == "damaged"
+            ]
             assert not damaged, (damaged, self.told())
         suffixes = (
             [".log", ".txnindex", ".index", ".timeindex"]
@@ -608,15 +611,15 @@ class PartitionPair:
             mine, theirs = (
                 {
                     name: content
-                    for name, content in one.items()
+                    for name, content in entry.items()
                     if content and not self.is_below_start(int(name[:20]))
                 }
-                for one in (mine, theirs)
+                for entry in (mine, theirs)
             )
             if suffix == ".txnindex":
                 entries = [
-                    {name: aborted_in(content) for name, content in one.items()}
-                    for one in (mine, theirs)
+                    {name: aborted_in(content) for name, content in entry.items()}
+                    for entry in (mine, theirs)
                 ]
                 mine, theirs = entries
                 if self.is_deleted or self.log.config.is_compacted:
@@ -629,13 +632,18 @@ class PartitionPair:
                             for entry in log._scan_transactions().state.entries
                         ]
                     rows_of = (
-                        [row for rows in one.values() for row in rows if row in needed]
-                        for one in (
+                        [
+                            row
+                            for rows in entry.values()
+                            for row in rows
+                            if row in needed
+                        ]
+                        for entry in (
                             {
                                 name: [[*row[::2]] for row in rows]
-                                for name, rows in one.items()
+                                for name, rows in entry.items()
                             }
-                            for one in entries
+                            for entry in entries
                         )
                     )
                     mine, theirs = ({"needed": rows} for rows in rows_of)
@@ -671,9 +679,9 @@ def diff(mine: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
         for key in keys
         if mine.get(key) != theirs.get(key)
     }
-    for key, (one, other) in found.items():
-        if isinstance(one, dict) and isinstance(other, dict):
-            found[key] = diff(one, other)
+    for key, (first, other) in found.items():
+        if isinstance(first, dict) and isinstance(other, dict):
+            found[key] = diff(first, other)
     return found
 
 
@@ -705,12 +713,12 @@ def pairs(
         return made[-1]
 
     yield make
-    for one in made:
+    for partition_pair in made:
         try:
-            kafka.ask("close", path=one.theirs)
+            kafka.ask("close", path=partition_pair.theirs)
         except KafkaError:
             pass
-        one.log.close()
+        partition_pair.log.close()
 
 
 HISTORIES: dict[str, tuple[dict[str, Any], dict[str, float]]] = {
@@ -747,33 +755,35 @@ HISTORIES: dict[str, tuple[dict[str, Any], dict[str, float]]] = {
 @pytest.mark.parametrize("kind", HISTORIES)
 def test_two_histories_end_with_equal_logs(pairs: Any, kind: str, seed: int) -> None:
     config, steps = HISTORIES[kind]
-    one: PartitionPair = pairs(seed, **config)
-    one.codecs = CODECS if seed % 2 else ["uncompressed"]
-    one.durability = "group" if seed % 3 == 2 else "os"
-    live(one, 6, **steps)
-    one.close()
-    one.check_files()
+    partition_pair: PartitionPair = pairs(seed, **config)
+    partition_pair.codecs = CODECS if seed % 2 else ["uncompressed"]
+    partition_pair.durability = "group" if seed % 3 == 2 else "os"
+    live(partition_pair, 6, **steps)
+    partition_pair.close()
+    partition_pair.check_files()
 
 
 def test_a_producer_is_known_after_its_batches_are_deleted(pairs: Any) -> None:
-    one: PartitionPair = pairs(0)
+    partition_pair: PartitionPair = pairs(0)
     data = encode(
         [(b"k", b"v")], producer_id=9, producer_epoch=0, base_sequence=0, now_ms=T0
     )
-    one.append(data)
-    one.close()
-    one.open()
-    one.batch()
-    one.roll()
-    end = one.log.log_end_offset
-    one.batch()
-    one.both(lambda: one.log.delete_records(end), "delete", offset=end)
-    one.check()
-    one.close()
-    one.open()
-    one.check()
-    one.append(data)
-    one.append(
+    partition_pair.append(data)
+    partition_pair.close()
+    partition_pair.open()
+    partition_pair.batch()
+    partition_pair.roll()
+    end = partition_pair.log.log_end_offset
+    partition_pair.batch()
+    partition_pair.both(
+        lambda: partition_pair.log.delete_records(end), "delete", offset=end
+    )
+    partition_pair.check()
+    partition_pair.close()
+    partition_pair.open()
+    partition_pair.check()
+    partition_pair.append(data)
+    partition_pair.append(
         encode(
             [(b"k", b"v")], producer_id=9, producer_epoch=0, base_sequence=7, now_ms=T0
         )
@@ -784,25 +794,25 @@ def test_a_producer_is_known_after_its_batches_are_deleted(pairs: Any) -> None:
 def test_kafka_opens_forks_and_snapshots(
     pairs: Any, kafka: Storage, tmp_path: Path, seed: int
 ) -> None:
-    one: PartitionPair = pairs(seed, **{"cleanup.policy": "compact"})
-    live(one, 4, clean=0.5)
-    one.close()
-    at_offset = one.rng.randrange(one.ends[-1])
-    with logcore.open_dir(one.ours.parent, durability="os") as directory:
+    partition_pair: PartitionPair = pairs(seed, **{"cleanup.policy": "compact"})
+    live(partition_pair, 4, clean=0.5)
+    partition_pair.close()
+    at_offset = partition_pair.rng.randrange(partition_pair.ends[-1])
+    with logcore.open_dir(partition_pair.ours.parent, durability="os") as directory:
         directory.fork("t", at_offset, "forked")
         directory.snapshot(tmp_path / "backup")
     logcore.restore(tmp_path / "backup", tmp_path / "copy")
     for path in (tmp_path / "ours" / "forked-0", tmp_path / "copy" / "t-0"):
-        with logcore.open(path, config=one.config, durability="os") as log:
+        with logcore.open(path, config=partition_pair.config, durability="os") as log:
             mine = state_of(log)
             rows = [row_of(batch) for batch in log.batches(0)]
-        kafka.ask("open", path=path, config=one.config)
+        kafka.ask("open", path=path, config=partition_pair.config)
         theirs = kafka.ask("state", path=path)
         found = kafka.ask("batches", path=path)["batches"]
         kafka.ask("close", path=path)
         assert rows == found
         assert mine["log_end"] == (
-            at_offset if path.name == "forked-0" else one.log.log_end_offset
+            at_offset if path.name == "forked-0" else partition_pair.log.log_end_offset
         )
         for name in ("log_start", "log_end", "last_stable", "epochs"):
             assert mine[name] == theirs[name], name
@@ -848,7 +858,7 @@ def test_old_formats_are_read(
         kafka.ask("close", path=path)
         with logcore.open(path, read_only=True) as log:
             assert [
-                one for batch in log.batches(0) for one in row_of(batch)["records"]
+                entry for batch in log.batches(0) for entry in row_of(batch)["records"]
             ] == found
         rows.append(found)
     assert rows[0] == rows[1] and 0 < len(rows[0]) < 41

@@ -86,7 +86,7 @@ class Rig:
 
     def until_led_by_another(self, number: int) -> int:
         """Wait until another broker leads, as brokers report that are not cut off."""
-        asked = next(one for one in NUMBERS if one != number)
+        asked = next(index for index in NUMBERS if index != number)
 
         def found() -> int:
             leader = self.leader(asked)
@@ -102,8 +102,8 @@ class Rig:
 
     def _agree(self, topic: str) -> bool:
         found = [self.cluster.partition(topic, number=number) for number in NUMBERS]
-        leaders = {(one.leader_id, one.leader_epoch) for one in found}
-        return len(leaders) == 1 and all(len(one.isr_nodes) == 3 for one in found)
+        leaders = {(entry.leader_id, entry.leader_epoch) for entry in found}
+        return len(leaders) == 1 and all(len(entry.isr_nodes) == 3 for entry in found)
 
     def judge(self) -> None:
         """Check the history, once all failures are over."""
@@ -334,10 +334,12 @@ class Ensemble:
 
     @property
     def server(self) -> str:
-        return ",".join(one.server for one in self.servers)
+        return ",".join(server.server for server in self.servers)
 
     def leader(self) -> ZooKeeper | None:
-        return next((one for one in self.servers if one.mode() == "leader"), None)
+        return next(
+            (server for server in self.servers if server.mode() == "leader"), None
+        )
 
 
 def test_ensemble_that_loses_its_leader_changes_no_leader(tmp_path: Path) -> None:

@@ -210,8 +210,8 @@ def test_a_database_that_crashes_between_rows_and_commit(
         database = psycopg.connect(server.connection, autocommit=True)
         move = RECIPE["Places"].move
 
-        def crash(self: Any, one: Any, after: int) -> None:
-            move(self, one, after)
+        def crash(self: Any, listener: Any, after: int) -> None:
+            move(self, listener, after)
             server.crash()
 
         RECIPE["Places"].move = crash
@@ -235,16 +235,16 @@ def test_a_worker_that_stood_still_stores_nothing_twice(
     """
     with (
         logcore.open_dir(data, shared=True) as directory,
-        psycopg.connect(server.connection, autocommit=True) as one,
+        psycopg.connect(server.connection, autocommit=True) as first,
         psycopg.connect(server.connection, autocommit=True) as other,
         directory.consumer() as consumer,
     ):
         consumer.assign([("orders", 0), ("orders", 1)])
-        late = RECIPE["Places"](consumer, one)
+        late = RECIPE["Places"](consumer, first)
         late.on_partitions_assigned(consumer.assignment())
         RECIPE["exactly_once"](directory, other)
-        with pytest.raises(RuntimeError, match="another owner"), one.transaction():
-            one.execute(RECIPE["INSERT"], ("orders", 0, 0, b"0"))
+        with pytest.raises(RuntimeError, match="another owner"), first.transaction():
+            first.execute(RECIPE["INSERT"], ("orders", 0, 0, b"0"))
             late.move(next(iter(consumer.assignment())), 7)
     assert stored(server) == ONCE
 

@@ -172,7 +172,9 @@ def java(
                 "sasl.login.refresh.buffer.seconds": "0",
             }
         file = folder / "client.properties"
-        file.write_text("".join(f"{one}={value}\n" for one, value in settings.items()))
+        file.write_text(
+            "".join(f"{name}={value}\n" for name, value in settings.items())
+        )
         with subprocess.Popen(
             [
                 "java",
@@ -232,4 +234,4 @@ def test_records_survive_reauthentication(
             assert set(handshakes) == connections, "a client has connected again"
         assert found == [str(number) for number in range(len(found))]
         stored = kafka.wait_for(TOPIC, len(found))
-        assert [(one.value or b"").decode() for one in stored] == found
+        assert [(record.value or b"").decode() for record in stored] == found

@@ -33,7 +33,9 @@ def values(servers: str, topic: str) -> list[bytes]:
         "enable.partition.eof": True,
     }
     reader = confluent_kafka.Consumer(settings)
-    reader.assign([confluent_kafka.TopicPartition(topic, one, 0) for one in range(2)])
+    reader.assign(
+        [confluent_kafka.TopicPartition(topic, number, 0) for number in range(2)]
+    )
     found, ends = [], 0
     while ends < 2:
         message: Any = reader.poll(60)
@@ -65,8 +67,8 @@ def test_kafka_gives_the_recorded_responses(
     with Broker(tmp_path / "kafka") as other:
         admin = AdminClient({"bootstrap.servers": other.address})
         made = admin.create_topics([NewTopic(topic, 2, 1) for topic in TOPICS])
-        for one in made.values():
-            one.result(60)
+        for future in made.values():
+            future.result(60)
         # Kafka creates its internal topics.
         produce(other.address, "warm", 1)
         consume(other.address, "warm", 1, 1, **{"group.id": "warm"})
@@ -77,7 +79,9 @@ def test_kafka_gives_the_recorded_responses(
         with TrafficFile(tmp_path / "t.ksh") as file:
             report = replayer.run(file)
         # Kafka serves other APIs and features.
-        assert [one for one in found if one.api != "ApiVersions"] == []
+        assert [
+            difference for difference in found if difference.api != "ApiVersions"
+        ] == []
         assert report.apis["EndTxn"].responses == 3
         for topic in TOPICS:
             assert values(other.address, topic) == values(servers, topic) != []

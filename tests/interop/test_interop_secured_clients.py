@@ -161,8 +161,8 @@ class Login:
             serialization.PrivateFormat.PKCS8,
             serialization.NoEncryption(),
         )
-        for one in x509.load_pem_x509_certificates(pem):
-            data += one.public_bytes(serialization.Encoding.PEM)
+        for certificate in x509.load_pem_x509_certificates(pem):
+            data += certificate.public_bytes(serialization.Encoding.PEM)
         path = self.folder / "keystore.pem"
         path.touch(mode=0o600)
         path.write_bytes(data)
@@ -190,12 +190,12 @@ def exchange_by_confluent(
     created = admin.create_topics([NewTopic(topic, 1)])[topic]
     while not created.done():
         admin.poll(0.1)
-        for one in errors:
-            if one.code() in (
+        for error in errors:
+            if error.code() in (
                 confluent_kafka.KafkaError._AUTHENTICATION,
                 confluent_kafka.KafkaError._SSL,
             ):
-                raise ClientError(one.str())
+                raise ClientError(error.str())
     created.result()
     producer = confluent_kafka.Producer(settings)
     for value in VALUES:
@@ -453,7 +453,7 @@ def test_client_writes_and_reads(
     login = login_by(client, method)
     assert CLIENTS[client](login) == VALUES
     stored = broker.wait_for(login.topic, len(VALUES))
-    assert [(one.value or b"").decode() for one in stored] == VALUES
+    assert [(record.value or b"").decode() for record in stored] == VALUES
 
 
 #: Client -> parts of its own texts for a wrong password and for an unknown authority.

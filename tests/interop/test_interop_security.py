@@ -59,9 +59,9 @@ REASONS = {
 
 
 def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
 
 
 def admin_of(port: int) -> Client:
@@ -109,7 +109,7 @@ def ask_netshim(folder: Path) -> report.Answers:
         **report.SETTINGS,
     )
     try:
-        plain, inner = (one.port for one in kafka.server.server.listeners)
+        plain, inner = (listener.port for listener in kafka.server.server.listeners)
         return report.ask_all(plain, report.served(), lambda: admin_of(inner))
     finally:
         kafka.stop()
@@ -120,9 +120,9 @@ def test_user_without_rules_gets_kafkas_answers(tmp_path: Path) -> None:
     ours = ask_netshim(tmp_path / "ours")
     found = report.differences(ours, theirs)
     unexplained = [
-        one
-        for one in found
-        if (one[0], one[2]) not in REASONS and (one[0], "*") not in REASONS
+        row
+        for row in found
+        if (row[0], row[2]) not in REASONS and (row[0], "*") not in REASONS
     ]
     assert unexplained == []
 
@@ -159,17 +159,19 @@ def test_random_questions_are_decided_as_by_standard_authorizer() -> None:
                 chance.choice(names),
                 chance.choice(("User:alice", "User:bob", "User:*")),
                 chance.choice(("*", "10.0.0.1", "10.0.0.2")),
-                chance.choice([one for one in AclOperation if one > 1]),
+                chance.choice(
+                    [operation for operation in AclOperation if operation > 1]
+                ),
                 chance.choice((Permission.ALLOW, Permission.ALLOW, Permission.DENY)),
             )
             for _ in range(chance.randrange(50))
         ]
         rules = list(dict.fromkeys(rules))  # Kafka refuses a rule twice
         lines.append("clear")
-        for one in rules:
+        for rule in rules:
             lines.append(
-                f"acl\t{one.resource_type:d}\t{one.pattern:d}\t{one.name}\t"
-                f"{one.principal}\t{one.host}\t{one.operation:d}\t{one.permission:d}"
+                f"acl\t{rule.resource_type:d}\t{rule.pattern:d}\t{rule.name}\t"
+                f"{rule.principal}\t{rule.host}\t{rule.operation:d}\t{rule.permission:d}"
             )
         index = AclIndex(rules, ["User:admin"])
         for _ in range(10):
@@ -177,12 +179,14 @@ def test_random_questions_are_decided_as_by_standard_authorizer() -> None:
             host = chance.choice(("10.0.0.1", "10.0.0.3"))
             kind = chance.choice(kinds)
             name = chance.choice(("orders", "orders-eu", "order", "x", "o"))
-            operation = chance.choice([one for one in AclOperation if one > 2])
+            operation = chance.choice(
+                [operation for operation in AclOperation if operation > 2]
+            )
             lines.append(f"ask\t{user}\t{host}\t{operation:d}\t{kind:d}\t{name}")
             ours.append(index.allows(user, host, operation, kind, name))
             lines.append(f"some\t{user}\t{host}")
             ours.append(index.allows_some_topic(user, host))
-    theirs = [one == "true" for one in answers(lines)]
+    theirs = [answer == "true" for answer in answers(lines)]
     assert len(theirs) == len(ours) == 4_000
     assert theirs == ours
 
@@ -209,18 +213,18 @@ def test_subjects_of_certificates_are_written_as_by_java() -> None:
                 x509.RelativeDistinguishedName(
                     # IA5String holds ASCII only.
                     x509.NameAttribute(
-                        one,
+                        object_identifier,
                         chance.choice(
                             [
                                 text
                                 for text in texts
                                 if text.isascii()
-                                or one
+                                or object_identifier
                                 not in (NameOID.DOMAIN_COMPONENT, NameOID.EMAIL_ADDRESS)
                             ]
                         ),
                     )
-                    for one in chosen
+                    for object_identifier in chosen
                 )
             )
         name = x509.Name(parts)

@@ -221,8 +221,8 @@ def test_topic_that_kafka_recreated_is_detected(
         assert producer.flush(60) == 0
 
     def delete_below(offset: int) -> None:
-        one = confluent_kafka.TopicPartition(TOPIC, 0, offset)
-        next(iter(admin.delete_records([one]).values())).result(30)
+        topic_partition = confluent_kafka.TopicPartition(TOPIC, 0, offset)
+        next(iter(admin.delete_records([topic_partition]).values())).result(30)
 
     produce(10)
     delete_below(4)

@@ -90,8 +90,8 @@ def rows_of(
                     key = None if record.key is None else record.key.hex()
                     value = None if record.value is None else record.value.hex()
                     headers = [
-                        [name, None if one is None else one.hex()]
-                        for name, one in record.headers
+                        [name, None if data is None else data.hex()]
+                        for name, data in record.headers
                     ] or None
                     found.append(
                         [

@@ -90,7 +90,7 @@ def test_commands_change_the_users_of_a_cluster(server: str) -> None:
         assert netshim(*rule, "--group", "g").exit_code == 0
         facts = SecurityStore.of_cluster(lambda: registry).load()
         assert list(facts.users) == ["alice"]
-        assert {one.principal for one in facts.acls} == {"User:alice"}
+        assert {acl.principal for acl in facts.acls} == {"User:alice"}
         assert "alice" in netshim("user", "list", address).stdout
 
 
@@ -99,23 +99,23 @@ def test_an_expired_session_writes_nothing(server: str) -> None:
     from kazoo.client import KazooClient
 
     below = f"/test-{next(_numbers)}"
-    with connect(server + below) as one, connect(server + below) as other:
-        one.create("/e", b"one", ephemeral=True)
-        one.create("/p", b"0")
-        thief = KazooClient(hosts=server, client_id=one._connection.client.client_id)
+    with connect(server + below) as first, connect(server + below) as other:
+        first.create("/e", b"one", ephemeral=True)
+        first.create("/p", b"0")
+        thief = KazooClient(hosts=server, client_id=first._connection.client.client_id)
         thief.start()
         thief.stop()
         thief.close()
         assert gone(lambda: other.get("/e"))
         for _ in range(400):
-            if one.session.state == "expired":
+            if first.session.state == "expired":
                 break
             time.sleep(0.01)
-        assert one.session.state == "expired"
+        assert first.session.state == "expired"
         with pytest.raises(SessionExpiredError):
-            one.set("/p", b"1")
+            first.set("/p", b"1")
         with pytest.raises(SessionExpiredError):
-            one.create("/e", b"again", ephemeral=True)
+            first.create("/e", b"again", ephemeral=True)
         assert other.get("/p") == Node(b"0", 0)
 
 

@@ -182,7 +182,7 @@ def test_plain_append_takes_the_fast_path(log: logcore.Log) -> None:
     assert began_ms <= receipt.timestamp_ms <= OsFS().now_ms()
     assert quickly(log, None, b"key") is not None
     assert quickly(log, b"", None) is not None
-    assert [(one.key, one.value) for one in log.read(1)] == [
+    assert [(record.key, record.value) for record in log.read(1)] == [
         (b"key", b"value"),
         (b"key", None),
         (None, b""),
@@ -591,17 +591,19 @@ def test_append_batch_takes_the_fast_path_with_each_type(
     assert bytes(data) == batch, (
         "append_batch() does not change the bytes of its caller"
     )
-    assert [one.value for one in log.read(1)] == [b"v"] * 3
+    assert [record.value for record in log.read(1)] == [b"v"] * 3
 
 
 def of_four_bytes() -> memoryview:
     """A batch as a view with items of four bytes."""
     sizes = (batch_of(value=bytes(size)) for size in range(1, 5))
-    return memoryview(next(one for one in sizes if len(one) % 4 == 0)).cast("I")
+    return memoryview(next(size for size in sizes if len(size) % 4 == 0)).cast("I")
 
 
 UNUSUAL_BYTES = {
-    "not contiguous": memoryview(bytes(b for one in batch_of() for b in (one, 0)))[::2],
+    "not contiguous": memoryview(
+        bytes(b for number in batch_of() for b in (number, 0))
+    )[::2],
     "items of four bytes": of_four_bytes(),
     "more bytes": batch_of() + b"x",
     "fewer bytes": batch_of()[:-1],
@@ -781,16 +783,16 @@ def test_both_ways_leave_the_same_files(
     ]
     try:
         for step in program:
-            for one in (
+            for action in (
                 [("append", b"b", b"k")] * step[1] if step[0] == "burst" else [step]
             ):
-                mine = twins[0].do(one)
+                mine = twins[0].do(action)
                 other.clock_ms = (
                     mine[0].timestamp_ms
                     if mine and isinstance(mine[0], tuple | logcore.Receipt)
                     else OsFS().now_ms()
                 )
-                assert twins[1].do(one) == mine
+                assert twins[1].do(action) == mine
             assert facts(twins[0].log) == facts(twins[1].log)
         for pair in twins:
             pair.log.close()
@@ -901,7 +903,7 @@ def test_both_ways_leave_the_same_copy(
     ]
     try:
         for step in steps:
-            one = step
+            first = step
             if step[0] in ("copy", "damage"):
                 end = copies[0].log.log_end_offset
                 if not leader.log_start_offset <= end < leader.log_end_offset:
@@ -912,8 +914,8 @@ def test_both_ways_leave_the_same_copy(
                 )
                 if step[0] == "damage":
                     data[step[1] % len(data)] ^= 1
-                one = ("append", bytes(data))
-            assert copies[0].do(one) == copies[1].do(one)
+                first = ("append", bytes(data))
+            assert copies[0].do(first) == copies[1].do(first)
             mine, other = (facts(copy.log) for copy in copies)
             assert mine == other
         known = [copy.log.host.writer.producers.known().facts() for copy in copies]
@@ -1096,8 +1098,8 @@ def test_a_write_that_cannot_be_cut_back_poisons_the_log(
 def test_a_checksum_is_the_same_by_the_processor_and_by_the_library(size: int) -> None:
     value = bytes(number * 7 % 251 for number in range(size))
     found = [
-        one.encode_one(None, value, (), 5, 0, 0, 5, 1 << 20)[0]
-        for one in (compiled, plain)
+        entry.encode_one(None, value, (), 5, 0, 0, 5, 1 << 20)[0]
+        for entry in (compiled, plain)
     ]
     assert found[0] == found[1]
     assert int.from_bytes(found[0][17:21], "big") == crc32c(
@@ -1107,36 +1109,54 @@ def test_a_checksum_is_the_same_by_the_processor_and_by_the_library(size: int) -
 
 def test_a_receipt_behaves_as_a_named_tuple() -> None:
     for kind in (layout.Receipt, compiled.Receipt):
-        one = kind(3, 4, 5, "os", "t", 1)
-        offset, last_offset, timestamp_ms, durability, topic, partition = one
-        assert (offset, last_offset, timestamp_ms, durability, topic, partition) == one
-        assert one != kind(3, 4, 5, "disk", "t", 1)
-        assert hash(one) == hash(tuple(one))
-        assert eval(repr(one), {"Receipt": kind}) == one
-        assert one._replace(offset=2).offset == 2
-        assert one._asdict() == dict(zip(one._fields, one, strict=True))
+        receipt = kind(3, 4, 5, "os", "t", 1)
+        offset, last_offset, timestamp_ms, durability, topic, partition = receipt
+        assert (
+            offset,
+            last_offset,
+            timestamp_ms,
+            durability,
+            topic,
+            partition,
+        ) == receipt
+        assert receipt != kind(3, 4, 5, "disk", "t", 1)
+        assert hash(receipt) == hash(tuple(receipt))
+        assert eval(repr(receipt), {"Receipt": kind}) == receipt
+        assert receipt._replace(offset=2).offset == 2
+        assert receipt._asdict() == dict(zip(receipt._fields, receipt, strict=True))
         with pytest.raises(AttributeError):
-            one.offset = 5
+            receipt.offset = 5
         later = kind(4, 4, 5, "os", "t", 1)
-        assert one < later and one <= one and later > tuple(one) and not one >= later
-        assert (*one, 1) == one + (1,) and (1,) + one == (1, *one)  # noqa: RUF005
-        assert (one.index("t"), one.count(4), len(one), one[-1], one[:2]) == (
+        assert (
+            receipt < later
+            and receipt <= receipt
+            and later > tuple(receipt)
+            and not receipt >= later
+        )
+        assert (*receipt, 1) == receipt + (1,) and (1,) + receipt == (1, *receipt)  # noqa: RUF005
+        assert (
+            receipt.index("t"),
+            receipt.count(4),
+            len(receipt),
+            receipt[-1],
+            receipt[:2],
+        ) == (
             4,
             1,
             6,
             1,
             (3, 4),
         )
-        assert copy.copy(one) == one
-        match one:
+        assert copy.copy(receipt) == receipt
+        match receipt:
             case kind(offset=found):
                 assert found == 3
             case _:
                 raise AssertionError("no match")
         with pytest.raises(TypeError):
-            _ = one < 3
+            _ = receipt < 3
         for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
-            packed = pickle.dumps(one, protocol)
+            packed = pickle.dumps(receipt, protocol)
             assert b"_compiled" not in packed
-            assert pickle.loads(packed) == one
+            assert pickle.loads(packed) == receipt
             assert type(pickle.loads(packed)) is logcore.Receipt

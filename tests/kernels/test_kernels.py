@@ -75,7 +75,9 @@ def outcome(call: Callable[[], Any]) -> Any:
             part.tolist() if isinstance(part, np.ndarray) else part for part in result
         )
     if isinstance(result, list):
-        return [one if isinstance(one, int) else tuple(one) for one in result]
+        return [
+            number if isinstance(number, int) else tuple(number) for number in result
+        ]
     if type(result).__name__ == "Record":
         return tuple(result)
     return result
@@ -227,9 +229,9 @@ def test_each_record_is_found_by_its_offset(
     data = encode(plain, rows, base_offset=1000, batch_bytes=batch_bytes)
     facts, _, _ = plain.walk(data, 0, len(data), 100, False)
     index = b"".join(
-        int(one["last_offset"] - 1000).to_bytes(4, "big")
-        + int(one["position"]).to_bytes(4, "big")
-        for one in facts
+        int(fact["last_offset"] - 1000).to_bytes(4, "big")
+        + int(fact["position"]).to_bytes(4, "big")
+        for fact in facts
     )
     size = len(data)
     end = 1000 + len(rows)
@@ -473,13 +475,13 @@ def test_aiokafka_and_kafka_python_read_written_batches(kernel: Any, rows: Any) 
         assert batch.validate_crc()
         found = [
             (
-                one.offset,
-                one.timestamp,
-                one.key,
-                one.value,
-                [tuple(h) for h in one.headers],
+                entry.offset,
+                entry.timestamp,
+                entry.key,
+                entry.value,
+                [tuple(h) for h in entry.headers],
             )
-            for one in batch
+            for entry in batch
         ]
         assert found == [
             (at, time, key, value, headers)
@@ -515,7 +517,7 @@ def test_batches_of_aiokafka_and_kafka_python_are_read(
     for at, (key, value, headers, time) in enumerate(rows):
         assert writer.append(at, timestamp=time, key=key, value=value, headers=headers)
     data = bytes(writer.build())
-    found = [tuple(one) for one in kernel.decode_objects(data, 0, len(data))]
+    found = [tuple(entry) for entry in kernel.decode_objects(data, 0, len(data))]
     assert found == [
         (at, time, key, value, tuple(headers))
         for at, (key, value, headers, time) in enumerate(rows)
@@ -533,9 +535,11 @@ def test_columns_and_objects_of_the_vectors_agree(kernel: Any, name: str) -> Non
     block = np.empty(rows * layout.ROW_SIZE, np.uint8)
     assert kernel.decode_columns(data, 0, stop, block, rows) == rows
     objects = kernel.decode_objects(data, 0, stop)
-    assert block[: 8 * rows].view(np.int64).tolist() == [one.offset for one in objects]
+    assert block[: 8 * rows].view(np.int64).tolist() == [
+        entry.offset for entry in objects
+    ]
     assert block[8 * rows : 16 * rows].view(np.int64).tolist() == [
-        one.timestamp_ms for one in objects
+        entry.timestamp_ms for entry in objects
     ]
 
 
@@ -624,32 +628,32 @@ def test_all_kernels_hash_a_key_as_kafka_does(key: bytes) -> None:
 def test_a_record_behaves_as_a_named_tuple() -> None:
     kinds = [layout.Record] if compiled is None else [layout.Record, compiled.Record]
     for kind in kinds:
-        one = kind(3, T0, b"k", None, (("h", b"1"),))
-        offset, timestamp_ms, key, value, headers = one
-        assert (offset, timestamp_ms, key, value, headers) == one
-        assert one == (3, T0, b"k", None, (("h", b"1"),))
-        assert one != kind(4, T0, b"k", None)
-        assert hash(one) == hash(kind(*one))
-        assert eval(repr(one), {"Record": kind}) == one
-        assert one._replace(offset=9).offset == 9
-        assert one._asdict()["key"] == b"k"
+        row = kind(3, T0, b"k", None, (("h", b"1"),))
+        offset, timestamp_ms, key, value, headers = row
+        assert (offset, timestamp_ms, key, value, headers) == row
+        assert row == (3, T0, b"k", None, (("h", b"1"),))
+        assert row != kind(4, T0, b"k", None)
+        assert hash(row) == hash(kind(*row))
+        assert eval(repr(row), {"Record": kind}) == row
+        assert row._replace(offset=9).offset == 9
+        assert row._asdict()["key"] == b"k"
         with pytest.raises(AttributeError):
-            one.offset = 5  # type: ignore[misc]
-        plain = tuple(one)
-        assert hash(one) == hash(plain)
+            row.offset = 5  # type: ignore[misc]
+        plain = tuple(row)
+        assert hash(row) == hash(plain)
         later = kind(4, T0, b"k", None)
-        assert one < later
-        assert one <= one
+        assert row < later
+        assert row <= row
         assert later > plain
-        assert not one >= later
-        assert sorted([later, one]) == [one, later]
+        assert not row >= later
+        assert sorted([later, row]) == [row, later]
         extra = (1,)
-        assert one + extra == (*plain, 1)
-        assert extra + one == (1, *plain)
-        assert one.index(b"k") == 2
-        assert one.count(None) == 1
+        assert row + extra == (*plain, 1)
+        assert extra + row == (1, *plain)
+        assert row.index(b"k") == 2
+        assert row.count(None) == 1
         with pytest.raises(TypeError):
-            _ = one < 3
+            _ = row < 3
 
 
 def test_a_record_of_a_topic_behaves_as_a_named_tuple() -> None:
@@ -665,36 +669,36 @@ def test_a_record_of_a_topic_behaves_as_a_named_tuple() -> None:
     for kernel, kind in zip(KERNELS, kinds, strict=True):
         mine = [kernel.Record(*record) for record in records]
         placed = kernel.place_records("t", 1, mine)
-        assert [type(one) for one in placed] == [kind, kind]
-        assert [tuple(one) for one in placed] == [
+        assert [type(entry) for entry in placed] == [kind, kind]
+        assert [tuple(entry) for entry in placed] == [
             ("t", 1, *record) for record in records
         ]
         assert kernel.place_record("t", 1, mine[0]) == placed[0]
-        one = placed[0]
-        topic, partition, offset, timestamp_ms, key, value, headers = one
-        assert (topic, partition, offset, timestamp_ms, key, value, headers) == one
-        assert hash(one) == hash(tuple(one)) == hash(kind(*one))
-        assert eval(repr(one), {"TopicRecord": kind}) == one
-        assert one._replace(value={"a": 1}).value == {"a": 1}
-        assert one._asdict()["topic"] == "t"
+        first = placed[0]
+        topic, partition, offset, timestamp_ms, key, value, headers = first
+        assert (topic, partition, offset, timestamp_ms, key, value, headers) == first
+        assert hash(first) == hash(tuple(first)) == hash(kind(*first))
+        assert eval(repr(first), {"TopicRecord": kind}) == first
+        assert first._replace(value={"a": 1}).value == {"a": 1}
+        assert first._asdict()["topic"] == "t"
         with pytest.raises(AttributeError):
-            one.offset = 5
+            first.offset = 5
         assert (
-            one < placed[1]
-            and one <= one
-            and placed[1] > tuple(one)
-            and not one >= placed[1]
+            first < placed[1]
+            and first <= first
+            and placed[1] > tuple(first)
+            and not first >= placed[1]
         )
-        assert (*one, 1) == one + (1,) and (1,) + one == (1, *one)  # noqa: RUF005
-        assert (one.index("t"), one.count(None), len(one), one[-1]) == (
+        assert (*first, 1) == first + (1,) and (1,) + first == (1, *first)  # noqa: RUF005
+        assert (first.index("t"), first.count(None), len(first), first[-1]) == (
             0,
             1,
             7,
             (("h", b"1"),),
         )
-        assert type(pickle.loads(pickle.dumps(one))) is logcore.TopicRecord
-        assert copy.copy(one) == one
-        match one:
+        assert type(pickle.loads(pickle.dumps(first))) is logcore.TopicRecord
+        assert copy.copy(first) == first
+        match first:
             case kind(topic="t", offset=found):
                 assert found == 3
             case _:
@@ -708,12 +712,12 @@ def test_a_pickled_record_is_read_by_either_kernel(protocol: int) -> None:
     """A process with compiled kernels may send records to one without."""
     kinds = [layout.Record] if compiled is None else [layout.Record, compiled.Record]
     for kind in kinds:
-        one = kind(3, T0, b"k", None, (("h", b"1"),))
-        packed = pickle.dumps(one, protocol)
+        row = kind(3, T0, b"k", None, (("h", b"1"),))
+        packed = pickle.dumps(row, protocol)
         assert b"_compiled" not in packed
         assert type(pickle.loads(packed)) is logcore.Record
-        assert pickle.loads(packed) == one
-        assert copy.copy(one) == one
+        assert pickle.loads(packed) == row
+        assert copy.copy(row) == row
 
 
 #: What takes C: a handler of SIGBUS. logcore.fs does without it.

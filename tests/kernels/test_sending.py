@@ -87,11 +87,12 @@ def facts(producer: Producer, topic: str) -> dict[str, Any]:
     for queue in accumulator.queues.values():
         filling = queue.filling
         sizes = [
-            (one.size_bytes, len(one.records), one is filling) for one in queue.batches
+            (batch.size_bytes, len(batch.records), batch is filling)
+            for batch in queue.batches
         ]
         found[queue.partition] = sizes
         found["callbacks", queue.partition] = [
-            len(one.delivery.callbacks) for one in queue.batches
+            len(batch.delivery.callbacks) for batch in queue.batches
         ]
     return found
 
@@ -272,12 +273,12 @@ def test_both_ways_leave_the_same(
         for number in range(3):
             logs = [directory.partition(topic, number) for topic in ("t", "u")]
             batches = [
-                [(one.base_offset, one.last_offset) for one in log.batches(0)]
+                [(batch.base_offset, batch.last_offset) for batch in log.batches(0)]
                 for log in logs
             ]
             assert batches[0] == batches[1]
             records = [
-                [(one.key, one.value, one.headers) for one in log.read(0)]
+                [(record.key, record.value, record.headers) for record in log.read(0)]
                 for log in logs
             ]
             assert records[0] == records[1]

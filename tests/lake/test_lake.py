@@ -150,7 +150,7 @@ def test_start_and_end_bound_the_first_export(
     lake.export(data, TOPIC, target(kind, tmp_path), lake.ExportOptions(start={0: 0}))
     left_out = {(0, 0), (0, 1)}
     assert offsets_of(kind, tmp_path) == [
-        one for one in committed_offsets(data) if one not in left_out
+        offset for offset in committed_offsets(data) if offset not in left_out
     ]
     with pytest.raises(
         OffsetOutOfRangeError, match="cannot begin at an offset outside"
@@ -187,7 +187,7 @@ def test_deleted_records_are_a_gap(
     data.partition(TOPIC, 1).delete_records(end - 2)
     with pytest.raises(ShippingGapError, match="on_gap='skip'"):
         lake.export(data, TOPIC, target(kind, tmp_path))
-    left = [one for one in committed_offsets(data) if one >= (0, 0)]
+    left = [offset for offset in committed_offsets(data) if offset >= (0, 0)]
     lake.export(data, TOPIC, target(kind, tmp_path), lake.ExportOptions(on_gap="skip"))
     found = offsets_of(kind, tmp_path)
     assert len(set(found)) == len(found)
@@ -382,7 +382,7 @@ def test_table_in_a_folder_with_an_unusual_name(
     data.append(TOPIC, b"", partition=0)
     lake.export(data, TOPIC, target(kind, place))
     assert offsets_of(kind, place) == [(0, 0), (0, 1)]
-    assert {one.name for one in tmp_path.iterdir()} == {"data", name}
+    assert {path.name for path in tmp_path.iterdir()} == {"data", name}
 
 
 def test_old_metadata_of_iceberg_is_deleted(
@@ -419,10 +419,10 @@ def partitions_of(kind: str, place: Path, name: str) -> set[Any]:
         import deltalake
 
         found = deltalake.DeltaTable(place / name).partitions()
-        return {next(iter(one.values())) for one in found}
+        return {next(iter(entry.values())) for entry in found}
     table = lake.local_catalog(place).load_table(f"shop.{name}")
     rows = table.inspect.partitions().to_pylist()
-    return {str(next(iter(one["partition"].values()))) for one in rows}
+    return {str(next(iter(row["partition"].values()))) for row in rows}
 
 
 def test_table_partitioned_by_day(
@@ -433,7 +433,7 @@ def test_table_partitioned_by_day(
     lake.export(data, TOPIC, target(kind, tmp_path), options)
     assert offsets_of(kind, tmp_path) == committed_offsets(data)
     days = {"2023-11-14", "2023-11-15", "2023-11-16"}
-    assert {str(one) for one in partitions_of(kind, tmp_path, "orders")} == days
+    assert {str(entry) for entry in partitions_of(kind, tmp_path, "orders")} == days
 
 
 def test_table_partitioned_by_a_header(
@@ -448,7 +448,7 @@ def test_table_partitioned_by_a_header(
     assert set(values) == {"web", None}
     for headers, value in zip(found.column("headers").to_pylist(), values, strict=True):
         assert value == next(
-            (one["value"].decode() for one in headers if one["value"]), None
+            (header["value"].decode() for header in headers if header["value"]), None
         )
     assert "web" in partitions_of(kind, tmp_path, "orders")
 
@@ -479,7 +479,7 @@ def test_unusual_headers_name_partitions(
     found = rows_of(kind, tmp_path)
     assert found.column("value").to_pylist() == values
     # Delta has no partition with an empty name, so the text is null there.
-    stored = [one or None for one in values] if kind == "delta" else values
+    stored = [value or None for value in values] if kind == "delta" else values
     assert found.column("header_source_of").to_pylist() == stored
 
 
@@ -538,7 +538,7 @@ def test_progress_reports_reach_the_total(
     fill(data, 120)
     seen: list[tuple[int, int]] = []
     options = lake.ExportOptions(
-        commit_bytes=COMMIT_BYTES, on_progress=lambda *one: seen.append(one)
+        commit_bytes=COMMIT_BYTES, on_progress=lambda *values: seen.append(values)
     )
     lake.export(data, TOPIC, target(kind, tmp_path), options)
     total = sum(data.partition(TOPIC, n).log_end_offset for n in range(PARTITIONS))
@@ -640,7 +640,7 @@ def test_duckdb_reads_the_table(
     committed = committed_offsets(data)
     wanted = []
     for number in range(PARTITIONS):
-        offsets = [offset for one, offset in committed if one == number]
+        offsets = [offset for index, offset in committed if index == number]
         wanted.append((number, len(offsets), max(offsets)))
     assert connection.execute(query).fetchall() == wanted
     connection.close()

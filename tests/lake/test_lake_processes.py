@@ -43,7 +43,7 @@ def check(kind: str, data: logcore.LogDir, place: Path) -> int:
     state = target(kind, place).load(range(PARTITIONS))
     if state is None:
         return 0
-    ends = {number: one.next_offset for number, one in state.progress.items()}
+    ends = {number: entry.next_offset for number, entry in state.progress.items()}
     found = offsets_of(kind, place)
     assert found == [
         (number, offset)

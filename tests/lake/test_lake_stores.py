@@ -153,11 +153,11 @@ def test_object_store_that_does_not_answer(
     }
     with logcore.open_dir(tmp_path / "data", create=True, durability="os") as logdir:
         logdir.create_topic(TOPIC)
-        one = lake.DeltaTarget(f"s3://{BUCKET}/elsewhere", storage=storage)
+        target = lake.DeltaTarget(f"s3://{BUCKET}/elsewhere", storage=storage)
         with pytest.raises(
             LakeTableError, match="cannot read the Delta table"
         ) as found:
-            lake.export(logdir, TOPIC, one)
+            lake.export(logdir, TOPIC, target)
         assert str(found.value).isprintable()
 
 

@@ -179,7 +179,7 @@ FITTING = {"id": 1, "price": 1.5, "to": {"zip": 1}}
 
 
 @pytest.mark.parametrize(
-    ("value", "reason"), UNFIT, ids=[str(one[:20]) for one, _ in UNFIT]
+    ("value", "reason"), UNFIT, ids=[str(data[:20]) for data, _ in UNFIT]
 )
 def test_json_that_does_not_fit_is_an_error_with_its_offset(
     value: bytes, reason: str
@@ -271,11 +271,13 @@ VALUES = st.lists(
 def without_unknown(value: Any) -> Any:
     """The value without the parts that have no column: nulls, empty objects and empty lists."""
     if isinstance(value, dict):
-        kept = {name: without_unknown(one) for name, one in value.items()}
-        return {name: one for name, one in kept.items() if one is not None} or None
+        kept = {name: without_unknown(entry) for name, entry in value.items()}
+        return {
+            name: entry for name, entry in kept.items() if entry is not None
+        } or None
     if isinstance(value, list):
         return (
-            [without_unknown(one) for one in value]
+            [without_unknown(entry) for entry in value]
             if any(map(is_known, value))
             else None
         )
@@ -306,7 +308,7 @@ def test_each_json_value_is_stored_exactly_or_as_text(commits: list[Any]) -> Non
                 assert kept == text.decode()
                 assert without_unknown(row) is None
                 continue
-            wanted = {column_of(name, reserved): one for name, one in value.items()}
+            wanted = {column_of(name, reserved): entry for name, entry in value.items()}
             assert without_unknown(row) == without_unknown(wanted)
 
 
@@ -320,7 +322,9 @@ def test_columns_name_their_fields(names: list[str]) -> None:
     reserved = frozenset({"key", "day"})
     columns = [column_of(name, reserved) for name in names]
     assert len(set(columns)) == len(columns)
-    schema = pa.schema([("key", pa.binary()), *((one, pa.int64()) for one in columns)])
+    schema = pa.schema(
+        [("key", pa.binary()), *((column, pa.int64()) for column in columns)]
+    )
     assert [field.name for field in fields_of(schema, reserved).fields] == names
 
 

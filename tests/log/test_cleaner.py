@@ -138,8 +138,8 @@ class Model:
 
     def end(self, producer_id: int, *, commit: bool) -> None:
         self.log.end_transaction(producer_id, 0, commit=commit)
-        for one in self.open.pop(producer_id, []):
-            one.is_aborted = not commit
+        for written in self.open.pop(producer_id, []):
+            written.is_aborted = not commit
 
     def reopen(self) -> None:
         self.log.close()
@@ -178,15 +178,15 @@ class Model:
         """
         stable = self.log.last_stable_offset
         state = {
-            one.key: one.value
-            for one in self.written
-            if not one.is_aborted and one.offset < stable
+            written.key: written.value
+            for written in self.written
+            if not written.is_aborted and written.offset < stable
         }
         return {key: value for key, value in state.items() if value is not None}
 
     def check(self) -> None:
         found = self.found()
-        by_offset = {one.offset: one for one in self.written}
+        by_offset = {written.offset: written for written in self.written}
         for (
             offset,
             record,
@@ -195,20 +195,20 @@ class Model:
                 by_offset[offset].key,
                 by_offset[offset].value,
             )
-        for one in self.written:  # P37: the head is unchanged
-            assert one.offset < self.cleaned_end or one.offset in found, one
+        for written in self.written:  # P37: the head is unchanged
+            assert written.offset < self.cleaned_end or written.offset in found, written
         newest: dict[bytes, Written] = {}
-        for one in self.written:
-            if not one.is_aborted and one.offset < self.cleaned_end:
-                newest[one.key] = one
-        for one in newest.values():  # P36: the last value of each key survives
-            assert one.offset in found or one.value is None, one
+        for written in self.written:
+            if not written.is_aborted and written.offset < self.cleaned_end:
+                newest[written.key] = written
+        for written in newest.values():  # P36: the last value of each key survives
+            assert written.offset in found or written.value is None, written
         # No superseded record and no aborted record (P42).
         for offset in found:
-            one = by_offset[offset]
+            written = by_offset[offset]
             assert offset >= self.cleaned_end or (
-                newest.get(one.key) is one and not one.is_aborted
-            ), one
+                newest.get(written.key) is written and not written.is_aborted
+            ), written
         committed = {}
         for record in self.found("read_committed").values():
             assert not by_offset[record.offset].is_aborted
@@ -239,7 +239,7 @@ class Model:
     "seed",
     [
         *range(25),
-        *(pytest.param(one, marks=pytest.mark.slow) for one in range(25, 300)),
+        *(pytest.param(number, marks=pytest.mark.slow) for number in range(25, 300)),
     ],
 )
 def test_P36_P37_P38_P40_P42_P43_random_histories(seed: int) -> None:
@@ -965,7 +965,7 @@ def test_both_kernels_rewrite_batches_identically(
             ]
             expected = {1: rows, 2: kept, 3: []}[int(actions[batch])]
             assert [(record.key, record.value) for record in records] == [
-                (one[0], one[1]) for one in expected
+                (entry[0], entry[1]) for entry in expected
             ]
             assert written.last_offset == 100 * batch + len(rows) - 1
         at = at + size

@@ -95,7 +95,7 @@ class Trial:
 
     def waiting(self) -> set[int]:
         asked: list[Any] = list(self.combined._requests.copy())
-        return {one.step.args[0] for one in asked}
+        return {entry.step.args[0] for entry in asked}
 
     def join(self) -> None:
         self.all_there.set()

@@ -217,7 +217,9 @@ def test_asyncio_logs_expect_keys(tmp_path: Path) -> None:
                 ),
                 return_exceptions=True,
             )
-            stored = [one for one in results if isinstance(one, logcore.Receipt)]
+            stored = [
+                result for result in results if isinstance(result, logcore.Receipt)
+            ]
             assert len(stored) == 1
             assert len(await data.history("t", b"a")) == 1
             log = await data.partition("t", data.sync.choose_partition("t", b"a", None))

@@ -90,8 +90,8 @@ def test_every_append_method_gives_the_same_records(partition: Path) -> None:
         assert found == [(key, value, T0) for key, value in rows] * 5
         assert [record.offset for record in log.read(0)] == list(range(250))
         heads = {
-            (one.magic, one.producer_id, one.producer_epoch, one.base_sequence)
-            for one in log.batches(0)
+            (batch.magic, batch.producer_id, batch.producer_epoch, batch.base_sequence)
+            for batch in log.batches(0)
         }
         assert heads == {(2, -1, -1, -1)}, "without a producer"
         assert log.append_many([]).last_offset == 249
@@ -168,8 +168,8 @@ def test_batches_cover_all_offsets_in_order(partition: Path) -> None:
         batches = list(log.batches(0))
         assert batches[0].base_offset == 0
         assert all(
-            one.next_offset == two.base_offset
-            for one, two in itertools.pairwise(batches)
+            batch.next_offset == two.base_offset
+            for batch, two in itertools.pairwise(batches)
         )
         assert [
             offset for batch in batches for offset in batch.columns().offsets.tolist()
@@ -301,7 +301,9 @@ def test_threads_append_without_loss_and_in_their_own_order(
             thread.start()
         for thread in threads:
             thread.join()
-        assert sorted(offset for one in receipts for offset in one) == list(range(240))
+        assert sorted(offset for receipt in receipts for offset in receipt) == list(
+            range(240)
+        )
         found = {record.offset: (record.key, record.value) for record in log.read(0)}
         for name, offsets in enumerate(receipts):
             assert offsets == sorted(offsets)

@@ -25,10 +25,10 @@ def test_murmur2_equals_kafka() -> None:
     pieces = [*known, b"", *(bytes(range(size)) for size in range(40))]
     edges = np.concatenate([[0], np.cumsum([len(piece) for piece in pieces])])
     found = murmur2(np.frombuffer(b"".join(pieces), np.uint8), edges)
-    assert [int(one) for one in found[: len(known)].astype(np.int32)] == list(
+    assert [int(entry) for entry in found[: len(known)].astype(np.int32)] == list(
         known.values()
     )
-    assert [int(one) & 0x7FFFFFFF for one in found] == [
+    assert [int(entry) & 0x7FFFFFFF for entry in found] == [
         reference_murmur2(piece) for piece in pieces
     ]
 

@@ -62,7 +62,7 @@ def newest(disk: SimulatedDisk) -> str:
 def test_P01_offsets_are_dense_at_append() -> None:
     with open_log(SimulatedDisk()) as log:
         receipts = [log.append_many(ROWS[:count]) for count in (1, 3, 2)]
-        assert [(one.offset, one.last_offset) for one in receipts] == [
+        assert [(receipt.offset, receipt.last_offset) for receipt in receipts] == [
             (0, 0),
             (1, 3),
             (4, 5),
@@ -141,9 +141,11 @@ def test_P10_P11_decoding_inverts_encoding_for_any_split(
             for batch in read_batches(data)
         ]
 
-    one = encode(ROWS[:3], codec=codec)
+    first = encode(ROWS[:3], codec=codec)
     two = encode(ROWS[3:7], codec=codec, base_offset=3)
-    assert decoded(one + two) == decoded(one) + decoded(two) == [ROWS[:3], ROWS[3:7]]
+    assert (
+        decoded(first + two) == decoded(first) + decoded(two) == [ROWS[:3], ROWS[3:7]]
+    )
 
 
 def test_P12_P13_too_large_record_is_refused_without_a_change() -> None:
@@ -440,12 +442,14 @@ def test_P18_index_file_never_mixes_old_and_new_entries(
         disk.faults = FaultPlan(Fault("pread", path="*.index", times=None))
         add(10)
         index.write(disk)
-        assert [str(one) for one in disk.operations] == ["pwrite t-0/x.index"], (
-            "the file is extended without being read"
-        )
+        assert [str(operation) for operation in disk.operations] == [
+            "pwrite t-0/x.index"
+        ], "the file is extended without being read"
         assert disk.files()["/t-0/x.index"] == now + entries([10])
         index.write(disk, sync=True)
-        assert [str(one) for one in disk.operations[1:]] == ["fsync t-0/x.index"]
+        assert [str(operation) for operation in disk.operations[1:]] == [
+            "fsync t-0/x.index"
+        ]
     assert not disk.open_handles
 
 
@@ -721,7 +725,7 @@ def test_P53_last_stable_offset_never_decreases_or_exceeds_the_high_watermark(
                 log.append(b"x", durability="os" if what == "unsynced" else "disk")
             now = log.last_stable_offset, log.high_watermark, log.log_end_offset
             assert list(now) == sorted(now) and all(
-                one <= other for one, other in zip(before, now, strict=True)
+                first <= other for first, other in zip(before, now, strict=True)
             )
             assert now[0] == min([now[1], *open_since.values()])
             reader.refresh()
@@ -824,5 +828,5 @@ def test_every_property_id_of_the_table_has_a_test() -> None:
             f"P{number:02}" for number in range(int(first), int(last or first) + 1)
         }
     assert {f"P{number:02}" for number in range(1, 30)} <= claimed
-    missing = sorted(one for one in claimed if f"_{one}" not in names)
+    missing = sorted(name for name in claimed if f"_{name}" not in names)
     assert not missing, missing

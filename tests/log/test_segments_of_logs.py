@@ -294,9 +294,9 @@ def test_writes_are_as_large_as_the_unsynced_limit_of_the_policy() -> None:
             size = log.statistics().size_bytes // 10
         each = max(1, most // size)
         writes = [
-            one
-            for one in disk.operations[before:]
-            if one == ("pwrite", f"/t-0/{0:020d}.log")
+            operation
+            for operation in disk.operations[before:]
+            if operation == ("pwrite", f"/t-0/{0:020d}.log")
         ]
         assert len(writes) == -(-10 // each), policy
 
@@ -404,7 +404,9 @@ def test_reopening_a_cleanly_closed_log_writes_almost_nothing() -> None:
                 for at in range(5):
                     log.append(b"%d" % at)
     assert disk.files() == files
-    paths = [one.path.removesuffix(".tmp") for one in disk.operations[before:]]
+    paths = [
+        operation.path.removesuffix(".tmp") for operation in disk.operations[before:]
+    ]
     assert set(paths) == {"/", "/.kafka_cleanshutdown", "/t-0", "/t-0/logcore.durable"}
     assert len(paths) <= 14
 
@@ -448,7 +450,11 @@ def test_log_file_is_deleted_before_its_indexes() -> None:
             log.roll()
         before = len(disk.operations)
         log.delete_records(4)
-        renamed = [one.path for one in disk.operations[before:] if one.name == "rename"]
+        renamed = [
+            operation.path
+            for operation in disk.operations[before:]
+            if operation.name == "rename"
+        ]
         assert len(renamed) > 2 * len([path for path in renamed if ".log" in path])
         for base in (0, 2):
             assert next(path for path in renamed if f"{base:020d}" in path).endswith(
@@ -513,7 +519,10 @@ def test_large_append_rolls_by_age_between_its_batches() -> None:
             T0,
         ]
         log.append_many([(None, b"x" * 120, (), time) for time in times])
-        assert [one.base_offset for one in segments_between(log, 0, 6)] == [0, 3]
+        assert [segment.base_offset for segment in segments_between(log, 0, 6)] == [
+            0,
+            3,
+        ]
 
 
 @pytest.mark.parametrize("rolls", [True, False])
@@ -722,7 +731,9 @@ def test_walk_of_a_growing_segment_equals_a_walk_of_a_mapping(
         rows, position, why = growing
         end = len(data) if until is None else until
         assert [row[0] for row in rows] == [
-            one for one in positions[:-1] if positions[begin] <= one < end
+            position
+            for position in positions[:-1]
+            if positions[begin] <= position < end
         ]
         assert (position, why) == (end, layout.WALK_END)
 
@@ -806,17 +817,17 @@ def test_growing_segment_finds_existing_batches(
                 assert segment.find(offset) == starts[found] or (
                     torn and found == len(there) and segment.find(offset) >= size
                 )
-                one = segment.read_one(offset, segment.next_offset(), True)
+                record = segment.read_one(offset, segment.next_offset(), True)
                 assert (
-                    isinstance(one, int)
-                    or one.offset == max(offset, base) <= there[-1][0]
+                    isinstance(record, int)
+                    or record.offset == max(offset, base) <= there[-1][0]
                 )
                 if (
                     found < len(there)
                     and starts[found + 1] <= seek_bytes
                     and not entries
                 ):
-                    assert not isinstance(one, int), "what is read at once has it"
+                    assert not isinstance(record, int), "what is read at once has it"
                 if found < len(there) and not entries:
                     assert segment.batch(starts[found]).last_offset == there[found][0]  # type: ignore[union-attr]
     disk.close(handle)

@@ -61,9 +61,9 @@ def test_reader_of_a_growing_segment_detects_replaced_batches(
 
     def found() -> list[tuple[int, int]]:
         return [
-            (one.base_offset, one.size_bytes)
-            for one in reader.batches(0)
-            if one.records()
+            (batch.base_offset, batch.size_bytes)
+            for batch in reader.batches(0)
+            if batch.records()
         ]
 
     partition.mkdir(parents=True)

@@ -137,7 +137,7 @@ def test_read_between_timestamps_and_between_offsets(
         rows += expected(
             directory,
             number,
-            *(log.high_watermark if one is None else one for one in bounds),
+            *(log.high_watermark if bound is None else bound for bound in bounds),
         )
     assert list(topic.read(moment(since), moment(until))) == rows
     ends = {
@@ -182,7 +182,7 @@ def test_records_without_a_key_change_partition_after_a_batch(
     size = STICKY_BYTES // 4
     numbers = [directory.append("orders", b"x" * size).partition for _ in range(40)]
     assert set(numbers) == {0, 1, 2}
-    changes = sum(one != other for one, other in itertools.pairwise(numbers))
+    changes = sum(first != other for first, other in itertools.pairwise(numbers))
     assert changes == 9, "four records for one partition"
 
 

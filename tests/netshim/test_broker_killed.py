@@ -162,7 +162,11 @@ class Load:
         consumer.subscribe(["in"])
         producer = self._transactional(name)
         while not self.is_over.is_set():
-            found = [one for one in consumer.consume(50, 0.2) if one.error() is None]
+            found = [
+                message
+                for message in consumer.consume(50, 0.2)
+                if message.error() is None
+            ]
             if not found:
                 continue
             try:
@@ -178,9 +182,9 @@ class Load:
     def _transact(self, producer: Any, consumer: Any, found: list[Any]) -> None:
         producer.begin_transaction()
         offsets = {}
-        for one in found:
-            producer.produce("out", one.value(), partition=one.partition())
-            offsets[one.partition()] = one.offset() + 1
+        for entry in found:
+            producer.produce("out", entry.value(), partition=entry.partition())
+            offsets[entry.partition()] = entry.offset() + 1
         places = [
             confluent_kafka.TopicPartition("in", number, offset)
             for number, offset in offsets.items()
@@ -228,9 +232,9 @@ class Load:
         count.
         """
         try:
-            for one in consumer.committed(consumer.assignment(), 20):
-                one.offset = max(one.offset, 0)
-                consumer.seek(one)
+            for partition in consumer.committed(consumer.assignment(), 20):
+                partition.offset = max(partition.offset, 0)
+                consumer.seek(partition)
         except confluent_kafka.KafkaException:
             consumer.unsubscribe()
             consumer.subscribe(["in"])
@@ -386,7 +390,7 @@ def test_stops_under_load_lose_no_acknowledged_record(tmp_path: Path) -> None:
             producer.flush(SECONDS)
         assert broker.returncode == 0
     with logcore.open_dir(tmp_path, read_only=True) as directory:
-        stored = Counter(one.value for one in directory.read("t"))
+        stored = Counter(record.value for record in directory.read("t"))
     assert len(acknowledged) >= 1_500
     assert Counter(acknowledged) - stored == Counter()
 

@@ -70,7 +70,7 @@ def ignored_options(params: list[Any]) -> set[str]:
     texts = ["data", "--listener", "OWN://127.0.0.1:0", "--node-id", "1"]
     texts += ["--listener-protocol", "OWN=PLAINTEXT", "--registry", "r"]
     parser = click.Command("serve", params=params)
-    ignored = {one.name for one in params if one.expose_value}
+    ignored = {param.name for param in params if param.expose_value}
     # The options of listeners replace --host and --port.
     for arguments in (texts, ["data"]):
         options = OptionsRead(parser.make_context("serve", list(arguments)).params)
@@ -93,8 +93,8 @@ def test_every_option_of_serve_is_used() -> None:
 
 def test_options_that_cluster_passes_are_options_of_serve() -> None:
     passed = set(re.findall(r'"(--[a-z-]+)"', inspect.getsource(cluster_command)))
-    own = {name for one in main.commands["cluster"].params for name in one.opts}
-    served = {name for one in main.commands["serve"].params for name in one.opts}
+    own = {name for param in main.commands["cluster"].params for name in param.opts}
+    served = {name for param in main.commands["serve"].params for name in param.opts}
     assert {"--node-id", "--broker-session-timeout-ms"} <= passed
     assert passed - served <= own
 

@@ -168,7 +168,7 @@ def test_output_of_check_is_a_configuration_file(tmp_path: Path) -> None:
 
 
 def _shapes() -> dict[str, OptionShape]:
-    return {key: _shape(one) for key, one in _file_options().items()}
+    return {key: _shape(option) for key, option in _file_options().items()}
 
 
 def test_check_finds_the_errors_of_serve(tmp_path: Path) -> None:
@@ -186,7 +186,7 @@ def test_check_finds_the_errors_of_serve(tmp_path: Path) -> None:
 
 def test_every_option_of_serve_has_a_key_and_a_variable() -> None:
     serve = main.commands["serve"]
-    names = [one.envvar for one in serve.params]
+    names = [param.envvar for param in serve.params]
     assert len(set(names)) == len(names)
     assert all(str(name).startswith("NETSHIM_") for name in names)
 

@@ -360,7 +360,7 @@ class Crowd:
 
     def step(self) -> None:
         self.now_ms += 50
-        for host in [one for one in self.hosts if one not in self.ended]:
+        for host in [host for host in self.hosts if host not in self.ended]:
             while self.coming[host] and host.connection.has_room():
                 room = host.connection.get_buffer()
                 piece = self.coming[host][: len(room)]
@@ -405,7 +405,9 @@ def test_slow_clients_do_not_block_the_request_memory() -> None:
                 crowd.coming[host] += bytes(60)
             crowd.step()
         assert len(good.frames) == 1 and good not in crowd.ended
-        for host in [one for one in slow if one in crowd.ended]:  # they connect again
+        for host in [
+            host for host in slow if host in crowd.ended
+        ]:  # they connect again
             slow[slow.index(host)] = crowd.join(HUGE + bytes(66 << 10))
     assert crowd.ended and all(
         "others wait" in reason for reason in crowd.ended.values()

@@ -88,13 +88,13 @@ def facts(bench: SimulatedDiskBroker) -> Any:
         {name: numbers(target) for name, target in consumers.targets.items()},
         {
             name: (
-                one.member_epoch,
-                one.previous_epoch,
-                one.state,
-                numbers(one.assigned),
-                numbers(one.revoking),
+                current.member_epoch,
+                current.previous_epoch,
+                current.state,
+                numbers(current.assigned),
+                numbers(current.revoking),
             )
-            for name, one in consumers.currents.items()
+            for name, current in consumers.currents.items()
         },
     )
 
@@ -124,7 +124,7 @@ def expected() -> list[Any]:
         assert heartbeat(bench, *step) == 0
         found.append(facts(bench))
     bench.stop()
-    assert len({repr(one) for one in found}) == len(STEPS) + 1, (
+    assert len({repr(entry) for entry in found}) == len(STEPS) + 1, (
         "each step changes something"
     )
     return found

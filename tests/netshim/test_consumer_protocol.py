@@ -571,7 +571,7 @@ def test_command_line_lists_and_deletes_consumer_groups(rig: Rig) -> None:
     listed = [
         json.loads(line) for line in run("group", "list", path, "--json").splitlines()
     ]
-    assert [(one["group"], one["members"]) for one in listed] == [("g", 2)]
+    assert [(entry["group"], entry["members"]) for entry in listed] == [("g", 2)]
     run("group", "delete", path, "g", "--yes")
     assert run("group", "list", path, "--json") == ""
     rig.start()
@@ -710,7 +710,7 @@ def test_confluent_members_are_replaced_one_by_one_and_back(
         while (
             shares() != [0, 1, 2, 3]
             or not written <= values
-            or not all(one.assignment() for one in members)
+            or not all(member.assignment() for member in members)
         ):
             assert time.monotonic() < until, (shares(), written - values)
             for member in members:

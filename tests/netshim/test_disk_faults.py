@@ -27,9 +27,12 @@ def test_producer_on_a_full_disk_delivers_after_space_is_freed(kafka: Kafka) -> 
         rule = faults.disk("pwrite", "ENOSPC", path="*/orders-0/*.log")
         producer.produce("orders", b"4 apples")
         rule.wait(timeout=60)
-        assert [one.value for one in kafka.records("orders")] == [b"1 pear"]
+        assert [record.value for record in kafka.records("orders")] == [b"1 pear"]
     assert producer.flush(60) == 0
-    assert [one.value for one in kafka.records("orders")] == [b"1 pear", b"4 apples"]
+    assert [record.value for record in kafka.records("orders")] == [
+        b"1 pear",
+        b"4 apples",
+    ]
 
 
 def test_disk_fault_on_other_files_fails_nothing(kafka: Kafka) -> None:
@@ -65,7 +68,7 @@ def test_slow_disk_delays_an_append(kafka: Kafka) -> None:
         kafka.append("orders", b"4 apples")
         assert time.monotonic() - began >= 0.3
         assert rule.hits == 1
-    assert [one.value for one in kafka.records("orders")] == [b"4 apples"]
+    assert [record.value for record in kafka.records("orders")] == [b"4 apples"]
 
 
 @pytest.mark.parametrize(
@@ -90,8 +93,8 @@ def test_disk_fault_of_one_broker_leaves_the_files_of_others(
 ) -> None:
     faulty = kafka_factory()
     healthy = kafka_factory()
-    for one in (faulty, healthy):
-        one.create_topic("orders")
+    for kafka in (faulty, healthy):
+        kafka.create_topic("orders")
     with faulty.faults() as faults:
         rule = faults.disk("pwrite", "EIO", path="*/orders-0/*.log")
         healthy.append("orders", b"4 apples")

@@ -75,14 +75,14 @@ def test_fault_makes_a_client_retry_until_it_is_removed(
     assert producer.flush(DEADLINE_S) == 0
     assert door("GET", f"{path}/wait?hits=2&timeout=30")[1]["hits"] == 2
     seen = door("GET", path)[1]["requests"]
-    assert [one["codes"] for one in seen] == [["NOT_LEADER_OR_FOLLOWER"]] * 2
+    assert [entry["codes"] for entry in seen] == [["NOT_LEADER_OR_FOLLOWER"]] * 2
     assert len(door("GET", "/requests?api=produce")[1]) == 3
     assert door("DELETE", path)[0] == 200
     assert door("GET", path) == (404, {"error": "no fault 1", "known": []})
 
 
 def test_list_of_rules_is_removed_together(kafka: Kafka, door: Ask) -> None:
-    rules = [{"action": "observe", "api": one} for one in ("Produce", "Fetch")]
+    rules = [{"action": "observe", "api": name} for name in ("Produce", "Fetch")]
     number = door("POST", "/faults", rules)[1]["fault"]
     broker = kafka.server.server.broker
     assert broker.faults is not None
@@ -92,7 +92,7 @@ def test_list_of_rules_is_removed_together(kafka: Kafka, door: Ask) -> None:
 
 
 def test_invalid_rule_of_a_list_adds_none(kafka: Kafka, door: Ask) -> None:
-    rules = [{"action": "observe", "api": one} for one in ("Produce", "Fetsh")]
+    rules = [{"action": "observe", "api": name} for name in ("Produce", "Fetsh")]
     status, answer = door("POST", "/faults", rules)
     assert status == 400
     assert "Fetch" in answer["error"]
@@ -142,14 +142,14 @@ def test_records_are_appended_waited_for_and_read(kafka: Kafka, door: Ask) -> No
     body = b'{"key": "anna", "value": "4 apples"}\n{"value": null}\n'
     status, receipts = door("POST", "/topics/orders/records", body)
     assert status == 200
-    assert [one["offset"] for one in receipts] == [0, 1]
+    assert [receipt["offset"] for receipt in receipts] == [0, 1]
     assert door("GET", "/topics/orders/wait?count=2") == (
         200,
         {"topic": "orders", "count": 2},
     )
     kafka.append("orders", b"\xff")
     found = door("GET", "/topics/orders/records")[1]
-    assert [one.get("value") for one in found] == ["4 apples", None, None]
+    assert [entry.get("value") for entry in found] == ["4 apples", None, None]
     assert found[2]["value_base64"] == "/w=="
     assert door("GET", "/state")[1]["topics"]["orders"] == {"0": 3}
 
@@ -328,17 +328,17 @@ def test_openapi_describes_each_call(door: Ask) -> None:
     status, described = door("GET", "/openapi.json")
     assert status == 200 and described["openapi"] == "3.1.0"
     operations = [
-        (method.upper(), path, one)
+        (method.upper(), path, entry)
         for path, methods in described["paths"].items()
-        for method, one in methods.items()
+        for method, entry in methods.items()
     ]
     assert len(operations) == len(ROUTES)
-    for _, path, one in operations:
-        names = [parameter["name"] for parameter in one["parameters"]]
+    for _, path, entry in operations:
+        names = [parameter["name"] for parameter in entry["parameters"]]
         assert all(f"{{{name}}}" in path for name in names)
         assert path.count("{") == len(names)
-        assert one["summary"].endswith(".")
-    assert len({one["operationId"] for *_, one in operations}) == len(ROUTES)
+        assert entry["summary"].endswith(".")
+    assert len({entry["operationId"] for *_, entry in operations}) == len(ROUTES)
 
 
 def test_snapshot_is_restored(kafka: Kafka, door: Ask) -> None:

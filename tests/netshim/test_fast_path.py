@@ -128,7 +128,7 @@ def test_every_version_of_a_session_gets_equal_responses(
     assert is_usual(pair, lambda: pair.fetch(0, epoch=1, **more))
     assert pair.fetch(1, epoch=2, **more) == "waits"
     pair.produce(acks=-1)
-    (found,) = [one for one in pair.run() if "records=" in one[1]][-1:]
+    (found,) = [entry for entry in pair.run() if "records=" in entry[1]][-1:]
     assert "high_watermark=2" in found[1]
     assert pair.fetch(2, epoch=3, **more) == "waits"
     assert len(pair.sleep(500)) == 1
@@ -571,6 +571,6 @@ def test_changed_frames_get_equal_responses(pair: Pair) -> None:
             for at in range(4, head):
                 changed = bytearray(frame)
                 changed[at] = rng.choice((0, 1, 2, 0x7F, 0x80, 0xFF))
-                for one in (bytes(changed), frame[:at]):
-                    pair.each(partial(Side.send, frame=one, api=api, version=version))
+                for data in (bytes(changed), frame[:at]):
+                    pair.each(partial(Side.send, frame=data, api=api, version=version))
                 pair.sleep(0)

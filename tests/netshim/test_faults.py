@@ -72,14 +72,14 @@ def produced(bench: Bench, partitions: int = 1, **more: Any) -> dict[int, int]:
     request = bench.produces(RECORDS, partitions=partitions)
     response = bench.ask(wire.PRODUCE, 9, request, **more)
     return {
-        one.index: one.error_code
+        entry.index: entry.error_code
         for topic in response.responses
-        for one in topic.partition_responses
+        for entry in topic.partition_responses
     }
 
 
 def ends(bench: Bench) -> list[int]:
-    return [bench.logdir.partition("t", one).log_end_offset for one in range(3)]
+    return [bench.logdir.partition("t", number).log_end_offset for number in range(3)]
 
 
 # -- errors ----------------------------------------------------------------------------
@@ -132,7 +132,9 @@ def test_topic_has_one_entry_in_the_response(
     topic.topic_id = bench.broker.state.topic_ids.id_of("t")
     response = bench.ask(wire.PRODUCE, version, request)
     (entry,) = response.responses
-    assert sorted((one.index, one.error_code) for one in entry.partition_responses) == [
+    assert sorted(
+        (response.index, response.error_code) for response in entry.partition_responses
+    ) == [
         (0, 0),
         (1, 0),
         (2, 6),
@@ -161,7 +163,9 @@ def test_committed_offset_of_one_topic_is_refused(
             topics=topics,
         ),
     )
-    assert {one.name: one.partitions[0].error_code for one in response.topics} == {
+    assert {
+        topic.name: topic.partitions[0].error_code for topic in response.topics
+    } == {
         "t": 0,
         "u": codes.COORDINATOR_NOT_AVAILABLE,
     }
@@ -186,18 +190,18 @@ def test_fetched_offset_of_one_topic_is_refused(
         ),
     )
     found = {
-        (one.group_id, topic.name): topic.partitions[0].error_code
-        for one in response.groups
-        for topic in one.topics
+        (group.group_id, topic.name): topic.partitions[0].error_code
+        for group in response.groups
+        for topic in group.topics
     }
     unstable = codes.UNSTABLE_OFFSET_COMMIT
     assert found == {("g1", "t"): 0, ("g1", "u"): unstable, ("g2", "t"): 0}
-    assert not any(one.error_code for one in response.groups)
+    assert not any(group.error_code for group in response.groups)
 
 
 @pytest.mark.parametrize(
     "api",
-    [one for one in FAULTY if "topic" in filters_of(one.name)],
+    [api for api in FAULTY if "topic" in filters_of(api.name)],
     ids=lambda api: api.name,
 )
 def test_every_api_answers_an_error_for_one_topic(
@@ -254,7 +258,7 @@ def test_partition_of_a_transaction_is_refused(
         ),
     )
     (topic,) = answer.results_by_topic_v3_and_below
-    found = [one.partition_error_code for one in topic.results_by_partition]
+    found = [entry.partition_error_code for entry in topic.results_by_partition]
     assert found == [codes.CONCURRENT_TRANSACTIONS] * 2
 
 
@@ -265,14 +269,17 @@ def test_metadata_of_all_topics_shows_the_error_of_one(
     partly = faults.answer("Metadata", "LEADER_NOT_AVAILABLE", topic="t", partition=1)
     request = wire.METADATA.Request(topics=None)
     shown = {
-        one.name: one.error_code for one in bench.ask(wire.METADATA, 9, request).topics
+        topic.name: topic.error_code
+        for topic in bench.ask(wire.METADATA, 9, request).topics
     }
     assert shown == {"t": 0, "u": codes.LEADER_NOT_AVAILABLE}
     rule.remove()
     (topic,) = (
-        one for one in bench.ask(wire.METADATA, 9, request).topics if one.name == "t"
+        topic
+        for topic in bench.ask(wire.METADATA, 9, request).topics
+        if topic.name == "t"
     )
-    found = [one.error_code for one in topic.partitions]
+    found = [partition.error_code for partition in topic.partitions]
     assert found == [0, codes.LEADER_NOT_AVAILABLE, 0]
     assert (rule.hits, partly.hits) == (1, 1)
 
@@ -288,7 +295,7 @@ def test_first_rule_wins_and_observers_prevent_none(
     second = faults.answer("*", 7)
     assert [produced(bench)[0] for _ in range(3)] == [6, 7, 7]
     assert (seen.hits, first.hits, second.hits) == (3, 1, 2)
-    assert [one.codes for one in seen.requests] == [(6,), (7,), (7,)]
+    assert [request.codes for request in seen.requests] == [(6,), (7,), (7,)]
 
 
 def test_after_every_and_times(bench: Bench, faults: FaultControl) -> None:
@@ -366,7 +373,7 @@ def test_number_of_rules_is_limited(bench: Bench, faults: FaultControl) -> None:
 
 
 def test_names_of_apis() -> None:
-    assert [api_named(one) for one in ("FETCH", 1, "*")] == ["Fetch", "Fetch", "*"]
+    assert [api_named(name) for name in ("FETCH", 1, "*")] == ["Fetch", "Fetch", "*"]
 
 
 # -- time and connections --------------------------------------------------------------
@@ -483,7 +490,8 @@ def test_response_is_cut_after_access_control_completed_it(
     reply = bench.send(wire.PRODUCE, 9, request)
     response = bench.read(wire.PRODUCE, 9, reply)
     found = {
-        one.name: one.partition_responses[0].error_code for one in response.responses
+        entry.name: entry.partition_responses[0].error_code
+        for entry in response.responses
     }
     assert found == {"t": 0, "u": codes.TOPIC_AUTHORIZATION_FAILED}
 
@@ -552,7 +560,7 @@ def test_delayed_request_delays_the_later_ones_of_its_connection(kafka: Kafka) -
         rule.release()
         for _ in range(2):
             client.produced()
-        assert [one.value for one in kafka.records("t")] == [b"first", b"second"]
+        assert [record.value for record in kafka.records("t")] == [b"first", b"second"]
 
 
 def test_connection_ends_after_the_first_bytes(kafka: Kafka) -> None:

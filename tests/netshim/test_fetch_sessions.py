@@ -89,8 +89,8 @@ def test_session_is_declined_while_all_slots_are_in_use(
 def test_larger_session_replaces_the_smallest_old_one(sessions: FetchSessions) -> None:
     small = begun(sessions, request_of(0, 0, 2))
     large = begun(sessions, request_of(0, 0, 4))
-    for one in (small, large):  # not idle
-        sessions.begin(request_of(one, 1), _VERSION, EVICTION_MS)
+    for number in (small, large):  # not idle
+        sessions.begin(request_of(number, 1), _VERSION, EVICTION_MS)
     later_ms = EVICTION_MS + 1
     assert begun(sessions, request_of(0, 0, 1), later_ms) == 0
     assert begun(sessions, request_of(0, 0, 3), later_ms)
@@ -150,42 +150,42 @@ def test_partitions_of_one_session_are_limited(
 
 def test_forgotten_topics_take_no_memory(sessions: FetchSessions) -> None:
     kind = wire.FETCH.Request
-    one = begun(sessions, request_of(0, 0, 1))
+    number = begun(sessions, request_of(0, 0, 1))
     for epoch in range(1, 101):
         topic = kind.Topic(
             topic=f"new{epoch}", partitions=[kind.Topic.Partition(partition=0)]
         )
         former = kind.ForgottenTopic(topic=f"new{epoch - 1}", partitions=[0])
         request = kind(
-            session_id=one,
+            session_id=number,
             session_epoch=epoch,
             topics=[topic],
             forgotten_topics_data=[former],
         )
         assert isinstance(sessions.begin(request, _VERSION, 0), SessionFetch)
-    session = sessions.get(one)
+    session = sessions.get(number)
     assert session is not None
     assert sessions.partitions == 2
     assert len(session._topics) == 2
 
 
 def test_session_without_partitions_is_closed(sessions: FetchSessions) -> None:
-    one = begun(sessions, request_of(0, 0, 2))
-    assert sessions.begin(request_of(one, 1, forgotten=2), _VERSION, 0) is None
+    number = begun(sessions, request_of(0, 0, 2))
+    assert sessions.begin(request_of(number, 1, forgotten=2), _VERSION, 0) is None
     assert (len(sessions), sessions.partitions) == (0, 0)
 
 
 def test_names_and_ids_are_not_mixed(sessions: FetchSessions) -> None:
-    one = begun(sessions, request_of(0, 0, 2))
-    refused = sessions.begin(request_of(one, 1), 13, 0)
+    number = begun(sessions, request_of(0, 0, 2))
+    refused = sessions.begin(request_of(number, 1), 13, 0)
     assert refused == codes.FETCH_SESSION_TOPIC_ID_ERROR
-    assert isinstance(sessions.begin(request_of(one, 1), 12, 0), SessionFetch)
+    assert isinstance(sessions.begin(request_of(number, 1), 12, 0), SessionFetch)
 
 
 def test_answer_to_an_overtaken_request_is_refused(sessions: FetchSessions) -> None:
-    one = begun(sessions, request_of(0, 0, 2))
-    first = sessions.begin(request_of(one, 1), _VERSION, 0)
-    second = sessions.begin(request_of(one, 2), _VERSION, 0)
+    number = begun(sessions, request_of(0, 0, 2))
+    first = sessions.begin(request_of(number, 1), _VERSION, 0)
+    second = sessions.begin(request_of(number, 2), _VERSION, 0)
     assert isinstance(first, SessionFetch) and isinstance(second, SessionFetch)
     response = first.complete(wire.FETCH.Response())
     assert response.error_code == codes.INVALID_FETCH_SESSION_EPOCH
@@ -260,10 +260,10 @@ def test_partition_that_is_read_again_only_after_a_change(
     fetcher.fetch()
     session = still.broker.state.fetch_sessions.get(fetcher.id)
     assert session is not None
-    assert all(one.quiet for one in session.partitions.values())
+    assert all(partition.quiet for partition in session.partitions.values())
     still.logdir.append("t", b"v", partition=1)
     fetcher.fetch()
-    assert [bool(one.quiet) for one in session.partitions.values()] == [
+    assert [bool(partition.quiet) for partition in session.partitions.values()] == [
         True,
         True,
         False,  # answered partitions move to the end
@@ -349,11 +349,15 @@ def test_waiting_fetch_of_an_idle_follower_ends_with_news(
     assert reply.is_set
     data = b"".join(bytes(piece) for piece in reply.value)
     _, response = wire.decode_response(wire.FETCH, _VERSION, memoryview(data)[4:])
-    found = [one for topic in response.responses for one in topic.partitions]
+    found = [
+        partition for topic in response.responses for partition in topic.partitions
+    ]
     if change == "topic":
-        assert {one.error_code for one in found} == {codes.UNKNOWN_TOPIC_OR_PARTITION}
+        assert {entry.error_code for entry in found} == {
+            codes.UNKNOWN_TOPIC_OR_PARTITION
+        }
     else:
-        assert [one.partition_index for one in found] == [2]
+        assert [entry.partition_index for entry in found] == [2]
         assert found[0].records
 
 

@@ -29,7 +29,9 @@ from support.rig import Rig, code_of, in_both_homes
 
 @in_both_homes
 def test_find_coordinator_returns_this_broker(rig: Rig) -> None:
-    def one(version: int, key: str, key_type: int) -> tuple[int, int, str, int]:
+    def find_coordinator(
+        version: int, key: str, key_type: int
+    ) -> tuple[int, int, str, int]:
         if version < 4:
             found = rig.ask(wire.FIND_COORDINATOR, version, key=key, key_type=key_type)
         else:
@@ -44,12 +46,17 @@ def test_find_coordinator_returns_this_broker(rig: Rig) -> None:
         return found.error_code, found.node_id, found.host, found.port
 
     for version in range(7):
-        assert one(version, "g", 0) == (0, rig.logdir.node_id, "broker", 9092)
+        assert find_coordinator(version, "g", 0) == (
+            0,
+            rig.logdir.node_id,
+            "broker",
+            9092,
+        )
         # As in Kafka. Later requests for such a group are refused.
-        assert one(version, "", 0)[0] == 0
+        assert find_coordinator(version, "", 0)[0] == 0
         if version:
-            assert one(version, "t", 1)[0] == 0
-            assert one(version, "s", 2)[0] == codes.INVALID_REQUEST
+            assert find_coordinator(version, "t", 1)[0] == 0
+            assert find_coordinator(version, "s", 2)[0] == codes.INVALID_REQUEST
 
 
 @in_both_homes

@@ -718,13 +718,13 @@ def test_waits_of_disconnected_clients_are_removed(connect: Any, server: Any) ->
         topics=[request.Topic(topic="t", partitions=[part] * 50)],
     )
     crowd = [connect() for _ in range(20)]
-    for one in crowd:
+    for entry in crowd:
         for _ in range(20):
-            one.send(wire.FETCH, 11, body)
+            entry.send(wire.FETCH, 11, body)
     state = server.server.broker.state
     wait_until(lambda: len(state.timers._actions) >= 400)
-    for one in crowd:
-        one.close()
+    for entry in crowd:
+        entry.close()
     wait_until(lambda: not state.fetches.waited_for() and not state.timers._actions)
     assert client.produce([b"v"]).error_code == 0
 

@@ -51,4 +51,4 @@ def test_stop_closes_responses_and_connections_that_have_just_been_accepted(
                 assert client.recv(100)
             host.stop()
         gc.collect()
-    assert [str(one.exc_value) for one in found] == []
+    assert [str(entry.exc_value) for entry in found] == []

@@ -244,24 +244,27 @@ def test_stopped_broker_can_be_read_and_ends_waits(
 
 
 def test_namespaces_are_separate_and_leave_no_topics_or_groups(broker: Kafka) -> None:
-    with broker.namespace("test_one[a/b]") as one, broker.namespace("test_two") as two:
-        names = one.create_topic("orders"), two.create_topic("orders")
+    with (
+        broker.namespace("test_one[a/b]") as first,
+        broker.namespace("test_two") as two,
+    ):
+        names = first.create_topic("orders"), two.create_topic("orders")
         assert len(set(names)) == 2
         assert all(
             re.fullmatch(r"t\d+-test_(one_a_b|two)-orders", name) for name in names
         )
-        assert one.topic(names[0]) == one.topic("orders") == names[0]
-        one.append("orders", b"x")
+        assert first.topic(names[0]) == first.topic("orders") == names[0]
+        first.append("orders", b"x")
         assert (
-            one.topics(),
-            len(one.records("orders")),
+            first.topics(),
+            len(first.records("orders")),
             len(two.records("orders")),
         ) == (["orders"], 1, 0)
         with pytest.raises(TopicExistsError):
-            one.create_topic("orders")
+            first.create_topic("orders")
         with pytest.raises(RuntimeError, match="shared"):
-            one.stop()
-        for each in (one, two):
+            first.stop()
+        for each in (first, two):
             consumer = confluent_kafka.Consumer(
                 {
                     "bootstrap.servers": each.bootstrap,
@@ -272,7 +275,7 @@ def test_namespaces_are_separate_and_leave_no_topics_or_groups(broker: Kafka) ->
             offset = confluent_kafka.TopicPartition(each.topic("orders"), 0, 1)
             consumer.commit(offsets=[offset], asynchronous=False)
             consumer.close()
-        groups = {one.group("g"), two.group("g")}
+        groups = {first.group("g"), two.group("g")}
         assert groups == {name for name in group_names(broker) if name in groups}
     assert not groups & set(group_names(broker))
     assert not [name for name in broker.topics() if name in names]

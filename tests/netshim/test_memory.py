@@ -377,9 +377,13 @@ def test_partitions_of_one_request_are_open_together_if_they_fit(
     for numbers in (range(4), range(12, 28), range(12)):
         bench.now_ms += 1
         bench.broker.tick(bench.now_ms)
-        for each in [numbers] if len(numbers) <= 12 else [[one] for one in numbers]:
+        for each in (
+            [numbers] if len(numbers) <= 12 else [[number] for number in numbers]
+        ):
             answer = bench.ask(wire.FETCH, 12, bench.fetches(each))
-            codes = {one.error_code for one in answer.responses[0].partitions}
+            codes = {
+                partition.error_code for partition in answer.responses[0].partitions
+            }
             assert codes == {0}, each
     bench.close()
 

@@ -40,8 +40,8 @@ def metadata(kafka: Kafka, topic: str = "t") -> Any:
 
 def leaders(kafka: Kafka, topic: str = "t") -> dict[int, int]:
     return {
-        number: one.leader
-        for number, one in metadata(kafka, topic).topics[topic].partitions.items()
+        number: partition.leader
+        for number, partition in metadata(kafka, topic).topics[topic].partitions.items()
     }
 
 
@@ -58,7 +58,7 @@ def at_node(kafka: Kafka, node: int) -> Iterator[Client]:
 
 def test_partitions_have_leaders_on_all_nodes(three: Kafka) -> None:
     found = metadata(three)
-    assert {number: one.port for number, one in found.brokers.items()} == {
+    assert {number: broker.port for number, broker in found.brokers.items()} == {
         number: int(address.rpartition(":")[2])
         for number, address in enumerate(three.bootstrap_servers.split(","), 1)
     }
@@ -77,12 +77,12 @@ def test_records_arrive_through_all_nodes(three: Kafka) -> None:
     assert client.flush(LIMIT_S) == 0
     reader = consumer(three, "g")
     reader.subscribe(["t"])
-    assert sorted(read(reader, 30)) == sorted(b"%d" % one for one in range(30))
+    assert sorted(read(reader, 30)) == sorted(b"%d" % number for number in range(30))
     reader.close()
     fetched = {
-        (one.node, number)
-        for one in three.requests("Fetch")
-        for _, number in one.partitions
+        (request.node, number)
+        for request in three.requests("Fetch")
+        for _, number in request.partitions
     }
     assert fetched == {(node, number) for number, node in LEADERS.items()}
 
@@ -95,7 +95,7 @@ def test_another_node_refuses_and_stores_nothing(three: Kafka) -> None:
         assert client.is_cut(), "expected the end of the connection, as in Kafka"
     with at_node(three, 1) as client:
         assert client.produce([b"kept"]).error_code == codes.NONE
-    assert [one.value for one in three.records("t")] == [b"kept"]
+    assert [record.value for record in three.records("t")] == [b"kept"]
 
 
 def test_a_fetch_at_another_node_is_answered_at_once(three: Kafka) -> None:
@@ -123,7 +123,8 @@ def test_a_request_is_served_for_the_partitions_of_its_node(three: Kafka) -> Non
     with at_node(three, 2) as client:
         answer = client.ask(wire.LIST_OFFSETS, 5, request)
     assert {
-        one.partition_index: one.error_code for one in answer.topics[0].partitions
+        partition.partition_index: partition.error_code
+        for partition in answer.topics[0].partitions
     } == {
         0: codes.NOT_LEADER_OR_FOLLOWER,
         1: codes.NONE,
@@ -140,9 +141,9 @@ def test_a_producer_follows_a_leader(three: Kafka) -> None:
             three.move_leader("t", 0, node)
             client.produce("t", b"at %d" % node, partition=0)
             assert client.flush(LIMIT_S) == 0
-        nodes = [one.node for one in seen.requests if not one.codes]
+        nodes = [request.node for request in seen.requests if not request.codes]
     assert nodes == [1, 3, 2, 1]
-    assert [one.value for one in three.records("t")] == [
+    assert [record.value for record in three.records("t")] == [
         b"at 1",
         b"at 3",
         b"at 2",
@@ -215,7 +216,10 @@ def test_a_transaction_ends_at_its_new_coordinator(three: Kafka) -> None:
     three.move_leader(TRANSACTIONS_TOPIC, 0, 2)
     client.produce("t", b"b", partition=2)
     client.commit_transaction(LIMIT_S)
-    assert sorted(str(one.value) for one in three.records("t")) == ["b'a'", "b'b'"]
+    assert sorted(str(record.value) for record in three.records("t")) == [
+        "b'a'",
+        "b'b'",
+    ]
 
 
 def test_groups_are_listed_once(three: Kafka) -> None:
@@ -224,7 +228,7 @@ def test_groups_are_listed_once(three: Kafka) -> None:
     until(lambda: reader.assignment() or reader.poll(0.1), "an assignment")
     admin = admin_client.AdminClient({"bootstrap.servers": three.bootstrap_servers})
     listed = admin.list_consumer_groups(request_timeout=LIMIT_S).result().valid
-    assert [one.group_id for one in listed] == ["g"]
+    assert [entry.group_id for entry in listed] == ["g"]
     reader.close()
 
 
@@ -238,7 +242,7 @@ def test_rules_can_select_a_node(three: Kafka) -> None:
                 answer = client.ask(wire.METADATA, 9, request)
                 found.append(answer.topics[0].error_code)
         assert found == [codes.NONE, codes.NONE, codes.LEADER_NOT_AVAILABLE]
-        assert {one.node for one in rule.requests} == {3}
+        assert {request.node for request in rule.requests} == {3}
 
 
 def test_one_node_is_as_before(three: Kafka) -> None:

@@ -308,8 +308,8 @@ def pipelined(
     )
     bench.at_once = False
     sent = b"".join(
-        wire.encode_request(api, version, number, "c", one)
-        for number, one in enumerate(requests)
+        wire.encode_request(api, version, number, "c", request)
+        for number, request in enumerate(requests)
     )
     while sent:
         room = connection.get_buffer()

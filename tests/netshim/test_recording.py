@@ -47,7 +47,7 @@ def read(path: str | Path) -> list[TrafficRecord]:
 
 
 def frames(records: list[TrafficRecord], kind: TrafficKind) -> list[bytes]:
-    return [one.payload for one in records if one.kind is kind]
+    return [record.payload for record in records if record.kind is kind]
 
 
 class SpyingClient(Client):
@@ -80,12 +80,12 @@ def test_frames_are_recorded_as_sent(kafka: Kafka, tmp_path: Path) -> None:
     records = read(recording.path)
     assert frames(records, TrafficKind.REQUEST) == client.sent
     assert frames(records, TrafficKind.RESPONSE) == client.received
-    assert {one.connection for one in records[:-1]} == {1}
-    times = [one.time_ns for one in records]
+    assert {record.connection for record in records[:-1]} == {1}
+    times = [record.time_ns for record in records]
     assert times == sorted(times) and times[0] >= 0
     assert records[0].facts()["listener"] == "PLAINTEXT"
     assert records[0].facts()["peer"].startswith("127.0.0.1:")
-    assert not any(one.is_redacted for one in records)
+    assert not any(record.is_redacted for record in records)
     with TrafficFile(recording.path) as file:
         assert not file.is_complete
         list(file)
@@ -199,7 +199,7 @@ def test_full_disk_ends_the_recording_and_not_the_broker(
         with pytest.raises(logcore.errors.DiskFullError):
             recording.close()
     assert client.produce([b"after it"]).error_code == 0
-    errors = [one for one in caplog.messages if "recording" in one]
+    errors = [message for message in caplog.messages if "recording" in message]
     assert len(errors) == 1 and "has stopped; the broker continues" in errors[0]
     client.close()
 
@@ -235,7 +235,7 @@ def test_slow_disk_stops_the_recording_before_memory_is_used_up(
     assert isinstance(recorder.failure, logcore.errors.ResourceError)
     files.may_write.set()
     recorder.close()
-    (line,) = [one for one in caplog.messages if "recording" in one]
+    (line,) = [message for message in caplog.messages if "recording" in message]
     assert "the disk is slower than the traffic" in line
     # The block that was being written is whole.
     assert len(read(tmp_path / "t.ksh")) in (0, 6)
@@ -258,7 +258,9 @@ def small_recording(path: Path) -> list[TrafficRecord]:
 
 def test_file_that_was_cut_off_is_read_up_to_its_last_block(tmp_path: Path) -> None:
     whole = small_recording(tmp_path / "t.ksh")
-    assert [one.kind for one in whole] == [TrafficKind.REQUEST] * 3 + [TrafficKind.END]
+    assert [record.kind for record in whole] == [TrafficKind.REQUEST] * 3 + [
+        TrafficKind.END
+    ]
     data = (tmp_path / "t.ksh").read_bytes()
     counts = set()
     for size in range(len(data)):
@@ -362,17 +364,17 @@ def secured(
 
 def content(path: str | Path) -> bytes:
     """Return all payloads of a recording."""
-    return b"".join(one.payload for one in read(path))
+    return b"".join(record.payload for record in read(path))
 
 
 def assert_absent(path: str | Path, hidden: list[bytes]) -> None:
     data = content(path)
     assert b"in the clear" in data  # the search finds recorded bytes
-    for one in hidden:
-        assert len(one) > 3 and one not in data, one
-        assert base64.b64encode(one) not in data
+    for value in hidden:
+        assert len(value) > 3 and value not in data, value
+        assert base64.b64encode(value) not in data
     raw = Path(path).read_bytes()
-    assert not any(one in raw for one in hidden)
+    assert not any(data in raw for data in hidden)
 
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
@@ -393,8 +395,8 @@ def test_recording_has_no_password_and_no_proof(
         source.close()
     parts = [part for token in source.tokens for part in token.split(b",")]
     hidden = [PASSWORD.encode(), *filter(None, source.tokens), *parts]
-    assert_absent(recording.path, [one for one in hidden if len(one) > 8])
-    cut = [one for one in read(recording.path) if one.is_redacted]
+    assert_absent(recording.path, [data for data in hidden if len(data) > 8])
+    cut = [record for record in read(recording.path) if record.is_redacted]
     # SaslHandshake, and each token with its response
     assert len(cut) == 1 + len(source.tokens)
 
@@ -457,7 +459,7 @@ def test_recording_has_no_failed_login(
         client.ask(wire.API_VERSIONS, 3, versions_of("in the clear"))
         client.close()
     assert_absent(recording.path, [token, PASSWORD.encode()])
-    response = [one for one in read(recording.path) if one.is_redacted][2]
+    response = [record for record in read(recording.path) if record.is_redacted][2]
     assert response.kind is TrafficKind.RESPONSE
     assert response.payload[9:11] == (58).to_bytes(2, "big")  # the error code is kept
 
@@ -472,11 +474,11 @@ def test_recording_has_no_stored_credentials(kafka: Kafka, tmp_path: Path) -> No
     with kafka.record(tmp_path / "t.ksh") as recording:
         client = Client(kafka.port)
         kind = wire.ALTER_USER_SCRAM_CREDENTIALS.Request
-        one = kind.Upsertion(
+        upsertion = kind.Upsertion(
             name="alice", mechanism=1, iterations=4_096, salt=b"the salt",
             salted_password=b"the salted password",
         )  # fmt: skip
-        client.ask(wire.ALTER_USER_SCRAM_CREDENTIALS, 0, kind(upsertions=[one]))
+        client.ask(wire.ALTER_USER_SCRAM_CREDENTIALS, 0, kind(upsertions=[upsertion]))
         change = wire.INCREMENTAL_ALTER_CONFIGS.Request
         config = change.Resource.Config(name="ssl.key.password", value=PASSWORD)
         resource = change.Resource(resource_type=4, resource_name="0", configs=[config])
@@ -558,12 +560,12 @@ def test_recording_during_a_load_of_clients(kafka: Kafka, tmp_path: Path) -> Non
         assert all(producer.flush(60) == 0 for producer in producers)
     produced = 0
     waiting: dict[tuple[int, bytes], int] = {}
-    for one in read(recording.path):
-        key = one.connection, bytes(one.payload[4:8])
-        if one.kind is TrafficKind.REQUEST:
-            header = wire.decode_header(one.frame)
-            waiting[one.connection, bytes(one.payload[8:12])] = header.api_key
-        elif one.kind is TrafficKind.RESPONSE:
+    for record in read(recording.path):
+        key = record.connection, bytes(record.payload[4:8])
+        if record.kind is TrafficKind.REQUEST:
+            header = wire.decode_header(record.frame)
+            waiting[record.connection, bytes(record.payload[8:12])] = header.api_key
+        elif record.kind is TrafficKind.RESPONSE:
             produced += waiting.pop(key) == wire.PRODUCE.key
     assert produced >= 3
     assert wire.PRODUCE.key not in waiting.values()
@@ -575,4 +577,4 @@ def test_closed_recorder_accepts_no_more(tmp_path: Path) -> None:
     recorder.close()
     recorder.append(TrafficKind.REQUEST, 1, (b"late",))
     with contextlib.closing(recorder):
-        assert [one.kind for one in read(tmp_path / "t.ksh")] == [TrafficKind.END]
+        assert [record.kind for record in read(tmp_path / "t.ksh")] == [TrafficKind.END]

@@ -26,7 +26,7 @@ def served(kafka: Kafka, version: int = 0) -> dict[int, tuple[int, int]]:
     response = client.ask(wire.API_VERSIONS, version, request)
     client.close()
     return {
-        one.api_key: (one.min_version, one.max_version) for one in response.api_keys
+        key.api_key: (key.min_version, key.max_version) for key in response.api_keys
     }
 
 
@@ -61,8 +61,8 @@ def test_clients_work_with_it(kafka: Kafka, name: str) -> None:
     assert read(reader, 2) == [b"a", b"b"]
     reader.commit(asynchronous=False)
     reader.close()
-    used = {(one.api, one.version) for one in kafka.requests()}
-    keys = {one.name: one.key for one in wire.APIS.values()}
+    used = {(request.api, request.version) for request in kafka.requests()}
+    keys = {api.name: api.key for api in wire.APIS.values()}
     for api, version in used:
         least, most = ranges[keys[api]]
         assert least <= version <= most, api
@@ -81,7 +81,7 @@ def test_an_unknown_version_of_api_versions(
     client.send(wire.API_VERSIONS, 4, request)
     response = client.answer(wire.API_VERSIONS, 0)
     assert response.error_code == codes.UNSUPPORTED_VERSION
-    found = [(one.min_version, one.max_version) for one in response.api_keys]
+    found = [(key.min_version, key.max_version) for key in response.api_keys]
     assert found == known
     client.close()
 

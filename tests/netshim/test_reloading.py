@@ -28,13 +28,13 @@ def file(*topics: ConfiguredTopic, **options: Any) -> FileSettings:
 
 
 def test_live_settings_exist() -> None:
-    assert {one.name for one in attrs.fields(Settings)} >= LIVE
+    assert {field.name for field in attrs.fields(Settings)} >= LIVE
 
 
 def test_page_names_each_of_them() -> None:
     page = (ROOT / "docs" / "netshim.md").read_text("utf-8")
     section = page.split("### Reload", 1)[1].split("\n## ", 1)[0]
-    assert {one for one in LIVE if f"`{one}`" not in section} == set()
+    assert {name for name in LIVE if f"`{name}`" not in section} == set()
 
 
 def test_changes_are_divided_by_the_need_of_a_restart() -> None:

@@ -38,8 +38,8 @@ Made = list[tuple[Any, ...]]
 
 def contents(kafka: Kafka, topic: str) -> Made:
     return [
-        (one.partition, one.offset, one.key, one.value, one.timestamp_ms)
-        for one in kafka.records(topic)
+        (record.partition, record.offset, record.key, record.value, record.timestamp_ms)
+        for record in kafka.records(topic)
     ]
 
 
@@ -100,7 +100,7 @@ def test_work_of_real_clients_is_replayed_without_differences(
     summary = rows[-1]
     assert summary["kind"] == "summary" and summary["differences"] == 0
     assert summary["compared"] and summary["redacted"] == 0
-    counts = {one["api"]: one for one in rows if one["kind"] == "api"}
+    counts = {row["api"]: row for row in rows if row["kind"] == "api"}
     for api in ("Produce", "Fetch", "SyncGroup", "EndTxn", "TxnOffsetCommit"):
         assert counts[api]["requests"] > 0, api
     assert counts["ConsumerGroupHeartbeat"]["responses"] > 0
@@ -221,15 +221,15 @@ def test_difference_in_records_is_found(
     client.close()
     with TrafficFile(small) as file:
         records = list(file)
-    fetches = [one for one in records if api_of(one) in (1, None)]
+    fetches = [record for record in records if api_of(record) in (1, None)]
     found: list[ResponseDifference] = []
     replayer = TrafficReplayer(
         ("127.0.0.1", second.port), compares=True, report=found.append
     )
     replayer.run(fetches)
-    (one,) = found
-    assert one.api == "Fetch"
-    assert [field.path for field in one.fields] == [
+    (difference,) = found
+    assert difference.api == "Fetch"
+    assert [field.path for field in difference.fields] == [
         "responses[t].partitions[0].records[0]"
     ]
 
@@ -253,8 +253,8 @@ def test_missing_response_is_a_difference(
     assert (lost.api, lost.correlation_id) == ("Produce", 2)
     assert lost.fields[0].replayed == "the broker has closed the connection"
     # Later requests use a new connection.
-    assert [one.correlation_id for one in found[1:]] == [3, 4]
-    assert [one.value for one in second.records("t")] == [b"2 pears"]
+    assert [difference.correlation_id for difference in found[1:]] == [3, 4]
+    assert [record.value for record in second.records("t")] == [b"2 pears"]
 
 
 def test_late_response_is_a_difference(
@@ -264,8 +264,10 @@ def test_late_response_is_a_difference(
     with second.faults() as faults:
         faults.lose_answer("Produce", times=1)
         _, found = replayed(small, second, timeout_s=0.5)
-    late = [one for one in found if one.fields[0].path == "response"]
-    assert [one.correlation_id for one in late] == [2]
+    late = [
+        difference for difference in found if difference.fields[0].path == "response"
+    ]
+    assert [difference.correlation_id for difference in late] == [2]
 
 
 def test_requests_of_a_lost_connection_are_reported(
@@ -282,8 +284,8 @@ def test_requests_of_a_lost_connection_are_reported(
         client.close()
     with TrafficFile(tmp_path / "t.ksh") as file:
         records = list(file)
-    requests = [one for one in records if one.kind is TrafficKind.REQUEST]
-    responses = [one for one in records if one.kind is TrafficKind.RESPONSE]
+    requests = [record for record in records if record.kind is TrafficKind.REQUEST]
+    responses = [record for record in records if record.kind is TrafficKind.RESPONSE]
     found: list[ResponseDifference] = []
     replayer = TrafficReplayer(
         ("127.0.0.1", second.port), compares=True, report=found.append
@@ -292,7 +294,7 @@ def test_requests_of_a_lost_connection_are_reported(
         faults.disconnect("Produce", times=1)
         created = requests.pop(0), responses.pop(0)
         replayer.run([*created, *requests, *responses])
-    assert [one.correlation_id for one in found] == [2, 3, 4]
+    assert [difference.correlation_id for difference in found] == [2, 3, 4]
 
 
 def test_requests_without_responses_are_processed(
@@ -342,10 +344,10 @@ def test_order_across_connections_is_kept(
             clients[number * 7 % 5].produce([b"%d" % number])
     for _ in range(2):
         report, found = replayed(tmp_path / "t.ksh", second)
-        offsets = [one.fields[0].path for one in found]
+        offsets = [difference.fields[0].path for difference in found]
         assert report.connections == 5
-        assert offsets == [] or all("base_offset" in one for one in offsets)
-    assert [one.value for one in second.records("t")] == [
+        assert offsets == [] or all("base_offset" in offset for offset in offsets)
+    assert [record.value for record in second.records("t")] == [
         b"%d" % (number % 100) for number in range(200)
     ]
     for client in clients:
@@ -366,8 +368,8 @@ def test_speed_keeps_the_recorded_times(
         at_s += seconds
 
     spread = [
-        attrs.evolve(one, time_ns=number * 1_000_000_000)
-        for number, one in enumerate(records)
+        attrs.evolve(record, time_ns=number * 1_000_000_000)
+        for number, record in enumerate(records)
     ]
     address = ("127.0.0.1", brokers[1].port)
     replayer = TrafficReplayer(address, speed=10, clock_s=lambda: at_s, sleep=sleep)
@@ -391,7 +393,7 @@ def test_logins_are_not_replayed(
     open_broker = kafka_factory()
     report, _ = replayed(tmp_path / "t.ksh", open_broker, timeout_s=1)
     assert report.redacted > 0
-    assert [one.value for one in open_broker.records("orders")] == [b"4 apples"]
+    assert [record.value for record in open_broker.records("orders")] == [b"4 apples"]
 
 
 # -- wrong input -----------------------------------------------------------------------
@@ -444,14 +446,14 @@ def test_replay_to_a_port_without_a_broker_fails(small: Path) -> None:
 def test_list_has_a_row_for_each_frame(small: Path) -> None:
     with TrafficFile(small) as file:
         rows = list(rows_of(file))
-    assert [one["api"] for one in rows if one["direction"] == "request"] == [
+    assert [row["api"] for row in rows if row["direction"] == "request"] == [
         "CreateTopics", "Produce", "Produce", "Fetch",
     ]  # fmt: skip
     first = rows[0]
     assert first["client_id"] == "test" and first["listener"] == "PLAINTEXT"
     assert first["peer"].startswith("127.0.0.1:") and first["time"].endswith("Z")
-    assert [one["correlation_id"] for one in rows] == [1, 1, 2, 2, 3, 3, 4, 4]
-    assert all(one["error"] is None for one in rows)
+    assert [row["correlation_id"] for row in rows] == [1, 1, 2, 2, 3, 3, 4, 4]
+    assert all(row["error"] is None for row in rows)
     text = run(small, "--list").stdout.splitlines()
     assert len(text) == len(rows) and "->  CreateTopics v4  id 1" in text[0]
 
@@ -464,7 +466,7 @@ def test_list_names_errors(kafka: Kafka, tmp_path: Path) -> None:
             client.create()
         client.close()
     with TrafficFile(tmp_path / "t.ksh") as file:
-        assert [one["error"] for one in rows_of(file)][1::2] == [
+        assert [entry["error"] for entry in rows_of(file)][1::2] == [
             None, "TOPIC_ALREADY_EXISTS",
         ]  # fmt: skip
 
@@ -524,14 +526,14 @@ def test_ids_of_members_and_generations_are_replaced() -> None:
     assert (found.path, found.recorded, found.replayed) == ("leader", "a-1", "b-9")
     request = wire.SYNC_GROUP.Request
     assignments = [
-        request.Assignment(member_id=one, assignment=b"x") for one in ("b-1", "new")
+        request.Assignment(member_id=name, assignment=b"x") for name in ("b-1", "new")
     ]
     sent = request(
         group_id="g", generation_id=7, member_id="a-1", assignments=assignments
     )
     sent = rewritten(ids, wire.SYNC_GROUP, 3, sent)
     assert (sent.member_id, sent.generation_id) == ("a-9", 1)
-    assert [one.member_id for one in sent.assignments] == ["b-9", "new"]
+    assert [assignment.member_id for assignment in sent.assignments] == ["b-9", "new"]
     commit = wire.OFFSET_COMMIT.Request(
         group_id="g", member_id="a-1", generation_id_or_member_epoch=7
     )
@@ -545,7 +547,7 @@ def test_ids_of_topics_are_replaced_by_the_names_of_topics() -> None:
 
     def answer(*topics: tuple[str, bytes]) -> Any:
         return kind(
-            topics=[kind.Topic(name=name, topic_id=one * 16) for name, one in topics]
+            topics=[kind.Topic(name=name, topic_id=data * 16) for name, data in topics]
         )
 
     mine, other = answer(("a", b"1"), ("b", b"2")), answer(("b", b"8"), ("a", b"9"))
@@ -554,16 +556,19 @@ def test_ids_of_topics_are_replaced_by_the_names_of_topics() -> None:
     request = wire.FETCH.Request
     topics = [
         request.Topic(
-            topic_id=one * 16,
+            topic_id=data * 16,
             partitions=[request.Topic.Partition(current_leader_epoch=5)],
         )
-        for one in (b"1", b"2")
+        for data in (b"1", b"2")
     ]
     sent = rewritten(ids, wire.FETCH, 16, request(topics=topics))
-    assert [one.topic_id for one in sent.topics] == [b"9" * 16, b"8" * 16]
+    assert [topic.topic_id for topic in sent.topics] == [b"9" * 16, b"8" * 16]
     assert sent.topics[0].partitions[0].current_leader_epoch == -1
     swapped = answer(("a", b"8"), ("b", b"9"))
-    paths = [one.path for one in differences(wire.METADATA, 12, mine, swapped, ids)]
+    paths = [
+        difference.path
+        for difference in differences(wire.METADATA, 12, mine, swapped, ids)
+    ]
     assert len(paths) == 2 or "topics[a].topic_id" in paths
 
 
@@ -593,11 +598,11 @@ def test_producer_ids_in_batches_are_replaced_with_a_valid_checksum() -> None:
         return list(recordbatch.read_batches(partition.records))
 
     found = through(b"".join((plain, *batches)))
-    assert [(one.producer_id, one.producer_epoch) for one in found] == [
+    assert [(batch.producer_id, batch.producer_epoch) for batch in found] == [
         (-1, -1), (1_000, 0), (6, 3),
     ]  # fmt: skip
-    for one in found:
-        one.verify()
+    for batch in found:
+        batch.verify()
     damaged = bytearray(batches[0])
     damaged[-1] ^= 1
     (same,) = through(bytes(damaged))
@@ -620,7 +625,7 @@ def fetched(records: bytes = b"", **fields: Any) -> Any:
 
 
 def test_fetch_may_return_more_but_not_less() -> None:
-    one = recordbatch.encode([(None, b"1")], now_ms=1)
+    first = recordbatch.encode([(None, b"1")], now_ms=1)
     two = recordbatch.encode([(None, b"2")], now_ms=1, base_offset=1)
     changed = recordbatch.encode([(None, b"X")], now_ms=1, base_offset=1)
 
@@ -629,18 +634,18 @@ def test_fetch_may_return_more_but_not_less() -> None:
         return is_early(wire.FETCH, mine, other), [each.path for each in found]
 
     place = "responses[t].partitions[0]"
-    assert compare(fetched(one), fetched(one + two)) == (False, [])
-    assert compare(fetched(), fetched(one)) == (False, [])
-    assert compare(fetched(one + two), fetched(one)) == (True, [f"{place}.records"])
-    assert compare(fetched(one + two), fetched(one + changed)) == (
+    assert compare(fetched(first), fetched(first + two)) == (False, [])
+    assert compare(fetched(), fetched(first)) == (False, [])
+    assert compare(fetched(first + two), fetched(first)) == (True, [f"{place}.records"])
+    assert compare(fetched(first + two), fetched(first + changed)) == (
         False, [f"{place}.records[1]"],
     )  # fmt: skip
-    assert compare(fetched(one), fetched(two)) == (False, [f"{place}.records"])
+    assert compare(fetched(first), fetched(two)) == (False, [f"{place}.records"])
     assert compare(fetched(high_watermark=2), fetched(high_watermark=1)) == (
         True, [f"{place}.high_watermark"],
     )  # fmt: skip
     failed = fetched(error_code=codes.OFFSET_OUT_OF_RANGE)
-    assert compare(fetched(one), failed) == (
+    assert compare(fetched(first), failed) == (
         False, [f"{place}.error_code", f"{place}.records"],
     )  # fmt: skip
 
@@ -697,9 +702,9 @@ def test_sessions_of_a_recording_become_full_fetches() -> None:
     """A fetch of a session cannot be sent again while the other broker is slower."""
     kind = wire.FETCH.Request.Topic
     reported = wire.FETCH.Response.Topic
-    one = recordbatch.encode([(None, b"1")], now_ms=1)
+    encoded = recordbatch.encode([(None, b"1")], now_ms=1)
     requests = [(0, 0, {0: 0, 1: 0}), (7, 1, {0: 1}), (7, 2, {}), (7, -1, {})]
-    responses = [{0: one, 1: b""}, {}, {1: one}, None]
+    responses = [{0: encoded, 1: b""}, {}, {1: encoded}, None]
     records = []
     for at, ((session_id, epoch, offsets), found) in enumerate(
         zip(requests, responses, strict=True)
@@ -734,16 +739,18 @@ def test_sessions_of_a_recording_become_full_fetches() -> None:
                 wire.decode_header(record.frame), record.frame
             )
             assert (request.session_id, request.session_epoch) == (0, -1)
-            listed.append([one.fetch_offset for one in partitions_of(request.topics)])
+            listed.append(
+                [entry.fetch_offset for entry in partitions_of(request.topics)]
+            )
         else:
             _, response = wire.decode_response(wire.FETCH, 11, record.frame)
             results.append(
                 [
-                    (one.high_watermark, len(one.records))
-                    for one in partitions_of(response.responses)
+                    (entry.high_watermark, len(entry.records))
+                    for entry in partitions_of(response.responses)
                 ]
             )
-    size = len(one)
+    size = len(encoded)
     assert listed == [[0, 0], [1, 0], [1, 0], []]
     assert results == [
         [(1, size), (1, 0)],

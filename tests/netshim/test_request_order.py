@@ -81,5 +81,5 @@ def test_work_of_a_stopping_broker_ends_with_the_error() -> None:
         threads.run_one()
     assert threads.done[0] == "1"
     assert len(threads.done) == 10_001
-    errors = [one for one in threads.done if isinstance(one, RuntimeError)]
+    errors = [error for error in threads.done if isinstance(error, RuntimeError)]
     assert len(errors) > 9_900

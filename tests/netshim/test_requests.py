@@ -80,7 +80,7 @@ def test_requests_that_wait_for_a_log_keep_their_order_and_their_bytes(
     bench.run()
     for number, answer in enumerate(answers):
         reported = bench.read(wire.PRODUCE, 9, answer).responses[0].partition_responses
-        assert [(one.error_code, one.base_offset) for one in reported] == [
+        assert [(entry.error_code, entry.base_offset) for entry in reported] == [
             (0, number)
         ] * 3
     for partition in range(3):
@@ -113,8 +113,8 @@ def test_a_produce_that_waits_for_many_logs_is_not_overtaken(
     bench.send(wire.PRODUCE, 9, bench.produces(batch_of(b"3"), partitions=3))
     bench.run()
     found = [
-        [record.value for record in bench.logdir.partition("t", one).read(0)]
-        for one in range(3)
+        [record.value for record in bench.logdir.partition("t", number).read(0)]
+        for number in range(3)
     ]
     expected = [[b"0", b"3"]] * 3
     expected[partition] = [b"0", b"1", b"2", b"3"]
@@ -182,8 +182,11 @@ def test_append_that_rolls_runs_in_a_thread_and_delays_later_ones(
         b"%d" % number for number in range(6)
     ]
     assert [
-        bench.read(wire.PRODUCE, 9, one).responses[0].partition_responses[0].base_offset
-        for one in answers
+        bench.read(wire.PRODUCE, 9, answer)
+        .responses[0]
+        .partition_responses[0]
+        .base_offset
+        for answer in answers
     ] == [*range(6)]
 
 
@@ -195,7 +198,7 @@ def test_log_that_cannot_be_opened_is_reported_and_others_are_served(
     reported = (
         bench.ask(wire.FETCH, 11, bench.fetches(range(3))).responses[0].partitions
     )
-    assert [one.error_code for one in reported] == [
+    assert [entry.error_code for entry in reported] == [
         codes.KAFKA_STORAGE_ERROR,
         codes.NONE,
         codes.UNKNOWN_TOPIC_OR_PARTITION,
@@ -452,8 +455,8 @@ def test_refused_batch_lists_its_invalid_records(
     bench.logdir.create_topic("t", config=config)
     reported = bench.produce(encode(rows, codec=codec))
     assert (reported.error_code, reported.base_offset) == (code, -1)
-    assert [one.batch_index for one in reported.record_errors] == wrong
-    assert all(one.batch_index_error_message for one in reported.record_errors)
+    assert [error.batch_index for error in reported.record_errors] == wrong
+    assert all(error.batch_index_error_message for error in reported.record_errors)
     assert bench.logdir.partition("t", 0).log_end_offset == 0
     assert bench.produce(encode(rows, codec=codec), version=7).error_code == code, (
         "which has no field for them"
@@ -597,7 +600,7 @@ def test_no_similar_topic_is_searched_if_no_text_is_read(
     )
     bench.logdir.create_topic("orders")
     request = wire.OFFSET_FOR_LEADER_EPOCH.Request
-    parts = [request.Topic.Partition(partition=one) for one in range(3)]
+    parts = [request.Topic.Partition(partition=number) for number in range(3)]
     answer = bench.ask(
         wire.OFFSET_FOR_LEADER_EPOCH,
         3,
@@ -729,9 +732,11 @@ def test_a_topic_that_is_named_twice_is_not_deleted(bench: Bench, version: int) 
             request.Topic(name=None, topic_id=bench.logdir.topic_id("by").bytes),
         ]
     reported = bench.ask(wire.DELETE_TOPICS, version, body).responses
-    refused = {one.name for one in reported if one.error_code == codes.INVALID_REQUEST}
+    refused = {
+        entry.name for entry in reported if entry.error_code == codes.INVALID_REQUEST
+    }
     assert refused == ({"twice"} if version == 5 else {"twice", "by"})
-    assert [one.name for one in reported].count("twice") == 1
+    assert [entry.name for entry in reported].count("twice") == 1
     assert bench.logdir.topics() == ["by", "twice"]
 
 
@@ -848,7 +853,7 @@ def test_a_fetch_waits_for_each_of_its_partitions(
             bench.logdir.partition("t", appended).append(b"v")
             bench.broker.tick(bench.now_ms)
     reported = bench.read(wire.FETCH, 11, answer).responses[0].partitions
-    assert [bool(one.records) for one in reported] == [
+    assert [bool(entry.records) for entry in reported] == [
         number == appended for number in range(3)
     ]
 
@@ -867,7 +872,7 @@ def test_a_fetch_keeps_to_its_bytes_over_all_partitions(
     request = bench.fetches(range(3))
     request.max_bytes = max_bytes
     reported = bench.ask(wire.FETCH, 11, request).responses[0].partitions
-    assert [len(one.records or b"") for one in reported] == expected
+    assert [len(entry.records or b"") for entry in reported] == expected
 
 
 def test_unknown_topic_ids_cause_one_reading_of_the_topics(
@@ -1033,9 +1038,9 @@ def test_fetch_of_a_disconnected_client_stops_waiting(bench: Bench) -> None:
 
 def lines(caplog: pytest.LogCaptureFixture, level: str) -> list[str]:
     return [
-        one.getMessage()
-        for one in caplog.records
-        if one.levelname == level and one.name == "netshim"
+        record.getMessage()
+        for record in caplog.records
+        if record.levelname == level and record.name == "netshim"
     ]
 
 

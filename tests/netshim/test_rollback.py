@@ -307,10 +307,10 @@ def test_secured_clients_remain_authenticated(kafka_secured: SecuredKafka) -> No
 def test_snapshot_of_another_broker_is_refused(
     kafka_factory: Callable[..., Kafka],
 ) -> None:
-    one, other = kafka_factory(), kafka_factory()
+    first, other = kafka_factory(), kafka_factory()
     taken = other.snapshot()
     with pytest.raises(logcore.LogNotFoundError, match="not a snapshot of this broker"):
-        one.rollback(taken)
+        first.rollback(taken)
     other.stop()
     with pytest.raises(logcore.LogNotFoundError, match="deleted"):
         taken.restore()

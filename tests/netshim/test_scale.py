@@ -26,8 +26,8 @@ def test_limits_of_each_connection_are_checked_in_turn(tmp_path: Path) -> None:
     peers: Any = set(range(MANY))
     server._peers = peers
     checked = [server._next_checked() for _ in range(20)]
-    assert [len(one) for one in checked] == [MANY // 20] * 20
-    assert {one for step in checked for one in step} == peers
+    assert [len(entry) for entry in checked] == [MANY // 20] * 20
+    assert {peer for step in checked for peer in step} == peers
     server._peers = set()
     assert [server._next_checked() for _ in range(2)] == [[], []]
 
@@ -70,5 +70,5 @@ def test_ten_thousand_partitions_are_listed(tmp_path: Path) -> None:
     ):
         request = wire.METADATA.Request(topics=None)
         answer = client.ask(wire.METADATA, 9, request)
-        assert sum(len(one.partitions) for one in answer.topics) == 10_000
+        assert sum(len(topic.partitions) for topic in answer.topics) == 10_000
         assert len(server.logdir.host.open_logs()) == 0

@@ -179,7 +179,7 @@ WANTED = subscription_value(Subscription(("orders",), None, (), -1))
 
 def assigned(data: LogDir, consumer: Any) -> list[int]:
     consumer.poll(0)
-    return sorted(one.partition for one in consumer.assignment())
+    return sorted(partition.partition for partition in consumer.assignment())
 
 
 def test_process_and_wire_consumers_divide_the_partitions(
@@ -203,7 +203,7 @@ def test_process_and_wire_consumers_divide_the_partitions(
             assignment_value([("orders", 0)]),
             assignment_value([("orders", 1)]),
         )
-        assert {one.client_host for one in rig.describe().members} == {
+        assert {member.client_host for member in rig.describe().members} == {
             "/10.0.0.1",
             f"/pid-{os.getpid()}",
         }

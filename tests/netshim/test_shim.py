@@ -637,12 +637,12 @@ def test_kill_9_under_load_loses_no_acknowledged_record(
 
 
 def test_brokers_in_one_process_are_independent(kafka_factory: Any) -> None:
-    one = kafka_factory()
+    first = kafka_factory()
     two = kafka_factory()
-    produce(confluent_producer(one), "t", [b"1"])
+    produce(confluent_producer(first), "t", [b"1"])
     produce(confluent_producer(two), "t", [b"2"])
-    assert (values_of(one, "t"), values_of(two, "t")) == ([b"1"], [b"2"])
-    assert os.path.realpath(one.logdir.path) != os.path.realpath(two.logdir.path)
+    assert (values_of(first, "t"), values_of(two, "t")) == ([b"1"], [b"2"])
+    assert os.path.realpath(first.logdir.path) != os.path.realpath(two.logdir.path)
 
 
 @pytest.mark.long

@@ -148,7 +148,7 @@ class Crowd:
         until = time.monotonic() + random.uniform(5, 40)
         while time.monotonic() < until and not self.is_over.is_set():
             self.done[f"read by {protocol}"] += sum(
-                one.error() is None for one in consumer.consume(100, 0.2)
+                message.error() is None for message in consumer.consume(100, 0.2)
             )
         consumer.close()
 
@@ -170,14 +170,18 @@ class Crowd:
         )
         producer.init_transactions(30)
         for turn in range(150):
-            found = [one for one in consumer.consume(20, 0.2) if one.error() is None]
+            found = [
+                message
+                for message in consumer.consume(20, 0.2)
+                if message.error() is None
+            ]
             if self.is_over.is_set():
                 break
             if not found:
                 continue
             producer.begin_transaction()
-            for one in found:
-                producer.produce("out", one.value()[:100])
+            for entry in found:
+                producer.produce("out", entry.value()[:100])
             producer.send_offsets_to_transaction(
                 consumer.position(consumer.assignment()),
                 consumer.consumer_group_metadata(),
@@ -288,8 +292,8 @@ def test_memory_and_descriptors_of_a_broker_do_not_grow(
     medians = {}
     for name in ("resident_bytes", "anonymous_bytes", "descriptors", "threads"):
         medians[name] = (
-            int(statistics.median(getattr(one, name) for one in early)),
-            int(statistics.median(getattr(one, name) for one in late)),
+            int(statistics.median(getattr(sample, name) for sample in early)),
+            int(statistics.median(getattr(sample, name) for sample in late)),
         )
     print(
         f"{SECONDS:.0f} s: {dict(crowd.done)}; early and late: {medians}; first {samples[0]}, last {samples[-1]}"

@@ -618,14 +618,14 @@ def test_responses_to_admin_tools(broker: SimulatedDiskBroker) -> None:
     who = begin(broker)
     add(broker, who, [0])
     assert produce(broker, who) == 0
-    one, none = broker.ask(
+    entry, none = broker.ask(
         wire.DESCRIBE_TRANSACTIONS, 0, transactional_ids=["x", "y"]
     ).transaction_states
-    assert (one.transaction_state, one.producer_id, one.producer_epoch) == (
+    assert (entry.transaction_state, entry.producer_id, entry.producer_epoch) == (
         "Ongoing",
         *who,
     )
-    assert [(each.topic, each.partitions) for each in one.topics] == [("t", [0])]
+    assert [(each.topic, each.partitions) for each in entry.topics] == [("t", [0])]
     assert none.error_code == codes.TRANSACTIONAL_ID_NOT_FOUND
 
     def listed(**filters: Any) -> list[str]:

@@ -170,9 +170,9 @@ async def live_a_day(disk: SimulatedDisk) -> int:
         while (await steady.describe())[0] != "PreparingRebalance":
             await asyncio.sleep(0)
         (member,) = [
-            one
-            for one in server.broker.state.groups.get("g").members.values()
-            if one.joining is None
+            member
+            for member in server.broker.state.groups.get("g").members.values()
+            if member.joining is None
         ]
         joined = await steady.join(member.member_id)
         other = await first

@@ -356,9 +356,9 @@ def aiokafka_schemas() -> dict[tuple[Message, int], Any]:
 
 
 def by_position(shape: Struct, version: int, value: Any) -> tuple[Any, ...]:
-    def one(field: Field, content: Any) -> Any:
+    def of_field(field: Field, content: Any) -> Any:
         if isinstance(content, list):
-            return [one(field, element) for element in content]
+            return [of_field(field, element) for element in content]
         return (
             by_position(field.struct, version, content)
             if field.struct and content is not None
@@ -366,7 +366,7 @@ def by_position(shape: Struct, version: int, value: Any) -> tuple[Any, ...]:
         )
 
     return tuple(
-        one(field, getattr(value, field.name)) for field in shape.present(version)
+        of_field(field, getattr(value, field.name)) for field in shape.present(version)
     )
 
 

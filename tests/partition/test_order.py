@@ -90,7 +90,7 @@ def batch(base_offset: int, records: int) -> bytes:
 
 
 def stored(case: Case) -> bytes:
-    return b"".join(batch(*one) for one in BEFORE + case.batches)
+    return b"".join(batch(*row) for row in BEFORE + case.batches)
 
 
 def disk_of(case: Case, is_ours: bool, **more: bytes) -> SimulatedDisk:
@@ -126,18 +126,18 @@ def test_case_table_holds_for_one_batch_and_for_many(case: Case, is_ours: bool) 
     assert in_order(facts, 0, reach(0), dense_from=dense_from) == len(BEFORE) + kept
     following = 0
     found: list[OrderFault | None] = []
-    for one in facts:
+    for fact in facts:
         found.append(
             fault_of(
                 2,
-                int(one["base_offset"]),
-                int(one["last_offset"]),
+                int(fact["base_offset"]),
+                int(fact["last_offset"]),
                 following,
                 reach(0),
                 dense_from,
             )
         )
-        following = int(one["last_offset"]) + 1
+        following = int(fact["last_offset"]) + 1
     assert found[: len(BEFORE) + kept] == [None] * (len(BEFORE) + kept)
     assert fault is None or found[len(BEFORE) + kept] is fault
 
@@ -315,7 +315,7 @@ def test_old_format_entry_does_not_hide_a_following_gap() -> None:
     body = struct.pack(">bbqi1si1s", 1, 0, 1_700_000_000_000, 1, b"k", 1, b"v")
     old = struct.pack(">qiI", 3, len(body) + 4, zlib.crc32(body)) + body
     case = Case("", ((3, 1), (6, 1)), 1, OrderFault.GAP, (2, None))
-    data = b"".join(batch(*one) for one in BEFORE) + old + batch(6, 1)
+    data = b"".join(batch(*row) for row in BEFORE) + old + batch(6, 1)
     disk = SimulatedDisk({LOG: data, **OURS})
     assert "damaged" in {verdict.status for verdict in verify("t-0", fs=disk)}
     with pytest.raises(logcore.CorruptBatchError):
@@ -352,7 +352,9 @@ def test_verify_reports_the_position_of_the_first_order_fault(
 ) -> None:
     kept, fault = expected(case, is_ours)
     verdict = next(
-        one for one in verify("t-0", fs=disk_of(case, is_ours)) if one.kind == "log"
+        verdict
+        for verdict in verify("t-0", fs=disk_of(case, is_ours))
+        if verdict.kind == "log"
     )
     # Like opening, verify refuses a loss, and only warns about traces of a crash.
     assert verdict.status == {None: "ok", OrderFault.GAP: "damaged"}.get(
@@ -381,10 +383,10 @@ def test_salvage_keeps_batches_that_are_in_order(case: Case, is_ours: bool) -> N
     _, fault = expected(case, is_ours)
     source = BatchFile(disk_of(case, is_ours), LOG, "scratch")
     found = Search(source, 0, 0, reach(0), is_dense=is_ours).found
-    bad = [one for one in found if isinstance(one, BadStretch)]
+    bad = [stretch for stretch in found if isinstance(stretch, BadStretch)]
     assert bool(bad) == (fault is not None)
     if fault is not None:
-        assert bad[0].reason in [one.value for one in OrderFault]
+        assert bad[0].reason in [order_fault.value for order_fault in OrderFault]
 
 
 @pytest.mark.parametrize("case", CASES, ids=ids)
@@ -395,10 +397,10 @@ def test_follower_appends_all_batches_or_none(case: Case) -> None:
     disk = SimulatedDisk(now_ms=1_700_000_000_000)
     _, fault = expected(case, False)
     with logcore.open("t-0", create=True, replicated=True, fs=disk) as log:
-        log.append_as_follower(b"".join(batch(*one) for one in BEFORE))
+        log.append_as_follower(b"".join(batch(*row) for row in BEFORE))
         if not case.batches:
             return
-        data = b"".join(batch(*one) for one in case.batches)
+        data = b"".join(batch(*row) for row in case.batches)
         # The roll begins a new segment for offsets out of reach.
         if fault in (
             None,

@@ -523,9 +523,9 @@ def test_kafka_snapshot_equals_the_state_of_its_batches() -> None:
                 break
             facts, _, _ = kernel.walk(found.data, 0, len(found.data), 2, False)
             segment = next(
-                one
-                for one in reversed(log._state.segments)
-                if one.base_offset <= found.base_offset
+                segment
+                for segment in reversed(log._state.segments)
+                if segment.base_offset <= found.base_offset
             )
             producers.add_facts(
                 facts,

@@ -882,7 +882,7 @@ def test_log_that_lost_its_end_never_reuses_offsets(tmp_path: Path, kept: int) -
         logcore.open(path)
     with logcore.open(path, on_corruption="quarantine") as log:
         assert log.recovery_report is not None
-        assert [one.next_offset for one in log.recovery_report.damage] == [None]
+        assert [damage.next_offset for damage in log.recovery_report.damage] == [None]
         assert log.log_end_offset == 5
         with pytest.raises(logcore.LogFailedError, match="logcore recover") as met:
             log.append(b"next")
@@ -933,12 +933,12 @@ def test_failed_sync_during_open_is_recorded() -> None:
 
 def many(count: int) -> tuple[bytearray, int]:
     """Return more batches than one check covers, and the size of each."""
-    one = bytearray(encode([(None, b"x")], leader_epoch=0))
+    batch = bytearray(encode([(None, b"x")], leader_epoch=0))
     data = bytearray()
     for at in range(count):
-        one[:8] = at.to_bytes(8, "big")
-        data += one
-    return data, len(one)
+        batch[:8] = at.to_bytes(8, "big")
+        data += batch
+    return data, len(batch)
 
 
 def test_torn_batch_above_the_recovery_point_is_truncated(
@@ -1020,7 +1020,8 @@ def test_quarantine_keeps_a_damaged_segment_before_the_last(tmp_path: Path) -> N
         log = logdir.partition("orders", 0)
         assert log.recovery_report is not None
         assert [
-            (one.first_offset, one.next_offset) for one in log.recovery_report.damage
+            (damage.first_offset, damage.next_offset)
+            for damage in log.recovery_report.damage
         ] == [(0, 2)]
         assert [record.offset for record in log.read(2)] == [2, 3, 4, 5]
         with pytest.raises(logcore.CorruptBatchError):

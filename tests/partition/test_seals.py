@@ -88,9 +88,9 @@ def damaged_files(files: Files, path: str = PATH) -> set[str]:
     """Return the base names of the files that verify reports as damaged."""
     disk = SimulatedDisk(files, now_ms=T0)
     return {
-        os.path.basename(one.path)
-        for one in verify(path, fs=disk)
-        if one.status == "damaged"
+        os.path.basename(verdict.path)
+        for verdict in verify(path, fs=disk)
+        if verdict.status == "damaged"
     }
 
 
@@ -230,7 +230,7 @@ def test_every_bit_flip_of_a_checksum_file_disables_it(step: int) -> None:
         assert not damaged_files(bad) and scrub_files(bad).is_sound, bit
         assert scrub_files({**bad, at(0): rotten}).findings, bit
     disk = SimulatedDisk(bad, now_ms=T0)
-    assert [one.status for one in verify(at(0, SEAL), fs=disk)] == ["warning"]
+    assert [verdict.status for verdict in verify(at(0, SEAL), fs=disk)] == ["warning"]
     with logcore.open(PATH, fs=disk) as log:
         assert log.scrub().sealed == 1
     assert disk.files()[at(0, SEAL)] == files[at(0, SEAL)]
@@ -287,7 +287,7 @@ def test_missing_segment_is_found(gone: int, is_dense: bool) -> None:
         for path, data in files.items()
         if not os.path.basename(path).startswith(f"{gone:020d}")
     }
-    reasons = [one.reason for one in scrub_files(bad).findings]
+    reasons = [finding.reason for finding in scrub_files(bad).findings]
     assert reasons == [f"the next segment, which begins at offset {gone}, is gone"]
     assert damaged_files(bad) >= {file_name(gone - 4, SEAL)}
     if not is_dense:
@@ -307,7 +307,7 @@ def test_missing_last_segment_is_found(keeps_damage: bool) -> None:
             del files[path]
     disk = SimulatedDisk(files, now_ms=T0)
     assert damaged_files(files) == {file_name(4, SEAL)}
-    assert [one.reason for one in scrub_files(files).findings] == [
+    assert [finding.reason for finding in scrub_files(files).findings] == [
         "the next segment, which begins at offset 8, is gone"
     ]
     if not keeps_damage:
@@ -329,7 +329,7 @@ def test_swapped_segments_are_found() -> None:
     files = files_of(rolls=3)
     assert len(files[at(0)]) == len(files[at(4)])
     bad = {**files, at(0): files[at(4)], at(4): files[at(0)]}
-    assert [one.path for one in scrub_files(bad).findings] == [at(0), at(4)]
+    assert [finding.path for finding in scrub_files(bad).findings] == [at(0), at(4)]
     assert damaged_files(bad) >= {file_name(0, SEAL), file_name(4, SEAL)}
     with_seals = {
         **bad,
@@ -346,7 +346,7 @@ def test_segment_that_overlaps_the_next_is_found() -> None:
     """There is a stale file between two segments that belong together."""
     files = files_of(rolls=2)
     bad = {**files, at(2): b""}
-    assert [one.reason for one in scrub_files(bad).findings][:1] == [
+    assert [finding.reason for finding in scrub_files(bad).findings][:1] == [
         "segment 2 begins before this one ends"
     ]
     assert file_name(0, SEAL) in damaged_files(bad)
@@ -357,7 +357,7 @@ def test_rot_in_the_active_segment_is_found() -> None:
     for bit in range(17 * 8, len(files[at(4)]) * 8, 7):
         report = scrub_files({**files, at(4): flipped(files[at(4)], bit)})
         if bit // 8 % 100 >= 17 or report.findings:
-            assert [one.path for one in report.findings] == [at(4)]
+            assert [finding.path for finding in report.findings] == [at(4)]
     (finding,) = scrub_files({**files, at(4): files[at(4)][:-1]}).findings
     assert finding.path == at(4)
 
@@ -369,7 +369,7 @@ def test_writer_scrubs_unsynced_records_and_a_reader_does_not() -> None:
         size = log.statistics().size_bytes
         log.append(b"in memory", durability="os")
         disk.flip(at(0), size + 70)
-        assert [one.path for one in log.scrub().findings] == [at(0)]
+        assert [finding.path for finding in log.scrub().findings] == [at(0)]
         with logcore.open(PATH, read_only=True, fs=disk) as reader:
             assert reader.high_watermark == 1
             assert reader.scrub().is_sound
@@ -405,7 +405,7 @@ def test_segment_rewritten_by_another_program_gets_a_new_checksum_file(
         assert log.scrub().sealed == 0
     segment.write_bytes(data)
     os.utime(segment, ns=(0, 1_000_000_000 * 10**6))
-    assert [one.status for one in verify(seal)] == ["damaged"]
+    assert [verdict.status for verdict in verify(seal)] == ["damaged"]
 
 
 def test_restored_segment_with_damage_gets_no_checksum_file() -> None:
@@ -488,22 +488,22 @@ def test_forks_and_snapshots_are_sound_on_both_sides(tmp_path: Path) -> None:
         for _ in range(5):
             log.append(b"again")
             log.roll()
-        assert all(one.is_sound and not one.skipped for one in logdir.scrub())
-        assert {os.path.basename(one.path) for one in logdir.scrub()} == {
+        assert all(report.is_sound and not report.skipped for report in logdir.scrub())
+        assert {os.path.basename(report.path) for report in logdir.scrub()} == {
             "one-0",
             "two-0",
             "three-0",
         }
     assert not [
-        one
+        verdict
         for name in ("data", "copy")
-        for one in verify(tmp_path / name)
-        if one.status == "damaged"
+        for verdict in verify(tmp_path / name)
+        if verdict.status == "damaged"
     ]
     # shutil.copy gives the copies other modification times.
     shutil.copytree(tmp_path / "copy", tmp_path / "again", copy_function=shutil.copy)
     with logcore.open_dir(tmp_path / "again") as logdir:
-        assert [(one.is_sound, one.sealed) for one in logdir.scrub()] == [
+        assert [(report.is_sound, report.sealed) for report in logdir.scrub()] == [
             (True, 3),
             (True, 2),
             (True, 2),
@@ -516,7 +516,7 @@ def test_staged_writes_are_sound(tmp_path: Path) -> None:
     ) as logdir:
         publish(tmp_path / "data", "one")
         logdir.tick()
-        assert all(one.is_sound for one in logdir.scrub())
+        assert all(report.is_sound for report in logdir.scrub())
         publish(tmp_path / "data", "two")
         logdir.tick()
         logs = [
@@ -527,8 +527,10 @@ def test_staged_writes_are_sound(tmp_path: Path) -> None:
         assert sum(log.statistics().segments for log in logs) > len(logs)
         for log in logs:
             log.roll()
-        assert all(one.is_sound for one in logdir.scrub())
-    assert not [one for one in verify(tmp_path / "data") if one.status == "damaged"]
+        assert all(report.is_sound for report in logdir.scrub())
+    assert not [
+        verdict for verdict in verify(tmp_path / "data") if verdict.status == "damaged"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -537,12 +539,17 @@ def test_staged_writes_are_sound(tmp_path: Path) -> None:
 def test_partitions_of_kafka_are_sound(name: str, tmp_path: Path) -> None:
     shutil.copytree(VECTORS / name, tmp_path / name)
     with logcore.open_dir(tmp_path / name, read_only=True) as logdir:
-        assert all(one.is_sound for one in logdir.scrub())
+        assert all(report.is_sound for report in logdir.scrub())
     with logcore.open_dir(tmp_path / name) as logdir:
         reports = logdir.scrub()
-        assert all(one.is_sound and one.sealed == one.segments - 1 for one in reports)
-        assert sum(one.segments for one in reports) > 0
-    assert not [one for one in verify(tmp_path / name) if one.status == "damaged"]
+        assert all(
+            report.is_sound and report.sealed == report.segments - 1
+            for report in reports
+        )
+        assert sum(report.segments for report in reports) > 0
+    assert not [
+        verdict for verdict in verify(tmp_path / name) if verdict.status == "damaged"
+    ]
 
 
 # -- concurrent changes ----------------------------------------------------------------
@@ -630,9 +637,9 @@ def test_scrub_runs_concurrently_with_a_writer_and_a_cleaner(tmp_path: Path) -> 
             assert log.scrub().is_sound
             assert reader.scrub().is_sound
             assert not [
-                one
-                for one in verify(path)
-                if one.kind == "seal" and one.status == "damaged"
+                verdict
+                for verdict in verify(path)
+                if verdict.kind == "seal" and verdict.status == "damaged"
             ]
         thread.join()
         assert not failures
@@ -742,16 +749,18 @@ def run_life(disk: SimulatedDisk, promise: Any, *, first: int, then: int) -> Non
 
 def check_after_crash(disk: SimulatedDisk) -> Any:
     before = (
-        [one for one in verify("t-0", fs=disk) if one.status == "damaged"]
+        [verdict for verdict in verify("t-0", fs=disk) if verdict.status == "damaged"]
         if "/t-0" in disk.view()
         else []
     )
-    assert not [one for one in before if one.kind == "seal"], before
+    assert not [verdict for verdict in before if verdict.kind == "seal"], before
     recover_log(disk, config=LIFE, thorough=True)
     with logcore.open("t-0", fs=disk, config=LIFE) as log:
         report = log.scrub()
         assert report.is_sound and not report.skipped, report
-    assert not [one for one in verify("t-0", fs=disk) if one.status == "damaged"]
+    assert not [
+        verdict for verdict in verify("t-0", fs=disk) if verdict.status == "damaged"
+    ]
     return None
 
 

@@ -55,8 +55,8 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def both(path: Path) -> Iterator[tuple[logcore.Log, logcore.Log]]:
-    with open_shared(path) as one, open_shared(path) as other:
-        yield one, other
+    with open_shared(path) as first, open_shared(path) as other:
+        yield first, other
 
 
 def batch(
@@ -76,17 +76,17 @@ def batch(
 def test_transactions_of_another_writer_are_seen_after_an_earlier_read(
     both: tuple[logcore.Log, logcore.Log],
 ) -> None:
-    one, other = both
-    one.append(b"plain")
+    first, other = both
+    first.append(b"plain")
     for number, commit in enumerate((False, True)):
-        assert one.last_stable_offset == one.log_end_offset
+        assert first.last_stable_offset == first.log_end_offset
         other.append_batch(batch(b"%d" % commit, 7, number, transactional=True))
-        one.append(b"between")
-        assert one.last_stable_offset == one.log_end_offset - 2
+        first.append(b"between")
+        assert first.last_stable_offset == first.log_end_offset - 2
         other.end_transaction(7, 0, commit=commit)
-        one.refresh()
-        assert one.last_stable_offset == one.log_end_offset
-    values = [record.value for record in one.read(0, isolation="read_committed")]
+        first.refresh()
+        assert first.last_stable_offset == first.log_end_offset
+    values = [record.value for record in first.read(0, isolation="read_committed")]
     assert values == [b"plain", b"between", b"1", b"between"]
 
 
@@ -108,30 +108,30 @@ def test_offsets_continue_after_those_of_another_writer(
 def test_flush_skips_bytes_synced_by_another_writer(
     both: tuple[logcore.Log, logcore.Log],
 ) -> None:
-    one, other = both
-    one.append(b"1", durability="os")
+    first, other = both
+    first.append(b"1", durability="os")
     receipt = other.append(b"2")
     assert receipt.durability == "disk"
-    assert one.refresh()
-    assert one.durable_end_offset == one.high_watermark == 2
-    syncs = one.statistics().syncs
-    one.flush()
-    assert one.statistics().syncs == syncs
+    assert first.refresh()
+    assert first.durable_end_offset == first.high_watermark == 2
+    syncs = first.statistics().syncs
+    first.flush()
+    assert first.statistics().syncs == syncs
 
 
 def test_batch_stored_by_another_writer_is_a_duplicate(
     both: tuple[logcore.Log, logcore.Log],
 ) -> None:
-    one, other = both
+    log, other = both
     for sequence in range(6):
-        first = one.append_batch(batch(b"%d" % sequence, 7, sequence))
+        first = log.append_batch(batch(b"%d" % sequence, 7, sequence))
         assert (
             other.append_batch(batch(b"%d" % sequence, 7, sequence)).offset
             == first.offset
         )
     with pytest.raises(logcore.OutOfOrderSequenceError):
         other.append_batch(batch(b"gap", 7, 9))
-    assert one.log_end_offset == 6
+    assert log.log_end_offset == 6
 
 
 def test_transaction_index_contains_aborts_of_both_writers(
@@ -178,13 +178,13 @@ def test_no_txnindex_when_other_writer_only_committed(
 ) -> None:
     index = path / f"{0:020d}.txnindex"
     with open_shared(path) as other:
-        with open_shared(path) as one:
+        with open_shared(path) as first:
             # In the first round, `one` opens the partition again.
             for number in range(2):
                 other.append_batch(batch(b"%d" % number, 7, number, transactional=True))
                 other.end_transaction(7, 0, commit=True)
-                one.append(b"plain")
-            assert one.host.writer.transactions.lacks_entries
+                first.append(b"plain")
+            assert first.host.writer.transactions.lacks_entries
             index.write_bytes(np.array([(0, 7, 0, 1, 1)], TXN_ENTRY).tobytes())
         assert not index.exists()
     with open_shared(path) as log:
@@ -204,11 +204,11 @@ def test_txnindex_with_extra_entries_is_truncated(path: Path) -> None:
 
 
 def test_tail_is_woken_by_another_writer(both: tuple[logcore.Log, logcore.Log]) -> None:
-    one, other = both
+    first, other = both
     found: list[bytes | None] = []
 
     def follow() -> None:
-        found.extend(record.value for record in one.tail(0, timeout=300))
+        found.extend(record.value for record in first.tail(0, timeout=300))
 
     thread = threading.Thread(target=follow)
     thread.start()
@@ -217,7 +217,7 @@ def test_tail_is_woken_by_another_writer(both: tuple[logcore.Log, logcore.Log]) 
     deadline = time.monotonic() + 300
     while len(found) < 5 and time.monotonic() < deadline:
         time.sleep(0.01)
-    one.close()
+    first.close()
     thread.join()
     assert found == [b"0", b"1", b"2", b"3", b"4"]
 
@@ -225,17 +225,17 @@ def test_tail_is_woken_by_another_writer(both: tuple[logcore.Log, logcore.Log]) 
 def test_truncations_deletions_and_epochs_reach_other_writers(
     both: tuple[logcore.Log, logcore.Log],
 ) -> None:
-    one, other = both
-    one.append_many([(None, b"%d" % number) for number in range(100)])
-    one.roll()
+    first, other = both
+    first.append_many([(None, b"%d" % number) for number in range(100)])
+    first.roll()
     other.append_many([(None, b"%d" % number) for number in range(100, 200)])
     other.truncate(150)
-    assert one.append(b"new").offset == 150
+    assert first.append(b"new").offset == 150
     other.delete_records(120)
-    one.refresh()
-    assert one.log_start_offset == 120
-    one.begin_epoch(4)
-    one.append(b"of epoch 4")
+    first.refresh()
+    assert first.log_start_offset == 120
+    first.begin_epoch(4)
+    first.append(b"of epoch 4")
     assert other.append(b"of epoch 4 too").offset == 152
     assert other.leader_epoch == 4
     assert other.end_of_epoch(0) == (0, 151)
@@ -258,11 +258,11 @@ def test_lock_record_of_an_earlier_run_is_ignored(path: Path) -> None:
 def test_lock_timeout_names_the_process_that_holds_the_lock(
     both: tuple[logcore.Log, logcore.Log], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, other = both
+    first, other = both
     monkeypatch.setattr(shared_lock, "LOCK_WAIT_SECONDS", 0.01)
-    one.append(b"1")
+    first.append(b"1")
     with (
-        one.host.writer.state.lock,
+        first.host.writer.state.lock,
         pytest.raises(logcore.LogLockedError, match=f"process {os.getpid()}") as met,
     ):
         other.append(b"2")
@@ -289,11 +289,13 @@ def test_waiting_continues_while_other_writers_make_progress(path: Path) -> None
 
     starving = Starving()
     with (
-        logcore.open(path, create=True, shared=True, config=CONFIG, fs=starving) as one,
+        logcore.open(
+            path, create=True, shared=True, config=CONFIG, fs=starving
+        ) as first,
         open_shared(path) as other,
     ):
         starving.waits = 3
-        assert one.append(b"1").offset == 3
+        assert first.append(b"1").offset == 3
         assert starving.waits == 0
 
 
@@ -313,13 +315,13 @@ def tear_next(log: logcore.Log, left: int) -> None:
 def test_kill_while_writing_the_durable_end_does_not_affect_others(
     path: Path, left: int
 ) -> None:
-    with open_shared(path) as one, open_shared(path) as other:
-        following = one.tail(0)
+    with open_shared(path) as first, open_shared(path) as other:
+        following = first.tail(0)
         for value in (b"0", b"1", b"2"):
-            one.append(value)
-            tear_next(one, left)
+            first.append(value)
+            tear_next(first, left)
             other.append(value + b"'")
-            tear_next(one, left)
+            tear_next(first, left)
         assert [next(following).value for _ in range(6)] == [
             b"0",
             b"0'",
@@ -330,15 +332,15 @@ def test_kill_while_writing_the_durable_end_does_not_affect_others(
         ]
         with open_shared(path) as third:
             assert third.durable_end_offset == 6
-        tear_next(one, left)
-        assert one.append(b"3").offset == 6
+        tear_next(first, left)
+        assert first.append(b"3").offset == 6
         assert next(following).value == b"3"
-        assert one.times_truncated == 0
+        assert first.times_truncated == 0
 
 
 def test_durable_end_with_the_newer_number_is_used(path: Path) -> None:
-    with open_shared(path) as one:
-        lock: Any = one.host.writer.sharing._write_lock  # type: ignore[union-attr]
+    with open_shared(path) as shared:
+        lock: Any = shared.host.writer.sharing._write_lock  # type: ignore[union-attr]
         with lock.publishing.held():
             for end in range(5):
                 lock.write_durable_end(shared_lock.DurableEnd(end, 7))
@@ -348,10 +350,10 @@ def test_durable_end_with_the_newer_number_is_used(path: Path) -> None:
 
 def test_many_recoveries_are_not_a_truncation(path: Path) -> None:
     """More recoveries than the lock record stores happen between two reads of a tail."""
-    with open_shared(path) as one, open_shared(path) as other:
+    with open_shared(path) as first, open_shared(path) as other:
         for number in range(5):
-            one.append(b"%d" % number)
-        following = one.tail(0)
+            first.append(b"%d" % number)
+        following = first.tail(0)
         assert [next(following).value for _ in range(5)] == [
             b"0",
             b"1",
@@ -392,19 +394,19 @@ def test_record_truncated_before_its_thread_waits_is_not_acknowledged(
     """A refresh in the same process has already processed the truncation, so that the
     waiting thread sees no new one.
     """
-    with open_shared(path) as one, open_shared(path) as other:
+    with open_shared(path) as first, open_shared(path) as other:
         for number in range(5):
-            one.append(b"%d" % number)
-        acknowledge = one.host.writer.acknowledge
+            first.append(b"%d" % number)
+        acknowledge = first.host.writer.acknowledge
 
         def cut_first(*given: Any) -> Any:
             other.truncate(3)
-            one.refresh()
+            first.refresh()
             return acknowledge(*given)
 
-        monkeypatch.setattr(one.host.writer, "acknowledge", cut_first)
+        monkeypatch.setattr(first.host.writer, "acknowledge", cut_first)
         with pytest.raises(logcore.DurabilityUnknownError):
-            one.append(b"mine")
+            first.append(b"mine")
 
 
 @pytest.mark.parametrize("policy", ["group", "always"])
@@ -414,29 +416,29 @@ def test_lock_timeout_after_the_write_leaves_durability_unknown(
     """The other process is paused while it writes the durable end."""
     monkeypatch.setattr("logcore.fs.byte_lock.LOCK_WAIT_SECONDS", 0.01)
     with (
-        open_shared(path, durability=policy) as one,
+        open_shared(path, durability=policy) as first,
         open_shared(path, durability=policy) as other,
     ):
-        one.append(b"0")
+        first.append(b"0")
         lock: Any = other.host.writer.sharing._write_lock  # type: ignore[union-attr]
         with (
             lock.publishing.held(),
             pytest.raises(logcore.DurabilityUnknownError) as met,
         ):
-            one.append(b"1")
+            first.append(b"1")
         assert isinstance(met.value.__cause__, logcore.LogLockedError)
-        one.flush()
-        assert [record.value for record in one.read(0)] == [b"0", b"1"]
+        first.flush()
+        assert [record.value for record in first.read(0)] == [b"0", b"1"]
 
 
 def test_open_with_another_durability_is_refused_each_time(path: Path) -> None:
-    with open_shared(path, durability="group") as one:
-        one.append(b"0")
+    with open_shared(path, durability="group") as writer:
+        writer.append(b"0")
         for _ in range(3):
             with pytest.raises(logcore.InvalidConfigError, match="another durability"):
                 open_shared(path, durability="os")
-        assert one.append(b"1").offset == 1
-        assert one.times_truncated == 0, "no recovery has run"
+        assert writer.append(b"1").offset == 1
+        assert writer.times_truncated == 0, "no recovery has run"
 
 
 def test_failed_sync_stops_other_writers_until_they_reopen(path: Path) -> None:
@@ -452,13 +454,15 @@ def test_failed_sync_stops_other_writers_until_they_reopen(path: Path) -> None:
 
     failing = Failing()
     with (
-        logcore.open(path, create=True, shared=True, config=CONFIG, fs=failing) as one,
+        logcore.open(
+            path, create=True, shared=True, config=CONFIG, fs=failing
+        ) as first,
         open_shared(path) as other,
     ):
         other.append(b"1")
         failing.fails = True
         with pytest.raises(logcore.DurabilityUnknownError):
-            one.append(b"2")
+            first.append(b"2")
         failing.fails = False
         with pytest.raises(logcore.LogFailedError):
             other.append(b"3")
@@ -474,12 +478,12 @@ def test_sync_begun_before_a_truncation_does_not_cover_later_records(
 ) -> None:
     hooked = HookedFS()
     with (
-        logcore.open(path, create=True, shared=True, config=CONFIG, fs=hooked) as one,
+        logcore.open(path, create=True, shared=True, config=CONFIG, fs=hooked) as first,
         open_shared(path) as other,
         logcore.open(path, read_only=True) as reader,
     ):
-        one.append(b"0")
-        one.append_many([(None, b"1"), (None, b"2")], durability="os")
+        first.append(b"0")
+        first.append_many([(None, b"1"), (None, b"2")], durability="os")
 
         def cut() -> None:
             other.truncate(1)
@@ -487,12 +491,12 @@ def test_sync_begun_before_a_truncation_does_not_cover_later_records(
 
         hooked.during = cut
         with pytest.raises(logcore.DurabilityUnknownError):
-            one.flush()
+            first.flush()
         reader.refresh()
         assert reader.high_watermark == 1, (
             "the records of the other writer were not synced"
         )
-        one.flush()
+        first.flush()
         reader.refresh()
         assert [record.value for record in reader.read(0)] == [b"0", b"one", b"two"]
 
@@ -503,11 +507,11 @@ def test_sync_present_waits_for_the_records_after_a_truncation(path: Path) -> No
     """
     hooked = HookedFS()
     with (
-        logcore.open(path, create=True, shared=True, config=CONFIG, fs=hooked) as one,
+        logcore.open(path, create=True, shared=True, config=CONFIG, fs=hooked) as first,
         open_shared(path) as other,
     ):
-        one.append(b"0")
-        one.append_many([(None, b"1"), (None, b"2")], durability="os")
+        first.append(b"0")
+        first.append_many([(None, b"1"), (None, b"2")], durability="os")
         cuts = 0
 
         def cut() -> None:
@@ -519,10 +523,10 @@ def test_sync_present_waits_for_the_records_after_a_truncation(path: Path) -> No
                 hooked.during = cut
 
         hooked.during = cut
-        sync_present(one)
+        sync_present(first)
         assert cuts == 3
-        assert one.durable_end_offset == one.log_end_offset == 3
-        assert [record.value for record in one.read(0)] == [b"0", b"one", b"two"]
+        assert first.durable_end_offset == first.log_end_offset == 3
+        assert [record.value for record in first.read(0)] == [b"0", b"one", b"two"]
 
 
 def test_sync_present_raises_after_a_failed_sync(path: Path) -> None:
@@ -537,14 +541,14 @@ def test_sync_present_raises_after_a_failed_sync(path: Path) -> None:
 def test_sync_covers_only_records_written_before_it_began(path: Path) -> None:
     hooked = HookedFS()
     with (
-        logcore.open(path, create=True, shared=True, config=CONFIG, fs=hooked) as one,
+        logcore.open(path, create=True, shared=True, config=CONFIG, fs=hooked) as first,
         open_shared(path) as other,
     ):
-        one.append(b"0", durability="os")
-        hooked.during = lambda: one.append(b"1", durability="os")
-        one.flush()
-        assert one.log_end_offset == 2
-        assert one.durable_end_offset == 1
+        first.append(b"0", durability="os")
+        hooked.during = lambda: first.append(b"1", durability="os")
+        first.flush()
+        assert first.log_end_offset == 2
+        assert first.durable_end_offset == 1
         other.refresh()
         assert other.high_watermark == 1
 
@@ -561,16 +565,16 @@ def test_append_after_a_failed_read_continues_at_the_right_offset(path: Path) ->
 
     flaky = Flaky()
     with (
-        logcore.open(path, create=True, shared=True, config=CONFIG, fs=flaky) as one,
+        logcore.open(path, create=True, shared=True, config=CONFIG, fs=flaky) as first,
         open_shared(path) as other,
     ):
-        one.append(b"0")
+        first.append(b"0")
         other.append_many([(None, b"1"), (None, b"2")])
         flaky.fails = True
         with pytest.raises(logcore.StorageReadError):
-            one.append(b"not stored")
-        assert one.append(b"3").offset == 3
-        assert [record.value for record in one.read(0)] == [b"0", b"1", b"2", b"3"]
+            first.append(b"not stored")
+        assert first.append(b"3").offset == 3
+        assert [record.value for record in first.read(0)] == [b"0", b"1", b"2", b"3"]
 
 
 @pytest.mark.parametrize("nth", [1, 2, 3])
@@ -589,20 +593,20 @@ def test_producer_state_is_correct_after_a_failed_read_of_a_marker(
 
     flaky = Flaky()
     with (
-        logcore.open(path, create=True, shared=True, config=CONFIG, fs=flaky) as one,
+        logcore.open(path, create=True, shared=True, config=CONFIG, fs=flaky) as first,
         open_shared(path) as other,
     ):
-        one.append_batch(batch(b"0", 7, 0, transactional=True))
+        first.append_batch(batch(b"0", 7, 0, transactional=True))
         other.append_batch(batch(b"1", 7, 1, transactional=True))
         other.end_transaction(7, 0, commit=True)
         other.append_batch(batch(b"3", 8, 0))
         flaky.left = nth
         with pytest.raises(logcore.StorageReadError):
-            one.append(b"not stored")
-        assert nth == 1 or not one.host.writer.producers.is_known
-        assert one.append_batch(batch(b"3", 8, 0)).offset == 3
-        assert one.append_batch(batch(b"1", 7, 1, transactional=True)).offset == 1
-        assert one.append_batch(batch(b"4", 7, 2, transactional=True)).offset == 4
+            first.append(b"not stored")
+        assert nth == 1 or not first.host.writer.producers.is_known
+        assert first.append_batch(batch(b"3", 8, 0)).offset == 3
+        assert first.append_batch(batch(b"1", 7, 1, transactional=True)).offset == 1
+        assert first.append_batch(batch(b"4", 7, 2, transactional=True)).offset == 4
 
 
 @pytest.mark.parametrize("at_once", [1, 1 << 20])
@@ -610,13 +614,13 @@ def test_batches_of_another_writer_are_indexed_for_any_read_size(
     both: tuple[logcore.Log, logcore.Log], monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
     monkeypatch.setattr("logcore.segment._WALK_BYTES", at_once)
-    one, other = both
-    one.append(b"first")
+    first, other = both
+    first.append(b"first")
     for number in range(8):
         other.append_batch(batch(b"%d" % number * 20, 7, number))
-    assert one.append_batch(batch(b"7" * 20, 7, 7)).offset == 8
-    assert one.append(b"last").offset == 9
-    assert [one.get(offset).offset for offset in range(10)] == list(range(10))
+    assert first.append_batch(batch(b"7" * 20, 7, 7)).offset == 8
+    assert first.append(b"last").offset == 9
+    assert [first.get(offset).offset for offset in range(10)] == list(range(10))
     indexes = [log.host.writer.active.offset_index for log in both]
     other.refresh()
     assert bytes(indexes[0].data) == bytes(indexes[1].data)
@@ -625,11 +629,11 @@ def test_batches_of_another_writer_are_indexed_for_any_read_size(
 def test_unsynced_records_are_not_visible_to_other_writers(
     both: tuple[logcore.Log, logcore.Log],
 ) -> None:
-    one, other = both
-    one.append(b"0", durability="os")
+    first, other = both
+    first.append(b"0", durability="os")
     other.refresh()
     assert (other.log_end_offset, other.high_watermark) == (1, 0)
-    one.flush()
+    first.flush()
     assert other.refresh()
     assert other.high_watermark == 1
 
@@ -638,8 +642,8 @@ def test_truncation_lowers_the_recovery_point_saved_by_another_writer(
     path: Path,
 ) -> None:
     with open_shared(path) as other:
-        with open_shared(path) as one:
-            one.append_many([(None, b"%d" % number) for number in range(10)])
+        with open_shared(path) as first:
+            first.append_many([(None, b"%d" % number) for number in range(10)])
         other.truncate(5)
         recorded = (path.parent / "recovery-point-offset-checkpoint").read_text()
         assert recorded == "0\n1\nt 0 5\n"
@@ -648,14 +652,14 @@ def test_truncation_lowers_the_recovery_point_saved_by_another_writer(
 def test_compaction_keeps_its_files_when_another_writer_compacts(path: Path) -> None:
     compacted = {**CONFIG, "cleanup.policy": "compact"}
     with (
-        open_shared(path, config=compacted) as one,
+        open_shared(path, config=compacted) as shared,
         open_shared(path, config=compacted) as other,
     ):
         for number in range(60):
-            one.append(b"x" * 50, key=b"%d" % (number % 3))
+            shared.append(b"x" * 50, key=b"%d" % (number % 3))
         other.refresh()
         first = (path / "00000000000000000000.log").read_bytes()
-        with rewriting_of(one) as view:
+        with rewriting_of(shared) as view:
             assert logcore.clean(other, force=True) is not None
             assert bytes(view.sealed[0].view()) == first
             assert (path / "00000000000000000000.log").read_bytes() != first
@@ -696,6 +700,6 @@ def test_partitions_with_nearly_equal_hashes_have_separate_locks(
         shared_lock.WriteLock(fs, elsewhere, key, str(tmp_path / str(n)))
         for n, key in enumerate(keys)
     ]
-    assert [one.acquire(waits=False) for one in others] == [True, False]
+    assert [write_lock.acquire(waits=False) for write_lock in others] == [True, False]
     fs.close(elsewhere)
     fs.close(here)

@@ -55,4 +55,4 @@ def test_spare_memory_is_limited() -> None:
     for buffer in buffers:
         pool.give_back(memoryview(buffer))
     reused = [pool.take(SPARE_BYTES // 4) for _ in range(6)]
-    assert sum(any(one is other for other in buffers) for one in reused) == 4
+    assert sum(any(entry is other for other in buffers) for entry in reused) == 4

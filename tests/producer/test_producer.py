@@ -109,7 +109,8 @@ def test_futures_work_with_the_standard_library_functions(tmp_path: Path) -> Non
         done, undone = futures.wait(sent, timeout=30)
         assert len(done) == 100 and not undone
         assert {
-            one.result().offset >= 0 for one in futures.as_completed(sent, timeout=30)
+            future.result().offset >= 0
+            for future in futures.as_completed(sent, timeout=30)
         } == {True}
         called: list[object] = []
         last = producer.send("t", b"y")
@@ -150,7 +151,7 @@ def test_acks_decide_how_long_a_result_waits(
     future = producer.send("t", b"v", partition=0)
     disk.operations.clear()
     producer.poll()
-    syncs = sum(one.name == "fdatasync" for one in disk.operations)
+    syncs = sum(operation.name == "fdatasync" for operation in disk.operations)
     assert (future.result().durability, syncs) == (
         ("disk", 1) if acks == "all" else ("os", 0)
     )
@@ -230,7 +231,7 @@ def test_callbacks_are_called_once_and_in_order(data: LogDir) -> None:
     finally:
         sys.unraisablehook = hook
     assert reported == list(range(10)) and errors == [None] * 10
-    assert [one.exc_type for one in raised] == [ZeroDivisionError]
+    assert [entry.exc_type for entry in raised] == [ZeroDivisionError]
     producer.close()
 
 
@@ -373,11 +374,11 @@ def test_batch_lingers_unless_it_is_full(disk: SimulatedDisk, data: LogDir) -> N
     producer.poll()
     assert future.done()
     sent = [producer.send("t", b"x" * 100, partition=0) for _ in range(3)]
-    assert [one.done() for one in sent] == [True, True, False], (
+    assert [future.done() for future in sent] == [True, True, False], (
         "each record did not fit into the previous batch"
     )
     producer.close()
-    assert all(one.done() for one in sent)
+    assert all(future.done() for future in sent)
 
 
 def test_batch_is_compressed_once_as_a_whole(data: LogDir) -> None:
@@ -409,14 +410,14 @@ def test_invalid_record_fails_alone(data: LogDir) -> None:
     ]
     producer.close()
     failures = [
-        number for number, one in enumerate(sent) if one.exception() is not None
+        number for number, future in enumerate(sent) if future.exception() is not None
     ]
     assert failures == [5]
     assert isinstance(sent[5].exception(), RecordTooLargeError)
     log = data.partition("small", 0)
-    assert [one.result().offset for one in sent if one.exception() is None] == list(
-        range(11)
-    )
+    assert [
+        future.result().offset for future in sent if future.exception() is None
+    ] == list(range(11))
     assert log.high_watermark == 11
     data.create_topic("compacted", 1, {"cleanup.policy": "compact"})
     producer = unthreaded(data)
@@ -425,7 +426,7 @@ def test_invalid_record_fails_alone(data: LogDir) -> None:
         for number in range(5)
     ]
     producer.close()
-    assert [type(one.exception()) for one in sent].count(InvalidRecordError) == 1
+    assert [type(future.exception()) for future in sent].count(InvalidRecordError) == 1
 
 
 def test_added_partitions_are_used(data: LogDir) -> None:
@@ -436,7 +437,7 @@ def test_added_partitions_are_used(data: LogDir) -> None:
     sent = [producer.send("t", b"v") for _ in range(6)]
     late = producer.send("t", b"v", partition=4)
     producer.close()
-    assert {one.result().partition for one in sent} == {0, 1, 2, 3, 4}
+    assert {future.result().partition for future in sent} == {0, 1, 2, 3, 4}
     assert late.result().partition == 4
     with pytest.raises(TopicNotFoundError, match="no such partition"):
         unthreaded(data).send("t", b"v", partition=9)
@@ -446,7 +447,7 @@ def test_sticky_partition_changes_when_its_batch_is_full(data: LogDir) -> None:
     producer = unthreaded(data, batch_size=1_000)
     sent = [producer.send("t", b"x" * 100) for _ in range(400)]
     producer.close()
-    partitions = [one.result().partition for one in sent]
+    partitions = [future.result().partition for future in sent]
     runs = sum(before != after for before, after in itertools.pairwise(partitions))
     assert set(partitions) == {0, 1, 2}
     assert runs < 400 / 7, "a batch contains eight such records"
@@ -525,7 +526,7 @@ def test_send_many_chooses_the_same_partitions_as_send(data: LogDir) -> None:
         one_by_one.send("t", b"v", key=b"key %d" % number) for number in range(200)
     ]
     one_by_one.close()
-    wanted = [one.result().partition for one in numbers]
+    wanted = [number.result().partition for number in numbers]
     producer = unthreaded(data)
     rows = [(b"key %d" % number, b"%d" % number) for number in range(200)]
     future = producer.send_many("t", rows)
@@ -550,7 +551,10 @@ def test_send_columns_chooses_the_same_partitions_as_send(data: LogDir) -> None:
         "t", keys=column, values=column, timestamps_ms=np.arange(100)
     )
     producer.flush()
-    assert sum(one.last_offset - one.offset + 1 for one in future.result()) == 100
+    assert (
+        sum(receipt.last_offset - receipt.offset + 1 for receipt in future.result())
+        == 100
+    )
     single = [producer.send("t", key, key=key) for key in keys]
     producer.close()
     for future_of_one, key in zip(single, keys, strict=True):
@@ -578,8 +582,11 @@ def test_send_many_without_keys_spreads_records(data: LogDir) -> None:
     )
     producer.close()
     for future in (first, columns):
-        assert {one.partition for one in future.result()} == {0, 1, 2}
-        assert max(one.last_offset - one.offset + 1 for one in future.result()) <= 4 * 8
+        assert {receipt.partition for receipt in future.result()} == {0, 1, 2}
+        assert (
+            max(receipt.last_offset - receipt.offset + 1 for receipt in future.result())
+            <= 4 * 8
+        )
 
 
 def test_invalid_record_of_send_many_fails_alone(data: LogDir) -> None:
@@ -626,9 +633,9 @@ def test_failed_sync_of_more_batches_than_a_log_remembers_is_retried(
     disk.faults = FaultPlan(Fault("fdatasync", errno.EIO, path="*.log"))
     disk.advance(1_000)
     producer.poll()
-    assert not any(one.done() for one in sent)
+    assert not any(future.done() for future in sent)
     settle(disk, producer)
-    assert [one.result().offset for one in sent] == list(range(9))
+    assert [future.result().offset for future in sent] == list(range(9))
     producer.close()
     assert values(data) == [b"%d" % number for number in range(9)]
 

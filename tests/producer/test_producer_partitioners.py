@@ -56,10 +56,10 @@ def test_partitions_of_records_without_a_key() -> None:
 @pytest.mark.parametrize("count", [1, 7])
 def test_choose_all_equals_choose_for_each_key(name: str, count: int) -> None:
     keys = [None, b"", b"a", b"abc", None, b"a" * 100] * 5
-    one = chooser(name, count)
+    choose = chooser(name, count)
     many = chooser(name, count)
     found = many.choose_all(keys, len(keys))
-    each = [one.choose(key) for key in keys]
+    each = [choose.choose(key) for key in keys]
     if isinstance(found, int):
         found = np.full(len(keys), found)
     if count == 1:

@@ -31,8 +31,8 @@ def committed(data: LogDir, topic: str) -> Counter[bytes]:
         log = data.partition(topic, number)
         log.refresh()
         found.update(
-            bytes(one.value or b"")
-            for one in log.read(log.log_start_offset, isolation="read_committed")
+            bytes(record.value or b"")
+            for record in log.read(log.log_start_offset, isolation="read_committed")
         )
     return found
 
@@ -112,8 +112,8 @@ def _work(path: Path, number: int) -> None:
                                     "out", record.value, partition=record.partition
                                 )
                             offsets = {
-                                one: records[-1].offset + 1
-                                for one, records in found.items()
+                                partition: records[-1].offset + 1
+                                for partition, records in found.items()
                             }
                             producer.send_offsets_to_transaction(
                                 dict(offsets), consumer.group_metadata()

@@ -35,8 +35,8 @@ def cited(text: str) -> list[tuple[str, str]]:
             if last:
                 chapter, low = first.split(".")
                 found += [
-                    (name, f"{chapter}.{one}")
-                    for one in range(int(low) + 1, int(last.split(".")[1]) + 1)
+                    (name, f"{chapter}.{number}")
+                    for number in range(int(low) + 1, int(last.split(".")[1]) + 1)
                 ]
     return found
 
@@ -57,12 +57,14 @@ def sources() -> list[Path]:
 def test_each_citation_leads_to_a_heading() -> None:
     there = {page: headings(page) for page in PAGES.values()}
     citations = [
-        (path, *one)
+        (path, *row)
         for path in sources()
-        for one in cited(path.read_text(encoding="utf-8"))
+        for row in cited(path.read_text(encoding="utf-8"))
     ]
     assert len(citations) > 60
-    assert not [one for one in citations if one[2] not in there[one[1]]]
+    assert not [
+        citation for citation in citations if citation[2] not in there[citation[1]]
+    ]
 
 
 @pytest.mark.parametrize(

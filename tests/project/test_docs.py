@@ -136,9 +136,9 @@ def test_design_draws_the_layers() -> None:
     line.
     """
     [layers] = [
-        one["layers"]
-        for one in CONTRACTS
-        if one.get("containers", "").split() == ["logcore"]
+        contract["layers"]
+        for contract in CONTRACTS
+        if contract.get("containers", "").split() == ["logcore"]
     ]
     drawing = (ROOT / "docs" / "design.md").read_text(encoding="utf-8").split("```")[1]
     drawn = [
@@ -161,7 +161,7 @@ def test_each_folder_has_a_contract(folder: str) -> None:
     ):
         return
     assert f"logcore.{folder}" in [
-        one.get("containers", "").strip() for one in CONTRACTS
+        contract.get("containers", "").strip() for contract in CONTRACTS
     ]
 
 

@@ -16,8 +16,8 @@ SOURCES = Path(__file__).resolve().parents[2] / "src"
 
 def test_each_old_text_occurs_once() -> None:
     counts = {
-        one.name: (SOURCES / one.file).read_text("utf-8").count(one.old)
-        for one in MISTAKES
+        mistake.name: (SOURCES / mistake.file).read_text("utf-8").count(mistake.old)
+        for mistake in MISTAKES
     }
     assert {name: count for name, count in counts.items() if count != 1} == {}
 

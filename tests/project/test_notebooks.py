@@ -60,9 +60,9 @@ def test_a_directory_and_a_topic_show_offsets_times_and_sizes(
         "2023-11-14 22:15:20.000",
         "2023-11-14 22:17:20.000",
     ]
-    _, zero, one = cells_of(logdir.topic("orders")._repr_html_())
+    _, zero, entry = cells_of(logdir.topic("orders")._repr_html_())
     assert zero == ["0", "0", "0", "", "", "0 bytes", "0"]
-    assert one[:3] == ["1", "2", "5"]
+    assert entry[:3] == ["1", "2", "5"]
     with logcore.open_dir(logdir.path, read_only=True) as beside:
         assert cells_of(beside._repr_html_()) == cells_of(logdir._repr_html_())
     assert beside._repr_html_() is None, "the text form serves for a closed one"
@@ -116,10 +116,10 @@ def test_damaged_partition_is_a_row_with_the_damage(logdir: logcore.LogDir) -> N
     (segment,) = Path(logdir.path, "orders-0").glob("*.log")
     segment.unlink()
     with logcore.open_dir(logdir.path, read_only=True) as damaged:
-        _, zero, one = cells_of(damaged.topic("orders")._repr_html_())
+        _, zero, entry = cells_of(damaged.topic("orders")._repr_html_())
         assert zero[0] == "0"
         assert "missing" in zero[1] or "gone" in zero[1]
-        assert one[:3] == ["1", "0", "1"]
+        assert entry[:3] == ["1", "0", "1"]
         assert "orders" in damaged._repr_html_()
 
 

@@ -70,7 +70,7 @@ def build(source: Path, call: str, repository: str = "") -> Path:
     assert done.returncode == 0, done.stdout + done.stderr
     warnings = re.findall(r"warning: .*", done.stdout + done.stderr)
     # setuptools warns if PYTHONDONTWRITEBYTECODE is set.
-    assert not [one for one in warnings if "byte-compiling" not in one]
+    assert not [warning for warning in warnings if "byte-compiling" not in warning]
     found = (source.parent / "dist").iterdir()
     (made,) = (path for path in found if path.suffix != ".egg-info")
     return made

@@ -28,7 +28,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 def texts_of(name: str) -> list[str]:
     tree = ElementTree.parse(ROOT / "docs" / "pictures" / name)
-    return ["".join(one.itertext()) for one in tree.iter(f"{SVG}text")]
+    return ["".join(element.itertext()) for element in tree.iter(f"{SVG}text")]
 
 
 def test_pictures_are_current() -> None:
@@ -65,7 +65,9 @@ def test_picture_is_used_with_a_text_for_screen_readers(picture: Path) -> None:
 def test_picture_of_a_batch_has_the_positions_of_the_page() -> None:
     page = (ROOT / "docs" / "format.md").read_text("utf-8")
     table = page.partition("## A batch")[2].partition("The CRC does not cover")[0]
-    positions = [int(one) for one in re.findall(r"^\| (\d+) \|", table, re.MULTILINE)]
+    positions = [
+        int(entry) for entry in re.findall(r"^\| (\d+) \|", table, re.MULTILINE)
+    ]
     assert len(positions) == 14
     texts = texts_of("batch.svg")
     numbers = [int(text) for text in texts if text.isdecimal()]
@@ -88,9 +90,9 @@ def test_bars_are_those_of_the_page() -> None:
     tree = ElementTree.parse(ROOT / "docs" / "pictures" / "bars.svg")
     texts = texts_of("bars.svg")
     widths = [
-        float(one.get("width", "0"))
-        for one in tree.iter(f"{SVG}rect")
-        if one.get("class") in ("good", "bad")
+        float(element.get("width", "0"))
+        for element in tree.iter(f"{SVG}rect")
+        if element.get("class") in ("good", "bad")
     ]
     assert len(widths) == len(rows)
     drawn = {}
@@ -100,7 +102,7 @@ def test_bars_are_those_of_the_page() -> None:
         ratio = float(number) if unit == "x" else 1 / float(number)
         drawn[max(ratio, 1 / ratio)] = widths[place]
     # The longer the bar, the further the ratio is from 1.
-    assert [drawn[one] for one in sorted(drawn)] == sorted(drawn.values())
+    assert [drawn[seconds] for seconds in sorted(drawn)] == sorted(drawn.values())
 
 
 def test_recording_has_the_steps_of_the_demo() -> None:

@@ -82,7 +82,7 @@ def test_limit_has_the_number_of_the_page(row: list[str]) -> None:
 )
 def test_limit_can_be_set_to_the_range_of_the_page(row: list[str]) -> None:
     name = row[2].strip("`")
-    numbers = [whole(one) for one in re.findall(r"[\d,]+", row[3])]
+    numbers = [whole(entry) for entry in re.findall(r"[\d,]+", row[3])]
     if name in CONFIGS:
         assert list(CONFIGS[name].metadata["range"]) == numbers
         return
@@ -148,7 +148,9 @@ def check_calls(column: int, kinds: dict[str, type]) -> None:
         except ValueError:  # librdkafka's methods are written in C
             assert not [word for word in keywords if word not in called.__doc__]
             continue
-        if not any(one.kind is one.VAR_KEYWORD for one in known.values()):
+        if not any(
+            parameter.kind is parameter.VAR_KEYWORD for parameter in known.values()
+        ):
             assert not [word for word in keywords if word not in known], method
 
 

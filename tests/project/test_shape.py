@@ -111,7 +111,9 @@ def foreign_reads(tree: ast.Module) -> Iterator[tuple[int, str]]:
         ):
             continue
         around = [
-            one for one in classes if one.lineno <= node.lineno <= (one.end_lineno or 0)
+            class_
+            for class_ in classes
+            if class_.lineno <= node.lineno <= (class_.end_lineno or 0)
         ]
         known = in_module
         if around:

@@ -137,10 +137,10 @@ def test_change_of_a_topic_does_not_wait_for_other_topics(tmp_path: Path) -> Non
     def opened() -> FileRegistry:
         return open_registry(tmp_path / "c", topics="truth", lock_timeout_ms=100)
 
-    with opened() as one, opened() as other:
+    with opened() as first, opened() as other:
         for topic in ("a", "b"):
-            one.create(f"/brokers/topics/{topic}", b"")
-        with one.holding("/brokers/topics/a"):
+            first.create(f"/brokers/topics/{topic}", b"")
+        with first.holding("/brokers/topics/a"):
             done: list[object] = []
 
             def change() -> None:

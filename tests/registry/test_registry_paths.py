@@ -137,13 +137,13 @@ def test_foreign_values_are_errors_with_a_name(data: bytes) -> None:
 def test_a_controller_is_elected_once_and_each_epoch_has_one() -> None:
     disk = SimulatedDisk({"data": None})
     with (
-        open_registry("/data", fs=disk) as one,
+        open_registry("/data", fs=disk) as first,
         open_registry("/data", fs=disk) as other,
     ):
-        assert paths.elect(one, 1, 0) == 1
+        assert paths.elect(first, 1, 0) == 1
         assert paths.elect(other, 2, 0) is None
-        assert paths.elect(one, 1, 0) is None
-        one.close()
+        assert paths.elect(first, 1, 0) is None
+        first.close()
         assert paths.elect(other, 2, 0) == 2
         assert paths.unpack_controller(other.get(paths.CONTROLLER).value) == 2
         assert other.get(paths.CONTROLLER_EPOCH).value == b"2"

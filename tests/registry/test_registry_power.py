@@ -73,11 +73,11 @@ def test_unsynced_version_of_a_dead_writer_does_not_affect_others() -> None:
     """
     disk = SimulatedDisk({"data": None})
     with open_registry("/data", fs=disk) as other:
-        one = open_registry("/data", fs=disk)
+        first = open_registry("/data", fs=disk)
         other.create("/p", b"0")
         # The lost sync simulates a kill before the sync.
         disk.faults = FaultPlan(Fault("fdatasync", "lie", path="*p.node"))
-        one.set("/p", b"1")
+        first.set("/p", b"1")
         disk.faults = None
         disk.operations.clear()
         seen: set[bytes] = set()
@@ -91,7 +91,7 @@ def test_unsynced_version_of_a_dead_writer_does_not_affect_others() -> None:
         disk.observer = observe
         other.set("/p", b"2")
         disk.observer = None
-        one.close()
+        first.close()
     assert seen <= {b"1", b"2"}, (
         "found a power cut that costs both, or a file without a version"
     )
@@ -100,14 +100,14 @@ def test_unsynced_version_of_a_dead_writer_does_not_affect_others() -> None:
 def test_change_with_a_failed_sync_is_not_visible() -> None:
     disk = SimulatedDisk({"data": None})
     with (
-        open_registry("/data", fs=disk) as one,
+        open_registry("/data", fs=disk) as first,
         open_registry("/data", fs=disk) as other,
     ):
-        one.create("/p", b"0")
-        one.set("/p", b"1")
+        first.create("/p", b"0")
+        first.set("/p", b"1")
         disk.faults = FaultPlan(Fault("fdatasync", errno.EIO, path="*p.node"))
         with pytest.raises(StorageWriteError):
-            one.set("/p", b"2")
+            first.set("/p", b"2")
         assert other.get("/p") == Node(b"1", 1), (
             "a value that may not be on disk is visible"
         )

@@ -195,11 +195,11 @@ def test_nodes_of_a_killed_process_are_removed_and_waiters_wake(
 
 def test_the_descriptor_of_a_watch_becomes_readable(tmp_path: Path) -> None:
     with (
-        open_registry(tmp_path / "data") as one,
+        open_registry(tmp_path / "data") as first,
         open_registry(tmp_path / "data") as other,
     ):
-        one.create("/a")
-        watch = one.watch(["/a"])
+        first.create("/a")
+        watch = first.watch(["/a"])
         if watch.fileno() < 0:
             pytest.skip("no inotify left")
         other.set("/a", b"1")

@@ -97,63 +97,63 @@ def test_jumps_of_the_wall_clock_end_no_session() -> None:
 
 def test_a_session_that_was_declared_over_writes_nothing() -> None:
     disk = SimulatedDisk({"data": None})
-    one = open_registry("/data", fs=disk)
+    first = open_registry("/data", fs=disk)
     with open_registry("/data", fs=disk) as other:
-        one.create("/e", ephemeral=True)
-        one.create("/p")
-        other.expire(one.session.id)
-        assert one.session.state == "expired"
+        first.create("/e", ephemeral=True)
+        first.create("/p")
+        other.expire(first.session.id)
+        assert first.session.state == "expired"
         for act in (
-            lambda: one.create("/q"),
-            lambda: one.set("/p", b"1"),
-            lambda: one.delete("/p"),
-            lambda: one.update("/p", lambda value: b"1"),
-            one.poll,
-            lambda: one.holding("/p").__enter__(),
+            lambda: first.create("/q"),
+            lambda: first.set("/p", b"1"),
+            lambda: first.delete("/p"),
+            lambda: first.update("/p", lambda value: b"1"),
+            first.poll,
+            lambda: first.holding("/p").__enter__(),
         ):
             with pytest.raises(SessionExpiredError):
                 act()
         assert other.children("/") == ["p"]
-        one.close()
+        first.close()
         assert [info.id for info in other.sessions()] == [other.session.id]
 
 
 def test_holding_keeps_others_out_and_reads() -> None:
     disk = SimulatedDisk({"data": None})
     with (
-        open_registry("/data", fs=disk) as one,
+        open_registry("/data", fs=disk) as first,
         open_registry("/data", fs=disk, lock_timeout_ms=50) as other,
     ):
-        one.create("/consumers/g/group", b"0")
-        with one.holding("/consumers/g"):
-            assert one.get("/consumers/g/group").value == b"0"
+        first.create("/consumers/g/group", b"0")
+        with first.holding("/consumers/g"):
+            assert first.get("/consumers/g/group").value == b"0"
             with pytest.raises(RegistryLockedError) as caught:
                 other.set("/consumers/g/group", b"1")
             assert caught.value.pids
             other.create("/consumers/h/group")
             with pytest.raises(RegistryError, match="inside a change"):
-                one.set("/consumers/h/group", b"1")
+                first.set("/consumers/h/group", b"1")
         assert other.set("/consumers/g/group", b"1") == 1
 
 
 def test_expired_session_has_no_nodes_while_it_holds_a_domain() -> None:
     """The process that declares it over cannot remove its files yet."""
     disk = SimulatedDisk({"data": None})
-    one = open_registry("/data", fs=disk)
+    first = open_registry("/data", fs=disk)
     with open_registry("/data", fs=disk, lock_timeout_ms=50) as other:
-        one.create("/e", ephemeral=True)
-        with one.holding("/e"):
-            one.set("/e", b"1")
+        first.create("/e", ephemeral=True)
+        with first.holding("/e"):
+            first.set("/e", b"1")
             with pytest.raises(RegistryLockedError):
-                other.expire(one.session.id)
-            for registry in (one, other):
+                other.expire(first.session.id)
+            for registry in (first, other):
                 with pytest.raises(NodeNotFoundError):
                     registry.get("/e")
             with pytest.raises(NodeNotFoundError):
-                one.set("/e", b"2")
+                first.set("/e", b"2")
             with pytest.raises(NodeNotFoundError):
-                one.delete("/e")
-        one.close()
+                first.delete("/e")
+        first.close()
 
 
 def test_change_of_an_own_node_checks_the_session_once(
@@ -174,17 +174,17 @@ def test_after_holding_a_domain_can_be_changed_by_others(
     """
     disk = SimulatedDisk({"data": None})
     with (
-        open_registry("/data", fs=disk) as one,
+        open_registry("/data", fs=disk) as first,
         open_registry("/data", fs=disk, lock_timeout_ms=0) as other,
     ):
-        with one.holding("/a"):
-            one.create("/a", b"1")
-        one.create("/b", b"1")
+        with first.holding("/a"):
+            first.create("/a", b"1")
+        first.create("/b", b"1")
         other.set("/a", b"2")
         with other.holding("/a"), pytest.raises(RegistryLockedError):
-            monkeypatch.setattr(one, "_lock_timeout_ms", 0)
-            one.set("/a", b"3")
-        assert one.get("/a").value == b"2"
+            monkeypatch.setattr(first, "_lock_timeout_ms", 0)
+            first.set("/a", b"3")
+        assert first.get("/a").value == b"2"
 
 
 def test_clock_is_agreed_on_once_for_each_boot() -> None:
@@ -197,24 +197,24 @@ def test_clock_is_agreed_on_once_for_each_boot() -> None:
 def test_changes_inside_of_holding_are_one_for_others() -> None:
     disk = SimulatedDisk({"data": None})
     with (
-        open_registry("/data", fs=disk) as one,
+        open_registry("/data", fs=disk) as first,
         open_registry("/data", fs=disk, lock_timeout_ms=50) as other,
     ):
-        one.create("/consumers/g/group", b"0")
-        with one.holding("/consumers/g"):
-            one.create("/consumers/g/owners/t/0", b"one", ephemeral=True)
-            with one.holding("/consumers/g/group"):
-                one.set("/consumers/g/group", b"1")
+        first.create("/consumers/g/group", b"0")
+        with first.holding("/consumers/g"):
+            first.create("/consumers/g/owners/t/0", b"one", ephemeral=True)
+            with first.holding("/consumers/g/group"):
+                first.set("/consumers/g/group", b"1")
             with pytest.raises(RegistryLockedError):
                 other.create("/consumers/g/owners/t/1", b"other", ephemeral=True)
             with pytest.raises(RegistryError, match="inside a change"):
-                one.update(
+                first.update(
                     "/consumers/g/group",
-                    lambda value: b"%d" % one.set("/consumers/g/group", b"2"),
+                    lambda value: b"%d" % first.set("/consumers/g/group", b"2"),
                 )
-            one.delete("/consumers/g/owners/t/0")
+            first.delete("/consumers/g/owners/t/0")
         other.create("/consumers/g/owners/t/0", b"other", ephemeral=True)
-        assert one.get("/consumers/g/group").value == b"1"
+        assert first.get("/consumers/g/group").value == b"1"
 
 
 def test_a_change_that_uses_the_registry_is_refused() -> None:

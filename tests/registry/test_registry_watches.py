@@ -51,11 +51,11 @@ def test_without_events_the_state_is_compared() -> None:
     """The disk's own watch does not name the changed file, and has no descriptor."""
     disk = SimulatedDisk({"data": None})
     with (
-        open_registry("/data", fs=disk) as one,
+        open_registry("/data", fs=disk) as first,
         open_registry("/data", fs=disk) as other,
     ):
-        one.create("/a", b"0")
-        watch = one.watch(["/a"])
+        first.create("/a", b"0")
+        watch = first.watch(["/a"])
         assert isinstance(watch, FileWatch)
         assert watch.fileno() == -1
         other.create("/b")

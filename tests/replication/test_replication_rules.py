@@ -127,9 +127,9 @@ def test_elr_follows_from_isr() -> None:
     full = state_of(1, 1, 2, 3)
     two = replace_isr(full, state_of(1, 1, 2).isr, 2)
     assert two.elr == {}
-    one = replace_isr(two, state_of(1, 1).isr, 2)
-    assert one.elr == {2: "d2"}
-    back = replace_isr(one, state_of(1, 1, 3).isr, 2)
+    first = replace_isr(two, state_of(1, 1).isr, 2)
+    assert first.elr == {2: "d2"}
+    back = replace_isr(first, state_of(1, 1, 3).isr, 2)
     assert back.elr == {}
 
 

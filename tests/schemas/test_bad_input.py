@@ -171,14 +171,14 @@ def test_records_of_others_are_skipped_and_counted(
         (b'{"keytype":"MODE","subject":3}', b'{"mode":"READONLY"}'),
         (b'{"keytype":"DELETE_SUBJECT","subject":"a"}', b"{}"),
     ]
-    for one, value in wrong:
-        log.append(value, key=one)
-    for one, value in (
+    for data, value in wrong:
+        log.append(value, key=data)
+    for data, value in (
         (key(subject="b", version=3), json.dumps({**good, "version": 3}).encode()),
         (b'{"keytype":"NOOP","magic":0}', None),
         (b'{"keytype":"DELETE_SUBJECT","subject":"c"}', None),
     ):
-        log.append(value, key=one)
+        log.append(value, key=data)
     about = registry.get("/")
     assert about["skipped_records"] == len(wrong)
     assert len(about["skipped"]) == 10
@@ -240,10 +240,10 @@ def test_deletions_during_registrations_leave_no_partial_state(
     finally:
         done.set()
         thread.join()
-    assert all(one < 100 for one in found), found
+    assert all(entry < 100 for entry in found), found
     state = load_schemas(kafka.logdir.partition("_schemas", 0).read(0))
     assert state.skipped == 0
-    assert [one.version for one in state.active("a")] == (
+    assert [version.version for version in state.active("a")] == (
         [] if (versions := registry.get("/subjects/a/versions")) == 40401 else versions
     )
 

@@ -310,7 +310,7 @@ def test_registrations_at_once_are_in_one_order(
     """Two threads register each schema; ids have no gaps, and rows no conflict."""
     count = 20
 
-    def one(number: int) -> Any:
+    def register(number: int) -> Any:
         fields = [
             {"name": f"f{at}", "type": "int", "default": 0}
             for at in range(number % count + 1)
@@ -318,12 +318,14 @@ def test_registrations_at_once_are_in_one_order(
         return registry.register(f"s{number % 3}", record(*fields))
 
     with ThreadPoolExecutor(8) as pool:
-        ids = list(pool.map(one, range(2 * count)))
+        ids = list(pool.map(register, range(2 * count)))
     assert set(ids) == set(range(1, count + 1))
     assert ids[:count] == [ids[at] for at in range(count)]
-    stored = [json.loads(one.value or b"") for one in kafka.records("_schemas")]
-    assert len({(one["subject"], one["version"]) for one in stored}) == len(stored)
-    assert {one["id"] for one in stored} == set(ids)
+    stored = [json.loads(record.value or b"") for record in kafka.records("_schemas")]
+    assert len({(entry["subject"], entry["version"]) for entry in stored}) == len(
+        stored
+    )
+    assert {entry["id"] for entry in stored} == set(ids)
 
 
 def test_rollback_restores_schemas(kafka: Kafka, registry: RegistryClient) -> None:

@@ -79,7 +79,7 @@ def here(data: logcore.LogDir, topic: str = "orders") -> list[Record]:
 
 
 def there(source: ModelSource) -> list[Record]:
-    return [one.record for one in source.logs[ORDERS].records]
+    return [record.record for record in source.logs[ORDERS].records]
 
 
 def epochs(data: logcore.LogDir) -> list[int]:
@@ -469,9 +469,9 @@ def live(seed: int, offsets: str) -> None:
         source.faults = Faults()
         with Mirror(data, source, **options) as last:
             last.run(until_end=True)
-        for one, log in source.logs.items():
+        for partition, log in source.logs.items():
             wanted = [record.record for record in log.records]
-            kept = data.partition(*one)
+            kept = data.partition(*partition)
             assert kept.log_start_offset == 0
             found = list(kept.read(0, isolation="read_committed"))
             if offsets == "keep":
@@ -518,7 +518,7 @@ def lose(seed: int) -> None:
                 log.append(
                     b"%d" % chance.randrange(10**9), gap=chance.choice([0, 0, 1])
                 )
-            seen.update(one.record for one in log.records)
+            seen.update(record.record for record in log.records)
             mirror = Mirror(data, source, **options)
             try:
                 for _ in range(chance.randrange(1, 12)):
@@ -536,14 +536,14 @@ def lose(seed: int) -> None:
             data.partition(*ORDERS).log_start_offset if "orders" in data else 0
         ):
             log.append(b"a log cannot be cut to before its beginning")
-        seen.update(one.record for one in log.records)
+        seen.update(record.record for record in log.records)
         with Mirror(data, source, **options) as last:
             last.run(until_end=True)
         found = here(data)
         assert set(found) <= seen, "nothing is made up"
         start = max(log.start, data.partition(*ORDERS).log_start_offset)
-        assert [one for one in found if one.offset >= start] == [
-            one for one in there(source) if one.offset >= start
+        assert [record for record in found if record.offset >= start] == [
+            record for record in there(source) if record.offset >= start
         ]
 
 
@@ -560,6 +560,6 @@ def test_records_without_a_known_epoch_take_the_last(
     data: logcore.LogDir, source: ModelSource
 ) -> None:
     log = source.logs[ORDERS]
-    log.records = [RemoteRecord(one.record, -1) for one in log.records]
+    log.records = [RemoteRecord(record.record, -1) for record in log.records]
     mirrored(data, source)
     assert here(data) == there(source)

@@ -34,7 +34,9 @@ def test_forwarder_ships_to_a_secured_cluster(
         )
         with cluster, Forwarder(edge, cluster, topics=["orders"]) as forwarder:
             forwarder.run(until_end=True)
-    assert [one.value for one in kafka_secured.wait_for("orders", 1)] == [b"4 apples"]
+    assert [record.value for record in kafka_secured.wait_for("orders", 1)] == [
+        b"4 apples"
+    ]
 
 
 def test_mirror_copies_from_a_secured_cluster(
@@ -50,7 +52,7 @@ def test_mirror_copies_from_a_secured_cluster(
         )
         with cluster, Mirror(copy, cluster, topics=["orders"]) as mirror:
             mirror.run(until_end=True)
-        assert [one.value for one in copy.topic("orders").read()] == [b"4 apples"]
+        assert [record.value for record in copy.topic("orders").read()] == [b"4 apples"]
 
 
 def test_spark_reads_through_a_secured_broker(kafka_secured: SecuredKafka) -> None:

@@ -61,7 +61,7 @@ def mirror_through_power_cuts(seed: int, offsets: str) -> None:
         with Mirror(data, source, **options) as mirror:
             mirror.run(until_end=True)
         found = list(data.partition(*ORDERS).read(0, isolation="read_committed"))
-        wanted = [one.record for one in log.records]
+        wanted = [record.record for record in log.records]
         if offsets == "keep":
             assert found == wanted
         else:

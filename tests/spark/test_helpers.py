@@ -103,6 +103,6 @@ def test_forgetting_a_commit(tmp_path: Path) -> None:
         (commits / name).write_text("v1")
     assert forget_commit(tmp_path) == 10
     assert forget_commit(tmp_path, 0) == 0
-    assert sorted(one.name for one in commits.iterdir()) == ["9"]
+    assert sorted(path.name for path in commits.iterdir()) == ["9"]
     with pytest.raises(LogNotFoundError, match="no such batch"):
         forget_commit(tmp_path, 7)

@@ -181,8 +181,8 @@ class Round:
 
     def _unfinished(self, topic: str) -> set[str]:
         """Return the batches whose offsets are planned and which are not committed."""
-        planned = {one.name for one in (self.work / topic / "offsets").glob("[0-9]*")}
-        done = {one.name for one in (self.work / topic / "commits").glob("[0-9]*")}
+        planned = {path.name for path in (self.work / topic / "offsets").glob("[0-9]*")}
+        done = {path.name for path in (self.work / topic / "commits").glob("[0-9]*")}
         return planned - done
 
     def judge(self) -> None:
@@ -202,7 +202,9 @@ class Round:
                     assert found == values, (
                         f"{topic}-{partition}: {len(found)} rows of {len(values)}"
                     )
-        assert not [one for one in verify(str(self.path)) if one.status == "damaged"]
+        assert not [
+            verdict for verdict in verify(str(self.path)) if verdict.status == "damaged"
+        ]
 
 
 @pytest.fixture

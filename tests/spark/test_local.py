@@ -61,7 +61,7 @@ def test_a_stream_and_a_batch_job_write_locally_and_are_gathered_once(
         )
         forget_commit(tmp_path / "c")
     host = os.uname().nodename
-    assert [sorted(one) for one in seen] == [
+    assert [sorted(entry) for entry in seen] == [
         [(0, 0, 2, 10, host), (0, 1, 2, 10, host)]
     ] * 2
     assert values(tmp_path / "into") == {

@@ -90,16 +90,20 @@ def explored(*, names: Names, remove: bool, limit: int) -> Report:
         assert shown in WHOLE, f"a part of a batch is shown: {len(shown)}"
         reopen(disk)
         before = values("/into", fs=disk).get(0, [])
-        for one in receipts:
-            if one.batch >= WHOLE.index(before) or not remove:
-                assert values(one.path, fs=disk)[0] == rows(
-                    one.batch, one.task, *SHARES[one.task]
+        for receipt in receipts:
+            if receipt.batch >= WHOLE.index(before) or not remove:
+                assert values(receipt.path, fs=disk)[0] == rows(
+                    receipt.batch, receipt.task, *SHARES[receipt.task]
                 ), "lost after receipt"
         gathered(disk, receipts, remove=remove)
         reopen(disk)
         after = values("/into", fs=disk).get(0, [])
         assert not disk.open_handles, f"still open: {disk.open_handles}"
-        assert not [one for one in verify("/into", fs=disk) if one.status == "damaged"]
+        assert not [
+            verdict
+            for verdict in verify("/into", fs=disk)
+            if verdict.status == "damaged"
+        ]
         return Found(before, after, len(receipts) // len(SHARES))
 
     def judge(found: Found, kind: Kind) -> None:

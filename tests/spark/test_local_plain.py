@@ -43,21 +43,29 @@ def everything(batches: int, tasks: int = 2) -> list[bytes]:
 def test_each_task_leaves_a_complete_log_directory(tmp_path: Path) -> None:
     receipts = write(tmp_path / "local")
     assert [
-        (one.task, one.partition, one.first_offset, one.last_offset, one.records)
-        for one in receipts
+        (
+            receipt.task,
+            receipt.partition,
+            receipt.first_offset,
+            receipt.last_offset,
+            receipt.records,
+        )
+        for receipt in receipts
     ] == [
         (0, 0, 0, 19, 20),
         (1, 0, 0, 19, 20),
     ]
-    assert {one.host for one in receipts} == {os.uname().nodename}
-    for one in receipts:
-        assert one.path == str(
-            tmp_path / "local" / f"job@{0:020d}" / "t" / str(one.task)
+    assert {receipt.host for receipt in receipts} == {os.uname().nodename}
+    for receipt in receipts:
+        assert receipt.path == str(
+            tmp_path / "local" / f"job@{0:020d}" / "t" / str(receipt.task)
         )
-        assert values(one.path) == {0: rows(0, one.task)}
-        assert one.bytes == os.path.getsize(Path(one.path) / "t-0" / f"{0:020d}.log")
+        assert values(receipt.path) == {0: rows(0, receipt.task)}
+        assert receipt.bytes == os.path.getsize(
+            Path(receipt.path) / "t-0" / f"{0:020d}.log"
+        )
         assert not [
-            verdict for verdict in verify(one.path) if verdict.status == "damaged"
+            verdict for verdict in verify(receipt.path) if verdict.status == "damaged"
         ]
     assert sorted(os.listdir(tmp_path / "local" / f"job@{0:020d}" / "t")) == ["0", "1"]
 
@@ -84,12 +92,12 @@ def test_local_write_stores_rows_like_the_sink(
     gather(receipts, str(tmp_path / "into"))
     with logcore.open_dir(tmp_path / "into", read_only=True) as directory:
         found = [directory.partition("t", number).get(0) for number in range(3)]
-    assert [(one.key, one.value) for one in found] == [
+    assert [(record.key, record.value) for record in found] == [
         (None, b"3"),
         (b"b", None),
         (b"a", b"1"),
     ]
-    assert [one.timestamp_ms for one in found] == [
+    assert [record.timestamp_ms for record in found] == [
         0,
         1_700_000_001_000,
         1_700_000_000_000,
@@ -149,16 +157,18 @@ def test_a_batch_that_is_run_again_takes_the_place_of_the_earlier_run(
 
 
 def test_gather_brings_batches_once_and_in_order(tmp_path: Path) -> None:
-    receipts = [one for batch in (1, 0) for one in write(tmp_path / "local", batch)]
+    receipts = [
+        receipt for batch in (1, 0) for receipt in write(tmp_path / "local", batch)
+    ]
     done = gather(facts(receipts), str(tmp_path / "into"))
-    assert [(one.batch, one.records, one.is_new) for one in done] == [
+    assert [(result.batch, result.records, result.is_new) for result in done] == [
         (0, 40, True),
         (1, 40, True),
     ]
-    assert not any(one.is_new for one in gather(receipts, str(tmp_path / "into")))
+    assert not any(result.is_new for result in gather(receipts, str(tmp_path / "into")))
     assert values(tmp_path / "into") == {0: everything(2)}
     assert [
-        os.path.basename(one) for one in os.listdir(f"{tmp_path}/into.staging")
+        os.path.basename(name) for name in os.listdir(f"{tmp_path}/into.staging")
     ] == ["write_local%20job%20t%20t.state"]
 
 
@@ -173,7 +183,7 @@ def test_gather_into_another_topic_of_a_log_that_has_records(tmp_path: Path) -> 
 def test_empty_tasks_and_batches_are_gathered(tmp_path: Path) -> None:
     empty = frame(value=[])
     receipts = write(tmp_path / "local", 0, [empty, frame(value=[b"a"])])
-    assert [one.records for one in receipts] == [0, 1]
+    assert [receipt.records for receipt in receipts] == [0, 1]
     receipts += write(tmp_path / "local", 1, [empty])
     receipts += write(tmp_path / "local", 2, [frame(value=[b"b"])])
     gather(receipts, str(tmp_path / "into"))
@@ -218,7 +228,7 @@ def test_gather_by_paths_needs_the_number_of_tasks(tmp_path: Path) -> None:
     with pytest.raises(LogNotFoundError, match="no files of write_local"):
         gather([tmp_path / "nowhere"], str(tmp_path / "into"), tasks=2)
     gather(str(tmp_path / "local"), str(tmp_path / "into"), tasks=2)
-    gather([one.path for one in receipts], str(tmp_path / "into"), tasks=2)
+    gather([receipt.path for receipt in receipts], str(tmp_path / "into"), tasks=2)
     assert values(tmp_path / "into") == {0: everything(1)}
 
 
@@ -266,13 +276,13 @@ def test_memory_of_a_shipment_is_bounded(
     staging.begin("x")
     shipment = shipping.Shipment(OS, str(tmp_path / "into"), "x")
     kinds = []
-    for one in receipts:
-        note = local.read_report(OS, one.path)
+    for receipt in receipts:
+        note = local.read_report(OS, receipt.path)
         assert note is not None
         kinds += [
             type(made).__name__
             for made in shipment.add(
-                f"{one.path}/t-0", note.partitions[0], "t", 0, str(one.task)
+                f"{receipt.path}/t-0", note.partitions[0], "t", 0, str(receipt.task)
             )
         ]
     shipment.close()
@@ -341,14 +351,14 @@ def test_random_local_writes_are_gathered_exactly_once(data: st.DataObject) -> N
                 receipts = data.draw(
                     st.permutations(
                         [
-                            one
+                            receipt
                             for which in range(first, batch + 1)
-                            for one in held[which]
+                            for receipt in held[which]
                         ]
                     )
                 )
                 found = Gathering(disk, "/into", None, None, 1.0).run(receipts)
-                assert [(one.batch, one.is_new) for one in found] == [
+                assert [(result.batch, result.is_new) for result in found] == [
                     (which, which >= done) for which in range(first, batch + 1)
                 ]
                 done = batch + 1
@@ -360,12 +370,12 @@ def test_random_local_writes_are_gathered_exactly_once(data: st.DataObject) -> N
 
 def test_gather_refuses_incomplete_input(tmp_path: Path) -> None:
     zero = write(tmp_path / "local")
-    one = write(tmp_path / "local", 1)
+    first = write(tmp_path / "local", 1)
     into = str(tmp_path / "into")
     with pytest.raises(MissingReceiptsError, match="all tasks"):
         gather(zero[:1], into)
     with pytest.raises(MissingReceiptsError, match="in their order"):
-        gather(one, into)
+        gather(first, into)
     other = [attrs.evolve(zero[1], run="another")]
     with pytest.raises(MissingReceiptsError, match="one run"):
         gather([zero[0], *other], into)
@@ -375,13 +385,15 @@ def test_gather_refuses_incomplete_input(tmp_path: Path) -> None:
 
 
 def test_gather_names_host_and_path_of_missing_files(tmp_path: Path) -> None:
-    receipts = [attrs.evolve(one, host="far") for one in write(tmp_path / "local")]
+    receipts = [
+        attrs.evolve(receipt, host="far") for receipt in write(tmp_path / "local")
+    ]
     (tmp_path / "local").rename(tmp_path / "brought")
     with pytest.raises(LogNotFoundError, match=f"on far at {tmp_path}/local"):
         gather(receipts, str(tmp_path / "into"))
 
-    def located(one: WriteReceipt) -> str:
-        return one.path.replace(str(tmp_path / "local"), str(tmp_path / "brought"))
+    def located(receipt: WriteReceipt) -> str:
+        return receipt.path.replace(str(tmp_path / "local"), str(tmp_path / "brought"))
 
     gather(receipts, str(tmp_path / "into"), located=located)
     assert values(tmp_path / "into") == {0: everything(1)}
@@ -425,11 +437,11 @@ def test_directories_are_removed_when_they_are_gathered(tmp_path: Path) -> None:
     receipts = write(tmp_path / "local")
     into = str(tmp_path / "into")
     gather(receipts, into, remove=True)
-    assert not any(os.path.exists(one.path) for one in receipts)
+    assert not any(os.path.exists(receipt.path) for receipt in receipts)
     gather(receipts, into, remove=True)
     again = write(tmp_path / "local")
     gather(receipts, into, remove=True)
-    assert all(os.path.exists(one.path) for one in again), "another run's"
+    assert all(os.path.exists(receipt.path) for receipt in again), "another run's"
     assert values(into) == {0: everything(1)}
 
 

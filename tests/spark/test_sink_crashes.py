@@ -73,13 +73,13 @@ def explored(
 
     def judge(found: Found, kind: Kind) -> None:
         assert found.before in WHOLE, (
-            f"a part of a batch is there: {[len(one) for one in found.before]}"
+            f"a part of a batch is there: {[len(row) for row in found.before]}"
         )
         assert WHOLE.index(found.before) >= done[0], (
             f"batch {done[0] - 1} was committed and is gone"
         )
         assert found.after == WHOLE[-1], (
-            f"after the replay: {[len(one) for one in found.after]}"
+            f"after the replay: {[len(row) for row in found.after]}"
         )
 
     live = SimulatedDisk(names=names)
@@ -152,7 +152,7 @@ def test_each_disk_a_power_cut_may_leave_of_a_write_without_a_name(
 
     def judge(found: Content, kind: Kind) -> None:
         assert found in WHOLE, (
-            f"a part of a write is there: {[len(one) for one in found]}"
+            f"a part of a write is there: {[len(row) for row in found]}"
         )
         assert WHOLE.index(found) >= done[0], (
             f"write {done[0] - 1} was committed and is gone"
@@ -170,10 +170,10 @@ def test_each_disk_a_power_cut_may_leave_of_a_write_without_a_name(
     explorer.attach(live)
     try:
         for batch_id in range(2):
-            one = source(Path("/d"), topic="t", carryBytes=CARRY_BYTES).writer(
-                TYPES, False
-            )
-            one.commit(stream.stage(one.planned, batch_id, 2))
+            logcore_writer = source(
+                Path("/d"), topic="t", carryBytes=CARRY_BYTES
+            ).writer(TYPES, False)
+            logcore_writer.commit(stream.stage(logcore_writer.planned, batch_id, 2))
             done[0] = batch_id + 1
             explorer.promised()
         print(explorer.finish())

@@ -148,7 +148,7 @@ def judge(path: Path, done: int) -> None:
         shown.append(states.index(found))
     assert max(shown) - min(shown) <= 1, shown
     whole = stream.content(OS)
-    assert whole in WHOLE, f"a partial batch is visible: {[len(one) for one in whole]}"
+    assert whole in WHOLE, f"a partial batch is visible: {[len(row) for row in whole]}"
     assert WHOLE.index(whole) >= max(done, *shown), (
         f"batch {max(done, *shown) - 1} was committed or visible, and is missing"
     )
@@ -159,7 +159,7 @@ def end(path: Path, done: int, tasks: int = 3) -> None:
     last = Driver(path, done, tasks=tasks)
     assert last.wait() == 0
     assert Stream(path).content(OS) == WHOLE[-1]
-    assert not [one for one in verify(str(path)) if one.status == "damaged"]
+    assert not [verdict for verdict in verify(str(path)) if verdict.status == "damaged"]
 
 
 def changes_of_a_life(ram: Path, config: str) -> int:

@@ -231,12 +231,12 @@ def test_abort_before_the_publish_point_removes_staged_files(tmp_path: Path) -> 
 
 def test_tasks_that_do_not_belong_together(tmp_path: Path) -> None:
     path = tmp_path / "data"
-    one = run(path, 0, [[b"a"]])
+    first = run(path, 0, [[b"a"]])
     other = run(path, 0, [[b"b"]], query="other")
     with pytest.raises(InvalidConfigError, match="do not belong together"):
-        made(path).commit([*one, *other], 0)
+        made(path).commit([*first, *other], 0)
     with pytest.raises(InvalidConfigError, match="one query, batch 1"):
-        made(path).commit(one, 1)
+        made(path).commit(first, 1)
     assert content(path) == []
 
 
@@ -332,7 +332,7 @@ def test_carried_and_staged_rows_stand_in_the_order_of_their_tasks(
     path = tmp_path / "data"
     parts = [[b"a"], [b"b" * 600, b"c"], [b"d"], [b"e"]]
     messages = run(path, 0, parts, carryBytes=500)
-    assert [len(one.files) for one in messages] == [0, 1, 0, 0]
+    assert [len(message.files) for message in messages] == [0, 1, 0, 0]
     made(path).commit(list(reversed(messages)), 0)
     assert content(path) == [value for part in parts for value in part]
 
@@ -344,7 +344,7 @@ def test_a_machine_that_does_not_see_the_directory_carries_everything(
     monkeypatch.setattr(Staging, "is_begun", lambda *_: False)
     rows = [b"%d" % number * 100 for number in range(50)]
     messages = run(path, 0, [rows, rows], carryBytes=10)
-    assert [one.files for one in messages] == [[], []]
+    assert [message.files for message in messages] == [[], []]
     made(path).commit(messages, 0)
     assert content(path) == rows * 2
     monkeypatch.setattr("pyspark_logcore.rows._MAX_CARRIED", 500)
@@ -371,9 +371,9 @@ def test_a_stored_piece_that_rots_before_it_is_applied_is_refused(
 ) -> None:
     path = tmp_path / "data"
     (message,) = run(path, 0, [[b"a", b"b"]])
-    one = Staging(OS, str(path))
-    files = one.store(message.txid, message.carried)
-    one.publish(
+    staging = Staging(OS, str(path))
+    files = staging.store(message.txid, message.carried)
+    staging.publish(
         Manifest(
             app_id=QUERY, version=0, txid=message.txid, files=files, topics={"t": 1}
         )
@@ -387,7 +387,7 @@ def test_a_stored_piece_that_rots_before_it_is_applied_is_refused(
     with pytest.raises(
         CorruptLogError, match="differs from the one that its task wrote"
     ):
-        one.outcome(QUERY, 0)
+        staging.outcome(QUERY, 0)
     assert content(path) == []
 
 

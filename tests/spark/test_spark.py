@@ -88,7 +88,9 @@ def test_spark_finds_it_by_its_name(spark: SparkSession, data: Path) -> None:
         0,
     )
     assert row.timestamp.timestamp() == pytest.approx(1_700_000_000.007)
-    assert [(one.key, bytes(one.value)) for one in row.headers] == [("h", b"x")]
+    assert [(header.key, bytes(header.value)) for header in row.headers] == [
+        ("h", b"x")
+    ]
     assert orders.where("headers is null").count() == 1500
 
 

@@ -668,8 +668,8 @@ def content(path: Path, topic: str = "t") -> dict[int, list[tuple[Any, ...]]]:
     with logcore.open_dir(path, read_only=True) as directory:
         return {
             number: [
-                (one.key, one.value, one.headers)
-                for one in directory.partition(topic, number).read(0)
+                (record.key, record.value, record.headers)
+                for record in directory.partition(topic, number).read(0)
             ]
             for number in directory.partitions(topic)
         }
@@ -997,8 +997,8 @@ def test_marks_are_not_evidence(large: Path) -> None:
 
 def planned(path: Path, loss: str = "true") -> Any:
     """A task as Spark sends it to another machine."""
-    one = source(path, subscribe="t", failOnDataLoss=loss)
-    reader = one.reader(one.schema())
+    data_source = source(path, subscribe="t", failOnDataLoss=loss)
+    reader = data_source.reader(data_source.schema())
     parts = pickle.loads(pickle.dumps(reader.partitions()))
     assert parts
     return lambda: [
@@ -1026,16 +1026,16 @@ def test_a_task_that_sees_another_directory_fails(
     """
     path = directory_with(tmp_path / "data", b"right")
     other = directory_with(tmp_path / "other", b"wrong")
-    for one in (path, other):
+    for entry in (path, other):
         gone = {
             "topic": ["meta.properties"],
             "none": ["meta.properties", "t-0/partition.metadata"],
         }
         for name in gone.get(ids, []):
-            (one / name).unlink()
+            (entry / name).unlink()
         if ids == "topic":
-            number = "1" if one == path else "2"
-            (one / "meta.properties").write_text(f"version=0\ncluster.id={number}\n")
+            number = "1" if entry == path else "2"
+            (entry / "meta.properties").write_text(f"version=0\ncluster.id={number}\n")
     task = planned(path, loss)
     assert task() == [b"right"] * 10
     shutil.move(path, tmp_path / "away")

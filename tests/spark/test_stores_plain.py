@@ -75,7 +75,7 @@ def data(tmp_path: Path) -> Path:
 def store(data: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The directory, as what lies at the URI."""
     monkeypatch.setattr(
-        stores, "open_store", lambda one: (arrow_fs.LocalFileSystem(), str(data))
+        stores, "open_store", lambda url: (arrow_fs.LocalFileSystem(), str(data))
     )
     return data
 
@@ -129,10 +129,10 @@ def test_scan_requests_large_ranges_and_keeps_few(
     asked: list[int] = []
     plain = StoreFS._fetch
 
-    def fetch(fs: StoreFS, one: Any, position: int, size: int) -> bytes:
+    def fetch(fs: StoreFS, entry: Any, position: int, size: int) -> bytes:
         asked.append(size)
         assert len(fs._blocks) <= 3
-        return plain(fs, one, position, size)
+        return plain(fs, entry, position, size)
 
     monkeypatch.setattr(StoreFS, "_fetch", fetch)
     with logcore.open_dir(store) as directory:
@@ -152,9 +152,9 @@ def test_search_by_time_reads_few_older_bytes(
     asked: list[int] = []
     plain = StoreFS._fetch
 
-    def fetch(fs: StoreFS, one: Any, position: int, size: int) -> bytes:
+    def fetch(fs: StoreFS, entry: Any, position: int, size: int) -> bytes:
         asked.append(size)
-        return plain(fs, one, position, size)
+        return plain(fs, entry, position, size)
 
     with logcore.open_dir(store) as directory:
         directory.create_topic("long", 1, {"segment.bytes": 1 << 20})
@@ -168,9 +168,9 @@ def test_search_by_time_reads_few_older_bytes(
         "startingTimestamp": T0 + 95_000,
         "includeHeaders": False,
     }
-    one = source(Path("x"), **given)
-    one.options["path"] = URI
-    (partition,) = one.reader(one.schema()).partitions()
+    data_source = source(Path("x"), **given)
+    data_source.options["path"] = URI
+    (partition,) = data_source.reader(data_source.schema()).partitions()
     assert isinstance(partition, RangePartition)
     assert [piece.start for piece, _ in partition.pieces] == [950]
     assert sum(asked) < 6 << 20, "of 12 MB"
@@ -193,9 +193,9 @@ def test_ranges_are_those_of_the_object(
     system = arrow_fs._MockFileSystem()
     contents = [content, content[::-1]]
     system.create_dir("logs")
-    for number, one in enumerate(contents):
+    for number, data in enumerate(contents):
         with system.open_output_stream(f"logs/{number}") as stream:
-            stream.write(one)
+            stream.write(data)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stores, "_AHEAD_BYTES", ahead)
         patch.setattr(stores, "_APART_BYTES", apart)
@@ -218,7 +218,7 @@ def test_missing_objects(
     monkeypatch.setattr(
         stores,
         "open_store",
-        lambda one: (arrow_fs.LocalFileSystem(), str(tmp_path / "none")),
+        lambda url: (arrow_fs.LocalFileSystem(), str(tmp_path / "none")),
     )
     with pytest.raises(
         LogNotFoundError, match="the bucket does not exist, or it has no objects"
@@ -263,7 +263,7 @@ def test_errors_of_a_store_contain_no_secret(
         ),
     ):
         monkeypatch.setattr(
-            stores, "open_store", lambda one, text=text: (refusing(text), "bucket/logs")
+            stores, "open_store", lambda url, text=text: (refusing(text), "bucket/logs")
         )
         with pytest.raises(StorageReadError, match=says) as caught:
             rows(URI, subscribe="plain", **keys)
@@ -304,7 +304,7 @@ def test_a_copy_made_beside_its_writer_that_lacks_the_end_is_an_error(
     monkeypatch.setattr(
         stores,
         "open_store",
-        lambda one: (arrow_fs.LocalFileSystem(), str(tmp_path / "copy")),
+        lambda url: (arrow_fs.LocalFileSystem(), str(tmp_path / "copy")),
     )
     with logcore.open_dir(data) as directory:
         directory.partition("packed", 0).append(b"late")
@@ -348,9 +348,9 @@ def test_an_object_that_changes_after_it_was_listed_is_an_error(store: Path) -> 
 
 
 def test_a_task_that_sees_another_archive_fails(store: Path) -> None:
-    one = source(Path("x"), subscribe="plain")
-    one.options["path"] = URI
-    reader = one.reader(one.schema())
+    data_source = source(Path("x"), subscribe="plain")
+    data_source.options["path"] = URI
+    reader = data_source.reader(data_source.schema())
     planned = reader.partitions()
     properties = store / "meta.properties"
     properties.write_text(
@@ -361,9 +361,9 @@ def test_a_task_that_sees_another_archive_fails(store: Path) -> None:
 
 
 def test_nothing_is_written_or_followed(store: Path) -> None:
-    one = source(Path("x"), topic="t", subscribe="t")
+    data_source = source(Path("x"), topic="t", subscribe="t")
     for path in (URI, "gs://bucket/logs", "abfs://container@account/logs"):
-        one.options["path"] = path
+        data_source.options["path"] = path
         with pytest.raises(
             InvalidConfigError, match="Write to a log directory of a file system"
         ):

@@ -137,7 +137,7 @@ def test_a_watermark_a_join_and_duplicates(
     run(
         counts,
         tmp_path / "counts",
-        lambda one, _: found.extend(one.collect()),
+        lambda frame, _: found.extend(frame.collect()),
         "append",
     )
     assert found and all(row["count"] > 0 for row in found)
@@ -150,7 +150,7 @@ def test_a_watermark_a_join_and_duplicates(
     run(
         joined,
         tmp_path / "joined",
-        lambda one, _: pairs.extend(one.collect()),
+        lambda row, _: pairs.extend(row.collect()),
         "append",
     )
     assert sorted((row["partition"], row["offset"]) for row in pairs) == [
@@ -161,7 +161,7 @@ def test_a_watermark_a_join_and_duplicates(
     distinct = keyed.withWatermark("timestamp", "1 hour").dropDuplicatesWithinWatermark(
         ["key"]
     )
-    run(distinct, tmp_path / "unique", lambda one, _: unique.extend(one.collect()))
+    run(distinct, tmp_path / "unique", lambda frame, _: unique.extend(frame.collect()))
     assert sorted(row["key"] for row in unique) == ["k0", "k1", "k2"]
 
 

@@ -138,8 +138,13 @@ class Query:
         for part in self.reader.partitions(start, end):
             for batch in remote.read(pickle.loads(pickle.dumps(part))):
                 rows += [
-                    (one["topic"], one["partition"], one["offset"], one["value"])
-                    for one in batch.to_pylist()
+                    (
+                        entry["topic"],
+                        entry["partition"],
+                        entry["offset"],
+                        entry["value"],
+                    )
+                    for entry in batch.to_pylist()
                 ]
         return rows
 
@@ -259,10 +264,10 @@ def test_options_of_streams(data: Path, asked: dict[str, str], match: str) -> No
 def test_a_delay_is_written_as_sparks_settings_are() -> None:
     texts = {"15m": 900, "100ms": 0.1, "2h": 7200, "30 s": 30, "7": 0.007, "1d": 86_400}
     found = {
-        one: parse_stream(
-            {"path": "/x", "subscribe": "t", "maxtriggerdelay": one}
+        text: parse_stream(
+            {"path": "/x", "subscribe": "t", "maxtriggerdelay": text}
         ).max_delay_seconds
-        for one in texts
+        for text in texts
     }
     assert found == pytest.approx(texts)
 

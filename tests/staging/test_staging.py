@@ -61,10 +61,10 @@ def test_opening_applies_published_writes(
     tmp_path: Path, config: dict[str, str] | None
 ) -> None:
     path = create(tmp_path / "data", config)
-    one = publish(path, "first", config=config, count=300)
+    staging = publish(path, "first", config=config, count=300)
     assert values(path, 0) == [b"before"], "nothing is shown before"
     with logcore.open_dir(path) as directory:
-        assert one.outcome("app", 0) == "done"
+        assert staging.outcome("app", 0) == "done"
         receipt = directory.partition("t", 0).append(b"after")
         assert receipt.offset == 301
         shape = directory.partition("t", 0).statistics()
@@ -87,7 +87,7 @@ def test_opening_applies_published_writes(
     assert state is not None and state["ranges"] == {
         "t": {"0": [1, 301], "1": [1, 301]}
     }
-    assert {one.status for one in verify(str(path))} == {"ok"}
+    assert {verdict.status for verdict in verify(str(path))} == {"ok"}
 
 
 @pytest.mark.parametrize("durability", ["group", "os"])
@@ -171,7 +171,7 @@ def test_staged_segments_are_sound_by_themselves(data: Path) -> None:
         raw = Path(staging_path(str(data)), file.name + ".log").read_bytes()
         batches = list(logcore.recordbatch.read_batches(raw))
         assert [batch.base_offset for batch in batches] == [
-            sum(one.record_count for one in batches[:number])
+            sum(batch.record_count for batch in batches[:number])
             for number in range(len(batches))
         ]
         assert (
@@ -198,12 +198,12 @@ def test_offsets_can_be_found_by_the_moved_indexes(tmp_path: Path) -> None:
 
 
 def test_withdrawn_write_has_no_effect(data: Path) -> None:
-    one = publish(data, "first")
-    assert not one.withdraw("app", 0, "another job's"), "of the same name"
-    assert one.withdraw("app", 0, "first")
-    assert not one.withdraw("app", 0, "first")
-    assert one.outcome("app", 0) == "unknown"
-    one.abort("app", 0, "first")
+    staging = publish(data, "first")
+    assert not staging.withdraw("app", 0, "another job's"), "of the same name"
+    assert staging.withdraw("app", 0, "first")
+    assert not staging.withdraw("app", 0, "first")
+    assert staging.outcome("app", 0) == "unknown"
+    staging.abort("app", 0, "first")
     with logcore.open_dir(data):
         pass
     assert values(data, 0) == [b"before"]
@@ -211,18 +211,18 @@ def test_withdrawn_write_has_no_effect(data: Path) -> None:
 
 
 def test_abort_keeps_published_writes(data: Path) -> None:
-    one = publish(data, "first")
-    one.abort("app", 0, "first")
+    staging = publish(data, "first")
+    staging.abort("app", 0, "first")
     with logcore.open_dir(data):
         pass
-    one.abort("app", 0, "first")
+    staging.abort("app", 0, "first")
     assert values(data, 0) == [b"before", *rows("first", 0)]
 
 
 def test_late_task_finds_no_directory(data: Path) -> None:
-    one = Staging(OS, str(data))
-    one.begin("first")
-    one.abort("app", 0, "first")
+    staging = Staging(OS, str(data))
+    staging.begin("first")
+    staging.abort("app", 0, "first")
     writer = StagedWriter(OS, str(data), "first", "t", 0, "0.1", LogConfig())
     with pytest.raises(LogNotFoundError, match="aborted"):
         writer.append_columns(None, column([b"x"]), None, 1)
@@ -232,36 +232,36 @@ def test_unread_refusal_does_not_prevent_an_abort(
     data: Path,
 ) -> None:
     """The driver that published it has died; the next one gives up."""
-    one = Staging(OS, str(data))
+    staging = Staging(OS, str(data))
     files = stage(data, "first")
-    Path(one.path, files[-1].name + ".log").unlink()
-    one.publish(manifest(files, "first"))
+    Path(staging.path, files[-1].name + ".log").unlink()
+    staging.publish(manifest(files, "first"))
     with logcore.open_dir(data):
         pass
-    one.abort("app", 0, "first")
+    staging.abort("app", 0, "first")
     assert "first" not in staged(data)
     with pytest.raises(CorruptLogError, match="refused"):
-        one.outcome("app", 0)
-    assert one.outcome("app", 0) == "unknown"
+        staging.outcome("app", 0)
+    assert staging.outcome("app", 0) == "unknown"
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "gone"])
 def test_damaged_files_are_refused_and_leave_nothing(data: Path, damage: str) -> None:
-    one = Staging(OS, str(data))
+    staging = Staging(OS, str(data))
     files = stage(data, "first")
-    victim = Path(one.path, files[-1].name + ".log")
+    victim = Path(staging.path, files[-1].name + ".log")
     raw = bytearray(victim.read_bytes())
     if damage == "gone":
         victim.unlink()
     else:
         raw[-1] ^= damage == "flip"
         victim.write_bytes(raw[: -1 if damage == "cut" else None])
-    one.publish(manifest(files, "first"))
+    staging.publish(manifest(files, "first"))
     with logcore.open_dir(data):
         pass  # the directory opens all the same
     with pytest.raises(CorruptLogError, match="refused"):
-        one.outcome("app", 0)
-    one.abort("app", 0, "first")
+        staging.outcome("app", 0)
+    staging.abort("app", 0, "first")
     assert values(data, 0) == values(data, 1) == [b"before"]
     assert staged(data) == []
 
@@ -272,29 +272,29 @@ def test_recreated_topic_with_fewer_partitions_is_refused(
     path = tmp_path / "data"
     with logcore.open_dir(path, create=True):
         pass
-    one = publish(path, "first")
+    staging = publish(path, "first")
     with logcore.open_dir(path) as directory:
         directory.delete_topic("t")
         directory.create_topic("t", 1)
-        one = publish(path, "second", version=1)
+        staging = publish(path, "second", version=1)
         with pytest.raises(InvalidConfigError, match="no partition 1"):
             apply_ready(OS, directory)
     with pytest.raises(CorruptLogError, match="refused"):
-        one.outcome("app", 1)
+        staging.outcome("app", 1)
 
 
 def test_a_log_that_failed_makes_it_wait(data: Path) -> None:
     with logcore.open_dir(data) as directory:
         log = directory.partition("t", 1)
         log.host.writer.commit.poison(OSError("as after a failed sync"))
-        one = publish(data, "first")
+        staging = publish(data, "first")
         with pytest.raises(LogFailedError):
             apply_ready(OS, directory)
         directory.tick()
-        assert one.outcome("app", 0) == "pending"
+        assert staging.outcome("app", 0) == "pending"
         directory.partition("t", 0).append(b"meanwhile")
     with logcore.open_dir(data):
-        assert one.outcome("app", 0) == "done"
+        assert staging.outcome("app", 0) == "done"
     assert values(data, 0) == [b"before", b"meanwhile", *rows("first", 0)]
 
 
@@ -403,16 +403,16 @@ def test_a_manifest_that_a_power_cut_brings_back_is_not_carried_out_again(
     path = Path(staging_path(str(data)))
     name = manifest_name("app", 0, ".json")
     left = {
-        one.relative_to(path): one.read_bytes()
-        for one in path.rglob("*")
-        if one.is_file()
+        entry.relative_to(path): entry.read_bytes()
+        for entry in path.rglob("*")
+        if entry.is_file()
     }
     assert Path(name) in left
     logcore.open_dir(data).close()
     assert name not in staged(data)
-    for one, content in left.items():
-        (path / one).parent.mkdir(exist_ok=True)
-        (path / one).write_bytes(content)
+    for entry, content in left.items():
+        (path / entry).parent.mkdir(exist_ok=True)
+        (path / entry).write_bytes(content)
     logcore.open_dir(data).close()
     assert values(data, 0) == [b"before", *rows("first", 0, 3)]
     assert name not in staged(data)
@@ -421,8 +421,8 @@ def test_a_manifest_that_a_power_cut_brings_back_is_not_carried_out_again(
 def test_damaged_assigned_manifest_is_an_error_and_logs_remain_writable(
     data: Path,
 ) -> None:
-    one = publish(data, "first")
-    root = Path(one.path)
+    staging = publish(data, "first")
+    root = Path(staging.path)
     (root / manifest_name("app", 0, ".json")).unlink()
     (root / manifest_name("app", 0, ".assigned")).write_bytes(b"\0" * 100)
     for _ in range(2):
@@ -430,26 +430,26 @@ def test_damaged_assigned_manifest_is_an_error_and_logs_remain_writable(
             directory.partition("t", 0).append(b"after")
     assert values(data, 0) == [b"before", b"after", b"after"]
     again = manifest(stage(data, "again"), "again")
-    for ask in (lambda: one.outcome("app", 0), lambda: one.publish(again)):
+    for ask in (lambda: staging.outcome("app", 0), lambda: staging.publish(again)):
         with pytest.raises(
             CorruptLogError, match="damaged when offsets had been given out"
         ) as caught:
             ask()
-    one.abort("app", 0, "first")
+    staging.abort("app", 0, "first")
     assert (root / "first").is_dir(), "the named directory was removed"
     assert caught.value.path is not None
     os.unlink(caught.value.path)
-    one.publish(again)
+    staging.publish(again)
     with logcore.open_dir(data):
-        assert one.outcome("app", 0) == "done"
+        assert staging.outcome("app", 0) == "done"
 
 
 def test_missing_files_close_the_partitions_that_wait_for_them(
     data: Path,
 ) -> None:
     """A directory could not be opened after its staged pieces were removed."""
-    one = publish(data, "first", carries=True)
-    root = Path(one.path)
+    staging = publish(data, "first", carries=True)
+    root = Path(staging.path)
     ready = root / manifest_name("app", 0, ".json")
     read = read_manifest(OS, str(root), ready.name)
     assert read is not None
@@ -646,13 +646,13 @@ def test_a_later_version_waits_for_an_earlier_one_that_failed(
 
 def test_replaced_manifest_is_not_claimed(data: Path) -> None:
     with logcore.open_dir(data) as directory:
-        one = publish(data, "first")
+        staging = publish(data, "first")
         stale = manifest(stage(data, "first-again"), "first")
-        assert one.withdraw("app", 0, "first")
-        one.abort_files("first")
+        assert staging.withdraw("app", 0, "first")
+        staging.abort_files("first")
         publish(data, "second")
         claimed = applying._claim(OS, staging_path(str(data)), stale)
-        assert not claimed and one.outcome("app", 0) == "pending"
+        assert not claimed and staging.outcome("app", 0) == "pending"
         assert apply_ready(OS, directory) == 1
     assert values(data, 1) == [b"before", *rows("second", 1)]
 
@@ -661,13 +661,13 @@ def test_state_is_kept_while_its_manifest_exists(data: Path) -> None:
     publish(data, "first", app="first")
     with logcore.open_dir(data):
         pass
-    one = Staging(OS, str(data))
+    staging = Staging(OS, str(data))
     left = Path(staging_path(str(data))) / (manifest_name("first", 0, ".assigned"))
     left.write_bytes(b"{}")
-    one.forget("first")
+    staging.forget("first")
     assert read_state(OS, str(left.parent), "first") is not None
     left.unlink()
-    one.forget("first")
+    staging.forget("first")
     assert read_state(OS, str(left.parent), "first") is None
 
 

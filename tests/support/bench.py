@@ -96,8 +96,8 @@ class Bench:
     def fetches(partitions: range, topic: str = "t") -> Any:
         request = wire.FETCH.Request
         parts = [
-            request.Topic.Partition(partition=one, partition_max_bytes=1 << 20)
-            for one in partitions
+            request.Topic.Partition(partition=partition, partition_max_bytes=1 << 20)
+            for partition in partitions
         ]
         return request(topics=[request.Topic(topic=topic, partitions=parts)])
 
@@ -107,8 +107,8 @@ class Bench:
     ) -> Any:
         request = wire.PRODUCE.Request
         parts = [
-            request.Topic.Partition(index=one, records=records)
-            for one in range(partitions)
+            request.Topic.Partition(index=number, records=records)
+            for number in range(partitions)
         ]
         return request(
             acks=acks,
@@ -140,10 +140,10 @@ class Bench:
         body = offsets(topics=[offsets.Topic(name=topic, partitions=[part])])
         listed = self.ask(wire.LIST_OFFSETS, 5, body).topics[0].partitions[0]
         ends = wire.OFFSET_FOR_LEADER_EPOCH.Request
-        one = ends.Topic.Partition(
+        partition = ends.Topic.Partition(
             partition=0, leader_epoch=epoch, current_leader_epoch=epoch
         )
-        body = ends(topics=[ends.Topic(topic=topic, partitions=[one])])
+        body = ends(topics=[ends.Topic(topic=topic, partitions=[partition])])
         ended = self.ask(wire.OFFSET_FOR_LEADER_EPOCH, 4, body).topics[0].partitions[0]
         assert (listed.error_code, ended.error_code) == (0, 0)
         assert (listed.offset, ended.end_offset) == (

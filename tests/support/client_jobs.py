@@ -22,13 +22,13 @@ def consume(servers: str, topic: str, count: int, members: int, **more: Any) -> 
         **more,
     }
     consumers = [confluent_kafka.Consumer(settings) for _ in range(members)]
-    for one in consumers:
-        one.subscribe([topic])
+    for consumer in consumers:
+        consumer.subscribe([topic])
     while count > 0:
-        for one in consumers:
-            count -= len(one.consume(500, 0.1))
-    for one in consumers:
-        one.close()
+        for consumer in consumers:
+            count -= len(consumer.consume(500, 0.1))
+    for consumer in consumers:
+        consumer.close()
 
 
 def copy_in_transactions(servers: str, source: str, target: str) -> None:
@@ -50,8 +50,8 @@ def copy_in_transactions(servers: str, source: str, target: str) -> None:
         while len(records) < 100:
             records += reader.consume(100 - len(records), 0.1)
         producer.begin_transaction()
-        for one in records:
-            producer.produce(target, one.value())
+        for record in records:
+            producer.produce(target, record.value())
         producer.send_offsets_to_transaction(
             reader.position(reader.assignment()), reader.consumer_group_metadata()
         )

@@ -114,7 +114,7 @@ class Offsets:
         self.reads = 0
         self.broken: list[str] = []
         self._threads = [
-            threading.Thread(target=one) for one in (self._commit, self._read)
+            threading.Thread(target=call) for call in (self._commit, self._read)
         ]
         for thread in self._threads:
             thread.start()
@@ -189,7 +189,9 @@ def read_all(cluster: Cluster, topic: str) -> dict[tuple[int, int], int]:
             "enable.partition.eof": True,
         }
     )
-    numbers = [one.partition_index for one in cluster.metadata(topic).partitions]
+    numbers = [
+        partition.partition_index for partition in cluster.metadata(topic).partitions
+    ]
     consumer.assign(
         [confluent_kafka.TopicPartition(topic, number, 0) for number in numbers]
     )
@@ -270,4 +272,4 @@ def judge_files(cluster: Cluster, topic: str, index: int = 0) -> None:
     ]
     shortest = min(map(len, logs))
     assert shortest > 0
-    assert len({one[:shortest] for one in logs}) == 1, "the replicas differ"
+    assert len({log[:shortest] for log in logs}) == 1, "the replicas differ"

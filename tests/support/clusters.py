@@ -215,7 +215,9 @@ class Cluster:
         """Return the metadata of a topic, from a broker that runs."""
         if number is None:
             number = next(
-                one for one, process in self.processes.items() if process.poll() is None
+                number
+                for number, process in self.processes.items()
+                if process.poll() is None
             )
         request = wire.METADATA.Request(
             topics=[wire.METADATA.Request.Topic(name=topic)],
@@ -229,7 +231,12 @@ class Cluster:
             # A new topic reaches the other brokers a moment later.
             partitions = self.metadata(topic, number).partitions
             return next(
-                (one for one in partitions if one.partition_index == index), None
+                (
+                    partition
+                    for partition in partitions
+                    if partition.partition_index == index
+                ),
+                None,
             )
 
         return until(found, f"a broker knows {topic}-{index}")
@@ -266,9 +273,9 @@ class Cluster:
         """Wait until a partition has a leader and this many replicas in sync."""
 
         def found() -> Any:
-            one = self.partition(topic, index)
-            if one.leader_id >= 0 and len(one.isr_nodes) == count:
-                return one
+            entry = self.partition(topic, index)
+            if entry.leader_id >= 0 and len(entry.isr_nodes) == count:
+                return entry
             return None
 
         return until(found, f"{count} replicas of {topic}-{index} in sync")

@@ -56,7 +56,7 @@ class ConsolePage:
     @property
     def links(self) -> list[str]:
         elements = PageParser(self.source).elements
-        return [one["href"] or "" for tag, one in elements if tag == "a"]
+        return [entry["href"] or "" for tag, entry in elements if tag == "a"]
 
     def link(self, words: str) -> str:
         """Return the address of the link with this text."""
@@ -123,9 +123,9 @@ class ConsoleClient:
     def submit(self, page: ConsolePage, path: str, **typed: str) -> ConsolePage:
         """Send the form of a page that changes something, with the typed fields."""
         fields = {
-            str(one["name"]): one.get("value") or ""
-            for tag, one in PageParser(page.source.partition("<main")[2]).elements
-            if tag == "input" and one.get("type") == "hidden"
+            str(entry["name"]): entry.get("value") or ""
+            for tag, entry in PageParser(page.source.partition("<main")[2]).elements
+            if tag == "input" and entry.get("type") == "hidden"
         }
         return self.post(path, {**fields, **typed})
 

@@ -99,7 +99,7 @@ class ConsumerHistory:
             assert places == sorted(
                 places,
                 key=lambda place: (
-                    [one[0] for one in places].index(place[0]) * 10**6 + place[1]
+                    [place[0] for place in places].index(place[0]) * 10**6 + place[1]
                 ),
             )
 
@@ -143,7 +143,10 @@ class ConsumerHistory:
         """Only record the event, because an exception of a callback would be ignored."""
         if error is None:
             self.confirmed.append(
-                {one.partition: each.offset for one, each in offsets.items()}
+                {
+                    partition.partition: each.offset
+                    for partition, each in offsets.items()
+                }
             )
 
     def record_confirmed(self) -> None:
@@ -159,8 +162,8 @@ class ConsumerHistory:
 
     def positions(self, worker: Worker) -> dict[int, int]:
         return {
-            one.partition: reading.position
-            for one, reading in worker.consumer._readings.items()
+            partition.partition: reading.position
+            for partition, reading in worker.consumer._readings.items()
             if reading.position is not None
         }
 
@@ -215,8 +218,8 @@ class ConsumerHistory:
         newest = max(generations.values(), default=-1)
         for number, worker in enumerate(self.workers):
             if generations.get(number) == newest:
-                for one in worker.consumer.assignment():
-                    owners.setdefault(one, []).append(number)
+                for row in worker.consumer.assignment():
+                    owners.setdefault(row, []).append(number)
         assert all(len(members) == 1 for members in owners.values()), (
             f"two owners in generation {newest}: {owners}"
         )
@@ -227,7 +230,9 @@ class ConsumerHistory:
             )
         for partition, offset in stored.items():
             missing = [
-                one for one in range(offset) if not self.processed[partition, one]
+                number
+                for number in range(offset)
+                if not self.processed[partition, number]
             ]
             assert not missing, (
                 f"committed past records that no member has processed: {partition}, {missing}"
@@ -254,9 +259,9 @@ class ConsumerHistory:
         for worker in self.workers:
             self.process(worker)
         owned = [
-            one.partition
+            partition.partition
             for worker in self.workers
-            for one in worker.consumer.assignment()
+            for partition in worker.consumer.assignment()
         ]
         assert sorted(owned) == list(range(self.partitions))
         for partition in range(self.partitions):

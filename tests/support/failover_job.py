@@ -51,8 +51,8 @@ def kafka_python_consumes(address: str, topic: str, group: str) -> None:
         auto_offset_reset="earliest",
         auto_commit_interval_ms=200,
     )
-    for one in consumer:
-        report(f"read {one.partition} {one.offset} {one.value.decode()}")
+    for message in consumer:
+        report(f"read {message.partition} {message.offset} {message.value.decode()}")
 
 
 async def aiokafka_produces(address: str, topic: str) -> None:
@@ -92,8 +92,8 @@ async def aiokafka_consumes(address: str, topic: str, group: str) -> None:
         auto_commit_interval_ms=200,
     )
     await consumer.start()
-    async for one in consumer:
-        report(f"read {one.partition} {one.offset} {one.value.decode()}")
+    async for message in consumer:
+        report(f"read {message.partition} {message.offset} {message.value.decode()}")
 
 
 def main(client: str, role: str, address: str, topic: str, group: str) -> None:

@@ -76,7 +76,7 @@ class Ledger:
             assert counts[value], (
                 f"{place}: acknowledged {value!r} is missing from {found}"
             )
-            positions.append(max(at for at, one in enumerate(found) if one == value))
+            positions.append(max(at for at, data in enumerate(found) if data == value))
         assert positions == sorted(positions), (
             f"{place}: not in the order of the acknowledgements: {found}"
         )

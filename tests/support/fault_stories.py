@@ -511,17 +511,17 @@ class MirrorStory:
         def attempt() -> None:
             with (
                 logcore.open_dir(DIRECTORY, fs=fs) as data,
-                Mirror(data, self.source, topics=["orders"], fs=fs) as one,
+                Mirror(data, self.source, topics=["orders"], fs=fs) as mirror,
             ):
-                one.run(until_end=True)
+                mirror.run(until_end=True)
                 self.runs += 2
 
         persist(attempt)
 
     def judge(self, fs: FS, *, is_crash: bool) -> None:
         with logcore.open_dir(DIRECTORY, fs=fs) as data:
-            with Mirror(data, self.source, topics=["orders"], fs=fs) as one:
-                one.run(until_end=True)
+            with Mirror(data, self.source, topics=["orders"], fs=fs) as mirror:
+                mirror.run(until_end=True)
             found = [
                 (record.offset, record.value)
                 for record in data.partition("orders", 0).read(0)

@@ -511,7 +511,7 @@ def observe(path: Path, client: str, row: FaultRow) -> Outcome:
         committed = broker.logdir.committed_offsets("t", 0).get("g")
         # Records before this one are visible after its acknowledgement.
         librdkafka(broker.bootstrap_servers, PRODUCE, REQUEST_MS, b"other")
-        values = [one.value for one in broker.records("t")]
+        values = [record.value for record in broker.records("t")]
         return Outcome(
             result,
             is_retried=is_retried,
@@ -553,10 +553,10 @@ def _is_retried(requests: Sequence[SeenRequest], failed: Sequence[SeenRequest]) 
     `failed` are those on which a rule has acted, empty for a rule for the disk.
     """
     if not failed:
-        return sum(one.api == "Produce" for one in requests) > 1
+        return sum(request.api == "Produce" for request in requests) > 1
     last = failed[-1]
     later = requests[requests.index(last) + 1 :]
-    return last.api not in _POLLED and any(one.api == last.api for one in later)
+    return last.api not in _POLLED and any(request.api == last.api for request in later)
 
 
 def cell(outcome: Outcome, row: FaultRow) -> str:
@@ -601,7 +601,7 @@ def shown_lines() -> dict[str, str]:
     page = PAGE.read_text("utf-8")
     table = page[page.index(heading()) :].partition("\n\n")[0]
     lines = table.splitlines()[2:]
-    return {one.removeprefix("| ").partition(" | ")[0]: one for one in lines}
+    return {line.removeprefix("| ").partition(" | ")[0]: line for line in lines}
 
 
 def write_line(row: FaultRow, text: str) -> None:
@@ -610,5 +610,5 @@ def write_line(row: FaultRow, text: str) -> None:
     page = PAGE.read_text("utf-8")
     before, _, rest = page.partition(heading())
     _, _, after = rest.partition("\n\n")
-    table = [lines[one.name] for one in ROWS if one.name in lines]
+    table = [lines[row.name] for row in ROWS if row.name in lines]
     PAGE.write_text(before + "\n".join((heading(), *table)) + "\n\n" + after, "utf-8")

@@ -319,7 +319,7 @@ class RandomHistory:
                 == group.deadlines_ms.keys()
             )
             assert group.revocations == {
-                name for name, one in group.currents.items() if one.revoking
+                name for name, current in group.currents.items() if current.revoking
             }
 
     def believes_to_be_member(self, client: Client) -> bool:

@@ -112,8 +112,8 @@ class Ownership(RebalanceListener):
         self.is_late = is_late
 
     def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
-        for one in partitions:
-            self.group.last_offsets.pop((self.consumer, one), None)
+        for partition in partitions:
+            self.group.last_offsets.pop((self.consumer, partition), None)
 
     def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
         if self.is_late:
@@ -294,14 +294,16 @@ class Group:
             self._record_owners(consumer)
             self._check_group(consumer, set(found), began_ms)
             for record in found.records():
-                one = TopicPartition(record.topic, record.partition)
-                before = self.last_offsets.get((consumer, one), record.offset - 1)
-                assert before == record.offset - 1, (
-                    f"in order: {one} {record.offset} behind {before}"
+                topic_partition = TopicPartition(record.topic, record.partition)
+                before = self.last_offsets.get(
+                    (consumer, topic_partition), record.offset - 1
                 )
-                self.last_offsets[consumer, one] = record.offset
+                assert before == record.offset - 1, (
+                    f"in order: {topic_partition} {record.offset} behind {before}"
+                )
+                self.last_offsets[consumer, topic_partition] = record.offset
                 for processed in (self.processed, self.reread):
-                    processed.setdefault(one, set()).add(record.offset)
+                    processed.setdefault(topic_partition, set()).add(record.offset)
             if self.looks and self.rng.random() < 0.5:
                 self._record_read_commits(consumer)
             if found and not (self.is_hasty and self.rng.random() < 0.7):
@@ -314,7 +316,10 @@ class Group:
             if self.rng.random() < 0.4:
                 consumer.commit_async(callback=self._on_commit)
                 return
-            positions = {one: consumer.position(one) for one in consumer.assignment()}
+            positions = {
+                partition: consumer.position(partition)
+                for partition in consumer.assignment()
+            }
             consumer.commit()
             self._record_confirmed()
             self._record_commit(positions)
@@ -323,9 +328,9 @@ class Group:
         """Treat the offsets that the group has committed by now as acknowledged, because
         other members have continued from them.
         """
-        for one, each in consumer.committed(self.partitions).items():
+        for partition, each in consumer.committed(self.partitions).items():
             if each is not None:
-                self.acked[one] = max(each.offset, self.acked.get(one, 0))
+                self.acked[partition] = max(each.offset, self.acked.get(partition, 0))
 
     def _on_commit(
         self,
@@ -334,7 +339,9 @@ class Group:
     ) -> None:
         """Only record the event, because an exception of a callback would be ignored."""
         if error is None:
-            self.confirmed.append({one: each.offset for one, each in offsets.items()})
+            self.confirmed.append(
+                {partition: each.offset for partition, each in offsets.items()}
+            )
 
     def _record_confirmed(self) -> None:
         while self.confirmed:
@@ -382,13 +389,13 @@ class Group:
         mine = consumer._place.member
         if mine is None or mine.member_id not in members:
             return
-        for one in last_offsets:
-            owner = registry.get(paths.owner("g", one.topic, one.partition))
+        for offset in last_offsets:
+            owner = registry.get(paths.owner("g", offset.topic, offset.partition))
             registration = consumer._assignment._registration
             assert registration is not None
             named, number = paths.unpack_owner(owner.value)
             assert (named, number) == (registration.consumer_id, 0), (
-                f"one living owner: {one}, {owner}"
+                f"one living owner: {offset}, {owner}"
             )
         for other in self._living():
             if other is consumer or other._place.member is None:
@@ -470,9 +477,9 @@ class Group:
         if node.group.state != STABLE:
             return
         given = {
-            TopicPartition(*one): member.member_id
+            TopicPartition(*partition): member.member_id
             for member in node.group.members.values()
-            for one in read_assignment(member.assignment) or ()
+            for partition in read_assignment(member.assignment) or ()
         }
         for consumer in self._living():
             if (
@@ -482,9 +489,9 @@ class Group:
                 continue
             member_id = consumer._place.member.member_id
             other = {
-                one: given[one]
-                for one in consumer.assignment()
-                if given.get(one, member_id) != member_id
+                partition: given[partition]
+                for partition in consumer.assignment()
+                if given.get(partition, member_id) != member_id
             }
             assert not other, f"no second owner: {member_id} has {other}"
 
@@ -499,26 +506,28 @@ class Group:
         # A static member that came back has another member id, and otherwise the facts
         # of its predecessor.
         name = consumer._place.instance_id or member.member_id
-        for one in consumer.assignment():
-            owner = self.owners.setdefault((member.generation, one), name)
-            assert owner == name, f"owned once: {one} in generation {member.generation}"
+        for partition in consumer.assignment():
+            owner = self.owners.setdefault((member.generation, partition), name)
+            assert owner == name, (
+                f"owned once: {partition} in generation {member.generation}"
+            )
 
     def _record_commit(self, offsets: dict[TopicPartition, int]) -> None:
         if self.rewinds:
             return
         lower = {
-            one: offset
-            for one, offset in offsets.items()
-            if offset < self.acked.get(one, 0)
+            partition: offset
+            for partition, offset in offsets.items()
+            if offset < self.acked.get(partition, 0)
         }
         if lower:
             stored = self._stored()
-            for one, offset in lower.items():
-                assert stored.get(one, 0) >= self.acked[one], (
-                    f"never back: {one} from {self.acked[one]} to {offset}"
+            for partition, offset in lower.items():
+                assert stored.get(partition, 0) >= self.acked[partition], (
+                    f"never back: {partition} from {self.acked[partition]} to {offset}"
                 )
-        for one, offset in offsets.items():
-            self.acked[one] = max(offset, self.acked.get(one, 0))
+        for partition, offset in offsets.items():
+            self.acked[partition] = max(offset, self.acked.get(partition, 0))
 
     def _stored(self) -> dict[TopicPartition, int]:
         """Return the committed offsets of the group, the larger offset of log and
@@ -537,8 +546,8 @@ class Group:
             for (topic, partition), offset in registry_offsets.committed(
                 registry, "g"
             ).items():
-                one = TopicPartition(topic, partition)
-                found[one] = max(offset, found.get(one, 0))
+                topic_partition = TopicPartition(topic, partition)
+                found[topic_partition] = max(offset, found.get(topic_partition, 0))
         return found
 
     # -- invariants --------------------------------------------------------------------
@@ -551,12 +560,12 @@ class Group:
         ):
             consumer.assign(self.partitions)
             committed = consumer.committed(self.partitions)
-            for one in self.partitions:
-                found = committed.get(one)
+            for partition in self.partitions:
+                found = committed.get(partition)
                 offset = 0 if found is None else found.offset
-                most = max(self.processed.get(one, {-1})) + 1
-                assert self.acked.get(one, 0) <= offset <= most, (
-                    f"kept: {one} {self.acked.get(one)} {offset} {most}"
+                most = max(self.processed.get(partition, {-1})) + 1
+                assert self.acked.get(partition, 0) <= offset <= most, (
+                    f"kept: {partition} {self.acked.get(partition)} {offset} {most}"
                 )
         if after_power:
             self._judge_generation(disk)

@@ -106,11 +106,11 @@ class ReadingOn(Reading):
 
 class ReadingColumns(Reading):
     def read(self, consumer: Consumer) -> None:
-        for one, pieces in consumer.poll_columns(max_bytes=2).items():
+        for partition, pieces in consumer.poll_columns(max_bytes=2).items():
             # By the offsets: columns.records() is a call of the library, and the
             # program has the columns already.
             self.seen += [
-                b"%d" % (2 * offset + one.partition)
+                b"%d" % (2 * offset + partition.partition)
                 for columns in pieces
                 for offset in columns.offsets
             ]
@@ -180,24 +180,24 @@ class Committing(Reading):
             self.read(self.consumer)
 
     def act(self) -> None:
-        one = ("t", 0)
-        self.consumer.commit({one: 1})
+        partition = ("t", 0)
+        self.consumer.commit({partition: 1})
         self.consumer.commit_async(
-            {one: 2}, lambda error, _: self.commit_results.append(error)
+            {partition: 2}, lambda error, _: self.commit_results.append(error)
         )
         self.consumer.commit()
-        self.consumer.pause(one)
-        self.consumer.resume(one)
-        self.consumer.position(one)
+        self.consumer.pause(partition)
+        self.consumer.resume(partition)
+        self.consumer.position(partition)
         self.consumer.lag()
-        self.consumer.committed([one])
-        self.consumer.seek(one, 2)
-        self.consumer.seek_to_beginning(one)
-        self.consumer.seek_to_end(one)
-        self.consumer.end_offsets([one])
-        self.consumer.offsets_for_times({one: 0})
+        self.consumer.committed([partition])
+        self.consumer.seek(partition, 2)
+        self.consumer.seek_to_beginning(partition)
+        self.consumer.seek_to_end(partition)
+        self.consumer.end_offsets([partition])
+        self.consumer.offsets_for_times({partition: 0})
         self.consumer.unsubscribe()
-        self.consumer.assign([one])
+        self.consumer.assign([partition])
         self.consumer.poll()
 
     def judge(self) -> None:
@@ -304,9 +304,9 @@ class Producing(Case):
         self.producer.close()
         logs = [self.data.partition("t", number) for number in (0, 1)]
         stored = {
-            (number, one.offset): one.value
+            (number, record.offset): record.value
             for number, log in enumerate(logs)
-            for one in log.read(0)
+            for record in log.read(0)
         }
         values = sorted(stored.values())
         assert len(set(values)) == len(values), "a record is stored twice"
@@ -478,7 +478,7 @@ class Registering(Case):
                 "a node of a session that ended is left"
             )
             other.clean()
-            assert [one.id for one in other.sessions()] == [other.session.id]
+            assert [session.id for session in other.sessions()] == [other.session.id]
         super().judge()
 
 

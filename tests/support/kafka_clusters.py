@@ -84,15 +84,17 @@ class KafkaCluster(Cluster):
 
     def await_start(self, number: int) -> None:
         def is_listening() -> bool:
-            with socket.socket() as one:
-                return one.connect_ex(("127.0.0.1", self.ports[number])) == 0
+            with socket.socket() as sock:
+                return sock.connect_ex(("127.0.0.1", self.ports[number])) == 0
 
         until(is_listening, f"broker {number} listens")
 
     def _settings(self, number: int) -> dict[str, object]:
         address = f"127.0.0.1:{self.ports[number]}"
         controller = self._controllers[number]
-        voters = ",".join(f"{one}@{place}" for one, place in self._controllers.items())
+        voters = ",".join(
+            f"{number}@{place}" for number, place in self._controllers.items()
+        )
         folder = self.path / str(number)
         return {
             "process.roles": "broker,controller",

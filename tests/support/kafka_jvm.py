@@ -312,8 +312,8 @@ class Broker:
         host, port = self.address.split(":")
         until = time.monotonic() + 60
         while True:
-            with socket.socket() as one:
-                if one.connect_ex((host, int(port))) == 0:
+            with socket.socket() as sock:
+                if sock.connect_ex((host, int(port))) == 0:
                     break
             if self.process.poll() is not None or time.monotonic() > until:
                 self.kill()
@@ -352,6 +352,6 @@ class Broker:
 
 
 def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])

@@ -106,7 +106,7 @@ def _build(source: Path) -> None:
     sources_c = [STUBS, *(name for name in SOURCES if name.endswith(".c"))]
     sources_cpp = [name for name in SOURCES if name.endswith(".cpp")]
     for command, folder in (
-        (["./configure", *(f"--disable-{one}" for one in options)], source),
+        (["./configure", *(f"--disable-{option}" for option in options)], source),
         (["make", f"-j{os.cpu_count()}", "libs"], source),
         (
             [

@@ -27,8 +27,8 @@ def low_port() -> int:
     """
     while True:
         port = random.randrange(20_000, 32_000)
-        with socket.socket() as one, contextlib.suppress(OSError):
-            one.bind(("127.0.0.1", port))
+        with socket.socket() as sock, contextlib.suppress(OSError):
+            sock.bind(("127.0.0.1", port))
             return port
 
 
@@ -84,9 +84,9 @@ class LinkProxy(Closeable):
 
     def _end_pairs(self, followers: set[int]) -> None:
         with self._lock:
-            ended = [one for one in self._pairs if one.follower in followers]
-        for one in ended:
-            one.close()
+            ended = [pair for pair in self._pairs if pair.follower in followers]
+        for pair in ended:
+            pair.close()
 
     def close(self) -> None:
         self._is_closed = True
@@ -95,8 +95,8 @@ class LinkProxy(Closeable):
         self._listening.close()
         with self._lock:
             pairs = list(self._pairs)
-        for one in pairs:
-            one.close()
+        for pair in pairs:
+            pair.close()
         for thread in self._threads:
             thread.join()
 

@@ -53,11 +53,11 @@ def write(
     )
     planned = writer(path, batch, like=shares[0], **given)
     found = [
-        one
+        receipt
         for task, share in enumerate(shares)
-        for one in planned.write(iter([share]), task, task + 100, fs)
+        for receipt in planned.write(iter([share]), task, task + 100, fs)
     ]
-    return [attrs.evolve(one, tasks=len(shares)) for one in found]
+    return [attrs.evolve(receipt, tasks=len(shares)) for receipt in found]
 
 
 def values(
@@ -80,4 +80,4 @@ def values(
 
 
 def facts(receipts: Sequence[WriteReceipt]) -> list[Mapping[str, Any]]:
-    return [attrs.asdict(one) for one in receipts]
+    return [attrs.asdict(receipt) for receipt in receipts]

@@ -130,10 +130,10 @@ class Network(Closeable):
             self._rule("add", source, target)
             self._cuts.add((source, target))
 
-    def cut_both(self, one: str, other: str) -> None:
+    def cut_both(self, first: str, other: str) -> None:
         """Drop all packets between two machines."""
-        self.cut(one, other)
-        self.cut(other, one)
+        self.cut(first, other)
+        self.cut(other, first)
 
     def isolate(self, name: str) -> None:
         """Drop all packets from and to a machine."""

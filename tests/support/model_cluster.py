@@ -157,9 +157,9 @@ class ModelClient:
         self.cluster.step()
         progress = self.cluster.progress
         found = {
-            one: progress[group_id, one]
-            for one in partitions
-            if (group_id, one) in progress
+            partition: progress[group_id, partition]
+            for partition in partitions
+            if (group_id, partition) in progress
         }
         self.cluster.after_progress()
         return found
@@ -186,8 +186,8 @@ class ModelSender:
     def start(self, batch: OutgoingBatch) -> None:
         self.batch = batch
         self.left = [
-            (one, record)
-            for one, records in batch.records.items()
+            (partition, record)
+            for partition, records in batch.records.items()
             for record in records
         ]
         self.delivered = {}
@@ -199,24 +199,24 @@ class ModelSender:
         if self.cluster.is_slow():
             return None
         while self.left:
-            one, record = self.left.pop(0)
+            partition, record = self.left.pop(0)
             self.cluster.step()
-            if one in self.refused:
+            if partition in self.refused:
                 continue
             if self.cluster.refuses(record):
-                self.refused[one] = "the model refuses it"
+                self.refused[partition] = "the model refuses it"
                 continue
-            self.take(one, record)
-            self.delivered[one] = record.offset + 1
+            self.take(partition, record)
+            self.delivered[partition] = record.offset + 1
         return self.end()
 
-    def take(self, one: Partition, record: Record) -> None:
-        self.cluster.visible.setdefault(one, []).append(record)
+    def take(self, partition: Partition, record: Record) -> None:
+        self.cluster.visible.setdefault(partition, []).append(record)
 
     def end(self) -> Outcome:
-        for one, progress in self.batch.progress.items():
-            if one not in self.refused:
-                self.delivered[one] = progress.offset
+        for partition, progress in self.batch.progress.items():
+            if partition not in self.refused:
+                self.delivered[partition] = progress.offset
         self.cluster.step()
         return Outcome(self.delivered, self.refused)
 
@@ -237,8 +237,10 @@ class ModelTransactionalSender(ModelSender):
             cluster, transactional_id=transactional_id, group_id=group_id, epoch=epoch
         )
 
-    def take(self, one: Partition, record: Record) -> None:
-        self.cluster.of(self.transactional_id, self.epoch).records.append((one, record))
+    def take(self, partition: Partition, record: Record) -> None:
+        self.cluster.of(self.transactional_id, self.epoch).records.append(
+            (partition, record)
+        )
 
     def end(self) -> Outcome:
         if self.refused:
@@ -250,7 +252,10 @@ class ModelTransactionalSender(ModelSender):
         self.cluster.commit(self.transactional_id, self.group_id)
         self.cluster.step()
         return Outcome(
-            {one: progress.offset for one, progress in self.batch.progress.items()}
+            {
+                partition: progress.offset
+                for partition, progress in self.batch.progress.items()
+            }
         )
 
     def close(self) -> None:
@@ -284,18 +289,24 @@ class ModelLog:
 
     def delete_below(self, offset: int) -> None:
         self.start = offset
-        self.records = [one for one in self.records if one.record.offset >= offset]
+        self.records = [
+            record for record in self.records if record.record.offset >= offset
+        ]
 
     def lose_records_from(self, offset: int) -> None:
         """Elect another leader, which does not have the records from an offset on."""
         self.end = offset
         self.epoch += 1
-        self.records = [one for one in self.records if one.record.offset < offset]
+        self.records = [
+            record for record in self.records if record.record.offset < offset
+        ]
 
     def compact(self, kept: Callable[[Record], bool]) -> None:
         """Remove records, but never the last one."""
         self.records = [
-            one for one in self.records if kept(one.record) or one is self.records[-1]
+            record
+            for record in self.records
+            if kept(record.record) or record is self.records[-1]
         ]
 
 
@@ -347,19 +358,19 @@ class ModelSource:
         found: dict[Partition, list[RemoteRecord]] = {}
         reached: dict[Partition, int] = {}
         lost = []
-        for one, position in positions.items():
-            log = self.logs[one]
+        for partition, position in positions.items():
+            log = self.logs[partition]
             if not log.start <= position <= log.end:
-                lost.append(one)
+                lost.append(partition)
                 continue
             left = [
                 record for record in log.records if record.record.offset >= position
             ]
             some = left[: self.chance.randrange(1, 6)]
             if some:
-                found[one] = some
+                found[partition] = some
             if len(some) == len(left):
-                reached[one] = log.end
+                reached[partition] = log.end
         return FetchResult(found, reached, lost)
 
     def committed(
@@ -367,9 +378,9 @@ class ModelSource:
     ) -> dict[Partition, ShippedProgress]:
         self.step()
         return {
-            one: ShippedProgress(offset)
-            for one, offset in self.groups.get(group_id, {}).items()
-            if one in partitions
+            partition: ShippedProgress(offset)
+            for partition, offset in self.groups.get(group_id, {}).items()
+            if partition in partitions
         }
 
     def cluster_id(self) -> str:

@@ -137,17 +137,17 @@ class ProducerHistory:
 
     def send_to(self, worker: Worker, partition: int) -> None:
         name = b"%d:%d" % (worker.number, len(worker.sent))
-        one = Sent(name, worker.number, partition, None)
-        self.ledger[name] = one
-        worker.sent.append(one)
+        sent = Sent(name, worker.number, partition, None)
+        self.ledger[name] = sent
+        worker.sent.append(sent)
         try:
-            one.future = worker.producer.send(
+            sent.future = worker.producer.send(
                 "t",
                 name + b"." * self.rng.choice([0, 0, 60, 60, 60, 300]),
-                partition=one.partition,
+                partition=sent.partition,
                 timestamp_ms=self.rng.choice([None] * 20 + [0]),
                 on_delivery=lambda error, metadata: self.record_outcome(
-                    one, error, metadata
+                    sent, error, metadata
                 ),
             )
         except (BufferFullError, RecordTooLargeError):
@@ -164,23 +164,23 @@ class ProducerHistory:
             for n in range(self.rng.randrange(1, 6))
         ]
         sent = [Sent(name, worker.number, partition, None) for name in names]
-        for one in sent:
-            self.ledger[one.name] = one
+        for entry in sent:
+            self.ledger[entry.name] = entry
         worker.sent += sent
         try:
             worker.producer.send_many(
                 "t", [(None, name) for name in names], partition=partition
             )
         except (BufferFullError, RecordTooLargeError):
-            for one in sent:
-                del self.ledger[one.name]
-                worker.sent.remove(one)
+            for entry in sent:
+                del self.ledger[entry.name]
+                worker.sent.remove(entry)
 
     def record_outcome(
-        self, one: Sent, error: Exception | None, metadata: RecordMetadata
+        self, sent: Sent, error: Exception | None, metadata: RecordMetadata
     ) -> None:
-        one.outcomes.append((error, metadata))
-        assert len(one.outcomes) == 1, "two outcomes"
+        sent.outcomes.append((error, metadata))
+        assert len(sent.outcomes) == 1, "two outcomes"
         assert error is None or isinstance(error, EXPECTED), (
             f"an unexpected error: {error!r}"
         )
@@ -190,8 +190,8 @@ class ProducerHistory:
             else type(error).__name__
         ] += 1
         if error is None:
-            one.is_acked = True
-            one.is_safe = metadata.durability == "disk"
+            sent.is_acked = True
+            sent.is_safe = metadata.durability == "disk"
 
     def poll(self) -> None:
         if self.workers:
@@ -202,9 +202,9 @@ class ProducerHistory:
         for worker in self.workers:
             worker.producer.flush()
             undone = [
-                one
-                for one in worker.sent
-                if one.future is not None and len(one.outcomes) != 1
+                sent
+                for sent in worker.sent
+                if sent.future is not None and len(sent.outcomes) != 1
             ]
             assert not undone, f"flush() left {undone}"
         self.check()
@@ -247,7 +247,7 @@ class ProducerHistory:
         worker = self.workers.pop(self.rng.randrange(len(self.workers)))
         worker.producer.close(None if is_patient else 0)
         assert all(
-            len(one.outcomes) == 1 for one in worker.sent if one.future is not None
+            len(sent.outcomes) == 1 for sent in worker.sent if sent.future is not None
         )
 
     def disturb(self) -> None:
@@ -273,16 +273,16 @@ class ProducerHistory:
         self.disk = self.rng.choice(states)
         self.workers = []
         self.data = self.opened()
-        for one in self.ledger.values():
-            one.is_acked = one.is_safe
-            if not one.outcomes:
-                one.outcomes.append(
+        for sent in self.ledger.values():
+            sent.is_acked = sent.is_safe
+            if not sent.outcomes:
+                sent.outcomes.append(
                     (DurabilityUnknownError("its process is gone"), None)
                 )  # type: ignore[arg-type]
-            elif not one.is_safe and one.outcomes[0][0] is None:
-                one.outcomes[0] = (
+            elif not sent.is_safe and sent.outcomes[0][0] is None:
+                sent.outcomes[0] = (
                     DurabilityUnknownError("the power failed"),
-                    one.outcomes[0][1],
+                    sent.outcomes[0][1],
                 )
         self.check()
 
@@ -306,19 +306,19 @@ class ProducerHistory:
             twice = [name for name, count in Counter(names).items() if count > 1]
             assert not twice, f"stored twice: {twice}"
             offsets = {name: offset for offset, name in stored}
-            for one in self.ledger.values():
-                if one.partition != partition:
+            for sent in self.ledger.values():
+                if sent.partition != partition:
                     continue
-                if one.is_acked:
-                    assert one.name in offsets, (
-                        f"{one.name} was acknowledged and is missing"
+                if sent.is_acked:
+                    assert sent.name in offsets, (
+                        f"{sent.name} was acknowledged and is missing"
                     )
-                    assert offsets[one.name] == one.outcomes[0][1].offset
-                elif one.outcomes and not isinstance(
-                    one.outcomes[0][0], DurabilityUnknownError
+                    assert offsets[sent.name] == sent.outcomes[0][1].offset
+                elif sent.outcomes and not isinstance(
+                    sent.outcomes[0][0], DurabilityUnknownError
                 ):
-                    assert one.name not in offsets, (
-                        f"{one.name} failed with {one.outcomes[0][0]} and is stored"
+                    assert sent.name not in offsets, (
+                        f"{sent.name} failed with {sent.outcomes[0][0]} and is stored"
                     )
             for number in range(self.made):
                 numbers = [

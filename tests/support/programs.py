@@ -96,8 +96,8 @@ class Program:
             self.history.judge,
             thorough=functools.partial(recover, thorough=True),
             thorough_every=thorough_every,
-            same=lambda one, other: (
-                (one.start, one.records) == (other.start, other.records)
+            same=lambda found_log, other: (
+                (found_log.start, found_log.records) == (other.start, other.records)
             ),
             restart=self._restart,
             seed=seed,

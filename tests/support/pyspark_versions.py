@@ -40,5 +40,5 @@ def connector_jars() -> str:
         "commons-pool2",
     )
     return ",".join(
-        str(one) for one in sorted(folder.iterdir()) if one.name.startswith(names)
+        str(path) for path in sorted(folder.iterdir()) if path.name.startswith(names)
     )

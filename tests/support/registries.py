@@ -118,10 +118,10 @@ def test_a_missing_node_is_an_error(registries: Registries) -> None:
 
 
 def test_a_node_is_made_once(registries: Registries) -> None:
-    one = registries()
+    first = registries()
     other = registries()
-    one.create("/a", b"one")
-    for registry in (one, other):
+    first.create("/a", b"one")
+    for registry in (first, other):
         with pytest.raises(NodeExistsError):
             registry.create("/a", b"two")
     assert other.get("/a").value == b"one"
@@ -173,13 +173,13 @@ def test_a_change_may_ask_for_a_version(registries: Registries) -> None:
 
 
 def test_of_two_changes_of_one_version_one_wins(registries: Registries) -> None:
-    one = registries()
+    first = registries()
     other = registries()
-    one.create("/a", b"0")
+    first.create("/a", b"0")
     other.set("/a", b"other", version=0)
     with pytest.raises(BadVersionError):
-        one.set("/a", b"one", version=0)
-    assert one.get("/a").value == b"other"
+        first.set("/a", b"one", version=0)
+    assert first.get("/a").value == b"other"
 
 
 def test_versions_begin_at_0_when_a_node_is_created_again(
@@ -194,23 +194,23 @@ def test_versions_begin_at_0_when_a_node_is_created_again(
 
 
 def test_a_change_is_seen_by_others(registries: Registries) -> None:
-    one = registries()
+    first = registries()
     other = registries()
-    one.create("/a", b"0")
+    first.create("/a", b"0")
     for version in range(1, 4):
-        one.set("/a", b"%d" % version)
+        first.set("/a", b"%d" % version)
         assert other.get("/a") == Node(b"%d" % version, version)
 
 
 def test_values_grow_and_shrink(registries: Registries) -> None:
-    one = registries()
+    first = registries()
     other = registries()
-    one.create("/a", b"")
+    first.create("/a", b"")
     for version, size in enumerate(
         [10, 5_000, 100, 70_000, VALUE_LIMIT_BYTES, 0, 20_000], 1
     ):
         value = bytes([version]) * size
-        assert one.set("/a", value) == version
+        assert first.set("/a", value) == version
         assert other.get("/a") == Node(value, version)
 
 
@@ -246,13 +246,13 @@ def test_a_value_is_bytes(registries: Registries, value: object) -> None:
 
 
 def test_deleted_node_does_not_exist(registries: Registries) -> None:
-    one = registries()
+    first = registries()
     other = registries()
-    one.create("/a/b", b"x")
+    first.create("/a/b", b"x")
     other.delete("/a/b")
     with pytest.raises(NodeNotFoundError):
-        one.get("/a/b")
-    assert one.children("/a") == []
+        first.get("/a/b")
+    assert first.children("/a") == []
 
 
 def test_a_node_with_children_is_not_deleted(registries: Registries) -> None:
@@ -338,11 +338,11 @@ NAMES = [
 
 
 def test_any_text_may_be_a_name(registries: Registries) -> None:
-    one = registries()
+    first = registries()
     other = registries()
     for name in NAMES:
-        one.create(f"/names/{name}", name.encode())
-        one.create(f"/names/{name}/child", b"of " + name.encode())
+        first.create(f"/names/{name}", name.encode())
+        first.create(f"/names/{name}/child", b"of " + name.encode())
     assert other.children("/names") == sorted(NAMES)
     for name in NAMES:
         assert other.get(f"/names/{name}").value == name.encode()
@@ -485,27 +485,27 @@ def test_of_many_creators_one_wins(registries: Registries) -> None:
 
 
 def test_sessions_have_ids_of_their_own(registries: Registries) -> None:
-    one = registries()
+    first = registries()
     other = registries()
-    assert one.session.id != other.session.id
-    assert one.session.state == other.session.state == "alive"
+    assert first.session.id != other.session.id
+    assert first.session.state == other.session.state == "alive"
 
 
 def test_an_ephemeral_node_names_its_session(registries: Registries) -> None:
-    one = registries()
+    first = registries()
     other = registries()
-    one.create("/a/e", b"x", ephemeral=True)
-    assert other.get("/a/e") == Node(b"x", 0, one.session.id)
+    first.create("/a/e", b"x", ephemeral=True)
+    assert other.get("/a/e") == Node(b"x", 0, first.session.id)
     assert other.get("/a").session is None
 
 
 def test_ephemeral_node_is_removed_with_its_session(registries: Registries) -> None:
-    one = registries()
+    first = registries()
     other = registries()
-    one.create("/a/e", b"x", ephemeral=True)
-    one.create("/consumers/g/ids/c", b"x", ephemeral=True)
-    one.create("/a/p", b"x")
-    one.close()
+    first.create("/a/e", b"x", ephemeral=True)
+    first.create("/consumers/g/ids/c", b"x", ephemeral=True)
+    first.create("/a/p", b"x")
+    first.close()
     assert gone(lambda: other.get("/a/e"))
     assert gone(lambda: other.get("/consumers/g/ids/c"))
     assert other.children("/a") == ["p"]
@@ -515,14 +515,14 @@ def test_ephemeral_node_is_removed_with_its_session(registries: Registries) -> N
 def test_an_ephemeral_node_may_be_changed_and_deleted_by_others(
     registries: Registries,
 ) -> None:
-    one = registries()
+    first = registries()
     other = registries()
-    one.create("/e", b"x", ephemeral=True)
+    first.create("/e", b"x", ephemeral=True)
     assert other.set("/e", b"y") == 1
-    assert one.get("/e") == Node(b"y", 1, one.session.id)
+    assert first.get("/e") == Node(b"y", 1, first.session.id)
     other.delete("/e")
     with pytest.raises(NodeNotFoundError):
-        one.get("/e")
+        first.get("/e")
 
 
 def test_an_ephemeral_node_has_no_children(registries: Registries) -> None:
@@ -534,12 +534,12 @@ def test_an_ephemeral_node_has_no_children(registries: Registries) -> None:
 
 
 def test_a_name_passes_from_session_to_session(registries: Registries) -> None:
-    one = registries()
+    first = registries()
     other = registries()
-    one.create("/controller", b"one", ephemeral=True)
+    first.create("/controller", b"one", ephemeral=True)
     with pytest.raises(NodeExistsError):
         other.create("/controller", b"other", ephemeral=True)
-    one.close()
+    first.close()
     assert gone(lambda: other.get("/controller"))
     other.create("/controller", b"other", ephemeral=True)
     assert other.get("/controller") == Node(b"other", 0, other.session.id)
@@ -548,12 +548,12 @@ def test_a_name_passes_from_session_to_session(registries: Registries) -> None:
 def test_a_large_ephemeral_node_grows_and_keeps_its_owner(
     registries: Registries,
 ) -> None:
-    one = registries()
+    first = registries()
     other = registries()
-    one.create("/e", b"", ephemeral=True)
-    one.set("/e", b"x" * 50_000)
-    assert other.get("/e") == Node(b"x" * 50_000, 1, one.session.id)
-    one.close()
+    first.create("/e", b"", ephemeral=True)
+    first.set("/e", b"x" * 50_000)
+    assert other.get("/e") == Node(b"x" * 50_000, 1, first.session.id)
+    first.close()
     assert gone(lambda: other.get("/e"))
 
 
@@ -599,12 +599,12 @@ def test_watch_without_a_change_reports_none(registries: Registries) -> None:
 
 @pytest.mark.parametrize("what", ["set", "delete", "create", "grow", "update"])
 def test_a_watch_reports_a_change_of_a_value(registries: Registries, what: str) -> None:
-    one = registries()
+    first = registries()
     other = registries()
     path = "/w/new" if what == "create" else "/w/a"
-    one.create("/w/a", b"0")
-    watch = one.watch([path])
-    settle(one, watch)
+    first.create("/w/a", b"0")
+    watch = first.watch([path])
+    settle(first, watch)
     acts: dict[str, Callable[[], object]] = {
         "set": lambda: other.set("/w/a", b"1"),
         "delete": lambda: other.delete("/w/a"),
@@ -618,25 +618,25 @@ def test_a_watch_reports_a_change_of_a_value(registries: Registries, what: str) 
 
 
 def test_watch_continues_after_its_first_report(registries: Registries) -> None:
-    one = registries()
+    first = registries()
     other = registries()
-    one.create("/a", b"0")
-    watch = one.watch(["/a"])
+    first.create("/a", b"0")
+    watch = first.watch(["/a"])
     for version in range(1, 4):
-        settle(one, watch)
+        settle(first, watch)
         other.set("/a", b"%d" % version)
         assert watch.wait(LONG_SECONDS)
-        assert one.get("/a").version == version
+        assert first.get("/a").version == version
     watch.close()
 
 
 @pytest.mark.parametrize("what", ["create", "delete", "end"])
 def test_a_watch_reports_children(registries: Registries, what: str) -> None:
-    one = registries()
+    first = registries()
     other = registries()
     other.create("/t/e", ephemeral=True)
-    watch = one.watch([], children=["/t"])
-    settle(one, watch)
+    watch = first.watch([], children=["/t"])
+    settle(first, watch)
     acts: dict[str, Callable[[], object]] = {
         "create": lambda: other.create("/t/b"),
         "delete": lambda: other.delete("/t/e"),
@@ -648,19 +648,19 @@ def test_a_watch_reports_children(registries: Registries, what: str) -> None:
 
 
 def test_watch_reports_the_creation_of_a_missing_node(registries: Registries) -> None:
-    one = registries()
+    first = registries()
     other = registries()
-    watch = one.watch(["/x/y/z"], children=["/p/q"])
-    settle(one, watch)
+    watch = first.watch(["/x/y/z"], children=["/p/q"])
+    settle(first, watch)
     other.create("/x/y/z", b"1")
     assert watch.wait(LONG_SECONDS)
-    settle(one, watch)
+    settle(first, watch)
     other.set("/x/y/z", b"2")
     assert watch.wait(LONG_SECONDS)
-    settle(one, watch)
+    settle(first, watch)
     other.create("/p/q/r")
     assert watch.wait(LONG_SECONDS)
-    settle(one, watch)
+    settle(first, watch)
     other.delete("/p/q/r")
     assert watch.wait(LONG_SECONDS)
     watch.close()
@@ -669,16 +669,16 @@ def test_watch_reports_the_creation_of_a_missing_node(registries: Registries) ->
 def test_watch_survives_deletion_and_creation_of_its_node(
     registries: Registries,
 ) -> None:
-    one = registries()
+    first = registries()
     other = registries()
-    one.create("/a/b/c")
-    watch = one.watch(["/a/b/c"], children=["/a/b"])
+    first.create("/a/b/c")
+    watch = first.watch(["/a/b/c"], children=["/a/b"])
     for path in ("/a/b/c", "/a/b", "/a"):
         other.delete(path)
-    settle(one, watch)
+    settle(first, watch)
     other.create("/a/b/c")
     assert watch.wait(LONG_SECONDS)
-    settle(one, watch)
+    settle(first, watch)
     other.set("/a/b/c", b"1")
     assert watch.wait(LONG_SECONDS)
     watch.close()
@@ -688,26 +688,26 @@ def test_watch_survives_deletion_and_creation_between_two_waits(
     registries: Registries,
 ) -> None:
     """On many file systems the new directory has the number of the old one."""
-    one = registries()
+    first = registries()
     other = registries()
-    one.create("/a/b/c")
-    watch = one.watch(["/a/b/c"])
-    settle(one, watch)
+    first.create("/a/b/c")
+    watch = first.watch(["/a/b/c"])
+    settle(first, watch)
     other.delete("/a/b/c")
     other.delete("/a/b")
     other.create("/a/b/c")
-    settle(one, watch)
+    settle(first, watch)
     other.set("/a/b/c", b"1")
     assert watch.wait(LONG_SECONDS)
     watch.close()
 
 
 def test_a_change_between_two_waits_is_not_lost(registries: Registries) -> None:
-    one = registries()
+    first = registries()
     other = registries()
-    one.create("/a", b"0")
-    watch = one.watch(["/a"])
-    settle(one, watch)
+    first.create("/a", b"0")
+    watch = first.watch(["/a"])
+    settle(first, watch)
     other.set("/a", b"1")
     time.sleep(QUIET_SECONDS)
     assert watch.wait(0)
@@ -718,9 +718,9 @@ def test_end_of_an_owner_wakes_waiters_for_its_name(
     registries: Registries,
 ) -> None:
     """The steps of a group member: wait for a watch, read, claim."""
-    one = registries()
+    first = registries()
     other = registries()
-    one.create("/owners/t/0", b"one", ephemeral=True)
+    first.create("/owners/t/0", b"one", ephemeral=True)
     claimed = threading.Event()
 
     def claim() -> None:
@@ -735,7 +735,7 @@ def test_end_of_an_owner_wakes_waiters_for_its_name(
 
     thread = threading.Thread(target=claim)
     thread.start()
-    one.close()
+    first.close()
     thread.join(LONG_SECONDS)
     assert claimed.is_set()
     assert other.get("/owners/t/0").value == b"other"
@@ -745,9 +745,9 @@ def test_end_of_an_owner_wakes_waiters_for_its_name(
 
 
 def test_a_broker_has_its_number_for_itself(registries: Registries) -> None:
-    one = registries()
+    first = registries()
     other = registries()
-    views.register_broker(one, 1, "here", 9092, timestamp_ms=5)
+    views.register_broker(first, 1, "here", 9092, timestamp_ms=5)
     assert other.get("/brokers/ids/1").value == (
         b'{"version":5,"host":"here","port":9092,"endpoints":["PLAINTEXT://here:9092"],"timestamp":"5"}'
     )
@@ -756,8 +756,8 @@ def test_a_broker_has_its_number_for_itself(registries: Registries) -> None:
     views.register_broker(
         other, 2, "there", 9093, endpoints=["SSL://there:9094"], timestamp_ms=6
     )
-    assert one.children("/brokers/ids") == ["1", "2"]
-    one.close()
+    assert first.children("/brokers/ids") == ["1", "2"]
+    first.close()
     assert gone(lambda: other.get("/brokers/ids/1"))
     views.register_broker(other, 1, "there", 9093, timestamp_ms=6)
 
@@ -855,14 +855,14 @@ def test_a_deletion_that_was_cut_off_is_ended_by_the_next_controller(
 
 
 def test_controllers_follow_one_another(registries: Registries) -> None:
-    one = registries()
+    first = registries()
     other = registries()
-    assert paths.elect(one, 1, 5) == 1
+    assert paths.elect(first, 1, 5) == 1
     assert paths.elect(other, 2, 6) is None
     assert (
         other.get("/controller").value == b'{"version":1,"brokerid":1,"timestamp":"5"}'
     )
-    one.close()
+    first.close()
     assert gone(lambda: other.get("/controller"))
     assert paths.elect(other, 2, 6) == 2
     assert other.get("/controller_epoch").value == b"2"
@@ -872,16 +872,16 @@ def test_controllers_follow_one_another(registries: Registries) -> None:
 
 
 def test_offsets_are_read_as_they_were_committed(registries: Registries) -> None:
-    one = registries()
+    first = registries()
     other = registries()
-    assert offsets.committed(one, "a/b") == {}
+    assert offsets.committed(first, "a/b") == {}
     stored = {("t", 0): 5, ("t", 12): 0, ("u%", 1): 1 << 40}
-    offsets.commit(one, "a/b", stored)
+    offsets.commit(first, "a/b", stored)
     assert offsets.committed(other, "a/b") == stored
     assert other.get("/consumers/a%2Fb/offsets/t/0") == Node(b"5", 0)
     offsets.commit(other, "a/b", {("t", 0): 3})
-    assert offsets.committed(one, "a/b") == {**stored, ("t", 0): 3}
-    assert offsets.committed(one, "a") == {}
+    assert offsets.committed(first, "a/b") == {**stored, ("t", 0): 3}
+    assert offsets.committed(first, "a") == {}
 
 
 def test_offsets_of_the_oldest_layout_are_read(registries: Registries) -> None:

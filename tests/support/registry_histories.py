@@ -181,14 +181,14 @@ def wrong(calls: Sequence[Call]) -> str | None:
             return "fenced"
     winners = [call for call in calls if call.kind == "create" and call.result == 0]
     endings = [call for call in calls if call.kind in ("delete", "expire")]
-    for one in winners:
+    for winner in winners:
         for other in winners:
             if (
-                one is not other
-                and one.invoked <= other.returned <= math.inf
+                winner is not other
+                and winner.invoked <= other.returned <= math.inf
                 and not any(
-                    end.invoked <= max(one.returned, other.returned)
-                    and end.returned >= min(one.invoked, other.invoked)
+                    end.invoked <= max(winner.returned, other.returned)
+                    and end.returned >= min(winner.invoked, other.invoked)
                     for end in endings
                 )
             ):

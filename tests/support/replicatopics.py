@@ -409,10 +409,10 @@ class TopicsWorld(World):
 
     def judge_logs(self) -> None:
         disks = [self.disk_of(process) for process in self.processes.values()]
-        for number, one in enumerate(disks):
+        for number, disk in enumerate(disks):
             for other in disks[:number]:
-                if one.topic_id == other.topic_id:
-                    judge_pair(one, other)
+                if disk.topic_id == other.topic_id:
+                    judge_pair(disk, other)
 
     def is_done(self) -> bool:
         if self.registry.is_deleting or self.registry.topic_id is None:

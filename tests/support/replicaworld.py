@@ -1037,16 +1037,16 @@ class World:
         self, process: Process, batch: Batch, done: Callable[[], None]
     ) -> int:
         """Handle a produce request like produce_batch(), and return the error code."""
-        one = KEY, batch.producer_id, batch.epoch, batch.sequence
+        sequence_key = KEY, batch.producer_id, batch.epoch, batch.sequence
         refused = process.refused
         if process.leader is None or not process.leader.has_min_isr:
             code = codes.NOT_LEADER_OR_FOLLOWER
             if process.leader is not None:
                 code = codes.NOT_ENOUGH_REPLICAS
-            refused.add(*one, code, self.now_ms)
+            refused.add(*sequence_key, code, self.now_ms)
             return code
         disk = process.disk
-        followed = refused.code_for(*one, self.now_ms)
+        followed = refused.code_for(*sequence_key, self.now_ms)
         try:
             if followed and batch.producer_id not in disk.producers:
                 raise OutOfOrderSequenceError("the first batch is missing")
@@ -1660,9 +1660,9 @@ class World:
 
     def judge_logs(self) -> None:
         disks = [process.disk for process in self.processes.values()]
-        for number, one in enumerate(disks):
+        for number, disk in enumerate(disks):
             for other in disks[:number]:
-                judge_pair(one, other)
+                judge_pair(disk, other)
 
     def is_done(self) -> bool:
         """Whether the schedule is over; judges R09 and R10."""
@@ -1724,11 +1724,11 @@ class World:
         return False
 
 
-def judge_pair(one: Disk, other: Disk) -> None:
+def judge_pair(disk: Disk, other: Disk) -> None:
     """Judge R05: logs with the same epoch at an offset are equal up to it."""
-    end = min(one.end, other.end)
-    start = max(one.start, other.start)
-    first, second = one.records[start:end], other.records[start:end]
+    end = min(disk.end, other.end)
+    start = max(disk.start, other.start)
+    first, second = disk.records[start:end], other.records[start:end]
     if first == second:
         return
     for offset in range(len(first) - 1, -1, -1):
@@ -1737,7 +1737,7 @@ def judge_pair(one: Disk, other: Disk) -> None:
                 first[: offset + 1] == second[: offset + 1],
                 "R05",
                 "{} and {} have epoch {} at offset {} and differ below it",
-                one.name,
+                disk.name,
                 other.name,
                 first[offset].leader_epoch,
                 start + offset,

@@ -54,7 +54,9 @@ def recover(
     saved = batches_of(after, TARGET)
     if quick:
         return partition, saved
-    verdicts = [one for one in verify(TARGET, fs=disk) if one.status == "damaged"]
+    verdicts = [
+        verdict for verdict in verify(TARGET, fs=disk) if verdict.status == "damaged"
+    ]
     assert not verdicts, verdicts
     assert partition.batches == len(saved) and partition.size_bytes == sum(
         map(len, saved.values())

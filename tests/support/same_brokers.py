@@ -44,7 +44,7 @@ class Side:
         """Return the number of requests whose time was counted."""
         counts = self.counts
         found = [*counts.seconds.values(), *counts.parked_seconds.values()]
-        return sum(sum(one.counts) for one in found)
+        return sum(sum(histogram.counts) for histogram in found)
 
     def topic_id(self, name: str) -> bytes:
         try:
@@ -74,7 +74,7 @@ class Side:
     def ready(self) -> list[Outcome]:
         """Return the responses of requests that do not wait any longer, and forget them."""
         done = [
-            (number, one) for number, one in enumerate(self.waiting) if one[2].is_set
+            (number, row) for number, row in enumerate(self.waiting) if row[2].is_set
         ]
         for number, _ in reversed(done):
             del self.waiting[number]

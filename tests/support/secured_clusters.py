@@ -121,8 +121,8 @@ class SecuredCluster(Cluster):
         """Store rules of a user, as the commands do."""
         with self.store() as store:
             store.add_acls(
-                Acl(kind, Pattern.LITERAL, name, f"User:{user}", "*", one, ALLOW)
-                for one in operations
+                Acl(kind, Pattern.LITERAL, name, f"User:{user}", "*", operation, ALLOW)
+                for operation in operations
             )
 
     @contextlib.contextmanager

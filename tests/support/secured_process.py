@@ -106,7 +106,7 @@ def secured_process(
     names = ("--topic", "*", "--group", "*", "--transactional-id", "*")
     _run("acl", "add", data, f"User:{USER}", "--operation", "all", *names)
     cluster = ["create", "describe", "idempotentwrite", "alterconfigs"]
-    operations = [part for one in cluster for part in ("--operation", one)]
+    operations = [part for name in cluster for part in ("--operation", name)]
     _run("acl", "add", data, f"User:{USER}", *operations, "--cluster")
     _run("quota", "set", data, "--user-default", *_QUOTAS)
     command = [sys.executable, "-m", "netshim", "serve", str(data)]

@@ -61,40 +61,40 @@ def settled(store: SecurityStore) -> SecurityFacts:
 
 
 def test_change_of_one_store_reaches_the_other(open_store: OpenStore) -> None:
-    one, other = open_store(), open_store()
+    first, other = open_store(), open_store()
     assert settled(other) == SecurityFacts()
     assert not other.has_quotas
-    one.set_credentials("alice", {"SCRAM-SHA-256": credential(4_096)})
+    first.set_credentials("alice", {"SCRAM-SHA-256": credential(4_096)})
     assert until_changed(other).users["alice"]["SCRAM-SHA-256"].iterations == 4_096
     assert other.has_quotas
     settled(other)
     # The value of a node, not its existence.
-    one.set_credentials("alice", {"SCRAM-SHA-256": credential(8_192)})
+    first.set_credentials("alice", {"SCRAM-SHA-256": credential(8_192)})
     assert until_changed(other).users["alice"]["SCRAM-SHA-256"].iterations == 8_192
     settled(other)
-    one.add_acls([rule("t"), rule("u")])
+    first.add_acls([rule("t"), rule("u")])
     assert until_changed(other).acls
     assert settled(other).acls == (rule("t"), rule("u"))
-    one.add_acls([rule("t", "bob")])
+    first.add_acls([rule("t", "bob")])
     assert len(until_changed(other).acls) == 3
     settled(other)
-    one.set_quotas(("alice", "c", None), {"producer_byte_rate": 5.0})
+    first.set_quotas(("alice", "c", None), {"producer_byte_rate": 5.0})
     until_changed(other)
     assert settled(other).quotas == {("alice", "c", None): {"producer_byte_rate": 5.0}}
-    one.remove_acls([rule("t"), rule("u"), rule("t", "bob")])
-    one.set_quotas(("alice", "c", None), {"producer_byte_rate": None})
-    one.set_credentials("alice", {"SCRAM-SHA-256": None})
+    first.remove_acls([rule("t"), rule("u"), rule("t", "bob")])
+    first.set_quotas(("alice", "c", None), {"producer_byte_rate": None})
+    first.set_credentials("alice", {"SCRAM-SHA-256": None})
     until_changed(other)
     facts = settled(other)
     assert not (facts.users or facts.acls or facts.quotas)
 
 
 def test_unchanged_store_reports_nothing(open_store: OpenStore) -> None:
-    one, other = open_store(), open_store()
-    one.add_acls([rule("t")])
+    first, other = open_store(), open_store()
+    first.add_acls([rule("t")])
     settled(other)
-    one.remove_acls([rule("missing")])
-    one.add_acls([rule("t")])
+    first.remove_acls([rule("missing")])
+    first.add_acls([rule("t")])
     assert not other.has_changed()
 
 
@@ -121,11 +121,11 @@ def test_changes_of_two_stores_at_once_are_all_kept(open_store: OpenStore) -> No
 
 
 def test_both_stores_have_one_login_of_brokers(open_store: OpenStore) -> None:
-    one, other = open_store(), open_store()
-    assert one.load().brokers is None
-    for store in (one, other, one):
+    first, other = open_store(), open_store()
+    assert first.load().brokers is None
+    for store in (first, other, first):
         store.ensure_broker_login()
-    found = one.load().brokers
+    found = first.load().brokers
     assert found is not None and found == other.load().brokers
 
 
@@ -149,7 +149,7 @@ def test_damaged_rules_deny_and_cannot_be_changed(open_store: OpenStore) -> None
     whole = store._registry.get(path).value
     for damage in (b"{}", b"\xff", pack_json({"version": 2, "acls": []})):
         store._registry.set(path, damage)
-        (denied, allowed) = sorted(store.load().acls, key=lambda one: one.name)
+        (denied, allowed) = sorted(store.load().acls, key=lambda acl: acl.name)
         assert (denied.name, denied.principal) == ("t", ANYBODY)
         assert (denied.operation, denied.permission) == (
             AclOperation.ALL,

@@ -134,8 +134,8 @@ def shipment_class() -> Any:
         )
     pool = descriptor_pool.DescriptorPool()
     pool.AddSerializedFile(timestamp_pb2.DESCRIPTOR.serialized_pb)
-    for one in (weight, shipment):
-        pool.AddSerializedFile(one.SerializeToString())
+    for entry in (weight, shipment):
+        pool.AddSerializedFile(entry.SerializeToString())
     return message_factory.GetMessageClass(
         pool.FindMessageTypeByName("shop.Shipment.Sea")
     )

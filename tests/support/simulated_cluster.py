@@ -113,7 +113,10 @@ class World:
         self.story: list[str] = []
 
     def _advance(self, passed_ms: int) -> None:
-        for disk in (self.registry_disk, *(one.disk for one in self.brokers.values())):
+        for disk in (
+            self.registry_disk,
+            *(broker.disk for broker in self.brokers.values()),
+        ):
             disk.advance(passed_ms)
 
     def complain(self, text: str) -> None:
@@ -158,7 +161,7 @@ class World:
     def is_recovered(self) -> bool:
         """Return whether all brokers see all replicas in sync."""
         for life in self.lives():
-            states = [one.state for one in life.view.states.values()]
+            states = [state.state for state in life.view.states.values()]
             if len(states) < 2 * PARTITIONS or not all(
                 state.leader in BROKERS
                 and {*state.replicas} == {*BROKERS} == {*state.isr}
@@ -175,7 +178,9 @@ class World:
         ]
 
     def lives(self) -> list[BrokerLife]:
-        return [one.life for one in self.brokers.values() if one.life is not None]
+        return [
+            broker.life for broker in self.brokers.values() if broker.life is not None
+        ]
 
     # -- facts -------------------------------------------------------------------------
 
@@ -245,10 +250,10 @@ class Client:
             wire.FIND_COORDINATOR,
             wire.FIND_COORDINATOR.Request(key_type=key_type, coordinator_keys=[key]),
         )
-        (one,) = found.coordinators
-        if one.error_code or one.node_id not in BROKERS:
+        (entry,) = found.coordinators
+        if entry.error_code or entry.node_id not in BROKERS:
             raise RemoteUnavailableError(f"{key} has no coordinator")
-        node: int = one.node_id
+        node: int = entry.node_id
         return node
 
     def create_topic(self, name: str, partitions: int) -> bool:

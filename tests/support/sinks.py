@@ -55,8 +55,8 @@ def expected(batch_id: int, partition: int, query: str = QUERY) -> list[bytes]:
 #: The content of the topic after that number of written batches.
 WHOLE: Sequence[Content] = [
     tuple(
-        tuple(itertools.chain(*(expected(batch, one) for batch in range(end))))
-        for one in range(PARTITIONS)
+        tuple(itertools.chain(*(expected(batch, number) for batch in range(end))))
+        for number in range(PARTITIONS)
     )
     for end in range(len(BATCHES) + 1)
 ]

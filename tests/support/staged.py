@@ -69,7 +69,9 @@ def stage(
             part = values[task * share : (task + 1) * share]
             writer.append_columns(None, column(part), None, len(part))
             if carries:
-                pieces += [one for one in [writer.carry()] if one is not None]
+                pieces += [
+                    carried for carried in [writer.carry()] if carried is not None
+                ]
             else:
                 files += writer.close()
     return [*files, *Staging(fs, str(path)).store(txid, pieces)]
@@ -91,9 +93,9 @@ def publish(
     path: Path, txid: str, app: str = "app", version: int = 0, **how: Any
 ) -> Staging:
     fs = how.get("fs", OS)
-    one = Staging(fs, str(path))
-    one.publish(manifest(stage(path, txid, **how), txid, app, version))
-    return one
+    staging = Staging(fs, str(path))
+    staging.publish(manifest(stage(path, txid, **how), txid, app, version))
+    return staging
 
 
 def values(path: Path, partition: int, *, fs: FS = OS) -> list[bytes | None]:

@@ -37,8 +37,8 @@ class TokenIssuer:
 
     def jwks(self) -> str:
         """Return the public key as a JWKS."""
-        one = json.loads(jwt.algorithms.RSAAlgorithm.to_jwk(self.key.public_key()))
-        return json.dumps({"keys": [{**one, "kid": "k1"}]})
+        jwk = json.loads(jwt.algorithms.RSAAlgorithm.to_jwk(self.key.public_key()))
+        return json.dumps({"keys": [{**jwk, "kid": "k1"}]})
 
     def token(self, user: str | None = None, lifetime_s: float | None = None) -> str:
         """Issue a token for a user."""

@@ -204,7 +204,9 @@ class Pipeline:
                 producer.send("out", value, partition=self.rng.randrange(OUT))
                 if self.rng.random() < 0.3:
                     producer.flush(0)
-            offsets = {one: records[-1].offset + 1 for one, records in found.items()}
+            offsets = {
+                entry: records[-1].offset + 1 for entry, records in found.items()
+            }
             producer.send_offsets_to_transaction(
                 dict(offsets), consumer.group_metadata()
             )
@@ -238,8 +240,8 @@ class Pipeline:
         """
         with contextlib.suppress(*_ENDED):
             stored = consumer.committed(consumer.assignment())
-            for one, found in stored.items():
-                consumer.seek(one, 0 if found is None else found.offset)
+            for entry, found in stored.items():
+                consumer.seek(entry, 0 if found is None else found.offset)
 
     # -- invariants --------------------------------------------------------------------
 
@@ -282,12 +284,12 @@ class Pipeline:
         assert all(count == 1 for count in inputs.values()), f"once: {inputs}"
         with data.consumer(**CONSUMING) as consumer:
             for number in range(2):
-                one = TopicPartition("in", number)
-                found = consumer.committed([one])[one]
+                topic_partition = TopicPartition("in", number)
+                found = consumer.committed([topic_partition])[topic_partition]
                 offset = 0 if found is None else found.offset
                 results = sum(1 for value in inputs if int(value) % 2 == number)
                 assert offset == results, (
-                    f"whole: {one}: {offset} committed, {results} results"
+                    f"whole: {topic_partition}: {offset} committed, {results} results"
                 )
 
 

@@ -77,14 +77,14 @@ def test_file_objects_behave_like_open(
             real.write_bytes(b"old\nlines\n")
             disk.put("f", b"old\nlines\n")
         options: dict[str, Any] = {} if "b" in mode else {"encoding": "utf-8"}
-        one = random.Random(seed)
+        first = random.Random(seed)
         other = random.Random(seed)
         with (
             open(real, mode, buffering, **options) as theirs,
             disk.open(Path("f"), mode, buffering, **options) as mine,
         ):  # type: ignore[call-overload]
             for _ in range(40):
-                assert do(mine, one, "b" not in mode) == do(
+                assert do(mine, first, "b" not in mode) == do(
                     theirs, other, "b" not in mode
                 )
         assert disk.content("f") == real.read_bytes()

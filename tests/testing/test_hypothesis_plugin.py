@@ -30,7 +30,7 @@ def test_annotations_are_enough(
     assert all(isinstance(name, str) for name, _ in record.headers)
     batch.verify()
     found = batch.records()
-    assert [one.offset for one in found] == list(
+    assert [record.offset for record in found] == list(
         range(batch.base_offset, batch.last_offset + 1)
     )
     assert len(found) == batch.record_count

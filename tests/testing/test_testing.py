@@ -106,12 +106,12 @@ def test_programs_see_the_behavior_of_the_operating_system(
     real = OsFS()
     disk = SimulatedDisk()
     disk.mkdir("/r")
-    one = random.Random(seed)
+    first = random.Random(seed)
     other = random.Random(seed)
     mine: list[int] = []
     theirs: list[int] = []
     for _ in range(120):
-        assert do(disk, "/r", one, mine) == do(real, str(tmp_path), other, theirs)
+        assert do(disk, "/r", first, mine) == do(real, str(tmp_path), other, theirs)
     for handle in theirs:
         real.close(handle)
 
@@ -146,12 +146,14 @@ def test_bytes_are_locked_as_the_operating_system_locks_them(
     real = OsFS()
     disk = SimulatedDisk()
     disk.mkdir("/r")
-    one = random.Random(seed)
+    first = random.Random(seed)
     other = random.Random(seed)
     mine: list[int] = []
     theirs: list[int] = []
     for _ in range(200):
-        assert share(disk, "/r", one, mine) == share(real, str(tmp_path), other, theirs)
+        assert share(disk, "/r", first, mine) == share(
+            real, str(tmp_path), other, theirs
+        )
     for handle in theirs:
         real.close(handle)
 

@@ -412,8 +412,8 @@ class Consumer:
 
     def _check(self, partitions: Iterable[tuple[str, int]]) -> None:
         self._loop_thread.check()
-        for one in partitions:
-            self._sync.reading(one)
+        for partition in partitions:
+            self._sync.reading(partition)
 
     # -- positions ---------------------------------------------------------------------
 
@@ -477,9 +477,11 @@ class Consumer:
         self._sync.check_open()
         chosen: dict[tuple[str, int], int | OffsetAndMetadata] = {}
         if offsets is None:
-            chosen = {one: each for one, each in self._sync.offsets_to_commit().items()}  # noqa: C416  # for the types
+            for partition, each in self._sync.offsets_to_commit().items():
+                chosen[partition] = each
         else:
-            chosen = {one: each for one, each in offsets.items()}  # noqa: C416  # for the types
+            for key, given in offsets.items():
+                chosen[key] = given
         await self._loop_thread.call(self._sync.commit, chosen, timeout)
 
     def commit_async(

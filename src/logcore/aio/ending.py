@@ -45,8 +45,8 @@ class LoopWaits:
     def end(self) -> None:
         """End all waits, and those that begin later."""
         self.is_ended = True
-        for one in list(self._waiting):
-            one.end_waits()
+        for waiting in list(self._waiting):
+            waiting.end_waits()
 
     def enter(self, loop: asyncio.AbstractEventLoop, signals: Iterable[int]) -> None:
         """Begin a block of end_on_signals(). In the main thread, install its handlers."""

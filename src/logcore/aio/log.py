@@ -113,13 +113,13 @@ class Appending:
         self._is_due = False
         self._turn = 0
 
-    def add(self, one: Appended) -> None:
+    def add(self, appended: Appended) -> None:
         """Queue an append. Runs in the loop.
 
         The thread is started after the tasks that are ready now have run.
         """
-        one.barrier = self._turn
-        self._waiting.append(one)
+        appended.barrier = self._turn
+        self._waiting.append(appended)
         if not self._is_due:
             self._is_due = True
             self._loop_thread.loop.call_soon(self.hand_over)
@@ -154,21 +154,21 @@ class Appending:
         size_bytes = 0
         most = most_bytes(self._log)
         while self._waiting and len(found) < _MAX_TOGETHER:
-            one = self._waiting[0]
-            if one.barrier > barrier:
+            appended = self._waiting[0]
+            if appended.barrier > barrier:
                 break
-            if one.future.cancelled():
+            if appended.future.cancelled():
                 self._waiting.popleft()
                 continue
-            if found and size_bytes + one.size_bytes > most:
+            if found and size_bytes + appended.size_bytes > most:
                 break
             if found and (
-                one.durability != found[0].durability or one.depends_on_others
+                appended.durability != found[0].durability or appended.depends_on_others
             ):
                 break
             found.append(self._waiting.popleft())
-            size_bytes += one.size_bytes
-            if one.depends_on_others:
+            size_bytes += appended.size_bytes
+            if appended.depends_on_others:
                 break
         return found
 
@@ -211,10 +211,10 @@ def _outcomes(
         return [_outcome(log, together[0])]
     try:
         receipt = log.append_many(
-            [one.row for one in together], durability=together[0].durability
+            [appended.row for appended in together], durability=together[0].durability
         )
     except _OF_RECORDS:  # nothing was written
-        return [_outcome(log, one) for one in together]
+        return [_outcome(log, appended) for appended in together]
     except BaseException as error:
         return [error] * len(together)
     return [
@@ -223,17 +223,17 @@ def _outcomes(
     ]
 
 
-def _outcome(log: synchronous.Log, one: Appended) -> Receipt | BaseException:
-    key, value, headers, timestamp_ms = one.row
+def _outcome(log: synchronous.Log, appended: Appended) -> Receipt | BaseException:
+    key, value, headers, timestamp_ms = appended.row
     try:
         return log.append(
             value,
             key=key,
             headers=headers,
             timestamp_ms=timestamp_ms,
-            durability=one.durability,
-            expected_offset=one.expected_offset,
-            expected=one.expected,
+            durability=appended.durability,
+            expected_offset=appended.expected_offset,
+            expected=appended.expected,
         )
     except BaseException as error:
         return error
@@ -242,13 +242,13 @@ def _outcome(log: synchronous.Log, one: Appended) -> Receipt | BaseException:
 def _complete(
     together: list[Appended], outcomes: list[Receipt | BaseException]
 ) -> None:
-    for one, outcome in zip(together, outcomes, strict=True):
-        if one.future.done():
+    for appended, outcome in zip(together, outcomes, strict=True):
+        if appended.future.done():
             continue
         if isinstance(outcome, BaseException):
-            one.future.set_exception(outcome)
+            appended.future.set_exception(outcome)
         else:
-            one.future.set_result(outcome)
+            appended.future.set_result(outcome)
 
 
 class Log(AsyncCloseable):

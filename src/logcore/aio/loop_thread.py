@@ -157,8 +157,8 @@ class LoopThread:
             return found[0]
 
         def release_result() -> None:
-            for one in found:
-                call(release, one)
+            for item in found:
+                call(release, item)
 
         try:
             return await self.begin(run)

@@ -370,9 +370,9 @@ class Tail(RecordLists[_T]):
                 raise StopAsyncIteration from None
             if self._follower.is_ended:
                 raise StopAsyncIteration
-            if any(one.log.is_closed for one in self._tailed):
+            if any(tailed.log.is_closed for tailed in self._tailed):
                 raise StopAsyncIteration
-            if any(one.has_records for one in self._tailed):
+            if any(tailed.has_records for tailed in self._tailed):
                 self._lists = new_records_of(self._tailed)
                 continue
             if not self._follower.is_fresh:

@@ -313,11 +313,11 @@ class Producer(AsyncCloseable):
         self._since_yield = 0
         sent = self._sent.pop(delivery)
         if delivery.parts is not None:
-            later = [one for one in sent if not one[0].delivery().resolved]
+            later = [row for row in sent if not row[0].delivery().resolved]
             if later:
                 self._sent[delivery] = later
                 later[0][0].add_done_callback(self._hand_over)
-                sent = [one for one in sent if one[0].delivery().resolved]
+                sent = [row for row in sent if row[0].delivery().resolved]
         is_whole = delivery.parts is None
         listener = self._on_delivery
         for record_future, future, on_delivery in sent:
@@ -467,8 +467,8 @@ class Producer(AsyncCloseable):
 
     def _wake_waiting(self) -> None:
         """Wake the tasks that wait for memory, because the producer is closed."""
-        for one in self._line:
-            one.set()
+        for event in self._line:
+            event.set()
 
 
 async def _at_end_of_loop(

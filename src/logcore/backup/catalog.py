@@ -40,7 +40,7 @@ def listed(store: Store) -> list[str]:
     """Return the ids of all snapshots, the oldest first."""
     names = store.names(manifests.MANIFESTS)
     found = map(manifests.snapshot_id_of, names)
-    return sorted(one for one in found if one is not None)
+    return sorted(snapshot_id for snapshot_id in found if snapshot_id is not None)
 
 
 def read_manifest(store: Store, snapshot_id: str) -> SnapshotManifest:
@@ -68,13 +68,13 @@ def summaries(store: Store) -> list[SnapshotInfo]:
     for snapshot_id in listed(store):
         info = SnapshotInfo(snapshot_id)
         with contextlib.suppress(CorruptLogError):
-            one = read_manifest(store, snapshot_id)
+            manifest = read_manifest(store, snapshot_id)
             info = SnapshotInfo(
-                one.id,
-                one.time_ms,
-                len(one.topics),
-                len(one.partitions),
-                one.size_bytes,
+                manifest.id,
+                manifest.time_ms,
+                len(manifest.topics),
+                len(manifest.partitions),
+                manifest.size_bytes,
             )
         found.append(info)
     return found
@@ -96,7 +96,9 @@ def choose(store: Store, at: str | int | None) -> SnapshotManifest:
         chosen = ids[-1] if ids else None
     else:
         limit = manifests.new_id(at, b"\xff\xff\xff\xff")
-        chosen = max((one for one in ids if one <= limit), default=None)
+        chosen = max(
+            (snapshot_id for snapshot_id in ids if snapshot_id <= limit), default=None
+        )
     if chosen is None:
         raise LogNotFoundError(
             "there is no such snapshot in the backup",

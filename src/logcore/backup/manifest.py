@@ -168,7 +168,9 @@ def pack(manifest: SnapshotManifest) -> bytes:
                 name: {
                     "log_start": partition.log_start,
                     "end": partition.end,
-                    "segments": [_segment_row(one) for one in partition.segments],
+                    "segments": [
+                        _segment_row(segment) for segment in partition.segments
+                    ],
                     "files": _texts(partition.files),
                 }
                 for name, partition in manifest.partitions.items()

@@ -221,7 +221,9 @@ class BucketStore:
                 fs.FileSelector(self._key(prefix), allow_not_found=True, recursive=True)
             )
         start = len(self._key(""))
-        return sorted(one.path[start:] for one in found if one.type == fs.FileType.File)
+        return sorted(
+            entry.path[start:] for entry in found if entry.type == fs.FileType.File
+        )
 
     def delete(self, name: str) -> None:
         with (

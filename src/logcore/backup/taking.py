@@ -152,7 +152,7 @@ class _Snapshot:
         partitions: dict[str, StoredPartition] = {}
         kept = []
         for topic in sorted(
-            topics, key=lambda one: (one.name not in _COORDINATED, one.name)
+            topics, key=lambda topic: (topic.name not in _COORDINATED, topic.name)
         ):
             try:
                 for number in topic.numbers:
@@ -236,10 +236,11 @@ class _Snapshot:
         known: dict[int, StoredSegment] = {}
         if self.before is not None and self._is_same_topic(log, name):
             known = {
-                one.base_offset: one for one in self.before.partitions[name].segments
+                segment.base_offset: segment
+                for segment in self.before.partitions[name].segments
             }
         with planned_copy(log, choose_end=choose_end) as plan:
-            segments = [self._sealed(name, one, known) for one in plan.sealed]
+            segments = [self._sealed(name, segment, known) for segment in plan.sealed]
             segments.append(self._growing(name, plan, known))
             files = dict(plan.files)
             content = checkpoint.read(self._fs, log.path, checkpoint.PARTITION_METADATA)

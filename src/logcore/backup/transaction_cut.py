@@ -156,7 +156,7 @@ class TransactionCut:
         self.refresh()
         open_offsets: dict[int, int] = {}
         finished: set[int] = set()
-        states = {one.producer_id: one for one in self._states.values()}
+        states = {state.producer_id: state for state in self._states.values()}
         for offset, producer_id, is_marker, time_ms in self._transactional(segments):
             if offset >= end:
                 break

@@ -370,10 +370,10 @@ def _receipt_printer(
     """Return a function that prints the partition and offset of each record of a call."""
 
     def print_rows(rows: list[InputRow], receipt: logcore.Receipt) -> None:
-        for offset, one in enumerate(rows, receipt.offset):
+        for offset, row in enumerate(rows, receipt.offset):
             if as_json:
                 facts = {
-                    "line": one.line,
+                    "line": row.line,
                     "topic": receipt.topic,
                     "partition": receipt.partition,
                     "offset": offset,
@@ -381,7 +381,7 @@ def _receipt_printer(
                 out.write(to_json(facts))
             else:
                 out.write(
-                    f"line {one.line}: {receipt.topic}:{receipt.partition} offset {offset}"
+                    f"line {row.line}: {receipt.topic}:{receipt.partition} offset {offset}"
                 )
         out.flush()
 
@@ -615,14 +615,14 @@ class _Appended:
             ):
                 # The group was refused before a write. Append record by record, to find
                 # which one is refused.
-                for one in rows:
+                for row in rows:
                     try:
-                        self._store(number, [one])
+                        self._store(number, [row])
                     except (InvalidRecordError, RecordTooLargeError) as error:
-                        raise LineError(one.line, str(error)) from error
+                        raise LineError(row.line, str(error)) from error
 
     def _store(self, number: int, rows: list[InputRow]) -> None:
-        receipt = self._logs[number].append_many([one.row for one in rows])
+        receipt = self._logs[number].append_many([row.row for row in rows])
         self.durability = receipt.durability
         self._count_rows(number, receipt.offset, receipt.last_offset)
         self.print_rows(rows, receipt)
@@ -635,11 +635,11 @@ class _Appended:
             return [(number, group)]
         found: dict[int, list[InputRow]] = {}
         now_ms = time.time_ns() // 1_000_000
-        for one in group:
-            key, value, headers, timestamp_ms = one.row
+        for row in group:
+            key, value, headers, timestamp_ms = row.row
             # All partitions get the same time, so that a read that merges by time keeps
             # the records of a group together.
             if timestamp_ms is None:
-                one = InputRow(one.line, (key, value, headers, now_ms))
-            found.setdefault(self._partitioner.choose(key, value), []).append(one)
+                row = InputRow(row.line, (key, value, headers, now_ms))
+            found.setdefault(self._partitioner.choose(key, value), []).append(row)
         return found.items()

@@ -87,22 +87,22 @@ def snapshots(backup: str, as_json: bool) -> None:
     found = logcore.snapshots(backup)
     if wants_json(as_json):
         with Lines() as out:
-            for one in found:
-                out.write(to_json(_info_row(one)))
+            for snapshot in found:
+                out.write(to_json(_info_row(snapshot)))
     else:
         rows = [
             (
-                one.id,
-                "damaged" if one.time_ms is None else time_text(one.time_ms),
-                one.topics,
-                one.partitions,
-                size_text(one.size_bytes),
+                snapshot.id,
+                "damaged" if snapshot.time_ms is None else time_text(snapshot.time_ms),
+                snapshot.topics,
+                snapshot.partitions,
+                size_text(snapshot.size_bytes),
             )
-            for one in found
+            for snapshot in found
         ]
         headers = ("snapshot", "time", "topics", "partitions", "size")
         print_table(headers, rows, right=(2, 3, 4))
-    if any(one.time_ms is None for one in found):
+    if any(snapshot.time_ms is None for snapshot in found):
         raise click.exceptions.Exit(DAMAGED)
 
 

@@ -36,8 +36,8 @@ def measure(place: str, seconds: float, most: int) -> Iterator[dict[str, Any]]:
     crc32c(b"")  # imports the module before a measurement begins
     key = b"k" * _KEY_BYTES
     value = b"v" * _VALUE_BYTES
-    one = _KEY_BYTES + _VALUE_BYTES
-    piece = bytes(one + 70)  # about the size of a batch of one record
+    record_bytes = _KEY_BYTES + _VALUE_BYTES
+    piece = bytes(record_bytes + 70)  # about the size of a batch of one record
 
     def timed(step: Callable[[], int]) -> float:
         """Return the records per second of a step that returns its record count."""
@@ -53,7 +53,7 @@ def measure(place: str, seconds: float, most: int) -> Iterator[dict[str, Any]]:
         return {
             "what": what,
             "records_per_second": round(rate),
-            "megabytes_per_second": round(rate * one / 1e6, 3),
+            "megabytes_per_second": round(rate * record_bytes / 1e6, 3),
             "against": against,
             "floor_records_per_second": round(floor),
             "ratio": round(rate / floor, 3),
@@ -85,7 +85,7 @@ def measure(place: str, seconds: float, most: int) -> Iterator[dict[str, Any]]:
     finally:
         os.close(handle)
 
-    data = bytearray(1000 * one)
+    data = bytearray(1000 * record_bytes)
     copy = bytearray(len(data))
 
     def floor() -> int:

@@ -104,9 +104,9 @@ class _Beginning:
     def seek(self, partitions: frozenset[TopicPartition]) -> None:
         """Seek to the start position in each partition without a committed offset."""
         known = self._committed(partitions)
-        for one in partitions:
-            if known.get(one) is None:
-                self.consumer.seek(one, self._place(one))
+        for partition in partitions:
+            if known.get(partition) is None:
+                self.consumer.seek(partition, self._place(partition))
 
     def _committed(
         self, partitions: Collection[TopicPartition]
@@ -115,8 +115,10 @@ class _Beginning:
             return {}
         return self.consumer.committed(partitions)
 
-    def _place(self, one: TopicPartition) -> int:
-        return place_within(self.logdir.partition(*one), self.text, self.now_ms)
+    def _place(self, topic_partition: TopicPartition) -> int:
+        return place_within(
+            self.logdir.partition(*topic_partition), self.text, self.now_ms
+        )
 
     def is_all_read(self, topics: tuple[str, ...], isolation: Isolation) -> bool:
         """Return whether the partitions of all other members are read and committed.
@@ -133,17 +135,19 @@ class _Beginning:
         others = present - self.consumer.assignment()
         known = self._committed(others)
         ends = self.consumer.end_offsets(others)
-        for one in others:
-            log = self.logdir.partition(*one)
-            committed = known.get(one)
+        for partition in others:
+            log = self.logdir.partition(*partition)
+            committed = known.get(partition)
             if committed is None:
-                start = self._place(one)
+                start = self._place(partition)
             else:
                 start = max(committed.offset, log.log_start_offset)
             # The remaining offsets may hold no records, only transaction markers.
             if (
-                start < ends[one]
-                and next(iter(log.read(start, ends[one], isolation=isolation)), None)
+                start < ends[partition]
+                and next(
+                    iter(log.read(start, ends[partition], isolation=isolation)), None
+                )
                 is not None
             ):
                 return False

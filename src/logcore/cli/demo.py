@@ -384,20 +384,27 @@ class _Demo:
         from logcore.inspect.verify import verify
 
         verdicts = list(verify(os.path.dirname(self.path)))
-        mine = [one for one in verdicts if one.path.startswith(self.path + os.sep)]
+        mine = [
+            verdict
+            for verdict in verdicts
+            if verdict.path.startswith(self.path + os.sep)
+        ]
         check(
-            sum(one.records for one in mine) == len(self.flights),
+            sum(verdict.records for verdict in mine) == len(self.flights),
             "verify counts a different number of records",
         )
         click.echo()
         print_verdicts(mine, within=self.path)
-        for one in verdicts:
-            check(one.status == "ok", f"{one.path}: {one.status}: {one.detail}")
-        count = sum(one.batches for one in mine)
-        size = sum(one.size_bytes for one in mine)
+        for verdict in verdicts:
+            check(
+                verdict.status == "ok",
+                f"{verdict.path}: {verdict.status}: {verdict.detail}",
+            )
+        count = sum(verdict.batches for verdict in mine)
+        size = sum(verdict.size_bytes for verdict in mine)
         click.echo()
         self.print(
-            f"{count:,} batches in {sum(one.kind == 'log' for one in mine)} segments, {size_text(size)}; all ok"
+            f"{count:,} batches in {sum(verdict.kind == 'log' for verdict in mine)} segments, {size_text(size)}; all ok"
         )
 
 

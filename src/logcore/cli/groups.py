@@ -56,12 +56,12 @@ def group_list(directory: str, as_json: bool) -> None:
         rows = [
             (
                 name,
-                len(one.members),
-                len({each.topic for each in one.offsets}),
-                len(one.offsets),
-                one.lag,
+                len(group.members),
+                len({each.topic for each in group.offsets}),
+                len(group.offsets),
+                group.lag,
             )
-            for name, one in logdir.groups().items()
+            for name, group in logdir.groups().items()
         ]
     names = ("group", "members", "topics", "partitions", "lag")
     if not wants_json(as_json):
@@ -124,33 +124,33 @@ def group_members(directory: str, name: str, as_json: bool) -> None:
         names = ("member", "instance", "client", "host", "pid", "alive", "partitions")
         cells = [
             (
-                one.member_id,
-                one.instance_id,
-                one.client_id,
-                one.client_host,
-                one.pid,
-                one.is_alive,
-                _partitions_text(one.partitions),
+                member.member_id,
+                member.instance_id,
+                member.client_id,
+                member.client_host,
+                member.pid,
+                member.is_alive,
+                _partitions_text(member.partitions),
             )
-            for one in members
+            for member in members
         ]
-        print_table(names, [tuple(map(_shown, one)) for one in cells], right=(4,))
+        print_table(names, [tuple(map(_shown, cell)) for cell in cells], right=(4,))
         return
     with Lines() as out:
-        for one in members:
+        for member in members:
             out.write(
                 to_json(
                     {
                         "group": name,
-                        "member": one.member_id,
-                        "instance": one.instance_id,
-                        "client": one.client_id,
-                        "host": one.client_host,
-                        "pid": one.pid,
-                        "alive": one.is_alive,
+                        "member": member.member_id,
+                        "instance": member.instance_id,
+                        "client": member.client_id,
+                        "host": member.client_host,
+                        "pid": member.pid,
+                        "alive": member.is_alive,
                         "partitions": [
                             {"topic": topic, "partition": number}
-                            for topic, number in one.partitions
+                            for topic, number in member.partitions
                         ],
                     }
                 )

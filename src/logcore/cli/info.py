@@ -32,11 +32,11 @@ from logcore.summary import PartitionSummary, describe
 
 #: Order of the rows of `info` -> its sort key. Names rise, other values fall.
 _ORDERS: Final[dict[str, Callable[[PartitionSummary], Any]]] = {
-    "name": lambda one: (one.topic, one.partition),
-    "size": lambda one: -one.size_bytes,
-    "segments": lambda one: -one.segments,
-    "offsets": lambda one: one.log_start_offset - one.high_watermark,
-    "newest": lambda one: -one.max_timestamp_ms,
+    "name": lambda summary: (summary.topic, summary.partition),
+    "size": lambda summary: -summary.size_bytes,
+    "segments": lambda summary: -summary.segments,
+    "offsets": lambda summary: summary.log_start_offset - summary.high_watermark,
+    "newest": lambda summary: -summary.max_timestamp_ms,
 }
 
 
@@ -87,8 +87,8 @@ def info(
     if wants_json(as_json):
         pids = [writer.pid for writer in writers]
         with Lines() as out:
-            for one in found:
-                out.write(to_json({**one.as_dict(), "writers": pids}))
+            for summary in found:
+                out.write(to_json({**summary.as_dict(), "writers": pids}))
         return
     headers = (
         "partition",
@@ -102,21 +102,21 @@ def info(
     )
     rows: list[tuple[object, ...]] = [
         (
-            os.path.basename(os.path.realpath(one.path)),
-            one.segments,
-            size_text(one.size_bytes),
-            one.log_start_offset,
-            one.high_watermark,
-            time_text(one.first_timestamp_ms, "seconds"),
-            time_text(one.max_timestamp_ms, "seconds"),
-            ", ".join(f"{count:,} {codec}" for codec, count in one.codecs.items()),
+            os.path.basename(os.path.realpath(summary.path)),
+            summary.segments,
+            size_text(summary.size_bytes),
+            summary.log_start_offset,
+            summary.high_watermark,
+            time_text(summary.first_timestamp_ms, "seconds"),
+            time_text(summary.max_timestamp_ms, "seconds"),
+            ", ".join(f"{count:,} {codec}" for codec, count in summary.codecs.items()),
         )
-        for one in found
+        for summary in found
     ]
     if len(found) > 1:
-        size = size_text(sum(one.size_bytes for one in found))
-        segments = sum(one.segments for one in found)
-        newest = max(one.max_timestamp_ms for one in found)
+        size = size_text(sum(summary.size_bytes for summary in found))
+        segments = sum(summary.segments for summary in found)
+        newest = max(summary.max_timestamp_ms for summary in found)
         shown = time_text(newest, "seconds")
         rows.append(("total", segments, size, None, None, None, shown, None))
     print_table(headers, rows, right=(1, 2, 3, 4))
@@ -135,27 +135,27 @@ def _print_segments(directory: str, topic: str | None, as_json: bool) -> None:
         for path in paths:
             name = os.path.basename(os.path.realpath(path))
             found = segment_map(path, config=settings.get(name), now_ms=now_ms)
-            for one in found.segments:
+            for segment in found.segments:
                 if wants_json(as_json):
-                    out.write(to_json({"partition": name, **one.as_dict()}))
+                    out.write(to_json({"partition": name, **segment.as_dict()}))
                     continue
                 marks = {
-                    "active": one.is_active,
-                    "dirty": one.is_dirty,
-                    "expired": one.is_expired,
-                    "damaged": one.is_damaged,
+                    "active": segment.is_active,
+                    "dirty": segment.is_dirty,
+                    "expired": segment.is_expired,
+                    "damaged": segment.is_damaged,
                 }
                 rows.append(
                     (
                         name,
-                        one.base_offset,
-                        one.end_offset,
-                        size_text(one.size_bytes),
-                        one.batches,
-                        one.records,
-                        time_text(one.first_timestamp_ms, "seconds"),
-                        time_text(one.max_timestamp_ms, "seconds"),
-                        ", ".join(one.codec_bytes),
+                        segment.base_offset,
+                        segment.end_offset,
+                        size_text(segment.size_bytes),
+                        segment.batches,
+                        segment.records,
+                        time_text(segment.first_timestamp_ms, "seconds"),
+                        time_text(segment.max_timestamp_ms, "seconds"),
+                        ", ".join(segment.codec_bytes),
                         " ".join(mark for mark, is_set in marks.items() if is_set),
                     )
                 )

@@ -148,9 +148,11 @@ def verify(
             print_troubles(
                 [verdict for verdict in found if verdict.status != "ok"], within=within
             )
-        batches = sum(one.batches for one in found)
-        records = sum(one.records for one in found)
-        size = size_text(sum(one.size_bytes for one in found if one.kind == "log"))
+        batches = sum(verdict.batches for verdict in found)
+        records = sum(verdict.records for verdict in found)
+        size = size_text(
+            sum(verdict.size_bytes for verdict in found if verdict.kind == "log")
+        )
         click.echo(
             f"{batches:,} batches, {records:,} records, {size} checked in {_counted(counts)}"
         )
@@ -203,24 +205,24 @@ def recover(source: str, target: str, as_json: bool) -> None:
         )
         rows = [
             (
-                os.path.basename(one.target),
-                one.files,
-                one.batches,
-                one.records,
-                size_text(one.size_bytes),
-                one.log_start_offset,
-                one.log_end_offset,
-                len(one.lost),
+                os.path.basename(partition.target),
+                partition.files,
+                partition.batches,
+                partition.records,
+                size_text(partition.size_bytes),
+                partition.log_start_offset,
+                partition.log_end_offset,
+                len(partition.lost),
             )
-            for one in report.partitions
+            for partition in report.partitions
         ]
         print_table(headers, rows, right=range(1, len(headers)))
 
         def every(name: str) -> list[Part]:
             return [
                 part
-                for one in (report, *report.partitions)
-                for part in getattr(one, name)
+                for partition in (report, *report.partitions)
+                for part in getattr(partition, name)
             ]
 
         for part in every("lost"):
@@ -404,24 +406,24 @@ def scrub(directory: str, topic: str | None, as_json: bool) -> None:
     if not wants_json(as_json):
         rows = [
             (
-                os.path.basename(one.path),
-                one.segments,
-                one.sealed,
-                one.skipped,
-                size_text(one.checked_bytes),
-                len(one.findings),
+                os.path.basename(report.path),
+                report.segments,
+                report.sealed,
+                report.skipped,
+                size_text(report.checked_bytes),
+                len(report.findings),
             )
-            for one in found
+            for report in found
         ]
         print_table(
             ("partition", "segments", "sealed", "skipped", "checked", "damaged"),
             rows,
             right=range(1, 6),
         )
-        for one in found:
-            for finding in one.findings:
+        for scrubbed in found:
+            for finding in scrubbed.findings:
                 click.echo(str(finding))
-    if not all(one.is_sound for one in found):
+    if not all(report.is_sound for report in found):
         raise click.exceptions.Exit(DAMAGED)
 
 
@@ -479,7 +481,7 @@ def retention(
             gone = facts.segments[:count]
             if is_delete:
                 log.retain(policy=policy, committed=known)
-            freed = sum(one.size_bytes for one in gone)
+            freed = sum(segment_facts.size_bytes for segment_facts in gone)
             start = gone[-1].end_offset if gone else facts.log_start
             row = {
                 "partition": os.path.basename(log.path),

@@ -382,7 +382,8 @@ def _line(record: _Found, columns: int | None, show: Shower) -> str:
     key = plain_text(row["key"]) + _reason(row, "key_error")
     value = plain_text(row["value"]) + _reason(row, "value_error")
     headers = " ".join(
-        f"{plain_text(one['key'])}={plain_text(one['value'])}" for one in row["headers"]
+        f"{plain_text(header['key'])}={plain_text(header['value'])}"
+        for header in row["headers"]
     )
     if columns is not None:
         left = max(_MIN_COLUMNS, columns - len(head))

@@ -87,13 +87,15 @@ class InputFormat:
         groups = _groups(inputs, self.batch_rows)
         if self.key is None and not self.headers:
             return groups
-        return ([self._completed(one) for one in group] for group in groups)
+        return ([self._completed(row) for row in group] for group in groups)
 
-    def _completed(self, one: InputRow) -> InputRow:
-        key, value, headers, timestamp_ms = one.row
+    def _completed(self, input_row: InputRow) -> InputRow:
+        key, value, headers, timestamp_ms = input_row.row
         if key is None:
             key = self.key
-        return InputRow(one.line, (key, value, [*headers, *self.headers], timestamp_ms))
+        return InputRow(
+            input_row.line, (key, value, [*headers, *self.headers], timestamp_ms)
+        )
 
 
 def _lines(stream: Any, tick: Callable[[int], None]) -> Iterator[bytes | None]:
@@ -129,15 +131,15 @@ def _groups(inputs: Iterator[InputRow | None], most: int) -> Iterator[list[Input
     trouble: LineError | None = None
     while True:
         try:
-            one = next(inputs)
+            row = next(inputs)
         except StopIteration:
             break
         except LineError as error:
             trouble = error
             break
-        if one is not None:
-            group.append(one)
-        if group and (one is None or len(group) >= most):
+        if row is not None:
+            group.append(row)
+        if group and (row is None or len(group) >= most):
             yield group
             group = []
     if group:

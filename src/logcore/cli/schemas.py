@@ -138,9 +138,9 @@ def avro_schemas(schemas: SchemaState, subject: str) -> dict[int | None, Any]:
     from logcore.schemas.parsing import inlined_avro
 
     found: dict[int | None, Any] = {
-        one.id: inlined_avro(one.text, schemas.resolve(one.references))
-        for one in schemas.all_versions(subject)
-        if one.type == "AVRO"
+        version.id: inlined_avro(version.text, schemas.resolve(version.references))
+        for version in schemas.all_versions(subject)
+        if version.type == "AVRO"
     }
     if not found:
         raise InvalidConfigError(

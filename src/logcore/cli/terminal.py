@@ -121,14 +121,14 @@ def print_verdicts(
     """Print a table of verdicts; paths below `within` are shown relative to it."""
     rows = [
         (
-            one.status,
-            _path_within(one.path, within),
-            one.batches or "",
-            one.records or "",
-            one.size_bytes,
-            one.detail + _place_of(one),
+            item.status,
+            _path_within(item.path, within),
+            item.batches or "",
+            item.records or "",
+            item.size_bytes,
+            item.detail + _place_of(item),
         )
-        for one in found
+        for item in found
     ]
     headers = ("verdict", "file", "batches", "records", "bytes", "detail")
     print_table(headers, rows, right=(2, 3, 4), full=full)
@@ -138,14 +138,14 @@ def print_troubles(found: Sequence[Any], *, within: str = "") -> None:
     """Print two lines for each verdict: the file, and the full description of its
     problem.
     """
-    for one in found:
-        color = {"damaged": "red", "warning": "yellow"}.get(one.status)
+    for item in found:
+        color = {"damaged": "red", "warning": "yellow"}.get(item.status)
         click.echo(
-            click.style(one.status, fg=color, bold=True)
+            click.style(item.status, fg=color, bold=True)
             + "  "
-            + _path_within(one.path, within)
+            + _path_within(item.path, within)
         )
-        click.echo(f"    {one.detail}{_place_of(one)}")
+        click.echo(f"    {item.detail}{_place_of(item)}")
 
 
 def _path_within(path: str, within: str) -> str:

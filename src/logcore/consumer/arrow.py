@@ -28,8 +28,8 @@ def table_of(found: Mapping[TopicPartition, list[RecordColumns]]) -> pyarrow.Tab
     plain = arrow_schema(ARROW_COLUMNS)
     import pyarrow as pa
 
-    topics = sorted({one.topic for one in found})
-    numbers = sorted({one.partition for one in found})
+    topics = sorted({partition.topic for partition in found})
+    numbers = sorted({partition.partition for partition in found})
     names = pa.array(topics, pa.string())
     partitions = pa.array(numbers, pa.int32())
     schema = pa.schema(
@@ -40,14 +40,15 @@ def table_of(found: Mapping[TopicPartition, list[RecordColumns]]) -> pyarrow.Tab
         ]
     )
     batches = []
-    for one, pieces in found.items():
+    for partition, pieces in found.items():
         for columns in pieces:
             arrays: list[Any] = [
                 pa.DictionaryArray.from_arrays(
-                    _constant(topics.index(one.topic), len(columns)), names
+                    _constant(topics.index(partition.topic), len(columns)), names
                 ),
                 pa.DictionaryArray.from_arrays(
-                    _constant(numbers.index(one.partition), len(columns)), partitions
+                    _constant(numbers.index(partition.partition), len(columns)),
+                    partitions,
                 ),
                 *columns.to_arrow(ARROW_COLUMNS).columns,
             ]

@@ -158,10 +158,11 @@ class Assignment:
             raise ConsumerStateError(
                 "this consumer has subscribed to topics", expected="unsubscribe() first"
             )
-        for one in wanted:
-            if one.partition not in self._directory.partitions(one.topic):
+        for partition in wanted:
+            if partition.partition not in self._directory.partitions(partition.topic):
                 raise TopicNotFoundError(
-                    f"topic {one.topic!r} has no such partition", found=one.partition
+                    f"topic {partition.topic!r} has no such partition",
+                    found=partition.partition,
                 )
         self._stop_reading(self._read() - wanted)
         self._readings.choose(wanted)
@@ -270,9 +271,11 @@ class Assignment:
         if not self._is_share_taken:
             self._apply_share()
 
-    def is_added(self, one: TopicPartition) -> bool:
+    def is_added(self, topic_partition: TopicPartition) -> bool:
         """Return whether a partition is newer than the subscription to its topic."""
-        return one.partition >= self._first_seen.get(one.topic, one.partition + 1)
+        return topic_partition.partition >= self._first_seen.get(
+            topic_partition.topic, topic_partition.partition + 1
+        )
 
     def _count(self, topic: str) -> int:
         """Return the current number of partitions of a topic."""

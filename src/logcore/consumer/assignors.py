@@ -77,7 +77,7 @@ class RangeAssignor:
             for number, member in enumerate(subscribed):
                 last = first + each + (number < surplus)
                 found[member.member_id] += [
-                    TopicPartition(topic, one) for one in range(first, last)
+                    TopicPartition(topic, number) for number in range(first, last)
                 ]
                 first = last
         return found
@@ -97,7 +97,9 @@ class RoundRobinAssignor:
         ring = itertools.cycle(ordered)
         for topic in sorted(topics, key=java_order):
             for number in range(partitions.get(topic, 0)):
-                member = next(one for one in ring if topic in one.topics)
+                member = next(
+                    candidate for candidate in ring if topic in candidate.topics
+                )
                 found[member.member_id].append(TopicPartition(topic, number))
         return found
 
@@ -131,9 +133,9 @@ def withheld(claims: Claims, found: Assignment) -> Assignment:
     """
     return {
         member_id: [
-            one
-            for one in those
-            if claims.claimants.get(one, {member_id}) == {member_id}
+            partition
+            for partition in those
+            if claims.claimants.get(partition, {member_id}) == {member_id}
         ]
         for member_id, those in found.items()
     }
@@ -175,7 +177,8 @@ def _constrained(
     full = 0
     for member in ordered:
         mine = sorted(
-            claims.kept(member), key=lambda one: (one.partition, java_order(one.topic))
+            claims.kept(member),
+            key=lambda partition: (partition.partition, java_order(partition.topic)),
         )
         if len(mine) < bounds.low:
             kept = mine
@@ -190,7 +193,7 @@ def _constrained(
             if full < bounds.extra:
                 exact.append(member.member_id)
         found[member.member_id] = kept
-    taken = {one for those in found.values() for one in those}
+    taken = {partition for those in found.values() for partition in those}
     free = [
         TopicPartition(topic, number)
         for topic in topics
@@ -213,18 +216,18 @@ def _deal(
     """
     waiting = list(under)
     at = 0
-    for one in free:
+    for partition in free:
         if waiting:
             at %= len(waiting)
             member_id = waiting[at]
-            found[member_id].append(one)
+            found[member_id].append(partition)
             if len(found[member_id]) == bounds.low:
                 waiting.pop(at)
                 exact.append(member_id)
             else:
                 at += 1
         else:
-            found[exact.pop(0)].append(one)
+            found[exact.pop(0)].append(partition)
 
 
 COOPERATIVE_STICKY: Final = CooperativeStickyAssignor()

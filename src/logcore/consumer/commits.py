@@ -220,19 +220,19 @@ class Commits:
         taken: list[_Waiting] = []
         chosen: dict[TopicPartition, OffsetAndMetadata] = {}
         while self._waiting:
-            one = self._waiting.popleft()
-            taken.append(one)
-            chosen.update(one.offsets)
+            waiting = self._waiting.popleft()
+            taken.append(waiting)
+            chosen.update(waiting.offsets)
         failure: Exception | None = None
         try:
             self._commit(chosen)
         except (LogcoreError, OSError) as error:
             failure = error
-            if any(one.callback is None for one in taken):
+            if any(waiting.callback is None for waiting in taken):
                 self.log_uncommitted(chosen, error)
-        for one in taken:
-            if one.callback is not None:
-                call(one.callback, failure, one.offsets)
+        for waiting in taken:
+            if waiting.callback is not None:
+                call(waiting.callback, failure, waiting.offsets)
 
     def commit_elsewhere(
         self, chosen: Mapping[TopicPartition, OffsetAndMetadata]
@@ -259,25 +259,25 @@ class Commits:
         if member is not None and member.is_removed:
             # The member has no id now. A group without members would accept the commit.
             return GroupError.UNKNOWN_MEMBER_ID
-        void = [one for one in chosen if self.is_void(one)]
+        void = [partition for partition in chosen if self.is_void(partition)]
         if void:
             raise CommitFailedError(
                 "the topic was deleted since its records were read; an offset of it would make the group pass over "
                 "records of a new topic of that name",
-                found=", ".join(str(one) for one in void),
+                found=", ".join(str(partition) for partition in void),
             )
         now_ms = self._fs.now_ms()
         rows: dict[OffsetKey, Committed] = {
-            one: Committed(each.offset, each.leader_epoch, each.metadata, now_ms)
-            for one, each in chosen.items()
+            partition: Committed(each.offset, each.leader_epoch, each.metadata, now_ms)
+            for partition, each in chosen.items()
         }
         error = stores.commit(self.place.committer(), rows)
         if error is not None:
             self.refused += 1
             return error
         self.stored += 1
-        for one, each in chosen.items():
-            reading = self._readings.get(one)
+        for partition, each in chosen.items():
+            reading = self._readings.get(partition)
             if reading is not None:
                 reading.stored = each.offset
         for interceptor in self._settings.interceptors:
@@ -311,11 +311,11 @@ class Commits:
     def finished(self) -> dict[TopicPartition, OffsetAndMetadata]:
         """Return the offsets that auto-commit must store."""
         return {
-            one: OffsetAndMetadata(reading.finished)
-            for one, reading in self._readings.items()
+            partition: OffsetAndMetadata(reading.finished)
+            for partition, reading in self._readings.items()
             if reading.finished is not None
             and reading.finished != reading.stored
-            and not self.is_void(one)
+            and not self.is_void(partition)
         }
 
     def commit_finished(self, timeout: float | None = None) -> None:
@@ -347,11 +347,13 @@ class Commits:
         Their records are processed again.
         """
         group_id = self._settings.group_id
-        for one, each in chosen.items():
+        for partition, each in chosen.items():
             text = (
                 "group %s: %s was processed up to offset %d, which is not committed: %s"
             )
-            log_line("consumer", WARNING, text, group_id, one, each.offset, reason)
+            log_line(
+                "consumer", WARNING, text, group_id, partition, each.offset, reason
+            )
 
     def commit_when_due(self) -> None:
         """Run auto-commit every auto_commit_interval_ms."""

@@ -311,7 +311,7 @@ class Consumer:
             TopicNotFoundError: a partition does not exist.
             ConsumerStateError: the consumer has subscribed to topics.
         """
-        wanted = frozenset(TopicPartition(*one) for one in partitions)
+        wanted = frozenset(TopicPartition(*partition) for partition in partitions)
         with self._exclusively(is_whole=True):
             self._check_open()
             self._assignment.assign(wanted)
@@ -326,19 +326,21 @@ class Consumer:
 
     def pause(self, *partitions: tuple[str, int]) -> None:
         """Make poll() skip these partitions until resume()."""
-        for one in partitions:
-            reading = self._reading(one)
+        for partition in partitions:
+            reading = self._reading(partition)
             reading.is_paused = True
             reading.drop()  # ends an iteration
 
     def resume(self, *partitions: tuple[str, int]) -> None:
-        for one in partitions:
-            self._reading(one).is_paused = False
+        for partition in partitions:
+            self._reading(partition).is_paused = False
 
     def paused(self) -> frozenset[TopicPartition]:
         # A copy, because another thread may remove some; see logcore.aio.
         readings = list(self._readings.items())
-        return frozenset(one for one, reading in readings if reading.is_paused)
+        return frozenset(
+            partition for partition, reading in readings if reading.is_paused
+        )
 
     def _reading(self, partition: tuple[str, int]) -> PartitionPosition:
         self._check_open()
@@ -384,14 +386,14 @@ class Consumer:
     def seek_to_beginning(self, *partitions: tuple[str, int]) -> None:
         """Move to the start of these partitions, or of all that the consumer reads."""
         with self._exclusively():
-            for one in partitions or tuple(self._readings):
-                reading = self._reading(one)
+            for partition in partitions or tuple(self._readings):
+                reading = self._reading(partition)
                 reading.place(self._fetcher.start(reading.log))
 
     def seek_to_end(self, *partitions: tuple[str, int]) -> None:
         with self._exclusively():
-            for one in partitions or tuple(self._readings):
-                reading = self._reading(one)
+            for partition in partitions or tuple(self._readings):
+                reading = self._reading(partition)
                 reading.place(self._fetcher.end(reading.log))
 
     def lag(self, partition: tuple[str, int] | None = None) -> int:
@@ -410,8 +412,8 @@ class Consumer:
             )
             self._set_missing_positions(wanted)
             found = 0
-            for one in wanted:
-                reading = self._reading(one)
+            for topic_partition in wanted:
+                reading = self._reading(topic_partition)
                 found += max(0, self._fetcher.end(reading.log) - self._placed(reading))
             return found
 
@@ -419,8 +421,10 @@ class Consumer:
         self, partitions: Iterable[tuple[str, int]]
     ) -> dict[TopicPartition, int]:
         return {
-            TopicPartition(*one): self._fetcher.start(self._log(TopicPartition(*one)))
-            for one in partitions
+            TopicPartition(*partition): self._fetcher.start(
+                self._log(TopicPartition(*partition))
+            )
+            for partition in partitions
         }
 
     def end_offsets(
@@ -428,8 +432,10 @@ class Consumer:
     ) -> dict[TopicPartition, int]:
         """Return the offsets up to which this consumer may read at its isolation level."""
         return {
-            TopicPartition(*one): self._fetcher.end(self._log(TopicPartition(*one)))
-            for one in partitions
+            TopicPartition(*partition): self._fetcher.end(
+                self._log(TopicPartition(*partition))
+            )
+            for partition in partitions
         }
 
     def offsets_for_times(
@@ -440,10 +446,10 @@ class Consumer:
         It is None if all records are older.
         """
         return {
-            TopicPartition(*one): self._log(TopicPartition(*one)).offset_for_timestamp(
-                time_ms
-            )
-            for one, time_ms in times_ms.items()
+            TopicPartition(*partition): self._log(
+                TopicPartition(*partition)
+            ).offset_for_timestamp(time_ms)
+            for partition, time_ms in times_ms.items()
         }
 
     def topics(self) -> list[str]:
@@ -532,11 +538,13 @@ class Consumer:
         if offsets is None:
             return self._offsets_to_commit()
         chosen = {
-            TopicPartition(*one): checked_offset(given)
-            for one, given in offsets.items()
+            TopicPartition(*partition): checked_offset(given)
+            for partition, given in offsets.items()
         }
         if self._assignment.is_subscribed:
-            foreign = sorted({one.topic for one in chosen} - self.subscription())
+            foreign = sorted(
+                {partition.topic for partition in chosen} - self.subscription()
+            )
             if foreign:
                 raise CommitFailedError(
                     "a member commits for topics that it subscribes to",
@@ -550,20 +558,20 @@ class Consumer:
         self._check_open()
         chosen = self._offsets_to_commit()
         before = {
-            one: (reading, reading.stored)
-            for one, reading in list(self._readings.items())
+            partition: (reading, reading.stored)
+            for partition, reading in list(self._readings.items())
         }
         for _ in range(_ELSEWHERE_CHECKS):
             # Skip partitions that were given up or committed since then. A commit must
             # not overwrite a later one of any member.
             now = {
-                one: (reading, reading.stored)
-                for one, reading in list(self._readings.items())
+                partition: (reading, reading.stored)
+                for partition, reading in list(self._readings.items())
             }
             kept = {
-                one: each
-                for one, each in chosen.items()
-                if one in before and now.get(one) == before[one]
+                partition: each
+                for partition, each in chosen.items()
+                if partition in before and now.get(partition) == before[partition]
             }
             if self._commits.commit_elsewhere(kept):
                 return
@@ -578,12 +586,13 @@ class Consumer:
         # Otherwise, auto-commit would later commit a smaller offset.
         self._fetcher.finish()
         positions = {
-            one: reading.position for one, reading in list(self._readings.items())
+            partition: reading.position
+            for partition, reading in list(self._readings.items())
         }
         return {
-            one: OffsetAndMetadata(offset)
-            for one, offset in positions.items()
-            if offset is not None and not self._commits.is_void(one)
+            partition: OffsetAndMetadata(offset)
+            for partition, offset in positions.items()
+            if offset is not None and not self._commits.is_void(partition)
         }
 
     def committed(
@@ -595,9 +604,9 @@ class Consumer:
         """
         stored = self._commits.committed()
         found: dict[TopicPartition, OffsetAndMetadata | None] = {}
-        for one in partitions:
-            each = stored.get(TopicPartition(*one))
-            found[TopicPartition(*one)] = (
+        for partition in partitions:
+            each = stored.get(TopicPartition(*partition))
+            found[TopicPartition(*partition)] = (
                 None
                 if each is None
                 else OffsetAndMetadata(each.offset, each.metadata, each.leader_epoch)
@@ -885,9 +894,10 @@ class Consumer:
         The position is the committed offset, or depends on auto_offset_reset.
         """
         unsettled = [
-            one
-            for one in wanted
-            if one in self._readings and self._readings[one].position is None
+            partition
+            for partition in wanted
+            if partition in self._readings
+            and self._readings[partition].position is None
         ]
         if not unsettled:
             return
@@ -900,17 +910,17 @@ class Consumer:
             if self._settings.isolation_level == "read_committed":
                 undecided = self._groups.unstable(group_id)
             stored = self._commits.committed()
-        for one in unsettled:
+        for partition in unsettled:
             # If the transaction commits, records up to its offset are processed.
-            if one in undecided:
+            if partition in undecided:
                 continue
-            reading = self._readings[one]
-            committed = stored.get(one)
+            reading = self._readings[partition]
+            committed = stored.get(partition)
             if committed is None:
                 self._fetcher.begin(
-                    one,
+                    partition,
                     reading,
-                    is_added=reading.is_new or self._assignment.is_added(one),
+                    is_added=reading.is_new or self._assignment.is_added(partition),
                 )
                 continue
             reading.place(committed.offset)
@@ -920,7 +930,7 @@ class Consumer:
             start = self._fetcher.start(reading.log)
             error = misplaced(reading.log, start, committed)
             if error is not None:
-                self._fetcher.reset(one, reading, error)
+                self._fetcher.reset(partition, reading, error)
 
 
 def _call(method: weakref.WeakMethod[Callable[[], None]]) -> None:

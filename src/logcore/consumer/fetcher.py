@@ -125,7 +125,11 @@ class Fetcher:
         return log.high_watermark
 
     def begin(
-        self, one: TopicPartition, reading: PartitionPosition, *, is_added: bool
+        self,
+        topic_partition: TopicPartition,
+        reading: PartitionPosition,
+        *,
+        is_added: bool,
     ) -> None:
         """Set the position of a partition without a committed offset.
 
@@ -137,7 +141,7 @@ class Fetcher:
         rule = self._settings.auto_offset_reset
         if rule == "none":
             raise NoOffsetError(
-                f"nothing was committed for {one.topic}-{one.partition}",
+                f"nothing was committed for {topic_partition.topic}-{topic_partition.partition}",
                 expected='auto_offset_reset="earliest" or "latest", or a commit or a seek',
             )
         if is_added:
@@ -159,7 +163,7 @@ class Fetcher:
 
     def reset(
         self,
-        one: TopicPartition,
+        topic_partition: TopicPartition,
         reading: PartitionPosition,
         error: OffsetOutOfRangeError,
     ) -> None:
@@ -178,7 +182,7 @@ class Fetcher:
             WARNING,
             "group %s continues %s at offset %d: %s",
             group,
-            one,
+            topic_partition,
             reading.position,
             error,
         )
@@ -208,9 +212,9 @@ class Fetcher:
         first = self._turn
         left = max_bytes
         for step in range(len(order)):
-            one = order[(first + step) % len(order)]
+            partition = order[(first + step) % len(order)]
             try:
-                columns = self._columns(one, self._readings[one], left)
+                columns = self._columns(partition, self._readings[partition], left)
             except Exception:
                 if found:  # as in poll()
                     break
@@ -363,13 +367,13 @@ class Fetcher:
         left = most
         left_bytes = self._settings.fetch_max_bytes
         for step in range(len(order)):
-            one = order[(first + step) % len(order)]
-            reading = self._readings[one]
+            partition = order[(first + step) % len(order)]
+            reading = self._readings[partition]
             if reading.is_paused or left == 0 or (found and left_bytes <= 0):
                 continue
             try:
                 records, size_bytes, end = self._next_records(
-                    one, reading, left, left_bytes
+                    partition, reading, left, left_bytes
                 )
             except Exception:
                 # The found records are returned now, and the next call raises the error
@@ -379,7 +383,7 @@ class Fetcher:
                 raise
             if records:
                 assert reading.position is not None
-                found[one] = records
+                found[partition] = records
                 moves.append(Move(reading, reading.position, end))
                 left -= len(records)
                 left_bytes -= size_bytes
@@ -390,7 +394,7 @@ class Fetcher:
 
     def _next_records(
         self,
-        one: TopicPartition,
+        topic_partition: TopicPartition,
         reading: PartitionPosition,
         most: int,
         most_bytes: int,
@@ -400,7 +404,7 @@ class Fetcher:
         The bytes are those of the batches that were started. The position is 0 if it
         does not move.
         """
-        if not self._open(one, reading):
+        if not self._open(topic_partition, reading):
             return [], 0, 0
         assert reading.records is not None
         # This is set until the records are returned, so that an interrupt skips none of
@@ -423,7 +427,9 @@ class Fetcher:
             end = found[-1].offset + 1
         return found, taken.size_bytes, end
 
-    def _open(self, one: TopicPartition, reading: PartitionPosition) -> bool:
+    def _open(
+        self, topic_partition: TopicPartition, reading: PartitionPosition
+    ) -> bool:
         """Load the records at the position, and return whether there are any."""
         # If a call or iteration ended before it returned these records, read them
         # again.
@@ -441,12 +447,12 @@ class Fetcher:
                     reading.log,
                     position,
                     reading.end,
-                    *one,
+                    *topic_partition,
                     isolation=self._settings.isolation_level,
                 )
             )
         except OffsetOutOfRangeError as error:
-            self.reset(one, reading, error)
+            self.reset(topic_partition, reading, error)
             return False
         return True
 
@@ -504,7 +510,10 @@ class Fetcher:
                 return
 
     def _columns(
-        self, one: TopicPartition, reading: PartitionPosition, max_bytes: int
+        self,
+        topic_partition: TopicPartition,
+        reading: PartitionPosition,
+        max_bytes: int,
     ) -> Columns | None:
         position = reading.position
         if reading.is_paused or position is None:
@@ -524,20 +533,28 @@ class Fetcher:
                     # The next call continues from there. Only a complete scan may skip
                     # the offsets at its end that have no records.
                     return Columns(
-                        one, position, int(columns.offsets[-1]) + 1, found, size_bytes
+                        topic_partition,
+                        position,
+                        int(columns.offsets[-1]) + 1,
+                        found,
+                        size_bytes,
                     )
         except LogcoreError as error:
             # The found records are returned first. The next call raises the error, or
             # reports deleted records.
             if found:
                 return Columns(
-                    one, position, int(found[-1].offsets[-1]) + 1, found, size_bytes
+                    topic_partition,
+                    position,
+                    int(found[-1].offsets[-1]) + 1,
+                    found,
+                    size_bytes,
                 )
             if not isinstance(error, OffsetOutOfRangeError):
                 raise
-            self.reset(one, reading, error)
+            self.reset(topic_partition, reading, error)
             return None
-        return Columns(one, position, end, found, size_bytes)
+        return Columns(topic_partition, position, end, found, size_bytes)
 
 
 def columns_of(found: Sequence[Columns]) -> dict[TopicPartition, list[RecordColumns]]:

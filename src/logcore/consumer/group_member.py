@@ -366,15 +366,15 @@ class GroupMember:
 
     def _divide(self, joined: Joined) -> dict[str, bytes]:
         members = []
-        for one in joined.members:
-            subscription = read_subscription(one.metadata) or Subscription(())
+        for member in joined.members:
+            subscription = read_subscription(member.metadata) or Subscription(())
             owned = tuple(TopicPartition(*each) for each in subscription.owned)
             topics = frozenset(subscription.topics)
             members.append(
                 Member(
-                    one.member_id,
+                    member.member_id,
                     topics,
-                    one.instance_id,
+                    member.instance_id,
                     owned,
                     subscription.generation,
                     subscription.user_data,
@@ -417,20 +417,20 @@ def check_assignment(
     subscribed = {member.member_id: member.topics for member in members}
     owners: dict[TopicPartition, str] = {}
     for member_id, those in found.items():
-        for one in those:
+        for partition in those:
             problem = ""
             if member_id not in subscribed:
                 problem = "no such member"
-            elif not 0 <= one[1] < counts.get(one[0], 0):
+            elif not 0 <= partition[1] < counts.get(partition[0], 0):
                 problem = "no such partition"
-            elif one[0] not in subscribed[member_id]:
+            elif partition[0] not in subscribed[member_id]:
                 problem = "it does not subscribe to that topic"
-            elif one in owners:
-                problem = f"{owners[one]!r} has it too"
+            elif partition in owners:
+                problem = f"{owners[partition]!r} has it too"
             if problem:
                 raise InvalidConfigError(
-                    f"the assignor {assignor.name!r} gave {one[0]}-{one[1]} to {member_id!r}",
+                    f"the assignor {assignor.name!r} gave {partition[0]}-{partition[1]} to {member_id!r}",
                     expected="each partition of a subscribed topic once, to a member of the group",
                     found=problem,
                 )
-            owners[one] = member_id
+            owners[partition] = member_id

@@ -155,27 +155,27 @@ class Readings:
 
         Partitions that were read before keep their positions.
         """
-        for one in frozenset(self.by_partition) - wanted:
-            self.by_partition.pop(one).drop()
-            self._forgets.pop(one, lambda: None)()
-        for one in sorted(wanted - frozenset(self.by_partition)):
+        for partition in frozenset(self.by_partition) - wanted:
+            self.by_partition.pop(partition).drop()
+            self._forgets.pop(partition, lambda: None)()
+        for partition in sorted(wanted - frozenset(self.by_partition)):
             # The id is read first, so that a later replacement of the topic is
             # detected.
-            topic_id = self._directory.topic_id(one.topic)
-            log = self._directory.partition(*one)
-            self._listen(one, log)
-            self.by_partition[one] = PartitionPosition(log, topic_id)
+            topic_id = self._directory.topic_id(partition.topic)
+            log = self._directory.partition(*partition)
+            self._listen(partition, log)
+            self.by_partition[partition] = PartitionPosition(log, topic_id)
 
-    def is_of_another_topic(self, one: TopicPartition) -> bool:
+    def is_of_another_topic(self, topic_partition: TopicPartition) -> bool:
         """Return whether the topic was deleted since the partition was read.
 
         A new topic of the same name does not change the result.
         """
-        reading = self.by_partition.get(one)
+        reading = self.by_partition.get(topic_partition)
         if reading is None:
             return False
         try:
-            return self._directory.topic_id(one.topic) != reading.topic_id
+            return self._directory.topic_id(topic_partition.topic) != reading.topic_id
         except TopicNotFoundError:
             return True
         except LogClosedError:
@@ -192,28 +192,28 @@ class Readings:
             LogClosedError: the directory is closed.
             TopicNotFoundError: a topic was deleted.
         """
-        for one, reading in self.by_partition.items():
-            is_other = self.is_of_another_topic(one)
+        for partition, reading in self.by_partition.items():
+            is_other = self.is_of_another_topic(partition)
             if not reading.log.is_closed and not is_other:
                 continue
             try:
-                topic_id = self._directory.topic_id(one.topic)
-                log = self._directory.partition(*one)
+                topic_id = self._directory.topic_id(partition.topic)
+                log = self._directory.partition(*partition)
             except TopicNotFoundError:
                 if not may_be_gone:
                     raise
                 continue
-            self._listen(one, log)
+            self._listen(partition, log)
             if is_other:
                 reading.begin_again(topic_id)
             reading.log = log
             reading.drop()
 
-    def _listen(self, one: TopicPartition, log: Log) -> None:
+    def _listen(self, topic_partition: TopicPartition, log: Log) -> None:
         if self._is_read_only:
             return
-        self._forgets.pop(one, lambda: None)()
-        self._forgets[one] = listen_to(log, self._on_news)
+        self._forgets.pop(topic_partition, lambda: None)()
+        self._forgets[topic_partition] = listen_to(log, self._on_news)
 
     def end(self) -> None:
         """End iterations and remove the listeners after the consumer was closed.

@@ -140,21 +140,21 @@ class Ownership:
         self._held &= wanted
         registration = self._registration
         with self._groups.owning(registration.group_id) as (registry, group):
-            for one in sorted(self._left):
-                self._release(registry, one)
-                self._left.discard(one)
+            for partition in sorted(self._left):
+                self._release(registry, partition)
+                self._left.discard(partition)
             if group is not None and _is_current(group, member):
                 registration.enter(registry, self._number, member.member_id)
                 self._entered = member.member_id
-                for one in sorted(wanted - self._held):
-                    if self._claims(registry, group, one):
-                        self._held.add(one)
+                for partition in sorted(wanted - self._held):
+                    if self._claims(registry, group, partition):
+                        self._held.add(partition)
         return frozenset(self._held)
 
     def watched(self, wanted: frozenset[TopicPartition]) -> list[str]:
         """Return the directories that change when a wanted partition is released."""
         registration = self._registration
-        topics = sorted({one.topic for one in wanted - self._held})
+        topics = sorted({partition.topic for partition in wanted - self._held})
         return [
             self._groups.watched_owners(registration.group_id, topic)
             for topic in topics
@@ -169,20 +169,22 @@ class Ownership:
         self.forget()
         registration = self._registration
         with self._groups.owning(registration.group_id) as (registry, _):
-            for one in sorted(self._left):
-                self._release(registry, one)
+            for partition in sorted(self._left):
+                self._release(registry, partition)
             self._left.clear()
             registration.leave(registry, self._number)
 
-    def _release(self, registry: Registry, one: TopicPartition) -> None:
-        path = self._path(one)
+    def _release(self, registry: Registry, topic_partition: TopicPartition) -> None:
+        path = self._path(topic_partition)
         node = _found(registry, path)
         if node is not None and node.value == self._name:
             registry.delete(path)
 
-    def _claims(self, registry: Registry, group: Group, one: TopicPartition) -> bool:
+    def _claims(
+        self, registry: Registry, group: Group, topic_partition: TopicPartition
+    ) -> bool:
         """Claim a partition, and return whether the member owns it."""
-        path = self._path(one)
+        path = self._path(topic_partition)
         node = _found(registry, path)
         if node is not None and self._counts(registry, group, node):
             return node.value == self._name
@@ -208,8 +210,12 @@ class Ownership:
             in group.members
         )
 
-    def _path(self, one: TopicPartition) -> str:
-        return paths.owner(self._registration.group_id, one.topic, one.partition)
+    def _path(self, topic_partition: TopicPartition) -> str:
+        return paths.owner(
+            self._registration.group_id,
+            topic_partition.topic,
+            topic_partition.partition,
+        )
 
 
 def _is_current(group: Group, member: GroupMetadata) -> bool:

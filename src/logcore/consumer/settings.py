@@ -440,13 +440,13 @@ def chosen_assignors(given: Iterable[str | Assignor]) -> tuple[Assignor, ...]:
             "assignors is a list of names", expected=f"[{given!r}]", found=repr(given)
         )
     found = []
-    for one in given:
-        known = ASSIGNORS.get(one) if isinstance(one, str) else one
+    for assignor in given:
+        known = ASSIGNORS.get(assignor) if isinstance(assignor, str) else assignor
         if known is None:
             raise InvalidConfigError(
                 "unknown assignor",
                 expected=f"one of {', '.join(ASSIGNORS)}",
-                found=repr(one),
+                found=repr(assignor),
             )
         found.append(known)
     if not found:
@@ -455,7 +455,7 @@ def chosen_assignors(given: Iterable[str | Assignor]) -> tuple[Assignor, ...]:
             expected=f"some of {', '.join(ASSIGNORS)}",
             found="none",
         )
-    if len({one.is_cooperative for one in found}) > 1:
+    if len({assignor.is_cooperative for assignor in found}) > 1:
         raise InvalidConfigError(
             "cooperative assignors and others cannot be offered together",
             found=str(found),

@@ -39,32 +39,34 @@ class _Moves:
         ] = {}  # topic, from, to -> in order
 
     def instead_of(
-        self, one: TopicPartition, owner: str, target: str
+        self, topic_partition: TopicPartition, owner: str, target: str
     ) -> TopicPartition:
         """Return the partition to move from owner to target: one that moved the other
         way, if there is one.
         """
-        if one in self._moved:
-            source = self._moved[one][0]
+        if topic_partition in self._moved:
+            source = self._moved[topic_partition][0]
         else:
             source = owner
-        back = self._by_pair.get((one.topic, target, source))
+        back = self._by_pair.get((topic_partition.topic, target, source))
         if back:
             return next(iter(back))
-        return one
+        return topic_partition
 
-    def record(self, one: TopicPartition, owner: str, target: str) -> None:
+    def record(self, topic_partition: TopicPartition, owner: str, target: str) -> None:
         source = owner
-        if one in self._moved:
-            source, reached = self._moved.pop(one)
-            pair = (one.topic, source, reached)
-            del self._by_pair[pair][one]
+        if topic_partition in self._moved:
+            source, reached = self._moved.pop(topic_partition)
+            pair = (topic_partition.topic, source, reached)
+            del self._by_pair[pair][topic_partition]
             if not self._by_pair[pair]:
                 del self._by_pair[pair]
             if source == target:
                 return
-        self._moved[one] = (source, target)
-        self._by_pair.setdefault((one.topic, source, target), {})[one] = None
+        self._moved[topic_partition] = (source, target)
+        self._by_pair.setdefault((topic_partition.topic, source, target), {})[
+            topic_partition
+        ] = None
 
 
 class _Balancing:
@@ -77,8 +79,10 @@ class _Balancing:
     ) -> None:
         self.known = known
         self.topics = {
-            one.member_id: [topic for topic in sorted(one.topics) if topic in known]
-            for one in members
+            member.member_id: [
+                topic for topic in sorted(member.topics) if topic in known
+            ]
+            for member in members
         }
         self.candidates: dict[str, list[str]] = {topic: [] for topic in known}
         for member_id, topics in self.topics.items():
@@ -87,12 +91,14 @@ class _Balancing:
         self.before = claims.before
         self.mine = {member.member_id: claims.kept(member) for member in members}
         self.owner = {
-            one: member_id for member_id, those in self.mine.items() for one in those
+            partition: member_id
+            for member_id, those in self.mine.items()
+            for partition in those
         }
         subscribed = {member.member_id: member.topics for member in members}
         self.must_revoke = any(
-            one.topic not in subscribed[member_id]
-            for one, member_id in claims.owners.items()
+            partition.topic not in subscribed[member_id]
+            for partition, member_id in claims.owners.items()
         )
         self.moves = _Moves()
         self.active = set(self.mine)
@@ -104,27 +110,31 @@ class _Balancing:
             for number in range(count)
         ]
         everything.sort(
-            key=lambda one: (
-                len(self.candidates[one.topic]),
-                java_order(one.topic),
-                one.partition,
+            key=lambda partition: (
+                len(self.candidates[partition.topic]),
+                java_order(partition.topic),
+                partition.partition,
             )
         )
         is_new = not any(self.mine.values())
         free = [
-            one
-            for one in everything
-            if one not in self.owner and self.candidates[one.topic]
+            partition
+            for partition in everything
+            if partition not in self.owner and self.candidates[partition.topic]
         ]
-        for one in free:
-            self._assign(one, self._least(one.topic))
+        for partition in free:
+            self._assign(partition, self._least(partition.topic))
         self.active = {
             member_id for member_id in self.mine if self._may_change(member_id)
         }
         before = {member_id: list(those) for member_id, those in self.mine.items()}
-        movable = [one for one in everything if self._is_movable(one.topic)]
+        movable = [
+            partition for partition in everything if self._is_movable(partition.topic)
+        ]
         if not self.must_revoke:
-            self._even_out([one for one in free if self._is_movable(one.topic)])
+            self._even_out(
+                [partition for partition in free if self._is_movable(partition.topic)]
+            )
         has_moved = self._even_out(movable)
         if (
             not is_new
@@ -139,13 +149,17 @@ class _Balancing:
 
     def _least(self, topic: str) -> str:
         return min(
-            (one for one in self.candidates[topic] if one in self.active),
+            (
+                candidate
+                for candidate in self.candidates[topic]
+                if candidate in self.active
+            ),
             key=self._order,
         )
 
-    def _assign(self, one: TopicPartition, member_id: str) -> None:
-        self.mine[member_id].append(one)
-        self.owner[one] = member_id
+    def _assign(self, topic_partition: TopicPartition, member_id: str) -> None:
+        self.mine[member_id].append(topic_partition)
+        self.owner[topic_partition] = member_id
 
     def _is_movable(self, topic: str) -> bool:
         return len(self.candidates[topic]) > 1
@@ -156,7 +170,7 @@ class _Balancing:
     def _may_change(self, member_id: str) -> bool:
         mine = self.mine[member_id]
         return len(mine) < self._most(member_id) or any(
-            self._is_movable(one.topic) for one in mine
+            self._is_movable(partition.topic) for partition in mine
         )
 
     def _even_out(self, movable: list[TopicPartition]) -> bool:
@@ -165,38 +179,38 @@ class _Balancing:
         is_moving = True
         while is_moving:
             is_moving = False
-            for one in movable:
+            for partition in movable:
                 if self._is_even():
                     break
-                target = self._better_owner(one)
+                target = self._better_owner(partition)
                 if target is not None:
-                    self._move(one, target)
+                    self._move(partition, target)
                     is_moving = True
                     has_moved = True
         return has_moved
 
-    def _better_owner(self, one: TopicPartition) -> str | None:
+    def _better_owner(self, first: TopicPartition) -> str | None:
         """Return the member that should have a partition instead, if sizes differ by
         more than one.
         """
-        size = len(self.mine[self.owner[one]])
-        former = self.before.get(one)
+        size = len(self.mine[self.owner[first]])
+        former = self.before.get(first)
         # A former owner may have unsubscribed from the topic.
         if (
             former in self.active
-            and one.topic in self.topics[former]
+            and first.topic in self.topics[former]
             and size > len(self.mine[former]) + 1
         ):
             return former
         if any(
-            size > len(self.mine[other]) + 1 for other in self.candidates[one.topic]
+            size > len(self.mine[other]) + 1 for other in self.candidates[first.topic]
         ):
-            return self._least(one.topic)
+            return self._least(first.topic)
         return None
 
-    def _move(self, one: TopicPartition, target: str) -> None:
-        owner = self.owner[one]
-        moved = self.moves.instead_of(one, owner, target)
+    def _move(self, topic_partition: TopicPartition, target: str) -> None:
+        owner = self.owner[topic_partition]
+        moved = self.moves.instead_of(topic_partition, owner, target)
         owner = self.owner[moved]
         self.moves.record(moved, owner, target)
         self.mine[owner].remove(moved)
@@ -220,4 +234,6 @@ class _Balancing:
 
     def _unevenness(self, mine: Mapping[str, list[TopicPartition]]) -> int:
         sizes = [len(mine[member_id]) for member_id in self.active]
-        return sum(abs(one - other) for one, other in itertools.combinations(sizes, 2))
+        return sum(
+            abs(size - other) for size, other in itertools.combinations(sizes, 2)
+        )

@@ -65,23 +65,25 @@ class Claims:
         """
         by_partition: dict[TopicPartition, list[tuple[int, str]]] = {}
         for member in members:
-            for one in member.owned:
-                if 0 <= one.partition < known.get(one.topic, 0):
-                    by_partition.setdefault(one, []).append(
+            for partition in member.owned:
+                if 0 <= partition.partition < known.get(partition.topic, 0):
+                    by_partition.setdefault(partition, []).append(
                         (member.generation, member.member_id)
                     )
         claimants = {}
         before = {}
-        for one, claims in by_partition.items():
+        for partition, claims in by_partition.items():
             newest = max(generation for generation, _ in claims)
-            claimants[one] = frozenset(
+            claimants[partition] = frozenset(
                 member_id for generation, member_id in claims if generation == newest
             )
             older = [claim for claim in claims if claim[0] < newest]
             if older:
-                before[one] = max(older)[1]
+                before[partition] = max(older)[1]
         owners = {
-            one: min(those) for one, those in claimants.items() if len(those) == 1
+            partition: min(those)
+            for partition, those in claimants.items()
+            if len(those) == 1
         }
         return cls(claimants, owners, before)
 
@@ -90,7 +92,8 @@ class Claims:
         subscribes to their topics.
         """
         return [
-            one
-            for one in member.owned
-            if self.owners.get(one) == member.member_id and one.topic in member.topics
+            partition
+            for partition in member.owned
+            if self.owners.get(partition) == member.member_id
+            and partition.topic in member.topics
         ]

@@ -237,7 +237,7 @@ def withdraw(
     has been answered, this has no effect.
     """
     member = next(
-        (one for one in group.members.values() if one.joining == waiter), None
+        (member for member in group.members.values() if member.joining == waiter), None
     )
     if member is None:
         return []

@@ -265,7 +265,9 @@ def forget_timers(group: Group, consumers: ConsumerGroup) -> list[Effect]:
         (sorted(consumers.rejoins), RejoinEnds),
         (sorted(consumers.syncs), FirstSyncEnds),
     ):
-        effects += [CancelTimer(group.group_id, timeout(one)) for one in member_ids]
+        effects += [
+            CancelTimer(group.group_id, timeout(member_id)) for member_id in member_ids
+        ]
     consumers.timers_ms.clear()
     consumers.revocations.clear()
     consumers.rejoins.clear()

@@ -306,7 +306,7 @@ class Coordinator:
         if failure is None and not (group.offsets or group.unstable):
             return []
         # A later group with this id may be in deletion too.
-        later = (one for one in self._dying if one.group_id == group.group_id)
+        later = (dying for dying in self._dying if dying.group_id == group.group_id)
         heir = next(later, self._groups.get(group.group_id))
         if heir is not None:
             records = heir.inherit(group)

@@ -412,9 +412,9 @@ class _ClassicStep(consumer_transitions.HeartbeatStep):
         ):
             return GroupError.GROUP_MAX_SIZE_REACHED
         others = [
-            one.classic.protocols
-            for name, one in consumers.members.items()
-            if name != member_id and one.classic
+            member.classic.protocols
+            for name, member in consumers.members.items()
+            if name != member_id and member.classic
         ]
         if classic_transitions.exceeds_limit(request, others, self.around.rules):
             return GroupError.INVALID_REQUEST

@@ -72,9 +72,9 @@ class DurableQueue:
         if number is None:
             self._added += 1
             number = self._added
-        one = _PendingAppend(number, dict(ends), then)
+        pending_append = _PendingAppend(number, dict(ends), then)
         for log in ends:
-            self._waiting.setdefault(log, deque()).append(one)
+            self._waiting.setdefault(log, deque()).append(pending_append)
 
     def is_waiting_for(self, log: Log) -> bool:
         """Return whether an append waits for a sync of the log."""
@@ -93,7 +93,7 @@ class DurableQueue:
                 logs = [
                     log
                     for log, waiting in self._waiting.items()
-                    if any(one.number <= last for one in waiting)
+                    if any(append.number <= last for append in waiting)
                 ]
                 if not logs:
                     return
@@ -113,32 +113,32 @@ class DurableQueue:
         sync may have begun before an append, which then continues to wait.
         """
         # If this is interrupted, the remaining appends still wait.
-        for one in tuple(self._waiting.get(log, ())):
-            end = one.ends.get(log)
+        for append in tuple(self._waiting.get(log, ())):
+            end = append.ends.get(log)
             if end is not None:
                 if log.durable_end_offset < end:
                     # The sync began before this append. A later sync makes it durable.
                     if failure is None and end <= log.log_end_offset:
                         continue
-                    one.failures[log] = failure or LogFailedError(
+                    append.failures[log] = failure or LogFailedError(
                         "the log was truncated before the sync", path=log.path
                     )
-                del one.ends[log]
+                del append.ends[log]
             # A callback may sync the log again, and end the appends that follow.
             waiting = self._waiting.get(log)
-            if waiting is None or one not in waiting:
+            if waiting is None or append not in waiting:
                 continue
-            waiting.remove(one)
+            waiting.remove(append)
             if not waiting:
                 del self._waiting[log]
-            if not one.ends:
-                self._end(one)
+            if not append.ends:
+                self._end(append)
 
-    def _end(self, one: _PendingAppend) -> None:
+    def _end(self, pending_append: _PendingAppend) -> None:
         before = self._cause
-        self._cause = one.number
+        self._cause = pending_append.number
         try:
-            one.then(one.failures)
+            pending_append.then(pending_append.failures)
         finally:
             self._cause = before
 

@@ -178,10 +178,10 @@ class FlatCombiner:
             self._wait_until_durable()
             is_settled = True
         finally:
-            for one in taken:
-                if not is_whole and one.error is None:
-                    one.error = DurabilityUnknownError(_CUT_OFF)
-                one.is_settled = is_settled
-                one.is_done = True
-            for one in taken:
-                one.wake()
+            for request in taken:
+                if not is_whole and request.error is None:
+                    request.error = DurabilityUnknownError(_CUT_OFF)
+                request.is_settled = is_settled
+                request.is_done = True
+            for request in taken:
+                request.wake()

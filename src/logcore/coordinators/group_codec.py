@@ -156,7 +156,7 @@ class GroupNode:
             "protocol_type": group.protocol_type,
             "protocol": group.protocol,
             "leader": group.leader,
-            "members": [_member(one) for one in group.members.values()],
+            "members": [_member(member) for member in group.members.values()],
             "pending": sorted(group.pending),
             "unsynced": sorted(group.unsynced),
             "topics": None if group.topics is None else sorted(group.topics),
@@ -331,8 +331,8 @@ def _result(result: Result) -> dict[str, Any] | None:
             return {**facts, "kind": "synced", "assignment": _text(result.assignment)}
         case Joined():
             members = [
-                [one.member_id, one.instance_id, _text(one.metadata)]
-                for one in result.members
+                [member.member_id, member.instance_id, _text(member.metadata)]
+                for member in result.members
             ]
             return {
                 **attrs.asdict(result, recurse=False),
@@ -363,7 +363,7 @@ def _read_result(row: dict[str, Any] | None) -> Result:
         case "joined":
             _check(row, _JOINED)
             fields["members"] = tuple(
-                _read_joined_member(*one) for one in row["members"]
+                _read_joined_member(*member) for member in row["members"]
             )
             return Joined(**fields)
         case kind:

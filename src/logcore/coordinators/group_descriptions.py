@@ -94,7 +94,7 @@ class GroupDescription:
     @property
     def lag(self) -> int:
         """Sum of the known lags of the partitions."""
-        return sum(one.lag or 0 for one in self.offsets)
+        return sum(offset.lag or 0 for offset in self.offsets)
 
 
 def read_groups(directory: PartitionDirectory) -> StoredGroups:
@@ -195,15 +195,15 @@ def shared_members(
         return ()
     return tuple(
         GroupMemberDescription(
-            one.member_id,
-            one.instance_id,
-            one.client_id,
-            one.client_host,
-            one.pid,
-            one.is_alive,
-            one.partitions,
+            member.member_id,
+            member.instance_id,
+            member.client_id,
+            member.client_host,
+            member.pid,
+            member.is_alive,
+            member.partitions,
         )
-        for one in seen_members(registry, name)
+        for member in seen_members(registry, name)
     )
 
 

@@ -113,9 +113,9 @@ class LocalGroups(ProcessGroups):
         # dead and are removed. Static members may return.
         for group in self._coordinator.all():
             gone: list[tuple[str, str | None]] = [
-                (one.member_id, None)
-                for one in group.members.values()
-                if one.instance_id is None
+                (member.member_id, None)
+                for member in group.members.values()
+                if member.instance_id is None
             ]
             if gone:
                 self.leave(group.group_id, gone)
@@ -123,10 +123,10 @@ class LocalGroups(ProcessGroups):
                 # Members of the classic protocol leave by LeaveGroup, the others by a
                 # heartbeat with the epoch -1. A copy, because members are removed.
                 classic: list[tuple[str, str | None]] = []
-                for member_id, one in [*group.consumers.members.items()]:
-                    if one.instance_id is None and one.classic is not None:
+                for member_id, member in [*group.consumers.members.items()]:
+                    if member.instance_id is None and member.classic is not None:
                         classic.append((member_id, None))
-                    elif one.instance_id is None:
+                    elif member.instance_id is None:
                         self._end_membership(group.group_id, member_id)
                 if classic:
                     self.leave(group.group_id, classic)

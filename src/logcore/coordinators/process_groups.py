@@ -88,7 +88,7 @@ class ProcessGroups(GroupHost[PendingResult]):
     def forget(self, listener: Callable[[], None]) -> None:
         with self._lock:
             self._listeners = tuple(
-                one for one in self._listeners if one is not listener
+                known for known in self._listeners if known is not listener
             )
 
     def _notify_listeners(self) -> None:

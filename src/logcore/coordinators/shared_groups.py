@@ -741,7 +741,11 @@ def living_members(registry: FileRegistry, group_id: str) -> list[str]:
 
     This changes nothing in the registry.
     """
-    return [one.member_id for one in seen_members(registry, group_id) if one.is_alive]
+    return [
+        member.member_id
+        for member in seen_members(registry, group_id)
+        if member.is_alive
+    ]
 
 
 @attrs.frozen(kw_only=True)
@@ -903,9 +907,9 @@ class _Run:
                 if isinstance(waiter, str):
                     node.sessions[member.member_id] = waiter.partition(":")[0]
         node.sessions = {
-            one: session
-            for one, session in node.sessions.items()
-            if one in node.group.members
+            member_id: session
+            for member_id, session in node.sessions.items()
+            if member_id in node.group.members
         }
 
 

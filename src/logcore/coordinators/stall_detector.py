@@ -81,9 +81,9 @@ class Observations:
         """Return the shortest duration of the observed deadlines, or None."""
         return min(
             (
-                one.duration_ms
+                deadline.duration_ms
                 for watched in self._watched.values()
-                for one in watched.values()
+                for deadline in watched.values()
             ),
             default=None,
         )

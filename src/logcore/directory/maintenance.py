@@ -405,8 +405,8 @@ class Upkeeper:
             key = next(
                 (
                     key
-                    for key, one in self._directory.host.known_logs().items()
-                    if one is log
+                    for key, known_log in self._directory.host.known_logs().items()
+                    if known_log is log
                 ),
                 None,
             )

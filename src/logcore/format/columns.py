@@ -583,7 +583,11 @@ def input_columns(
         raise InvalidRecordError(f"{method} needs keys or values")
     key_column = None if keys is None else input_column(keys, "keys")
     value_column = None if values is None else input_column(values, "values")
-    counts = {len(one[1]) - 1 for one in (key_column, value_column) if one is not None}
+    counts = {
+        len(column[1]) - 1
+        for column in (key_column, value_column)
+        if column is not None
+    }
     if len(counts) != 1:
         raise InvalidRecordError(
             "keys and values must have as many rows as each other",

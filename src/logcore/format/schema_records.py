@@ -134,7 +134,9 @@ def version_record(schema: SchemaVersion) -> SchemaRecord:
     if schema.type != "AVRO":
         fields["schemaType"] = schema.type
     if schema.references:
-        fields["references"] = [attrs.asdict(one) for one in schema.references]
+        fields["references"] = [
+            attrs.asdict(reference) for reference in schema.references
+        ]
     if schema.metadata is not None:
         fields["metadata"] = schema.metadata
     fields |= {"schema": schema.text, "deleted": schema.is_deleted, **schema.others}
@@ -262,7 +264,7 @@ def _version(subject: str, version: int, fields: dict[str, Any]) -> SchemaVersio
         references=references,
         metadata=metadata,
         is_deleted=bool(fields.get("deleted")),
-        others={name: one for name, one in fields.items() if name not in _KNOWN},
+        others={name: field for name, field in fields.items() if name not in _KNOWN},
     )
 
 
@@ -274,15 +276,15 @@ def read_references(rows: Any) -> tuple[SchemaReference, ...]:
     """
     if rows is None:
         return ()
-    if not isinstance(rows, list) or not all(isinstance(one, dict) for one in rows):
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise InvalidRecordError(
             "references", expected="a list of objects", found=repr(rows)[:80]
         )
     return tuple(
         SchemaReference(
-            _text(one, "name"), _text(one, "subject"), _number(one, "version")
+            _text(row, "name"), _text(row, "subject"), _number(row, "version")
         )
-        for one in rows
+        for row in rows
     )
 
 
@@ -296,9 +298,9 @@ def guid_of(
     import hashlib
 
     content = hashlib.md5(text.encode(), usedforsecurity=False)
-    for one in references:
-        content.update(one.name.encode() + one.subject.encode())
-        content.update(one.version.to_bytes(4, "big"))
+    for reference in references:
+        content.update(reference.name.encode() + reference.subject.encode())
+        content.update(reference.version.to_bytes(4, "big"))
     if kind != "AVRO":
         content.update(kind.encode())
     if metadata:

@@ -204,7 +204,7 @@ def described_transaction(
             "producer_epoch": found.producer_epoch,
             "timeout_ms": found.timeout_ms,
             "state": found.status.label,
-            "partitions": [list(one) for one in sorted(found.partitions)],
+            "partitions": [list(partition) for partition in sorted(found.partitions)],
             "update_timestamp_ms": found.update_ms,
             "start_timestamp_ms": found.start_ms,
             "previous_producer_id": found.previous_producer_id,

@@ -244,7 +244,7 @@ class Search:
 
     @property
     def extents(self) -> list[Extent]:
-        return [one for one in self.found if isinstance(one, Extent)]
+        return [extent for extent in self.found if isinstance(extent, Extent)]
 
     def _walk(
         self, position: int, count: int = 1, *, crc: bool = True
@@ -722,13 +722,13 @@ class _Checksums:
         start = end - end % _SECTOR_BYTES
         return self.crc(self.data[start:end], self.fronts[start // _SECTOR_BYTES])
 
-    def _product(self, one: int, other: int) -> int:
+    def _product(self, first: int, other: int) -> int:
         """Return the product of two polynomials over bits, modulo the CRC's polynomial."""
         product = 0
-        while one:
-            if one & 1 << 31:
+        while first:
+            if first & 1 << 31:
                 product ^= other
-            one = one << 1 & 0xFFFFFFFF
+            first = first << 1 & 0xFFFFFFFF
             if other & 1:
                 other = other >> 1 ^ self.polynomial
             else:

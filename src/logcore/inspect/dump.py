@@ -314,15 +314,15 @@ def _batch_rows(batch: RecordBatch, records: bool, topic: str) -> Iterator[Row]:
             row["error"] = error.reason
     yield row
     for record in found:
-        one = {"type": "record", **shown_record(record)}
+        line = {"type": "record", **shown_record(record)}
         description = _described(topic, record, batch.is_control)
         if description is not None:
-            one["says"] = description
+            line["says"] = description
         if marker is not None:
-            one["control_type"] = marker.kind
+            line["control_type"] = marker.kind
             if marker.coordinator_epoch >= 0:
-                one["coordinator_epoch"] = marker.coordinator_epoch
-        yield one
+                line["coordinator_epoch"] = marker.coordinator_epoch
+        yield line
 
 
 def _content(fs: FS, path: str) -> bytes:

@@ -164,7 +164,9 @@ class SalvageReport:
     @property
     def is_whole(self) -> bool:
         """Return whether nothing was lost."""
-        return not self.lost and not any(one.lost for one in self.partitions)
+        return not self.lost and not any(
+            partition.lost for partition in self.partitions
+        )
 
     def as_dict(self) -> dict[str, Any]:
         return attrs.asdict(self)
@@ -257,8 +259,8 @@ def salvage(
         # partition without its line of the log start could show deleted records. The
         # file of topics comes last, because the directory cannot be opened without it.
         _write_checkpoints(claim, done, unreadable)
-        for one in done:
-            _rename_to_final(fs, fs.real_path(one.job.target))
+        for saved in done:
+            _rename_to_final(fs, fs.real_path(saved.job.target))
         if staged is not None:
             damaged = _copy_small(fs, origin, goal, checkpoint.TOPICS)
             lost += damaged
@@ -273,7 +275,7 @@ def salvage(
         raise
     finally:
         claim.release()
-    reports = tuple(one.report for one in done)
+    reports = tuple(saved.report for saved in done)
     return SalvageReport(
         source=origin,
         target=goal,
@@ -426,7 +428,7 @@ def _copy_directory(
     if damaged_ids:  # two producers must never get the same id: continue above all ids in the batches
         end = 0
         if done:
-            end = max(one.producer_ids for one in done)
+            end = max(saved.producer_ids for saved in done)
         checkpoint.write(
             fs, target, checkpoint.PRODUCER_IDS, checkpoint.pack_producer_ids(end)
         )
@@ -471,14 +473,17 @@ def _write_checkpoints(
 
     The lines of other partitions are kept.
     """
-    starts = {one.job.key: one.report.log_start_offset or None for one in done}
-    ends = {**unreadable, **{one.job.key: one.report.log_end_offset for one in done}}
+    starts = {saved.job.key: saved.report.log_start_offset or None for saved in done}
+    ends = {
+        **unreadable,
+        **{saved.job.key: saved.report.log_end_offset for saved in done},
+    }
     # Lines that exist already under the name of a copy are those of another log, unless
     # they are the source's own.
     stale = {
-        one.job.key: None
-        for one in done
-        if one.job.known_as.get(claim.directory) != one.job.key
+        saved.job.key: None
+        for saved in done
+        if saved.job.known_as.get(claim.directory) != saved.job.key
     }
     for name in (checkpoint.HIGH_WATERMARK, checkpoint.CLEANER):
         claim.checkpoints.set(name, stale)
@@ -650,20 +655,20 @@ class _Partition:
                 )
             ]
         sidecar = self.persisted[0].sidecar
-        known = [one.gaps for one in self.persisted]
+        known = [persisted.gaps for persisted in self.persisted]
         # If two sets of checkpoints list the partition, use only facts on which both
         # agree.
         self.gaps = Gaps(
             gaps.PersistedGaps(
-                max(one.dense_from for one in known),
-                all(one.has_seals for one in known),
+                max(persisted_gaps.dense_from for persisted_gaps in known),
+                all(persisted_gaps.has_seals for persisted_gaps in known),
             )
         )
         # By this library, which records the offsets of gaps that are not losses.
         was_opened_here = sidecar.policy is not None
-        self.is_compacted = any(one.cleaned_to for one in self.persisted) or (
-            was_opened_here and sidecar.dense_from > 0
-        )
+        self.is_compacted = any(
+            persisted.cleaned_to for persisted in self.persisted
+        ) or (was_opened_here and sidecar.dense_from > 0)
 
     def save(self) -> _Saved:
         fs = self.fs
@@ -682,7 +687,9 @@ class _Partition:
         self.lost += [Part(path=self.source, reason=reason) for reason in copy.doubts()]
         epochs = value_or([], checkpoint.read_epochs, fs, self.source) or copy.epochs
         checkpoint.write_epochs(
-            fs, self.work, [one for one in epochs if one[1] <= end] or [(0, start)]
+            fs,
+            self.work,
+            [epoch for epoch in epochs if epoch[1] <= end] or [(0, start)],
         )
         if len(copy.producers):
             checkpoint.write(
@@ -700,9 +707,9 @@ class _Partition:
             source=self.source,
             target=self.job.target,
             files=self.files,
-            batches=sum(one.batches for one in extents),
-            records=sum(one.records for one in extents),
-            size_bytes=sum(one.end - one.position for one in extents),
+            batches=sum(extent.batches for extent in extents),
+            records=sum(extent.records for extent in extents),
+            size_bytes=sum(extent.end - extent.position for extent in extents),
             log_start_offset=start,
             log_end_offset=end,
             lost=tuple(self.lost),
@@ -751,11 +758,11 @@ class _Partition:
         # The copy ends at or above every offset that was given out: to a staged write,
         # to records that were on disk or visible by the checkpoints, to the last
         # segment, to the last batch.
-        ends = [one.next_offset for one in found if one.next_offset]
+        ends = [extent.next_offset for extent in found if extent.next_offset]
         end = max(
             [
                 self.given,
-                *(one.end for one in self.persisted),
+                *(persisted.end for persisted in self.persisted),
                 *self.bases[-1:],
                 *ends[-1:],
             ]
@@ -766,7 +773,7 @@ class _Partition:
                 self._leave(
                     file_name(base, LOG), "all of it is below the log start offset"
                 )
-                found = [one for one in found if one.base != base]
+                found = [extent for extent in found if extent.base != base]
         self.found = found
         extents = self._account(found, start, end)
         for name in self.spares:
@@ -777,11 +784,11 @@ class _Partition:
         # An extent of a spare file may have a base below the base of the preceding
         # segment, or too far below its offsets.
         base = 0
-        for one in extents:
-            base = max(base, one.base)
-            if one.next_offset > _limit(base):
-                base = one.first
-            one.base = base
+        for extent in extents:
+            base = max(base, extent.base)
+            if extent.next_offset > _limit(base):
+                base = extent.first
+            extent.base = base
         if extents:
             start = max(start, extents[0].base)
             end = max(end, extents[-1].next_offset)
@@ -802,7 +809,9 @@ class _Partition:
         """
         if next_base is None:
             return []
-        reached = max(base, *(one.next_offset for one in found if one.base == base), 0)
+        reached = max(
+            base, *(extent.next_offset for extent in found if extent.base == base), 0
+        )
         if self.gaps.is_loss(reached, next_base):
             return []  # _account() reports this gap
         segment = Segment(self.fs, self.source, base)
@@ -817,7 +826,7 @@ class _Partition:
         """Return the start of a log that ends at `end`, according to its metadata."""
         begins = []
         for persisted in [
-            one for one in self.persisted if one.is_listed
+            persisted for persisted in self.persisted if persisted.is_listed
         ] or self.persisted:
             if persisted.log_start > end:
                 path = os.path.join(persisted.directory, checkpoint.LOG_START)
@@ -845,8 +854,10 @@ class _Partition:
                 continue
             self.spares[name] = source
             parts = Search(source, base, base, _limit(base)).found
-            if parts and all(isinstance(one, Extent) for one in parts):
-                end = max(one.next_offset for one in parts if isinstance(one, Extent))
+            if parts and all(isinstance(part, Extent) for part in parts):
+                end = max(
+                    part.next_offset for part in parts if isinstance(part, Extent)
+                )
                 for old in [old for old in self.bases if base <= old < end]:
                     self.bases.remove(old)
                     self._leave(
@@ -880,34 +891,34 @@ class _Partition:
         The missing offsets of each gap and each damage are recorded.
         """
         is_compacted = self.is_compacted or any(
-            one.has_gaps for one in found if isinstance(one, Extent)
+            extent.has_gaps for extent in found if isinstance(extent, Extent)
         )
         extents: list[Extent] = []
         here: list[BadStretch] = []  # damages since the last extent
         low = start  # the next offset to be found
-        for one in (*found, None):  # None: the end of the log
-            if isinstance(one, BadStretch):
-                here.append(one)
+        for extent in (*found, None):  # None: the end of the log
+            if isinstance(extent, BadStretch):
+                here.append(extent)
                 continue
-            if one is None:
+            if extent is None:
                 high = end
             else:
-                high = one.first
+                high = extent.first
             filling: list[Extent] = []
             # Compaction leaves gaps between batches. A gap next to damage may be a
             # loss.
             is_front = not extents and bool(self.bases) and low < self.bases[0]
             is_lost = is_front or self.gaps.is_loss(low, high)
-            if low < high and (here or one is None or is_lost or not is_compacted):
+            if low < high and (here or extent is None or is_lost or not is_compacted):
                 filling = self._fill(low, high)
-                self._record_lost(low, high, here, filling, is_end=one is None)
+                self._record_lost(low, high, here, filling, is_end=extent is None)
             else:
-                self._record_damage(here, is_end=one is None)
+                self._record_damage(here, is_end=extent is None)
             extents += filling
             here = []
-            if one is not None:
-                extents.append(one)
-                low = max(start, one.next_offset)
+            if extent is not None:
+                extents.append(extent)
+                low = max(start, extent.next_offset)
         return extents
 
     def _fill(self, low: int, high: int) -> list[Extent]:
@@ -930,18 +941,18 @@ class _Partition:
                             [base for base in self.bases if base <= part_low],
                             default=part_low,
                         )
-                    for one in spare:
-                        more += one.cut(base, part_low, part_high)
-            filling = sorted(filling + more, key=lambda one: one.first)
+                    for extent in spare:
+                        more += extent.cut(base, part_low, part_high)
+            filling = sorted(filling + more, key=lambda extent: extent.first)
         return filling
 
     def _spares_in(self, low: int, high: int) -> list[tuple[str, list[Extent]]]:
         """Return the extents of spare files in [low, high), by file and priority."""
         if self.spare_extents is None:
             found = [
-                (one, order, name)
+                (extent, order, name)
                 for order, name in enumerate(self.spares)
-                for one in self._spare(name)
+                for extent in self._spare(name)
             ]
             self.spare_extents = sorted(found, key=lambda row: row[0].first)
             # The search below runs back from high. It may stop once the highest end so
@@ -954,9 +965,9 @@ class _Partition:
         at = bisect_left(self.spare_extents, high, key=lambda row: row[0].first) - 1
         found_in: dict[tuple[int, str], list[Extent]] = {}
         while at >= 0 and self.spare_ends[at] > low:
-            one, order, name = self.spare_extents[at]
-            if one.next_offset > low:
-                found_in.setdefault((order, name), []).insert(0, one)
+            extent, order, name = self.spare_extents[at]
+            if extent.next_offset > low:
+                found_in.setdefault((order, name), []).insert(0, extent)
             at -= 1
         return [(name, found_in[order, name]) for order, name in sorted(found_in)]
 
@@ -977,12 +988,12 @@ class _Partition:
             # Only a name <base>.<position of the cut>.quarantine has a position.
             cut = quarantined_position(name)
             was_written_again = cut is not None and any(
-                one.base > low or (one.base == low and one.end > cut)
-                for one in self.found
+                extent.base > low or (extent.base == low and extent.end > cut)
+                for extent in self.found
             )
             is_same_log = True
             if not self.gaps.dense_from and theirs:
-                ours = [one for one in self.found if isinstance(one, Extent)]
+                ours = [extent for extent in self.found if isinstance(extent, Extent)]
                 known = _crcs(ours, theirs[0].first, theirs[-1].next_offset)
                 crcs = _crcs(theirs, low, _limit(low))
                 is_same_log = all(
@@ -1015,7 +1026,7 @@ class _Partition:
             first = here[0]
             path = first.source.path
             position = first.position
-            size = sum(one.end - one.position for one in here)
+            size = sum(stretch.end - stretch.position for stretch in here)
             reason = first.source.why(first.position, first.end, first.reason)
         self.losses += [gap_high for _, gap_high in gaps]
         for gap_low, gap_high in gaps:
@@ -1036,12 +1047,12 @@ class _Partition:
         After the end of the log it may have cost some. It is then a loss, unless the
         bytes are zeros.
         """
-        for one in here:
-            size = one.end - one.position
-            reason = one.source.why(one.position, one.end, one.reason)
+        for stretch in here:
+            size = stretch.end - stretch.position
+            reason = stretch.source.why(stretch.position, stretch.end, stretch.reason)
             part = Part(
-                path=one.source.path,
-                position=one.position,
+                path=stretch.source.path,
+                position=stretch.position,
                 size_bytes=size,
                 reason=reason,
             )
@@ -1060,11 +1071,11 @@ def _limit(base: int) -> int:
 def _crcs(extents: Sequence[Extent], low: int, high: int) -> dict[int, int]:
     """Return base offset to CRC of the batches that begin in [low, high)."""
     found: dict[int, int] = {}
-    for one in extents:
-        position, end = one.around(low, high)
+    for extent in extents:
+        position, end = extent.around(low, high)
         while position < end:
             facts, position, _ = kernel.walk(
-                one.source.view, position, end, WALK_BATCHES, False
+                extent.source.view, position, end, WALK_BATCHES, False
             )
             facts = facts[(facts["base_offset"] >= low) & (facts["base_offset"] < high)]
             found.update(
@@ -1077,7 +1088,11 @@ def _gaps(low: int, high: int, filling: Sequence[Extent]) -> list[tuple[int, int
     """Return the parts of [low, high) that the extents, by offset, do not cover."""
     edges = [
         low,
-        *(offset for one in filling for offset in (one.first, one.next_offset)),
+        *(
+            offset
+            for extent in filling
+            for offset in (extent.first, extent.next_offset)
+        ),
         high,
     ]
     return [

@@ -49,7 +49,7 @@ from logcore.partition.producers import snapshot_entries
 from logcore.retention import PartitionFacts, SegmentFacts, kafka_rules
 from logcore.segment import GrowingSegment, Segment
 
-_CODECS: Final = {one.value: one.name.lower() for one in Codec}
+_CODECS: Final = {codec.value: codec.name.lower() for codec in Codec}
 #: Ends of a walk that are not damage.
 _WHOLE: Final = (layout.WALK_END, layout.WALK_LIMIT)
 
@@ -141,20 +141,22 @@ class PartitionMap:
 
     @property
     def size_bytes(self) -> int:
-        return sum(one.size_bytes for one in self.segments)
+        return sum(segment.size_bytes for segment in self.segments)
 
     @property
     def is_complete(self) -> bool:
         """Whether the heads of all segments were read."""
-        return all(one.is_read for one in self.segments)
+        return all(segment.is_read for segment in self.segments)
 
     @property
     def is_damaged(self) -> bool:
-        return bool(self.problems) or any(one.is_damaged for one in self.segments)
+        return bool(self.problems) or any(
+            segment.is_damaged for segment in self.segments
+        )
 
     @property
     def dirty_bytes(self) -> int:
-        return sum(one.size_bytes for one in self.segments if one.is_dirty)
+        return sum(segment.size_bytes for segment in self.segments if segment.is_dirty)
 
 
 def segment_map(
@@ -216,9 +218,10 @@ def segment_map(
         )
         summaries = [
             attrs.evolve(
-                one, is_dirty=not one.is_active and one.base_offset >= cleaned_to
+                summary,
+                is_dirty=not summary.is_active and summary.base_offset >= cleaned_to,
             )
-            for one in summaries
+            for summary in summaries
         ]
     summaries, retention = _forecast(
         fs, directory, summaries, log_start, settings, now_ms
@@ -228,7 +231,7 @@ def segment_map(
         topic=topic,
         partition=partition,
         log_start_offset=log_start,
-        end_offset=max([log_start, *(one.end_offset for one in summaries)]),
+        end_offset=max([log_start, *(summary.end_offset for summary in summaries)]),
         segments=tuple(summaries),
         open_transactions=transactions,
         cleaned_to=cleaned_to,
@@ -398,7 +401,7 @@ def _open_transactions(
     state = PartitionTransactions(next_offset=segments[0].base_offset)
     end = found[-1][1].end_offset
     offsets = (base_offset_of(name, SNAPSHOT) for name in names)
-    known = sorted(one for one in offsets if one is not None and one <= end)
+    known = sorted(offset for offset in offsets if offset is not None and offset <= end)
     for offset in reversed(known):
         snapshot = checkpoint.read(fs, directory, file_name(offset, SNAPSHOT))
         entries = value_or(None, snapshot_entries, snapshot or b"")
@@ -422,16 +425,16 @@ def _forecast(
     """Mark the segments that retention deletes next."""
     facts = [
         SegmentFacts(
-            one.base_offset,
-            one.end_offset,
-            one.size_bytes,
-            one.max_timestamp_ms
-            if one.max_timestamp_ms >= 0
+            summary.base_offset,
+            summary.end_offset,
+            summary.size_bytes,
+            summary.max_timestamp_ms
+            if summary.max_timestamp_ms >= 0
             else _modified_ms(
-                fs, os.path.join(directory, file_name(one.base_offset, LOG))
+                fs, os.path.join(directory, file_name(summary.base_offset, LOG))
             ),
         )
-        for one in summaries
+        for summary in summaries
     ]
     count = 0
     if facts:
@@ -453,10 +456,10 @@ def _forecast(
     ):
         next_ms = facts[count].largest_timestamp + config.retention_ms
     marked = [
-        attrs.evolve(one, is_expired=number < count)
-        for number, one in enumerate(summaries)
+        attrs.evolve(summary, is_expired=number < count)
+        for number, summary in enumerate(summaries)
     ]
-    due_bytes = sum(one.size_bytes for one in summaries[:count])
+    due_bytes = sum(summary.size_bytes for summary in summaries[:count])
     return marked, RetentionForecast(
         due_segments=count, due_bytes=due_bytes, next_ms=next_ms
     )

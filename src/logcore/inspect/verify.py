@@ -375,7 +375,7 @@ def _settled(
     for _ in range(_MAX_ATTEMPTS):
         before = _identity(fs, path)
         found = list(check(snapshot))
-        if all(one.status == "ok" for one in found):
+        if all(verdict.status == "ok" for verdict in found):
             break
         try:
             later = _FileSnapshot.at(fs, directory)
@@ -387,10 +387,10 @@ def _settled(
     else:
         # The file changed during every check. It may be damaged, or its writer was
         # active.
-        for at, one in enumerate(found):
-            if one.status == "damaged":
-                detail = f"it went on changing while it was checked; the last time: {one.detail}"
-                found[at] = attrs.evolve(one, status="warning", detail=detail)
+        for at, verdict in enumerate(found):
+            if verdict.status == "damaged":
+                detail = f"it went on changing while it was checked; the last time: {verdict.detail}"
+                found[at] = attrs.evolve(verdict, status="warning", detail=detail)
     return found
 
 

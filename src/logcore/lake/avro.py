@@ -49,9 +49,9 @@ def fields_of_schemas(schemas: Mapping[int | None, Any]) -> Any:
     import pyarrow as pa
 
     kind = pa.struct([])
-    for one in schemas.values():
+    for schema in schemas.values():
         try:
-            kind = merged(kind, _type(_parsed(one), {}, ""), None)
+            kind = merged(kind, _type(_parsed(schema), {}, ""), None)
         except Misfit as error:
             raise InvalidConfigError(
                 f"field {error.path!r} of the Avro schema: {error.reason}",
@@ -68,7 +68,7 @@ def avro_format(schemas: Mapping[int | None, Any]) -> ValueFormat:
         InvalidConfigError: a schema is invalid, or schemas with and without id are mixed.
         MissingDependencyError: fastavro is not installed.
     """
-    parsed = {number: _parsed(one) for number, one in schemas.items()}
+    parsed = {number: _parsed(schema) for number, schema in schemas.items()}
     if not parsed or (None in parsed and len(parsed) > 1):
         raise InvalidConfigError(
             "Avro values need one schema, or a schema for each id of the registry"
@@ -157,7 +157,7 @@ def _parsed(schema: Any) -> Any:
 def _simplified(schema: Any) -> Any:
     """Return a schema without the logical types that are stored as their base type."""
     if isinstance(schema, list):
-        return [_simplified(one) for one in schema]
+        return [_simplified(branch) for branch in schema]
     if not isinstance(schema, dict):
         return schema
     kept = {
@@ -169,7 +169,7 @@ def _simplified(schema: Any) -> Any:
         if name in kept:
             kept[name] = _simplified(kept[name])
     if "fields" in kept:
-        kept["fields"] = [_simplified(one) for one in kept["fields"]]
+        kept["fields"] = [_simplified(field) for field in kept["fields"]]
     return kept
 
 
@@ -182,7 +182,7 @@ def _type(schema: Any, named: dict[str, Any], path: str) -> Any:
     import pyarrow as pa
 
     if isinstance(schema, list):
-        others = [one for one in schema if one != "null"]
+        others = [branch for branch in schema if branch != "null"]
         if len(others) != 1:
             raise Misfit(
                 "the union has no type of a column",
@@ -218,14 +218,14 @@ def _type(schema: Any, named: dict[str, Any], path: str) -> Any:
         kind = pa.struct(
             [
                 (
-                    one["name"],
+                    field["name"],
                     _type(
-                        one["type"],
+                        field["type"],
                         named,
-                        f"{path}.{one['name']}" if path else one["name"],
+                        f"{path}.{field['name']}" if path else field["name"],
                     ),
                 )
-                for one in schema["fields"]
+                for field in schema["fields"]
             ]
         )
         named[schema["name"]] = kind

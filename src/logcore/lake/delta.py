@@ -116,8 +116,8 @@ class DeltaTarget:
     ) -> None:
         deltalake = self._deltalake
         transactions = []
-        for number, one in progress.items():
-            for name, version in _versions(one).items():
+        for number, partition_progress in progress.items():
+            for name, version in _versions(partition_progress).items():
                 transactions.append(
                     deltalake.Transaction(f"logcore/{number}/{name}", version)
                 )
@@ -200,15 +200,18 @@ def _text_of(error: Exception) -> str:
 
 def _named(progress: Mapping[int, ExportProgress]) -> str:
     """Return the partitions of a commit and their next offsets as text, for people."""
-    return " ".join(f"{n}:{one.next_offset}" for n, one in sorted(progress.items()))
+    return " ".join(
+        f"{n}:{partition_progress.next_offset}"
+        for n, partition_progress in sorted(progress.items())
+    )
 
 
-def _versions(one: ExportProgress) -> dict[str, int]:
-    versions = {"next": one.next_offset}
-    offset = witnessed_offset(one.witness)
+def _versions(export_progress: ExportProgress) -> dict[str, int]:
+    versions = {"next": export_progress.next_offset}
+    offset = witnessed_offset(export_progress.witness)
     if offset is not None:
         versions["last"] = offset
-        versions["crc"] = int(one.witness.partition(":")[2], 16)
+        versions["crc"] = int(export_progress.witness.partition(":")[2], 16)
     return versions
 
 

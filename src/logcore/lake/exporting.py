@@ -161,7 +161,8 @@ class _Export:
             record_count=self._record_count,
             commit_count=self._commit_count,
             next_offsets={
-                number: one.next_offset for number, one in sorted(self._stored.items())
+                number: progress.next_offset
+                for number, progress in sorted(self._stored.items())
             },
         )
 

@@ -183,8 +183,11 @@ class IcebergTarget:
         stored = {**self._stored, **progress}
         text = json.dumps(
             {
-                str(number): [one.next_offset, one.witness]
-                for number, one in sorted(stored.items())
+                str(number): [
+                    partition_progress.next_offset,
+                    partition_progress.witness,
+                ]
+                for number, partition_progress in sorted(stored.items())
             }
         )
         rows = conformed(rows, self._schema)
@@ -265,8 +268,8 @@ def _stored_progress(table: Any) -> dict[int, ExportProgress]:
         text = table.properties.get(_PROGRESS, "{}")
     try:
         return {
-            int(number): ExportProgress(int(one[0]), str(one[1]))
-            for number, one in json.loads(text).items()
+            int(number): ExportProgress(int(state[0]), str(state[1]))
+            for number, state in json.loads(text).items()
         }
     except (AttributeError, IndexError, TypeError, ValueError) as error:
         raise LakeTableError(
@@ -308,7 +311,7 @@ def _small(kind: Any) -> Any:
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return pa.list_(_small(kind.value_type))
     if pa.types.is_struct(kind):
-        return pa.struct([(one.name, _small(one.type)) for one in kind.fields])
+        return pa.struct([(field.name, _small(field.type)) for field in kind.fields])
     if pa.types.is_map(kind):
         return pa.map_(_small(kind.key_type), _small(kind.item_type))
     return kind

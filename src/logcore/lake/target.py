@@ -188,7 +188,7 @@ def conformed(rows: pyarrow.Table, schema: pyarrow.Schema) -> pyarrow.Table:
 
     names = [
         *schema.names,
-        *(one for one in rows.column_names if one not in schema.names),
+        *(name for name in rows.column_names if name not in schema.names),
     ]
     fields = []
     arrays = []

@@ -131,7 +131,7 @@ def cast(array: Any, kind: Any, path: str = "") -> Any:
     if is_unknown(array.type) and pa.types.is_null(array.type):
         return pa.nulls(len(array), kind)
     if pa.types.is_struct(kind):
-        held = dict(zip((one.name for one in array.type.fields), array.flatten()))
+        held = dict(zip((field.name for field in array.type.fields), array.flatten()))
         children = []
         for field in kind.fields:
             inner = f"{path}.{field.name}" if path else field.name

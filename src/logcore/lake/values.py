@@ -115,7 +115,7 @@ class ValueColumns:
         array = cast(found, kind)
         if _is_wider(self._kind, kind):
             # The values collected so far must fit the wider numbers too.
-            self._arrays = [cast(one, kind) for one in self._arrays]
+            self._arrays = [cast(array, kind) for array in self._arrays]
         self._kind = kind
         self._arrays.append(array)
         self.size_bytes += array.nbytes
@@ -150,8 +150,8 @@ class ValueColumns:
         columns: dict[str, Any] = {}
         if self._on_error == "text":
             columns[TEXT_COLUMN] = pa.array(self._texts, pa.string())
-        rows = [cast(one, self._kind) for one in self._arrays]
-        chunks: list[Any] = [one.flatten() for one in rows]
+        rows = [cast(array, self._kind) for array in self._arrays]
+        chunks: list[Any] = [row.flatten() for row in rows]
         for slot, field in enumerate(self._kind.fields):
             columns[column_of(field.name, self._reserved)] = pa.chunked_array(
                 [chunk[slot] for chunk in chunks], field.type

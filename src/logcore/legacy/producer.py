@@ -196,12 +196,16 @@ class Producer(Closeable):
             given = [data]
         else:
             given = list(data)
-        for one in given:
-            if not isinstance(one, ProducerData):
+        for producer_data in given:
+            if not isinstance(producer_data, ProducerData):
                 raise InvalidRecordError(
-                    "send() takes ProducerData", found=type(one).__name__
+                    "send() takes ProducerData", found=type(producer_data).__name__
                 )
-        futures = [self._send(one, value) for one in given for value in one.values()]
+        futures = [
+            self._send(producer_data, value)
+            for producer_data in given
+            for value in producer_data.values()
+        ]
         if self.type == "sync":
             errors = [future.exception() for future in futures]  # waits for all of them
             for error in errors:

@@ -94,7 +94,7 @@ class Seal:
         # Exactly these fields, and all numbers: a later version may give them another
         # meaning.
         is_known = fields.keys() == attrs.fields_dict(cls).keys() and all(
-            type(one) is int for one in fields.values()
+            type(field) is int for field in fields.values()
         )
         if is_known:
             return cls(**fields)

@@ -119,11 +119,11 @@ class FileView:
             if known <= self._state.end:
                 return
             if list_bases(self._fs, self._path)[-1:] != [
-                one.base_offset for one in self._state.segments[-1:]
+                segment.base_offset for segment in self._state.segments[-1:]
             ]:
                 return
             # A truncation may have put another file there.
-            if not all(one.is_current() for one in self._state.segments[-1:]):
+            if not all(segment.is_current() for segment in self._state.segments[-1:]):
                 return
             self._refresh_end()
         if not self._state.segments:
@@ -147,7 +147,9 @@ class FileView:
             bases = [
                 base
                 for base in bases
-                if not any(one.base_offset <= base < end for one, end in swapped)
+                if not any(
+                    segment.base_offset <= base < end for segment, end in swapped
+                )
             ]
         # A truncation puts another file under an old name; cached data of the old file
         # is then invalid.
@@ -167,8 +169,8 @@ class FileView:
             if not isinstance(last, GrowingSegment) or isinstance(last, PiecedSegment):
                 last = GrowingSegment(self._fs, self._path, bases[-1])
             segments.append(last)
-        for one, _ in swapped:
-            segments.insert(slot_of(segments, one.base_offset) + 1, one)
+        for segment, _ in swapped:
+            segments.insert(slot_of(segments, segment.base_offset) + 1, segment)
         if len(known) < len(self._state.segments):
             self._state.transactions = None
         # A truncation or a recovery has replaced or removed the last file.
@@ -190,7 +192,10 @@ class FileView:
         )
         found = sorted(base for base in swaps if base is not None and base not in bases)
         segments = [Segment(self._fs, self._path, base, SWAP) for base in found]
-        return [(one, max(one.next_offset(), one.base_offset + 1)) for one in segments]
+        return [
+            (segment, max(segment.next_offset(), segment.base_offset + 1))
+            for segment in segments
+        ]
 
     def _persisted_start(self) -> int:
         """Return the log start according to the metadata.

@@ -124,7 +124,7 @@ class Opened(NamedTuple):
     @property
     def is_damaged_at_its_end(self) -> bool:
         """Whether the active segment is damaged, so that it accepts no appends."""
-        return any(one.path == self.active.path for one in self.report.damage)
+        return any(damage.path == self.active.path for damage in self.report.damage)
 
 
 def open_partition(place: OpenRequest) -> Opened:
@@ -180,7 +180,9 @@ def open_partition(place: OpenRequest) -> Opened:
         fs.unlink(os.path.join(place.path, recovery.FAILED_SYNC))
     # If damage is kept and no valid batch follows it, offsets up to the recovery point
     # were assigned nevertheless.
-    lost = next((one for one in report.damage if one.next_offset is None), None)
+    lost = next(
+        (damage for damage in report.damage if damage.next_offset is None), None
+    )
     least_end = 0
     if lost is not None:
         least_end = recovery_point
@@ -358,7 +360,7 @@ def _recover_once(
     # point has moved, no later opening would check them.
     if indexes != "whole":
         _index_unsynced(
-            place, found.segments, recovery_point, {one.path for one in damage}
+            place, found.segments, recovery_point, {damaged.path for damaged in damage}
         )
     return attrs.evolve(report, damage=(*damage, *report.damage))
 

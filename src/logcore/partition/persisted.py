@@ -69,9 +69,9 @@ class PersistedState(NamedTuple):
         def lines(name: str) -> dict[Key, int]:
             found = value_or({}, checkpoint.read_offsets, fs, directory, name)
             return {
-                one: offset
-                for one, offset in found.items()
-                if one == key and 0 <= offset <= INT64_MAX
+                partition: offset
+                for partition, offset in found.items()
+                if partition == key and 0 <= offset <= INT64_MAX
             }
 
         points = lines(checkpoint.RECOVERY_POINT)

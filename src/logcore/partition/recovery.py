@@ -528,7 +528,7 @@ def finish_swaps(fs: FS, directory: str) -> None:
         has_retired = file_name(base, LOG) not in names
         # Kafka may split a segment, so a .cleaned file at or below this one means that
         # not all files were renamed.
-        was_begun = any(base >= one for one in cleaned)
+        was_begun = any(base >= offset for offset in cleaned)
         action = decide_swap(SwapFacts(is_whole, was_begun, has_retired))
         if action is SwapAction.FAIL:
             raise CorruptLogError(

@@ -256,7 +256,8 @@ class Rewriting:
             # Compare objects and order, because retention may have deleted some
             # segments while the new one was written.
             at = next(
-                (slot for slot, one in enumerate(segments) if one is old[0]), None
+                (slot for slot, segment in enumerate(segments) if segment is old[0]),
+                None,
             )
             if at is None or [*segments[at : at + len(old)]] != [*old]:
                 raise CompactionAbandonedError(

@@ -190,4 +190,6 @@ class PartitionState(PartitionFields):
     def forget(self, listener: Callable[[], None]) -> None:
         """Stop calling `listener`."""
         with self.listening:
-            self.listeners = tuple(one for one in self.listeners if one is not listener)
+            self.listeners = tuple(
+                known for known in self.listeners if known is not listener
+            )

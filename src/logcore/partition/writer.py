@@ -294,14 +294,19 @@ class Writer(Appender):
             # records of other processes.
             self._opened_end += opened.end - state.end
             known = {
-                one.base_offset: one for one in state.segments[:-1] if one.is_current()
+                segment.base_offset: segment
+                for segment in state.segments[:-1]
+                if segment.is_current()
             }
             self._adopt(opened)
             # Keep known segments: they remain mapped, and a running compaction still
             # finds the segments that it read.
             state.publish(
                 segments=[
-                    *(known.get(one.base_offset, one) for one in state.segments[:-1]),
+                    *(
+                        known.get(segment.base_offset, segment)
+                        for segment in state.segments[:-1]
+                    ),
                     self.active,
                 ]
             )

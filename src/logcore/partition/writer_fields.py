@@ -35,10 +35,10 @@ class Encoding:
     """How appends are encoded and checked, derived from the settings of the log."""
 
     #: Arguments of kernel.encode_one() after the offset, the epoch and the time.
-    one: tuple[Any, ...]
+    one_record_args: tuple[Any, ...]
     #: Arguments of the encoders of many records after the offset, the epoch and the
     #: time.
-    many: tuple[Any, ...]
+    many_records_args: tuple[Any, ...]
     #: Whether an append neither syncs nor waits, unless it requests durability.
     is_os: bool
     #: Whether the timestamps of appended records have limits.
@@ -118,8 +118,8 @@ def encoding_of(
     if never_syncs and allows_fast_path:
         stored_batch_bytes = config.segment_bytes
     return Encoding(
-        one=(max_bytes, attributes, compress, requires_key),
-        many=(
+        one_record_args=(max_bytes, attributes, compress, requires_key),
+        many_records_args=(
             batch_bytes,
             max_bytes,
             attributes,

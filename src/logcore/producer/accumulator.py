@@ -80,7 +80,7 @@ class UnsentColumns:
     def size_bytes(self) -> int:
         """Return the size of keys and values."""
         edges = [column[1] for column in (self.keys, self.values) if column is not None]
-        return sum(int(one[-1] - one[0]) for one in edges)
+        return sum(int(edge[-1] - edge[0]) for edge in edges)
 
 
 def _cut(column: tuple[Any, Any, Any], start: int, stop: int) -> tuple[Any, Any, Any]:
@@ -368,7 +368,8 @@ class Accumulator(AccumulatorFields):
             return None
         timeout_ms = self._settings.delivery_timeout_ms
         return min(
-            min(self._ready_ms(one), one.created_ms + timeout_ms) for one in fronts
+            min(self._ready_ms(front), front.created_ms + timeout_ms)
+            for front in fronts
         )
 
     def is_expired(self, batch: ProducerBatch, now_ms: int) -> bool:
@@ -426,6 +427,6 @@ class Accumulator(AccumulatorFields):
         """Return the deliveries that are open now."""
         return list(
             itertools.chain.from_iterable(
-                [one.delivery for one in queue.batches] for queue in self.active
+                [batch.delivery for batch in queue.batches] for queue in self.active
             )
         )

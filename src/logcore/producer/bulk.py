@@ -69,7 +69,10 @@ class BatchOutcomes:
             self.future.set_exception(self._error)
         else:
             self.future.set_result(
-                sorted(self._receipts, key=lambda one: (one.partition, one.offset))
+                sorted(
+                    self._receipts,
+                    key=lambda receipt: (receipt.partition, receipt.offset),
+                )
             )
 
 

@@ -679,7 +679,7 @@ class Producer(ProducerFields, Closeable):
         with self._lock:
             pending = self._closed_batches()
         if not self._wait_for(pending, timeout):
-            left = sum(not one.has_run_callbacks for one in pending)
+            left = sum(not delivery.has_run_callbacks for delivery in pending)
             raise DeliveryTimeoutError(
                 "flush() did not end in time",
                 expected=f"within {timeout} s",

@@ -235,7 +235,11 @@ class Sender:
                 for queue, batches in work:
                     if (queue.topic, queue.partition) in new:
                         self._take_failure(queue, batches[0], error)
-            return [one for one in work if (one[0].topic, one[0].partition) not in new]
+            return [
+                queued
+                for queued in work
+                if (queued[0].topic, queued[0].partition) not in new
+            ]
         return work
 
     # -- one queue ---------------------------------------------------------------------
@@ -451,22 +455,26 @@ class Sender:
     def _sync(self, written: list[_WrittenBatch]) -> None:
         """Sync each log once, and complete the batches that are durable."""
         failures: dict[Log, LogcoreError | None] = {}
-        for one in written:
-            if one.log in failures:
+        for written_batch in written:
+            if written_batch.log in failures:
                 continue
-            failures[one.log] = None
+            failures[written_batch.log] = None
             self.counts.syncs += 1
             try:
-                one.log.flush()
+                written_batch.log.flush()
             except LogcoreError as error:
-                failures[one.log] = error
+                failures[written_batch.log] = error
         with self._room:
-            for one in written:
-                failure = failures[one.log]
+            for written_batch in written:
+                failure = failures[written_batch.log]
                 if failure is None:
-                    self._finish(one.queue, one.batch, one.log)
+                    self._finish(
+                        written_batch.queue, written_batch.batch, written_batch.log
+                    )
                 else:
-                    self._take_failure(one.queue, one.batch, failure)
+                    self._take_failure(
+                        written_batch.queue, written_batch.batch, failure
+                    )
 
     def _finish(self, queue: Queue, batch: ProducerBatch, log: Log) -> None:
         """Complete a batch that is stored as acks requires."""

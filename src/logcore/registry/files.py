@@ -937,9 +937,9 @@ class FileRegistry(Closeable):
         # appear during this check.
         *others, last = domains
         kept = [
-            one
-            for one in others
-            if any(self._session_of(file) == lease.id for file in self._files_of(one))
+            name
+            for name in others
+            if any(self._session_of(file) == lease.id for file in self._files_of(name))
         ]
         facts = attrs.evolve(facts, domains=(*kept, last))
         if lease.holds(facts, 2):
@@ -1168,7 +1168,7 @@ class FileRegistry(Closeable):
         ]
         # The directories below these belong to groups or topics, which are domains of
         # their own.
-        others = {self._directory(one) for one in self._layout.parents_of_domains}
+        others = {self._directory(domain) for domain in self._layout.parents_of_domains}
         waiting = [place]
         while waiting:
             directory = waiting.pop()

@@ -254,9 +254,15 @@ class Sessions:
         """Return all sessions that have a file, sorted by id."""
         names = self._fs.listdir(self.directory)
         ids = {
-            one for name in names if _ID.fullmatch(one := name.removesuffix(EXPIRED))
+            session_id
+            for name in names
+            if _ID.fullmatch(session_id := name.removesuffix(EXPIRED))
         }
-        return [info for one in sorted(ids) if (info := self.find(one)) is not None]
+        return [
+            info
+            for session_id in sorted(ids)
+            if (info := self.find(session_id)) is not None
+        ]
 
     def _facts(self, handle: int, path: str) -> Facts | None:
         """Return the record of a session, or None if it is damaged, as after a power cut."""

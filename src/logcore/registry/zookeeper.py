@@ -580,9 +580,9 @@ class ZooKeeperWatch:
         with self._mutex:
             fired = self._fired
             self._fired = []
-        for at, one in enumerate(fired):
+        for at, notification in enumerate(fired):
             try:
-                self._arm_one(*one)
+                self._arm_one(*notification)
             except RegistryUnavailableError:
                 with self._mutex:
                     self._fired += fired[at:]
@@ -600,8 +600,8 @@ class ZooKeeperWatch:
                 return
         self._connection.call(path, lambda: client.exists_async(path, watch=report))
 
-    def _report(self, one: tuple[str, bool], event: object) -> None:
+    def _report(self, notification: tuple[str, bool], event: object) -> None:
         if not self._is_closed:
             with self._mutex:
-                self._fired.append(one)
+                self._fired.append(notification)
             self._happened.set()

@@ -179,10 +179,10 @@ def appended(
     """
     own_end = log_end if is_durable else book.own_end
     followers = {
-        replica: one._replace(caught_up_ms=max(one.caught_up_ms, now_ms))
-        if one.end == book.log_end
-        else one
-        for replica, one in book.followers.items()
+        replica: follower._replace(caught_up_ms=max(follower.caught_up_ms, now_ms))
+        if follower.end == book.log_end
+        else follower
+        for replica, follower in book.followers.items()
     }
     return advance_high_watermark(
         book._replace(log_end=log_end, own_end=own_end, followers=followers)

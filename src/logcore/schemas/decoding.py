@@ -95,8 +95,8 @@ class RemoteSchemas(SchemaState):
         """Return the versions of a subject."""
         name = urllib.parse.quote(subject, safe="")
         numbers = self._get(f"/subjects/{name}/versions?deleted=true") or []
-        found = (self.version(subject, one) for one in numbers)
-        return [one for one in found if one is not None]
+        found = (self.version(subject, number) for number in numbers)
+        return [version for version in found if version is not None]
 
     def _fetched(self, path: str, number: int) -> SchemaVersion | None:
         if path not in self._found:

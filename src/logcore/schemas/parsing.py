@@ -101,7 +101,7 @@ def canonical_text(kind: str, text: str) -> str:
 
 def _canonical_avro(schema: Any) -> Any:
     if isinstance(schema, list):
-        return [_canonical_avro(one) for one in schema]
+        return [_canonical_avro(branch) for branch in schema]
     if not isinstance(schema, dict):
         return schema
     if schema.keys() == {"type"} and schema["type"] in _PRIMITIVES:
@@ -146,8 +146,8 @@ def parse_avro(text: str, references: Resolved = ()) -> Any:
         raise _missing("fastavro") from error
     named: dict[str, Any] = {}
     try:
-        for _, one in references:
-            fastavro.parse_schema(parse_json(one), named)
+        for _, source in references:
+            fastavro.parse_schema(parse_json(source), named)
         return fastavro.parse_schema(parse_json(text), named)
     except InvalidSchemaError:
         raise
@@ -164,8 +164,8 @@ def inlined_avro(text: str, references: Resolved) -> Any:
         InvalidSchemaError: a text is not JSON.
     """
     missing: dict[str, Any] = {}
-    for _, one in references:
-        schema = parse_json(one)
+    for _, source in references:
+        schema = parse_json(source)
         if isinstance(schema, dict):
             missing[_full_name(schema)] = schema
 
@@ -178,15 +178,15 @@ def inlined_avro(text: str, references: Resolved) -> Any:
             own = {"namespace": "", **found}
             return inlined(own, _namespace(own, ""))
         if isinstance(schema, list):
-            return [inlined(one, namespace) for one in schema]
+            return [inlined(branch, namespace) for branch in schema]
         if not isinstance(schema, dict):
             return schema
         namespace = _namespace(schema, namespace)
         return {
-            name: inlined(one, namespace)
+            name: inlined(value, namespace)
             if name in ("type", "items", "values", "fields")
-            else one
-            for name, one in schema.items()
+            else value
+            for name, value in schema.items()
         }
 
     return inlined(parse_json(text), "")
@@ -257,30 +257,30 @@ def check_json_schema(text: str, references: Resolved = ()) -> None:
         raise InvalidSchemaError(f"the JSON Schema is invalid: {error!r}"[:300]) from (
             error
         )
-    own = {one for is_id, one in found if is_id}
-    for is_id, one in found:
-        place = one.partition("#")[0]
+    own = {name for is_id, name in found if is_id}
+    for is_id, name in found:
+        place = name.partition("#")[0]
         places = {place, *(urljoin(base, place) for base in own)}
         is_known = not places.isdisjoint(names | own) or place.startswith(_METASCHEMAS)
         if not is_id and place and not is_known:
             raise InvalidSchemaError(
                 "a $ref names a schema that is not in the references",
                 expected=", ".join(sorted(names)) or "no references",
-                found=repr(one)[:80],
+                found=repr(name)[:80],
             )
 
 
 def _json_references(schema: Any) -> Iterator[tuple[bool, str]]:
     """Yield the ids (True) and references (False) of a schema."""
     if isinstance(schema, list):
-        for one in schema:
-            yield from _json_references(one)
+        for branch in schema:
+            yield from _json_references(branch)
     elif isinstance(schema, dict):
-        for name, one in schema.items():
-            if name in ("$ref", "$id") and isinstance(one, str):
-                yield name == "$id", one
+        for name, value in schema.items():
+            if name in ("$ref", "$id") and isinstance(value, str):
+                yield name == "$id", value
             elif name not in ("enum", "const", "default", "examples"):
-                yield from _json_references(one)
+                yield from _json_references(value)
 
 
 # -- Protobuf --------------------------------------------------------------------------
@@ -312,12 +312,12 @@ def _protobuf_files(text: str, references: Resolved) -> list[Any]:
     except ImportError as error:
         raise _missing("protobuf") from error
     files: list[Any] = []
-    for name, one in (*references, ("", text)):
+    for name, source in (*references, ("", text)):
         try:
-            data = base64.b64decode(one, validate=True)
+            data = base64.b64decode(source, validate=True)
             found = descriptor_pb2.FileDescriptorProto.FromString(data)
         except (ValueError, DecodeError):
-            found = _compiled(one, files)
+            found = _compiled(source, files)
         # Other files import it under the name of the reference.
         found.name = name or found.name or "schema.proto"
         files.append(found)
@@ -349,10 +349,10 @@ def _pool(files: Sequence[Any]) -> Any:
         if name in added or not name.startswith(_WELL_KNOWN):
             return
         added.add(name)
-        for one in ("any", "duration", "empty", "field_mask", "source_context", "struct",
+        for wellknown in ("any", "duration", "empty", "field_mask", "source_context", "struct",
                     "timestamp", "type", "wrappers", "api", "descriptor"):  # fmt: skip
-            if name == f"{_WELL_KNOWN}{one}.proto":
-                module = importlib.import_module(f"google.protobuf.{one}_pb2")
+            if name == f"{_WELL_KNOWN}{wellknown}.proto":
+                module = importlib.import_module(f"google.protobuf.{wellknown}_pb2")
                 for other in module.DESCRIPTOR.dependencies:
                     add_known(other.name)
                 pool.AddSerializedFile(module.DESCRIPTOR.serialized_pb)

@@ -174,11 +174,13 @@ class SchemaState:
     def all_versions(self, subject: str) -> list[SchemaVersion]:
         """Return the versions of a subject, with deleted ones, in order."""
         found = self.versions.get(subject, {})
-        return [found[one] for one in sorted(found)]
+        return [found[number] for number in sorted(found)]
 
     def active(self, subject: str) -> list[SchemaVersion]:
         """Return the versions of a subject that are not deleted, in order."""
-        return [one for one in self.all_versions(subject) if not one.is_deleted]
+        return [
+            version for version in self.all_versions(subject) if not version.is_deleted
+        ]
 
     def resolve(self, references: Iterable[SchemaReference]) -> Resolved:
         """Return the names and texts of references at any depth.
@@ -190,8 +192,8 @@ class SchemaState:
                 are too many.
         """
         done: dict[SchemaReference, str] = {}
-        for one in references:
-            self._resolve(one, done, ())
+        for used in references:
+            self._resolve(used, done, ())
         texts: dict[tuple[str, str], None] = {}
         for reference, text in done.items():
             texts[reference.name, text] = None
@@ -217,19 +219,19 @@ class SchemaState:
                 "too many references",
                 expected=f"{MAX_REFERENCES} in all, {MAX_DEPTH} deep",
             )
-        for one in found.references:
-            self._resolve(one, done, (*path, place))
+        for used in found.references:
+            self._resolve(used, done, (*path, place))
         done[reference] = found.text
 
     def users(self, subject: str, version: int) -> Iterator[SchemaVersion]:
         """Yield the versions that refer to a version and are not deleted."""
         for name in self.versions:
-            for one in self.active(name):
+            for active in self.active(name):
                 if any(
                     (to.subject, to.version) == (subject, version)
-                    for to in one.references
+                    for to in active.references
                 ):
-                    yield one
+                    yield active
 
 
 def _set(settings: dict[str | None, str], subject: str | None, new: str | None) -> None:
@@ -240,4 +242,4 @@ def _set(settings: dict[str | None, str], subject: str | None, new: str | None) 
 
 
 def _without(ids: dict[Any, int], number: int) -> dict[Any, int]:
-    return {name: one for name, one in ids.items() if one != number}
+    return {name: schema_id for name, schema_id in ids.items() if schema_id != number}

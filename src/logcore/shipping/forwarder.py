@@ -249,11 +249,11 @@ class Forwarder(Closeable):
             if not until_end or self._sender is None:
                 continue
             if ends is None:
-                ends = {one: self._end(part) for one, part in self._partitions.items()}
+                ends = {key: self._end(part) for key, part in self._partitions.items()}
             going = [
                 part
-                for one, part in self._partitions.items()
-                if part.failure is None and one in ends
+                for key, part in self._partitions.items()
+                if part.failure is None and key in ends
             ]
             if all(
                 part.delivered >= ends[part.target] and not part.owes for part in going

@@ -295,15 +295,17 @@ class KafkaCluster(Closeable):
             found = self.reader(group_id).committed(wanted, timeout=_REQUEST_TIMEOUT_S)
         except self._kafka.KafkaException as error:
             raise self.raised(error) from error
-        for one in found:
-            if one.error is not None:
+        for failure in found:
+            if failure.error is not None:
                 raise RemoteUnavailableError(
-                    f"the offset of {one.topic}-{one.partition}: {one.error.str()}"
+                    f"the offset of {failure.topic}-{failure.partition}: {failure.error.str()}"
                 )
         return {
-            (one.topic, one.partition): ShippedProgress(one.offset, one.metadata or "")
-            for one in found
-            if one.offset >= 0
+            (failure.topic, failure.partition): ShippedProgress(
+                failure.offset, failure.metadata or ""
+            )
+            for failure in found
+            if failure.offset >= 0
         }
 
     def reader(self, group_id: str) -> Any:
@@ -371,13 +373,15 @@ class KafkaCluster(Closeable):
         )
         for name, future in futures.items():
             try:
-                one = future.result(_REQUEST_TIMEOUT_S)
+                answer = future.result(_REQUEST_TIMEOUT_S)
             except self._kafka.KafkaException as error:
                 if error.args[0].name() in ("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC"):
                     continue
                 raise self.raised(error) from error
             found[name] = RemoteTopic(
-                _topic_id(one.topic_id), len(one.partitions), self._is_compacted(name)
+                _topic_id(answer.topic_id),
+                len(answer.partitions),
+                self._is_compacted(name),
             )
         return found
 
@@ -424,29 +428,29 @@ class KafkaCluster(Closeable):
             self._expected = dict(positions)
             consumer.assign(
                 [
-                    self._kafka.TopicPartition(*one, offset)
-                    for one, offset in positions.items()
+                    self._kafka.TopicPartition(*key, offset)
+                    for key, offset in positions.items()
                 ]
             )
         found: dict[Partition, list[RemoteRecord]] = {}
         reached: dict[Partition, int] = {}
         lost: list[Partition] = []
         for message in consumer.consume(_FETCH_RECORDS, timeout_s):
-            one = (message.topic(), message.partition())
+            key = (message.topic(), message.partition())
             error = message.error()
             if error is None:
                 record = _record(message)
-                found.setdefault(one, []).append(record)
-                self._expected[one] = record.record.offset + 1
+                found.setdefault(key, []).append(record)
+                self._expected[key] = record.record.offset + 1
             elif error.name() == "_PARTITION_EOF":
-                reached[one] = message.offset()
+                reached[key] = message.offset()
             elif error.name() in _REFUSED_ACCESS:
                 raise self.raised(self._kafka.KafkaException(error))
             else:  # the leader has changed, or cannot be reached: the next fetch() assigns the positions again
                 self._last_error = error.str()
                 self._expected = {}
                 if error.name() in _LOSING:
-                    lost.append(one)
+                    lost.append(key)
         if found or reached:
             self._is_down = False
         elif self._is_down and not lost:
@@ -514,9 +518,9 @@ class _PlainSender:
         self._trouble = None
         try:
             self._begin()
-            for one, records in batch.records.items():
+            for key, records in batch.records.items():
                 for record in records:
-                    self._send(one, record)
+                    self._send(key, record)
         except (self._kafka.KafkaException, BufferError) as error:
             raise self._raised(error) from error
 
@@ -528,16 +532,16 @@ class _PlainSender:
             return self._cluster.unavailable()
         return self._cluster.raised(error)
 
-    def _send(self, one: Partition, record: Record) -> None:
+    def _send(self, partition: Partition, record: Record) -> None:
         def report(error: Any, _: object) -> None:
-            self._report(one, record.offset, error)
+            self._report(partition, record.offset, error)
 
         try:
             self._producer.produce(
-                one[0],
+                partition[0],
                 record.value,
                 record.key,
-                one[1],
+                partition[1],
                 report,
                 timestamp=record.timestamp_ms,
                 headers=list(record.headers) or None,
@@ -545,21 +549,21 @@ class _PlainSender:
         except self._kafka.KafkaException as error:
             if error.args[0].name() not in _REFUSING + _FAILING:
                 raise
-            self._report(one, record.offset, error.args[0])
+            self._report(partition, record.offset, error.args[0])
 
-    def _report(self, one: Partition, offset: int, error: Any) -> None:
+    def _report(self, partition: Partition, offset: int, error: Any) -> None:
         """Record a delivery report.
 
         The reports of a partition arrive in order. Reports after an error are ignored.
         """
-        is_broken = one in self._refused or one in self._failed
+        is_broken = partition in self._refused or partition in self._failed
         if error is None and not is_broken:
-            self._delivered[one] = offset + 1
-            self._counts[one] = self._counts.get(one, 0) + 1
+            self._delivered[partition] = offset + 1
+            self._counts[partition] = self._counts.get(partition, 0) + 1
         elif error is not None and error.name() in _REFUSING:
-            self._refused.setdefault(one, f"{error.str()} ({error.name()})")
+            self._refused.setdefault(partition, f"{error.str()} ({error.name()})")
         elif error is not None and error.name() in _FAILING:
-            self._failed.setdefault(one, f"{error.str()} ({error.name()})")
+            self._failed.setdefault(partition, f"{error.str()} ({error.name()})")
         elif error is not None:
             self._trouble = error
 
@@ -568,9 +572,9 @@ class _PlainSender:
             return None
         # The progress of a batch may be above its last record, because the offsets
         # between need no shipping.
-        for one, progress in self._batch.progress.items():
-            if self._counts.get(one, 0) == len(self._batch.records.get(one, ())):
-                self._delivered[one] = progress.offset
+        for key, progress in self._batch.progress.items():
+            if self._counts.get(key, 0) == len(self._batch.records.get(key, ())):
+                self._delivered[key] = progress.offset
         if self._refused or self._failed or self._delivered:
             return Outcome(
                 dict(self._delivered), dict(self._refused), dict(self._failed)
@@ -645,8 +649,8 @@ class _TransactionalSender(_PlainSender):
             # transaction can only be aborted.
             if not self._has_offsets:
                 offsets = [
-                    self._kafka.TopicPartition(*one, *its)
-                    for one, its in self._batch.progress.items()
+                    self._kafka.TopicPartition(*key, *its)
+                    for key, its in self._batch.progress.items()
                 ]
                 group = self._cluster.reader(self._group_id).consumer_group_metadata()
                 self._producer.send_offsets_to_transaction(offsets, group, timeout_s)
@@ -658,7 +662,7 @@ class _TransactionalSender(_PlainSender):
                 return None  # the next wait() makes the same call, which continues
             raise self._raised(error) from error
         return Outcome(
-            {one: progress.offset for one, progress in self._batch.progress.items()}
+            {key: progress.offset for key, progress in self._batch.progress.items()}
         )
 
     def close(self) -> None:

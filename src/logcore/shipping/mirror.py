@@ -289,17 +289,17 @@ class Mirror(Closeable):
             self._cluster.pause(timeout_s)
             return 0
         fetched = self._cluster.fetch(positions, timeout_s)
-        for one in fetched.lost:
-            self._partitions[one].position = None  # _place_all() decides it again
-        for one, offset in fetched.reached.items():
-            self._partitions[one].reached = max(self._partitions[one].reached, offset)
+        for key in fetched.lost:
+            self._partitions[key].position = None  # _place_all() decides it again
+        for key, offset in fetched.reached.items():
+            self._partitions[key].reached = max(self._partitions[key].reached, offset)
         found = {}
-        for one in fetched.records.keys() | fetched.reached.keys():
-            part = self._partitions[one]
+        for key in fetched.records.keys() | fetched.reached.keys():
+            part = self._partitions[key]
             if part.position is not None and part.failure is None:
                 left = self._checked(part, fetched)
                 if left:
-                    found[one] = left
+                    found[key] = left
         self._status.succeed("shipping" if found else "idle")
         return self._store(found)
 
@@ -338,15 +338,15 @@ class Mirror(Closeable):
             source_id = f"{self._cluster_id}/{topic.topic_id}"
             self._make(self._target(name), topic, source_id)
             for number in range(topic.partitions):
-                one = (name, number)
-                known = self._partitions.get(one)
+                key = (name, number)
+                known = self._partitions.get(key)
                 if known is None:
                     known = _MirroredPartition(
-                        source=one,
+                        source=key,
                         target=(self._target(name), number),
                         source_id=source_id,
                     )
-                    self._partitions[one] = known
+                    self._partitions[key] = known
                 mirror_rules.check_same_topic(known.source_id, source_id, name)
                 known.is_compacted = topic.is_compacted
         for part in self._partitions.values():
@@ -475,7 +475,7 @@ class Mirror(Closeable):
             part.fetch_at = behind
         else:
             part.fetch_at = max(position, part.fetch_at)
-        left = [one for one in records if one.record.offset >= position]
+        left = [record for record in records if record.record.offset >= position]
         if left:
             part.fetch_at = left[-1].record.offset + 1
         return left
@@ -542,8 +542,8 @@ class Mirror(Closeable):
         if not self._keeps:
             return self._store_new(found)
         stored = 0
-        for one, records in found.items():
-            stored += self._store_kept(self._partitions[one], records)
+        for key, records in found.items():
+            stored += self._store_kept(self._partitions[key], records)
         return stored
 
     def _store_kept(
@@ -607,7 +607,9 @@ class Mirror(Closeable):
 
     def _count(self, records: Sequence[RemoteRecord]) -> None:
         self._record_count += len(records)
-        self._size_bytes += sum(mirror_rules.size_of(one.record) for one in records)
+        self._size_bytes += sum(
+            mirror_rules.size_of(record.record) for record in records
+        )
 
     # -- new offsets -------------------------------------------------------------------
 
@@ -636,9 +638,9 @@ class Mirror(Closeable):
         ]
         topics = stored_groups(logs).offsets.get(self.group_id, {})
         return {
-            (topic, number): one
+            (topic, number): row
             for topic, rows in topics.items()
-            for number, one in rows.items()
+            for number, row in rows.items()
         }
 
     def _store_new(self, found: Mapping[Partition, Sequence[RemoteRecord]]) -> int:
@@ -650,9 +652,9 @@ class Mirror(Closeable):
         self._begin_producer()
         if self._in_transaction(found) is not None:  # one record is refused: find it
             return self._store_new_singly(found)
-        for one, records in found.items():
+        for key, records in found.items():
             self._count(records)
-            self._partitions[one].position = records[-1].record.offset + 1
+            self._partitions[key].position = records[-1].record.offset + 1
         return sum(map(len, found.values()))
 
     def _in_transaction(
@@ -667,15 +669,15 @@ class Mirror(Closeable):
         offsets = {}
         try:
             with producer.transaction():
-                for one, records in found.items():
-                    part = self._partitions[one]
+                for key, records in found.items():
+                    part = self._partitions[key]
                     topic, number = part.target
                     rows = [
                         (each.key, each.value, each.headers, _time(each))
                         for each, _ in records
                     ]
                     producer.send_many(topic, rows, partition=number)
-                    offsets[one] = OffsetAndMetadata(
+                    offsets[key] = OffsetAndMetadata(
                         records[-1].record.offset + 1, part.source_id
                     )
                 producer.send_offsets_to_transaction(offsets, self.group_id)
@@ -691,10 +693,10 @@ class Mirror(Closeable):
         self, found: Mapping[Partition, Sequence[RemoteRecord]]
     ) -> int:
         stored = 0
-        for one, records in found.items():
-            part = self._partitions[one]
+        for key, records in found.items():
+            part = self._partitions[key]
             for each in records:
-                error = self._in_transaction({one: [each]})
+                error = self._in_transaction({key: [each]})
                 if error is None:
                     stored += 1
                     self._count([each])
@@ -713,7 +715,7 @@ class Mirror(Closeable):
         """
         for group_id in self._settings.groups:
             committed = self._cluster.committed(group_id, list(self._partitions))
-            found = {one: progress.offset for one, progress in committed.items()}
+            found = {key: progress.offset for key, progress in committed.items()}
             if found == self._copied.get(group_id):
                 continue
             if group_id not in self._consumers:
@@ -721,7 +723,7 @@ class Mirror(Closeable):
                     group_id=group_id, enable_auto_commit=False
                 )
             self._consumers[group_id].commit(
-                {self._partitions[one].target: offset for one, offset in found.items()}
+                {self._partitions[key].target: offset for key, offset in found.items()}
             )
             self._copied[group_id] = found
 

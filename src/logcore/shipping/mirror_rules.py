@@ -158,7 +158,10 @@ def encoded(
     A record whose epoch is unknown gets `least_epoch`, or the highest epoch before it.
     """
     for epoch, run in _runs(records, least_epoch):
-        rows = [(one.key, one.value, one.headers, one.timestamp_ms) for one in run]
+        rows = [
+            (record.key, record.value, record.headers, record.timestamp_ms)
+            for record in run
+        ]
         yield encode(rows, base_offset=run[0].offset, leader_epoch=epoch, codec=codec)
 
 

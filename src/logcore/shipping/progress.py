@@ -41,7 +41,7 @@ class RecordedProgress:
 
 
 def packed(recorded: RecordedProgress) -> bytes:
-    rows = [[*one, *its] for one, its in sorted(recorded.progress.items())]
+    rows = [[*key, *its] for key, its in sorted(recorded.progress.items())]
     return json.dumps(
         {"by": recorded.by, "cluster": recorded.cluster_id, "progress": rows}
     ).encode()

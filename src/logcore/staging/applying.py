@@ -535,7 +535,7 @@ def _check_undisturbed(
             is_foreign = base not in ours and fs.file_size(name) > 0
         else:
             # Another program may have appended to the segment before the staged ones.
-            last_before = max(one for one in bases if one < place.base)
+            last_before = max(base for base in bases if base < place.base)
             is_foreign = base == last_before and _end_of(fs, target, base) > place.base
         if is_foreign:
             foreign.append(name)
@@ -746,13 +746,13 @@ def _stamps(
         )
 
 
-def _same_batches(fs: FS, one: str, other: str) -> bool:
+def _same_batches(fs: FS, first: str, other: str) -> bool:
     """Return whether two segments differ at most in their offsets.
 
     A power failure during a rename can leave such a pair.
     """
     crcs = []
-    for name in (one, other):
+    for name in (first, other):
         with opened(fs, name) as handle:
             size = fs.size(handle)
             if size:

@@ -317,7 +317,8 @@ class Staging:
             newest = fs.modified_ms(path)
             if fs.is_directory(path):
                 inside = (
-                    fs.modified_ms(os.path.join(path, one)) for one in fs.listdir(path)
+                    fs.modified_ms(os.path.join(path, name))
+                    for name in fs.listdir(path)
                 )
                 newest = max(newest, *inside, 0)
         except FileNotFoundError:

@@ -66,7 +66,7 @@ def survey(fs: FS, path: str) -> list[Sealed]:
             size = fs.size(handle)
             if size:
                 view = fs.map(handle, size)
-                one = _surveyed(view, base, name)
+                sealed = _surveyed(view, base, name)
                 if end not in (None, base):
                     raise InvalidRecordError(
                         "a log with gaps cannot be shipped",
@@ -74,8 +74,8 @@ def survey(fs: FS, path: str) -> list[Sealed]:
                         expected=end,
                         found=base,
                     )
-                end = base + one.count
-                found.append(one)
+                end = base + sealed.count
+                found.append(sealed)
     return found
 
 
@@ -137,31 +137,36 @@ class Shipment:
             LogNotFoundError: a segment does not exist.
         """
         found: list[StagedFile | Carried] = []
-        for number, one in enumerate(sealed):
-            source = os.path.join(path, file_name(one.base_offset, LOG))
+        for number, segment in enumerate(sealed):
+            source = os.path.join(path, file_name(segment.base_offset, LOG))
             if (
-                one.size_bytes <= self._carry_bytes
-                and self._held_bytes + one.size_bytes <= _HELD_BYTES
+                segment.size_bytes <= self._carry_bytes
+                and self._held_bytes + segment.size_bytes <= _HELD_BYTES
             ):
-                data = self._read(source, one)
+                data = self._read(source, segment)
                 self._held_bytes += len(data)
-                facts = (one.count, one.batches, one.max_timestamp, one.crc)
+                facts = (
+                    segment.count,
+                    segment.batches,
+                    segment.max_timestamp,
+                    segment.crc,
+                )
                 found.append(Carried(topic, partition, data, *facts))
                 continue
             name = f"{topic}-{partition}.{stem}.{number}"
-            self._copy(source, os.path.join(self._directory, name + LOG), one)
+            self._copy(source, os.path.join(self._directory, name + LOG), segment)
             # Index entries are relative to the base offset.
             for suffix in (INDEX, TIME_INDEX):
                 self._copy_index(
-                    os.path.join(path, file_name(one.base_offset, suffix)),
+                    os.path.join(path, file_name(segment.base_offset, suffix)),
                     os.path.join(self._directory, name + suffix),
                 )
             facts_of_file = (
-                one.count,
-                one.size_bytes,
-                one.batches,
-                one.max_timestamp,
-                one.crc,
+                segment.count,
+                segment.size_bytes,
+                segment.batches,
+                segment.max_timestamp,
+                segment.crc,
             )
             found.append(
                 StagedFile(topic, partition, f"{self._txid}/{name}", *facts_of_file)
@@ -173,18 +178,18 @@ class Shipment:
         if self._is_changed:
             self._fs.sync_dir(self._directory)
 
-    def _read(self, source: str, one: Sealed) -> bytes:
+    def _read(self, source: str, sealed: Sealed) -> bytes:
         try:
             with opened(self._fs, source) as handle:
-                data = self._fs.pread(handle, one.size_bytes + 1, 0)
+                data = self._fs.pread(handle, sealed.size_bytes + 1, 0)
         except FileNotFoundError as error:
             raise LogNotFoundError(
                 "a segment that must be shipped is missing", path=source
             ) from error
-        _compare(source, one, len(data), crc32c(data))
+        _compare(source, sealed, len(data), crc32c(data))
         return data
 
-    def _copy(self, source: str, target: str, one: Sealed) -> None:
+    def _copy(self, source: str, target: str, sealed: Sealed) -> None:
         fs = self._fs
         self._is_changed = True
         at = 0
@@ -194,7 +199,7 @@ class Shipment:
                 opened(fs, source) as reading,
                 opened(fs, target, write=True, create=True) as writing,
             ):
-                while at <= one.size_bytes:
+                while at <= sealed.size_bytes:
                     piece = fs.pread(reading, _PIECE_BYTES, at)
                     if not piece:
                         break
@@ -206,7 +211,7 @@ class Shipment:
             raise LogNotFoundError(
                 "a segment that must be shipped is missing", path=source
             ) from error
-        _compare(source, one, at, crc)
+        _compare(source, sealed, at, crc)
 
     def _copy_index(self, source: str, target: str) -> None:
         fs = self._fs
@@ -222,11 +227,11 @@ class Shipment:
             fs.fsync(writing)
 
 
-def _compare(path: str, one: Sealed, size: int, crc: int) -> None:
-    if (size, crc) != (one.size_bytes, one.crc):
+def _compare(path: str, sealed: Sealed, size: int, crc: int) -> None:
+    if (size, crc) != (sealed.size_bytes, sealed.crc):
         raise CorruptLogError(
             "a segment differs from the one that its task wrote",
             path=path,
-            expected=f"{one.size_bytes} bytes, CRC-32C {one.crc:#010x}",
+            expected=f"{sealed.size_bytes} bytes, CRC-32C {sealed.crc:#010x}",
             found=f"{size} bytes, {crc:#010x}",
         )

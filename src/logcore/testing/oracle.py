@@ -636,7 +636,7 @@ def check_memory(log: Log) -> None:
             replayed_producers.add_facts(facts, coordinator_epochs(segment))
     for segment, end in zip(
         segments,
-        [*(one.base_offset for one in segments[1:]), log.log_end_offset],
+        [*(segment.base_offset for segment in segments[1:]), log.log_end_offset],
         strict=True,
     ):
         index = TransactionIndex("", bytearray())

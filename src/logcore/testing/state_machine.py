@@ -162,14 +162,18 @@ class LogStateMachine(RuleBasedStateMachine):
         start = self.log.log_start_offset
         for producer_id, batches in self.sent.items():
             left = [
-                attrs.evolve(one, is_known=False)
-                for one in batches
-                if one.offset + one.count <= end
+                attrs.evolve(batch, is_known=False)
+                for batch in batches
+                if batch.offset + batch.count <= end
             ]
-            cut = [one for one in batches if one.offset < end < one.offset + one.count]
+            cut = [
+                batch
+                for batch in batches
+                if batch.offset < end < batch.offset + batch.count
+            ]
             left += [
-                attrs.evolve(one, count=end - one.offset, is_known=False, is_cut=True)
-                for one in cut
+                attrs.evolve(sent, count=end - sent.offset, is_known=False, is_cut=True)
+                for sent in cut
             ]
             if left and not left[-1].is_cut and left[-1].offset >= start:
                 left[-1].is_known = True
@@ -337,8 +341,8 @@ class LogStateMachine(RuleBasedStateMachine):
     def _started(self, start: int) -> None:
         self.history.deleted(start)
         for batches in self.sent.values():
-            for one in batches:  # the log may have forgotten a batch that was deleted
-                one.is_known &= one.offset >= start
+            for batch in batches:  # the log may have forgotten a batch that was deleted
+                batch.is_known &= batch.offset >= start
         self.epochs = epochs.truncate_start(self.epochs, start)
 
     @rule(part=_part, crash=_crash)
@@ -569,7 +573,7 @@ class LogStateMachine(RuleBasedStateMachine):
             producer_id for producer_id, batches in self.sent.items() if batches
         ]
         batches = self.sent[producers[choice % len(producers)]]
-        in_epoch = [one for one in batches if one.epoch == batches[-1].epoch]
+        in_epoch = [batch for batch in batches if batch.epoch == batches[-1].epoch]
         again = in_epoch[-1 - min(back, len(in_epoch) - 1)]
         if not again.is_known:
             return

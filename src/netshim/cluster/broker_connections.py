@@ -68,21 +68,23 @@ class BrokerListener:
             InvalidConfigError: there is no such listener, a listener has no address for
                 clients, or brokers could not log in.
         """
-        for one in listeners:
-            if one.advertised is None and one.host in _ALL_NETWORKS:
+        for listener in listeners:
+            if listener.advertised is None and listener.host in _ALL_NETWORKS:
                 raise InvalidConfigError(
-                    f"listener {one.name} of a broker in a cluster needs an address for "
+                    f"listener {listener.name} of a broker in a cluster needs an address for "
                     "clients",
-                    expected=f"--advertise {one.name}=HOST:{one.port}",
-                    found=one.host,
+                    expected=f"--advertise {listener.name}=HOST:{listener.port}",
+                    found=listener.host,
                 )
         found = listeners[0]
         if name is not None:
-            named = [one for one in listeners if one.name == name.upper()]
+            named = [
+                listener for listener in listeners if listener.name == name.upper()
+            ]
             if not named:
                 raise InvalidConfigError(
                     "--inter-broker-listener",
-                    expected=" or ".join(one.name for one in listeners),
+                    expected=" or ".join(listener.name for listener in listeners),
                     found=name,
                 )
             (found,) = named

@@ -100,7 +100,7 @@ class FollowedPartition:
 class _SentFetch:
     """A fetch that the leader has."""
 
-    one: FollowedPartition
+    partition: FollowedPartition
     fetch: FollowerFetch
     log_start: int
 
@@ -149,10 +149,10 @@ class LeaderFetcher:
         )
         self._thread.start()
 
-    def follow(self, one: FollowedPartition) -> None:
+    def follow(self, followed_partition: FollowedPartition) -> None:
         with self._changed:
-            self._partitions[one.key] = one
-            self._due[one] = None
+            self._partitions[followed_partition.key] = followed_partition
+            self._due[followed_partition] = None
             self._added_ms = self._fs.monotonic_ms()
             waits_briefly = self._waits_briefly
             self._changed.notify_all()
@@ -164,21 +164,21 @@ class LeaderFetcher:
     def drop(self, key: Key) -> None:
         """Stop to follow a partition. Returns when its log is no longer used."""
         with self._changed:
-            one = self._partitions.pop(key, None)
-            if one is not None:
-                self._due[one] = None  # the session forgets it
-        if one is not None:
-            with one.mutex:
+            partition = self._partitions.pop(key, None)
+            if partition is not None:
+                self._due[partition] = None  # the session forgets it
+        if partition is not None:
+            with partition.mutex:
                 # The thread holds the mutex while it uses the log.
-                one.is_dropped = True
+                partition.is_dropped = True
 
     def read_state(self, key: Key, state: LeaderAndIsr) -> None:
         """Take a newer state with the same leader and epoch."""
         with self._changed:
-            one = self._partitions.get(key)
-        if one is not None:
-            with one.mutex:
-                one.book = following.read_state(one.book, state)
+            partition = self._partitions.get(key)
+        if partition is not None:
+            with partition.mutex:
+                partition.book = following.read_state(partition.book, state)
 
     def close(self) -> None:
         with self._changed:
@@ -214,25 +214,27 @@ class LeaderFetcher:
         """Send one request, and handle its response."""
         listed: list[_SentFetch] = []
         forgotten: list[_Place] = []
-        for one in due:
+        for partition in due:
             try:
-                fetch = self._next_fetch(one)
+                fetch = self._next_fetch(partition)
             except LogcoreError as error:
-                self._fail(one, error)
+                self._fail(partition, error)
                 fetch = None
-            before = self._sent.get(one.place)
+            before = self._sent.get(partition.place)
             if fetch is None:
                 # The leader would answer its former fetch again and again.
-                if before is not None and before.one is one:
-                    del self._sent[one.place]
-                    forgotten.append(one.place)
-                if not one.is_dropped and one.book.stopped is None:
-                    self._retry_next_round(one)
+                if before is not None and before.partition is partition:
+                    del self._sent[partition.place]
+                    forgotten.append(partition.place)
+                if not partition.is_dropped and partition.book.stopped is None:
+                    self._retry_next_round(partition)
                 continue
-            sent = self._sent[one.place] = _SentFetch(one, fetch, one.book.log_start)
-            if before is None and one.place not in forgotten:
+            sent = self._sent[partition.place] = _SentFetch(
+                partition, fetch, partition.book.log_start
+            )
+            if before is None and partition.place not in forgotten:
                 listed.append(sent)
-            elif before is None or before.one is not one:
+            elif before is None or before.partition is not partition:
                 # The leader must send all facts again: this role has none of them.
                 self._epoch = INITIAL_EPOCH
             elif before.fetch != fetch or before.log_start != sent.log_start:
@@ -287,8 +289,8 @@ class LeaderFetcher:
                 # A partition that was not requested, or is listed twice, is ignored.
                 if sent is not None and place not in answered:
                     answered.add(place)
-                    self._take(sent.one, sent.fetch, part)
-                    self._retry_next_round(sent.one)
+                    self._take(sent.partition, sent.fetch, part)
+                    self._retry_next_round(sent.partition)
         return answered
 
     def _begin_again(self, *, keeps_connection: bool = False) -> None:
@@ -304,36 +306,45 @@ class LeaderFetcher:
         sent, self._sent = self._sent, {}
         for place, each in sent.items():
             if place not in answered:
-                one = each.one
-                with one.mutex:
-                    one.book = following.gave_up(one.book)
-                    one.retry_at_ms = self._fs.monotonic_ms() + delay_ms
-                self._retry_next_round(one)
+                partition = each.partition
+                with partition.mutex:
+                    partition.book = following.gave_up(partition.book)
+                    partition.retry_at_ms = self._fs.monotonic_ms() + delay_ms
+                self._retry_next_round(partition)
 
-    def _retry_next_round(self, one: FollowedPartition) -> None:
+    def _retry_next_round(self, followed_partition: FollowedPartition) -> None:
         """Look for the next fetch of a partition in the next round."""
         with self._changed:
-            self._due[one] = None
+            self._due[followed_partition] = None
 
     def _pause(self) -> None:
         with self._changed:
             if not self._is_closing:
                 self._changed.wait(_BACK_OFF_MS / 2_000)
 
-    def _next_fetch(self, one: FollowedPartition) -> FollowerFetch | None:
+    def _next_fetch(
+        self, followed_partition: FollowedPartition
+    ) -> FollowerFetch | None:
         """Sync the log if necessary, and return the next fetch."""
-        with one.mutex:
-            if one.is_dropped or self._fs.monotonic_ms() < one.retry_at_ms:
+        with followed_partition.mutex:
+            if (
+                followed_partition.is_dropped
+                or self._fs.monotonic_ms() < followed_partition.retry_at_ms
+            ):
                 return None
-            step = following.next_step(one.book)
+            step = following.next_step(followed_partition.book)
             if isinstance(step, SyncLog):
-                one.log.flush()
-                one.book = following.synced(one.book, one.log.durable_end_offset)
-                self._show(one)
-                step = following.next_step(one.book)
+                followed_partition.log.flush()
+                followed_partition.book = following.synced(
+                    followed_partition.book, followed_partition.log.durable_end_offset
+                )
+                self._show(followed_partition)
+                step = following.next_step(followed_partition.book)
             if not isinstance(step, SendFetch):
                 return None
-            one.book = following.sent(one.book, step.fetch)
+            followed_partition.book = following.sent(
+                followed_partition.book, step.fetch
+            )
             return step.fetch
 
     def _request(
@@ -347,7 +358,7 @@ class LeaderFetcher:
         kind = wire.FETCH.Request.Topic
         topics: dict[bytes, Any] = {}
         for each in listed:
-            topic_id, number = each.one.place
+            topic_id, number = each.partition.place
             topic = topics.get(topic_id)
             if topic is None:
                 topic = topics[topic_id] = kind(topic_id=topic_id, partitions=[])
@@ -382,28 +393,32 @@ class LeaderFetcher:
 
     # -- answers -----------------------------------------------------------------------
 
-    def _take(self, one: FollowedPartition, fetch: FollowerFetch, part: Any) -> None:
+    def _take(
+        self, followed_partition: FollowedPartition, fetch: FollowerFetch, part: Any
+    ) -> None:
         """Handle the part of a response for one partition."""
-        with one.mutex:
-            if one.is_dropped:
+        with followed_partition.mutex:
+            if followed_partition.is_dropped:
                 return
             try:
                 answer = _answer_of(part)
                 own_end = (-1, -1)
                 if answer.diverging is not None:
-                    own_end = one.log.end_of_epoch(answer.diverging[0])
-                one.book, effects = following.answered(one.book, fetch, answer, own_end)
+                    own_end = followed_partition.log.end_of_epoch(answer.diverging[0])
+                followed_partition.book, effects = following.answered(
+                    followed_partition.book, fetch, answer, own_end
+                )
                 for effect in effects:
-                    self._execute(one, effect)
-                self._show(one)
+                    self._execute(followed_partition, effect)
+                self._show(followed_partition)
             except LogcoreError as error:
-                one.book = following.gave_up(one.book)
-                self._fail(one, error)
+                followed_partition.book = following.gave_up(followed_partition.book)
+                self._fail(followed_partition, error)
 
     def _execute(
-        self, one: FollowedPartition, effect: following.FollowerEffect
+        self, followed_partition: FollowedPartition, effect: following.FollowerEffect
     ) -> None:
-        log = one.log
+        log = followed_partition.log
         match effect:
             case AppendFetched(records):
                 for data in records:
@@ -412,9 +427,14 @@ class LeaderFetcher:
             case TruncateToEpoch(epoch, end):
                 before = log.log_end_offset
                 after = log.truncate_to_epoch(epoch, end)
-                _log.info("%s-%d: truncated from %d to %d", *one.key, before, after)
+                _log.info(
+                    "%s-%d: truncated from %d to %d",
+                    *followed_partition.key,
+                    before,
+                    after,
+                )
             case RestartLog(offset):
-                _log.warning("%s-%d: continues at %d", *one.key, offset)
+                _log.warning("%s-%d: continues at %d", *followed_partition.key, offset)
                 restart_at(log.host.writer, offset)
             case DeleteRecordsBelow(offset):
                 if log.log_start_offset < offset <= log.high_watermark:
@@ -422,34 +442,37 @@ class LeaderFetcher:
             case StopReplica(reason):
                 _log.error(
                     "%s-%d stops to follow broker %d: %s",
-                    *one.key,
+                    *followed_partition.key,
                     self.leader,
                     reason,
                 )
                 return
             case BackOff():
-                one.retry_at_ms = self._fs.monotonic_ms() + _BACK_OFF_MS
+                followed_partition.retry_at_ms = self._fs.monotonic_ms() + _BACK_OFF_MS
                 return
-        one.book = following.changed_log(
-            one.book,
+        followed_partition.book = following.changed_log(
+            followed_partition.book,
             log.log_start_offset,
             log.log_end_offset,
             last_epoch(log),
         )
 
-    def _show(self, one: FollowedPartition) -> None:
+    def _show(self, followed_partition: FollowedPartition) -> None:
         """Let readers see the records below the high watermark."""
-        offset = min(one.book.high_watermark, one.log.log_end_offset)
-        if offset > one.log.high_watermark:
-            one.log.advance_high_watermark(offset)
+        offset = min(
+            followed_partition.book.high_watermark,
+            followed_partition.log.log_end_offset,
+        )
+        if offset > followed_partition.log.high_watermark:
+            followed_partition.log.advance_high_watermark(offset)
 
-    def _fail(self, one: FollowedPartition, error: LogcoreError) -> None:
-        one.retry_at_ms = self._fs.monotonic_ms() + _BACK_OFF_MS
-        if one.log.has_failed:
-            self._on_failure(one.key, error)
-        elif str(error) != one.error:  # such as a full disk
-            one.error = str(error)
-            _log.error("%s-%d cannot be copied now: %s", *one.key, error)
+    def _fail(self, followed_partition: FollowedPartition, error: LogcoreError) -> None:
+        followed_partition.retry_at_ms = self._fs.monotonic_ms() + _BACK_OFF_MS
+        if followed_partition.log.has_failed:
+            self._on_failure(followed_partition.key, error)
+        elif str(error) != followed_partition.error:  # such as a full disk
+            followed_partition.error = str(error)
+            _log.error("%s-%d cannot be copied now: %s", *followed_partition.key, error)
 
 
 def _answer_of(part: Any) -> FetchAnswer:

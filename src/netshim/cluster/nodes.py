@@ -190,7 +190,7 @@ class ChangeNote:
 
 
 def pack_changes(note: ChangeNote) -> bytes:
-    return pack_json({"n": note.last, "recent": [list(one) for one in note.recent]})
+    return pack_json({"n": note.last, "recent": [list(entry) for entry in note.recent]})
 
 
 def unpack_changes(data: bytes, path: str) -> ChangeNote:

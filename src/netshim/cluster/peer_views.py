@@ -88,11 +88,14 @@ class PeerViews:
             response = connection.request(wire.METADATA, request)
             with self._mutex:
                 for topic in response.topics:
-                    for one in topic.partitions:
-                        key = topic.name, one.partition_index
+                    for partition in topic.partitions:
+                        key = topic.name, partition.partition_index
                         _, known = self._leaders.get(key, (-1, -1))
-                        if one.leader_epoch > known:
-                            self._leaders[key] = one.leader_id, one.leader_epoch
+                        if partition.leader_epoch > known:
+                            self._leaders[key] = (
+                                partition.leader_id,
+                                partition.leader_epoch,
+                            )
         except LogcoreError as error:
             _log.debug("metadata of broker %d: %s", number, error)
         finally:

@@ -631,7 +631,9 @@ class ClusterReplicas(Leadership):
     def report_strays(self) -> None:
         """Log the topics of the directory that the cluster does not have."""
         topics = self._view.topics
-        self._report_strays(one for one in self._local.topics() if one not in topics)
+        self._report_strays(
+            topic for topic in self._local.topics() if topic not in topics
+        )
 
     def _report_strays(self, names: Iterable[str]) -> None:
         for name in names:

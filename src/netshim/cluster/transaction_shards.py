@@ -99,16 +99,16 @@ def _pack_markers(entries: Sequence[_MarkersOf]) -> Any:
     return wire.WRITE_TXN_MARKERS.Request(
         markers=[
             kind(
-                producer_id=one.effect.producer_id,
-                producer_epoch=one.effect.producer_epoch,
-                transaction_result=one.effect.commit,
+                producer_id=entry.effect.producer_id,
+                producer_epoch=entry.effect.producer_epoch,
+                transaction_result=entry.effect.commit,
                 topics=[
                     kind.Topic(name=topic, partition_indexes=numbers)
-                    for topic, numbers in _by_topic(one.partitions).items()
+                    for topic, numbers in _by_topic(entry.partitions).items()
                 ],
-                coordinator_epoch=one.coordinator_epoch,
+                coordinator_epoch=entry.coordinator_epoch,
             )
-            for one in entries
+            for entry in entries
         ]
     )
 
@@ -129,16 +129,16 @@ def _pack_questions(entries: Sequence[_TransactionQuestion]) -> Any:
     return wire.ADD_PARTITIONS_TO_TXN.Request(
         transactions=[
             kind(
-                transactional_id=one.producer[0],
-                producer_id=one.producer[1],
-                producer_epoch=one.producer[2],
-                verify_only=not one.adds,
+                transactional_id=entry.producer[0],
+                producer_id=entry.producer[1],
+                producer_epoch=entry.producer[2],
+                verify_only=not entry.adds,
                 topics=[
                     kind.Topic(name=topic, partitions=numbers)
-                    for topic, numbers in _by_topic(one.partitions).items()
+                    for topic, numbers in _by_topic(entry.partitions).items()
                 ],
             )
-            for one in entries
+            for entry in entries
         ]
     )
 
@@ -310,7 +310,13 @@ class TransactionShard(TransactionHost):
                 return
             # A partition that the leader does not know may be new to it. If it was
             # deleted, the next attempt finds that in the view.
-            finish([one for one in partitions if found.get(one, -1) not in _FINAL])
+            finish(
+                [
+                    partition
+                    for partition in partitions
+                    if found.get(partition, -1) not in _FINAL
+                ]
+            )
 
         markers = _MarkersOf(effect, self._epoch, partitions)
         self._peers.send_markers(leader, markers, sent)
@@ -442,10 +448,10 @@ class TransactionShards(TransactionService):
         """Return the partitions led here for which the coordinator must be asked."""
         _, producer_id, epoch = producer
         return frozenset(
-            one
-            for one in partitions
-            if self._verified.get(one, {}).get(producer_id) != epoch
-            and self._state.leadership.leads(one)
+            partition
+            for partition in partitions
+            if self._verified.get(partition, {}).get(producer_id) != epoch
+            and self._state.leadership.leads(partition)
         )
 
     def prepare(
@@ -465,29 +471,31 @@ class TransactionShards(TransactionService):
         """Complete the requests of a producer, up to one that needs the coordinator's answer."""
         waiting = self._preparations.get(producer_id, deque())
         while waiting and not waiting[0].is_requesting:
-            one = waiting[0]
-            unknown = self._unknown(one.producer, one.partitions)
-            if unknown and not one.errors:
-                self._request_errors(one, unknown)
+            preparation = waiting[0]
+            unknown = self._unknown(preparation.producer, preparation.partitions)
+            if unknown and not preparation.errors:
+                self._request_errors(preparation, unknown)
                 continue
             waiting.popleft()
-            guarded(one.done, one.errors)
+            guarded(preparation.done, preparation.errors)
         if not waiting:
             self._preparations.pop(producer_id, None)
 
-    def _request_errors(self, one: _Preparation, unknown: frozenset[Partition]) -> None:
-        producer = one.producer
-        one.is_requesting = True
-        one.changed.clear()
+    def _request_errors(
+        self, preparation: _Preparation, unknown: frozenset[Partition]
+    ) -> None:
+        producer = preparation.producer
+        preparation.is_requesting = True
+        preparation.changed.clear()
         has_returned = False
 
         def answered(found: TransactionErrors | LogcoreError) -> None:
-            one.is_requesting = False
+            preparation.is_requesting = False
             if isinstance(found, LogcoreError):
                 error = TransactionError.COORDINATOR_NOT_AVAILABLE
                 found = dict.fromkeys(unknown, error)
-            one.errors = found
-            for partition in unknown - found.keys() - one.changed:
+            preparation.errors = found
+            for partition in unknown - found.keys() - preparation.changed:
                 self._verified.setdefault(partition, {})[producer[1]] = producer[2]
             if has_returned:
                 self._prepare_next(producer[1])
@@ -496,12 +504,16 @@ class TransactionShards(TransactionService):
         coordinator = self.peers.leader_of(home)
         if coordinator == self.peers.own_number:
             now_ms = self._state.now_ms
-            add_or_verify(self, producer, unknown, now_ms, answered, adds=one.adds)
+            add_or_verify(
+                self, producer, unknown, now_ms, answered, adds=preparation.adds
+            )
         elif coordinator is None or coordinator == NO_NODE:
             answered(LogcoreError("the transaction has no coordinator now"))
         else:
             self.peers.request(
-                coordinator, _TransactionQuestion(producer, unknown, one.adds), answered
+                coordinator,
+                _TransactionQuestion(producer, unknown, preparation.adds),
+                answered,
             )
         has_returned = True
 
@@ -523,5 +535,5 @@ class TransactionShards(TransactionService):
             producers.pop(producer_id, None)
             if not producers:
                 del self._verified[partition]
-        for one in self._preparations.get(producer_id, ()):
-            one.changed.add(partition)
+        for preparation in self._preparations.get(producer_id, ()):
+            preparation.changed.add(partition)

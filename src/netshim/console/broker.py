@@ -230,7 +230,7 @@ def facts_reader(handle: ServerHandle) -> Callable[[], BrokerPageFacts]:
             incidents=server.logdir.incidents(),
             users=sorted(security.facts.users),
             enforces_rules=security.acls is not None,
-            rules=[_shown_rule(one) for one in security.facts.acls[:_MAX_ROWS]],
+            rules=[_shown_rule(acl) for acl in security.facts.acls[:_MAX_ROWS]],
             cluster=cluster,
             received_bytes=counts.received_bytes,
             sent_bytes=counts.sent_bytes,
@@ -261,15 +261,17 @@ def _cluster_facts(state: BrokerState) -> Steps[ClusterFacts]:
         for number in state.logs.numbers_of(topic):
             if pace.is_over():
                 yield
-            one = state.topology.partition(topic, number)
-            leaders[one.leader] += 1
-            replicas.update(one.replicas)
-            others = [node for node in one.replicas if node not in one.isr]
-            if others or one.leader < 0:
+            replica = state.topology.partition(topic, number)
+            leaders[replica.leader] += 1
+            replicas.update(replica.replicas)
+            others = [node for node in replica.replicas if node not in replica.isr]
+            if others or replica.leader < 0:
                 count += 1
                 if len(lagging) < _MAX_ROWS:
                     lagging.append(
-                        LaggingPartition(topic, number, one.leader, one.isr, others)
+                        LaggingPartition(
+                            topic, number, replica.leader, replica.isr, others
+                        )
                     )
     nodes = {
         node: (leaders[node], replicas[node])

@@ -118,9 +118,9 @@ class BrokerChanges:
             request_type(group_id=group, topics=list(topics.values())),
         )
         _check(
-            (f"{topic.name}-{one.partition_index}", one.error_code, None)
+            (f"{topic.name}-{partition.partition_index}", partition.error_code, None)
             for topic in response.topics
-            for one in topic.partitions
+            for partition in topic.partitions
         )
 
     def abort_transaction(
@@ -150,7 +150,8 @@ class BrokerChanges:
             ),
         )
         _check(
-            (one.name, one.error_code, one.error_message) for one in response.responses
+            (changed.name, changed.error_code, changed.error_message)
+            for changed in response.responses
         )
 
     def delete_records(
@@ -171,9 +172,9 @@ class BrokerChanges:
             request_type(topics=[named], timeout_ms=int(WAIT_S * 1000)),
         )
         _check(
-            (f"{one.name}-{part.partition_index}", part.error_code, None)
-            for one in response.topics
-            for part in one.partitions
+            (f"{topic.name}-{part.partition_index}", part.error_code, None)
+            for topic in response.topics
+            for part in topic.partitions
         )
 
 
@@ -182,7 +183,7 @@ def _check(results: Iterable[tuple[str, int, str | None]]) -> None:
 
     Each part is a name, a code, and the broker's own text if it has one.
     """
-    failed = [one for one in results if one[1] != codes.NONE]
+    failed = [result for result in results if result[1] != codes.NONE]
     if not failed:
         return
     name, code, message = failed[0]

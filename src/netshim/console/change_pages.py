@@ -115,22 +115,22 @@ class ChangePages:
         budget = self._budget()
         rows = []
         changes: dict[Key, int] = {}
-        for one in groups.offsets_of(directory, found, name, budget):
-            key = one.topic, one.partition
+        for row in groups.offsets_of(directory, found, name, budget):
+            key = row.topic, row.partition
             # Without the end, the place cannot be found.
-            if one.end is None or (wanted and one.topic != wanted):
+            if row.end is None or (wanted and row.topic != wanted):
                 continue
             after, end = self._offset_at(directory, key, text)
             rows.append(
                 (
                     partition_name(*key),
-                    one.committed.offset,
+                    row.committed.offset,
                     after,
-                    after - one.committed.offset,
+                    after - row.committed.offset,
                     end - after,
                 )
             )
-            if after != one.committed.offset:
+            if after != row.committed.offset:
                 changes[key] = after
         members = found.member_count(name)
         warning = ""
@@ -175,9 +175,9 @@ class ChangePages:
             shown = visible(name[:80])
             raise HTTPException(404, f"There is no open transaction of {shown!r}.")
         rows = [
-            (partition_name(one.topic, one.partition), one.first_offset, one.held)
-            for one in facts.parts
-            if one.transactional_id == name
+            (partition_name(part.topic, part.partition), part.first_offset, part.held)
+            for part in facts.parts
+            if part.transactional_id == name
         ]
         return self._show(
             request,

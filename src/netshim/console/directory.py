@@ -119,10 +119,10 @@ class DirectoryView:
 def _partition_paths(fs: FS, path: str) -> dict[Key, str]:
     """Return the partition directories at a path by topic and number."""
     found = {}
-    for one in partitions(path, fs=fs):
-        key = partition_of(os.path.basename(fs.real_path(one)))
+    for partition in partitions(path, fs=fs):
+        key = partition_of(os.path.basename(fs.real_path(partition)))
         if key is not None:
-            found[key] = one
+            found[key] = partition
     return found
 
 

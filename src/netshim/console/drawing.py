@@ -60,31 +60,38 @@ class DrawnPartition:
 
 def draw(maps: Sequence[PartitionMap], *, own_scale: bool) -> list[DrawnPartition]:
     """Return a row for each partition. With `own_scale`, each row fills the width."""
-    largest = max((_drawn_bytes(one) for one in maps), default=0)
-    return [_row(one, _drawn_bytes(one) if own_scale else largest) for one in maps]
+    largest = max((_drawn_bytes(partition_map) for partition_map in maps), default=0)
+    return [
+        _row(partition_map, _drawn_bytes(partition_map) if own_scale else largest)
+        for partition_map in maps
+    ]
 
 
-def _drawn(one: PartitionMap) -> tuple[SegmentSummary, ...]:
-    return one.segments[-MAX_SEGMENTS:]
+def _drawn(partition_map: PartitionMap) -> tuple[SegmentSummary, ...]:
+    return partition_map.segments[-MAX_SEGMENTS:]
 
 
-def _drawn_bytes(one: PartitionMap) -> int:
-    return sum(segment.size_bytes for segment in _drawn(one))
+def _drawn_bytes(partition_map: PartitionMap) -> int:
+    return sum(segment.size_bytes for segment in _drawn(partition_map))
 
 
-def _row(one: PartitionMap, whole_bytes: int) -> DrawnPartition:
-    drawn = _drawn(one)
+def _row(partition_map: PartitionMap, whole_bytes: int) -> DrawnPartition:
+    drawn = _drawn(partition_map)
     # Each segment has a gap and at least _LEAST units. Its bytes share the rest.
     room = WIDTH - len(drawn) * (_GAP + _LEAST)
     unit = max(0.0, room) / max(1, whole_bytes)
-    stable = min(one.open_transactions.values(), default=one.end_offset)
+    stable = min(
+        partition_map.open_transactions.values(), default=partition_map.end_offset
+    )
     x = 0.0
     segments = []
     for segment in drawn:
         width = _LEAST + segment.size_bytes * unit
         segments.append(_segment(segment, x, width, stable))
         x += width + _GAP
-    return DrawnPartition(one, tuple(segments), len(one.segments) - len(drawn))
+    return DrawnPartition(
+        partition_map, tuple(segments), len(partition_map.segments) - len(drawn)
+    )
 
 
 def _segment(
@@ -142,7 +149,7 @@ class DrawnLag:
 
 def draw_lag(samples: Sequence[tuple[int, int]], now_ms: int) -> DrawnLag:
     """Return the line of samples of (time in ms, lag). The largest lag has full height."""
-    shown = [one for one in samples if now_ms - one[0] <= _LAG_MS]
+    shown = [sample for sample in samples if now_ms - sample[0] <= _LAG_MS]
     lags = [lag for _, lag in shown] or [0]
     most = max(lags)
     # Two units above and below the line, because the stroke has a width.

@@ -53,19 +53,19 @@ def export_messages(
         out = io.StringIO()
         table = csv.writer(out)
         table.writerow(_COLUMNS)
-        table.writerows(_cells(one) for one in messages)
+        table.writerows(_cells(message) for message in messages)
         # Names of headers may have lone surrogates, which UTF-8 cannot encode.
         return out.getvalue().encode("utf-8", "replace")
     lines = [
         json.dumps(
             {
                 "topic": topic,
-                "partition": one.partition,
-                **shown_record(one.record),
+                "partition": message.partition,
+                **shown_record(message.record),
             },
             ensure_ascii=False,
         )
-        for one in messages
+        for message in messages
     ]
     return "".join(f"{line}\n" for line in lines).encode("utf-8", "replace")
 
@@ -79,18 +79,18 @@ def _parquet(messages: list[FoundMessage], topic: str) -> bytes:
     rows = [
         {
             "topic": topic,
-            "partition": one.partition,
-            "offset": one.record.offset,
+            "partition": message.partition,
+            "offset": message.record.offset,
             # -1 means no timestamp.
-            "timestamp": one.timestamp_ms if one.timestamp_ms >= 0 else None,
-            "key": one.record.key,
-            "value": one.record.value,
+            "timestamp": message.timestamp_ms if message.timestamp_ms >= 0 else None,
+            "key": message.record.key,
+            "value": message.record.value,
             "headers": [
                 {"key": name.encode("utf-8", "replace").decode(), "value": value}
-                for name, value in one.record.headers
+                for name, value in message.record.headers
             ],
         }
-        for one in messages
+        for message in messages
     ]
     out = io.BytesIO()
     table = pa.Table.from_pylist(rows, schema=schema)

@@ -181,10 +181,10 @@ def read_groups(directory: OpenDirectory) -> GroupFacts:
 
 def _stored_offsets(directory: OpenDirectory) -> dict[LagKey, int]:
     return {
-        (name, topic, number): one.offset
+        (name, topic, number): partition.offset
         for name, topics in read_groups(directory).offsets.items()
         for topic, partitions in topics.items()
-        for number, one in partitions.items()
+        for number, partition in partitions.items()
     }
 
 
@@ -233,9 +233,10 @@ def members_of(
     may_see = directory.viewer.may_see_topic
     return tuple(
         attrs.evolve(
-            one, partitions=tuple(key for key in one.partitions if may_see(key[0]))
+            member,
+            partitions=tuple(key for key in member.partitions if may_see(key[0])),
         )
-        for one in members
+        for member in members
     )
 
 
@@ -289,15 +290,19 @@ def read_transactions(directory: OpenDirectory, budget: TimeBudget) -> Transacti
             found = {}
         viewer = directory.viewer
         seen = {
-            name: one
-            for name, one in found.items()
+            name: transaction
+            for name, transaction in found.items()
             if viewer.may_see_transactional_id(name)
         }
         facts.ids = sorted(
-            seen.items(), key=lambda one: (not one[1].partitions, one[0])
+            seen.items(), key=lambda item: (not item[1].partitions, item[0])
         )
-        names = {one.producer_id: name for name, one in seen.items() if one.partitions}
-    first = {key for _, one in facts.ids for key in one.partitions}
+        names = {
+            transaction.producer_id: name
+            for name, transaction in seen.items()
+            if transaction.partitions
+        }
+    first = {key for _, transaction in facts.ids for key in transaction.partitions}
     every = [(topic, n) for topic, numbers in directory.topics.items() for n in numbers]
     known = set(every)
     for topic, number in [
@@ -308,7 +313,7 @@ def read_transactions(directory: OpenDirectory, budget: TimeBudget) -> Transacti
             facts.unread += 1
             continue
         try:
-            one = segment_map(
+            partition_map = segment_map(
                 directory.path_of(topic, number),
                 is_over=lambda: True,  # only the open transactions are needed
                 fs=directory.view.fs,
@@ -316,16 +321,18 @@ def read_transactions(directory: OpenDirectory, budget: TimeBudget) -> Transacti
         except LogcoreError as error:
             facts.problems.append(str(error))
             continue
-        stable = min(one.open_transactions.values(), default=one.end_offset)
+        stable = min(
+            partition_map.open_transactions.values(), default=partition_map.end_offset
+        )
         facts.parts += [
             OpenPart(
                 topic=topic,
                 partition=number,
                 producer_id=producer_id,
                 first_offset=offset,
-                held=one.end_offset - stable,
+                held=partition_map.end_offset - stable,
                 transactional_id=names.get(producer_id, ""),
             )
-            for producer_id, offset in one.open_transactions.items()
+            for producer_id, offset in partition_map.open_transactions.items()
         ]
     return facts

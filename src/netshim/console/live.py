@@ -74,7 +74,7 @@ class LiveTail:
             records: list[Record] = list(log.read(first, end)) if first < end else []
             found += [FoundMessage(number, record) for record in records]
             self.offsets[number] = end
-        found.sort(key=lambda one: one.timestamp_ms)
+        found.sort(key=lambda message: message.timestamp_ms)
         return found[-MAX_ROWS:], skipped + max(0, len(found) - MAX_ROWS)
 
     def close(self) -> None:

@@ -127,7 +127,7 @@ class MessageQuery:
         else:
             records = self.where.select(batch.columns()).records()
         needle = self.needle
-        return (one for one in records if not needle or _contains(one, needle))
+        return (record for record in records if not needle or _contains(record, needle))
 
     def _may_be_in(self, batch: RecordBatch) -> bool:
         """Return whether the decompressed batch contains all bytes that are searched.
@@ -139,9 +139,9 @@ class MessageQuery:
         needles = [self.needle]
         if self.where is not None:
             needles += [
-                one.wanted
-                for one in self.where.conditions
-                if one.wanted is not None and not one.is_opposite
+                condition.wanted
+                for condition in self.where.conditions
+                if condition.wanted is not None and not condition.is_opposite
             ]
         batch.verify()
         if not any(needles):
@@ -260,7 +260,9 @@ def _fill(
         for source in left:
             _read_block(source, query, page)
             if page.searched_bytes >= SEARCH_BYTES or budget.is_over():
-                if any(not one.is_at_end(query) for one in left):
+                if any(
+                    not queried_partition.is_at_end(query) for queried_partition in left
+                ):
                     page.is_partial = True
                 return
         # A partition without enough records may have the next one of the page.
@@ -270,7 +272,10 @@ def _fill(
             if len(source.found) < query.count and not source.is_at_end(query)
         ]
         # A search is over once the page is full, in the order in which it was found.
-        if query.is_search and sum(len(one.found) for one in sources) >= query.count:
+        if (
+            query.is_search
+            and sum(len(source.found) for source in sources) >= query.count
+        ):
             return
 
 
@@ -461,7 +466,9 @@ def _previous(log: logcore.Log, offset: int) -> int | None:
     for _ in range(3):
         start = max(log.log_start_offset, end - span)
         for batch in reversed(list(batches_between(log, start, end, MessagePage()))):
-            below = [one.offset for one in batch.records() if one.offset < offset]
+            below = [
+                record.offset for record in batch.records() if record.offset < offset
+            ]
             if below:
                 return below[-1]
         end = start

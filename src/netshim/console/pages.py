@@ -326,7 +326,7 @@ class ConsolePages:
             start=start,
             page_rows=_PAGE_ROWS,
             all_topics=len(directory.topics),
-            partitions=sum(len(one) for one in directory.topics.values()),
+            partitions=sum(len(topic) for topic in directory.topics.values()),
             wanted=wanted,
             shows_internal=shows_internal,
             is_partial=any(row["is_partial"] for row in rows),
@@ -350,8 +350,8 @@ class ConsolePages:
             for name in groups.group_names(directory, found):
                 if topic in found.offsets.get(name, {}):
                     offsets = groups.offsets_of(directory, found, name, budget)
-                    mine = [one for one in offsets if one.topic == topic]
-                    lag = sum(one.lag or 0 for one in mine)
+                    mine = [offset for offset in offsets if offset.topic == topic]
+                    lag = sum(row.lag or 0 for row in mine)
                     readers.append((name, found.member_count(name), len(mine), lag))
         return self._render(
             "topic.html",
@@ -591,7 +591,7 @@ class ConsolePages:
             rows=draw(maps, own_scale=own_scale),
             own_scale=own_scale,
             unread=unread,
-            is_partial=any(not one.is_complete for one in maps),
+            is_partial=any(not partition_map.is_complete for partition_map in maps),
         )
 
     def partition_segments(
@@ -605,12 +605,17 @@ class ConsolePages:
         directory.check(topic, number)
         checks = request.query_params.get("check") == "1"
         budget = self._budget(self._view.search_s if checks else None)
-        one = self._map(directory, topic, number, budget, checks_crc=checks)
+        partition_map = self._map(directory, topic, number, budget, checks_crc=checks)
         estimate = None
-        problems = [*one.problems]
-        if request.query_params.get("estimate") == "1" and one.cleaned_to >= 0:
+        problems = [*partition_map.problems]
+        if (
+            request.query_params.get("estimate") == "1"
+            and partition_map.cleaned_to >= 0
+        ):
             try:
-                estimate = self._estimate(directory, topic, number, one.cleaned_to)
+                estimate = self._estimate(
+                    directory, topic, number, partition_map.cleaned_to
+                )
             except LogcoreError as error:
                 problems.append(str(error))
         return self._render(
@@ -621,10 +626,10 @@ class ConsolePages:
             estimate=estimate,
             topic=topic,
             number=number,
-            row=draw([one], own_scale=True)[0],
+            row=draw([partition_map], own_scale=True)[0],
             config=directory.config(topic),
             checks=checks,
-            is_partial=not one.is_complete,
+            is_partial=not partition_map.is_complete,
         )
 
     def _estimate(
@@ -715,10 +720,10 @@ class ConsolePages:
             members=groups.members_of(directory, found, name),
             offsets=offsets,
             lags={
-                (one.topic, one.partition): self._lag(
-                    self._view.lags.of_partition((name, one.topic, one.partition))
+                (offset.topic, offset.partition): self._lag(
+                    self._view.lags.of_partition((name, offset.topic, offset.partition))
                 )
-                for one in offsets
+                for offset in offsets
             },
         )
 
@@ -770,10 +775,10 @@ def _topic_row(
     return {
         "topic": topic,
         "partitions": len(numbers),
-        "records": sum(one.end_offset - one.log_start_offset for one in sizes),
-        "size_bytes": sum(one.size_bytes for one in sizes),
-        "segments": sum(one.segments for one in sizes),
-        "modified_ms": max((one.modified_ms for one in sizes), default=-1),
+        "records": sum(size.end_offset - size.log_start_offset for size in sizes),
+        "size_bytes": sum(size.size_bytes for size in sizes),
+        "segments": sum(size.segments for size in sizes),
+        "modified_ms": max((size.modified_ms for size in sizes), default=-1),
         "policy": policy,
         "errors": errors,
         "is_partial": len(sizes) + len(errors) < len(numbers),

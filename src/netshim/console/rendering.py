@@ -130,9 +130,9 @@ def _url(*parts: object, **parameters: object) -> str:
     """Return the address of a page; parameters that are None or "" are left out."""
     path = "/" + "/".join(quote(str(part), safe="") for part in parts)
     given = {
-        name.rstrip("_"): one
-        for name, one in parameters.items()
-        if one not in (None, "")
+        name.rstrip("_"): parameter
+        for name, parameter in parameters.items()
+        if parameter not in (None, "")
     }
     return f"{path}?{urlencode(given)}" if given else path
 

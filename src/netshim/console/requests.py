@@ -143,7 +143,7 @@ def _where(text: str) -> Where | None:
         where = Where.parse([text])
     except click.BadParameter as error:
         raise bad_request(f"where: {error.message}") from error
-    if where is not None and any(one.pattern for one in where.conditions):
+    if where is not None and any(condition.pattern for condition in where.conditions):
         raise bad_request(
             "where: expected = or !=, since a page does not search for regular "
             f"expressions; found {_found(text)}. Use logcore read --where"
@@ -160,7 +160,7 @@ def _places(parameters: Mapping[str, str], name: str) -> dict[int, int] | None:
         raise bad_request(
             f"{name}: expected PARTITION:OFFSET,...; found {_found(text)}"
         )
-    pairs = (one.split(":") for one in text.split(","))
+    pairs = (number.split(":") for number in text.split(","))
     return {int(number): min(int(offset), INT64_MAX) for number, offset in pairs}
 
 

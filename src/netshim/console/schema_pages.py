@@ -68,7 +68,11 @@ class SchemaPages:
         """List the subjects whose names contain the filter."""
         wanted = request.query_params.get("filter", "")
         state = _state(directory)
-        names = [one for one in sorted(state.versions) if wanted.lower() in one.lower()]
+        names = [
+            version
+            for version in sorted(state.versions)
+            if wanted.lower() in version.lower()
+        ]
         rows = [
             SubjectRow(
                 name,
@@ -100,7 +104,9 @@ class SchemaPages:
         numbers = sorted(versions, reverse=True)
         shown = _chosen(request, "version", versions, numbers[0])
         assert shown is not None
-        former = max((one for one in numbers if one < shown.version), default=None)
+        former = max(
+            (number for number in numbers if number < shown.version), default=None
+        )
         other = _chosen(request, "against", versions, former)
         lines = None
         if other is not None and other.version != shown.version:
@@ -111,7 +117,7 @@ class SchemaPages:
             problem=directory.problem,
             subject=name,
             topic=_topic_of_subject(directory, name),
-            versions=[versions[one] for one in numbers],
+            versions=[versions[number] for number in numbers],
             shown=shown,
             other=other,
             lines=lines,
@@ -175,4 +181,4 @@ def _diff(before: str, after: str) -> list[DiffLine]:
     """Return the lines that differ, with three lines around them."""
     lines = difflib.unified_diff(before.splitlines(), after.splitlines(), lineterm="")
     # The first two lines name the files.
-    return [DiffLine(one[:1], visible(one[1:])) for one in list(lines)[2:]]
+    return [DiffLine(line[:1], visible(line[1:])) for line in list(lines)[2:]]

@@ -147,7 +147,7 @@ def hex_lines(data: bytes) -> list[str]:
     lines = []
     for at in range(0, min(len(data), MAX_HEX_BYTES), _ROW_BYTES):
         row = data[at : at + _ROW_BYTES]
-        signs = "".join(chr(one) if 32 <= one < 127 else "." for one in row)
+        signs = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in row)
         lines.append(f"{at:08x}  {row.hex(' '):<47}  {signs}")
     return lines
 
@@ -185,12 +185,12 @@ def _node(value: object, levels: int, left: list[int]) -> JsonNode:
         return value
     if isinstance(value, _Pairs):
         items = tuple(
-            (visible(key), _node(one, levels - 1, left)) for key, one in value
+            (visible(key), _node(item, levels - 1, left)) for key, item in value
         )
         return JsonNode("object", items=items)
     if isinstance(value, list):
         numbered = enumerate(value)
-        items = tuple((str(at), _node(one, levels - 1, left)) for at, one in numbered)
+        items = tuple((str(at), _node(item, levels - 1, left)) for at, item in numbered)
         return JsonNode("array", items=items)
     if isinstance(value, str):
         return JsonNode("string", visible(value))

@@ -326,4 +326,8 @@ def plan_of(broker: FaultyBroker) -> RequestFaultPlan:
 def seen_requests(broker: FaultyBroker, api: str | int = ANY_API) -> list[SeenRequest]:
     """Return the latest requests of an API since the plan was created."""
     name = api_named(api)
-    return [one for one in plan_of(broker).requests if name in (ANY_API, one.api)]
+    return [
+        request
+        for request in plan_of(broker).requests
+        if name in (ANY_API, request.api)
+    ]

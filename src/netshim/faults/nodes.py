@@ -85,18 +85,18 @@ class AdvertisedNodes:
 
     def __init__(self, nodes: Sequence[AdvertisedNode]) -> None:
         #: The nodes by their ids.
-        self.all = {one.node_id: one for one in nodes}
+        self.all = {node.node_id: node for node in nodes}
         self._order = list(self.all)
         #: The node id by each port.
         self._by_port = {
-            listener.port: one.node_id for one in nodes for listener in one.listeners
+            listener.port: node.node_id for node in nodes for listener in node.listeners
         }
         #: The leaders that a test has chosen.
         self._leaders: dict[Key, int] = {}
 
     @property
     def running(self) -> list[AdvertisedNode]:
-        return [one for one in self.all.values() if one.is_running]
+        return [node for node in self.all.values() if node.is_running]
 
     def node(self, node_id: int) -> AdvertisedNode:
         """Return a node.
@@ -140,7 +140,7 @@ class AdvertisedNodes:
         if not self.node(node_id).is_running:
             raise InvalidConfigError(
                 "the leader of a partition",
-                expected=f"one of {[one.node_id for one in self.running]}",
+                expected=f"one of {[node.node_id for node in self.running]}",
                 found=f"node {node_id}, which is stopped",
             )
         self._leaders[key] = node_id
@@ -191,17 +191,18 @@ class AdvertisedNodes:
 
     def _local_groups(self, here: int, state: BrokerState, response: Any) -> Any:
         response.groups = [
-            one
-            for one in response.groups
-            if self.coordinator(one.group_id, OFFSETS_TOPIC, state) == here
+            group
+            for group in response.groups
+            if self.coordinator(group.group_id, OFFSETS_TOPIC, state) == here
         ]
         return response
 
     def _local_transactions(self, here: int, state: BrokerState, response: Any) -> Any:
         response.transaction_states = [
-            one
-            for one in response.transaction_states
-            if self.coordinator(one.transactional_id, TRANSACTIONS_TOPIC, state) == here
+            listed
+            for listed in response.transaction_states
+            if self.coordinator(listed.transactional_id, TRANSACTIONS_TOPIC, state)
+            == here
         ]
         return response
 
@@ -221,24 +222,28 @@ class AdvertisedTopology(SoleTopology):
         return self._nodes.node_of(session)
 
     def brokers(self, session: ClientSession) -> list[BrokerAddress]:
-        return [self._address(one, session) for one in self._nodes.running]
+        return [self._address(node, session) for node in self._nodes.running]
 
     def _address(self, node: AdvertisedNode, session: ClientSession) -> BrokerAddress:
         if node.node_id == self._nodes.node_of(session):
             return BrokerAddress(node.node_id, session.host, session.port)
-        listener = next(one for one in node.listeners if one.name == session.listener)
+        listener = next(
+            listener for listener in node.listeners if listener.name == session.listener
+        )
         host, port = listener.advertised or (session.host, listener.port)
         return BrokerAddress(node.node_id, host, port)
 
     def partition(self, topic: str, number: int) -> ReplicaFacts:
         leader = self._nodes.leader((topic, number))
-        replicas = [leader, *(one for one in self._nodes.all if one != leader)]
-        offline = [one for one in replicas if not self._nodes.all[one].is_running]
+        replicas = [leader, *(number for number in self._nodes.all if number != leader)]
+        offline = [
+            replica for replica in replicas if not self._nodes.all[replica].is_running
+        ]
         return ReplicaFacts(
             leader,
             super().partition(topic, number).leader_epoch,
             replicas,
-            [one for one in replicas if one not in offline],
+            [replica for replica in replicas if replica not in offline],
             offline=offline,
         )
 

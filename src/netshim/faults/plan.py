@@ -123,7 +123,7 @@ class RequestFaultPlan:
             request.topics is None or (call.version == 0 and not request.topics)
         ):
             # The response lists all topics.
-            seen.partitions = tuple((one, None) for one in state.logdir.topics())
+            seen.partitions = tuple((topic, None) for topic in state.logdir.topics())
         self.requests.append(seen)
         chosen = None
         index = self._index.get(api.name)
@@ -287,7 +287,7 @@ def _mark_topics(response: Any, rule: FaultRule, code: int) -> Any:
             # As in Kafka, a topic with an error has no partitions.
             topic.partitions = []
             continue
-        for one in topic.partitions:
-            if rule.selects(topic.name, one.partition_index):
-                one.error_code = code
+        for partition in topic.partitions:
+            if rule.selects(topic.name, partition.partition_index):
+                partition.error_code = code
     return response

@@ -93,7 +93,7 @@ def refusal(
         if api is wire.OFFSET_FETCH:
             # Its guard completes the groups that the handler has answered.
             empty.groups = [
-                empty.Group(group_id=one.group_id) for one in request.groups
+                empty.Group(group_id=group.group_id) for group in request.groups
             ]
         # The guard would add the refused parts to the response of the handler.
         response = response(empty)
@@ -129,8 +129,8 @@ def _joined(response: Any, refused: Any) -> Any:
     """
     if response is None or isinstance(response, Exception):
         return response
-    lists = [getattr(refused, one) for one in refused.__slots__]
-    if any(isinstance(one, list) and one for one in lists):
+    lists = [getattr(refused, slot) for slot in refused.__slots__]
+    if any(isinstance(entries, list) and entries for entries in lists):
         _join(response, refused)
         return response
     if getattr(refused, "error_code", 0):
@@ -161,9 +161,9 @@ def _split(
                 pair = _split(item, selects, name_of)
             else:
                 pair = _split_topic(item, selects, topic_name(item, name_of))
-            for found, one in zip(lists, pair, strict=True):
-                if one is not None:
-                    found.append(one)
+            for found, entry in zip(lists, pair, strict=True):
+                if entry is not None:
+                    found.append(entry)
         for at in range(2):
             setattr(parts[at], field, lists[at])
             is_used[at] = is_used[at] or bool(lists[at])
@@ -176,8 +176,8 @@ def _split_topic(topic: Any, selects: Selects, name: str | None) -> tuple[Any, A
         parts = getattr(topic, field, None)
         if not isinstance(parts, list):
             continue
-        taken = [one for one in parts if selects(name, number_of(one))]
-        left = [one for one in parts if not selects(name, number_of(one))]
+        taken = [part for part in parts if selects(name, number_of(part))]
+        left = [part for part in parts if not selects(name, number_of(part))]
         faulted = others = None
         if taken:
             faulted = copy.copy(topic)
@@ -208,14 +208,14 @@ def _join(response: Any, refused: Any) -> None:
         items = getattr(refused, name)
         if not isinstance(items, list):
             continue
-        present = {_identity(one): one for one in getattr(response, name)}
-        for one in items:
-            same = present.get(_identity(one))
+        present = {_identity(entry): entry for entry in getattr(response, name)}
+        for item in items:
+            same = present.get(_identity(item))
             # The topic has only refused partitions, or the entry is not one of a topic.
-            if same is None or _identity(one) is None:
-                getattr(response, name).append(one)
+            if same is None or _identity(item) is None:
+                getattr(response, name).append(item)
             else:
-                _join(same, one)
+                _join(same, item)
 
 
 def _identity(part: Any) -> tuple[Any, ...] | None:
@@ -224,5 +224,5 @@ def _identity(part: Any) -> tuple[Any, ...] | None:
     if any(topic_id):
         return (topic_id,)
     names = ("name", "topic", "group_id", "producer_id")
-    found = tuple(getattr(part, one, None) for one in names)
-    return None if all(one is None for one in found) else found
+    found = tuple(getattr(part, name, None) for name in names)
+    return None if all(entry is None for entry in found) else found

@@ -86,8 +86,8 @@ def seen_request(api: str, request: Any, call: Call, state: BrokerState) -> Seen
     """Return the facts about a request that filters compare."""
     shape = _shape_of(type(request))
     groups: list[str] = []
-    for one in _values(request, shape.groups):
-        groups.append(one if isinstance(one, str) else one.group_id)
+    for value in _values(request, shape.groups):
+        groups.append(value if isinstance(value, str) else value.group_id)
     ids = _values(request, shape.transactional_ids)
     if shape.has_keys:
         keys = request.coordinator_keys or [request.key]
@@ -147,7 +147,7 @@ def _shape_of(kind: type) -> _Shape:
 
 def _new_shape(kind: type) -> _Shape:
     def present(*fields: str) -> tuple[str, ...]:
-        return tuple(one for one in fields if hasattr(kind, one))
+        return tuple(field for field in fields if hasattr(kind, field))
 
     return _Shape(
         present(*_GROUP_FIELDS),
@@ -167,11 +167,11 @@ def _values(value: Any, fields: tuple[str, ...]) -> list[Any]:
     """Return the values of some fields; a list has several."""
     found: list[Any] = []
     for field in fields:
-        one = getattr(value, field)
-        if isinstance(one, list):
-            found += one
-        elif one is not None:
-            found.append(one)
+        inner = getattr(value, field)
+        if isinstance(inner, list):
+            found += inner
+        elif inner is not None:
+            found.append(inner)
     return found
 
 
@@ -184,9 +184,9 @@ def _add_partitions(
     for inner in _values(request, shape.inner):
         if not isinstance(inner, str):
             _add_partitions(found, inner, _shape_of(type(inner)), name_of)
-    for one in _values(request, shape.resources):
-        if one.resource_type == TOPIC_RESOURCE:
-            found.append((one.resource_name, None))
+    for value in _values(request, shape.resources):
+        if value.resource_type == TOPIC_RESOURCE:
+            found.append((value.resource_name, None))
     for topic in _values(request, shape.topics):
         name = topic_name(topic, name_of)
         if name is None:
@@ -225,7 +225,7 @@ def number_of(part: Any) -> int:
 
 def _known(name: str, names: Iterable[str], kind: str) -> str:
     """Return a name that is in `names`, in any case of its letters."""
-    found = {one.lower(): one for one in names}
+    found = {name.lower(): name for name in names}
     if name.lower() not in found:
         raise unknown(name, found.values(), kind)
     return found[name.lower()]
@@ -241,7 +241,7 @@ def api_named(name: str | int) -> str:
         return ANY_API
     names = {wire.APIS[key].name: key for key in GUARDS if key not in _SASL}
     if isinstance(name, int):
-        names_by_key = {key: one for one, key in names.items()}
+        names_by_key = {key: name for name, key in names.items()}
         if name not in names_by_key:
             raise InvalidConfigError("unknown API key", found=name)
         return names_by_key[name]
@@ -285,7 +285,7 @@ def check_filters(api: str, filters: Mapping[str, object]) -> dict[str, str]:
 def filters_of(api: str) -> list[str]:
     """Return the filters that requests of an API may match."""
     known = ["client_id", "principal", "version", "node"]
-    request = next(one for one in wire.APIS.values() if one.name == api).Request
+    request = next(known for known in wire.APIS.values() if known.name == api).Request
     fields = request.__slots__
     markers = getattr(request, "Marker", None)
     topic_type = getattr(request, "Topic", getattr(markers, "Topic", None))
@@ -295,12 +295,12 @@ def filters_of(api: str) -> list[str]:
         known.append("topic")
         topic_fields = getattr(topic_type, "__slots__", ())
         if api == wire.METADATA.name or any(
-            one in topic_fields for one in PARTITION_FIELDS
+            field in topic_fields for field in PARTITION_FIELDS
         ):
             known.append("partition")
-    if any(one in fields for one in _GROUP_FIELDS):
+    if any(field in fields for field in _GROUP_FIELDS):
         known.append("group")
-    if any(one in fields for one in _TRANSACTION_FIELDS):
+    if any(field in fields for field in _TRANSACTION_FIELDS):
         known.append("transactional_id")
     if "key_type" in fields:
         known += _COORDINATOR_KINDS

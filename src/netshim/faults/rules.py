@@ -151,11 +151,11 @@ class FaultRule:
                 continue
             value = getattr(seen, field)
             values = value if isinstance(value, tuple) else (str(value),)
-            if not any(fnmatchcase(one, pattern) for one in values):
+            if not any(fnmatchcase(value, pattern) for value in values):
                 return False
         if not self.selects_partitions:
             return True
-        return any(self.selects(*one) for one in seen.partitions)
+        return any(self.selects(*partition) for partition in seen.partitions)
 
     @property
     def selects_partitions(self) -> bool:
@@ -216,7 +216,7 @@ class FaultRule:
                 self._changed.wait(left_s)
 
     def _missing(self, hits: int, timeout: float) -> str:
-        latest = "\n".join(f"  {one}" for one in list(self.recent)[-10:])
+        latest = "\n".join(f"  {request}" for request in list(self.recent)[-10:])
         return (
             f"{self!r}: {hits} expected within {timeout:g} s; "
             f"the latest requests:\n{latest or '  none'}"

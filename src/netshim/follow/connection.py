@@ -295,7 +295,7 @@ class SourceConnection:
         self._send(wire.API_VERSIONS, 0, wire.API_VERSIONS.Request())
         served = self.receive()
         self._versions = {
-            one.api_key: (one.min_version, one.max_version) for one in served.api_keys
+            key.api_key: (key.min_version, key.max_version) for key in served.api_keys
         }
         if not settings.uses_sasl:
             return
@@ -372,11 +372,11 @@ def parse_addresses(text: str) -> list[tuple[str, int]]:
         InvalidConfigError: an address is malformed.
     """
     found = []
-    for one in text.split(","):
-        host, _, port = one.strip().rpartition(":")
+    for part in text.split(","):
+        host, _, port = part.strip().rpartition(":")
         if not host or not port.isdecimal() or not 0 < int(port) < 65_536:
             raise InvalidConfigError(
-                "address of the source", expected="HOST:PORT[,...]", found=repr(one)
+                "address of the source", expected="HOST:PORT[,...]", found=repr(part)
             )
         found.append((host.strip("[]"), int(port)))
     return found

@@ -198,7 +198,7 @@ class Follower:
             if after_step is not None:
                 after_step()
             copies = self._copies
-            failures = [one.failure for one in copies.values() if one.failure]
+            failures = [copy.failure for copy in copies.values() if copy.failure]
             # With some partitions left, the others continue.
             if failures and len(failures) == len(copies):
                 raise failures[0]
@@ -207,7 +207,7 @@ class Follower:
             if ends is None:
                 # Records that are written later do not count, or a busy source would
                 # never end.
-                ends = {name: one.source_end for name, one in copies.items()}
+                ends = {name: copy.source_end for name, copy in copies.items()}
             if all(
                 copies[name].failure or copies[name].next_offset >= end
                 for name, end in ends.items()
@@ -241,7 +241,7 @@ class Follower:
             return 0
         self._retries = 0
         self._reason = ""
-        self._state = "copying" if any(one.lag for one in self._active()) else "idle"
+        self._state = "copying" if any(copy.lag for copy in self._active()) else "idle"
         if self._copies and not any(True for _ in self._active()):
             self._state = "stopped"
         self._record_progress()
@@ -249,7 +249,7 @@ class Follower:
         return count
 
     def _active(self) -> Iterable[_PartitionCopy]:
-        return (one for one in self._copies.values() if one.failure is None)
+        return (copy for copy in self._copies.values() if copy.failure is None)
 
     def _wait(self, error: LogcoreError) -> None:
         """Try again later, with new connections and metadata."""
@@ -293,15 +293,15 @@ class Follower:
                     copy = _PartitionCopy(topic.topic_id, log)
                     self._copies[topic.name, number] = copy
                 copy.leader = leader
-        for partition, one in self._copies.items():
-            if partition[0] not in found and one.failure is None:
+        for partition, copied in self._copies.items():
+            if partition[0] not in found and copied.failure is None:
                 # A topic that was deleted by mistake in the source must not be lost
                 # here too.
                 error = RemoteTopicError(
                     f"topic {partition[0]} no longer exists in the source; "
                     "the copy is kept"
                 )
-                self._stop(partition, one, error)
+                self._stop(partition, copied, error)
         for partition, offset in self._source.ends(found).items():
             self._copies[partition].source_end = offset
         for partition, offset in self._source.starts(found).items():
@@ -430,7 +430,7 @@ class Follower:
         """Record the source, and whether the copy has caught up once."""
         is_partial = self._progress.get("partial", True) and not (
             self._copies
-            and all(not one.lag and not one.failure for one in self._copies.values())
+            and all(not copy.lag and not copy.failure for copy in self._copies.values())
         )
         progress = {
             "from": self._source.addresses,
@@ -447,7 +447,7 @@ class Follower:
 
     def metrics(self) -> FollowMetrics:
         """Return the progress."""
-        lags = {name: one.lag for name, one in self._copies.items()}
+        lags = {name: copy.lag for name, copy in self._copies.items()}
         return FollowMetrics(
             state=self._state,
             size_bytes=self._size_bytes,
@@ -456,9 +456,9 @@ class Follower:
             truncation_count=self._truncation_count,
             skipped_offsets=self._skipped_offsets,
             failures={
-                name: str(one.failure)
-                for name, one in self._copies.items()
-                if one.failure is not None
+                name: str(copy.failure)
+                for name, copy in self._copies.items()
+                if copy.failure is not None
             },
             reason=self._reason,
         )

@@ -94,8 +94,8 @@ class Source(Closeable):
 
     def close(self) -> None:
         """Close all connections. A later call opens new ones."""
-        for one in self._connections.values():
-            one.close()
+        for connection in self._connections.values():
+            connection.close()
         self._connections.clear()
         if self._any is not None:
             self._any.close()
@@ -156,7 +156,9 @@ class Source(Closeable):
             raise ShippingError("the source needs Apache Kafka 3.1 or later")
         response = connection.request(wire.METADATA, request)
         self.cluster_id = response.cluster_id or ""
-        self._brokers = {one.node_id: (one.host, one.port) for one in response.brokers}
+        self._brokers = {
+            broker.node_id: (broker.host, broker.port) for broker in response.brokers
+        }
         patterns = list(patterns)
         found = {}
         for topic in response.topics:
@@ -169,7 +171,10 @@ class Source(Closeable):
             found[topic.name] = SourceTopic(
                 topic.name,
                 bytes(topic.topic_id),
-                {one.partition_index: one.leader_id for one in topic.partitions},
+                {
+                    partition.partition_index: partition.leader_id
+                    for partition in topic.partitions
+                },
             )
         return found
 
@@ -191,15 +196,15 @@ class Source(Closeable):
         )
         response = self._bootstrapped().request(wire.DESCRIBE_CONFIGS, request)
         found = {}
-        for one in response.results:
-            if one.error_code:
+        for result in response.results:
+            if result.error_code:
                 raise RemoteTopicError(
-                    f"the settings of topic {one.resource_name} cannot be read: "
-                    f"{codes.name(one.error_code)}"
+                    f"the settings of topic {result.resource_name} cannot be read: "
+                    f"{codes.name(result.error_code)}"
                 )
-            found[one.resource_name] = {
+            found[result.resource_name] = {
                 config.name: config.value
-                for config in one.configs
+                for config in result.configs
                 if config.config_source != _DEFAULT and config.value is not None
             }
         missing = set(names) - found.keys()
@@ -251,9 +256,9 @@ class Source(Closeable):
             )
             response = self._request(leader, wire.LIST_OFFSETS, request)
             for topic in response.topics:
-                for one in topic.partitions:
-                    if not one.error_code:
-                        found[topic.name, one.partition_index] = one.offset
+                for partition in topic.partitions:
+                    if not partition.error_code:
+                        found[topic.name, partition.partition_index] = partition.offset
         return found
 
     def _request(self, broker: int, api: Any, request: Any) -> Any:
@@ -289,7 +294,9 @@ class Source(Closeable):
                 )
             # 2. Read the responses in the same order.
             for leader, positions in wanted.items():
-                names = {one.topic_id: name for (name, _), one in positions.items()}
+                names = {
+                    position.topic_id: name for (name, _), position in positions.items()
+                }
                 response = self._connection(leader).receive()
                 if response.error_code:
                     raise RemoteUnavailableError(

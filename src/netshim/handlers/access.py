@@ -93,21 +93,21 @@ def create_acls(
         )
     results = []
     acls = []
-    for one in request.creations:
+    for creation in request.creations:
         _check_known(
-            one.resource_type,
-            one.resource_pattern_type,
-            one.operation,
-            one.permission_type,
+            creation.resource_type,
+            creation.resource_pattern_type,
+            creation.operation,
+            creation.permission_type,
         )
         acl = Acl(
-            one.resource_type,
-            one.resource_pattern_type,
-            one.resource_name,
-            one.principal,
-            one.host,
-            one.operation,
-            one.permission_type,
+            creation.resource_type,
+            creation.resource_pattern_type,
+            creation.resource_name,
+            creation.principal,
+            creation.host,
+            creation.operation,
+            creation.permission_type,
         )
         result = response_type.Result()
         results.append(result)
@@ -130,21 +130,21 @@ def create_acls(
     )
 
 
-def _filter_of(one: Any) -> AclFilter:
+def _filter_of(acl: Any) -> AclFilter:
     _check_known(
-        one.resource_type_filter,
-        one.pattern_type_filter,
-        one.operation,
-        one.permission_type,
+        acl.resource_type_filter,
+        acl.pattern_type_filter,
+        acl.operation,
+        acl.permission_type,
     )
     return AclFilter(
-        one.resource_type_filter,
-        one.pattern_type_filter,
-        one.resource_name_filter,
-        one.principal_filter,
-        one.host_filter,
-        one.operation,
-        one.permission_type,
+        acl.resource_type_filter,
+        acl.pattern_type_filter,
+        acl.resource_name_filter,
+        acl.principal_filter,
+        acl.host_filter,
+        acl.operation,
+        acl.permission_type,
     )
 
 
@@ -158,13 +158,16 @@ def delete_acls(
         return response_type(
             filter_results=[result_type(**_DISABLED) for _ in request.filters]
         )
-    filters = [_filter_of(one) for one in request.filters]
+    filters = [_filter_of(acl_filter) for acl_filter in request.filters]
 
     def remove() -> list[list[Acl]]:
         store = state.security.store()
         # Read again: another process may have changed the rules.
         present = store.load().acls
-        selected = [[acl for acl in present if one.matches(acl)] for one in filters]
+        selected = [
+            [acl for acl in present if acl_filter.matches(acl)]
+            for acl_filter in filters
+        ]
         store.remove_acls({acl for group in selected for acl in group})
         return selected
 

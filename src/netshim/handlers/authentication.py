@@ -391,7 +391,7 @@ def describe_user_scram_credentials(
     response_type = wire.DESCRIBE_USER_SCRAM_CREDENTIALS.Response
     users = state.security.facts.users
     if request.users:
-        names = [one.name for one in request.users]
+        names = [user.name for user in request.users]
     else:
         names = sorted(users)
     results = []
@@ -407,9 +407,9 @@ def describe_user_scram_credentials(
         else:
             result.credential_infos = [
                 response_type.User.CredentialInfo(
-                    mechanism=scram.NUMBERS[mechanism], iterations=one.iterations
+                    mechanism=scram.NUMBERS[mechanism], iterations=user.iterations
                 )
-                for mechanism, one in sorted(users[name].items())
+                for mechanism, user in sorted(users[name].items())
             ]
         results.append(result)
     return response_type(results=results)
@@ -424,13 +424,16 @@ def alter_user_scram_credentials(
     changes: dict[str, dict[str, scram.Credential | None]] = {}
     errors: dict[str, tuple[int, str]] = {}
     wanted: list[tuple[str, int, Any]] = [
-        *((one.name, one.mechanism, None) for one in request.deletions),
-        *((one.name, one.mechanism, one) for one in request.upsertions),
+        *((deletion.name, deletion.mechanism, None) for deletion in request.deletions),
+        *(
+            (upsertion.name, upsertion.mechanism, upsertion)
+            for upsertion in request.upsertions
+        ),
     ]
-    for name, number, one in wanted:
+    for name, number, change in wanted:
         mechanism = mechanisms.get(number)
         of_user = changes.setdefault(name, {})
-        error = _error_of(name, mechanism, one)
+        error = _error_of(name, mechanism, change)
         if error is None and mechanism in of_user:
             error = codes.DUPLICATE_RESOURCE, "the same mechanism is named twice"
         if error is not None:
@@ -438,9 +441,12 @@ def alter_user_scram_credentials(
             continue
         assert mechanism is not None
         credential = None
-        if one is not None:
+        if change is not None:
             credential = scram.credential_of(
-                mechanism, bytes(one.salted_password), bytes(one.salt), one.iterations
+                mechanism,
+                bytes(change.salted_password),
+                bytes(change.salt),
+                change.iterations,
             )
         of_user[mechanism] = credential
 
@@ -474,7 +480,7 @@ def alter_user_scram_credentials(
     return state.change_security(store, response, refuse)
 
 
-def _error_of(name: str, mechanism: str | None, one: Any) -> tuple[int, str] | None:
+def _error_of(name: str, mechanism: str | None, change: Any) -> tuple[int, str] | None:
     """Return the error of one change, if any."""
     unacceptable = codes.UNACCEPTABLE_CREDENTIAL
     if not name or len(name) > _MAX_NAME_CHARS or "\0" in name:
@@ -483,16 +489,16 @@ def _error_of(name: str, mechanism: str | None, one: Any) -> tuple[int, str] | N
         return unacceptable, "the name belongs to the brokers of a cluster"
     if mechanism is None:
         return codes.UNSUPPORTED_SASL_MECHANISM, "unknown mechanism"
-    if one is None:
+    if change is None:
         return None
-    if not scram.MIN_ITERATIONS <= one.iterations <= scram.MAX_ITERATIONS:
+    if not scram.MIN_ITERATIONS <= change.iterations <= scram.MAX_ITERATIONS:
         return (
             unacceptable,
             f"iterations: expected {scram.MIN_ITERATIONS} to "
-            f"{scram.MAX_ITERATIONS}, found {one.iterations}",
+            f"{scram.MAX_ITERATIONS}, found {change.iterations}",
         )
-    if len(one.salt) > _MAX_SALT_BYTES:
+    if len(change.salt) > _MAX_SALT_BYTES:
         return unacceptable, "the salt is too long"
-    if not 0 < len(one.salted_password) <= _MAX_SALTED_BYTES:
+    if not 0 < len(change.salted_password) <= _MAX_SALTED_BYTES:
         return unacceptable, "the salted password is empty or too long"
     return None

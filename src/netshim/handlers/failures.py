@@ -98,6 +98,6 @@ def code_of(error: BaseException) -> int:
 def fail_results(results: Iterable[Any], error: BaseException) -> None:
     """Set the code and the text of an error in results that have none yet."""
     code, text = code_of(error), message_of(error)
-    for one in results:
-        if not one.error_code:
-            one.error_code, one.error_message = code, text
+    for result in results:
+        if not result.error_code:
+            result.error_code, result.error_message = code, text

@@ -221,14 +221,17 @@ class _SessionPartitions:
             session.read_all_again()
             session.context = context
 
-    def _place_of(self, one: SessionPartition) -> tuple[str, int] | None:
-        name: str | None = one.topic.topic
+    def _place_of(self, session_partition: SessionPartition) -> tuple[str, int] | None:
+        name: str | None = session_partition.topic.topic
         if self._version >= _IDS_SINCE:
-            name = self._state.topic_ids.name_of(one.topic.topic_id)
-        return None if name is None else (name, one.requested.partition)
+            name = self._state.topic_ids.name_of(session_partition.topic.topic_id)
+        return None if name is None else (name, session_partition.requested.partition)
 
     def requested(self) -> list[tuple[str, int]]:
-        return [(name or "", one.partition) for _, name, one in self._first or ()]
+        return [
+            (name or "", partition.partition)
+            for _, name, partition in self._first or ()
+        ]
 
     @property
     def _records_changes(self) -> bool:
@@ -261,19 +264,20 @@ class _SessionPartitions:
     def find(self) -> Steps[None]:
         """List the partitions to wait for."""
         session, numbers_of = self._session, self._state.logs.numbers_of
-        for one in session.unread.values():
-            place = one.place
+        for partition in session.unread.values():
+            place = partition.place
             if place is None or place[1] not in numbers_of(place[0]):
-                self.missing.add(id(one.requested))
+                self.missing.add(id(partition.requested))
         if len(self.missing) == len(session.partitions):
             return
         if self._waits_for_any:
             self.keys.append(ANY_PARTITION)
         elif self._waits:
             self.keys += [
-                one.place
-                for one in session.partitions.values()
-                if one.place is not None and id(one.requested) not in self.missing
+                partition.place
+                for partition in session.partitions.values()
+                if partition.place is not None
+                and id(partition.requested) not in self.missing
             ]
         yield from ()
 
@@ -297,53 +301,57 @@ class _SessionPartitions:
         changes = state.fetches.changes
         self._count = changes.count
         opened = state.logdir.host.opened
-        for one in session.candidates(changes, state.now_ms):
-            place = one.place
+        for candidate in session.candidates(changes, state.now_ms):
+            place = candidate.place
             if place is None:
-                place = self._place_of(one)
+                place = self._place_of(candidate)
                 if place is not None:
-                    session.record_place(one, place)
+                    session.record_place(candidate, place)
             found = None if place is None else opened(*place)
             offsets = (-1, -1, -1) if found is None else offsets_of(found)
-            self._reading.append((one, found, offsets))
+            self._reading.append((candidate, found, offsets))
             wanted.append(
-                (one.topic, None if place is None else place[0], one.requested)
+                (
+                    candidate.topic,
+                    None if place is None else place[0],
+                    candidate.requested,
+                )
             )
         return wanted
 
     def record_results(self, parts: list[FetchResponse.Topic.Partition]) -> None:
         """Note which of the partitions that to_read() returned have no news."""
         session = self._session
-        for (one, log, offsets), part in zip(self._reading, parts, strict=True):
-            if log is not None and self._is_quiet(one, offsets, part):
-                session.mark_quiet(one, log, offsets)
+        for (partition, log, offsets), part in zip(self._reading, parts, strict=True):
+            if log is not None and self._is_quiet(partition, offsets, part):
+                session.mark_quiet(partition, log, offsets)
             else:
-                session.mark_unread(one)
+                session.mark_unread(partition)
         # With other writers, the recent changes are incomplete.
         if self._records_changes:
             session.record_comparison(self._count, self._state.now_ms)
 
     def _is_quiet(
         self,
-        one: SessionPartition,
+        session_partition: SessionPartition,
         offsets: Offsets,
         part: FetchResponse.Topic.Partition,
     ) -> bool:
         """Return whether only a change of the log's offsets can bring news of a partition."""
         leadership = self._state.leadership
         # An unknown topic may be created, and an unsent change must be sent.
-        if one.place is None or one.has_changed(part):
+        if session_partition.place is None or session_partition.has_changed(part):
             return False
         # The log of a follower changes without an entry in the recent changes.
-        if not leadership.leads(one.place):
+        if not leadership.leads(session_partition.place):
             return False
         end = part.last_stable_offset
         if self._replica >= 0:
-            if not leadership.is_in_sync(one.place, self._replica):
+            if not leadership.is_in_sync(session_partition.place, self._replica):
                 return False
             # A follower reads up to the log end.
             end = offsets[2]
-        return one.requested.fetch_offset >= end
+        return session_partition.requested.fetch_offset >= end
 
 
 def _fetch(

@@ -175,11 +175,11 @@ def _group_ids(request: Any) -> list[str]:
     found = [getattr(request, "group_id", "")]
     found += getattr(request, "groups_names", ())
     found += [
-        one if isinstance(one, str) else one.group_id
-        for one in getattr(request, "groups", ())
+        group_id if isinstance(group_id, str) else group_id.group_id
+        for group_id in getattr(request, "groups", ())
     ]
     # The handler refuses an empty id.
-    return [one for one in found if one]
+    return [group for group in found if group]
 
 
 def in_steps(

@@ -255,9 +255,12 @@ def _metadata(
     return response_type(
         brokers=[
             response_type.Broker(
-                node_id=one.node_id, host=one.host, port=one.port, rack=one.rack
+                node_id=broker.node_id,
+                host=broker.host,
+                port=broker.port,
+                rack=broker.rack,
             )
-            for one in state.topology.brokers(call.session)
+            for broker in state.topology.brokers(call.session)
         ],
         cluster_id=state.logdir.cluster_id,
         controller_id=state.topology.controller_id,
@@ -340,9 +343,12 @@ def describe_cluster(
         endpoint_type=1,
         brokers=[
             response_type.Broker(
-                broker_id=one.node_id, host=one.host, port=one.port, rack=one.rack
+                broker_id=broker.node_id,
+                host=broker.host,
+                port=broker.port,
+                rack=broker.rack,
             )
-            for one in state.topology.brokers(call.session)
+            for broker in state.topology.brokers(call.session)
         ],
         cluster_authorized_operations=_operations_or_default(
             request.include_cluster_authorized_operations, _CLUSTER_OPERATIONS

@@ -76,14 +76,14 @@ def name_leader(
     part.current_leader = type(part).CurrentLeader(
         leader_id=facts.leader, leader_epoch=facts.leader_epoch
     )
-    if any(one.node_id == facts.leader for one in response.node_endpoints):
+    if any(endpoint.node_id == facts.leader for endpoint in response.node_endpoints):
         return
     response.node_endpoints += [
         type(response).NodeEndpoint(
-            node_id=one.node_id, host=one.host, port=one.port, rack=one.rack
+            node_id=broker.node_id, host=broker.host, port=broker.port, rack=broker.rack
         )
-        for one in state.topology.brokers(call.session)
-        if one.node_id == facts.leader
+        for broker in state.topology.brokers(call.session)
+        if broker.node_id == facts.leader
     ]
 
 

@@ -399,7 +399,9 @@ class _ProduceRound:
         are_copied = False
         for topic in self.request.topic_data:
             # If the request names a partition twice, the last entry counts.
-            requested_once = {one.index: one for one in topic.partition_data}
+            requested_once = {
+                partition.index: partition for partition in topic.partition_data
+            }
             results = [
                 topic_type.Partition(index=index, base_offset=-1)
                 for index in requested_once

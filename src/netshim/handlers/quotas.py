@@ -173,8 +173,8 @@ def describe_client_quotas(
     def refusal(code: int, text: str) -> DescribeClientQuotasResponse:
         return response_type(error_code=code, error_message=text, entries=None)
 
-    for one in request.components:
-        kind = one.entity_type
+    for component in request.components:
+        kind = component.entity_type
         if not kind:
             return refusal(codes.INVALID_REQUEST, "an empty entity type")
         if kind not in _TYPES:
@@ -182,13 +182,13 @@ def describe_client_quotas(
         if kind in filters:
             return refusal(codes.INVALID_REQUEST, f"{kind!r} is named twice")
         # 0 selects a name, 1 the default, 2 every name.
-        if one.match_type not in (0, 1, 2) or (one.match_type == 0) != (
-            one.match is not None
+        if component.match_type not in (0, 1, 2) or (component.match_type == 0) != (
+            component.match is not None
         ):
             return refusal(codes.INVALID_REQUEST, "an impossible match")
-        if one.match_type == 0:
-            filters[kind] = one.match
-        elif one.match_type == 1:
+        if component.match_type == 0:
+            filters[kind] = component.match
+        elif component.match_type == 1:
             filters[kind] = DEFAULT
         else:
             filters[kind] = True

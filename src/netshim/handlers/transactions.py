@@ -314,9 +314,9 @@ def _add_for_brokers(
         partitions: list[Partition],
         errors: TransactionErrors,
     ) -> None:
-        codes_by_partition = {one: _code(error, call) for one, error in errors.items()}
+        codes_by_partition = {key: _code(error, call) for key, error in errors.items()}
         complete(
-            result, partitions, lambda one: codes_by_partition.get(one, codes.NONE)
+            result, partitions, lambda key: codes_by_partition.get(key, codes.NONE)
         )
 
     for requested in request.transactions:

@@ -78,7 +78,7 @@ class _Rules:
 
     @property
     def hits(self) -> int:
-        return sum(one.hits for one in self.rules)
+        return sum(rule.hits for rule in self.rules)
 
 
 class Door:
@@ -232,21 +232,21 @@ class Door:
             if not known.is_loaded:
                 known.load(server.now_ms(), lambda _: None)
                 return {}
-            return {one.group_id: one.state for one in known.all()}
+            return {group.group_id: group.state for group in known.all()}
 
         return {
             "bootstrap_servers": self._handle.bootstrap_servers,
             "topics": topics,
             "groups": self._handle.call(groups),
             "connections": self._handle.call(lambda: dict(server.connections())),
-            "faults": {str(number): one.hits for number, one in self._rules.items()},
+            "faults": {str(number): rule.hits for number, rule in self._rules.items()},
         }
 
     async def add_faults(self, request: Request) -> Any:
         """Add one rule, or a list of rules that are removed together."""
         given = _parsed(await self._body(request))
         wanted = given if isinstance(given, list) else [given]
-        count = sum(len(one.rules) for one in self._rules.values()) + len(wanted)
+        count = sum(len(rule.rules) for rule in self._rules.values()) + len(wanted)
         # Each request is compared with each rule.
         if count > MAX_RULES:
             raise InvalidConfigError(
@@ -257,7 +257,7 @@ class Door:
     def _add_faults(self, wanted: list[Any]) -> dict[str, Any]:
         control = self._kafka.faults()
         try:
-            rules = [_add_rule(control, one) for one in wanted]
+            rules = [_add_rule(control, rule) for rule in wanted]
         except BaseException:
             # A list of rules is added whole or not at all.
             control.clear()
@@ -277,7 +277,7 @@ class Door:
         """Return the hits of rules, and the requests on which they have acted."""
         number, found = self._rules_of(request)
         seen = await asyncio.to_thread(
-            lambda: [_shown(seen) for one in found.rules for seen in one.requests]
+            lambda: [_shown(seen) for rule in found.rules for seen in rule.requests]
         )
         return {"fault": number, "hits": found.hits, "requests": seen}
 
@@ -321,7 +321,7 @@ class Door:
         """Skip time, see BrokerClock.advance()."""
         units = ("milliseconds", "seconds", "minutes", "hours", "days")
         given = await self._object(request, *units)
-        if not all(isinstance(one, int | float) for one in given.values()):
+        if not all(isinstance(value, int | float) for value in given.values()):
             raise _Refusal(400, "expected numbers", list(units))
         clock = self._kafka.clock
         await asyncio.to_thread(lambda: clock.advance(**given))
@@ -390,7 +390,7 @@ class Door:
         api = request.query_params.get("api", ANY_API)
         since_ms = _number(request, "since", 0, 1e15)
         found = await asyncio.to_thread(self._kafka.requests, api)
-        return [_shown(one) for one in found if one.now_ms >= since_ms]
+        return [_shown(request) for request in found if request.now_ms >= since_ms]
 
     async def wait_for_group(self, request: Request) -> Any:
         """Wait until a group has a state and a number of members."""
@@ -444,13 +444,13 @@ class Door:
             raise _Refusal(404, f"no topic {topic!r}", self._kafka.topics())
         return [
             {
-                "partition": one.partition,
-                "offset": one.offset,
-                "timestamp_ms": one.timestamp_ms,
-                **_field("key", one.key),
-                **_field("value", one.value),
+                "partition": record.partition,
+                "offset": record.offset,
+                "timestamp_ms": record.timestamp_ms,
+                **_field("key", record.key),
+                **_field("value", record.value),
             }
-            for one in itertools.islice(self._handle.logdir.read(topic), limit)
+            for record in itertools.islice(self._handle.logdir.read(topic), limit)
         ]
 
 

@@ -99,7 +99,7 @@ def application(routes: list[Route]) -> Starlette:
         assert isinstance(error, HTTPException)
         facts: dict[str, object] = {"error": error.detail}
         if error.status_code == 404:
-            facts["known"] = sorted({one.path for one in routes})
+            facts["known"] = sorted({route.path for route in routes})
         return JSONResponse(facts, error.status_code)
 
     return Starlette(routes=routes, exception_handlers={HTTPException: refuse})
@@ -185,7 +185,7 @@ class HttpHost:
         asyncio.run(self._serve())
 
     async def _serve(self) -> None:
-        tasks = [asyncio.create_task(_repeat(*one)) for one in self._repeated]
+        tasks = [asyncio.create_task(_repeat(*repeated)) for repeated in self._repeated]
         await asyncio.gather(
             *(server.serve(sockets=[sock]) for server, sock in self._servers)
         )

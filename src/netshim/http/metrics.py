@@ -179,7 +179,9 @@ def _open_transactions(state: BrokerState) -> int:
 
         def found_all(transactions: object) -> None:
             if isinstance(transactions, dict):
-                labels = (one.status.label for one in transactions.values())
+                labels = (
+                    transaction.status.label for transaction in transactions.values()
+                )
                 found.append(sum(label in _OPEN for label in labels))
 
         state.transactions.find_stored(None, found_all)

@@ -61,7 +61,7 @@ def bytes_to_keep(frame: memoryview, gate: Gate | None) -> int:
         return 0
     if key in _CONFIG_APIS:
         content = bytes(frame)
-        if any(one in content for one in _SECRET_SETTINGS):
+        if any(setting in content for setting in _SECRET_SETTINGS):
             return _head_bytes(frame)
     return len(frame)
 

@@ -149,53 +149,54 @@ class _Comparison:
             if not field.exists_in(self._version) or field.name in _LEFT_OUT:
                 continue
             place = f"{path}.{field.name}" if path else field.name
-            one, two = getattr(mine, field.name), getattr(other, field.name)
+            first, two = getattr(mine, field.name), getattr(other, field.name)
             if field.type == "records":
-                self._compare_records(one or b"", two or b"", place)
+                self._compare_records(first or b"", two or b"", place)
             elif field.name == "aborted_transactions":
-                self._compare_aborted(field, one or [], two or [], place)
-            elif field.struct is not None and one is not None and two is not None:
+                self._compare_aborted(field, first or [], two or [], place)
+            elif field.struct is not None and first is not None and two is not None:
                 if field.is_array:
-                    self._compare_lists(field.struct, one, two, place)
+                    self._compare_lists(field.struct, first, two, place)
                 else:
-                    self.compare(field.struct, one, two, place)
-            elif not self._is_same(field, mine, one, two):
-                self._differ(place, one, two)
+                    self.compare(field.struct, first, two, place)
+            elif not self._is_same(field, mine, first, two):
+                self._differ(place, first, two)
 
-    def _is_same(self, field: Field, mine: Any, one: Any, two: Any) -> bool:
+    def _is_same(self, field: Field, mine: Any, first: Any, two: Any) -> bool:
         """Compare two values that are not structs."""
         name = field.name
         if self._ids.holds_id(name, mine):
             new = self._ids.learned(name, mine)
             return _is_present(two) if new is None else bool(new == two)
         if name in _PRESENT:
-            return _is_present(one) == _is_present(two)
+            return _is_present(first) == _is_present(two)
         if name in _COUNTED:
-            return len(one or ()) == len(two or ())
+            return len(first or ()) == len(two or ())
         if self._is_fetch and name in _ENDS:
-            return bool(one <= two)
-        if field.is_array and one is not None and two is not None:
-            return bool(sorted(one) == sorted(two))
-        return bool(one == two)
+            return bool(first <= two)
+        if field.is_array and first is not None and two is not None:
+            return bool(sorted(first) == sorted(two))
+        return bool(first == two)
 
     def _compare_lists(
         self, shape: Struct, mine: list[Any], other: list[Any], path: str
     ) -> None:
-        for one, two in self._ids.pairs(shape, mine, other):
-            place = f"{path}[{_label(shape, two if one is None else one)}]"
-            if one is None:
+        for recorded, two in self._ids.pairs(shape, mine, other):
+            place = f"{path}[{_label(shape, two if recorded is None else recorded)}]"
+            if recorded is None:
                 self._differ(place, "absent", "present")
             elif two is None:
                 self._differ(place, "present", "absent")
             else:
-                self.compare(shape, one, two, place)
+                self.compare(shape, recorded, two, place)
 
     def _compare_aborted(
         self, field: Field, mine: list[Any], other: list[Any], path: str
     ) -> None:
         """Compare aborted transactions. There may be more than in the recording."""
         expected = {
-            (self._ids.mapped("producer_id", one), one.first_offset) for one in mine
+            (self._ids.mapped("producer_id", entry), entry.first_offset)
+            for entry in mine
         }
         missing = expected - {(two.producer_id, two.first_offset) for two in other}
         for producer_id, offset in sorted(missing):
@@ -211,16 +212,16 @@ class _Comparison:
             return
         if len(theirs) < len(ours):
             self._differ(path, f"{len(ours)} batches", f"{len(theirs)} batches")
-        for one, two in zip(ours, theirs, strict=False):
-            if one.base_offset != two.base_offset:
+        for batch, two in zip(ours, theirs, strict=False):
+            if batch.base_offset != two.base_offset:
                 self._differ(
                     path,
-                    f"a batch at offset {one.base_offset}",
+                    f"a batch at offset {batch.base_offset}",
                     f"a batch at offset {two.base_offset}",
                 )
                 return
-            if _comparable(one) != _comparable(two):
-                self._differ(f"{path}[{one.base_offset}]", one, two)
+            if _comparable(batch) != _comparable(two):
+                self._differ(f"{path}[{batch.base_offset}]", batch, two)
 
 
 def _comparable(batch: RecordBatch) -> bytes:

@@ -142,26 +142,26 @@ class IdMapping:
             if field.name in IDENTITY or field.name in ("topic_id", "member_id")
         ]
         left: dict[tuple[Any, ...], list[Any]] = {}
-        for one in replayed:
-            identity = tuple(getattr(one, name) for name in names)
-            left.setdefault(identity, []).append(one)
+        for entry in replayed:
+            identity = tuple(getattr(entry, name) for name in names)
+            left.setdefault(identity, []).append(entry)
         alone = []
-        for one in recorded:
-            identity = tuple(self.mapped(name, one) for name in names)
+        for entry in recorded:
+            identity = tuple(self.mapped(name, entry) for name in names)
             others = left.get(identity)
             if others:
-                yield one, others.pop(0)
+                yield entry, others.pop(0)
             else:
-                alone.append(one)
-        rest = [one for others in left.values() for one in others]
-        for one in alone:
-            plain = self._plain_identity(names, one)
+                alone.append(entry)
+        rest = [entry for others in left.values() for entry in others]
+        for entry in alone:
+            plain = self._plain_identity(names, entry)
             partner = next(
                 (two for two in rest if self._plain_identity(names, two) == plain), None
             )
             if partner is not None:
                 rest = [two for two in rest if two is not partner]
-            yield one, partner
+            yield entry, partner
         for two in rest:
             yield None, two
 
@@ -194,8 +194,10 @@ class IdMapping:
         for field in shape.fields:
             found = getattr(value, field.name)
             if field.struct is not None:
-                for one in (found or ()) if field.is_array else (found,):
-                    is_changed |= one is not None and self._rewrite(field.struct, one)
+                for struct in (found or ()) if field.is_array else (found,):
+                    is_changed |= struct is not None and self._rewrite(
+                        field.struct, struct
+                    )
             elif field.type == "records":
                 changes[field.name] = self._records(found)
             elif field.name in _LEADER_EPOCHS:

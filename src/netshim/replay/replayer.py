@@ -84,7 +84,7 @@ class ReplayReport:
 
     def total(self, name: str) -> int:
         """Return the sum of a field of all APIs."""
-        return sum(getattr(one, name) for one in self.apis.values())
+        return sum(getattr(api_count, name) for api_count in self.apis.values())
 
 
 @attrs.frozen
@@ -161,10 +161,10 @@ class _ReplayConnection:
 
         The recorded broker has answered in the order of the requests.
         """
-        for one in list(self.sent):
+        for number in list(self.sent):
             for known in (self.sent, self._responses, self._lost):
-                known.pop(one, None)
-            if one == correlation_id:
+                known.pop(number, None)
+            if number == correlation_id:
                 break
 
     def receive(self, correlation_id: int) -> bytes | str:

@@ -55,7 +55,7 @@ def compare(
         return Comparison(True)
     base, _, transitive = level.partition("_")
     others = former if transitive else former[-1:]
-    if any(one.type != new.type for one in others):
+    if any(compared_schema.type != new.type for compared_schema in others):
         return Comparison(
             False,
             (f"the schema is {new.type}, and earlier ones of the subject are not",),
@@ -63,11 +63,11 @@ def compare(
     if new.type != "AVRO":
         return Comparison(True, (not_checked(new.type),))
     messages: list[str] = []
-    for one in reversed(others):
+    for compared_schema in reversed(others):
         if base in _READS_OLD:
-            messages += _problems(new, one)
+            messages += _problems(new, compared_schema)
         if base in _READS_NEW:
-            messages += _problems(one, new)
+            messages += _problems(compared_schema, new)
     return Comparison(not messages, tuple(messages))
 
 
@@ -90,7 +90,9 @@ def _problems(reader: ComparedSchema, writer: ComparedSchema) -> list[str]:
     )
     if result.compatibility is SchemaCompatibilityType.compatible:
         return []
-    kinds = ", ".join(str(one.value) for one in result.incompatibilities or [])
+    kinds = ", ".join(
+        str(incompatibility.value) for incompatibility in result.incompatibilities or []
+    )
     details = "; ".join(sorted(result.messages or ()))
     places = ", ".join(sorted(result.locations or ()))
     return [f"{reader.name} cannot read {writer.name}: {kinds}: {details} at {places}"]
@@ -108,8 +110,8 @@ def parsed_avro(text: str, references: Resolved) -> Any:
 
     names = Names()
     try:
-        for _, one in references:
-            make_avsc_object(parse_json(one), names)
+        for _, source in references:
+            make_avsc_object(parse_json(source), names)
         return make_avsc_object(parse_json(text), names)
     except InvalidSchemaError:
         raise

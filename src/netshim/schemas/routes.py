@@ -262,13 +262,15 @@ class SchemaRegistry:
                 own = state.active(subject)
                 if call.flag("deleted"):
                     own = [
-                        state.versions[subject][one]
-                        for one in sorted(state.versions[subject])
+                        state.versions[subject][version]
+                        for version in sorted(state.versions[subject])
                     ]
                 versions += own[-1:] if call.flag("latestOnly") else own
             return versions
 
-        return [_version_fields(one) for one in call.page(self._store.read(found))]
+        return [
+            _version_fields(version) for version in call.page(self._store.read(found))
+        ]
 
     def by_id(self, call: RegistryCall) -> Any:
         """Return the schema of an id."""
@@ -293,7 +295,9 @@ class SchemaRegistry:
 
     def subjects_of_id(self, call: RegistryCall) -> Any:
         """Return the subjects of an id."""
-        return call.page(sorted({one["subject"] for one in self._uses(call)}))
+        return call.page(
+            sorted({reference["subject"] for reference in self._uses(call)})
+        )
 
     def versions_of_id(self, call: RegistryCall) -> Any:
         """Return the subjects and versions of an id."""
@@ -305,10 +309,10 @@ class SchemaRegistry:
 
         wanted = call.query.get("subject")
         return [
-            {"subject": one.subject, "version": one.version}
-            for one in self._store.read(found)
-            if (call.flag("deleted") or not one.is_deleted)
-            and wanted in (None, "", one.subject)
+            {"subject": version.subject, "version": version.version}
+            for version in self._store.read(found)
+            if (call.flag("deleted") or not version.is_deleted)
+            and wanted in (None, "", version.subject)
         ]
 
     def _formatted(
@@ -336,10 +340,14 @@ class SchemaRegistry:
         only_deleted = call.flag("deletedOnly", "deleted_only")
 
         def found(state: SchemaState) -> list[str]:
-            names = (one for one in state.versions if one.startswith(prefix))
+            names = (
+                version for version in state.versions if version.startswith(prefix)
+            )
             if only_deleted:
-                return [one for one in names if not state.active(one)]
-            return [one for one in names if call.flag("deleted") or state.active(one)]
+                return [name for name in names if not state.active(name)]
+            return [
+                name for name in names if call.flag("deleted") or state.active(name)
+            ]
 
         return call.page(sorted(self._store.read(found)))
 
@@ -425,7 +433,7 @@ class SchemaRegistry:
         def found(state: SchemaState) -> list[int]:
             version = _version(state, call)
             users = state.users(version.subject, version.version)
-            return sorted({one.id for one in users})
+            return sorted({user.id for user in users})
 
         return call.page(self._store.read(found))
 
@@ -449,12 +457,12 @@ class SchemaRegistry:
             if not versions:
                 raise subject_not_found(call.subject)
             # The latest version comes first.
-            for one in reversed(versions):
-                properties = (one.metadata or {}).get("properties") or {}
+            for version in reversed(versions):
+                properties = (version.metadata or {}).get("properties") or {}
                 # All wanted properties must be equal. Without any, the latest version
                 # fits.
                 if wanted.items() <= properties.items():
-                    return one
+                    return version
             raise RegistryRefusal(40403, "Schema not found")
 
         schema = self._store.read(found)
@@ -634,12 +642,12 @@ def _match(pattern: Sequence[str], parts: Sequence[str]) -> dict[str, str] | Non
     if len(pattern) != len(parts):
         return None
     found = {}
-    for one, part in zip(pattern, parts, strict=True):
-        if one.startswith("{"):
+    for segment, part in zip(pattern, parts, strict=True):
+        if segment.startswith("{"):
             if not part:
                 return None
-            found[one[1:-1]] = unquote(part)
-        elif one != part:
+            found[segment[1:-1]] = unquote(part)
+        elif segment != part:
             return None
     return found
 
@@ -701,7 +709,7 @@ def _by_id(state: SchemaState, call: RegistryCall) -> SchemaVersion:
         found = state.find(int(text))
     subject = call.query.get("subject")
     if found is not None and subject:
-        own = [one for one in state.uses(found.id) if one.subject == subject]
+        own = [user for user in state.uses(found.id) if user.subject == subject]
         found = own[-1] if own else found
     if found is None:
         raise RegistryRefusal(40403, f"Schema {text[:40]} not found")
@@ -724,7 +732,9 @@ def _schema_fields(schema: SchemaVersion) -> dict[str, Any]:
     if schema.type != "AVRO":
         fields["schemaType"] = schema.type
     if schema.references:
-        fields["references"] = [attrs.asdict(one) for one in schema.references]
+        fields["references"] = [
+            attrs.asdict(reference) for reference in schema.references
+        ]
     if schema.metadata is not None:
         fields["metadata"] = schema.metadata
     fields["schema"] = schema.text

@@ -123,17 +123,17 @@ def version_of(
     number = version_number(text)
     versions = state.versions.get(subject, {})
     found = [
-        versions[one]
-        for one in sorted(versions)
-        if with_deleted or not versions[one].is_deleted
+        versions[version]
+        for version in sorted(versions)
+        if with_deleted or not versions[version].is_deleted
     ]
     if not found:
         raise subject_not_found(subject)
     if number is None:
         return found[-1]
-    for one in found:
-        if one.version == number:
-            return one
+    for version in found:
+        if version.version == number:
+            return version
     raise RegistryRefusal(40402, f"Version {number} not found.")
 
 
@@ -192,7 +192,10 @@ def compare_by_level(
     return compare(
         level_of(state, subject),
         resolve_schema(state, "the new schema", wanted),
-        [resolve_schema(state, f"version {one.version}", one) for one in others],
+        [
+            resolve_schema(state, f"version {version.version}", version)
+            for version in others
+        ],
     )
 
 
@@ -205,9 +208,9 @@ def find_registered(
     if number is None:
         return None
     found = [
-        one
-        for one in state.uses(number)
-        if one.subject == subject and (with_deleted or not one.is_deleted)
+        user
+        for user in state.uses(number)
+        if user.subject == subject and (with_deleted or not user.is_deleted)
     ]
     return found[-1] if found else None
 
@@ -276,11 +279,11 @@ def register(state: SchemaState, subject: str, wanted: WantedSchema) -> Decision
 
 
 def _check_unused(state: SchemaState, versions: Sequence[SchemaVersion]) -> None:
-    for one in versions:
-        for user in state.users(one.subject, one.version):
+    for version in versions:
+        for user in state.users(version.subject, version.version):
             raise RegistryRefusal(
                 42206,
-                f"Version {one.version} of {one.subject} is referenced by "
+                f"Version {version.version} of {version.subject} is referenced by "
                 f"{user.subject} version {user.version}",
             )
 
@@ -328,7 +331,7 @@ def delete_subject(state: SchemaState, subject: str, *, is_permanent: bool) -> D
             )
         _check_unused(state, list(versions.values()))
         numbers = sorted(versions)
-        records = [removed_version_record(subject, one) for one in numbers]
+        records = [removed_version_record(subject, number) for number in numbers]
         return Decision(numbers, records)
     if not active:
         raise RegistryRefusal(
@@ -341,7 +344,7 @@ def delete_subject(state: SchemaState, subject: str, *, is_permanent: bool) -> D
         records.append(level_record(subject, None))
     if subject in state.modes:
         records.append(mode_record(subject, None))
-    return Decision([one.version for one in active], records)
+    return Decision([version.version for version in active], records)
 
 
 def set_level(subject: str | None, level: Any) -> Decision:
@@ -557,7 +560,7 @@ class SchemaStore:
 def missing_packages() -> list[str]:
     """Return the packages that the registry needs and that are not installed."""
     names = ("avro", "fastavro", "google.protobuf", "jsonschema")
-    return [one for one in names if not _is_installed(one)]
+    return [name for name in names if not _is_installed(name)]
 
 
 def _is_installed(name: str) -> bool:

@@ -54,7 +54,7 @@ def _topics_refused(api: wire.Api[Any, Any], topics: Iterable[Any], code: int) -
         _refused_topic(
             api.Response.Topic,
             topic.name,
-            (one.partition_index for one in topic.partitions),
+            (partition.partition_index for partition in topic.partitions),
             error_code=code,
         )
         for topic in topics
@@ -78,7 +78,8 @@ def commit(api: wire.Api[Any, Any]) -> Guard:
         if code:
             return api.Response(topics=_topics_refused(api, request.topics, code))
         request.topics, parts = split(
-            request.topics, lambda one: requester.may_topic(AclOperation.READ, one.name)
+            request.topics,
+            lambda topic: requester.may_topic(AclOperation.READ, topic.name),
         )
         refused = _topics_refused(api, parts, codes.TOPIC_AUTHORIZATION_FAILED)
         return complete_with(request.topics, refused, "topics", api.Response())
@@ -113,8 +114,8 @@ def offset_fetch(request: Any, requester: Requester) -> Any:
             if requester.version >= 2:  # the error is of the whole response
                 return response
             for topic in _fetched_topics(response_type.Topic, request.topics or ()):
-                for one in topic.partitions:
-                    one.error_code = code
+                for partition in topic.partitions:
+                    partition.error_code = code
                 # Versions 0 and 1 have an error for each partition only.
                 response.topics.append(topic)
             return response
@@ -122,7 +123,7 @@ def offset_fetch(request: Any, requester: Requester) -> Any:
         if request.topics is None:
 
             def complete_all(response: Any) -> Any:
-                response.topics = [one for one in response.topics if may_see(one)]
+                response.topics = [topic for topic in response.topics if may_see(topic)]
                 return response
 
             return complete_all
@@ -137,11 +138,11 @@ def offset_fetch(request: Any, requester: Requester) -> Any:
     group_type = response_type.Group
     request.groups, without = split(
         request.groups,
-        lambda one: requester.may_group(AclOperation.DESCRIBE, one.group_id),
+        lambda group: requester.may_group(AclOperation.DESCRIBE, group.group_id),
     )
     groups = [
-        group_type(group_id=one.group_id, error_code=codes.GROUP_AUTHORIZATION_FAILED)
-        for one in without
+        group_type(group_id=topic.group_id, error_code=codes.GROUP_AUTHORIZATION_FAILED)
+        for topic in without
     ]
     # No group is left for the handler.
     if not request.groups:
@@ -155,7 +156,7 @@ def offset_fetch(request: Any, requester: Requester) -> Any:
     def complete(response: Any) -> Any:
         for group in response.groups:
             # The offsets of all topics were requested, or of the topics left.
-            group.topics = [one for one in group.topics if may_see(one)]
+            group.topics = [topic for topic in group.topics if may_see(topic)]
             # A refused group has no topics.
             if not group.error_code:
                 group.topics.extend(refused.get(group.group_id, ()))
@@ -269,7 +270,7 @@ def list_groups(request: Any, requester: Requester) -> Any:
     return _listing(
         requester,
         "groups",
-        lambda one: requester.may_group(AclOperation.DESCRIBE, one.group_id),
+        lambda group: requester.may_group(AclOperation.DESCRIBE, group.group_id),
     )
 
 
@@ -285,7 +286,7 @@ def _listing(
         return None
 
     def complete(response: Any) -> Any:
-        entries = [one for one in getattr(response, field) if may_describe(one)]
+        entries = [entry for entry in getattr(response, field) if may_describe(entry)]
         setattr(response, field, entries)
         return response
 
@@ -304,7 +305,7 @@ def offset_delete(request: Any, requester: Requester) -> Any:
     if not requester.may_group(AclOperation.DELETE, request.group_id):
         return wire.OFFSET_DELETE.Response(error_code=codes.GROUP_AUTHORIZATION_FAILED)
     request.topics, parts = split(
-        request.topics, lambda one: requester.may_topic(AclOperation.READ, one.name)
+        request.topics, lambda topic: requester.may_topic(AclOperation.READ, topic.name)
     )
     refused = _topics_refused(
         wire.OFFSET_DELETE, parts, codes.TOPIC_AUTHORIZATION_FAILED
@@ -452,7 +453,7 @@ def write_txn_markers(request: Any, requester: Requester) -> Any:
 def describe_producers(request: Any, requester: Requester) -> Any:
     response_type = wire.DESCRIBE_PRODUCERS.Response
     request.topics, parts = split(
-        request.topics, lambda one: requester.may_topic(AclOperation.READ, one.name)
+        request.topics, lambda topic: requester.may_topic(AclOperation.READ, topic.name)
     )
     refused = [
         _refused_topic(
@@ -488,9 +489,9 @@ def describe_transactions(request: Any, requester: Requester) -> Any:
     def complete(response: Any) -> Any:
         for state in response.transaction_states:
             state.topics = [
-                one
-                for one in state.topics
-                if requester.may_topic(AclOperation.DESCRIBE, one.topic)
+                topic
+                for topic in state.topics
+                if requester.may_topic(AclOperation.DESCRIBE, topic.topic)
             ]
         if completed is not None:
             return completed(response)
@@ -503,5 +504,7 @@ def list_transactions(request: Any, requester: Requester) -> Any:
     return _listing(
         requester,
         "transaction_states",
-        lambda one: requester.may_transact(AclOperation.DESCRIBE, one.transactional_id),
+        lambda transaction: requester.may_transact(
+            AclOperation.DESCRIBE, transaction.transactional_id
+        ),
     )

@@ -110,7 +110,9 @@ def _refuse_filters(request: Any, error: dict[str, Any]) -> Any:
 def _refuse_users(request: Any, error: dict[str, Any]) -> Any:
     response_type = wire.ALTER_USER_SCRAM_CREDENTIALS.Response
     # A user with several mechanisms has one entry.
-    names = dict.fromkeys(one.name for one in (*request.deletions, *request.upsertions))
+    names = dict.fromkeys(
+        deletion.name for deletion in (*request.deletions, *request.upsertions)
+    )
     return response_type(
         results=[response_type.User(user=name, **error) for name in names]
     )
@@ -123,9 +125,9 @@ def _refuse_quotas(request: Any, error: dict[str, Any]) -> Any:
             entry_type(
                 entity=[
                     entry_type.Entity(
-                        entity_type=one.entity_type, entity_name=one.entity_name
+                        entity_type=part.entity_type, entity_name=part.entity_name
                     )
-                    for one in entry.entity
+                    for part in entry.entity
                 ],
                 **error,
             )

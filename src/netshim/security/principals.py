@@ -89,8 +89,12 @@ def _escaped(value: object) -> str:
     if not isinstance(value, str):
         raise CertificateError("the subject has an attribute that is not text")
     text = "".join(
-        "\\" + one if one in _ESCAPED else "\\00" if one == "\0" else one
-        for one in value
+        "\\" + character
+        if character in _ESCAPED
+        else "\\00"
+        if character == "\0"
+        else character
+        for character in value
     )
     # Only spaces at the ends are escaped.
     inner = text.strip(" ")
@@ -112,7 +116,7 @@ def _subject_of_der(certificate: bytes) -> str:
     try:
         name = x509.load_der_x509_certificate(certificate).subject
         return ",".join(
-            "+".join(_written(one, x509.Name) for one in part)
+            "+".join(_written(name_attribute, x509.Name) for name_attribute in part)
             for part in reversed(name.rdns)
         )
     except ValueError as error:
@@ -239,7 +243,9 @@ def _rule(pattern: str, replacement: str, case: str) -> _Rule:
             expected="a pattern of RE2",
             found=f"{pattern!r}: {error}",
         ) from None
-    groups = max((int(one) for one in re.findall(r"\$(\d)", replacement)), default=0)
+    groups = max(
+        (int(number) for number in re.findall(r"\$(\d)", replacement)), default=0
+    )
     # Such a group would be an error at each login.
     if groups > compiled.groups:
         raise InvalidConfigError(

@@ -280,12 +280,12 @@ class Quotas:
             return
         self._searched_ms = now_ms
         self._rates = {
-            sensor: one
-            for sensor, one in self._rates.items()
-            if not one.is_idle(now_ms)
+            sensor: rate
+            for sensor, rate in self._rates.items()
+            if not rate.is_idle(now_ms)
         }
         self._buckets = {
-            sensor: one
-            for sensor, one in self._buckets.items()
-            if not one.is_idle(now_ms)
+            sensor: bucket
+            for sensor, bucket in self._buckets.items()
+            if not bucket.is_idle(now_ms)
         }

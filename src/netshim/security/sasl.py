@@ -190,9 +190,9 @@ class Authenticator:
         )
         made_up = scram.made_up_credential(secret, user, form)
         stored = facts.users.get(user, {})
-        for one in mechanisms:
-            if one in stored:
-                return one, stored[one], True
+        for offered in mechanisms:
+            if offered in stored:
+                return offered, stored[offered], True
         return form.mechanism, made_up, False
 
 

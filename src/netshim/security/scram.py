@@ -103,10 +103,10 @@ class CredentialForm:
     salt_bytes: int = SALT_BYTES
 
     @classmethod
-    def of(cls, mechanism: str, one: Credential) -> CredentialForm:
+    def of(cls, mechanism: str, credential: Credential) -> CredentialForm:
         """Return the form of a stored credential."""
-        size = 0 if _KAFKA_SALT.fullmatch(one.salt) else len(one.salt)
-        return cls(mechanism, one.iterations, size)
+        size = 0 if _KAFKA_SALT.fullmatch(credential.salt) else len(credential.salt)
+        return cls(mechanism, credential.iterations, size)
 
 
 def chosen_form(
@@ -118,7 +118,7 @@ def chosen_form(
     """
     return max(
         forms,
-        key=lambda one: hmac.digest(secret, f"{one}\0{user}".encode(), "sha256"),
+        key=lambda known: hmac.digest(secret, f"{known}\0{user}".encode(), "sha256"),
     )
 
 
@@ -163,13 +163,13 @@ def parse_credential(text: str) -> Credential:
     )
 
 
-def format_credential(one: Credential) -> str:
+def format_credential(credential: Credential) -> str:
     """Return a credential in the form that parse_credential() reads."""
     salt, stored, server = (
         base64.b64encode(part).decode()
-        for part in (one.salt, one.stored_key, one.server_key)
+        for part in (credential.salt, credential.stored_key, credential.server_key)
     )
-    return f"salt={salt},stored_key={stored},server_key={server},iterations={one.iterations}"
+    return f"salt={salt},stored_key={stored},server_key={server},iterations={credential.iterations}"
 
 
 @attrs.frozen
@@ -198,7 +198,7 @@ def parse_first(token: bytes) -> ClientFirst:
     if parts[1] and _user(_value(parts[1], "a")) != user:
         raise ScramError("the authorization id is not the user name")
     nonce = _value(parts[3], "r")
-    if not nonce or any(not "!" <= one <= "~" for one in nonce):
+    if not nonce or any(not "!" <= character <= "~" for character in nonce):
         raise ScramError("the nonce is empty or not printable")
     # Extensions such as Kafka's tokenauth=true follow. An `m=` is in the place of the
     # user name, and is refused there.

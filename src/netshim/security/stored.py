@@ -98,14 +98,16 @@ _TYPE_NAMES: Final = {
 _TYPES: Final = {name: kind for kind, name in _TYPE_NAMES.items()}
 #: Kafka's names of operations, such as "DescribeConfigs".
 OPERATION_NAMES: Final = {
-    one: "".join(word.capitalize() for word in one.name.split("_"))
-    for one in AclOperation
+    operation: "".join(word.capitalize() for word in operation.name.split("_"))
+    for operation in AclOperation
 }
 #: The operations by these names.
-_OPERATIONS: Final = {name: one for one, name in OPERATION_NAMES.items()}
+_OPERATIONS: Final = {name: operation for operation, name in OPERATION_NAMES.items()}
 _PERMISSION_NAMES: Final = {Permission.ALLOW: "Allow", Permission.DENY: "Deny"}
 #: The permissions by these names.
-_PERMISSIONS: Final = {name: one for one, name in _PERMISSION_NAMES.items()}
+_PERMISSIONS: Final = {
+    name: permission for permission, name in _PERMISSION_NAMES.items()
+}
 
 #: The registry raises these errors for one damaged node, and others for itself.
 _DAMAGE: Final = (CorruptRegistryError, UnsupportedRegistryError)
@@ -241,7 +243,7 @@ class SecurityStore:
     @property
     def has_quotas(self) -> bool:
         """Whether a user, a client id or an address may have a quota. This reads only three lists of names."""
-        return any(self._registry.children(one) for one in (USERS, CLIENTS, IPS))
+        return any(self._registry.children(path) for path in (USERS, CLIENTS, IPS))
 
     def close(self) -> None:
         """End the watch, and close the registry unless it belongs to a cluster's session."""
@@ -314,16 +316,16 @@ class SecurityStore:
         def change(config: dict[str, str]) -> None:
             nonlocal is_complete
             is_complete = all(
-                one is not None or mechanism in config
-                for mechanism, one in changes.items()
+                change is not None or mechanism in config
+                for mechanism, change in changes.items()
             )
             if not is_complete:
                 return
-            for mechanism, one in changes.items():
-                if one is None:
+            for mechanism, credential in changes.items():
+                if credential is None:
                     del config[mechanism]
                 else:
-                    config[mechanism] = scram.format_credential(one)
+                    config[mechanism] = scram.format_credential(credential)
 
         self._change_config(f"{USERS}/{element(user)}", change)
         return is_complete
@@ -661,12 +663,12 @@ def _unpack_acls(
                 kind,
                 pattern,
                 name,
-                str(one["principal"]),
-                str(one["host"]),
-                _OPERATIONS[one["operation"]],
-                _PERMISSIONS[one["permissionType"]],
+                str(acl["principal"]),
+                str(acl["host"]),
+                _OPERATIONS[acl["operation"]],
+                _PERMISSIONS[acl["permissionType"]],
             )
-            for one in found["acls"]
+            for acl in found["acls"]
         ]
     except (KeyError, TypeError) as error:
         raise CorruptRegistryError(

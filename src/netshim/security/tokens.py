@@ -191,10 +191,10 @@ class JwtVerifier:
         if len(data) > _MAX_JWKS_BYTES:
             raise OSError("the JWKS is larger than 1 MiB")
         keys: dict[str | None, Any] = {}
-        for one in json.loads(data)["keys"]:
+        for key in json.loads(data)["keys"]:
             # A key of an unknown type does not hide the others.
             try:
-                keys[one.get("kid")] = jwt.PyJWK(one)
+                keys[key.get("kid")] = jwt.PyJWK(key)
             except jwt.PyJWTError:
                 continue
         self._keys = keys

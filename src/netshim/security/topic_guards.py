@@ -48,18 +48,18 @@ def produce(request: Any, requester: Requester) -> Any:
             topic_id=topic.topic_id,
             partition_responses=[
                 response_type.Topic.Partition(
-                    index=one.index, error_code=code, base_offset=-1
+                    index=partition.index, error_code=code, base_offset=-1
                 )
-                for one in topic.partition_data
+                for partition in topic.partition_data
             ],
         )
 
     has_transactional = False
     for topic in request.topic_data:
-        for one in topic.partition_data:
+        for partition in topic.partition_data:
             # Only two bytes of the first batch are read here. The handler validates
             # all.
-            data = one.records
+            data = partition.records
             if (
                 data is not None
                 and len(data) > _ATTRIBUTES_POSITION
@@ -127,7 +127,8 @@ def fetch(request: Any, requester: Requester) -> Any:
     if parts:
         request.max_wait_ms = 0  # Kafka answers a refusal at once
     refused = [
-        refusal(topic, (one.partition for one in topic.partitions)) for topic in parts
+        refusal(topic, (partition.partition for partition in topic.partitions))
+        for topic in parts
     ]
     if not request.topics:
         return complete_with(request.topics, refused, "responses", response_type())
@@ -137,7 +138,9 @@ def fetch(request: Any, requester: Requester) -> Any:
         if requester.index is not rules:  # they have changed while the request waited
             response.responses, late = split(response.responses, is_allowed)
             response.responses += [
-                refusal(topic, [one.partition_index for one in topic.partitions])
+                refusal(
+                    topic, [partition.partition_index for partition in topic.partitions]
+                )
                 for topic in late
             ]
         response.responses.extend(refused)
@@ -164,7 +167,7 @@ def partitions(
     def guard(request: Any, requester: Requester) -> Any:
         request.topics, refused = split(
             request.topics,
-            lambda one: requester.may_topic(operation, getattr(one, name)),
+            lambda topic: requester.may_topic(operation, getattr(topic, name)),
         )
         topics = [
             topic_type(
@@ -172,11 +175,11 @@ def partitions(
                     name: getattr(topic, name),
                     "partitions": [
                         topic_type.Partition(
-                            **{index: getattr(one, index)},
+                            **{index: getattr(partition, index)},
                             error_code=codes.TOPIC_AUTHORIZATION_FAILED,
                             **defaults,
                         )
-                        for one in topic.partitions
+                        for partition in topic.partitions
                     ],
                 }
             )
@@ -227,8 +230,8 @@ def metadata(request: Any, requester: Requester) -> Any:
         named = {topic.name for topic in request.topics if topic.name is not None}
         # A topic that is named twice has one entry.
         shown = {
-            (None, bytes(one.topic_id)) if has_id(one) else (one.name, _NO_ID): None
-            for one in parts
+            (None, bytes(part.topic_id)) if has_id(part) else (part.name, _NO_ID): None
+            for part in parts
         }
         refused = [
             topic_type(
@@ -243,12 +246,12 @@ def metadata(request: Any, requester: Requester) -> Any:
         topics = response.topics
         if names_all:
             topics = [
-                one
-                for one in topics
-                if requester.may_topic(AclOperation.DESCRIBE, one.name)
+                topic
+                for topic in topics
+                if requester.may_topic(AclOperation.DESCRIBE, topic.name)
             ]
         elif requester.version == 0:  # without names, the handler returned all topics
-            topics = [one for one in topics if one.name in named]
+            topics = [topic for topic in topics if topic.name in named]
         response.topics = [*_with_operations(topics, requester), *refused]
         return _cluster_operations(response, requester)
 
@@ -292,13 +295,14 @@ def describe_topic_partitions(request: Any, requester: Requester) -> Any:
             if requester.may_topic(AclOperation.DESCRIBE, name)
         ]
     request.topics, parts = split(
-        request.topics, lambda one: requester.may_topic(AclOperation.DESCRIBE, one.name)
+        request.topics,
+        lambda topic: requester.may_topic(AclOperation.DESCRIBE, topic.name),
     )
     refused = [
         response_type.Topic(
-            error_code=codes.TOPIC_AUTHORIZATION_FAILED, name=one.name, topic_id=_NO_ID
+            error_code=codes.TOPIC_AUTHORIZATION_FAILED, name=part.name, topic_id=_NO_ID
         )
-        for one in parts
+        for part in parts
     ]
     if not request.topics:
         return response_type(topics=refused)
@@ -326,13 +330,13 @@ def create_topics(request: Any, requester: Requester) -> Any:
     may_all = requester.may_cluster(AclOperation.CREATE)
     request.topics, parts = split(
         request.topics,
-        lambda one: may_all or requester.may_topic(AclOperation.CREATE, one.name),
+        lambda topic: may_all or requester.may_topic(AclOperation.CREATE, topic.name),
     )
     refused = [
         response_type.Topic(
             name=name, error_code=code, error_message="Authorization failed."
         )
-        for name, code in _codes_by_name(one.name for one in parts).items()
+        for name, code in _codes_by_name(part.name for part in parts).items()
     ]
     if not request.topics:
         return response_type(topics=refused)
@@ -379,7 +383,7 @@ def delete_topics(request: Any, requester: Requester) -> Any:
 
     request.topics, parts = split(request.topics, is_allowed)
     refused = []
-    named = Counter((one.name, bytes(one.topic_id)) for one in parts)
+    named = Counter((part.name, bytes(part.topic_id)) for part in parts)
     for (topic_name, topic_id), count in named.items():
         # An entry that is repeated, or has both a name and an id, is invalid for every
         # user.
@@ -395,13 +399,14 @@ def delete_topics(request: Any, requester: Requester) -> Any:
 def create_partitions(request: Any, requester: Requester) -> Any:
     response_type = wire.CREATE_PARTITIONS.Response
     request.topics, parts = split(
-        request.topics, lambda one: requester.may_topic(AclOperation.ALTER, one.name)
+        request.topics,
+        lambda topic: requester.may_topic(AclOperation.ALTER, topic.name),
     )
     return complete_with(
         request.topics,
         [
             response_type.Topic(name=name, error_code=code)
-            for name, code in _codes_by_name(one.name for one in parts).items()
+            for name, code in _codes_by_name(part.name for part in parts).items()
         ],
         "results",
         response_type(),
@@ -429,10 +434,10 @@ def _config_code(resource: Any) -> int:
     if resource.resource_type not in (*_CONFIG_KINDS, *_CLUSTER_KINDS):
         return codes.INVALID_REQUEST
     settings = getattr(resource, "configs", ())
-    names = [one.name for one in settings]
+    names = [setting.name for setting in settings]
     has_value = all(
-        one.value is not None or getattr(one, "config_operation", 0) == 1
-        for one in settings
+        setting.value is not None or getattr(setting, "config_operation", 0) == 1
+        for setting in settings
     )
     if len(set(names)) < len(names) or not has_value:
         return codes.INVALID_REQUEST
@@ -444,24 +449,24 @@ def _config_code(resource: Any) -> int:
 def configs(api: wire.Api[Any, Any], operation: AclOperation, field: str) -> Guard:
     """Return the guard of an API that lists resources with settings."""
 
-    def is_allowed(requester: Requester, one: Any) -> bool:
-        kind, _ = _CONFIG_KINDS.get(one.resource_type, (None, 0))
+    def is_allowed(requester: Requester, resource: Any) -> bool:
+        kind, _ = _CONFIG_KINDS.get(resource.resource_type, (None, 0))
         if kind is None:
             return requester.may_cluster(operation)
-        return requester.may(operation, kind, one.resource_name)
+        return requester.may(operation, kind, resource.resource_name)
 
     def guard(request: Any, requester: Requester) -> Any:
         request.resources, parts = split(
-            request.resources, lambda one: is_allowed(requester, one)
+            request.resources, lambda resource: is_allowed(requester, resource)
         )
         refused = [
             api.Response.Resource(
-                error_code=_config_code(one),
+                error_code=_config_code(part),
                 error_message="Authorization failed.",
-                resource_type=one.resource_type,
-                resource_name=one.resource_name,
+                resource_type=part.resource_type,
+                resource_name=part.resource_name,
             )
-            for one in parts
+            for part in parts
         ]
         return complete_with(request.resources, refused, field, api.Response())
 

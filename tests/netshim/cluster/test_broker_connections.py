@@ -85,8 +85,10 @@ def test_a_listener_on_all_networks_needs_an_address(host: str) -> None:
     """Other brokers and clients would be sent to 0.0.0.0, which is each machine itself."""
     with pytest.raises(InvalidConfigError, match="--advertise PLAINTEXT=HOST:1"):
         choose(f"PLAINTEXT://{host}:1")
-    one = Listener.parse(f"PLAINTEXT://{host}:1", advertised=("b1.example.com", 9092))
-    found = BrokerListener.choose([one], None, None, None, SCRAM)
+    listener = Listener.parse(
+        f"PLAINTEXT://{host}:1", advertised=("b1.example.com", 9092)
+    )
+    found = BrokerListener.choose([listener], None, None, None, SCRAM)
     assert found.listener.address == ("b1.example.com", 9092)
 
 
@@ -231,11 +233,13 @@ def test_an_interrupted_request_takes_no_encrypted_bytes(files: Files) -> None:
 
     def serve() -> None:
         sock, _ = listening.accept()
-        with context.wrap_socket(sock, server_side=True) as one:
-            one.recv(1_000)  # ApiVersions 0
-            one.sendall((10).to_bytes(4, "big") + (1).to_bytes(4, "big") + bytes(6))
-            one.sendall((1_000).to_bytes(4, "big") + b"x" * 100)
-            found.append(one.recv(1))
+        with context.wrap_socket(sock, server_side=True) as sslsocket:
+            sslsocket.recv(1_000)  # ApiVersions 0
+            sslsocket.sendall(
+                (10).to_bytes(4, "big") + (1).to_bytes(4, "big") + bytes(6)
+            )
+            sslsocket.sendall((1_000).to_bytes(4, "big") + b"x" * 100)
+            found.append(sslsocket.recv(1))
 
     serving = threading.Thread(target=serve)
     serving.start()
@@ -313,8 +317,8 @@ def test_a_cluster_without_security_reads_no_users_until_a_quota_is_set(
     tmp_path: Path,
 ) -> None:
     place = ClusterSettings(registry=str(tmp_path / "cluster"), node_id=1)
-    with netshim.serve(tmp_path / "1", cluster=place) as one:
-        security = one.server.security
+    with netshim.serve(tmp_path / "1", cluster=place) as server_thread:
+        security = server_thread.server.security
         assert not security.has_store
         with open_registry(tmp_path / "cluster", topics="truth") as registry:
             assert registry.children("/security") == []

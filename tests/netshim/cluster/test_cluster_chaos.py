@@ -88,7 +88,9 @@ def move(cluster: Cluster, index: int, replicas: list[int] | None) -> int:
     part = kind.Topic.Partition(partition_index=index, replicas=replicas)
     request = kind(topics=[kind.Topic(name="t", partitions=[part])])
     number = next(
-        one for one, process in cluster.processes.items() if process.poll() is None
+        number
+        for number, process in cluster.processes.items()
+        if process.poll() is None
     )
     response = cluster.ask(number, wire.ALTER_PARTITION_REASSIGNMENTS, request)
     code: int = response.responses[0].partitions[0].error_code
@@ -101,7 +103,7 @@ def until_moved(cluster: Cluster) -> None:
 
     def is_moved() -> bool:
         parts = [cluster.partition("t", index) for index in range(PARTITIONS)]
-        found[:] = [(one.replica_nodes, one.isr_nodes) for one in parts]
+        found[:] = [(part.replica_nodes, part.isr_nodes) for part in parts]
         return all(len(all_) == 3 and {*all_} == {*isr} for all_, isr in found)
 
     try:

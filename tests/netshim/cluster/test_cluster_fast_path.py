@@ -197,7 +197,9 @@ class Follower:
     @property
     def is_waiting(self) -> bool:
         """Whether the last request has no response."""
-        answered = {one[0] for one in self.pair.outcomes if isinstance(one, tuple)}
+        answered = {
+            outcome[0] for outcome in self.pair.outcomes if isinstance(outcome, tuple)
+        }
         return self._request >= 0 and self._request not in answered
 
     def begin(self) -> None:
@@ -407,7 +409,9 @@ def random_step(pair: Pair, followers: list[Follower], rng: random.Random) -> No
     elif kind == 17:
         members = rng.choice(((1, 2, 3), (1, 2), (1, 3), (1,)))
         for side in pair.sides:
-            side.change_state(place, isr={one: IN_SYNC[one] for one in members})
+            side.change_state(
+                place, isr={member: IN_SYNC[member] for member in members}
+            )
     elif kind == 18 and rng.random() < 0.1:
         epoch = pair.sides[0].view.states[place].state.leader_epoch + 1
         for side in pair.sides:

@@ -74,8 +74,8 @@ def test_follower_with_a_full_disk_leaves_and_returns(
         until(lambda: "No space left" in cluster.log(3), "the log names the reason")
         # The records must fit into the disk once space is free, on a fast machine too.
         load.pause()
-        one = cluster.until_in_sync("t", 2)
-        assert (one.leader_id, sorted(one.isr_nodes)) == (1, [1, 2])
+        entry = cluster.until_in_sync("t", 2)
+        assert (entry.leader_id, sorted(entry.isr_nodes)) == (1, [1, 2])
         assert cluster.processes[3].poll() is None, cluster.log(3)
         # An operator frees space.
         with contextlib.suppress(FileNotFoundError):
@@ -104,8 +104,8 @@ def test_leader_with_a_full_disk_refuses_records_and_continues(
         assert {place: value for value, place in acknowledged.items()} == {
             place: found[place] for place in acknowledged.values()
         }
-        one = cluster.until_in_sync("t", 3)
-        assert (one.leader_id, one.leader_epoch) == (3, 0)
+        entry = cluster.until_in_sync("t", 3)
+        assert (entry.leader_id, entry.leader_epoch) == (3, 0)
         # An operator frees space; the records of the load still fit.
         load.pause()
         filler.unlink()

@@ -47,13 +47,13 @@ def test_follower_with_a_cut_link_leaves_and_rejoins_the_isr(
     cluster.create("t")
     load = Load(cluster, "t")
     load.until_more()
-    one = cluster.until_in_sync("t", 3)
-    follower = next(n for n in (1, 2, 3) if n != one.leader_id)
-    proxies[one.leader_id].cut(follower, cut)
+    entry = cluster.until_in_sync("t", 3)
+    follower = next(n for n in (1, 2, 3) if n != entry.leader_id)
+    proxies[entry.leader_id].cut(follower, cut)
     left = cluster.until_in_sync("t", 2)
-    assert left.leader_id == one.leader_id and follower not in left.isr_nodes
+    assert left.leader_id == entry.leader_id and follower not in left.isr_nodes
     load.until_more()
-    proxies[one.leader_id].heal()
+    proxies[entry.leader_id].heal()
     cluster.until_in_sync("t", 3)
     load.until_more()
     judge(cluster, "t", load)
@@ -69,9 +69,9 @@ def test_leader_without_followers_acknowledges_nothing(
     cluster.create("t")
     load = Load(cluster, "t")
     load.until_more()
-    one = cluster.until_in_sync("t", 3)
-    leader = proxies[one.leader_id]
-    for follower in {1, 2, 3} - {one.leader_id}:
+    entry = cluster.until_in_sync("t", 3)
+    leader = proxies[entry.leader_id]
+    for follower in {1, 2, 3} - {entry.leader_id}:
         leader.cut(follower, Cut.REQUESTS)
     until(lambda: not load.is_moving(), "answers that are on their way have arrived")
     before = len(load.acknowledged)

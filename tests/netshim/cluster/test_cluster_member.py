@@ -439,7 +439,7 @@ def test_a_member_without_answers_keeps_its_registration_and_its_view(
     monkeypatch.setattr(member.registry, "sync", failing)
     until(lambda: len(failed) > 3 and not member.has_lease, "the end of the lease")
     assert member.epoch == epoch and member.view.leader_of(("t", 0)) == 1
-    lines = [one for one in caplog.messages if "no connection" in one]
+    lines = [message for message in caplog.messages if "no connection" in message]
     assert len(lines) == 1, "one line a minute"
     monkeypatch.undo()
     until(lambda: member.has_lease, "the lease")
@@ -524,7 +524,7 @@ def test_deletion_is_recorded_before_the_topic_is_missing(join: Join) -> None:
     first.note([("t", WHOLE_TOPIC)])
     wait(first, lambda view: "t" not in view.topics)
     until(lambda: views and "t" not in views[-1].topics, "the last view")
-    assert all(topic_id in one.deleted_ids for one in views if "t" not in one.topics)
+    assert all(topic_id in view.deleted_ids for view in views if "t" not in view.topics)
 
 
 def test_topic_that_is_replaced_while_it_is_read_has_no_former_state(

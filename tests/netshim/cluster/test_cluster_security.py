@@ -62,16 +62,16 @@ def allow(
     """Let a broker store rules for alice."""
     kind = wire.CREATE_ACLS.Request.Creation
     request = wire.CREATE_ACLS.Request(
-        creations=[kind(**rule(topic, one)) for one in operations]
+        creations=[kind(**rule(topic, operation)) for operation in operations]
     )
     results = cluster.ask(number, wire.CREATE_ACLS, request).results
-    assert [one.error_code for one in results] == [codes.NONE] * len(operations)
+    assert [result.error_code for result in results] == [codes.NONE] * len(operations)
 
 
 def forbid(cluster: SecuredCluster, number: int, topic: str) -> None:
     """Let a broker remove all rules of a topic."""
     kind = wire.DELETE_ACLS.Request.Filter
-    one = kind(
+    entry = kind(
         resource_type_filter=ResourceType.TOPIC,
         resource_name_filter=topic,
         pattern_type_filter=Pattern.LITERAL,
@@ -80,7 +80,7 @@ def forbid(cluster: SecuredCluster, number: int, topic: str) -> None:
         operation=AclOperation.ANY,
         permission_type=Permission.ANY,
     )
-    request = wire.DELETE_ACLS.Request(filters=[one])
+    request = wire.DELETE_ACLS.Request(filters=[entry])
     (result,) = cluster.ask(number, wire.DELETE_ACLS, request).filter_results
     assert result.error_code == codes.NONE and result.matching_acls
 
@@ -98,7 +98,7 @@ def rules_at(cluster: SecuredCluster, number: int, topic: str) -> int:
     )
     found = cluster.ask(number, wire.DESCRIBE_ACLS, request)
     assert found.error_code == codes.NONE
-    return sum(len(one.acls) for one in found.resources)
+    return sum(len(resource.acls) for resource in found.resources)
 
 
 def until_known(cluster: SecuredCluster, topic: str, count: int) -> None:
@@ -165,10 +165,10 @@ def test_transactions_of_a_user_span_brokers(secured: SecuredCluster) -> None:
     secured.create("paid", 3)
     leaders = {secured.until_in_sync("paid", 3, n).leader_id for n in range(3)}
     assert len(leaders) == 3
-    one = AclOperation
+    call = AclOperation
     topic, own_id = ResourceType.TOPIC, ResourceType.TRANSACTIONAL_ID
-    secured.allow(ALICE, own_id, "t", one.WRITE, one.DESCRIBE)
-    secured.allow(ALICE, topic, "paid", one.READ, one.WRITE, one.DESCRIBE)
+    secured.allow(ALICE, own_id, "t", call.WRITE, call.DESCRIBE)
+    secured.allow(ALICE, topic, "paid", call.READ, call.WRITE, call.DESCRIBE)
     until_known(secured, "paid", 3)
     config = {
         "bootstrap.servers": secured.bootstrap_servers,
@@ -245,14 +245,14 @@ def test_a_client_cannot_fetch_as_a_follower(secured: SecuredCluster) -> None:
 
 def markers(topic: str) -> Any:
     kind = wire.WRITE_TXN_MARKERS.Request.Marker
-    one = kind(
+    entry = kind(
         producer_id=7,
         producer_epoch=0,
         transaction_result=True,
         topics=[kind.Topic(name=topic, partition_indexes=[0])],
         coordinator_epoch=0,
     )
-    return wire.WRITE_TXN_MARKERS.Request(markers=[one])
+    return wire.WRITE_TXN_MARKERS.Request(markers=[entry])
 
 
 def test_a_client_cannot_write_markers(secured: SecuredCluster) -> None:
@@ -279,14 +279,14 @@ def test_a_client_cannot_add_partitions_for_other_brokers(
 ) -> None:
     kind = wire.ADD_PARTITIONS_TO_TXN.Request.Transaction
     topic = kind.Topic(name="added", partitions=[0])
-    one = kind(
+    entry = kind(
         transactional_id="x",
         producer_id=1,
         producer_epoch=0,
         verify_only=True,
         topics=[topic],
     )
-    request = wire.ADD_PARTITIONS_TO_TXN.Request(transactions=[one])
+    request = wire.ADD_PARTITIONS_TO_TXN.Request(transactions=[entry])
     response = secured.ask(
         1, wire.ADD_PARTITIONS_TO_TXN, request, secured.settings_of(ALICE)
     )
@@ -397,7 +397,7 @@ def test_quotas_of_one_broker_are_those_of_all(secured: SecuredCluster) -> None:
             return secured.ask(number, wire.DESCRIBE_CLIENT_QUOTAS, request).entries
 
         (entry,) = until(found, f"broker {number} knows the quota")
-        assert [(one.key, one.value) for one in entry.values] == [
+        assert [(value.key, value.value) for value in entry.values] == [
             ("producer_byte_rate", 1e6)
         ]
 

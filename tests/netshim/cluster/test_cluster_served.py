@@ -29,8 +29,8 @@ def test_a_topic_is_created_used_changed_and_deleted(calm: Cluster) -> None:
     created = calm.create("orders", 3, retention_ms="86400000")
     assert created.replication_factor == 3
     partitions = calm.metadata("orders").partitions
-    assert {one.leader_id for one in partitions} == {1, 2, 3}
-    assert all(len(one.isr_nodes) == 3 for one in partitions)
+    assert {partition.leader_id for partition in partitions} == {1, 2, 3}
+    assert all(len(partition.isr_nodes) == 3 for partition in partitions)
     load = Load(calm, "orders")
     load.until_more()
     judge(calm, "orders", load)
@@ -126,8 +126,8 @@ def test_requests_that_a_cluster_refuses(calm: Cluster) -> None:
 @pytest.mark.long
 def test_only_the_leader_accepts_records(calm: Cluster) -> None:
     calm.create("led")
-    one = calm.partition("led")
-    other = next(n for n in (1, 2, 3) if n != one.leader_id)
+    first = calm.partition("led")
+    other = next(n for n in (1, 2, 3) if n != first.leader_id)
     topic_id = calm.metadata("led").topic_id
     kind = wire.FETCH.Request.Topic
     for leader_epoch, expected in ((-1, codes.NOT_LEADER_OR_FOLLOWER), (0, codes.NONE)):
@@ -161,14 +161,14 @@ def test_only_the_leader_accepts_records(calm: Cluster) -> None:
     )
     found = calm.ask(other, wire.LIST_OFFSETS, asked).topics[0].partitions[0]
     assert found.error_code == codes.NOT_LEADER_OR_FOLLOWER
-    found = calm.ask(one.leader_id, wire.LIST_OFFSETS, asked).topics[0].partitions[0]
+    found = calm.ask(first.leader_id, wire.LIST_OFFSETS, asked).topics[0].partitions[0]
     assert (found.error_code, found.offset) == (codes.NONE, 0)
 
 
 def test_followers_get_the_high_watermark_without_more_records(calm: Cluster) -> None:
     """The leader waits some milliseconds for records that it could send with it."""
     calm.create("single")
-    one = calm.until_in_sync("single", 3)
+    entry = calm.until_in_sync("single", 3)
     topic_id = calm.metadata("single").topic_id
     producer = confluent_kafka.Producer(
         {"bootstrap.servers": calm.bootstrap_servers, "acks": "all"}
@@ -177,12 +177,12 @@ def test_followers_get_the_high_watermark_without_more_records(calm: Cluster) ->
     assert producer.flush(60) == 0
     place = wire.FETCH.Request.Topic
     part = place.Partition(
-        partition=0, current_leader_epoch=one.leader_epoch, partition_max_bytes=1_000
+        partition=0, current_leader_epoch=entry.leader_epoch, partition_max_bytes=1_000
     )
     request = wire.FETCH.Request(
         max_wait_ms=0, topics=[place(topic_id=topic_id, partitions=[part])]
     )
-    for number in {1, 2, 3} - {one.leader_id}:
+    for number in {1, 2, 3} - {entry.leader_id}:
 
         def is_shown(number: int = number) -> bool:
             found = calm.ask(number, wire.FETCH, request).responses[0].partitions[0]
@@ -194,8 +194,8 @@ def test_followers_get_the_high_watermark_without_more_records(calm: Cluster) ->
 def test_refusals_of_other_brokers_name_the_leader(calm: Cluster) -> None:
     """Clients then continue with the leader, without a request for metadata."""
     calm.create("elsewhere")
-    one = calm.until_in_sync("elsewhere", 3)
-    other = next(n for n in (1, 2, 3) if n != one.leader_id)
+    first = calm.until_in_sync("elsewhere", 3)
+    other = next(n for n in (1, 2, 3) if n != first.leader_id)
     topic_id = calm.metadata("elsewhere").topic_id
     records = recordbatch.encode([(None, b"v")], now_ms=1)
     kind = wire.PRODUCE.Request.Topic
@@ -224,9 +224,9 @@ def test_refusals_of_other_brokers_name_the_leader(calm: Cluster) -> None:
         return named.leader_id, named.leader_epoch, ports
 
     named = (
-        one.leader_id,
-        one.leader_epoch,
-        [(one.leader_id, calm.ports[one.leader_id])],
+        first.leader_id,
+        first.leader_epoch,
+        [(first.leader_id, calm.ports[first.leader_id])],
     )
     for version in (9, 10, 13):
         response = calm.ask(other, wire.PRODUCE, produce, most_version=version)
@@ -710,9 +710,9 @@ def test_topics_whose_leaders_are_late_are_created_with_error_7(
         timeout_ms=300,
     )
     late = cluster.ask(1, wire.CREATE_TOPICS, request).topics
-    assert [one.error_code for one in late] == [codes.REQUEST_TIMED_OUT] * 2
+    assert [entry.error_code for entry in late] == [codes.REQUEST_TIMED_OUT] * 2
     again = cluster.ask(1, wire.CREATE_TOPICS, request).topics
-    assert [one.error_code for one in again] == [codes.TOPIC_ALREADY_EXISTS] * 2
+    assert [entry.error_code for entry in again] == [codes.TOPIC_ALREADY_EXISTS] * 2
     assert [cluster.partition(name).leader_id for name in ("a", "b")] == [-1, -1]
     cluster.start(2)
     producer = confluent_kafka.Producer(
@@ -728,4 +728,4 @@ def test_topics_whose_leaders_are_late_are_created_with_error_7(
 def brokers_of(cluster: Cluster) -> list[int]:
     """Return the brokers that broker 1 reports as registered."""
     found = cluster.ask(1, wire.METADATA, wire.METADATA.Request(topics=[]))
-    return [one.node_id for one in found.brokers]
+    return [broker.node_id for broker in found.brokers]

@@ -68,15 +68,15 @@ def read_committed(cluster: Cluster, topic: str) -> list[str]:
 
 def test_transactions_commit_and_abort_over_all_leaders(calm: Cluster) -> None:
     calm.create("t", PARTITIONS)
-    one = producer(calm, "tx")
+    entry = producer(calm, "tx")
     for number in range(6):
-        one.begin_transaction()
+        entry.begin_transaction()
         for partition in range(PARTITIONS):
-            one.produce("t", f"{number}-{partition}".encode(), partition=partition)
+            entry.produce("t", f"{number}-{partition}".encode(), partition=partition)
         if number % 2:
-            one.abort_transaction(60)
+            entry.abort_transaction(60)
         else:
-            one.commit_transaction(60)
+            entry.commit_transaction(60)
     expected = {f"{n}-{p}" for n in (0, 2, 4) for p in range(PARTITIONS)}
     found = read_committed(calm, "t")
     assert (len(found), set(found)) == (len(expected), expected)
@@ -84,18 +84,18 @@ def test_transactions_commit_and_abort_over_all_leaders(calm: Cluster) -> None:
 
 def test_offsets_of_a_transaction_are_committed_with_it(calm: Cluster) -> None:
     calm.create("source", PARTITIONS)
-    one = producer(calm, "offsets")
+    entry = producer(calm, "offsets")
     client = consumer(calm, "billing")
     places = [confluent_kafka.TopicPartition("source", n, 7) for n in range(PARTITIONS)]
     metadata = client.consumer_group_metadata()
-    one.begin_transaction()
-    one.send_offsets_to_transaction(places, metadata, 60)
-    one.abort_transaction(60)
+    entry.begin_transaction()
+    entry.send_offsets_to_transaction(places, metadata, 60)
+    entry.abort_transaction(60)
     assert {each.offset for each in client.committed(places, 60)} == {-1001}
-    one.begin_transaction()
-    one.produce("source", b"x", partition=0)
-    one.send_offsets_to_transaction(places, metadata, 60)
-    one.commit_transaction(60)
+    entry.begin_transaction()
+    entry.produce("source", b"x", partition=0)
+    entry.send_offsets_to_transaction(places, metadata, 60)
+    entry.commit_transaction(60)
     until(
         lambda: {each.offset for each in client.committed(places, 60)} == {7},
         "the offsets of the transaction are valid",
@@ -159,8 +159,8 @@ def test_a_partition_outside_of_the_transaction_is_refused(calm: Cluster) -> Non
         response = calm.ask(home, wire.ADD_PARTITIONS_TO_TXN, request)
         return [
             each.partition_error_code
-            for one in response.results_by_transaction
-            for topic in one.topic_results
+            for entry in response.results_by_transaction
+            for topic in entry.topic_results
             for each in topic.results_by_partition
         ]
 
@@ -193,11 +193,11 @@ class TransactionLoad:
         try:
             number = 0
             while not self._is_over.is_set():
-                one = producer(self._cluster, name)
+                entry = producer(self._cluster, name)
                 try:
                     while not self._is_over.is_set():
                         number += 1
-                        self._transact(one, f"{name}-{number}", number)
+                        self._transact(entry, f"{name}-{number}", number)
                 except confluent_kafka.KafkaException as error:
                     if not error.args[0].fatal():
                         raise
@@ -205,23 +205,23 @@ class TransactionLoad:
         except Exception as error:
             self.errors.append(error)
 
-    def _transact(self, one: Any, name: str, number: int) -> None:
-        one.begin_transaction()
+    def _transact(self, entry: Any, name: str, number: int) -> None:
+        entry.begin_transaction()
         for partition in range(PARTITIONS):
-            one.produce(
+            entry.produce(
                 self._topic, f"{name}/{partition}".encode(), partition=partition
             )
         try:
             if number % 4 == 0:
-                one.abort_transaction(120)
+                entry.abort_transaction(120)
                 self.aborted.add(name)
             else:
-                one.commit_transaction(120)
+                entry.commit_transaction(120)
                 self.committed.add(name)
         except confluent_kafka.KafkaException as error:
             if not error.args[0].txn_requires_abort():
                 raise
-            one.abort_transaction(120)
+            entry.abort_transaction(120)
             self.aborted.add(name)
 
     def until_more(self, count: int = 20) -> None:

@@ -130,9 +130,9 @@ def followed(number: int, log: Log, leader_epoch: int = 0) -> FollowedPartition:
 def follow(fetcher: LeaderFetcher, partitions: list[FollowedPartition]) -> None:
     """Call LeaderFetcher.follow() for all partitions in one step, uninterrupted."""
     with fetcher._changed:
-        for one in partitions:
-            fetcher._partitions[one.key] = one
-            fetcher._due[one] = None
+        for partition in partitions:
+            fetcher._partitions[partition.key] = partition
+            fetcher._due[partition] = None
         fetcher._changed.notify_all()
 
 

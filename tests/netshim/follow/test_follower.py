@@ -48,7 +48,7 @@ def stored(logdir: LogDir, topic: str, number: int = 0) -> bytes:
     files = sorted(folder.glob("*.log"))
     end = logdir.partition(topic, number).log_end_offset
     assert end >= 0
-    return b"".join(one.read_bytes() for one in files)
+    return b"".join(file.read_bytes() for file in files)
 
 
 def follow(logdir: LogDir, source: Source, *topics: str, **options: object) -> Follower:
@@ -101,8 +101,8 @@ def test_copy_has_the_bytes_of_the_source(
     assert follower.metrics().state == "idle"
     assert follower.metrics().lag_records == 0
     committed = [
-        one.value
-        for one in copy.partition("orders", 0).read(0, isolation="read_committed")
+        record.value
+        for record in copy.partition("orders", 0).read(0, isolation="read_committed")
     ]
     assert committed.count(b"in a transaction") == 1
 
@@ -169,7 +169,7 @@ def test_empty_copy_begins_at_the_start_of_the_source(
     follow(copy, source, "t")
     ours = copy.partition("t", 0)
     assert (ours.log_start_offset, ours.log_end_offset) == (60, 100)
-    assert [one.offset for one in ours.read(60)] == list(range(60, 100))
+    assert [record.offset for record in ours.read(60)] == list(range(60, 100))
 
 
 def test_gap_stops_or_is_skipped(kafka: Kafka, copy: LogDir, source: Source) -> None:
@@ -187,7 +187,7 @@ def test_gap_stops_or_is_skipped(kafka: Kafka, copy: LogDir, source: Source) -> 
     follower = follow(copy, source, "t", on_gap="skip")
     assert follower.metrics().skipped_offsets == 10
     ours = copy.partition("t", 0)
-    assert [one.offset for one in ours.read(ours.log_start_offset)] == list(
+    assert [record.offset for record in ours.read(ours.log_start_offset)] == list(
         range(20, 30)
     )
 

@@ -22,7 +22,9 @@ def data(tmp_path: Path) -> Path:
 
 
 def run(*arguments: object, code: int = 0, typed: str | None = None) -> str:
-    found = CliRunner().invoke(main, [str(one) for one in arguments], input=typed)
+    found = CliRunner().invoke(
+        main, [str(argument) for argument in arguments], input=typed
+    )
     assert found.exit_code == code, found.output
     return found.output
 
@@ -43,10 +45,14 @@ def test_user_is_created_with_a_typed_password(data: Path) -> None:
 
 def test_stored_files_are_private_and_have_no_password(data: Path) -> None:
     run("user", "add", data, "alice", typed="secret\nsecret\n")
-    files = [one for one in data.with_name("data.registry").rglob("*") if one.is_file()]
-    assert not any(b"secret" in one.read_bytes() for one in files if one.stat().st_size)
-    nodes = [one for one in files if one.suffix == ".node"]
-    assert nodes and all(one.stat().st_mode & 0o077 == 0 for one in nodes)
+    files = [
+        path for path in data.with_name("data.registry").rglob("*") if path.is_file()
+    ]
+    assert not any(
+        b"secret" in file.read_bytes() for file in files if file.stat().st_size
+    )
+    nodes = [file for file in files if file.suffix == ".node"]
+    assert nodes and all(node.stat().st_mode & 0o077 == 0 for node in nodes)
 
 
 def test_password_is_replaced_by_a_second_add(data: Path, tmp_path: Path) -> None:
@@ -86,7 +92,7 @@ def test_rules_of_a_producer_and_a_consumer(data: Path) -> None:
     run("acl", "add", data, "User:a", "--producer", "--topic", "t")
     run("acl", "add", data, "User:b", "--consumer", "--topic", "t", "--group", "g")
     found = {
-        (one.principal, one.resource_type, one.operation) for one in stored(data).acls
+        (acl.principal, acl.resource_type, acl.operation) for acl in stored(data).acls
     }
     assert found == {
         ("User:a", ResourceType.TOPIC, AclOperation.WRITE),
@@ -125,7 +131,7 @@ def test_incomplete_rule_is_refused(data: Path, options: tuple[str, ...]) -> Non
 @pytest.mark.parametrize("name", ["*", "a/b", "a%2Fb", "ä", "a b", "kafka.x"])
 def test_names_are_stored_exactly(data: Path, name: str) -> None:
     run("acl", "add", data, f"User:{name}", "--consumer", "--topic", name)
-    assert {(one.name, one.principal) for one in stored(data).acls} == {
+    assert {(acl.name, acl.principal) for acl in stored(data).acls} == {
         (name, f"User:{name}")
     }
 

@@ -27,7 +27,9 @@ acls = st.builds(
     st.sampled_from(NAMES),
     st.sampled_from(USERS),
     st.sampled_from(HOSTS),
-    st.sampled_from([one for one in AclOperation if one != AclOperation.ANY]),
+    st.sampled_from(
+        [operation for operation in AclOperation if operation != AclOperation.ANY]
+    ),
     st.sampled_from((Permission.ALLOW, Permission.DENY)),
 )
 
@@ -72,7 +74,9 @@ def allows(rules: list[Acl], user: str, host: str, operation: int, name: str) ->
     st.lists(acls, max_size=50),
     st.sampled_from(("User:alice", "User:bob")),
     st.sampled_from(("10.0.0.1", "10.0.0.3")),
-    st.sampled_from([one for one in AclOperation if one > AclOperation.ALL]),
+    st.sampled_from(
+        [operation for operation in AclOperation if operation > AclOperation.ALL]
+    ),
     st.sampled_from(("orders", "orders-eu", "order", "x")),
 )
 def test_index_decides_as_the_rules_one_by_one(
@@ -174,4 +178,8 @@ def test_match_filter_selects_rules_that_cover_a_name() -> None:
         ResourceType.TOPIC, Pattern.MATCH, "orders", None, None,
         AclOperation.ANY, Permission.ANY,
     )  # fmt: skip
-    assert [one.name for one in rules if wanted.matches(one)] == ["orders", "*", "ord"]
+    assert [rule.name for rule in rules if wanted.matches(rule)] == [
+        "orders",
+        "*",
+        "ord",
+    ]

@@ -112,8 +112,8 @@ def open_client(tmp_path: Path) -> Iterator[Callable[..., Client]]:
         return opened[-1]
 
     yield open_one
-    for one in opened:
-        one.close()
+    for client in opened:
+        client.close()
 
 
 @pytest.fixture
@@ -462,8 +462,10 @@ def test_failures_are_logged_once_a_minute(
         client.connect()
         client.handshake()
         client.token(b"\0alice\0forged\n2026-01-01 admin logged in")
-    lines = [one.getMessage() for one in caplog.records if one.name == "netshim"]
-    failures = [one for one in lines if "is not authenticated" in one]
+    lines = [
+        record.getMessage() for record in caplog.records if record.name == "netshim"
+    ]
+    failures = [line for line in lines if "is not authenticated" in line]
     assert len(failures) == 1
     assert "forged" not in "".join(lines)
 

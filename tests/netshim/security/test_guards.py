@@ -107,7 +107,9 @@ def test_many_named_users_are_not_compared_in_pairs(bench: Bench) -> None:
         CALL,
         bench.broker.state,
     )
-    assert {one.error_code for one in response.results} == {codes.RESOURCE_NOT_FOUND}
+    assert {result.error_code for result in response.results} == {
+        codes.RESOURCE_NOT_FOUND
+    }
     assert CountedName.comparisons < 10_000
 
 
@@ -122,7 +124,7 @@ def test_many_named_quotas_are_not_compared_in_pairs(bench: Bench) -> None:
         request(entries=entries, validate_only=True), CALL, bench.broker.state
     )
     assert isinstance(response, wire.ALTER_CLIENT_QUOTAS.Response)
-    assert {one.error_code for one in response.entries} == {0}
+    assert {entry.error_code for entry in response.entries} == {0}
     assert CountedName.comparisons < 10_000
 
 
@@ -139,12 +141,12 @@ def test_fetch_that_waits_gets_no_records_after_its_rule_is_deleted(
     part = request.Topic.Partition(partition=0, partition_max_bytes=1 << 20)
     topics = []
     for name in "ab":
-        one = request.Topic(partitions=[part])
+        topic = request.Topic(partitions=[part])
         if version < 13:
-            one.topic = name
+            topic.topic = name
         else:
-            one.topic_id = bench.broker.state.topic_ids.id_of(name)
-        topics.append(one)
+            topic.topic_id = bench.broker.state.topic_ids.id_of(name)
+        topics.append(topic)
     waits = bench.send(
         wire.FETCH, version, request(topics=topics, max_wait_ms=10_000, min_bytes=1)
     )
@@ -159,11 +161,11 @@ def test_fetch_that_waits_gets_no_records_after_its_rule_is_deleted(
     bench.broker.tick(bench.now_ms)
     response = bench.read(wire.FETCH, version, waits)
     parts = {
-        one.topic or bench.broker.state.topic_ids.name_of(bytes(one.topic_id)): (
-            one.partitions[0].error_code,
-            bytes(one.partitions[0].records),
+        entry.topic or bench.broker.state.topic_ids.name_of(bytes(entry.topic_id)): (
+            entry.partitions[0].error_code,
+            bytes(entry.partitions[0].records),
         )
-        for one in response.responses
+        for entry in response.responses
     }
     assert parts == {"a": (codes.TOPIC_AUTHORIZATION_FAILED, b""), "b": (0, b"")}
 
@@ -190,8 +192,8 @@ def heartbeat(bench: Bench, member_id: str, epoch: int = 0, **fields: Any) -> An
 def assigned(bench: Bench, response: Any) -> list[str | None]:
     """Return the names of the assigned topics."""
     return sorted(
-        str(bench.broker.state.topic_ids.name_of(bytes(one.topic_id)))
-        for one in response.assignment.topic_partitions
+        str(bench.broker.state.topic_ids.name_of(bytes(partition.topic_id)))
+        for partition in response.assignment.topic_partitions
     )
 
 

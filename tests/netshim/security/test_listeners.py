@@ -145,8 +145,8 @@ def test_plain_bytes_on_a_tls_port_close_the_connection(
             request = wire.API_VERSIONS.Request()
             sock.sendall(wire.encode_request(wire.API_VERSIONS, 0, 1, "t", request))
             assert is_closed(sock)
-    lines = [one.getMessage() for one in caplog.records]
-    failures = [one for one in lines if "no TLS connection" in one]
+    lines = [record.getMessage() for record in caplog.records]
+    failures = [line for line in lines if "no TLS connection" in line]
     assert len(failures) == 1 and "does not speak TLS" in failures[0]
     assert served(kafka_secured)
 
@@ -160,7 +160,7 @@ def test_tls_bytes_on_a_plain_port_are_named(
         with pytest.raises((ssl.SSLError, ConnectionError, OSError)):
             ssl.create_default_context().wrap_socket(raw, server_hostname="localhost")
         raw.close()
-    assert any("speaks TLS" in one.getMessage() for one in caplog.records)
+    assert any("speaks TLS" in record.getMessage() for record in caplog.records)
 
 
 def test_old_tls_is_refused(kafka_secured: SecuredKafka) -> None:
@@ -300,7 +300,7 @@ def test_connection_accepted_while_the_broker_stops_is_closed(
         warnings.simplefilter("always", ResourceWarning)
         asyncio.run(connect_and_stop())
         gc.collect()
-    assert [str(one.message) for one in found] == []
+    assert [str(warning_message.message) for warning_message in found] == []
 
 
 def test_large_frame_before_authentication_closes(kafka_secured: SecuredKafka) -> None:
@@ -416,8 +416,8 @@ def test_each_listener_advertises_its_own_address(tmp_path: Path) -> None:
     ]
     with netshim.serve(tmp_path / "data", listeners=listeners) as server:
         found = []
-        for one in server.server.listeners:
-            client = Client(one.port)
+        for listener in server.server.listeners:
+            client = Client(listener.port)
             request = wire.METADATA.Request(topics=[])
             (broker,) = client.ask(wire.METADATA, 5, request).brokers
             found.append((broker.host, broker.port))

@@ -117,25 +117,27 @@ def test_escaped_names_are_read() -> None:
 
 @pytest.mark.parametrize("mechanism", scram.HASHES)
 def test_credential_is_stored_without_the_password(mechanism: str) -> None:
-    one = credential(mechanism)
-    text = scram.format_credential(one)
-    assert scram.parse_credential(text) == one
-    assert PASSWORD not in text and "stored_key" not in repr(one)
+    entry = credential(mechanism)
+    text = scram.format_credential(entry)
+    assert scram.parse_credential(text) == entry
+    assert PASSWORD not in text and "stored_key" not in repr(entry)
 
 
 def test_made_up_credential_is_always_the_same_for_a_name() -> None:
     secret = b"s" * 32
     form = scram.CredentialForm("SCRAM-SHA-256", 4_096)
-    one = scram.made_up_credential(secret, "nobody", form)
-    assert one == scram.made_up_credential(secret, "nobody", form)
+    first = scram.made_up_credential(secret, "nobody", form)
+    assert first == scram.made_up_credential(secret, "nobody", form)
     other = scram.made_up_credential(secret, "other", form)
-    assert one.salt != other.salt
-    assert scram.CredentialForm.of("SCRAM-SHA-256", one) == form
+    assert first.salt != other.salt
+    assert scram.CredentialForm.of("SCRAM-SHA-256", first) == form
 
 
 def test_names_are_spread_over_all_forms_and_keep_theirs() -> None:
-    forms = [scram.CredentialForm("SCRAM-SHA-256", 4_096 + one) for one in range(4)]
-    names = [f"n{one}" for one in range(400)]
+    forms = [
+        scram.CredentialForm("SCRAM-SHA-256", 4_096 + number) for number in range(4)
+    ]
+    names = [f"n{number}" for number in range(400)]
     before = [scram.chosen_form(b"s", name, forms[:3]) for name in names]
     after = [scram.chosen_form(b"s", name, forms) for name in names]
     assert set(before) == set(forms[:3]) and set(after) == set(forms)

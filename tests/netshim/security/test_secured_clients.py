@@ -59,7 +59,7 @@ def test_kafka_python_logs_in(orders: SecuredKafka, mechanism: Any) -> None:
     producer = kafka_python.KafkaProducer(**settings)
     producer.send("orders", b"4 apples").get(30)
     producer.close()
-    assert [one.value for one in orders.wait_for("orders", 1)] == [b"4 apples"]
+    assert [record.value for record in orders.wait_for("orders", 1)] == [b"4 apples"]
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
@@ -71,7 +71,7 @@ def test_aiokafka_logs_in(orders: SecuredKafka, mechanism: Any) -> None:
             await producer.send_and_wait("orders", b"4 apples")
 
     asyncio.run(send())
-    assert [one.value for one in orders.wait_for("orders", 1)] == [b"4 apples"]
+    assert [record.value for record in orders.wait_for("orders", 1)] == [b"4 apples"]
 
 
 def test_consumer_needs_its_group(orders: SecuredKafka) -> None:
@@ -135,9 +135,9 @@ def test_wrong_password_and_unknown_user_look_the_same(
     producer = confluent_kafka.Producer(
         {**config, "error_cb": lambda error: errors.append(error.str())}
     )
-    while not any("Authentication failed" in one for one in errors):
+    while not any("Authentication failed" in error for error in errors):
         producer.poll(0.1)
-    (text,) = {one.rpartition(": ")[2].split(" (after")[0] for one in errors[:1]}
+    (text,) = {error.rpartition(": ")[2].split(" (after")[0] for error in errors[:1]}
     assert text == f"Authentication failed with {mechanism}"
 
 
@@ -217,4 +217,4 @@ def test_commands_change_a_running_broker(
     deadline_s = time.monotonic() + 60
     while produce({**config, "message.timeout.ms": 5_000}, "orders", b"x") is not None:
         assert time.monotonic() < deadline_s, "the broker does not use the new user"
-    assert [one.value for one in kafka_secured.wait_for("orders", 1)] == [b"x"]
+    assert [record.value for record in kafka_secured.wait_for("orders", 1)] == [b"x"]

@@ -62,10 +62,10 @@ def test_answers_are_the_same_as_without_security(
     found = report.differences(ours, report.kept())
     # Kafka answered without an authorizer, and without users.
     unexplained = [
-        one
-        for one in found
-        if report.reason_of(one[0], one[2]) is None
-        and not one[0].endswith("Acls")
-        and (one[0], one[2]) != ("DescribeUserScramCredentials", "all")
+        row
+        for row in found
+        if report.reason_of(row[0], row[2]) is None
+        and not row[0].endswith("Acls")
+        and (row[0], row[2]) != ("DescribeUserScramCredentials", "all")
     ]
     assert unexplained == []

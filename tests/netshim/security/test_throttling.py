@@ -113,11 +113,13 @@ def test_fetches_that_wait_together_share_one_quota(bench: Bench) -> None:
     ]
     assert produce(bench).throttle_time_ms == 0
     bench.broker.tick(bench.now_ms)
-    responses = [bench.read(wire.FETCH, 12, one) for one in waiting]
-    served = [one for one in responses if one.responses]
+    responses = [bench.read(wire.FETCH, 12, entry) for entry in waiting]
+    served = [response for response in responses if response.responses]
     # 3,000 bytes are ten seconds of the quota.
     assert len(served) == 3_000 // len(RECORDS)
-    assert all(one.throttle_time_ms for one in responses if not one.responses)
+    assert all(
+        response.throttle_time_ms for response in responses if not response.responses
+    )
 
 
 def create(bench: Bench, name: str, count: int, version: int) -> Any:

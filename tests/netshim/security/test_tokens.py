@@ -35,8 +35,8 @@ PUBLIC_PEM = KEY.public_key().public_bytes(
 
 
 def jwks(key: Any = KEY, kid: str = "k1") -> str:
-    one = json.loads(jwt.algorithms.RSAAlgorithm.to_jwk(key.public_key()))
-    return json.dumps({"keys": [{**one, "kid": kid}, {"kty": "unknown", "kid": "x"}]})
+    entry = json.loads(jwt.algorithms.RSAAlgorithm.to_jwk(key.public_key()))
+    return json.dumps({"keys": [{**entry, "kid": kid}, {"kty": "unknown", "kid": "x"}]})
 
 
 def token(
@@ -179,8 +179,8 @@ def exchange(verifier: JwtVerifier) -> Any:
     return authenticator.begin("OAUTHBEARER")
 
 
-def step(one: Any, message: bytes) -> Any:
-    found = one.step(message, NOW_MS)
+def step(entry: Any, message: bytes) -> Any:
+    found = entry.step(message, NOW_MS)
     while isinstance(found, Work):
         found = found.run()
     return found
@@ -209,8 +209,8 @@ def test_refusal_is_sent_before_the_exchange_fails(
     verifier: JwtVerifier, message: bytes
 ) -> None:
     """RFC 7628: the client answers the error message, and then the exchange fails."""
-    one = exchange(verifier)
-    assert step(one, message) == Challenge(b'{"status":"invalid_token"}')
-    failed = step(one, b"\x01")
+    entry = exchange(verifier)
+    assert step(entry, message) == Challenge(b'{"status":"invalid_token"}')
+    failed = step(entry, b"\x01")
     assert isinstance(failed, Rejected)
     assert failed.text == '{"status":"invalid_token"}'

@@ -88,7 +88,7 @@ def plain(shape: Struct, value: Any, version: int, names: dict[str, str]) -> Any
             inner = field.struct
             if field.is_array:
                 each = sorted(
-                    (plain(inner, one, version, names) for one in each), key=repr
+                    (plain(inner, entry, version, names) for entry in each), key=repr
                 )
             else:
                 each = plain(inner, each, version, names)

@@ -174,38 +174,47 @@ def differences(ours: Answers, theirs: Answers) -> list[tuple[str, int, str, str
         mine = dict(recorded)
         other = dict(theirs[name])
         for step in {**mine, **other}:
-            one = mine.get(step, "not asked")
+            first = mine.get(step, "not asked")
             another = other.get(step, "not asked")
-            if one != another:
+            if first != another:
                 found.append(
-                    (api, int(version), step, "; ".join(_places("", one, another)[:4]))
+                    (
+                        api,
+                        int(version),
+                        step,
+                        "; ".join(_places("", first, another)[:4]),
+                    )
                 )
     return found
 
 
-def _places(path: str, one: Any, another: Any) -> list[str]:
+def _places(path: str, entry: Any, another: Any) -> list[str]:
     """Return each place in which two responses differ: the place, our value, Kafka's
     value.
     """
-    if one == another:
+    if entry == another:
         return []
     if (
-        isinstance(one, dict)
+        isinstance(entry, dict)
         and isinstance(another, dict)
-        and one.keys() == another.keys()
+        and entry.keys() == another.keys()
     ):
         return [
             text
-            for key in one
-            for text in _places(f"{path}.{key}", one[key], another[key])
+            for key in entry
+            for text in _places(f"{path}.{key}", entry[key], another[key])
         ]
-    if isinstance(one, list) and isinstance(another, list) and len(one) == len(another):
+    if (
+        isinstance(entry, list)
+        and isinstance(another, list)
+        and len(entry) == len(another)
+    ):
         return [
             text
-            for at, each in enumerate(one)
+            for at, each in enumerate(entry)
             for text in _places(f"{path}[{at}]", each, another[at])
         ]
-    return [f"{path}: {str(one)[:120]}, Kafka {str(another)[:120]}"]
+    return [f"{path}: {str(entry)[:120]}, Kafka {str(another)[:120]}"]
 
 
 def reason_of(api: str, step: str) -> tuple[str, str] | None:

@@ -133,8 +133,8 @@ def add_partitions(asker: Asker) -> None:
         who = {**ids, **more}
         topics = [{"name": topic, "partitions": [*partitions]}]
         if asker.version >= 4:
-            one = {**who, "verify_only": verifies, "topics": topics}
-            asker.ask(step, transactions=[one])
+            transaction = {**who, "verify_only": verifies, "topics": topics}
+            asker.ask(step, transactions=[transaction])
         else:
             fields = {f"v3_and_below_{key}": value for key, value in who.items()}
             asker.ask(step, **fields, v3_and_below_topics=topics)
