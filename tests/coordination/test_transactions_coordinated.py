@@ -47,7 +47,7 @@ P = frozenset({("t", 0)})
 E = TransactionError
 
 
-class Desk:
+class TransactionHarness:
     """A coordinator whose writes finish at once, unless they are held. Producer ids
     count from 100.
     """
@@ -167,50 +167,52 @@ def stored(status: Status, epoch: int = 5, **more: Any) -> dict[str, StoredTrans
 
 
 def test_transaction_from_beginning_to_end() -> None:
-    desk = Desk()
-    who = desk.init()
+    harness = TransactionHarness()
+    who = harness.init()
     assert who == ProducerIdAndEpoch(101, 0)
-    assert desk.add(who) is None
-    assert desk.coordinator.verify("x", 101, 0, ("t", 0)) is None
-    assert desk.coordinator.verify("x", 101, 0, ("t", 1)) is E.TRANSACTION_ABORTABLE
-    assert desk.end(who) == who
+    assert harness.add(who) is None
+    assert harness.coordinator.verify("x", 101, 0, ("t", 0)) is None
+    assert harness.coordinator.verify("x", 101, 0, ("t", 1)) is E.TRANSACTION_ABORTABLE
+    assert harness.end(who) == who
     assert [
-        (each.commit, each.producer_epoch, each.partitions) for each in desk.markers
+        (each.commit, each.producer_epoch, each.partitions) for each in harness.markers
     ] == [(True, 0, P)]
-    names = [each and each.status.label for each in desk.records]
+    names = [each and each.status.label for each in harness.records]
     assert names == ["Empty", "Ongoing", "PrepareCommit", "CompleteCommit"]
-    assert desk.records[2] is not None and desk.records[2].partitions == P
-    assert desk.end(who) == who, "a repeated request"
-    assert len(desk.records) == 4
-    assert not desk.timers
+    assert harness.records[2] is not None and harness.records[2].partitions == P
+    assert harness.end(who) == who, "a repeated request"
+    assert len(harness.records) == 4
+    assert not harness.timers
 
 
 def test_second_protocol_raises_the_epoch_with_each_end() -> None:
-    desk = Desk()
-    who = desk.init()
-    desk.add(who, version=2)
-    after = desk.end(who, version=2)
+    harness = TransactionHarness()
+    who = harness.init()
+    harness.add(who, version=2)
+    after = harness.end(who, version=2)
     assert after == ProducerIdAndEpoch(101, 1)
-    assert desk.markers[-1].producer_epoch == 1
-    assert desk.end(who, version=2) == after, "a retry"
-    assert desk.end(after, commit=False, version=2) == ProducerIdAndEpoch(101, 2), (
+    assert harness.markers[-1].producer_epoch == 1
+    assert harness.end(who, version=2) == after, "a retry"
+    assert harness.end(after, commit=False, version=2) == ProducerIdAndEpoch(101, 2), (
         "an abort of an empty transaction"
     )
-    assert len(desk.markers) == 1
+    assert len(harness.markers) == 1
 
 
 def test_exhausted_epochs_lead_to_a_new_producer_id() -> None:
-    desk = Desk(stored(Status.ONGOING, 32_766))
+    harness = TransactionHarness(stored(Status.ONGOING, 32_766))
     who = ProducerIdAndEpoch(7, 32_766)
-    after = desk.end(who, version=2)
+    after = harness.end(who, version=2)
     assert after == ProducerIdAndEpoch(101, 0)
-    assert desk.markers[-1].producer_epoch == 32_767
-    assert desk.records[0] is not None and desk.records[0].next_producer_id == 101
-    assert desk.records[1] is not None and desk.records[1].previous_producer_id == 7
-    assert desk.end(who, version=2) == after
-    desk = Desk(stored(Status.COMPLETE_COMMIT, 32_766))
-    assert desk.init(7, 32_766) == ProducerIdAndEpoch(101, 0)
-    assert desk.init(7, 32_766) == ProducerIdAndEpoch(101, 0), "a retry"
+    assert harness.markers[-1].producer_epoch == 32_767
+    assert harness.records[0] is not None and harness.records[0].next_producer_id == 101
+    assert (
+        harness.records[1] is not None and harness.records[1].previous_producer_id == 7
+    )
+    assert harness.end(who, version=2) == after
+    harness = TransactionHarness(stored(Status.COMPLETE_COMMIT, 32_766))
+    assert harness.init(7, 32_766) == ProducerIdAndEpoch(101, 0)
+    assert harness.init(7, 32_766) == ProducerIdAndEpoch(101, 0), "a retry"
 
 
 @pytest.mark.parametrize(
@@ -225,10 +227,10 @@ def test_exhausted_epochs_lead_to_a_new_producer_id() -> None:
 def test_init_with_the_present_epoch_gets_a_new_one(
     producer_id: int, epoch: int, found: Any
 ) -> None:
-    desk = Desk(stored(Status.COMPLETE_ABORT))
-    assert desk.init(producer_id, epoch) == found
+    harness = TransactionHarness(stored(Status.COMPLETE_ABORT))
+    assert harness.init(producer_id, epoch) == found
     if epoch == 5 and producer_id == 7:
-        assert desk.init(7, 5) == ProducerIdAndEpoch(7, 6), (
+        assert harness.init(7, 5) == ProducerIdAndEpoch(7, 6), (
             "a retry gets the same answer"
         )
 
@@ -245,28 +247,30 @@ def test_init_with_the_present_epoch_gets_a_new_one(
 )
 def test_invalid_init_is_refused(fields: dict[str, Any], found: Any) -> None:
     request = Initialize(**{"transactional_id": "x", "timeout_ms": 1_000, **fields})
-    assert Desk().ask(request) is found
+    assert TransactionHarness().ask(request) is found
 
 
 def test_init_of_another_producer_aborts_the_open_transaction() -> None:
-    desk = Desk()
-    first = desk.init()
-    desk.add(first)
-    assert desk.init() == ProducerIdAndEpoch(101, 2), (
+    harness = TransactionHarness()
+    first = harness.init()
+    harness.add(first)
+    assert harness.init() == ProducerIdAndEpoch(101, 2), (
         "no producer gets the epoch of the fence"
     )
-    assert [(each.commit, each.producer_epoch) for each in desk.markers] == [(False, 1)]
-    assert desk.add(first) is E.PRODUCER_FENCED
-    assert desk.end(first) is E.PRODUCER_FENCED
+    assert [(each.commit, each.producer_epoch) for each in harness.markers] == [
+        (False, 1)
+    ]
+    assert harness.add(first) is E.PRODUCER_FENCED
+    assert harness.end(first) is E.PRODUCER_FENCED
 
 
 def test_replaced_producer_does_not_abort_its_successor() -> None:
-    desk = Desk()
-    first = desk.init()
-    second = desk.init()
-    desk.add(second)
-    assert desk.init(first.producer_id, first.producer_epoch) is E.PRODUCER_FENCED
-    assert desk.status is Status.ONGOING
+    harness = TransactionHarness()
+    first = harness.init()
+    second = harness.init()
+    harness.add(second)
+    assert harness.init(first.producer_id, first.producer_epoch) is E.PRODUCER_FENCED
+    assert harness.status is Status.ONGOING
 
 
 C, A, O = Status.COMPLETE_COMMIT, Status.COMPLETE_ABORT, Status.ONGOING  # noqa: E741
@@ -290,12 +294,14 @@ FIRST = [  # state, commits, error (section 3.8)
 def test_end_of_a_transaction_in_each_state(
     status: Status, commit: bool, error: TransactionError | None
 ) -> None:
-    desk = Desk(stored(status), fails_markers=True)
-    assert desk.end(ProducerIdAndEpoch(7, 5), commit) == (
+    harness = TransactionHarness(stored(status), fails_markers=True)
+    assert harness.end(ProducerIdAndEpoch(7, 5), commit) == (
         error or ProducerIdAndEpoch(7, 5)
     )
-    assert desk.end(ProducerIdAndEpoch(7, 4), commit) is E.PRODUCER_FENCED
-    assert desk.end(ProducerIdAndEpoch(8, 5), commit) is E.INVALID_PRODUCER_ID_MAPPING
+    assert harness.end(ProducerIdAndEpoch(7, 4), commit) is E.PRODUCER_FENCED
+    assert (
+        harness.end(ProducerIdAndEpoch(8, 5), commit) is E.INVALID_PRODUCER_ID_MAPPING
+    )
 
 
 SECOND = [  # state, commits, with the present epoch, answer
@@ -330,87 +336,89 @@ SECOND = [  # state, commits, with the present epoch, answer
 def test_end_of_a_transaction_by_the_second_protocol_in_each_state(
     status: Status, commit: bool, is_current: bool, answer: Any
 ) -> None:
-    desk = Desk(stored(status), fails_markers=True)
+    harness = TransactionHarness(stored(status), fails_markers=True)
     expected = ProducerIdAndEpoch(7, answer) if isinstance(answer, int) else answer
     assert (
-        desk.end(ProducerIdAndEpoch(7, 5 if is_current else 4), commit, version=2)
+        harness.end(ProducerIdAndEpoch(7, 5 if is_current else 4), commit, version=2)
         == expected
     )
 
 
 def test_requests_wait_for_a_record_being_written() -> None:
-    desk = Desk()
-    who = desk.init()
-    desk.holds = True
-    assert desk.add(who) == "waits"
-    assert desk.coordinator.verify("x", 101, 0, ("t", 0)) is E.TRANSACTION_ABORTABLE, (
-        "only after it is on disk"
-    )
-    assert desk.end(who) == "waits"
-    assert not desk.markers
-    desk.release()
-    assert desk.replies[2] is None
-    assert desk.replies[3] == who
+    harness = TransactionHarness()
+    who = harness.init()
+    harness.holds = True
+    assert harness.add(who) == "waits"
+    assert (
+        harness.coordinator.verify("x", 101, 0, ("t", 0)) is E.TRANSACTION_ABORTABLE
+    ), "only after it is on disk"
+    assert harness.end(who) == "waits"
+    assert not harness.markers
+    harness.release()
+    assert harness.replies[2] is None
+    assert harness.replies[3] == who
 
 
 def test_no_marker_before_the_prepare_record_is_on_disk() -> None:
-    desk = Desk()
-    who = desk.init()
-    desk.add(who)
-    desk.holds = True
-    assert desk.end(who) == "waits"
-    assert not desk.markers
-    desk.act(desk.coordinator.stored(desk.held.pop(), desk.now_ms))
-    assert len(desk.markers) == 1
-    assert desk.replies.get(3) is None, "answered after all markers are written"
-    desk.release()
-    assert desk.replies[3] == who
+    harness = TransactionHarness()
+    who = harness.init()
+    harness.add(who)
+    harness.holds = True
+    assert harness.end(who) == "waits"
+    assert not harness.markers
+    harness.act(harness.coordinator.stored(harness.held.pop(), harness.now_ms))
+    assert len(harness.markers) == 1
+    assert harness.replies.get(3) is None, "answered after all markers are written"
+    harness.release()
+    assert harness.replies[3] == who
 
 
 def test_failed_markers_are_retried() -> None:
-    desk = Desk(fails_markers=True)
-    who = desk.init()
-    desk.add(who)
-    assert desk.end(who) == who, "a prepared transaction will be completed"
-    assert desk.status is Status.PREPARE_COMMIT
-    assert desk.add(who) is E.CONCURRENT_TRANSACTIONS
-    assert desk.coordinator.verify("x", 101, 0, ("t", 0)) is E.CONCURRENT_TRANSACTIONS
-    assert desk.init() is E.CONCURRENT_TRANSACTIONS
-    desk.fails_markers = False
-    desk.pass_time(RETRY_MS)
-    assert desk.status is Status.COMPLETE_COMMIT
-    assert desk.add(who) is None
+    harness = TransactionHarness(fails_markers=True)
+    who = harness.init()
+    harness.add(who)
+    assert harness.end(who) == who, "a prepared transaction will be completed"
+    assert harness.status is Status.PREPARE_COMMIT
+    assert harness.add(who) is E.CONCURRENT_TRANSACTIONS
+    assert (
+        harness.coordinator.verify("x", 101, 0, ("t", 0)) is E.CONCURRENT_TRANSACTIONS
+    )
+    assert harness.init() is E.CONCURRENT_TRANSACTIONS
+    harness.fails_markers = False
+    harness.pass_time(RETRY_MS)
+    assert harness.status is Status.COMPLETE_COMMIT
+    assert harness.add(who) is None
 
 
 def test_transaction_is_aborted_after_its_timeout() -> None:
-    desk = Desk()
-    who = desk.init()
-    desk.add(who)
-    desk.pass_time(TIMEOUT_MS - 1)
-    desk.add(who, [("t", 1)])
-    assert desk.status is Status.ONGOING
-    desk.pass_time(1)
-    assert desk.status is Status.COMPLETE_ABORT
-    assert desk.markers[-1].producer_epoch == 1
-    assert desk.end(who) is E.PRODUCER_FENCED
+    harness = TransactionHarness()
+    who = harness.init()
+    harness.add(who)
+    harness.pass_time(TIMEOUT_MS - 1)
+    harness.add(who, [("t", 1)])
+    assert harness.status is Status.ONGOING
+    harness.pass_time(1)
+    assert harness.status is Status.COMPLETE_ABORT
+    assert harness.markers[-1].producer_epoch == 1
+    assert harness.end(who) is E.PRODUCER_FENCED
 
 
 @pytest.mark.parametrize("ahead_ms", [0, 3_600_000])
 def test_timeout_continues_after_a_restart_and_a_clock_change(
     ahead_ms: int,
 ) -> None:
-    desk = Desk(stored(Status.ONGOING, start_ms=T0 + ahead_ms))
-    desk.pass_time(TIMEOUT_MS)
-    assert desk.status is Status.COMPLETE_ABORT
+    harness = TransactionHarness(stored(Status.ONGOING, start_ms=T0 + ahead_ms))
+    harness.pass_time(TIMEOUT_MS)
+    assert harness.status is Status.COMPLETE_ABORT
 
 
 @pytest.mark.parametrize("status", [Status.PREPARE_COMMIT, Status.PREPARE_ABORT])
 def test_prepared_transaction_is_completed_after_a_restart(status: Status) -> None:
-    desk = Desk(stored(status))
-    assert [(each.commit, each.partitions) for each in desk.markers] == [
+    harness = TransactionHarness(stored(status))
+    assert [(each.commit, each.partitions) for each in harness.markers] == [
         (status is Status.PREPARE_COMMIT, P)
     ]
-    assert desk.status in (C, A)
+    assert harness.status in (C, A)
 
 
 Q = ("t", 9)
@@ -419,10 +427,10 @@ Q = ("t", 9)
 def adopt_open_transactions(
     found: dict[tuple[str, int], list[tuple[int, int]]],
     known: dict[str, StoredTransaction],
-) -> Desk:
-    desk = Desk(known)
-    desk.act(desk.coordinator.adopt(found, T0))
-    return desk
+) -> TransactionHarness:
+    harness = TransactionHarness(known)
+    harness.act(harness.coordinator.adopt(found, T0))
+    return harness
 
 
 @pytest.mark.parametrize(
@@ -433,28 +441,28 @@ def test_open_transaction_without_a_record_is_aborted(status: Status) -> None:
     """A power cut lost the record. The abort uses a later epoch, which fences the
     producer, so that batches that it sends again are no duplicates of the aborted ones.
     """
-    desk = adopt_open_transactions({Q: [(7, 5)]}, stored(status))
+    harness = adopt_open_transactions({Q: [(7, 5)]}, stored(status))
     ended = {Q, *P} if status is Status.ONGOING else {Q}
     assert [
-        (each.commit, each.producer_epoch, each.partitions) for each in desk.markers
+        (each.commit, each.producer_epoch, each.partitions) for each in harness.markers
     ] == [(False, 6, ended)]
-    assert desk.status is A
-    assert desk.add(ProducerIdAndEpoch(7, 5)) is E.PRODUCER_FENCED
+    assert harness.status is A
+    assert harness.add(ProducerIdAndEpoch(7, 5)) is E.PRODUCER_FENCED
 
 
 def test_lost_record_may_have_raised_the_epoch() -> None:
     (partition,) = P
-    desk = adopt_open_transactions({partition: [(7, 8)]}, stored(Status.ONGOING))
+    harness = adopt_open_transactions({partition: [(7, 8)]}, stored(Status.ONGOING))
     assert [
-        (each.commit, each.producer_epoch, each.partitions) for each in desk.markers
+        (each.commit, each.producer_epoch, each.partitions) for each in harness.markers
     ] == [(False, 9, P)]
 
 
 def test_transaction_that_is_open_in_the_record_remains_open() -> None:
     (partition,) = P
-    desk = adopt_open_transactions({partition: [(7, 5)]}, stored(Status.ONGOING))
-    assert not desk.markers
-    assert desk.status is Status.ONGOING
+    harness = adopt_open_transactions({partition: [(7, 5)]}, stored(Status.ONGOING))
+    assert not harness.markers
+    assert harness.status is Status.ONGOING
 
 
 def test_open_transaction_of_an_unknown_producer_is_aborted() -> None:
@@ -469,25 +477,27 @@ def test_open_partition_outside_a_prepared_transaction_is_aborted_alone() -> Non
 
 
 def test_transactional_ids_expire_after_a_week() -> None:
-    desk = Desk(stored(Status.COMPLETE_COMMIT))
-    desk.act(desk.coordinator.expire(T0 + EXPIRATION_MS - 1))
-    assert desk.coordinator.get("x") is not None
-    desk.act(desk.coordinator.expire(T0 + EXPIRATION_MS))
-    assert desk.coordinator.get("x") is None
-    assert desk.records == [None]
-    assert desk.init() == ProducerIdAndEpoch(101, 0)
+    harness = TransactionHarness(stored(Status.COMPLETE_COMMIT))
+    harness.act(harness.coordinator.expire(T0 + EXPIRATION_MS - 1))
+    assert harness.coordinator.get("x") is not None
+    harness.act(harness.coordinator.expire(T0 + EXPIRATION_MS))
+    assert harness.coordinator.get("x") is None
+    assert harness.records == [None]
+    assert harness.init() == ProducerIdAndEpoch(101, 0)
 
 
 def test_record_with_unknown_durability_stops_the_coordinator() -> None:
-    desk = Desk()
-    who = desk.init()
-    desk.holds = True
-    desk.add(who)
-    desk.end(who)
-    desk.act(desk.coordinator.stored(desk.held.pop(), desk.now_ms, failed=True))
-    assert desk.replies[2] is desk.replies[3] is E.COORDINATOR_NOT_AVAILABLE
-    assert desk.coordinator.is_over
-    assert desk.init() is E.COORDINATOR_NOT_AVAILABLE
+    harness = TransactionHarness()
+    who = harness.init()
+    harness.holds = True
+    harness.add(who)
+    harness.end(who)
+    harness.act(
+        harness.coordinator.stored(harness.held.pop(), harness.now_ms, failed=True)
+    )
+    assert harness.replies[2] is harness.replies[3] is E.COORDINATOR_NOT_AVAILABLE
+    assert harness.coordinator.is_over
+    assert harness.init() is E.COORDINATOR_NOT_AVAILABLE
 
 
 # -- random histories -----------------------------------------------------------------

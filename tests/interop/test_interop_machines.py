@@ -67,7 +67,7 @@ class Site:
 
 
 @attrs.define
-class Rig:
+class LoadedCluster:
     """A cluster under load on the machines of a site."""
 
     site: Site
@@ -144,7 +144,9 @@ def cluster_on(
 
 
 @contextmanager
-def rig_on(site: Site, path: Path, **client: object) -> Iterator[Rig]:
+def loaded_cluster_on(
+    site: Site, path: Path, **client: object
+) -> Iterator[LoadedCluster]:
     below = f"/test-{next(_paths)}"
     with cluster_on(site, path, below) as cluster:
         load = offsets = None
@@ -154,7 +156,7 @@ def rig_on(site: Site, path: Path, **client: object) -> Iterator[Rig]:
             load.until_more()
             offsets = Offsets(cluster)
             until(lambda: offsets.commits and offsets.reads, "the first commits")
-            yield Rig(site, cluster, load, offsets, below)
+            yield LoadedCluster(site, cluster, load, offsets, below)
         finally:
             site.network.heal()
             if load is not None:
@@ -164,136 +166,142 @@ def rig_on(site: Site, path: Path, **client: object) -> Iterator[Rig]:
 
 
 @pytest.fixture
-def rig(site: Site, tmp_path: Path) -> Iterator[Rig]:
-    with rig_on(site, tmp_path, **PATIENT) as made:
+def loaded(site: Site, tmp_path: Path) -> Iterator[LoadedCluster]:
+    with loaded_cluster_on(site, tmp_path, **PATIENT) as made:
         yield made
 
 
 # -- brokers ---------------------------------------------------------------------------
 
 
-def test_killed_leader_is_replaced(rig: Rig) -> None:
-    leader = rig.leader()
+def test_killed_leader_is_replaced(loaded: LoadedCluster) -> None:
+    leader = loaded.leader()
     began_s = time.monotonic()
-    rig.cluster.kill(leader)
-    count = len(rig.load.acknowledged)
-    until(lambda: len(rig.load.acknowledged) > count + 5, "acknowledgements")
+    loaded.cluster.kill(leader)
+    count = len(loaded.load.acknowledged)
+    until(lambda: len(loaded.load.acknowledged) > count + 5, "acknowledgements")
     print(f"acknowledged {time.monotonic() - began_s:.2f} s after the kill")
-    assert rig.until_led_by_another(leader) != leader
-    rig.cluster.start(leader)
-    rig.judge()
+    assert loaded.until_led_by_another(leader) != leader
+    loaded.cluster.start(leader)
+    loaded.judge()
 
 
-def test_stopped_leader_is_replaced_and_joins_again(rig: Rig) -> None:
-    leader = rig.leader()
-    rig.cluster.send(leader, signal.SIGSTOP)
+def test_stopped_leader_is_replaced_and_joins_again(loaded: LoadedCluster) -> None:
+    leader = loaded.leader()
+    loaded.cluster.send(leader, signal.SIGSTOP)
     began_s = time.monotonic()
-    rig.until_led_by_another(leader)
-    rig.load.until_more()
+    loaded.until_led_by_another(leader)
+    loaded.load.until_more()
     time.sleep(max(0, 3 * SESSION_S - (time.monotonic() - began_s)))
-    rig.cluster.send(leader, signal.SIGCONT)
-    rig.judge()
+    loaded.cluster.send(leader, signal.SIGCONT)
+    loaded.judge()
 
 
 # -- links -----------------------------------------------------------------------------
 
 
-def test_leader_that_is_cut_off_is_replaced(rig: Rig) -> None:
-    leader = rig.leader()
+def test_leader_that_is_cut_off_is_replaced(loaded: LoadedCluster) -> None:
+    leader = loaded.leader()
     began_s = time.monotonic()
-    rig.network.isolate(name(leader))
-    rig.until_led_by_another(leader)
-    rig.load.until_more()
+    loaded.network.isolate(name(leader))
+    loaded.until_led_by_another(leader)
+    loaded.load.until_more()
     print(f"acknowledged {time.monotonic() - began_s:.2f} s after the cut")
     time.sleep(SESSION_S)
-    rig.network.heal()
-    rig.judge()
+    loaded.network.heal()
+    loaded.judge()
 
 
 @pytest.mark.parametrize("direction", ["both", "to ZooKeeper", "from ZooKeeper"])
-def test_leader_without_zookeeper_is_replaced(rig: Rig, direction: str) -> None:
+def test_leader_without_zookeeper_is_replaced(
+    loaded: LoadedCluster, direction: str
+) -> None:
     """Clients and the other brokers still reach it."""
-    leader = rig.leader()
+    leader = loaded.leader()
     if direction != "from ZooKeeper":
-        rig.network.cut(name(leader), ZOO)
+        loaded.network.cut(name(leader), ZOO)
     if direction != "to ZooKeeper":
-        rig.network.cut(ZOO, name(leader))
-    rig.until_led_by_another(leader)
-    rig.load.until_more()
-    rig.network.heal()
-    rig.judge()
+        loaded.network.cut(ZOO, name(leader))
+    loaded.until_led_by_another(leader)
+    loaded.load.until_more()
+    loaded.network.heal()
+    loaded.judge()
 
 
 @pytest.mark.parametrize("direction", ["requests", "responses"])
 def test_follower_with_a_one_way_link_leaves_and_rejoins_the_isr(
-    rig: Rig, direction: str
+    loaded: LoadedCluster, direction: str
 ) -> None:
-    rig.until_whole()
-    leader = rig.leader()
+    loaded.until_whole()
+    leader = loaded.leader()
     follower = next(number for number in NUMBERS if number != leader)
     if direction == "requests":
-        rig.network.cut(name(follower), name(leader))
+        loaded.network.cut(name(follower), name(leader))
     else:
-        rig.network.cut(name(leader), name(follower))
-    left = rig.cluster.until_in_sync("t", 2)
+        loaded.network.cut(name(leader), name(follower))
+    left = loaded.cluster.until_in_sync("t", 2)
     assert left.leader_id == leader and follower not in left.isr_nodes
-    rig.load.until_more()
-    rig.network.heal()
-    rig.judge()
+    loaded.load.until_more()
+    loaded.network.heal()
+    loaded.judge()
 
 
-def test_leader_without_responses_to_clients_remains_leader(rig: Rig) -> None:
+def test_leader_without_responses_to_clients_remains_leader(
+    loaded: LoadedCluster,
+) -> None:
     """Only its responses to clients are lost, so no other broker notices."""
-    leader = rig.leader()
-    rig.network.cut(name(leader), TESTS)
+    leader = loaded.leader()
+    loaded.network.cut(name(leader), TESTS)
     time.sleep(2 * SESSION_S)
-    rig.network.heal()
-    assert rig.leader() == leader
-    rig.judge()
+    loaded.network.heal()
+    assert loaded.leader() == leader
+    loaded.judge()
 
 
 # -- ZooKeeper -------------------------------------------------------------------------
 
 
-def test_restarted_zookeeper_changes_no_leader(rig: Rig) -> None:
-    rig.until_whole()
-    before = rig.cluster.partition("t")
-    rig.site.zookeeper.kill()
-    rig.load.until_more()
-    rig.site.zookeeper.start()
-    rig.load.until_more()
-    after = rig.cluster.until_in_sync("t", 3)
+def test_restarted_zookeeper_changes_no_leader(loaded: LoadedCluster) -> None:
+    loaded.until_whole()
+    before = loaded.cluster.partition("t")
+    loaded.site.zookeeper.kill()
+    loaded.load.until_more()
+    loaded.site.zookeeper.start()
+    loaded.load.until_more()
+    after = loaded.cluster.until_in_sync("t", 3)
     assert after.leader_id == before.leader_id
-    rig.judge()
+    loaded.judge()
 
 
-def test_records_are_acknowledged_while_zookeeper_is_down(rig: Rig) -> None:
+def test_records_are_acknowledged_while_zookeeper_is_down(
+    loaded: LoadedCluster,
+) -> None:
     """Coordinators stop to answer when their lease is over, and start again."""
-    rig.until_whole()
-    rig.site.zookeeper.kill()
+    loaded.until_whole()
+    loaded.site.zookeeper.kill()
     time.sleep(SESSION_S)
-    until(lambda: not rig.offsets.is_moving(), "no more commits")
-    rig.load.until_more()
+    until(lambda: not loaded.offsets.is_moving(), "no more commits")
+    loaded.load.until_more()
     time.sleep(SESSION_S)
-    rig.load.until_more()
-    rig.site.zookeeper.start()
-    until(rig.offsets.is_moving, "commits")
-    rig.judge()
+    loaded.load.until_more()
+    loaded.site.zookeeper.start()
+    until(loaded.offsets.is_moving, "commits")
+    loaded.judge()
 
 
 def test_leader_that_dies_while_zookeeper_is_down_is_replaced_afterwards(
-    rig: Rig,
+    loaded: LoadedCluster,
 ) -> None:
-    rig.until_whole()
-    leader = rig.leader()
-    rig.site.zookeeper.kill()
-    rig.cluster.kill(leader)
+    loaded.until_whole()
+    leader = loaded.leader()
+    loaded.site.zookeeper.kill()
+    loaded.cluster.kill(leader)
     time.sleep(2 * SESSION_S)
-    rig.site.zookeeper.start()
-    rig.until_led_by_another(leader)
-    rig.load.until_more()
-    rig.cluster.start(leader)
-    rig.judge()
+    loaded.site.zookeeper.start()
+    loaded.until_led_by_another(leader)
+    loaded.load.until_more()
+    loaded.cluster.start(leader)
+    loaded.judge()
 
 
 def test_emptied_zookeeper_deletes_no_replica(site: Site, tmp_path: Path) -> None:
@@ -365,27 +373,27 @@ def test_ensemble_that_loses_its_leader_changes_no_leader(tmp_path: Path) -> Non
         )
         until(ensemble.leader, "a leader of the ensemble")
         site = Site(network, ensemble)
-        rig = stack.enter_context(rig_on(site, tmp_path, **PATIENT))
-        rig.until_whole()
-        before = rig.cluster.partition("t")
+        loaded = stack.enter_context(loaded_cluster_on(site, tmp_path, **PATIENT))
+        loaded.until_whole()
+        before = loaded.cluster.partition("t")
         lost = ensemble.leader()
         assert lost is not None
         lost.kill()
-        rig.load.until_more()
+        loaded.load.until_more()
         until(ensemble.leader, "another leader of the ensemble")
-        rig.load.until_more(200)
-        assert rig.leader() == before.leader_id
+        loaded.load.until_more(200)
+        assert loaded.leader() == before.leader_id
         lost.begin()
         until(lambda: lost.mode() == "follower", "the server is back")
 
-        leader = rig.leader()
+        leader = loaded.leader()
         network.isolate(name(leader))
         server = zoos[ensemble.servers.index(lost)]
         network.isolate(server)
-        rig.until_led_by_another(leader)
-        rig.load.until_more()
+        loaded.until_led_by_another(leader)
+        loaded.load.until_more()
         network.heal()
-        rig.judge()
+        loaded.judge()
 
 
 # -- bad input -------------------------------------------------------------------------
@@ -517,17 +525,17 @@ def test_topics_are_created_by_any_broker_and_deleted(
 # -- random failures -------------------------------------------------------------------
 
 
-def fail(rig: Rig, chance: random.Random) -> str:
+def fail(loaded: LoadedCluster, chance: random.Random) -> str:
     """Let one machine, link or server fail and come back; return a description."""
     number = chance.choice(NUMBERS)
     if chance.random() < 0.5:
-        leader = rig.leader(None)
+        leader = loaded.leader(None)
         number = leader if leader > 0 else number
     kind = chance.choice(
         ["kill", "pause", "isolate", "no ZooKeeper", "one way", "restart", "outage"]
     )
     seconds = SESSION_S * chance.uniform(0.2, 2.5)
-    network, cluster = rig.network, rig.cluster
+    network, cluster = loaded.network, loaded.cluster
     if kind == "kill":
         cluster.kill(number)
         time.sleep(chance.choice([0.0, 0.5, 2.0]))
@@ -537,9 +545,9 @@ def fail(rig: Rig, chance: random.Random) -> str:
         time.sleep(seconds)
         cluster.send(number, signal.SIGCONT)
     elif kind in ("restart", "outage"):
-        rig.site.zookeeper.kill()
+        loaded.site.zookeeper.kill()
         time.sleep(seconds if kind == "outage" else 0)
-        rig.site.zookeeper.start()
+        loaded.site.zookeeper.start()
     else:
         if kind == "isolate":
             network.isolate(name(number))
@@ -557,17 +565,17 @@ def fail(rig: Rig, chance: random.Random) -> str:
 
 @pytest.mark.slow
 @pytest.mark.timeout(7_200)
-def test_random_failures_of_machines_lose_nothing(rig: Rig) -> None:
+def test_random_failures_of_machines_lose_nothing(loaded: LoadedCluster) -> None:
     chance = random.Random(SEED)
     steps = []
     end_s = time.monotonic() + SECONDS
     while time.monotonic() < end_s:
-        steps.append(fail(rig, chance))
+        steps.append(fail(loaded, chance))
         print(steps[-1], flush=True)
         if chance.random() < 0.7:
-            rig.until_whole()
+            loaded.until_whole()
     print(
-        f"{len(steps)} failures, {len(rig.load.acknowledged)} records, "
-        f"{rig.offsets.commits} commits, {rig.offsets.reads} reads"
+        f"{len(steps)} failures, {len(loaded.load.acknowledged)} records, "
+        f"{loaded.offsets.commits} commits, {loaded.offsets.reads} reads"
     )
-    rig.judge()
+    loaded.judge()

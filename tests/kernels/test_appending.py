@@ -37,7 +37,7 @@ from logcore.recordbatch import encode
 from logcore.segment import ActiveSegment
 from logcore.testing import SimulatedDisk
 from netshim import wire
-from support.bench import Bench
+from support.broker_harness import BrokerHarness
 from support.kernels import compiled, runs_compiled
 
 pytestmark = runs_compiled
@@ -136,7 +136,9 @@ def requested(log: logcore.Log, batch: bytes | None = None) -> int | None:
     """The result of append_request() with a batch."""
     batch = batch_of() if batch is None else batch
     frame = memoryview(
-        wire.encode_request(wire.PRODUCE, 9, 1, "client", Bench.produces(batch))[4:]
+        wire.encode_request(
+            wire.PRODUCE, 9, 1, "client", BrokerHarness.produces(batch)
+        )[4:]
     )
     request = kernel.read_request(frame)
     if request is None:
@@ -162,7 +164,7 @@ BATCH_WAYS = pytest.mark.parametrize("way", [requested, encoded])
 
 @pytest.mark.parametrize("version", [8, 9, 12])
 def test_usual_produce_has_the_timeout_of_the_request(version: int) -> None:
-    request = Bench.produces(batch_of())
+    request = BrokerHarness.produces(batch_of())
     request.acks = -1
     request.timeout_ms = 1_234
     frame = wire.encode_request(wire.PRODUCE, version, 1, "client", request)[4:]

@@ -9,21 +9,25 @@ from pathlib import Path
 
 import pytest
 
-from support.bench import Bench
-from support.rig import Rig
+from support.broker_harness import BrokerHarness
+from support.group_harness import GroupHarness
 
 
 @pytest.fixture
-def rig(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Rig]:
-    """Create a Rig. With `@in_both_homes` each test runs twice; see support.rig."""
-    with Rig(tmp_path / "data", is_shared=getattr(request, "param", False)) as made:
+def group_harness(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> Iterator[GroupHarness]:
+    """Create a GroupHarness. With `@in_both_homes` each test runs twice; see support.group_harness."""
+    with GroupHarness(
+        tmp_path / "data", is_shared=getattr(request, "param", False)
+    ) as made:
         made.logdir.create_topic("orders", 3)
         made.logdir.create_topic("other", 1)
         yield made
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    made = Bench(tmp_path / "data")
+def broker_harness(tmp_path: Path) -> Iterator[BrokerHarness]:
+    made = BrokerHarness(tmp_path / "data")
     yield made
     made.close()

@@ -28,7 +28,7 @@ import pytest
 import logcore
 from logcore.recordbatch import encode
 from netshim import wire
-from support.bench import Bench
+from support.broker_harness import BrokerHarness
 from support.client import Client
 
 confluent_kafka = pytest.importorskip("confluent_kafka")
@@ -490,7 +490,7 @@ def test_more_partitions_than_file_descriptors_are_served(tmp_path: Path) -> Non
             clients = [Client(port) for _ in range(20)]
             for number in range(100):
                 client = clients[number % len(clients)]
-                request = Bench.produces(
+                request = BrokerHarness.produces(
                     encode([(None, b"%d" % number)], now_ms=1), acks=-1
                 )
                 request.topic_data[0].partition_data[0].index = number
@@ -501,7 +501,7 @@ def test_more_partitions_than_file_descriptors_are_served(tmp_path: Path) -> Non
             late = Client(port)
             for number in range(100):
                 answer = late.ask(
-                    wire.FETCH, 11, Bench.fetches(range(number, number + 1))
+                    wire.FETCH, 11, BrokerHarness.fetches(range(number, number + 1))
                 )
                 part = answer.responses[0].partitions[0]
                 assert part.error_code == 0 and (b"%d" % number) in bytes(part.records)

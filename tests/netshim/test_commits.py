@@ -35,11 +35,11 @@ from netshim import wire
 from netshim.wire import codes
 from support import group_messages
 from support.client import Client
-from support.rig import (
+from support.group_harness import (
     REBALANCE_MS,
     SESSION_MS,
     T0,
-    Rig,
+    GroupHarness,
     code_of,
     form_static,
     in_both_homes,
@@ -58,9 +58,14 @@ def subscription(*topics: str) -> bytes:
 
 
 @in_both_homes
-def test_committed_offsets_are_fetched_unchanged(rig: Rig) -> None:
-    assert code_of(rig.commit({("orders", 0): 5}, metadata="é\U0001f600", epoch=3)) == 0
-    assert code_of(rig.commit({("orders", 2): 0}, metadata=None)) == 0
+def test_committed_offsets_are_fetched_unchanged(group_harness: GroupHarness) -> None:
+    assert (
+        code_of(
+            group_harness.commit({("orders", 0): 5}, metadata="é\U0001f600", epoch=3)
+        )
+        == 0
+    )
+    assert code_of(group_harness.commit({("orders", 2): 0}, metadata=None)) == 0
     topic_type = wire.OFFSET_FETCH.Request.Topic
     asked = [
         topic_type(name="orders", partition_indexes=[0, 1, 2, 9]),
@@ -92,7 +97,9 @@ def test_committed_offsets_are_fetched_unchanged(rig: Rig) -> None:
         ]
 
     assert (
-        facts(rig.ask(wire.OFFSET_FETCH, 5, group_id="g", topics=asked).topics)
+        facts(
+            group_harness.ask(wire.OFFSET_FETCH, 5, group_id="g", topics=asked).topics
+        )
         == expected
     )
     group_type = wire.OFFSET_FETCH.Request.Group
@@ -100,7 +107,7 @@ def test_committed_offsets_are_fetched_unchanged(rig: Rig) -> None:
         group_type.Topic(name=topic.name, partition_indexes=topic.partition_indexes)
         for topic in asked
     ]
-    response = rig.ask(
+    response = group_harness.ask(
         wire.OFFSET_FETCH,
         9,
         groups=[
@@ -114,131 +121,155 @@ def test_committed_offsets_are_fetched_unchanged(rig: Rig) -> None:
     assert facts(response.groups[0].topics) == expected
     assert response.groups[1].topics == []
     assert [len(partitions) for partitions in facts(response.groups[2].topics)] == [2]
-    assert rig.committed("nobody") == {}
+    assert group_harness.committed("nobody") == {}
 
 
 @in_both_homes
-def test_P59_errors_of_invalid_commits(rig: Rig) -> None:
+def test_P59_errors_of_invalid_commits(group_harness: GroupHarness) -> None:
     assert (
-        code_of(rig.commit({("orders", 0): 1}, group="x" * 32_760))
+        code_of(group_harness.commit({("orders", 0): 1}, group="x" * 32_760))
         == codes.INVALID_GROUP_ID
     )
     assert (
-        code_of(rig.commit({("orders", 0): 1}, generation=1))
+        code_of(group_harness.commit({("orders", 0): 1}, generation=1))
         == codes.ILLEGAL_GENERATION
     )
     assert (
-        code_of(rig.commit({("orders", 0): 1}, generation=1, version=9))
+        code_of(group_harness.commit({("orders", 0): 1}, generation=1, version=9))
         == codes.GROUP_ID_NOT_FOUND
     )
     assert (
-        code_of(rig.commit({("orders", 3): 1}, group=""))
+        code_of(group_harness.commit({("orders", 3): 1}, group=""))
         == codes.UNKNOWN_TOPIC_OR_PARTITION
     )
-    assert code_of(rig.commit({("nothing", 0): 1})) == codes.UNKNOWN_TOPIC_OR_PARTITION
     assert (
-        code_of(rig.commit({("orders", 0): 1}, metadata="x" * 4_097))
+        code_of(group_harness.commit({("nothing", 0): 1}))
+        == codes.UNKNOWN_TOPIC_OR_PARTITION
+    )
+    assert (
+        code_of(group_harness.commit({("orders", 0): 1}, metadata="x" * 4_097))
         == codes.OFFSET_METADATA_TOO_LARGE
     )
-    assert code_of(rig.commit({("orders", 0): 1}, metadata="x" * 4_096)) == 0
-    ids, generation = rig.form(1)
+    assert code_of(group_harness.commit({("orders", 0): 1}, metadata="x" * 4_096)) == 0
+    ids, generation = group_harness.form(1)
     # A commit without a member id is accepted only while the group has no member.
-    assert code_of(rig.commit({("orders", 0): 1})) == codes.UNKNOWN_MEMBER_ID
+    assert code_of(group_harness.commit({("orders", 0): 1})) == codes.UNKNOWN_MEMBER_ID
     assert (
-        code_of(rig.commit({("orders", 0): 1}, member_id="x", generation=1))
+        code_of(group_harness.commit({("orders", 0): 1}, member_id="x", generation=1))
         == codes.UNKNOWN_MEMBER_ID
     )
-    wrong = rig.commit({("orders", 0): 1}, member_id=ids[0], generation=generation + 1)
+    wrong = group_harness.commit(
+        {("orders", 0): 1}, member_id=ids[0], generation=generation + 1
+    )
     assert code_of(wrong) == codes.ILLEGAL_GENERATION
-    fenced = rig.commit(
+    fenced = group_harness.commit(
         {("orders", 0): 1},
         member_id=ids[0],
         generation=generation,
         group_instance_id="i",
     )
     assert code_of(fenced) == codes.UNKNOWN_MEMBER_ID
-    mixed = rig.commit(
+    mixed = group_harness.commit(
         {("orders", 1): 7, ("nothing", 0): 1}, member_id=ids[0], generation=generation
     ).value
     assert [topic.partitions[0].error_code for topic in mixed.topics] == [
         0,
         codes.UNKNOWN_TOPIC_OR_PARTITION,
     ]
-    newcomer = rig.join()
-    during = rig.commit({("orders", 1): 8}, member_id=ids[0], generation=generation)
+    newcomer = group_harness.join()
+    during = group_harness.commit(
+        {("orders", 1): 8}, member_id=ids[0], generation=generation
+    )
     assert code_of(during) == 0  # offsets processed before it rejoins
-    rig.join(ids[0])
-    late = rig.commit(
+    group_harness.join(ids[0])
+    late = group_harness.commit(
         {("orders", 1): 9},
         member_id=newcomer.value.member_id,
         generation=generation + 1,
     )
     assert code_of(late) == codes.REBALANCE_IN_PROGRESS
-    assert rig.committed() == {("orders", 0): 1, ("orders", 1): 8}
+    assert group_harness.committed() == {("orders", 0): 1, ("orders", 1): 8}
 
 
 @in_both_homes
-def test_commit_renews_the_session(rig: Rig) -> None:
-    ids, generation = rig.form(1)
+def test_commit_renews_the_session(group_harness: GroupHarness) -> None:
+    ids, generation = group_harness.form(1)
     for _ in range(5):
-        rig.sleep(SESSION_MS - 1)
+        group_harness.sleep(SESSION_MS - 1)
         assert (
             code_of(
-                rig.commit({("orders", 0): 1}, member_id=ids[0], generation=generation)
+                group_harness.commit(
+                    {("orders", 0): 1}, member_id=ids[0], generation=generation
+                )
             )
             == 0
         )
-    assert rig.heartbeat(ids[0], generation) == 0
+    assert group_harness.heartbeat(ids[0], generation) == 0
 
 
-def test_P60_commit_is_answered_and_visible_once_durable(rig: Rig) -> None:
-    rig.commit({("orders", 0): 1})
-    rig.holds_disk = True
-    second = rig.commit({("orders", 0): 2})
-    third = rig.commit({("orders", 0): 3})
+def test_P60_commit_is_answered_and_visible_once_durable(
+    group_harness: GroupHarness,
+) -> None:
+    group_harness.commit({("orders", 0): 1})
+    group_harness.holds_disk = True
+    second = group_harness.commit({("orders", 0): 2})
+    third = group_harness.commit({("orders", 0): 3})
     assert not second.is_set and not third.is_set
-    assert rig.committed() == {("orders", 0): 1}
-    rig.finish_disk()
+    assert group_harness.committed() == {("orders", 0): 1}
+    group_harness.finish_disk()
     assert code_of(second) == code_of(third) == 0
-    assert rig.committed() == {("orders", 0): 3}
+    assert group_harness.committed() == {("orders", 0): 3}
 
 
-def test_assignment_is_returned_once_durable(rig: Rig) -> None:
-    first = rig.join().value.member_id
-    rig.join(group="h")  # creates the topic
-    rig.sync("cli-0002", 1, group="h")
-    rig.holds_disk = True
-    answer = rig.sync(first, 1, {first: b"1"})
-    assert not answer.is_set and rig.describe().group_state == machine.COMPLETING
-    newcomer = rig.join()  # joins first, so that the assignment is obsolete
+def test_assignment_is_returned_once_durable(group_harness: GroupHarness) -> None:
+    first = group_harness.join().value.member_id
+    group_harness.join(group="h")  # creates the topic
+    group_harness.sync("cli-0002", 1, group="h")
+    group_harness.holds_disk = True
+    answer = group_harness.sync(first, 1, {first: b"1"})
+    assert (
+        not answer.is_set and group_harness.describe().group_state == machine.COMPLETING
+    )
+    newcomer = group_harness.join()  # joins first, so that the assignment is obsolete
     assert code_of(answer) == codes.REBALANCE_IN_PROGRESS
-    rig.finish_disk()
-    assert rig.describe().group_state == machine.PREPARING and not newcomer.is_set
+    group_harness.finish_disk()
+    assert (
+        group_harness.describe().group_state == machine.PREPARING
+        and not newcomer.is_set
+    )
 
 
-def test_assignment_of_an_older_generation_is_not_returned(rig: Rig) -> None:
+def test_assignment_of_an_older_generation_is_not_returned(
+    group_harness: GroupHarness,
+) -> None:
     """The assignment becomes durable after another member has joined, while a newer
     assignment is being made.
     """
-    leader = rig.join().value.member_id
-    rig.holds_disk = True
-    first = rig.sync(leader, 1, {leader: b"all"})
-    newcomer = rig.join()
+    leader = group_harness.join().value.member_id
+    group_harness.holds_disk = True
+    first = group_harness.sync(leader, 1, {leader: b"all"})
+    newcomer = group_harness.join()
     assert code_of(first) == codes.REBALANCE_IN_PROGRESS
-    assert rig.join(leader).value.generation_id == newcomer.value.generation_id == 2
-    follower = rig.sync(newcomer.value.member_id, 2)
-    rig.finish_disk()
+    assert (
+        group_harness.join(leader).value.generation_id
+        == newcomer.value.generation_id
+        == 2
+    )
+    follower = group_harness.sync(newcomer.value.member_id, 2)
+    group_harness.finish_disk()
     assert not follower.is_set
-    rig.sync(leader, 2, {leader: b"half", newcomer.value.member_id: b"other half"})
+    group_harness.sync(
+        leader, 2, {leader: b"half", newcomer.value.member_id: b"other half"}
+    )
     assert follower.value.assignment == b"other half"
 
 
 def test_disk_error_is_answered_with_a_retriable_error(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
+    group_harness: GroupHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rig.form(1)
-    rig.commit({("orders", 0): 1}, group="h")
-    log = rig.logdir.partition(OFFSETS_TOPIC, 0)
+    group_harness.form(1)
+    group_harness.commit({("orders", 0): 1}, group="h")
+    log = group_harness.logdir.partition(OFFSETS_TOPIC, 0)
 
     def full(*_: Any, **__: Any) -> Any:
         raise logcore.DiskFullError("no space left", path="x")
@@ -246,37 +277,37 @@ def test_disk_error_is_answered_with_a_retriable_error(
     with monkeypatch.context() as patch:
         patch.setattr("netshim.stored_offsets.append_whole", full)
         assert (
-            code_of(rig.commit({("orders", 0): 2}, group="h"))
+            code_of(group_harness.commit({("orders", 0): 2}, group="h"))
             == codes.COORDINATOR_NOT_AVAILABLE
         )
         assert (
-            code_of(rig.commit({("orders", 0): 2}, group="new"))
+            code_of(group_harness.commit({("orders", 0): 2}, group="new"))
             == codes.COORDINATOR_NOT_AVAILABLE
         )
-        assert rig.groups.get("new") is None
-        member_id = rig.join(group="j").value.member_id
+        assert group_harness.groups.get("new") is None
+        member_id = group_harness.join(group="j").value.member_id
         assert (
-            code_of(rig.sync(member_id, 1, group="j"))
+            code_of(group_harness.sync(member_id, 1, group="j"))
             == codes.COORDINATOR_NOT_AVAILABLE
         )
-        assert rig.describe("j").group_state == machine.PREPARING
-    assert rig.committed("h") == {("orders", 0): 1}
-    assert rig.join(member_id, group="j").value.generation_id == 2
-    assert code_of(rig.sync(member_id, 2, group="j")) == 0
+        assert group_harness.describe("j").group_state == machine.PREPARING
+    assert group_harness.committed("h") == {("orders", 0): 1}
+    assert group_harness.join(member_id, group="j").value.generation_id == 2
+    assert code_of(group_harness.sync(member_id, 2, group="j")) == 0
 
     with monkeypatch.context() as patch:
         patch.setattr(type(log), "flush", full)
         assert (
-            code_of(rig.commit({("orders", 0): 3}, group="h"))
+            code_of(group_harness.commit({("orders", 0): 3}, group="h"))
             == codes.COORDINATOR_NOT_AVAILABLE
         )
-        assert rig.committed("h") == {("orders", 0): 1}
+        assert group_harness.committed("h") == {("orders", 0): 1}
 
 
 def test_static_member_is_restored_when_its_return_cannot_be_stored(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
+    group_harness: GroupHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, follower = form_static(rig)
+    _, follower = form_static(group_harness)
 
     def full(*_: Any, **__: Any) -> Any:
         raise logcore.DiskFullError("no space left", path="x")
@@ -284,78 +315,94 @@ def test_static_member_is_restored_when_its_return_cannot_be_stored(
     with monkeypatch.context() as patch:
         patch.setattr("netshim.stored_offsets.append_whole", full)
         assert (
-            code_of(rig.join(instance="b", version=5))
+            code_of(group_harness.join(instance="b", version=5))
             == codes.COORDINATOR_NOT_AVAILABLE
         )
-    assert rig.heartbeat(follower, 2, instance="b") == 0
+    assert group_harness.heartbeat(follower, 2, instance="b") == 0
 
 
 # -- stored records -------------------------------------------------------------------
 
 
-def test_restart_is_invisible_to_members_that_return_in_time(rig: Rig) -> None:
-    ids, generation = rig.form(2)
-    rig.commit(
+def test_restart_is_invisible_to_members_that_return_in_time(
+    group_harness: GroupHarness,
+) -> None:
+    ids, generation = group_harness.form(2)
+    group_harness.commit(
         {("orders", 1): 7},
         member_id=ids[0],
         generation=generation,
         metadata="m",
         epoch=2,
     )
-    rig.commit({("orders", 0): 9}, group="simple")
-    before = rig.describe()
-    rig.restart()
-    assert rig.describe() == before
-    assert rig.committed() == {("orders", 1): 7}
-    assert rig.committed("simple") == {("orders", 0): 9}
-    assert rig.heartbeat(ids[0], generation) == rig.heartbeat(ids[1], generation) == 0
-    assert rig.sync(ids[1], generation).value.assignment == ids[1].encode()
+    group_harness.commit({("orders", 0): 9}, group="simple")
+    before = group_harness.describe()
+    group_harness.restart()
+    assert group_harness.describe() == before
+    assert group_harness.committed() == {("orders", 1): 7}
+    assert group_harness.committed("simple") == {("orders", 0): 9}
     assert (
-        code_of(rig.commit({("orders", 1): 8}, member_id=ids[1], generation=generation))
+        group_harness.heartbeat(ids[0], generation)
+        == group_harness.heartbeat(ids[1], generation)
         == 0
     )
-    rig.sleep(SESSION_MS)
-    assert rig.describe().group_state == machine.EMPTY
-    rig.restart()
-    assert rig.describe().group_state == machine.EMPTY
-    assert rig.join().value.generation_id == generation + 2
-    assert rig.committed() == {("orders", 1): 8}
+    assert group_harness.sync(ids[1], generation).value.assignment == ids[1].encode()
+    assert (
+        code_of(
+            group_harness.commit(
+                {("orders", 1): 8}, member_id=ids[1], generation=generation
+            )
+        )
+        == 0
+    )
+    group_harness.sleep(SESSION_MS)
+    assert group_harness.describe().group_state == machine.EMPTY
+    group_harness.restart()
+    assert group_harness.describe().group_state == machine.EMPTY
+    assert group_harness.join().value.generation_id == generation + 2
+    assert group_harness.committed() == {("orders", 1): 8}
 
 
-def test_member_that_does_not_return_after_a_restart_expires(rig: Rig) -> None:
-    rig.form()
-    rig.restart()
-    assert rig.describe().group_state == "Stable"
-    rig.sleep(SESSION_MS)
-    assert rig.describe().group_state == "Empty"
+def test_member_that_does_not_return_after_a_restart_expires(
+    group_harness: GroupHarness,
+) -> None:
+    group_harness.form()
+    group_harness.restart()
+    assert group_harness.describe().group_state == "Stable"
+    group_harness.sleep(SESSION_MS)
+    assert group_harness.describe().group_state == "Empty"
 
 
-def test_requests_wait_while_stored_groups_are_loaded(rig: Rig) -> None:
-    ids, generation = rig.form(1)
-    rig.restart()
-    rig.holds_disk = True
+def test_requests_wait_while_stored_groups_are_loaded(
+    group_harness: GroupHarness,
+) -> None:
+    ids, generation = group_harness.form(1)
+    group_harness.restart()
+    group_harness.holds_disk = True
     answers = [
-        rig.send(
+        group_harness.send(
             wire.HEARTBEAT,
             3,
             wire.HEARTBEAT.Request(
                 group_id="g", generation_id=generation, member_id=ids[0]
             ),
         ),
-        rig.commit({("orders", 0): 1}, member_id=ids[0], generation=generation),
-        rig.send(wire.LIST_GROUPS, 4, wire.LIST_GROUPS.Request()),
+        group_harness.commit(
+            {("orders", 0): 1}, member_id=ids[0], generation=generation
+        ),
+        group_harness.send(wire.LIST_GROUPS, 4, wire.LIST_GROUPS.Request()),
     ]
-    assert not any(answer.is_set for answer in answers) and len(rig.held) == 1
-    rig.finish_disk()
+    assert not any(answer.is_set for answer in answers) and len(group_harness.held) == 1
+    group_harness.finish_disk()
     assert code_of(answers[0]) == code_of(answers[1]) == 0
     assert [group.group_id for group in answers[2].value.groups] == ["g"]
 
 
 def test_unreadable_groups_are_answered_with_a_retriable_error(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
+    group_harness: GroupHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rig.form(1)
-    rig.restart()
+    group_harness.form(1)
+    group_harness.restart()
 
     def damaged(*_: Any, **__: Any) -> Any:
         raise logcore.CorruptLogError("damaged", path="x")
@@ -364,13 +411,14 @@ def test_unreadable_groups_are_answered_with_a_retriable_error(
         patch.setattr(LogDir, "partition", damaged)
         topic = wire.OFFSET_FETCH.Request.Topic(name="orders", partition_indexes=[0])
         group_type = wire.OFFSET_FETCH.Request.Group
-        assert code_of(rig.join(version=7)) == codes.COORDINATOR_NOT_AVAILABLE
-        assert code_of(rig.sync("m", 1)) == codes.COORDINATOR_NOT_AVAILABLE
-        assert rig.heartbeat("m", 1) == codes.COORDINATOR_NOT_AVAILABLE
+        assert code_of(group_harness.join(version=7)) == codes.COORDINATOR_NOT_AVAILABLE
+        assert code_of(group_harness.sync("m", 1)) == codes.COORDINATOR_NOT_AVAILABLE
+        assert group_harness.heartbeat("m", 1) == codes.COORDINATOR_NOT_AVAILABLE
         assert (
-            code_of(rig.commit({("orders", 0): 1})) == codes.COORDINATOR_NOT_AVAILABLE
+            code_of(group_harness.commit({("orders", 0): 1}))
+            == codes.COORDINATOR_NOT_AVAILABLE
         )
-        old = rig.send(
+        old = group_harness.send(
             wire.OFFSET_FETCH,
             1,
             wire.OFFSET_FETCH.Request(group_id="g", topics=[topic]),
@@ -381,21 +429,23 @@ def test_unreadable_groups_are_answered_with_a_retriable_error(
         )
         asked = group_type(group_id="g", topics=None)
         for answer in (
-            rig.ask(wire.OFFSET_FETCH, 7, group_id="g", topics=[topic]),
-            rig.ask(wire.OFFSET_FETCH, 8, groups=[asked]).groups[0],
-            rig.ask(wire.LEAVE_GROUP, 3, group_id="g", members=[]),
-            rig.ask(wire.DESCRIBE_GROUPS, 5, groups=["g"]).groups[0],
-            rig.ask(wire.LIST_GROUPS, 5),
-            rig.ask(wire.DELETE_GROUPS, 2, groups_names=["g"]).results[0],
-            rig.ask(wire.OFFSET_DELETE, 0, group_id="g", topics=[]),
+            group_harness.ask(wire.OFFSET_FETCH, 7, group_id="g", topics=[topic]),
+            group_harness.ask(wire.OFFSET_FETCH, 8, groups=[asked]).groups[0],
+            group_harness.ask(wire.LEAVE_GROUP, 3, group_id="g", members=[]),
+            group_harness.ask(wire.DESCRIBE_GROUPS, 5, groups=["g"]).groups[0],
+            group_harness.ask(wire.LIST_GROUPS, 5),
+            group_harness.ask(wire.DELETE_GROUPS, 2, groups_names=["g"]).results[0],
+            group_harness.ask(wire.OFFSET_DELETE, 0, group_id="g", topics=[]),
         ):
             assert answer.error_code == codes.COORDINATOR_NOT_AVAILABLE
-    assert rig.describe().group_state == machine.STABLE
+    assert group_harness.describe().group_state == machine.STABLE
 
 
-def test_records_of_unknown_kinds_and_versions_are_skipped(rig: Rig) -> None:
-    rig.commit({("orders", 0): 1})
-    log = rig.logdir.partition(OFFSETS_TOPIC, 0)
+def test_records_of_unknown_kinds_and_versions_are_skipped(
+    group_harness: GroupHarness,
+) -> None:
+    group_harness.commit({("orders", 0): 1})
+    log = group_harness.logdir.partition(OFFSETS_TOPIC, 0)
     v4 = bytes.fromhex("0004000000000000001d00000004026d0000018bcfe5680000")
     log.append_many(
         [
@@ -416,16 +466,16 @@ def test_records_of_unknown_kinds_and_versions_are_skipped(rig: Rig) -> None:
             ),
         ]
     )
-    before = rig.records()
-    rig.restart()
-    assert rig.committed() == {("orders", 0): 1}
-    assert rig.committed("v4") == {("orders", 0): 29}
-    assert rig.committed("v0") == {("orders", 0): 5}
-    assert rig.records() == before
+    before = group_harness.records()
+    group_harness.restart()
+    assert group_harness.committed() == {("orders", 0): 1}
+    assert group_harness.committed("v4") == {("orders", 0): 29}
+    assert group_harness.committed("v0") == {("orders", 0): 5}
+    assert group_harness.records() == before
 
 
 def test_group_record_without_a_rebalance_timeout_uses_the_session_timeout(
-    rig: Rig,
+    group_harness: GroupHarness,
 ) -> None:
     value_type = group_messages.GROUP_METADATA_VALUE.Value
     member = value_type.Member(
@@ -443,20 +493,22 @@ def test_group_record_without_a_rebalance_timeout_uses_the_session_timeout(
         leader="m",
         members=[member],
     )
-    rig.logdir.create_topic(OFFSETS_TOPIC)
-    log = rig.logdir.partition(OFFSETS_TOPIC, 0)
+    group_harness.logdir.create_topic(OFFSETS_TOPIC)
+    log = group_harness.logdir.partition(OFFSETS_TOPIC, 0)
     log.append(
         wire.encode_versioned(group_messages.GROUP_METADATA_VALUE, 0, value),
         key=group_key("old"),
     )
-    assert rig.heartbeat("m", 4, group="old") == 0
-    group = rig.groups.get("old")
+    assert group_harness.heartbeat("m", 4, group="old") == 0
+    group = group_harness.groups.get("old")
     assert group is not None and group.members["m"].rebalance_timeout_ms == 777
-    rig.sleep(777)
-    assert rig.describe("old").group_state == machine.EMPTY
+    group_harness.sleep(777)
+    assert group_harness.describe("old").group_state == machine.EMPTY
 
 
-def test_stored_leader_that_is_not_a_member_is_replaced(rig: Rig) -> None:
+def test_stored_leader_that_is_not_a_member_is_replaced(
+    group_harness: GroupHarness,
+) -> None:
     member = StoredMember(
         member_id="m",
         client_id="c",
@@ -471,24 +523,24 @@ def test_stored_leader_that_is_not_a_member_is_replaced(rig: Rig) -> None:
         leader="x",
         members=(member,),
     )
-    rig.logdir.create_topic(OFFSETS_TOPIC)
-    rig.logdir.partition(OFFSETS_TOPIC, 0).append(
+    group_harness.logdir.create_topic(OFFSETS_TOPIC)
+    group_harness.logdir.partition(OFFSETS_TOPIC, 0).append(
         group_value(value), key=group_key("g")
     )
-    assert rig.heartbeat("m", 4) == 0
-    assert code_of(rig.join("m")) == codes.INCONSISTENT_GROUP_PROTOCOL
-    group = rig.groups.get("g")
+    assert group_harness.heartbeat("m", 4) == 0
+    assert code_of(group_harness.join("m")) == codes.INCONSISTENT_GROUP_PROTOCOL
+    group = group_harness.groups.get("g")
     assert group is not None and group.leader == "m"
 
 
-def test_group_too_large_for_a_record_is_refused(rig: Rig) -> None:
+def test_group_too_large_for_a_record_is_refused(group_harness: GroupHarness) -> None:
     """As in Kafka, the error is not retriable. A commit cannot be that large."""
-    member_id = rig.join(protocols={"range": b"x" * 900_000}).value.member_id
+    member_id = group_harness.join(protocols={"range": b"x" * 900_000}).value.member_id
     assert (
-        code_of(rig.sync(member_id, 1, {member_id: b"1" * 900_000}))
+        code_of(group_harness.sync(member_id, 1, {member_id: b"1" * 900_000}))
         == codes.UNKNOWN_SERVER_ERROR
     )
-    assert rig.heartbeat(member_id, 1) == codes.REBALANCE_IN_PROGRESS
+    assert group_harness.heartbeat(member_id, 1) == codes.REBALANCE_IN_PROGRESS
 
 
 def test_transactional_commits_count_once_committed(
@@ -526,18 +578,18 @@ def test_transactional_commits_count_once_committed(
         offset.to_bytes(8, "big") + batch[8:] for offset, batch in enumerate(batches)
     )
     (directory / f"{0:020}.log").write_bytes(stored)
-    with Rig(tmp_path) as rig:
+    with GroupHarness(tmp_path) as group_harness:
         expected = {
             ("orders", 0): 20,
             ("orders", 1): 1,
             ("orders", 2): 14,
             ("orders", 3): 30,
         }
-        assert rig.committed() == expected
+        assert group_harness.committed() == expected
         for (topic, partition), offset in expected.items():
-            assert rig.logdir.committed_offsets(topic, partition) == {"g": offset}, (
-                "retention uses the same offset"
-            )
+            assert group_harness.logdir.committed_offsets(topic, partition) == {
+                "g": offset
+            }, "retention uses the same offset"
 
 
 TRANSACTIONAL = 0x10
@@ -583,15 +635,15 @@ def zigzag(number: int) -> bytes:
 
 
 def test_groups_are_spread_over_the_existing_partitions(tmp_path: Path) -> None:
-    with Rig(tmp_path, offsets_partitions=50) as rig:
-        rig.logdir.create_topic("orders")
-        rig.commit({("orders", 0): 3}, group="my-group")
-        assert rig.records(12)[0][0] == commit_key("my-group", "orders", 0)
-        rig.settings["offsets_partitions"] = 1
-        rig.restart()
-        rig.commit({("orders", 0): 4}, group="my-group")
-        assert len(rig.records(12)) == 2
-        assert rig.logdir.describe_topic(OFFSETS_TOPIC).overrides == {
+    with GroupHarness(tmp_path, offsets_partitions=50) as group_harness:
+        group_harness.logdir.create_topic("orders")
+        group_harness.commit({("orders", 0): 3}, group="my-group")
+        assert group_harness.records(12)[0][0] == commit_key("my-group", "orders", 0)
+        group_harness.settings["offsets_partitions"] = 1
+        group_harness.restart()
+        group_harness.commit({("orders", 0): 4}, group="my-group")
+        assert len(group_harness.records(12)) == 2
+        assert group_harness.logdir.describe_topic(OFFSETS_TOPIC).overrides == {
             "cleanup.policy": "compact",
             "segment.bytes": "104857600",
             "compression.type": "producer",
@@ -601,13 +653,15 @@ def test_groups_are_spread_over_the_existing_partitions(tmp_path: Path) -> None:
 # -- deleting and expiring -------------------------------------------------------------
 
 
-def test_empty_groups_can_be_deleted(rig: Rig) -> None:
-    ids, _ = rig.form(1)
-    rig.commit({("orders", 0): 1}, member_id=ids[0], generation=1)
-    rig.commit({("orders", 0): 2}, group="other")
+def test_empty_groups_can_be_deleted(group_harness: GroupHarness) -> None:
+    ids, _ = group_harness.form(1)
+    group_harness.commit({("orders", 0): 1}, member_id=ids[0], generation=1)
+    group_harness.commit({("orders", 0): 2}, group="other")
 
     def delete(*names: str) -> list[tuple[str, int]]:
-        results = rig.ask(wire.DELETE_GROUPS, 2, groups_names=list(names)).results
+        results = group_harness.ask(
+            wire.DELETE_GROUPS, 2, groups_names=list(names)
+        ).results
         return [(result.group_id, result.error_code) for result in results]
 
     assert delete("g", "nobody") == [
@@ -615,45 +669,49 @@ def test_empty_groups_can_be_deleted(rig: Rig) -> None:
         ("nobody", codes.GROUP_ID_NOT_FOUND),
     ]
     assert delete() == []
-    rig.leave((ids[0], None))
-    rig.join(version=4)  # a member that only received an id does not keep the group
+    group_harness.leave((ids[0], None))
+    group_harness.join(
+        version=4
+    )  # a member that only received an id does not keep the group
     assert delete("g") == [("g", 0)]
-    assert rig.records()[-2:] == [
+    assert group_harness.records()[-2:] == [
         (commit_key("g", "orders", 0), None),
         (group_key("g"), None),
     ]
     for _ in range(2):
-        assert rig.committed() == {}
-        assert rig.describe().group_state == machine.DEAD
-        assert [group.group_id for group in rig.ask(wire.LIST_GROUPS, 0).groups] == [
-            "other"
-        ]
-        rig.restart()
-    assert rig.join().value.generation_id == 1
+        assert group_harness.committed() == {}
+        assert group_harness.describe().group_state == machine.DEAD
+        assert [
+            group.group_id for group in group_harness.ask(wire.LIST_GROUPS, 0).groups
+        ] == ["other"]
+        group_harness.restart()
+    assert group_harness.join().value.generation_id == 1
 
 
 @in_both_homes
-def test_offsets_committed_before_a_group_deletion_are_deleted(rig: Rig) -> None:
-    rig.commit({("orders", 0): 1})
-    rig.holds_disk = True
-    commit = rig.commit({("orders", 1): 1})
-    deleted = rig.send(
+def test_offsets_committed_before_a_group_deletion_are_deleted(
+    group_harness: GroupHarness,
+) -> None:
+    group_harness.commit({("orders", 0): 1})
+    group_harness.holds_disk = True
+    commit = group_harness.commit({("orders", 1): 1})
+    deleted = group_harness.send(
         wire.DELETE_GROUPS, 2, wire.DELETE_GROUPS.Request(groups_names=["g"])
     )
-    again = rig.commit({("orders", 2): 5})
-    rig.finish_disk()
+    again = group_harness.commit({("orders", 2): 5})
+    group_harness.finish_disk()
     assert (
         code_of(commit) == code_of(again) == 0
         and deleted.value.results[0].error_code == 0
     )
     for _ in range(2):
-        assert rig.committed() == {("orders", 2): 5}
-        rig.restart()
+        assert group_harness.committed() == {("orders", 2): 5}
+        group_harness.restart()
 
 
-def delete_offsets(rig: Rig, **topics: list[int]) -> Any:
+def delete_offsets(group_harness: GroupHarness, **topics: list[int]) -> Any:
     topic_type = wire.OFFSET_DELETE.Request.Topic
-    response = rig.ask(
+    response = group_harness.ask(
         wire.OFFSET_DELETE,
         0,
         group_id="g",
@@ -677,46 +735,52 @@ def delete_offsets(rig: Rig, **topics: list[int]) -> Any:
 
 
 @in_both_homes
-def test_deleting_offsets_of_unsubscribed_topics(rig: Rig) -> None:
-    assert delete_offsets(rig, orders=[0]) == codes.GROUP_ID_NOT_FOUND
-    rig.commit({("orders", 0): 1, ("orders", 1): 2, ("other", 0): 3})
-    assert delete_offsets(rig, orders=[0, 2, 9], nothing=[0]) == [0, 0, 3, 3]
-    assert rig.committed() == {("orders", 1): 2, ("other", 0): 3}
-    rig.form(1, protocols={"range": subscription("other")})
-    assert delete_offsets(rig, orders=[1], other=[0]) == [
+def test_deleting_offsets_of_unsubscribed_topics(group_harness: GroupHarness) -> None:
+    assert delete_offsets(group_harness, orders=[0]) == codes.GROUP_ID_NOT_FOUND
+    group_harness.commit({("orders", 0): 1, ("orders", 1): 2, ("other", 0): 3})
+    assert delete_offsets(group_harness, orders=[0, 2, 9], nothing=[0]) == [0, 0, 3, 3]
+    assert group_harness.committed() == {("orders", 1): 2, ("other", 0): 3}
+    group_harness.form(1, protocols={"range": subscription("other")})
+    assert delete_offsets(group_harness, orders=[1], other=[0]) == [
         0,
         codes.GROUP_SUBSCRIBED_TO_TOPIC,
     ]
     for _ in range(2):
-        assert rig.committed() == {("other", 0): 3}
-        rig.restart()
+        assert group_harness.committed() == {("other", 0): 3}
+        group_harness.restart()
 
 
-def test_offsets_of_a_group_with_unknown_subscriptions_are_kept(rig: Rig) -> None:
-    rig.commit({("orders", 0): 1})
-    rig.form(1, protocols={"range": b"no subscription"})
-    assert delete_offsets(rig, orders=[0]) == [codes.GROUP_SUBSCRIBED_TO_TOPIC]
-    rig.leave(("cli-0001", None))
-    rig.form(1, kind="connect")
-    assert delete_offsets(rig, orders=[0]) == codes.NON_EMPTY_GROUP
+def test_offsets_of_a_group_with_unknown_subscriptions_are_kept(
+    group_harness: GroupHarness,
+) -> None:
+    group_harness.commit({("orders", 0): 1})
+    group_harness.form(1, protocols={"range": b"no subscription"})
+    assert delete_offsets(group_harness, orders=[0]) == [
+        codes.GROUP_SUBSCRIBED_TO_TOPIC
+    ]
+    group_harness.leave(("cli-0001", None))
+    group_harness.form(1, kind="connect")
+    assert delete_offsets(group_harness, orders=[0]) == codes.NON_EMPTY_GROUP
 
 
-def test_deleting_a_topic_deletes_its_committed_offsets(rig: Rig) -> None:
-    rig.commit({("orders", 0): 1, ("other", 0): 3})
-    rig.restart()  # also if no earlier request has loaded the groups
-    rig.holds_disk = True
-    rig.groups.topics_deleted({"orders", "third"}, rig.now_ms)
-    rig.finish_disk()
-    assert rig.committed() == {("other", 0): 3}
-    rig.holds_disk = True
-    rig.commit({("orders", 1): 1})
-    rig.groups.topics_deleted({"orders"}, rig.now_ms)
-    late = rig.commit({("orders", 2): 1})
-    rig.finish_disk()
+def test_deleting_a_topic_deletes_its_committed_offsets(
+    group_harness: GroupHarness,
+) -> None:
+    group_harness.commit({("orders", 0): 1, ("other", 0): 3})
+    group_harness.restart()  # also if no earlier request has loaded the groups
+    group_harness.holds_disk = True
+    group_harness.groups.topics_deleted({"orders", "third"}, group_harness.now_ms)
+    group_harness.finish_disk()
+    assert group_harness.committed() == {("other", 0): 3}
+    group_harness.holds_disk = True
+    group_harness.commit({("orders", 1): 1})
+    group_harness.groups.topics_deleted({"orders"}, group_harness.now_ms)
+    late = group_harness.commit({("orders", 2): 1})
+    group_harness.finish_disk()
     assert code_of(late) == 0
     for _ in range(2):
-        assert rig.committed() == {("other", 0): 3, ("orders", 2): 1}
-        rig.restart()
+        assert group_harness.committed() == {("other", 0): 3, ("orders", 2): 1}
+        group_harness.restart()
 
 
 def _commit_and_fetch(broker: SimulatedDiskBroker, *, commits: bool) -> int:
@@ -818,60 +882,74 @@ def test_topic_deletion_in_a_served_directory_deletes_its_offsets(
         assert answer.topics == []
 
 
-def test_deleting_the_offsets_topic_removes_all_groups(rig: Rig) -> None:
-    rig.form(1)
-    parked = rig.join()
-    rig.logdir.delete_topic(OFFSETS_TOPIC)
-    rig.groups.topics_deleted({OFFSETS_TOPIC}, rig.now_ms)
+def test_deleting_the_offsets_topic_removes_all_groups(
+    group_harness: GroupHarness,
+) -> None:
+    group_harness.form(1)
+    parked = group_harness.join()
+    group_harness.logdir.delete_topic(OFFSETS_TOPIC)
+    group_harness.groups.topics_deleted({OFFSETS_TOPIC}, group_harness.now_ms)
     assert code_of(parked) == codes.NOT_COORDINATOR
-    assert rig.describe().group_state == machine.DEAD
-    assert code_of(rig.commit({("orders", 0): 1})) == 0
-    assert rig.committed() == {("orders", 0): 1}
-    rig.sleep(10 * REBALANCE_MS)
+    assert group_harness.describe().group_state == machine.DEAD
+    assert code_of(group_harness.commit({("orders", 0): 1})) == 0
+    assert group_harness.committed() == {("orders", 0): 1}
+    group_harness.sleep(10 * REBALANCE_MS)
 
 
-def test_offsets_expire_a_week_after_the_last_member_left(rig: Rig) -> None:
-    ids, generation = rig.form(1, session_ms=1_800_000)
-    rig.commit({("orders", 0): 1}, member_id=ids[0], generation=generation)
+def test_offsets_expire_a_week_after_the_last_member_left(
+    group_harness: GroupHarness,
+) -> None:
+    ids, generation = group_harness.form(1, session_ms=1_800_000)
+    group_harness.commit({("orders", 0): 1}, member_id=ids[0], generation=generation)
     for _ in range(8 * 48):
-        rig.sleep(1_800_000)
-        rig.heartbeat(ids[0], generation)
-        if rig.describe().group_state != machine.STABLE:
+        group_harness.sleep(1_800_000)
+        group_harness.heartbeat(ids[0], generation)
+        if group_harness.describe().group_state != machine.STABLE:
             break
-        rig.heartbeat(ids[0], generation)
-    assert rig.committed() == {("orders", 0): 1}
-    rig.leave((ids[0], None))
-    rig.sleep(7 * DAY_MS - 600_000)
-    assert rig.committed() == {("orders", 0): 1}
-    rig.sleep(1_200_000)
-    assert rig.committed() == {} and rig.describe().group_state == machine.DEAD
-    rig.restart()
-    assert rig.committed() == {} and rig.describe().group_state == machine.DEAD
+        group_harness.heartbeat(ids[0], generation)
+    assert group_harness.committed() == {("orders", 0): 1}
+    group_harness.leave((ids[0], None))
+    group_harness.sleep(7 * DAY_MS - 600_000)
+    assert group_harness.committed() == {("orders", 0): 1}
+    group_harness.sleep(1_200_000)
+    assert (
+        group_harness.committed() == {}
+        and group_harness.describe().group_state == machine.DEAD
+    )
+    group_harness.restart()
+    assert (
+        group_harness.committed() == {}
+        and group_harness.describe().group_state == machine.DEAD
+    )
 
 
-def test_expiration_by_commit_time_retention_and_subscription(rig: Rig) -> None:
+def test_expiration_by_commit_time_retention_and_subscription(
+    group_harness: GroupHarness,
+) -> None:
     """Commits without a group expire by their own time, those with a requested
     retention by that retention, and offsets of topics once no subscriber is left.
     """
-    rig.commit({("orders", 0): 1}, group="simple")
-    rig.commit({("orders", 0): 1}, group="brief", version=2, retention_time_ms=DAY_MS)
-    rig.commit({("orders", 0): 1, ("other", 0): 1}, group="mixed")
-    rig.restart()
-    rig.join(
+    group_harness.commit({("orders", 0): 1}, group="simple")
+    group_harness.commit(
+        {("orders", 0): 1}, group="brief", version=2, retention_time_ms=DAY_MS
+    )
+    group_harness.commit({("orders", 0): 1, ("other", 0): 1}, group="mixed")
+    group_harness.restart()
+    group_harness.join(
         group="mixed", protocols={"range": subscription("other")}, session_ms=1_800_000
     )
-    rig.sync("cli-0001", 1, group="mixed")
+    group_harness.sync("cli-0001", 1, group="mixed")
 
     def pass_days(days: int) -> None:
         for _ in range(days * 72):
-            rig.sleep(1_200_000)
-            rig.heartbeat("cli-0001", 1, group="mixed")
+            group_harness.sleep(1_200_000)
+            group_harness.heartbeat("cli-0001", 1, group="mixed")
 
     pass_days(2)
-    assert rig.committed("simple") and not rig.committed("brief")
-    rig.commit({("orders", 1): 1}, group="simple")
+    assert group_harness.committed("simple") and not group_harness.committed("brief")
+    group_harness.commit({("orders", 1): 1}, group="simple")
     pass_days(6)
-    assert rig.committed("simple") == {("orders", 1): 1}
-    assert rig.committed("mixed") == {("other", 0): 1}
-    rig.join(group="mixed", protocols={"range": b"?"})
-    assert rig.committed("mixed") == {("other", 0): 1}
+    assert group_harness.committed("simple") == {("orders", 1): 1}
+    assert group_harness.committed("mixed") == {("other", 0): 1}
+    group_harness.join(group="mixed", protocols={"range": b"?"})
+    assert group_harness.committed("mixed") == {("other", 0): 1}

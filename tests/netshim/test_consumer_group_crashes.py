@@ -41,7 +41,7 @@ STEPS: tuple[tuple[str, int, str | None, list[int] | None], ...] = (
 
 
 def heartbeat(
-    bench: SimulatedDiskBroker,
+    broker_harness: SimulatedDiskBroker,
     member_id: str,
     epoch: int,
     instance_id: str | None,
@@ -54,22 +54,23 @@ def heartbeat(
         topics = (
             [
                 HEARTBEAT.Request.Topic(
-                    topic_id=bench.broker.state.topic_ids.id_of("t"), partitions=owned
+                    topic_id=broker_harness.broker.state.topic_ids.id_of("t"),
+                    partitions=owned,
                 )
             ]
             if owned
             else []
         )
         fields["topic_partitions"] = topics
-    answer = bench.ask(
+    answer = broker_harness.ask(
         HEARTBEAT, 1, group_id="g", member_id=member_id, member_epoch=epoch, **fields
     )
     return int(answer.error_code)
 
 
-def facts(bench: SimulatedDiskBroker) -> Any:
+def facts(broker_harness: SimulatedDiskBroker) -> Any:
     """Return the state of the group, as far as its records determine it."""
-    groups: BrokerGroups = bench.broker.state.groups
+    groups: BrokerGroups = broker_harness.broker.state.groups
     group = groups.get("g")
     if group is None or group.consumers is None or not group.consumers.epoch:
         return None
@@ -100,30 +101,30 @@ def facts(bench: SimulatedDiskBroker) -> Any:
 
 
 def begin(disk: SimulatedDisk) -> SimulatedDiskBroker:
-    bench = SimulatedDiskBroker(disk, disk.now_ms())
-    if "t" not in bench.logdir:
-        bench.logdir.create_topic("t", 4)
-    return bench
+    broker_harness = SimulatedDiskBroker(disk, disk.now_ms())
+    if "t" not in broker_harness.logdir:
+        broker_harness.logdir.create_topic("t", 4)
+    return broker_harness
 
 
 def live(disk: SimulatedDisk, promise: Any) -> None:
-    bench = begin(disk)
+    broker_harness = begin(disk)
     for number, step in enumerate(STEPS, 1):
         promise(("asked", number))
-        assert heartbeat(bench, *step) == 0
+        assert heartbeat(broker_harness, *step) == 0
         promise(("acknowledged", number))
-    bench.stop()
+    broker_harness.stop()
 
 
 @pytest.fixture(scope="module")
 def expected() -> list[Any]:
     """Return the state of the group before the first step, and after each step."""
-    bench = begin(SimulatedDisk())
+    broker_harness = begin(SimulatedDisk())
     found = [None]
     for step in STEPS:
-        assert heartbeat(bench, *step) == 0
-        found.append(facts(bench))
-    bench.stop()
+        assert heartbeat(broker_harness, *step) == 0
+        found.append(facts(broker_harness))
+    broker_harness.stop()
     assert len({repr(entry) for entry in found}) == len(STEPS) + 1, (
         "each step changes something"
     )
@@ -131,10 +132,10 @@ def expected() -> list[Any]:
 
 
 def recover(disk: SimulatedDisk) -> Any:
-    bench = SimulatedDiskBroker(disk, disk.now_ms())
-    bench.ask(wire.LIST_GROUPS, 5)
-    found = facts(bench)
-    bench.logdir.close()
+    broker_harness = SimulatedDiskBroker(disk, disk.now_ms())
+    broker_harness.ask(wire.LIST_GROUPS, 5)
+    found = facts(broker_harness)
+    broker_harness.logdir.close()
     return found
 
 
@@ -180,20 +181,20 @@ def test_heartbeat_repeated_after_a_disk_error_counts_once(
     while has_failed:
         at += 1
         disk = SimulatedDisk()
-        bench = begin(disk)
+        broker_harness = begin(disk)
         disk.faults = FaultPlan(
             Fault(operation, errno.EIO, path="*__consumer_offsets*.log", at=at, times=1)
         )
         for number, step in enumerate(STEPS, 1):
-            code = heartbeat(bench, *step)
+            code = heartbeat(broker_harness, *step)
             if code:
                 assert code == codes.COORDINATOR_NOT_AVAILABLE
-                assert facts(bench) == expected[number - 1]
-                assert heartbeat(bench, *step) == 0
-            assert facts(bench) == expected[number]
+                assert facts(broker_harness) == expected[number - 1]
+                assert heartbeat(broker_harness, *step) == 0
+            assert facts(broker_harness) == expected[number]
         has_failed = bool(disk.faults.hits)
         disk.faults = FaultPlan()
         with contextlib.suppress(LogcoreError):
-            bench.stop()
+            broker_harness.stop()
         assert recover(disk) == expected[-1]
     assert at > 5

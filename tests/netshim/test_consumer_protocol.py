@@ -32,14 +32,18 @@ from netshim.scheduling import PendingResponse
 from netshim.testing import Kafka
 from netshim.wire import codes
 from support.client import Client
-from support.rig import Rig, code_of
+from support.group_harness import GroupHarness, code_of
 
 HEARTBEAT = wire.CONSUMER_GROUP_HEARTBEAT
 DEADLINE_S = 60
 
 
 def send(
-    rig: Rig, member_id: str, epoch: int, version: int = 1, **fields: Any
+    group_harness: GroupHarness,
+    member_id: str,
+    epoch: int,
+    version: int = 1,
+    **fields: Any,
 ) -> PendingResponse:
     """Send a heartbeat. With epoch 0 it has the fields of a join. `owned` lists
     partitions of `orders`.
@@ -54,65 +58,91 @@ def send(
     owned = fields.pop("owned", None)
     topic_type = HEARTBEAT.Request.Topic
     if owned is not None:
-        topic_id = rig.state.topic_ids.id_of("orders")
+        topic_id = group_harness.state.topic_ids.id_of("orders")
         fields["topic_partitions"] = (
             [topic_type(topic_id=topic_id, partitions=owned)] if owned else []
         )
     request = HEARTBEAT.Request(
         **{"group_id": "g", "member_id": member_id, "member_epoch": epoch, **fields}
     )
-    return rig.send(HEARTBEAT, version, request)
+    return group_harness.send(HEARTBEAT, version, request)
 
 
 def heartbeat(
-    rig: Rig, member_id: str, epoch: int, version: int = 1, **fields: Any
+    group_harness: GroupHarness,
+    member_id: str,
+    epoch: int,
+    version: int = 1,
+    **fields: Any,
 ) -> Any:
-    answer = send(rig, member_id, epoch, version, **fields)
+    answer = send(group_harness, member_id, epoch, version, **fields)
     assert answer.is_set
     return answer.value
 
 
-def epoch_and_partitions(rig: Rig, response: Any) -> tuple[int, list[int] | None]:
+def epoch_and_partitions(
+    group_harness: GroupHarness, response: Any
+) -> tuple[int, list[int] | None]:
     """Return the member epoch and the assigned partitions of `orders`."""
     assert response.error_code == 0, response
     if response.assignment is None:
         return response.member_epoch, None
     assert {topic.topic_id for topic in response.assignment.topic_partitions} <= {
-        rig.state.topic_ids.id_of("orders")
+        group_harness.state.topic_ids.id_of("orders")
     }
     return response.member_epoch, [
         n for topic in response.assignment.topic_partitions for n in topic.partitions
     ]
 
 
-def form_pair(rig: Rig) -> None:
+def form_pair(group_harness: GroupHarness) -> None:
     """Form a group of A with partitions 0 and 1 of `orders`, and B with partition 2."""
-    heartbeat(rig, "A", 0)
-    heartbeat(rig, "B", 0)
-    assert epoch_and_partitions(rig, heartbeat(rig, "A", 1, owned=[0, 1, 2])) == (
+    heartbeat(group_harness, "A", 0)
+    heartbeat(group_harness, "B", 0)
+    assert epoch_and_partitions(
+        group_harness, heartbeat(group_harness, "A", 1, owned=[0, 1, 2])
+    ) == (
         1,
         [0, 1],
     )
-    assert epoch_and_partitions(rig, heartbeat(rig, "A", 1, owned=[0, 1])) == (2, None)
-    assert epoch_and_partitions(rig, heartbeat(rig, "B", 2)) == (2, [2])
+    assert epoch_and_partitions(
+        group_harness, heartbeat(group_harness, "A", 1, owned=[0, 1])
+    ) == (2, None)
+    assert epoch_and_partitions(group_harness, heartbeat(group_harness, "B", 2)) == (
+        2,
+        [2],
+    )
 
 
 # -- heartbeats ------------------------------------------------------------------------
 
 
-def test_two_members_exchange_partitions(rig: Rig) -> None:
-    first = heartbeat(rig, "A", 0)
+def test_two_members_exchange_partitions(group_harness: GroupHarness) -> None:
+    first = heartbeat(group_harness, "A", 0)
     assert (first.member_id, first.heartbeat_interval_ms) == ("A", 5_000)
-    assert epoch_and_partitions(rig, first) == (1, [0, 1, 2])
-    assert epoch_and_partitions(rig, heartbeat(rig, "B", 0)) == (2, [])
-    assert epoch_and_partitions(rig, heartbeat(rig, "A", 1, owned=[0, 1, 2])) == (
+    assert epoch_and_partitions(group_harness, first) == (1, [0, 1, 2])
+    assert epoch_and_partitions(group_harness, heartbeat(group_harness, "B", 0)) == (
+        2,
+        [],
+    )
+    assert epoch_and_partitions(
+        group_harness, heartbeat(group_harness, "A", 1, owned=[0, 1, 2])
+    ) == (
         1,
         [0, 1],
     )
-    assert epoch_and_partitions(rig, heartbeat(rig, "A", 1)) == (1, None)
-    assert epoch_and_partitions(rig, heartbeat(rig, "A", 1, owned=[0, 1])) == (2, None)
-    assert epoch_and_partitions(rig, heartbeat(rig, "B", 2)) == (2, [2])
-    left = heartbeat(rig, "A", -1)
+    assert epoch_and_partitions(group_harness, heartbeat(group_harness, "A", 1)) == (
+        1,
+        None,
+    )
+    assert epoch_and_partitions(
+        group_harness, heartbeat(group_harness, "A", 1, owned=[0, 1])
+    ) == (2, None)
+    assert epoch_and_partitions(group_harness, heartbeat(group_harness, "B", 2)) == (
+        2,
+        [2],
+    )
+    left = heartbeat(group_harness, "A", -1)
     assert (
         left.error_code,
         left.member_epoch,
@@ -121,19 +151,25 @@ def test_two_members_exchange_partitions(rig: Rig) -> None:
     ) == (0, -1, 0, None)
 
 
-def test_first_version_assigns_an_id_to_a_new_member(rig: Rig) -> None:
-    response = heartbeat(rig, "", 0, version=0)
+def test_first_version_assigns_an_id_to_a_new_member(
+    group_harness: GroupHarness,
+) -> None:
+    response = heartbeat(group_harness, "", 0, version=0)
     assert len(response.member_id) == 22
-    assert epoch_and_partitions(rig, response) == (1, [0, 1, 2])
-    assert heartbeat(rig, "", 0, version=0).member_id != response.member_id
-    assert heartbeat(rig, "", 0, version=1).error_code == codes.INVALID_REQUEST
+    assert epoch_and_partitions(group_harness, response) == (1, [0, 1, 2])
+    assert heartbeat(group_harness, "", 0, version=0).member_id != response.member_id
+    assert (
+        heartbeat(group_harness, "", 0, version=1).error_code == codes.INVALID_REQUEST
+    )
 
 
-def test_heartbeat_interval_is_at_most_a_third_of_the_session(rig: Rig) -> None:
-    rig.stop()
-    rig.settings["group_consumer_session_timeout_ms"] = 900
-    rig.start()
-    assert heartbeat(rig, "A", 0).heartbeat_interval_ms == 300
+def test_heartbeat_interval_is_at_most_a_third_of_the_session(
+    group_harness: GroupHarness,
+) -> None:
+    group_harness.stop()
+    group_harness.settings["group_consumer_session_timeout_ms"] = 900
+    group_harness.start()
+    assert heartbeat(group_harness, "A", 0).heartbeat_interval_ms == 300
 
 
 @pytest.mark.parametrize(
@@ -150,68 +186,85 @@ def test_heartbeat_interval_is_at_most_a_third_of_the_session(rig: Rig) -> None:
     ],
 )
 def test_refusals_have_the_codes_of_kafka_and_a_message(
-    rig: Rig, member_id: str, epoch: int, fields: dict[str, Any], code: int
+    group_harness: GroupHarness,
+    member_id: str,
+    epoch: int,
+    fields: dict[str, Any],
+    code: int,
 ) -> None:
-    rig.stop()
-    rig.settings["group_consumer_max_size"] = (
+    group_harness.stop()
+    group_harness.settings["group_consumer_max_size"] = (
         3 if code == codes.GROUP_MAX_SIZE_REACHED else 4
     )
-    rig.start()
-    form_pair(rig)
-    heartbeat(rig, "I", 0, instance_id="i")
-    response = heartbeat(rig, member_id, epoch, **fields)
+    group_harness.start()
+    form_pair(group_harness)
+    heartbeat(group_harness, "I", 0, instance_id="i")
+    response = heartbeat(group_harness, member_id, epoch, **fields)
     assert response.error_code == code
     assert response.error_message
 
 
 def test_patterns_need_their_package_and_exclude_internal_topics(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
+    group_harness: GroupHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("re2")
-    rig.groups.create_topic()
+    group_harness.groups.create_topic()
     response = heartbeat(
-        rig, "A", 0, subscribed_topic_names=[], subscribed_topic_regex="(^ord.*|_.*)"
+        group_harness,
+        "A",
+        0,
+        subscribed_topic_names=[],
+        subscribed_topic_regex="(^ord.*|_.*)",
     )
-    assert epoch_and_partitions(rig, response) == (1, [0, 1, 2])
-    refused = heartbeat(rig, "A", 1, subscribed_topic_regex="(")
+    assert epoch_and_partitions(group_harness, response) == (1, [0, 1, 2])
+    refused = heartbeat(group_harness, "A", 1, subscribed_topic_regex="(")
     assert refused.error_code == codes.INVALID_REGULAR_EXPRESSION
     assert "missing )" in refused.error_message
     monkeypatch.setitem(__import__("sys").modules, "re2", None)
-    refused = heartbeat(rig, "A", 1, subscribed_topic_regex="a.*")
+    refused = heartbeat(group_harness, "A", 1, subscribed_topic_regex="a.*")
     assert refused.error_code == codes.INVALID_REGULAR_EXPRESSION
     assert "[regex]" in refused.error_message
 
 
 def test_new_topics_and_partitions_are_assigned_at_the_next_heartbeat(
-    rig: Rig,
+    group_harness: GroupHarness,
 ) -> None:
-    heartbeat(rig, "A", 0, subscribed_topic_names=["orders", "late"])
-    rig.logdir.add_partitions("orders", 4)
-    assert epoch_and_partitions(rig, heartbeat(rig, "A", 1)) == (2, [0, 1, 2, 3])
-    rig.logdir.create_topic("late", 1)
-    response = heartbeat(rig, "A", 2)
+    heartbeat(group_harness, "A", 0, subscribed_topic_names=["orders", "late"])
+    group_harness.logdir.add_partitions("orders", 4)
+    assert epoch_and_partitions(group_harness, heartbeat(group_harness, "A", 1)) == (
+        2,
+        [0, 1, 2, 3],
+    )
+    group_harness.logdir.create_topic("late", 1)
+    response = heartbeat(group_harness, "A", 2)
     assert response.member_epoch == 3
     assert len(response.assignment.topic_partitions) == 2
-    rig.logdir.delete_topic("late")
-    heartbeat(rig, "A", 3)
-    assert epoch_and_partitions(rig, heartbeat(rig, "A", 3, owned=[0, 1, 2, 3])) == (
+    group_harness.logdir.delete_topic("late")
+    heartbeat(group_harness, "A", 3)
+    assert epoch_and_partitions(
+        group_harness, heartbeat(group_harness, "A", 3, owned=[0, 1, 2, 3])
+    ) == (
         4,
         None,
     )
 
 
-def test_heartbeat_is_answered_once_durable(rig: Rig) -> None:
-    heartbeat(rig, "A", 0)
-    rig.holds_disk = True
-    waiting = [send(rig, "B", 0), send(rig, "A", 1, owned=[0, 1, 2]), send(rig, "A", 1)]
+def test_heartbeat_is_answered_once_durable(group_harness: GroupHarness) -> None:
+    heartbeat(group_harness, "A", 0)
+    group_harness.holds_disk = True
+    waiting = [
+        send(group_harness, "B", 0),
+        send(group_harness, "A", 1, owned=[0, 1, 2]),
+        send(group_harness, "A", 1),
+    ]
     assert not any(answer.is_set for answer in waiting)
-    rig.finish_disk()
+    group_harness.finish_disk()
     assert [answer.value.member_epoch for answer in waiting] == [2, 1, 1]
 
 
-def test_records_of_a_heartbeat_are_one_batch(rig: Rig) -> None:
+def test_records_of_a_heartbeat_are_one_batch(group_harness: GroupHarness) -> None:
     heartbeat(
-        rig,
+        group_harness,
         "A",
         0,
         subscribed_topic_names=[
@@ -219,95 +272,130 @@ def test_records_of_a_heartbeat_are_one_batch(rig: Rig) -> None:
             *(f"{number:0100}" for number in range(1_000)),
         ],
     )
-    log = rig.logdir.partition(OFFSETS_TOPIC, 0)
+    log = group_harness.logdir.partition(OFFSETS_TOPIC, 0)
     (batch,) = log.batches(0, log.high_watermark)
     assert batch.record_count == 5
 
 
-def test_group_survives_a_restart_and_its_sessions_start_over(rig: Rig) -> None:
-    form_pair(rig)
-    rig.restart()
-    assert epoch_and_partitions(rig, heartbeat(rig, "B", 2)) == (2, None)
-    rig.sleep(44_999)
-    assert epoch_and_partitions(rig, heartbeat(rig, "B", 2)) == (2, None)
-    rig.sleep(1)
-    assert heartbeat(rig, "A", 2).error_code == codes.UNKNOWN_MEMBER_ID
-    assert epoch_and_partitions(rig, heartbeat(rig, "B", 2)) == (3, [0, 1, 2])
+def test_group_survives_a_restart_and_its_sessions_start_over(
+    group_harness: GroupHarness,
+) -> None:
+    form_pair(group_harness)
+    group_harness.restart()
+    assert epoch_and_partitions(group_harness, heartbeat(group_harness, "B", 2)) == (
+        2,
+        None,
+    )
+    group_harness.sleep(44_999)
+    assert epoch_and_partitions(group_harness, heartbeat(group_harness, "B", 2)) == (
+        2,
+        None,
+    )
+    group_harness.sleep(1)
+    assert heartbeat(group_harness, "A", 2).error_code == codes.UNKNOWN_MEMBER_ID
+    assert epoch_and_partitions(group_harness, heartbeat(group_harness, "B", 2)) == (
+        3,
+        [0, 1, 2],
+    )
 
 
 # -- interaction with the classic protocol
 # ----------------------------------------------
 
 
-def test_classic_requests_find_no_consumer_member(rig: Rig) -> None:
-    form_pair(rig)
-    assert code_of(rig.sync("A", 2)) == codes.UNKNOWN_MEMBER_ID
-    assert rig.heartbeat("A", 2) == codes.UNKNOWN_MEMBER_ID
-    assert rig.leave(("A", None)) == [codes.UNKNOWN_MEMBER_ID]
+def test_classic_requests_find_no_consumer_member(group_harness: GroupHarness) -> None:
+    form_pair(group_harness)
+    assert code_of(group_harness.sync("A", 2)) == codes.UNKNOWN_MEMBER_ID
+    assert group_harness.heartbeat("A", 2) == codes.UNKNOWN_MEMBER_ID
+    assert group_harness.leave(("A", None)) == [codes.UNKNOWN_MEMBER_ID]
 
 
-def test_empty_group_changes_its_protocol(rig: Rig) -> None:
-    ids, generation = rig.form(1)
+def test_empty_group_changes_its_protocol(group_harness: GroupHarness) -> None:
+    ids, generation = group_harness.form(1)
     assert (
-        code_of(rig.commit({("orders", 0): 7}, member_id=ids[0], generation=generation))
+        code_of(
+            group_harness.commit(
+                {("orders", 0): 7}, member_id=ids[0], generation=generation
+            )
+        )
         == 0
     )
-    rig.leave((ids[0], None))
-    assert epoch_and_partitions(rig, heartbeat(rig, "A", 0)) == (1, [0, 1, 2])
-    rig.restart()
-    assert epoch_and_partitions(rig, heartbeat(rig, "A", 1)) == (1, None)
-    assert rig.committed() == {("orders", 0): 7}
-    heartbeat(rig, "A", -1)
-    rig.form(1)
-    rig.restart()
-    assert rig.describe().group_state == "Stable"
-    assert rig.committed() == {("orders", 0): 7}
+    group_harness.leave((ids[0], None))
+    assert epoch_and_partitions(group_harness, heartbeat(group_harness, "A", 0)) == (
+        1,
+        [0, 1, 2],
+    )
+    group_harness.restart()
+    assert epoch_and_partitions(group_harness, heartbeat(group_harness, "A", 1)) == (
+        1,
+        None,
+    )
+    assert group_harness.committed() == {("orders", 0): 7}
+    heartbeat(group_harness, "A", -1)
+    group_harness.form(1)
+    group_harness.restart()
+    assert group_harness.describe().group_state == "Stable"
+    assert group_harness.committed() == {("orders", 0): 7}
 
 
-def test_group_changes_its_protocol_while_it_runs(rig: Rig) -> None:
+def test_group_changes_its_protocol_while_it_runs(group_harness: GroupHarness) -> None:
     """First there is a classic member, then a consumer member joins, and then the
     classic one is alone again.
     """
     wants = subscription_value(Subscription(("orders",)))
     all_three = assignment_value([("orders", number) for number in range(3)])
-    classic = rig.join(protocols={"range": wants}).value
+    classic = group_harness.join(protocols={"range": wants}).value
     assert classic.leader == classic.member_id
     assert (
         code_of(
-            rig.sync(classic.member_id, 1, assignments={classic.member_id: all_three})
+            group_harness.sync(
+                classic.member_id, 1, assignments={classic.member_id: all_three}
+            )
         )
         == 0
     )
-    assert epoch_and_partitions(rig, heartbeat(rig, "A", 0)) == (2, [])
-    assert rig.heartbeat(classic.member_id, 1) == codes.REBALANCE_IN_PROGRESS
-    again = rig.join(classic.member_id, protocols={"range": wants}).value
+    assert epoch_and_partitions(group_harness, heartbeat(group_harness, "A", 0)) == (
+        2,
+        [],
+    )
+    assert group_harness.heartbeat(classic.member_id, 1) == codes.REBALANCE_IN_PROGRESS
+    again = group_harness.join(classic.member_id, protocols={"range": wants}).value
     assert (again.error_code, again.generation_id, again.leader, again.members) == (
         0,
         2,
         "",
         [],
     )
-    synced = rig.sync(classic.member_id, 2).value
+    synced = group_harness.sync(classic.member_id, 2).value
     assert read_assignment(synced.assignment) == (("orders", 0), ("orders", 1))
-    assert epoch_and_partitions(rig, heartbeat(rig, "A", 2)) == (2, [2])
+    assert epoch_and_partitions(group_harness, heartbeat(group_harness, "A", 2)) == (
+        2,
+        [2],
+    )
     assert (
         code_of(
-            rig.commit({("orders", 0): 7}, member_id=classic.member_id, generation=2)
+            group_harness.commit(
+                {("orders", 0): 7}, member_id=classic.member_id, generation=2
+            )
         )
         == 0
     )
-    late = rig.commit({("orders", 0): 8}, member_id=classic.member_id, generation=1)
+    late = group_harness.commit(
+        {("orders", 0): 8}, member_id=classic.member_id, generation=1
+    )
     assert code_of(late) == codes.ILLEGAL_GENERATION
-    (described,) = rig.ask(wire.CONSUMER_GROUP_DESCRIBE, 1, group_ids=["g"]).groups
+    (described,) = group_harness.ask(
+        wire.CONSUMER_GROUP_DESCRIBE, 1, group_ids=["g"]
+    ).groups
     assert {member.member_id: member.member_type for member in described.members} == {
         classic.member_id: 0,
         "A": 1,
     }
-    rig.restart()
-    assert rig.heartbeat(classic.member_id, 2) == 0
-    assert heartbeat(rig, "A", -1).error_code == 0
-    assert rig.heartbeat(classic.member_id, 2) == codes.REBALANCE_IN_PROGRESS
-    last = rig.join(classic.member_id, protocols={"range": wants}).value
+    group_harness.restart()
+    assert group_harness.heartbeat(classic.member_id, 2) == 0
+    assert heartbeat(group_harness, "A", -1).error_code == 0
+    assert group_harness.heartbeat(classic.member_id, 2) == codes.REBALANCE_IN_PROGRESS
+    last = group_harness.join(classic.member_id, protocols={"range": wants}).value
     assert (last.error_code, last.generation_id, last.leader) == (
         0,
         3,
@@ -315,13 +403,15 @@ def test_group_changes_its_protocol_while_it_runs(rig: Rig) -> None:
     )
     assert (
         code_of(
-            rig.sync(classic.member_id, 3, assignments={classic.member_id: all_three})
+            group_harness.sync(
+                classic.member_id, 3, assignments={classic.member_id: all_three}
+            )
         )
         == 0
     )
-    rig.restart()
-    assert rig.describe().group_state == "Stable"
-    assert rig.committed() == {("orders", 0): 7}
+    group_harness.restart()
+    assert group_harness.describe().group_state == "Stable"
+    assert group_harness.committed() == {("orders", 0): 7}
 
 
 @pytest.mark.parametrize(
@@ -337,13 +427,18 @@ def test_migration_policy_decides_which_groups_change(
     tmp_path: Path, policy: str, up: int, into: int
 ) -> None:
     wants = subscription_value(Subscription(("orders",)))
-    with Rig(tmp_path, group_consumer_migration_policy=policy) as rig:
-        rig.logdir.create_topic("orders", 3)
-        classic = rig.join(protocols={"range": wants}).value
-        rig.sync(classic.member_id, 1, assignments={})
-        assert heartbeat(rig, "A", 0).error_code == up
-        heartbeat(rig, "B", 0, group_id="other")
-        assert code_of(rig.join(group="other", protocols={"range": wants})) == into
+    with GroupHarness(
+        tmp_path, group_consumer_migration_policy=policy
+    ) as group_harness:
+        group_harness.logdir.create_topic("orders", 3)
+        classic = group_harness.join(protocols={"range": wants}).value
+        group_harness.sync(classic.member_id, 1, assignments={})
+        assert heartbeat(group_harness, "A", 0).error_code == up
+        heartbeat(group_harness, "B", 0, group_id="other")
+        assert (
+            code_of(group_harness.join(group="other", protocols={"range": wants}))
+            == into
+        )
 
 
 # -- offsets ---------------------------------------------------------------------------
@@ -360,14 +455,14 @@ def test_migration_policy_decides_which_groups_change(
     ],
 )
 def test_members_commit_with_their_epoch(
-    rig: Rig, member_id: str, epoch: int, version: int, code: int
+    group_harness: GroupHarness, member_id: str, epoch: int, version: int, code: int
 ) -> None:
-    form_pair(rig)
-    answer = rig.commit(
+    form_pair(group_harness)
+    answer = group_harness.commit(
         {("orders", 0): 7}, member_id=member_id, generation=epoch, version=version
     )
     assert code_of(answer) == code
-    assert rig.committed() == ({} if code else {("orders", 0): 7})
+    assert group_harness.committed() == ({} if code else {("orders", 0): 7})
 
 
 @pytest.mark.parametrize(
@@ -380,20 +475,22 @@ def test_members_commit_with_their_epoch(
     ],
 )
 def test_members_fetch_offsets_with_their_epoch(
-    rig: Rig, member_id: str | None, epoch: int, code: int
+    group_harness: GroupHarness, member_id: str | None, epoch: int, code: int
 ) -> None:
-    form_pair(rig)
+    form_pair(group_harness)
     group_type = wire.OFFSET_FETCH.Request.Group
     asked = group_type(
         group_id="g", member_id=member_id, member_epoch=epoch, topics=None
     )
-    (found,) = rig.ask(wire.OFFSET_FETCH, 9, groups=[asked]).groups
+    (found,) = group_harness.ask(wire.OFFSET_FETCH, 9, groups=[asked]).groups
     assert found.error_code == code
 
 
-def test_offsets_of_subscribed_topics_are_not_deleted(rig: Rig) -> None:
-    form_pair(rig)
-    rig.commit(
+def test_offsets_of_subscribed_topics_are_not_deleted(
+    group_harness: GroupHarness,
+) -> None:
+    form_pair(group_harness)
+    group_harness.commit(
         {("orders", 0): 7, ("other", 0): 8}, member_id="A", generation=2, version=9
     )
     topic_type = wire.OFFSET_DELETE.Request.Topic
@@ -401,26 +498,26 @@ def test_offsets_of_subscribed_topics_are_not_deleted(rig: Rig) -> None:
         topic_type(name=name, partitions=[topic_type.Partition(partition_index=0)])
         for name in ("orders", "other")
     ]
-    response = rig.ask(wire.OFFSET_DELETE, 0, group_id="g", topics=asked)
+    response = group_harness.ask(wire.OFFSET_DELETE, 0, group_id="g", topics=asked)
     found = [
         partition.error_code
         for topic in response.topics
         for partition in topic.partitions
     ]
     assert found == [codes.GROUP_SUBSCRIBED_TO_TOPIC, 0]
-    assert rig.committed() == {("orders", 0): 7}
+    assert group_harness.committed() == {("orders", 0): 7}
 
 
 # -- requests of admin tools
 # ------------------------------------------------------------
 
 
-def test_groups_are_described_by_their_protocol(rig: Rig) -> None:
-    form_pair(rig)
-    rig.form(1, group="old")
+def test_groups_are_described_by_their_protocol(group_harness: GroupHarness) -> None:
+    form_pair(group_harness)
+    group_harness.form(1, group="old")
 
     def described(version: int, group: str) -> Any:
-        (found,) = rig.ask(
+        (found,) = group_harness.ask(
             wire.CONSUMER_GROUP_DESCRIBE, version, group_ids=[group]
         ).groups
         return found
@@ -466,10 +563,10 @@ def test_groups_are_described_by_their_protocol(rig: Rig) -> None:
     ],
 )
 def test_classic_describe_does_not_find_a_consumer_group(
-    rig: Rig, version: int, group: str, code: int, text: str | None
+    group_harness: GroupHarness, version: int, group: str, code: int, text: str | None
 ) -> None:
-    form_pair(rig)
-    (found,) = rig.ask(wire.DESCRIBE_GROUPS, version, groups=[group]).groups
+    form_pair(group_harness)
+    (found,) = group_harness.ask(wire.DESCRIBE_GROUPS, version, groups=[group]).groups
     assert (found.error_code, found.error_message, found.group_state) == (
         code,
         text,
@@ -477,20 +574,20 @@ def test_classic_describe_does_not_find_a_consumer_group(
     )
 
 
-def test_groups_are_listed_with_type_and_state(rig: Rig) -> None:
-    heartbeat(rig, "A", 0)
-    heartbeat(rig, "B", 0)
-    heartbeat(rig, "C", 0, group_id="h")
-    heartbeat(rig, "C", -1, group_id="h")
-    heartbeat(rig, "D", 0, group_id="i")
-    heartbeat(rig, "E", 0, group_id="i")
-    heartbeat(rig, "E", -1, group_id="i")
-    rig.form(1, group="old")
+def test_groups_are_listed_with_type_and_state(group_harness: GroupHarness) -> None:
+    heartbeat(group_harness, "A", 0)
+    heartbeat(group_harness, "B", 0)
+    heartbeat(group_harness, "C", 0, group_id="h")
+    heartbeat(group_harness, "C", -1, group_id="h")
+    heartbeat(group_harness, "D", 0, group_id="i")
+    heartbeat(group_harness, "E", 0, group_id="i")
+    heartbeat(group_harness, "E", -1, group_id="i")
+    group_harness.form(1, group="old")
 
     def listed(**filters: Any) -> list[Any]:
         return [
             (group.group_id, group.protocol_type, group.group_state, group.group_type)
-            for group in rig.ask(wire.LIST_GROUPS, 5, **filters).groups
+            for group in group_harness.ask(wire.LIST_GROUPS, 5, **filters).groups
         ]
 
     ours = [
@@ -504,20 +601,20 @@ def test_groups_are_listed_with_type_and_state(rig: Rig) -> None:
     assert listed(types_filter=["share", "streams"]) == []
 
 
-def test_only_an_empty_consumer_group_is_deleted(rig: Rig) -> None:
-    form_pair(rig)
-    (result,) = rig.ask(wire.DELETE_GROUPS, 2, groups_names=["g"]).results
+def test_only_an_empty_consumer_group_is_deleted(group_harness: GroupHarness) -> None:
+    form_pair(group_harness)
+    (result,) = group_harness.ask(wire.DELETE_GROUPS, 2, groups_names=["g"]).results
     assert result.error_code == codes.NON_EMPTY_GROUP
-    heartbeat(rig, "A", -1)
-    heartbeat(rig, "B", -1)
-    (result,) = rig.ask(wire.DELETE_GROUPS, 2, groups_names=["g"]).results
+    heartbeat(group_harness, "A", -1)
+    heartbeat(group_harness, "B", -1)
+    (result,) = group_harness.ask(wire.DELETE_GROUPS, 2, groups_names=["g"]).results
     assert result.error_code == 0
-    rig.restart()
-    assert rig.ask(wire.LIST_GROUPS, 5).groups == []
+    group_harness.restart()
+    assert group_harness.ask(wire.LIST_GROUPS, 5).groups == []
 
 
-def test_protocol_feature_is_finalized(rig: Rig) -> None:
-    response = rig.ask(
+def test_protocol_feature_is_finalized(group_harness: GroupHarness) -> None:
+    response = group_harness.ask(
         wire.API_VERSIONS, 3, client_software_name="x", client_software_version="1"
     )
     finalized = {
@@ -532,49 +629,53 @@ def test_protocol_feature_is_finalized(rig: Rig) -> None:
 
 
 def test_next_process_continues_with_the_offsets_of_a_consumer_group(
-    rig: Rig,
+    group_harness: GroupHarness,
 ) -> None:
     """Its members ended with the broker, like members of the classic protocol."""
-    form_pair(rig)
-    rig.commit({("orders", 0): 1}, member_id="A", generation=2, version=9)
-    rig.logdir.append("orders", b"first", partition=0)
-    rig.logdir.append("orders", b"second", partition=0)
-    rig.stop()
+    form_pair(group_harness)
+    group_harness.commit({("orders", 0): 1}, member_id="A", generation=2, version=9)
+    group_harness.logdir.append("orders", b"first", partition=0)
+    group_harness.logdir.append("orders", b"second", partition=0)
+    group_harness.stop()
     with (
-        logcore.open_dir(rig.path) as directory,
+        logcore.open_dir(group_harness.path) as directory,
         directory.consumer(group_id="g") as member,
     ):
         member.subscribe(["orders"])
         found = member.poll(1).values()
         assert [record.value for records in found for record in records] == [b"second"]
-    rig.start()
+    group_harness.start()
     assert (
-        rig.ask(wire.CONSUMER_GROUP_DESCRIBE, 1, group_ids=["g"]).groups[0].error_code
+        group_harness.ask(wire.CONSUMER_GROUP_DESCRIBE, 1, group_ids=["g"])
+        .groups[0]
+        .error_code
         == codes.GROUP_ID_NOT_FOUND
     )
-    assert rig.committed()["orders", 0] in (1, 2)
+    assert group_harness.committed()["orders", 0] in (1, 2)
 
 
-def test_command_line_lists_and_deletes_consumer_groups(rig: Rig) -> None:
+def test_command_line_lists_and_deletes_consumer_groups(
+    group_harness: GroupHarness,
+) -> None:
     click_testing = pytest.importorskip("click.testing")
     from logcore.cli.commands import main
 
-    form_pair(rig)
-    rig.stop()
+    form_pair(group_harness)
+    group_harness.stop()
 
     def run(*arguments: str) -> str:
         found = click_testing.CliRunner().invoke(main, list(arguments))
         assert found.exit_code == 0, found.output
         return str(found.stdout)
 
-    path = str(rig.path)
+    path = str(group_harness.path)
     listed = [
         json.loads(line) for line in run("group", "list", path, "--json").splitlines()
     ]
     assert [(entry["group"], entry["members"]) for entry in listed] == [("g", 2)]
     run("group", "delete", path, "g", "--yes")
     assert run("group", "list", path, "--json") == ""
-    rig.start()
+    group_harness.start()
 
 
 # -- confluent-kafka -------------------------------------------------------------------
@@ -744,14 +845,16 @@ def test_confluent_members_are_replaced_one_by_one_and_back(
     members.pop().close()
 
 
-def test_hundred_members_form_a_group_within_a_second(rig: Rig) -> None:
+def test_hundred_members_form_a_group_within_a_second(
+    group_harness: GroupHarness,
+) -> None:
     """Each member joins, and then all send heartbeats in turn until each has its
     partition. The limit is CPU time of this process.
     """
-    rig.logdir.add_partitions("orders", 100)
+    group_harness.logdir.add_partitions("orders", 100)
     begun = time.process_time()
     epochs = {
-        f"m{number:03}": heartbeat(rig, f"m{number:03}", 0).member_epoch
+        f"m{number:03}": heartbeat(group_harness, f"m{number:03}", 0).member_epoch
         for number in range(100)
     }
     held: dict[str, list[int]] = {name: [] for name in epochs}
@@ -766,7 +869,7 @@ def test_hundred_members_form_a_group_within_a_second(rig: Rig) -> None:
         assert rounds < 10
         for name, owned in held.items():
             epochs[name], numbers = epoch_and_partitions(
-                rig, heartbeat(rig, name, epochs[name], owned=owned)
+                group_harness, heartbeat(group_harness, name, epochs[name], owned=owned)
             )
             if numbers is not None:
                 held[name] = numbers

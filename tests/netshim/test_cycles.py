@@ -26,7 +26,7 @@ from netshim import wire
 from netshim.scheduling import LoopTimers, PendingResponse, Waiting
 from netshim.secured_testing import SecuredKafka
 from netshim.wire.codec import Api
-from support.bench import Bench
+from support.broker_harness import BrokerHarness
 from support.client import DEADLINE_S, Client
 from support.conformance.report import SCRIPTS, served
 from support.hostile_clients import Errors, HostileSimulation, WireClient
@@ -120,7 +120,7 @@ def test_requests_of_all_apis_leave_no_cycles(
 
 
 def fetch_of(offset: int, min_bytes: int, isolation_level: int) -> Any:
-    request = Bench.fetches(range(1))
+    request = BrokerHarness.fetches(range(1))
     request.max_wait_ms = 500
     request.min_bytes = min_bytes
     request.isolation_level = isolation_level
@@ -128,22 +128,22 @@ def fetch_of(offset: int, min_bytes: int, isolation_level: int) -> Any:
     return request
 
 
-def woken(bench: Bench, answer: PendingResponse) -> None:
+def woken(broker_harness: BrokerHarness, answer: PendingResponse) -> None:
     for _ in range(3):
-        bench.produce(encode([(None, bytes(100))], now_ms=1), acks=-1)
+        broker_harness.produce(encode([(None, bytes(100))], now_ms=1), acks=-1)
 
 
-def expired(bench: Bench, answer: PendingResponse) -> None:
-    bench.now_ms += 1_000
-    bench.broker.tick(bench.now_ms)
+def expired(broker_harness: BrokerHarness, answer: PendingResponse) -> None:
+    broker_harness.now_ms += 1_000
+    broker_harness.broker.tick(broker_harness.now_ms)
 
 
-def cancelled(bench: Bench, answer: PendingResponse) -> None:
+def cancelled(broker_harness: BrokerHarness, answer: PendingResponse) -> None:
     answer.cancel()
 
 
-def stopped(bench: Bench, answer: PendingResponse) -> None:
-    bench.broker.stop(bench.now_ms)
+def stopped(broker_harness: BrokerHarness, answer: PendingResponse) -> None:
+    broker_harness.broker.stop(broker_harness.now_ms)
 
 
 @pytest.mark.long
@@ -156,27 +156,27 @@ def test_waiting_fetches_leave_no_cycles(
     isolation_level: int,
     durability: str,
 ) -> None:
-    bench = Bench(tmp_path / "data", durability=durability)
-    bench.logdir.create_topic("t")
-    bench.produce(encode([(None, b"first")], now_ms=1))
+    broker_harness = BrokerHarness(tmp_path / "data", durability=durability)
+    broker_harness.logdir.create_topic("t")
+    broker_harness.produce(encode([(None, b"first")], now_ms=1))
     cyclic()  # cycles of the first opening
     for end in (woken, expired, cancelled, stopped):
-        end_offset = bench.logdir.partition("t", 0).log_end_offset
-        answer = bench.send(
+        end_offset = broker_harness.logdir.partition("t", 0).log_end_offset
+        answer = broker_harness.send(
             wire.FETCH, 12, fetch_of(end_offset, min_bytes, isolation_level)
         )
         assert isinstance(answer, PendingResponse) and not answer.is_set
-        end(bench, answer)
+        end(broker_harness, answer)
         assert answer.is_set or answer.is_cancelled
         del answer
         assert not cyclic(), end
-    bench.close()
+    broker_harness.close()
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("api", [wire.PRODUCE, wire.FETCH], ids=lambda api: api.name)
 def test_logs_that_fail_to_open_leave_no_cycles(
-    bench: Bench,
+    broker_harness: BrokerHarness,
     no_collector: None,
     monkeypatch: pytest.MonkeyPatch,
     api: Api[Any, Any],
@@ -184,33 +184,36 @@ def test_logs_that_fail_to_open_leave_no_cycles(
     def fail(*_: object) -> None:
         raise LogFailedError("the disk failed")
 
-    bench.logdir.create_topic("t")
-    monkeypatch.setattr(type(bench.logdir), "partition", fail)
+    broker_harness.logdir.create_topic("t")
+    monkeypatch.setattr(type(broker_harness.logdir), "partition", fail)
     cyclic()
     request = (
-        bench.fetches(range(1))
+        broker_harness.fetches(range(1))
         if api is wire.FETCH
-        else bench.produces(encode([(None, b"v")], now_ms=1))
+        else broker_harness.produces(encode([(None, b"v")], now_ms=1))
     )
-    part = bench.ask(api, 9, request).responses[0]
+    part = broker_harness.ask(api, 9, request).responses[0]
     assert "error_code=0" not in repr(part)
     del part, request
     assert not cyclic()
 
 
 def test_fetch_whose_client_left_during_the_open_does_not_wait(
-    bench: Bench,
+    broker_harness: BrokerHarness,
 ) -> None:
     """A wait that begins after its answer was cancelled is cancelled too."""
-    bench.logdir.create_topic("t")
-    bench.at_once = False
+    broker_harness.logdir.create_topic("t")
+    broker_harness.at_once = False
     request = fetch_of(0, 1, 0)
-    answer = bench.send(wire.FETCH, 12, request)
-    assert isinstance(answer, PendingResponse) and bench.submitted
+    answer = broker_harness.send(wire.FETCH, 12, request)
+    assert isinstance(answer, PendingResponse) and broker_harness.submitted
     answer.cancel()
-    bench.run()
-    assert bench.logdir.host.opened("t", 0) is not None
-    assert not bench.broker.state.fetches.waited_for() and bench.broker.next_ms is None
+    broker_harness.run()
+    assert broker_harness.logdir.host.opened("t", 0) is not None
+    assert (
+        not broker_harness.broker.state.fetches.waited_for()
+        and broker_harness.broker.next_ms is None
+    )
 
 
 @pytest.mark.parametrize("kind", ["timer", "append"])

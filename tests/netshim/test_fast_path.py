@@ -32,7 +32,7 @@ from netshim.security.acls import (
     Permission,
     ResourceType,
 )
-from support.bench import SESSION, Bench
+from support.broker_harness import SESSION, BrokerHarness
 from support.same_brokers import NOW_MS, SAME_ID, Outcome, Pair, Side, batch_of
 
 IS_COMPILED = kernel.__name__.endswith("_compiled")
@@ -227,7 +227,7 @@ def rules_for(*operations: AclOperation) -> AclIndex:
 
 def enforce(pair: Pair, *operations: AclOperation) -> None:
     for side in pair.sides:
-        side.bench.broker.state.security.acls = rules_for(*operations)
+        side.broker_harness.broker.state.security.acls = rules_for(*operations)
 
 
 @compiled
@@ -347,7 +347,7 @@ def test_damaged_heads_are_not_sent(tmp_path: Path, byte: int) -> None:
     with logcore.open(tmp_path / "t-0", create=True, durability="os") as log:
         for _ in range(4):
             log.append(b"v")
-        asked = Bench.fetches(range(1))
+        asked = BrokerHarness.fetches(range(1))
         asked.min_bytes = 1
         asked.topics[0].partitions[0].fetch_offset = 1
         frame = wire.encode_request(wire.FETCH, 12, 1, "c", asked)[4:]
@@ -387,17 +387,17 @@ def test_a_waiting_fetch_of_a_closed_log_is_answered(pair: Pair) -> None:
     assert pair.fetch(1, wait_ms=500) == "waits"
     pair.log(lambda log: log.close())
     for side in pair.sides:
-        side.bench.now_ms += 500
+        side.broker_harness.now_ms += 500
         for _ in range(2):
-            side.bench.broker.tick(side.bench.now_ms)
-            side.bench.run()
+            side.broker_harness.broker.tick(side.broker_harness.now_ms)
+            side.broker_harness.run()
         assert not side.waiting or side.ready()
 
 
 def test_a_stopping_broker_answers_waiting_fetches(pair: Pair) -> None:
     assert pair.fetch(1, wait_ms=500) == "waits"
     for side in pair.sides:
-        side.bench.broker.stop(side.bench.now_ms)
+        side.broker_harness.broker.stop(side.broker_harness.now_ms)
     assert pair.each(lambda side: len(side.ready())) == 1
 
 
@@ -406,8 +406,8 @@ def test_both_paths_report_a_failed_sync(pair: Pair) -> None:
     for version in PRODUCE_VERSIONS:
         assert pair.produce(version, acks=-1) == "waits"
     for side in pair.sides:
-        while side.bench.submitted:
-            _, done = side.bench.submitted.pop(0)
+        while side.broker_harness.submitted:
+            _, done = side.broker_harness.submitted.pop(0)
             done(DurabilityUnknownError("the disk failed"))
     found = pair.each(lambda side: side.ready())
     assert len(found) == len(PRODUCE_VERSIONS)
@@ -417,16 +417,16 @@ def test_both_paths_report_a_failed_sync(pair: Pair) -> None:
 def test_a_batch_whose_write_failed_is_not_written_again(pair: Pair) -> None:
     """The write may have been complete. The client learns that it failed, and decides."""
     for side in pair.sides:
-        log = side.bench.logdir.partition("t", 0)
+        log = side.broker_harness.logdir.partition("t", 0)
         with read_only_file(log.host.writer.active):
             outcome = side_produces(side)
-            side.bench.run()
+            side.broker_harness.run()
         assert "error_code=56" in str(outcome or side.ready())
     for side in pair.sides:
-        side.bench.run()
-        log = side.bench.logdir.partition("t", 0)
+        side.broker_harness.run()
+        log = side.broker_harness.logdir.partition("t", 0)
         assert log.has_failed
-        log = side.bench.logdir.host.open_again("t", 0)
+        log = side.broker_harness.logdir.host.open_again("t", 0)
         assert [record.value for record in log.read(0)].count(b"once") == 0
     pair.produce(acks=-1)
     pair.run()
@@ -449,7 +449,7 @@ def read_only_file(segment: Any) -> Iterator[None]:
 def side_produces(side: Side) -> Outcome:
     batch = bytes(encode([(None, b"once")], now_ms=NOW_MS))
     frame = wire.encode_request(
-        wire.PRODUCE, 9, 1, "client", Bench.produces(batch, acks=1)
+        wire.PRODUCE, 9, 1, "client", BrokerHarness.produces(batch, acks=1)
     )
     outcome = side.send(frame[4:], wire.PRODUCE, 9)
     return None if outcome == "waits" else outcome
@@ -479,7 +479,7 @@ def random_request(pair: Pair, rng: random.Random) -> None:
             records=records,
         )
         return
-    end = pair.sides[0].bench.logdir.partition("t", 0).log_end_offset
+    end = pair.sides[0].broker_harness.logdir.partition("t", 0).log_end_offset
     epoch = rng.choice((-1, -1, pair.session_epoch, pair.session_epoch, 0, 2))
     pair.fetch(
         max(-1, end - rng.choice((0, 0, 0, 1, 2, 3, 70, -1))),
@@ -552,9 +552,9 @@ def test_changed_frames_get_equal_responses(pair: Pair) -> None:
     rng = random.Random(1)
     for version in (7, 9, 12):
         produced = wire.encode_request(
-            wire.PRODUCE, version, 1, "c", Bench.produces(batch_of(1), acks=1)
+            wire.PRODUCE, version, 1, "c", BrokerHarness.produces(batch_of(1), acks=1)
         )[4:]
-        asked = Bench.fetches(range(1))
+        asked = BrokerHarness.fetches(range(1))
         asked.isolation_level = 1
         fetched = wire.encode_request(wire.FETCH, max(10, version), 1, "c", asked)[4:]
         asked.session_id, asked.session_epoch = 5, 1  # unknown to the brokers

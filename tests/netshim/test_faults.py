@@ -31,7 +31,7 @@ from netshim.session import ANONYMOUS
 from netshim.state import Call
 from netshim.testing import Kafka
 from netshim.wire import codes
-from support.bench import SESSION, Bench
+from support.broker_harness import SESSION, BrokerHarness
 from support.client import Client
 from support.messages import draw
 
@@ -52,8 +52,8 @@ class AtOnce:
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    found = Bench(tmp_path / "data")
+def broker_harness(tmp_path: Path) -> Iterator[BrokerHarness]:
+    found = BrokerHarness(tmp_path / "data")
     found.logdir.create_topic("t", 3)
     found.logdir.create_topic("u")
     SESSION.is_ending = False
@@ -63,14 +63,16 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 
 @pytest.fixture
-def faults(bench: Bench) -> FaultControl:
-    return FaultControl(AtOnce(), bench.broker)
+def faults(broker_harness: BrokerHarness) -> FaultControl:
+    return FaultControl(AtOnce(), broker_harness.broker)
 
 
-def produced(bench: Bench, partitions: int = 1, **more: Any) -> dict[int, int]:
+def produced(
+    broker_harness: BrokerHarness, partitions: int = 1, **more: Any
+) -> dict[int, int]:
     """Produce to some partitions of t; return the error of each."""
-    request = bench.produces(RECORDS, partitions=partitions)
-    response = bench.ask(wire.PRODUCE, 9, request, **more)
+    request = broker_harness.produces(RECORDS, partitions=partitions)
+    response = broker_harness.ask(wire.PRODUCE, 9, request, **more)
     return {
         entry.index: entry.error_code
         for topic in response.responses
@@ -78,8 +80,11 @@ def produced(bench: Bench, partitions: int = 1, **more: Any) -> dict[int, int]:
     }
 
 
-def ends(bench: Bench) -> list[int]:
-    return [bench.logdir.partition("t", number).log_end_offset for number in range(3)]
+def ends(broker_harness: BrokerHarness) -> list[int]:
+    return [
+        broker_harness.logdir.partition("t", number).log_end_offset
+        for number in range(3)
+    ]
 
 
 # -- errors ----------------------------------------------------------------------------
@@ -87,7 +92,7 @@ def ends(bench: Bench) -> list[int]:
 
 @pytest.mark.parametrize("api", FAULTY, ids=lambda api: api.name)
 def test_every_api_answers_an_error(
-    bench: Bench, faults: FaultControl, api: Any
+    broker_harness: BrokerHarness, faults: FaultControl, api: Any
 ) -> None:
     """The requests are drawn; none of them reaches its handler."""
     rule = faults.answer(api.key, "UNKNOWN_SERVER_ERROR")
@@ -101,10 +106,10 @@ def test_every_api_answers_an_error(
                 api.request.shape, version, api.request.is_flexible(version), rng
             )
             with contextlib.suppress(CloseConnection):  # acks=0 has no other error
-                reply = bench.send(api, version, request)
+                reply = broker_harness.send(api, version, request)
                 if reply is None:
                     continue
-                response = bench.read(api, version, reply)
+                response = broker_harness.read(api, version, reply)
                 found = {code for code, _ in errors_in(response)}
                 assert found <= {codes.UNKNOWN_SERVER_ERROR}, (version, seed)
                 served += bool(found)
@@ -115,22 +120,22 @@ def test_every_api_answers_an_error(
 
 
 def test_faulted_partition_stores_nothing_and_others_are_served(
-    bench: Bench, faults: FaultControl
+    broker_harness: BrokerHarness, faults: FaultControl
 ) -> None:
     faults.answer("Produce", "NOT_LEADER_OR_FOLLOWER", topic="t", partition=1)
-    assert produced(bench, 3) == {0: 0, 1: codes.NOT_LEADER_OR_FOLLOWER, 2: 0}
-    assert ends(bench) == [1, 0, 1]
+    assert produced(broker_harness, 3) == {0: 0, 1: codes.NOT_LEADER_OR_FOLLOWER, 2: 0}
+    assert ends(broker_harness) == [1, 0, 1]
 
 
 @pytest.mark.parametrize("version", [9, 13])
 def test_topic_has_one_entry_in_the_response(
-    bench: Bench, faults: FaultControl, version: int
+    broker_harness: BrokerHarness, faults: FaultControl, version: int
 ) -> None:
     faults.answer("produce", 6, partition=2)
-    request = bench.produces(RECORDS, partitions=3)
+    request = broker_harness.produces(RECORDS, partitions=3)
     topic = request.topic_data[0]
-    topic.topic_id = bench.broker.state.topic_ids.id_of("t")
-    response = bench.ask(wire.PRODUCE, version, request)
+    topic.topic_id = broker_harness.broker.state.topic_ids.id_of("t")
+    response = broker_harness.ask(wire.PRODUCE, version, request)
     (entry,) = response.responses
     assert sorted(
         (response.index, response.error_code) for response in entry.partition_responses
@@ -142,7 +147,7 @@ def test_topic_has_one_entry_in_the_response(
 
 
 def test_committed_offset_of_one_topic_is_refused(
-    bench: Bench, faults: FaultControl
+    broker_harness: BrokerHarness, faults: FaultControl
 ) -> None:
     faults.answer("OffsetCommit", "COORDINATOR_NOT_AVAILABLE", topic="u", group="g*")
     request = wire.OFFSET_COMMIT.Request
@@ -153,7 +158,7 @@ def test_committed_offset_of_one_topic_is_refused(
         )
         for name in "tu"
     ]
-    response = bench.ask(
+    response = broker_harness.ask(
         wire.OFFSET_COMMIT,
         8,
         request(
@@ -172,14 +177,14 @@ def test_committed_offset_of_one_topic_is_refused(
 
 
 def test_fetched_offset_of_one_topic_is_refused(
-    bench: Bench, faults: FaultControl
+    broker_harness: BrokerHarness, faults: FaultControl
 ) -> None:
     """The other topics of the group, and the other groups, are answered."""
     faults.answer("OffsetFetch", "UNSTABLE_OFFSET_COMMIT", topic="u")
     request = wire.OFFSET_FETCH.Request
     group = request.Group
     topics = [group.Topic(name=name, partition_indexes=[0]) for name in "tu"]
-    response = bench.ask(
+    response = broker_harness.ask(
         wire.OFFSET_FETCH,
         8,
         request(
@@ -205,7 +210,7 @@ def test_fetched_offset_of_one_topic_is_refused(
     ids=lambda api: api.name,
 )
 def test_every_api_answers_an_error_for_one_topic(
-    bench: Bench, faults: FaultControl, api: Any
+    broker_harness: BrokerHarness, faults: FaultControl, api: Any
 ) -> None:
     """A rule that acts always shows, also if the API has no errors for topics."""
     rule = faults.answer(api.key, "UNKNOWN_SERVER_ERROR", topic="[a-m]*")
@@ -222,11 +227,11 @@ def test_every_api_answers_an_error_for_one_topic(
                 continue
             hits = rule.hits
             with contextlib.suppress(CloseConnection):  # acks=0 has no other error
-                reply = bench.send(api, version, request)
-                bench.broker.tick(bench.now_ms)
+                reply = broker_harness.send(api, version, request)
+                broker_harness.broker.tick(broker_harness.now_ms)
                 if rule.hits == hits or reply is None:
                     continue
-                found = errors_in(bench.read(api, version, reply))
+                found = errors_in(broker_harness.read(api, version, reply))
                 assert codes.UNKNOWN_SERVER_ERROR in {code for code, _ in found}, (
                     version,
                     seed,
@@ -245,11 +250,11 @@ def _can_fail_in_part(api: Any, version: int, request: Any) -> bool:
 
 
 def test_partition_of_a_transaction_is_refused(
-    bench: Bench, faults: FaultControl
+    broker_harness: BrokerHarness, faults: FaultControl
 ) -> None:
     faults.answer("AddPartitionsToTxn", "CONCURRENT_TRANSACTIONS", topic="t")
     request = wire.ADD_PARTITIONS_TO_TXN.Request
-    answer = bench.ask(
+    answer = broker_harness.ask(
         wire.ADD_PARTITIONS_TO_TXN,
         3,
         request(
@@ -263,20 +268,20 @@ def test_partition_of_a_transaction_is_refused(
 
 
 def test_metadata_of_all_topics_shows_the_error_of_one(
-    bench: Bench, faults: FaultControl
+    broker_harness: BrokerHarness, faults: FaultControl
 ) -> None:
     rule = faults.answer("Metadata", "LEADER_NOT_AVAILABLE", topic="u")
     partly = faults.answer("Metadata", "LEADER_NOT_AVAILABLE", topic="t", partition=1)
     request = wire.METADATA.Request(topics=None)
     shown = {
         topic.name: topic.error_code
-        for topic in bench.ask(wire.METADATA, 9, request).topics
+        for topic in broker_harness.ask(wire.METADATA, 9, request).topics
     }
     assert shown == {"t": 0, "u": codes.LEADER_NOT_AVAILABLE}
     rule.remove()
     (topic,) = (
         topic
-        for topic in bench.ask(wire.METADATA, 9, request).topics
+        for topic in broker_harness.ask(wire.METADATA, 9, request).topics
         if topic.name == "t"
     )
     found = [partition.error_code for partition in topic.partitions]
@@ -288,26 +293,30 @@ def test_metadata_of_all_topics_shows_the_error_of_one(
 
 
 def test_first_rule_wins_and_observers_prevent_none(
-    bench: Bench, faults: FaultControl
+    broker_harness: BrokerHarness, faults: FaultControl
 ) -> None:
     seen = faults.observe("Produce")
     first = faults.answer("Produce", 6, times=1)
     second = faults.answer("*", 7)
-    assert [produced(bench)[0] for _ in range(3)] == [6, 7, 7]
+    assert [produced(broker_harness)[0] for _ in range(3)] == [6, 7, 7]
     assert (seen.hits, first.hits, second.hits) == (3, 1, 2)
     assert [request.codes for request in seen.requests] == [(6,), (7,), (7,)]
 
 
-def test_after_every_and_times(bench: Bench, faults: FaultControl) -> None:
+def test_after_every_and_times(
+    broker_harness: BrokerHarness, faults: FaultControl
+) -> None:
     faults.answer("Produce", 6, after=2, every=3, times=2)
-    found = [produced(bench)[0] for _ in range(12)]
+    found = [produced(broker_harness)[0] for _ in range(12)]
     assert found == [0, 0, 0, 0, 6, 0, 0, 6, 0, 0, 0, 0]
 
 
-def test_probability_repeats_with_its_seed(bench: Bench, faults: FaultControl) -> None:
+def test_probability_repeats_with_its_seed(
+    broker_harness: BrokerHarness, faults: FaultControl
+) -> None:
     def drawn(seed: int) -> list[int]:
         rule = faults.answer("Produce", 6, probability=0.5, seed=seed)
-        found = [produced(bench)[0] for _ in range(40)]
+        found = [produced(broker_harness)[0] for _ in range(40)]
         rule.remove()
         return found
 
@@ -315,10 +324,12 @@ def test_probability_repeats_with_its_seed(bench: Bench, faults: FaultControl) -
     assert 5 < drawn(1).count(6) < 35
 
 
-def test_filters_by_client_and_version(bench: Bench, faults: FaultControl) -> None:
+def test_filters_by_client_and_version(
+    broker_harness: BrokerHarness, faults: FaultControl
+) -> None:
     faults.answer("Produce", 6, client_id="slow-*", version=9)
-    assert produced(bench, client_id="fast") == {0: 0}
-    assert produced(bench, client_id="slow-1") == {0: 6}
+    assert produced(broker_harness, client_id="fast") == {0: 0}
+    assert produced(broker_harness, client_id="slow-1") == {0: 6}
 
 
 @pytest.mark.parametrize(
@@ -363,13 +374,15 @@ def test_invalid_actions_are_refused(faults: FaultControl) -> None:
             wrong()
 
 
-def test_number_of_rules_is_limited(bench: Bench, faults: FaultControl) -> None:
+def test_number_of_rules_is_limited(
+    broker_harness: BrokerHarness, faults: FaultControl
+) -> None:
     for _ in range(1_000):
         faults.observe("Produce")
     with pytest.raises(InvalidConfigError, match="too many rules"):
         faults.observe("Produce")
     faults.clear()
-    assert produced(bench) == {0: 0}
+    assert produced(broker_harness) == {0: 0}
 
 
 def test_names_of_apis() -> None:
@@ -379,99 +392,103 @@ def test_names_of_apis() -> None:
 # -- time and connections --------------------------------------------------------------
 
 
-def test_delayed_request_is_served_later(bench: Bench, faults: FaultControl) -> None:
+def test_delayed_request_is_served_later(
+    broker_harness: BrokerHarness, faults: FaultControl
+) -> None:
     faults.delay("Produce", 500, times=1)
-    waits = bench.send(wire.PRODUCE, 9, bench.produces(RECORDS))
+    waits = broker_harness.send(wire.PRODUCE, 9, broker_harness.produces(RECORDS))
     assert isinstance(waits, PendingResponse) and waits.runs_in_steps
-    bench.now_ms += 499
-    bench.broker.tick(bench.now_ms)
-    assert not waits.is_set and ends(bench) == [0, 0, 0]
-    bench.now_ms += 1
-    bench.broker.tick(bench.now_ms)
-    bench.read(wire.PRODUCE, 9, waits)
-    assert ends(bench) == [1, 0, 0]
+    broker_harness.now_ms += 499
+    broker_harness.broker.tick(broker_harness.now_ms)
+    assert not waits.is_set and ends(broker_harness) == [0, 0, 0]
+    broker_harness.now_ms += 1
+    broker_harness.broker.tick(broker_harness.now_ms)
+    broker_harness.read(wire.PRODUCE, 9, waits)
+    assert ends(broker_harness) == [1, 0, 0]
 
 
 @pytest.mark.parametrize("end", ["release", "remove", "clear", "stop"])
 def test_held_request_is_served_when_it_is_released(
-    bench: Bench, faults: FaultControl, end: str
+    broker_harness: BrokerHarness, faults: FaultControl, end: str
 ) -> None:
     rule = faults.hold("Produce")
-    waits = bench.send(wire.PRODUCE, 9, bench.produces(RECORDS))
+    waits = broker_harness.send(wire.PRODUCE, 9, broker_harness.produces(RECORDS))
     assert not waits.is_set
     {
         "release": rule.release,
         "remove": rule.remove,
         "clear": faults.clear,
-        "stop": partial(bench.broker.stop, bench.now_ms),
+        "stop": partial(broker_harness.broker.stop, broker_harness.now_ms),
     }[end]()
-    bench.read(wire.PRODUCE, 9, waits)
-    assert ends(bench) == [1, 0, 0]
+    broker_harness.read(wire.PRODUCE, 9, waits)
+    assert ends(broker_harness) == [1, 0, 0]
 
 
 def test_held_request_of_a_closed_connection_is_not_served(
-    bench: Bench, faults: FaultControl
+    broker_harness: BrokerHarness, faults: FaultControl
 ) -> None:
     rule = faults.hold("Produce")
-    waits = bench.send(wire.PRODUCE, 9, bench.produces(RECORDS))
-    (active,) = bench.broker.faults.rules
+    waits = broker_harness.send(wire.PRODUCE, 9, broker_harness.produces(RECORDS))
+    (active,) = broker_harness.broker.faults.rules
     assert len(active.waiting) == 1
     waits.cancel()
     assert not active.waiting, "the rule keeps the request of a closed connection"
     rule.release()
-    assert ends(bench) == [0, 0, 0]
+    assert ends(broker_harness) == [0, 0, 0]
 
 
 def test_lost_response_has_stored_its_records(
-    bench: Bench, faults: FaultControl
+    broker_harness: BrokerHarness, faults: FaultControl
 ) -> None:
     closes = faults.lose_answer("Produce", then="close", times=1)
-    lost = bench.send(wire.PRODUCE, 9, bench.produces(RECORDS))
+    lost = broker_harness.send(wire.PRODUCE, 9, broker_harness.produces(RECORDS))
     assert isinstance(lost.value, CloseConnection)
     faults.lose_answer("Produce", times=1)
-    lost = bench.send(wire.PRODUCE, 9, bench.produces(RECORDS))
-    assert not lost.is_set and ends(bench) == [2, 0, 0]
+    lost = broker_harness.send(wire.PRODUCE, 9, broker_harness.produces(RECORDS))
+    assert not lost.is_set and ends(broker_harness) == [2, 0, 0]
     faults.clear()
     assert isinstance(lost.value, CloseConnection)
     assert closes.hits == 1
 
 
 def test_closed_connection_cancels_a_request_whose_response_is_lost(
-    bench: Bench, faults: FaultControl
+    broker_harness: BrokerHarness, faults: FaultControl
 ) -> None:
     """Otherwise, a fetch waits for records that its client can never get."""
     faults.lose_answer("Fetch")
-    request = bench.fetches(range(1))
+    request = broker_harness.fetches(range(1))
     request.max_wait_ms = 60_000
     request.min_bytes = 1
-    lost = bench.send(wire.FETCH, 12, request)
-    assert bench.broker.state.fetches.waited_for()
+    lost = broker_harness.send(wire.FETCH, 12, request)
+    assert broker_harness.broker.state.fetches.waited_for()
     lost.cancel()
-    assert not bench.broker.state.fetches.waited_for()
-    (active,) = bench.broker.faults.rules
+    assert not broker_harness.broker.state.fetches.waited_for()
+    (active,) = broker_harness.broker.faults.rules
     assert not active.waiting
 
 
-def test_failed_handler_is_lost_too(bench: Bench, faults: FaultControl) -> None:
+def test_failed_handler_is_lost_too(
+    broker_harness: BrokerHarness, faults: FaultControl
+) -> None:
     def fail(request: Any, call: Any, state: Any) -> Any:
         raise ValueError("a defect")
 
     faults.lose_answer("Produce", then="close")
-    assert bench.broker.faults is not None
-    call = Call(SESSION, wire.PRODUCE.key, 9, "test", bench.now_ms)
-    lost = bench.broker.faults.handle(
-        fail, bench.produces(RECORDS), call, bench.broker.state
+    assert broker_harness.broker.faults is not None
+    call = Call(SESSION, wire.PRODUCE.key, 9, "test", broker_harness.now_ms)
+    lost = broker_harness.broker.faults.handle(
+        fail, broker_harness.produces(RECORDS), call, broker_harness.broker.state
     )
     assert isinstance(lost.value, CloseConnection)
-    (seen,) = seen_requests(bench.broker)
+    (seen,) = seen_requests(broker_harness.broker)
     assert seen.codes == (codes.UNKNOWN_SERVER_ERROR,)
 
 
 def test_response_is_cut_after_access_control_completed_it(
-    bench: Bench, faults: FaultControl
+    broker_harness: BrokerHarness, faults: FaultControl
 ) -> None:
     """The parts that a user may not see are added to a response afterwards."""
-    bench.broker.state.security.acls = AclIndex(
+    broker_harness.broker.state.security.acls = AclIndex(
         [
             Acl(
                 ResourceType.TOPIC,
@@ -484,11 +501,11 @@ def test_response_is_cut_after_access_control_completed_it(
             )
         ]
     )
-    request = bench.produces(RECORDS)
-    request.topic_data += bench.produces(RECORDS, topic="u").topic_data
+    request = broker_harness.produces(RECORDS)
+    request.topic_data += broker_harness.produces(RECORDS, topic="u").topic_data
     faults.disconnect("Produce", after_bytes=10_000)
-    reply = bench.send(wire.PRODUCE, 9, request)
-    response = bench.read(wire.PRODUCE, 9, reply)
+    reply = broker_harness.send(wire.PRODUCE, 9, request)
+    response = broker_harness.read(wire.PRODUCE, 9, reply)
     found = {
         entry.name: entry.partition_responses[0].error_code
         for entry in response.responses
@@ -497,20 +514,20 @@ def test_response_is_cut_after_access_control_completed_it(
 
 
 def test_disconnect_before_and_within_the_response(
-    bench: Bench, faults: FaultControl
+    broker_harness: BrokerHarness, faults: FaultControl
 ) -> None:
     faults.disconnect("Produce", times=1)
     with pytest.raises(CloseConnection):
-        bench.send(wire.PRODUCE, 9, bench.produces(RECORDS))
-    assert ends(bench) == [0, 0, 0]
+        broker_harness.send(wire.PRODUCE, 9, broker_harness.produces(RECORDS))
+    assert ends(broker_harness) == [0, 0, 0]
     faults.disconnect("Produce", after_bytes=7, times=1)
-    pieces = bench.send(wire.PRODUCE, 9, bench.produces(RECORDS))
+    pieces = broker_harness.send(wire.PRODUCE, 9, broker_harness.produces(RECORDS))
     assert len(b"".join(pieces)) == 7
-    assert SESSION.is_ending and ends(bench) == [1, 0, 0]
+    assert SESSION.is_ending and ends(broker_harness) == [1, 0, 0]
 
 
 def test_function_sees_requests_and_may_answer(
-    bench: Bench, faults: FaultControl
+    broker_harness: BrokerHarness, faults: FaultControl
 ) -> None:
     names: list[str] = []
 
@@ -522,27 +539,27 @@ def test_function_sees_requests_and_may_answer(
 
     faults.call("Metadata", watch)
     request = wire.METADATA.Request(topics=[])
-    found = [bench.ask(wire.METADATA, 9, request).cluster_id for _ in range(3)]
+    found = [broker_harness.ask(wire.METADATA, 9, request).cluster_id for _ in range(3)]
     assert found[1] == "another" and found[0] == found[2] != "another"
 
 
 def test_wait_lists_other_requests_if_it_fails(
-    bench: Bench, faults: FaultControl
+    broker_harness: BrokerHarness, faults: FaultControl
 ) -> None:
     rule = faults.answer("Fetch", 6, topic="never")
-    produced(bench)
+    produced(broker_harness)
     with pytest.raises(AssertionError, match=r"Produce v9 of 'test' \(t-0\)"):
         rule.wait(hits=1, timeout=0)
 
 
-def test_broker_remembers_requests(bench: Bench) -> None:
-    assert seen_requests(bench.broker) == []
-    produced(bench, 2)
-    bench.fetch(0)
-    (seen,) = seen_requests(bench.broker, "Produce")
+def test_broker_remembers_requests(broker_harness: BrokerHarness) -> None:
+    assert seen_requests(broker_harness.broker) == []
+    produced(broker_harness, 2)
+    broker_harness.fetch(0)
+    (seen,) = seen_requests(broker_harness.broker, "Produce")
     assert (seen.client_id, seen.principal) == ("test", "User:ANONYMOUS")
     assert seen.partitions == (("t", 0), ("t", 1)) and seen.codes == ()
-    assert len(seen_requests(bench.broker)) == 2
+    assert len(seen_requests(broker_harness.broker)) == 2
 
 
 # -- a running broker ------------------------------------------------------------------

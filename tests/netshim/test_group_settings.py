@@ -20,7 +20,7 @@ from logcore.metadata import checkpoint
 from logcore.testing import Fault, FaultPlan, SimulatedDisk
 from netshim import wire
 from netshim.wire import codes
-from support.rig import Rig
+from support.group_harness import GroupHarness
 
 SET = 0
 DELETE = 1
@@ -32,7 +32,7 @@ DEFAULTS = {SESSION_TIMEOUT: 45_000, HEARTBEAT_INTERVAL: 5_000}
 
 
 def change(
-    rig: Rig,
+    group_harness: GroupHarness,
     group: str,
     *changes: tuple[str, str | None, int],
     only_check: bool = False,
@@ -44,19 +44,19 @@ def change(
         for n, v, operation in changes
     ]
     asked = request.Resource(resource_type=GROUP, resource_name=group, configs=configs)
-    answer = rig.ask(
+    answer = group_harness.ask(
         wire.INCREMENTAL_ALTER_CONFIGS, 1, resources=[asked], validate_only=only_check
     )
     return answer.responses[0].error_code, answer.responses[0].error_message or ""
 
 
-def described(rig: Rig, group: str) -> dict[str, tuple[str, int]]:
+def described(group_harness: GroupHarness, group: str) -> dict[str, tuple[str, int]]:
     """Return name -> (value, source)."""
     request = wire.DESCRIBE_CONFIGS.Request
     asked = request.Resource(
         resource_type=GROUP, resource_name=group, configuration_keys=None
     )
-    (result,) = rig.ask(wire.DESCRIBE_CONFIGS, 4, resources=[asked]).results
+    (result,) = group_harness.ask(wire.DESCRIBE_CONFIGS, 4, resources=[asked]).results
     assert result.error_code == 0
     return {each.name: (each.value, each.config_source) for each in result.configs}
 
@@ -67,13 +67,13 @@ def put(settings: GroupSettings, group: str, changes: dict[str, object]) -> None
     settings.write(draft)
 
 
-def listed(rig: Rig) -> list[str]:
-    answer = rig.ask(wire.LIST_CONFIG_RESOURCES, 1, resource_types=[GROUP])
+def listed(group_harness: GroupHarness) -> list[str]:
+    answer = group_harness.ask(wire.LIST_CONFIG_RESOURCES, 1, resource_types=[GROUP])
     return [each.resource_name for each in answer.config_resources]
 
 
-def heartbeat(rig: Rig, group: str) -> Any:
-    return rig.ask(
+def heartbeat(group_harness: GroupHarness, group: str) -> Any:
+    return group_harness.ask(
         HEARTBEAT,
         1,
         group_id=group,
@@ -85,39 +85,47 @@ def heartbeat(rig: Rig, group: str) -> Any:
     )
 
 
-def test_group_settings_are_changed_described_and_reset(rig: Rig) -> None:
+def test_group_settings_are_changed_described_and_reset(
+    group_harness: GroupHarness,
+) -> None:
     defaults = {SESSION_TIMEOUT: ("45000", 5), HEARTBEAT_INTERVAL: ("5000", 5)}
-    assert described(rig, "g") == defaults
+    assert described(group_harness, "g") == defaults
     assert (
         change(
-            rig, "g", (SESSION_TIMEOUT, "50000", SET), (HEARTBEAT_INTERVAL, "6000", SET)
+            group_harness,
+            "g",
+            (SESSION_TIMEOUT, "50000", SET),
+            (HEARTBEAT_INTERVAL, "6000", SET),
         )[0]
         == 0
     )
     for _ in range(2):
-        assert described(rig, "g") == {
+        assert described(group_harness, "g") == {
             SESSION_TIMEOUT: ("50000", 8),
             HEARTBEAT_INTERVAL: ("6000", 8),
         }
-        assert described(rig, "other") == defaults
-        assert listed(rig) == ["g"]
-        rig.restart()
-    assert change(rig, "g", (SESSION_TIMEOUT, "", DELETE))[0] == 0
-    assert described(rig, "g") == {
+        assert described(group_harness, "other") == defaults
+        assert listed(group_harness) == ["g"]
+        group_harness.restart()
+    assert change(group_harness, "g", (SESSION_TIMEOUT, "", DELETE))[0] == 0
+    assert described(group_harness, "g") == {
         SESSION_TIMEOUT: ("45000", 5),
         HEARTBEAT_INTERVAL: ("6000", 8),
     }
     assert (
-        change(rig, "g", (HEARTBEAT_INTERVAL, None, DELETE), ("no.such", None, DELETE))[
-            0
-        ]
+        change(
+            group_harness,
+            "g",
+            (HEARTBEAT_INTERVAL, None, DELETE),
+            ("no.such", None, DELETE),
+        )[0]
         == 0
     )
-    assert described(rig, "g") == defaults and listed(rig) == []
+    assert described(group_harness, "g") == defaults and listed(group_harness) == []
 
 
-def test_alter_configs_replaces_earlier_settings(rig: Rig) -> None:
-    change(rig, "g", (SESSION_TIMEOUT, "50000", SET))
+def test_alter_configs_replaces_earlier_settings(group_harness: GroupHarness) -> None:
+    change(group_harness, "g", (SESSION_TIMEOUT, "50000", SET))
     request = wire.ALTER_CONFIGS.Request
     asked = request.Resource(
         resource_type=GROUP,
@@ -125,24 +133,30 @@ def test_alter_configs_replaces_earlier_settings(rig: Rig) -> None:
         configs=[request.Resource.Config(name=HEARTBEAT_INTERVAL, value="7000")],
     )
     assert (
-        rig.ask(wire.ALTER_CONFIGS, 2, resources=[asked]).responses[0].error_code == 0
+        group_harness.ask(wire.ALTER_CONFIGS, 2, resources=[asked])
+        .responses[0]
+        .error_code
+        == 0
     )
-    assert described(rig, "g") == {
+    assert described(group_harness, "g") == {
         SESSION_TIMEOUT: ("45000", 5),
         HEARTBEAT_INTERVAL: ("7000", 8),
     }
 
 
-def test_members_use_the_settings_of_their_group(rig: Rig) -> None:
+def test_members_use_the_settings_of_their_group(group_harness: GroupHarness) -> None:
     change(
-        rig, "quick", (SESSION_TIMEOUT, "1000", SET), (HEARTBEAT_INTERVAL, "200", SET)
+        group_harness,
+        "quick",
+        (SESSION_TIMEOUT, "1000", SET),
+        (HEARTBEAT_INTERVAL, "200", SET),
     )
-    assert heartbeat(rig, "quick").heartbeat_interval_ms == 200
-    assert heartbeat(rig, "usual").heartbeat_interval_ms == 5_000
-    rig.sleep(1_500)
+    assert heartbeat(group_harness, "quick").heartbeat_interval_ms == 200
+    assert heartbeat(group_harness, "usual").heartbeat_interval_ms == 5_000
+    group_harness.sleep(1_500)
     states = {
         group.group_id: group.group_state
-        for group in rig.ask(wire.LIST_GROUPS, 5).groups
+        for group in group_harness.ask(wire.LIST_GROUPS, 5).groups
     }
     assert states == {"quick": "Empty", "usual": "Stable"}
 
@@ -176,32 +190,38 @@ def test_members_use_the_settings_of_their_group(rig: Rig) -> None:
     ],
 )
 def test_request_with_an_invalid_setting_is_refused_as_a_whole(
-    rig: Rig, changes: list[Any], code: int
+    group_harness: GroupHarness, changes: list[Any], code: int
 ) -> None:
-    found, message = change(rig, "g", *changes)
+    found, message = change(group_harness, "g", *changes)
     assert found == code and 0 < len(message) < 500
-    assert listed(rig) == []
+    assert listed(group_harness) == []
 
 
-def test_group_name_must_fit_into_a_record(rig: Rig) -> None:
-    assert change(rig, "", (SESSION_TIMEOUT, "50000", SET))[0] == codes.INVALID_REQUEST
+def test_group_name_must_fit_into_a_record(group_harness: GroupHarness) -> None:
     assert (
-        change(rig, "x" * 5_000_000, (SESSION_TIMEOUT, "50000", SET))[0]
+        change(group_harness, "", (SESSION_TIMEOUT, "50000", SET))[0]
+        == codes.INVALID_REQUEST
+    )
+    assert (
+        change(group_harness, "x" * 5_000_000, (SESSION_TIMEOUT, "50000", SET))[0]
         == codes.INVALID_CONFIG
     )
 
 
-def test_validation_changes_no_setting(rig: Rig) -> None:
-    assert change(rig, "g", (SESSION_TIMEOUT, "50000", SET), only_check=True)[0] == 0
+def test_validation_changes_no_setting(group_harness: GroupHarness) -> None:
     assert (
-        change(rig, "g", (SESSION_TIMEOUT, "5", SET), only_check=True)[0]
+        change(group_harness, "g", (SESSION_TIMEOUT, "50000", SET), only_check=True)[0]
+        == 0
+    )
+    assert (
+        change(group_harness, "g", (SESSION_TIMEOUT, "5", SET), only_check=True)[0]
         == codes.INVALID_CONFIG
     )
-    assert listed(rig) == []
+    assert listed(group_harness) == []
 
 
 def test_settings_of_several_groups_are_written_together(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
+    group_harness: GroupHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One write per group occupied the disk threads for half a minute, and no records
     were synced during this time.
@@ -228,23 +248,23 @@ def test_settings_of_several_groups_are_written_together(
         )
         for number in range(300)
     ]
-    responses = rig.ask(
+    responses = group_harness.ask(
         wire.INCREMENTAL_ALTER_CONFIGS, 1, resources=asked, validate_only=False
     ).responses
     assert [each.error_code for each in responses] == [
         codes.INVALID_CONFIG if number == 7 else 0 for number in range(300)
     ]
-    assert len(listed(rig)) == 299 and written.count(checkpoint.GROUPS) == 1
+    assert len(listed(group_harness)) == 299 and written.count(checkpoint.GROUPS) == 1
 
 
 def test_failed_write_fails_only_the_groups_of_the_request(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
+    group_harness: GroupHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:
         raise StorageWriteError("the disk gives an error")
 
-    assert rig.state.group_settings is not None
-    monkeypatch.setattr(rig.state.group_settings, "write", refuse)
+    assert group_harness.state.group_settings is not None
+    monkeypatch.setattr(group_harness.state.group_settings, "write", refuse)
     request = wire.INCREMENTAL_ALTER_CONFIGS.Request
     group = request.Resource.Config(
         name=SESSION_TIMEOUT, value="50000", config_operation=SET
@@ -256,27 +276,33 @@ def test_failed_write_fails_only_the_groups_of_the_request(
         request.Resource(resource_type=GROUP, resource_name="g", configs=[group]),
         request.Resource(resource_type=TOPIC, resource_name="orders", configs=[topic]),
     ]
-    responses = rig.ask(
+    responses = group_harness.ask(
         wire.INCREMENTAL_ALTER_CONFIGS, 1, resources=asked, validate_only=False
     ).responses
     assert [each.error_code for each in responses] == [codes.KAFKA_STORAGE_ERROR, 0]
-    assert rig.logdir.describe_topic("orders").overrides == {"retention.ms": "5000"}
+    assert group_harness.logdir.describe_topic("orders").overrides == {
+        "retention.ms": "5000"
+    }
 
 
 def test_heartbeat_interval_is_shortened_to_fit_a_new_session_timeout(
     tmp_path: Path,
 ) -> None:
     """The interval was valid with the session timeout that the broker had before."""
-    with Rig(tmp_path / "data") as rig:
-        rig.logdir.create_topic("orders")
-        change(rig, "g", (HEARTBEAT_INTERVAL, "40000", SET))
-    with Rig(tmp_path / "data", group_consumer_session_timeout_ms=9_000) as rig:
-        assert heartbeat(rig, "g").heartbeat_interval_ms == 3_000
+    with GroupHarness(tmp_path / "data") as group_harness:
+        group_harness.logdir.create_topic("orders")
+        change(group_harness, "g", (HEARTBEAT_INTERVAL, "40000", SET))
+    with GroupHarness(
+        tmp_path / "data", group_consumer_session_timeout_ms=9_000
+    ) as group_harness:
+        assert heartbeat(group_harness, "g").heartbeat_interval_ms == 3_000
 
 
-@pytest.mark.parametrize("rig", [True], indirect=True)
-def test_group_settings_are_refused_in_a_shared_directory(rig: Rig) -> None:
-    code, message = change(rig, "g", (SESSION_TIMEOUT, "50000", SET))
+@pytest.mark.parametrize("group_harness", [True], indirect=True)
+def test_group_settings_are_refused_in_a_shared_directory(
+    group_harness: GroupHarness,
+) -> None:
+    code, message = change(group_harness, "g", (SESSION_TIMEOUT, "50000", SET))
     assert code == codes.INVALID_REQUEST and "shared" in message
 
 

@@ -21,21 +21,23 @@ from logcore.coordination import classic_group as machine
 from netshim import wire
 from netshim.scheduling import PendingResponse
 from netshim.wire import codes
-from support.rig import Rig, code_of, in_both_homes
+from support.group_harness import GroupHarness, code_of, in_both_homes
 
 # -- requests of admin tools
 # -------------------------------------------------------------
 
 
 @in_both_homes
-def test_find_coordinator_returns_this_broker(rig: Rig) -> None:
+def test_find_coordinator_returns_this_broker(group_harness: GroupHarness) -> None:
     def find_coordinator(
         version: int, key: str, key_type: int
     ) -> tuple[int, int, str, int]:
         if version < 4:
-            found = rig.ask(wire.FIND_COORDINATOR, version, key=key, key_type=key_type)
+            found = group_harness.ask(
+                wire.FIND_COORDINATOR, version, key=key, key_type=key_type
+            )
         else:
-            response = rig.ask(
+            response = group_harness.ask(
                 wire.FIND_COORDINATOR,
                 version,
                 coordinator_keys=[key],
@@ -48,7 +50,7 @@ def test_find_coordinator_returns_this_broker(rig: Rig) -> None:
     for version in range(7):
         assert find_coordinator(version, "g", 0) == (
             0,
-            rig.logdir.node_id,
+            group_harness.logdir.node_id,
             "broker",
             9092,
         )
@@ -60,14 +62,14 @@ def test_find_coordinator_returns_this_broker(rig: Rig) -> None:
 
 
 @in_both_homes
-def test_groups_are_listed_and_described(rig: Rig) -> None:
-    rig.form(1)
-    rig.commit({("orders", 0): 1}, group="simple")
+def test_groups_are_listed_and_described(group_harness: GroupHarness) -> None:
+    group_harness.form(1)
+    group_harness.commit({("orders", 0): 1}, group="simple")
 
     def listed(version: int, **filters: Any) -> list[Any]:
         return [
             (group.group_id, group.protocol_type, group.group_state, group.group_type)
-            for group in rig.ask(wire.LIST_GROUPS, version, **filters).groups
+            for group in group_harness.ask(wire.LIST_GROUPS, version, **filters).groups
         ]
 
     stable = ("g", "consumer", "Stable", "classic")
@@ -79,7 +81,7 @@ def test_groups_are_listed_and_described(rig: Rig) -> None:
     ]
     assert listed(5, types_filter=["consumer"]) == []
     assert [row[0] for row in listed(0)] == ["g", "simple"]
-    (described,) = rig.ask(
+    (described,) = group_harness.ask(
         wire.DESCRIBE_GROUPS, 5, groups=["no"], include_authorized_operations=True
     ).groups
     assert (
@@ -87,14 +89,14 @@ def test_groups_are_listed_and_described(rig: Rig) -> None:
         described.group_state,
         described.authorized_operations,
     ) == (0, "Dead", 0b110101001000)
-    parked = rig.join()
-    described = rig.describe()
+    parked = group_harness.join()
+    described = group_harness.describe()
     assert described.group_state == machine.PREPARING and described.protocol_data == ""
     assert all(
         not member.member_metadata and not member.member_assignment
         for member in described.members
     )
-    rig.groups.stop(rig.now_ms)
+    group_harness.groups.stop(group_harness.now_ms)
     assert code_of(parked) == codes.NOT_COORDINATOR
 
 
@@ -106,9 +108,12 @@ class Client:
     """A consumer whose steps happen at random times."""
 
     def __init__(
-        self, rig: Rig, chance: random.Random, owners: dict[int, dict[int, str]]
+        self,
+        group_harness: GroupHarness,
+        chance: random.Random,
+        owners: dict[int, dict[int, str]],
     ) -> None:
-        self.rig = rig
+        self.group_harness = group_harness
         self.chance = chance
         self.owners = owners
         self.instance = f"s{chance.randrange(2)}" if chance.random() < 0.3 else None
@@ -122,7 +127,7 @@ class Client:
         version = self.chance.choice([3, 5, 9]) if self.instance is None else 5
         protocols = {"range": bytes([self.chance.randrange(2)])}
         self._ask(
-            self.rig.join(
+            self.group_harness.join(
                 self.member_id,
                 instance=self.instance,
                 version=version,
@@ -154,7 +159,7 @@ class Client:
             for partition in range(6):
                 name = names[partition % len(names)]
                 assignments[name] = assignments.get(name, b"") + bytes([partition])
-        self._ask(self.rig.sync(self.member_id, self.generation, assignments))
+        self._ask(self.group_harness.sync(self.member_id, self.generation, assignments))
         self.step = self.synced
 
     def synced(self) -> None:
@@ -180,11 +185,11 @@ class Client:
     def work(self) -> None:
         what = self.chance.random()
         if what < 0.6:
-            code = self.rig.heartbeat(
+            code = self.group_harness.heartbeat(
                 self.member_id, self.generation, instance=self.instance
             )
         elif what < 0.85:
-            answer = self.rig.commit(
+            answer = self.group_harness.commit(
                 {("orders", 0): self.chance.randrange(100)},
                 member_id=self.member_id,
                 generation=self.generation,
@@ -192,7 +197,7 @@ class Client:
             self.all.append(answer)
             code = code_of(answer) if answer.is_set else 0
         elif what < 0.95:
-            self.rig.leave((self.member_id, self.instance))
+            self.group_harness.leave((self.member_id, self.instance))
             self.member_id = ""
             code = codes.UNKNOWN_MEMBER_ID
         else:
@@ -223,33 +228,35 @@ def test_P58_P61_partitions_have_one_owner_and_all_requests_are_answered(
     tmp_path: Path, seed: int
 ) -> None:
     chance = random.Random(seed)
-    with Rig(tmp_path, rebalance_delay_ms=chance.choice([0, 500])) as rig:
-        rig.logdir.create_topic("orders")
+    with GroupHarness(
+        tmp_path, rebalance_delay_ms=chance.choice([0, 500])
+    ) as group_harness:
+        group_harness.logdir.create_topic("orders")
         owners: dict[int, dict[int, str]] = {}
-        clients = [Client(rig, chance, owners) for _ in range(5)]
+        clients = [Client(group_harness, chance, owners) for _ in range(5)]
         for _ in range(250):
             what = chance.random()
             if what < 0.8:
                 chance.choice(clients).step()
             elif what < 0.9:
-                rig.sleep(chance.choice([1, 300, 3_000, 11_000]))
+                group_harness.sleep(chance.choice([1, 300, 3_000, 11_000]))
             elif what < 0.95:
-                rig.holds_disk = True
+                group_harness.holds_disk = True
             else:
-                rig.finish_disk()
-            group = rig.groups.get("g")
+                group_harness.finish_disk()
+            group = group_harness.groups.get("g")
             if group is not None:
                 check_group(group)
-        rig.finish_disk()
-        rig.sleep(400_000)
+        group_harness.finish_disk()
+        group_harness.sleep(400_000)
         assert all(answer.is_set for client in clients for answer in client.all)
-        described = rig.describe()
-        committed = rig.committed()
+        described = group_harness.describe()
+        committed = group_harness.committed()
         assert described.group_state in (machine.EMPTY, machine.DEAD)
-        generation = getattr(rig.groups.get("g"), "generation", 0)
-        rig.restart()
-        assert rig.committed() == committed
-        assert getattr(rig.groups.get("g"), "generation", 0) == generation
+        generation = getattr(group_harness.groups.get("g"), "generation", 0)
+        group_harness.restart()
+        assert group_harness.committed() == committed
+        assert getattr(group_harness.groups.get("g"), "generation", 0) == generation
 
 
 def check_group(group: machine.Group) -> None:
@@ -291,20 +298,20 @@ LONGS = st.sampled_from([-(2**63), -1, 0, 1, 2**63 - 1])
 def test_every_odd_request_is_answered(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
-    with Rig(tmp_path_factory.mktemp("odd")) as rig:
-        rig.logdir.create_topic("orders", 2)
+    with GroupHarness(tmp_path_factory.mktemp("odd")) as group_harness:
+        group_harness.logdir.create_topic("orders", 2)
         answers = []
         for _ in range(data.draw(st.integers(1, 12))):
             api, version, request = data.draw(odd_requests())
             try:
-                answers.append(rig.send(api, version, request))
+                answers.append(group_harness.send(api, version, request))
             except ValueError as error:  # this version cannot encode the request, so that no client can send it
                 assert "Request" in str(error) or "request" in str(error), error
-            rig.sleep(data.draw(st.sampled_from([0, 0, 100, 60_000])))
-        rig.sleep(3 * 2**31)
+            group_harness.sleep(data.draw(st.sampled_from([0, 0, 100, 60_000])))
+        group_harness.sleep(3 * 2**31)
         assert all(answer.is_set for answer in answers)
-        rig.restart()
-        rig.describe()
+        group_harness.restart()
+        group_harness.describe()
 
 
 @st.composite

@@ -17,7 +17,7 @@ from logcore.metadata.filenames import INTERNAL_TOPICS, METADATA_LOG
 from logcore.recordbatch import encode
 from netshim import wire
 from netshim.wire import codes
-from support.bench import Bench
+from support.broker_harness import BrokerHarness
 from support.conformance import build
 
 
@@ -150,12 +150,12 @@ def test_quorum_log_is_unknown_to_all_apis(
     Kafka from starting again.
     """
     before = quorum(tmp_path)
-    bench = Bench(tmp_path)
+    broker_harness = BrokerHarness(tmp_path)
     if api is wire.OFFSET_DELETE:
         commit = wire.OFFSET_COMMIT.Request
         part = commit.Topic.Partition(partition_index=0, committed_offset=1)
         topics = [commit.Topic(name="orders", partitions=[part])]
-        bench.ask(
+        broker_harness.ask(
             wire.OFFSET_COMMIT,
             7,
             commit(group_id="g", generation_id_or_member_epoch=-1, topics=topics),
@@ -166,7 +166,7 @@ def test_quorum_log_is_unknown_to_all_apis(
             api.key, 9
         ),
     )
-    found = found_codes(bench.ask(api, version, request_))
+    found = found_codes(broker_harness.ask(api, version, request_))
     if api is wire.ADD_PARTITIONS_TO_TXN:
         assert found and found <= {
             codes.UNKNOWN_TOPIC_OR_PARTITION,
@@ -174,24 +174,24 @@ def test_quorum_log_is_unknown_to_all_apis(
         }
     else:
         assert found == {codes.UNKNOWN_TOPIC_OR_PARTITION}
-    bench.close()
+    broker_harness.close()
     assert files(tmp_path) == before
 
 
 def test_quorum_log_is_neither_listed_nor_created(tmp_path: Path) -> None:
     before = quorum(tmp_path)
-    bench = Bench(tmp_path)
-    listed = bench.ask(wire.METADATA, 9, wire.METADATA.Request(topics=None))
+    broker_harness = BrokerHarness(tmp_path)
+    listed = broker_harness.ask(wire.METADATA, 9, wire.METADATA.Request(topics=None))
     assert [topic.name for topic in listed.topics] == ["orders"]
     create = wire.CREATE_TOPICS.Request
     asked = create(
         topics=[create.Topic(name=METADATA_LOG, num_partitions=1, replication_factor=1)]
     )
     assert (
-        bench.ask(wire.CREATE_TOPICS, 7, asked).topics[0].error_code
+        broker_harness.ask(wire.CREATE_TOPICS, 7, asked).topics[0].error_code
         == codes.INVALID_REQUEST
     )
-    bench.close()
+    broker_harness.close()
     assert files(tmp_path) == before
 
 
@@ -221,19 +221,19 @@ def test_directory_omits_the_quorum_log(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("topic", sorted(INTERNAL_TOPICS))
 def test_internal_topics_refuse_writes_and_new_partitions(
-    bench: Bench, topic: str
+    broker_harness: BrokerHarness, topic: str
 ) -> None:
     """`__share_group_state` could be written like any topic."""
-    bench.logdir.create_topic(topic)
+    broker_harness.logdir.create_topic(topic)
     assert (
-        bench.produce(encode([(b"k", b"v")], now_ms=1), topic=topic).error_code
+        broker_harness.produce(encode([(b"k", b"v")], now_ms=1), topic=topic).error_code
         == codes.INVALID_TOPIC_EXCEPTION
     )
     grow = wire.CREATE_PARTITIONS.Request
     asked = grow(topics=[grow.Topic(name=topic, count=5)])
     assert (
-        bench.ask(wire.CREATE_PARTITIONS, 3, asked).results[0].error_code
+        broker_harness.ask(wire.CREATE_PARTITIONS, 3, asked).results[0].error_code
         == codes.INVALID_REQUEST
     )
     asked = wire.METADATA.Request(topics=[wire.METADATA.Request.Topic(name=topic)])
-    assert bench.ask(wire.METADATA, 9, asked).topics[0].is_internal
+    assert broker_harness.ask(wire.METADATA, 9, asked).topics[0].is_internal

@@ -11,7 +11,7 @@ from logcore.recordbatch import encode
 from netshim import wire
 from netshim.scheduling import PendingResponse
 from netshim.wire import codes
-from support.bench import Bench
+from support.broker_harness import BrokerHarness
 
 
 def batch_of(*values: bytes, **more: Any) -> bytes:
@@ -24,24 +24,27 @@ def batch_of(*values: bytes, **more: Any) -> bytes:
 )
 @pytest.mark.parametrize("version", [12, 13])
 def test_fetch_with_an_unknown_partition_waits_for_the_others(
-    bench: Bench, version: int, partitions: tuple[int, ...], waits: bool
+    broker_harness: BrokerHarness,
+    version: int,
+    partitions: tuple[int, ...],
+    waits: bool,
 ) -> None:
     """As in Kafka. A client with stale metadata was answered at once and repeated its
     request at once, without end.
     """
-    bench.logdir.create_topic("t")
-    request = bench.fetches(range(0))
+    broker_harness.logdir.create_topic("t")
+    request = broker_harness.fetches(range(0))
     request.max_wait_ms = 500
     request.min_bytes = 1
-    request.topics[0].topic_id = bench.logdir.topic_id("t").bytes
+    request.topics[0].topic_id = broker_harness.logdir.topic_id("t").bytes
     request.topics[0].partitions += [
         request.Topic.Partition(partition=number, partition_max_bytes=1_000)
         for number in partitions
     ]
-    reply = bench.send(wire.FETCH, version, request)
+    reply = broker_harness.send(wire.FETCH, version, request)
     assert (isinstance(reply, PendingResponse) and not reply.is_set) == waits
-    bench.produce(batch_of(b"value"))
-    found = bench.read(wire.FETCH, version, reply).responses[0].partitions
+    broker_harness.produce(batch_of(b"value"))
+    found = broker_harness.read(wire.FETCH, version, reply).responses[0].partitions
     unknown = codes.UNKNOWN_TOPIC_OR_PARTITION
     assert [part.error_code for part in found] == [
         unknown if number else 0 for number in partitions
@@ -51,32 +54,36 @@ def test_fetch_with_an_unknown_partition_waits_for_the_others(
     ]
 
 
-def test_fetch_of_an_unknown_topic_id_waits_for_the_others(bench: Bench) -> None:
-    bench.logdir.create_topic("t")
-    request = bench.fetches(range(1))
+def test_fetch_of_an_unknown_topic_id_waits_for_the_others(
+    broker_harness: BrokerHarness,
+) -> None:
+    broker_harness.logdir.create_topic("t")
+    request = broker_harness.fetches(range(1))
     request.max_wait_ms = 500
     request.min_bytes = 1
-    request.topics[0].topic_id = bench.logdir.topic_id("t").bytes
-    other = bench.fetches(range(1)).topics[0]
+    request.topics[0].topic_id = broker_harness.logdir.topic_id("t").bytes
+    other = broker_harness.fetches(range(1)).topics[0]
     other.topic_id = b"1" * 16
     request.topics.append(other)
-    reply = bench.send(wire.FETCH, 13, request)
+    reply = broker_harness.send(wire.FETCH, 13, request)
     assert not reply.is_set
-    bench.now_ms += 1_000
-    bench.broker.tick(bench.now_ms)
+    broker_harness.now_ms += 1_000
+    broker_harness.broker.tick(broker_harness.now_ms)
     found = [
         topic.partitions[0].error_code
-        for topic in bench.read(wire.FETCH, 13, reply).responses
+        for topic in broker_harness.read(wire.FETCH, 13, reply).responses
     ]
     assert found == [0, codes.UNKNOWN_TOPIC_ID]
 
 
-def test_list_offsets_by_time_includes_transaction_markers(bench: Bench) -> None:
+def test_list_offsets_by_time_includes_transaction_markers(
+    broker_harness: BrokerHarness,
+) -> None:
     """As in Kafka. Spark's strict `startingOffsetsByTimestamp` failed, while with Kafka
     it begins after the marker.
     """
-    bench.logdir.create_topic("t")
-    log = bench.logdir.partition("t", 0)
+    broker_harness.logdir.create_topic("t")
+    log = broker_harness.logdir.partition("t", 0)
     log.append_batch(
         batch_of(
             b"v", producer_id=7, producer_epoch=0, base_sequence=0, transactional=True
@@ -93,7 +100,7 @@ def test_list_offsets_by_time_includes_transaction_markers(bench: Bench) -> None
         (-3, newest),
     ):
         part = request.Topic.Partition(partition_index=0, timestamp=wanted)
-        found = bench.ask(
+        found = broker_harness.ask(
             wire.LIST_OFFSETS,
             7,
             request(topics=[request.Topic(name="t", partitions=[part])]),
@@ -108,7 +115,10 @@ def test_list_offsets_by_time_includes_transaction_markers(bench: Bench) -> None
 @pytest.mark.parametrize("transactional_id", [None, "id"])
 @pytest.mark.parametrize(("producer_id", "epoch"), [(5, -1), (-1, 3)])
 def test_incomplete_producer_identity_is_refused(
-    bench: Bench, transactional_id: str | None, producer_id: int, epoch: int
+    broker_harness: BrokerHarness,
+    transactional_id: str | None,
+    producer_id: int,
+    epoch: int,
 ) -> None:
     asked = wire.INIT_PRODUCER_ID.Request(
         transactional_id=transactional_id,
@@ -116,7 +126,7 @@ def test_incomplete_producer_identity_is_refused(
         producer_id=producer_id,
         producer_epoch=epoch,
     )
-    answer = bench.ask(wire.INIT_PRODUCER_ID, 4, asked)
+    answer = broker_harness.ask(wire.INIT_PRODUCER_ID, 4, asked)
     assert (answer.error_code, answer.producer_id) == (codes.INVALID_REQUEST, -1)
 
 
@@ -132,9 +142,9 @@ def test_incomplete_producer_identity_is_refused(
     ],
 )
 def test_incremental_config_changes_have_the_verdicts_of_kafka(
-    bench: Bench, changes: list[tuple[str, int, str | None]], code: int
+    broker_harness: BrokerHarness, changes: list[tuple[str, int, str | None]], code: int
 ) -> None:
-    bench.logdir.create_topic("t")
+    broker_harness.logdir.create_topic("t")
     request = wire.INCREMENTAL_ALTER_CONFIGS.Request
     configs = [
         request.Resource.Config(name=name, config_operation=how, value=value)
@@ -143,7 +153,9 @@ def test_incremental_config_changes_have_the_verdicts_of_kafka(
     resource = request.Resource(resource_type=2, resource_name="t", configs=configs)
     asked = request(resources=[resource])
     assert (
-        bench.ask(wire.INCREMENTAL_ALTER_CONFIGS, 1, asked).responses[0].error_code
+        broker_harness.ask(wire.INCREMENTAL_ALTER_CONFIGS, 1, asked)
+        .responses[0]
+        .error_code
         == code
     )
     expected = {
@@ -151,14 +163,16 @@ def test_incremental_config_changes_have_the_verdicts_of_kafka(
         for name, how, value in changes
         if value is not None and how != 3 and not code
     }
-    assert bench.logdir.describe_topic("t").overrides.items() >= expected.items()
+    assert (
+        broker_harness.logdir.describe_topic("t").overrides.items() >= expected.items()
+    )
 
 
 @pytest.mark.parametrize(
     ("operation", "code"), [(1, codes.NONE), (0, codes.INVALID_REQUEST)]
 )
 def test_settings_of_brokers_can_be_deleted_but_not_set(
-    bench: Bench, operation: int, code: int
+    broker_harness: BrokerHarness, operation: int, code: int
 ) -> None:
     """No broker has one. kafka-reassign-partitions --verify deletes throttles."""
     request = wire.INCREMENTAL_ALTER_CONFIGS.Request
@@ -167,18 +181,20 @@ def test_settings_of_brokers_can_be_deleted_but_not_set(
     )
     resource = request.Resource(resource_type=4, resource_name="1", configs=[config])
     asked = request(resources=[resource])
-    answer = bench.ask(wire.INCREMENTAL_ALTER_CONFIGS, 1, asked)
+    answer = broker_harness.ask(wire.INCREMENTAL_ALTER_CONFIGS, 1, asked)
     assert answer.responses[0].error_code == code
 
 
-def test_group_named_twice_gets_one_row(bench: Bench) -> None:
-    answer = bench.ask(
+def test_group_named_twice_gets_one_row(broker_harness: BrokerHarness) -> None:
+    answer = broker_harness.ask(
         wire.DELETE_GROUPS, 2, wire.DELETE_GROUPS.Request(groups_names=["g", "h", "g"])
     )
     assert [row.group_id for row in answer.results] == ["g", "h"]
 
 
-def test_cluster_has_only_the_settings_common_to_all_brokers(bench: Bench) -> None:
+def test_cluster_has_only_the_settings_common_to_all_brokers(
+    broker_harness: BrokerHarness,
+) -> None:
     """Broker "" means the defaults of the cluster. Tools that show both listed each
     setting twice.
     """
@@ -188,7 +204,7 @@ def test_cluster_has_only_the_settings_common_to_all_brokers(bench: Bench) -> No
             request.Resource(resource_type=4, resource_name=name) for name in ("", "1")
         ]
     )
-    cluster, broker = bench.ask(wire.DESCRIBE_CONFIGS, 4, asked).results
+    cluster, broker = broker_harness.ask(wire.DESCRIBE_CONFIGS, 4, asked).results
     assert [
         (each.name, each.value, each.config_source) for each in cluster.configs
     ] == [("min.insync.replicas", "1", 3)]
@@ -196,31 +212,33 @@ def test_cluster_has_only_the_settings_common_to_all_brokers(bench: Bench) -> No
 
 
 @pytest.mark.parametrize("version", range(4, 19))
-def test_fetch_below_v10_gets_zstd_batches(bench: Bench, version: int) -> None:
+def test_fetch_below_v10_gets_zstd_batches(
+    broker_harness: BrokerHarness, version: int
+) -> None:
     """Clients such as kafka-python 2.0 read zstd with an old Fetch. They got nothing,
     mostly without an error.
 
     Kafka refuses such a Fetch only if the topic's own `compression.type` is zstd.
     """
     batch = batch_of(b"value", codec="zstd")
-    bench.logdir.create_topic("t")
-    bench.logdir.create_topic("zstd", config={"compression.type": "zstd"})
+    broker_harness.logdir.create_topic("t")
+    broker_harness.logdir.create_topic("zstd", config={"compression.type": "zstd"})
     assert (
-        bench.produce(batch).error_code
-        == bench.produce(batch, topic="zstd").error_code
+        broker_harness.produce(batch).error_code
+        == broker_harness.produce(batch, topic="zstd").error_code
         == 0
     )
     ids = {
-        "t": bench.logdir.topic_id("t").bytes,
-        "zstd": bench.logdir.topic_id("zstd").bytes,
+        "t": broker_harness.logdir.topic_id("t").bytes,
+        "zstd": broker_harness.logdir.topic_id("zstd").bytes,
     }
-    request = bench.fetches(range(1))
-    request.topics += bench.fetches(range(1), "zstd").topics
+    request = broker_harness.fetches(range(1))
+    request.topics += broker_harness.fetches(range(1), "zstd").topics
     for topic in request.topics:
         topic.topic_id = ids[topic.topic]
     first, second = (
         topic.partitions[0]
-        for topic in bench.ask(wire.FETCH, version, request).responses
+        for topic in broker_harness.ask(wire.FETCH, version, request).responses
     )
     assert (first.error_code, bytes(first.records)[-20:]) == (0, batch[-20:])
     if version >= 10:

@@ -18,7 +18,7 @@ from netshim.connection import Budget, Connection, Workload
 from netshim.scheduling import PendingResponse
 from netshim.settings import Settings
 from netshim.wire import codes
-from support.bench import SESSION, Bench
+from support.broker_harness import SESSION, BrokerHarness
 from support.client import Client
 
 LIMIT = 1 << 20  # the smallest permitted limit
@@ -28,20 +28,26 @@ SESSION_MS = 60_000
 
 @pytest.fixture
 def small(tmp_path: Path) -> Any:
-    bench = Bench(
+    broker_harness = BrokerHarness(
         tmp_path / "data",
         durability="os",
         max_remembered_bytes=LIMIT,
         group_consumer_session_timeout_ms=SESSION_MS,
     )
     # This request loads the groups.
-    bench.ask(wire.OFFSET_FETCH, 5, wire.OFFSET_FETCH.Request(group_id="g", topics=[]))
-    yield bench
-    bench.close()
+    broker_harness.ask(
+        wire.OFFSET_FETCH, 5, wire.OFFSET_FETCH.Request(group_id="g", topics=[])
+    )
+    yield broker_harness
+    broker_harness.close()
 
 
 def join(
-    bench: Bench, number: int, version: int = 3, size: int = 100_000, group: str = ""
+    broker_harness: BrokerHarness,
+    number: int,
+    version: int = 3,
+    size: int = 100_000,
+    group: str = "",
 ) -> int:
     request = wire.JOIN_GROUP.Request
     asked = request(
@@ -51,15 +57,15 @@ def join(
         protocol_type="consumer",
         protocols=[request.Protocol(name="range", metadata=bytes(size))],
     )
-    return int(bench.ask(wire.JOIN_GROUP, version, asked).error_code)
+    return int(broker_harness.ask(wire.JOIN_GROUP, version, asked).error_code)
 
 
-def join_for_an_id(bench: Bench, number: int) -> int:
-    code = join(bench, number, version=5, size=1)
+def join_for_an_id(broker_harness: BrokerHarness, number: int) -> int:
+    code = join(broker_harness, number, version=5, size=1)
     return 0 if code == codes.MEMBER_ID_REQUIRED else code
 
 
-def heartbeat(bench: Bench, number: int) -> int:
+def heartbeat(broker_harness: BrokerHarness, number: int) -> int:
     asked = wire.CONSUMER_GROUP_HEARTBEAT.Request(
         group_id=f"g{number}",
         member_id=f"m{number}",
@@ -67,28 +73,30 @@ def heartbeat(bench: Bench, number: int) -> int:
         subscribed_topic_names=[f"{name:0200}" for name in range(400)],
         topic_partitions=[],
     )
-    return int(bench.ask(wire.CONSUMER_GROUP_HEARTBEAT, 1, asked).error_code)
+    return int(broker_harness.ask(wire.CONSUMER_GROUP_HEARTBEAT, 1, asked).error_code)
 
 
-def take_id(bench: Bench, number: int) -> int:
+def take_id(broker_harness: BrokerHarness, number: int) -> int:
     asked = wire.INIT_PRODUCER_ID.Request(
         transactional_id=f"id-{number}", transaction_timeout_ms=1_000
     )
-    return int(bench.ask(wire.INIT_PRODUCER_ID, 4, asked).error_code)
+    return int(broker_harness.ask(wire.INIT_PRODUCER_ID, 4, asked).error_code)
 
 
-def fill(bench: Bench, ask: Callable[[Bench, int], int]) -> None:
+def fill(
+    broker_harness: BrokerHarness, ask: Callable[[BrokerHarness, int], int]
+) -> None:
     """Request new groups or ids until the broker refuses them."""
     number = 0
-    while (code := ask(bench, number)) == 0:
+    while (code := ask(broker_harness, number)) == 0:
         number += 1
     assert code == codes.COORDINATOR_NOT_AVAILABLE and number
-    assert {ask(bench, number + more) for more in range(5)} == {code}
+    assert {ask(broker_harness, number + more) for more in range(5)} == {code}
 
 
 @pytest.mark.parametrize("ask", [join, join_for_an_id, heartbeat, take_id])
 def test_members_of_all_groups_share_one_limit(
-    small: Bench, ask: Callable[[Bench, int], int]
+    small: BrokerHarness, ask: Callable[[BrokerHarness, int], int]
 ) -> None:
     """The limits of a member and of a group do not limit their number: 1,990 requests
     of 1 MB occupied 2,979 MiB for 30 minutes.
@@ -100,7 +108,7 @@ def test_members_of_all_groups_share_one_limit(
 
 @pytest.mark.parametrize("ask", [join, join_for_an_id, heartbeat])
 def test_removed_members_free_memory_for_others(
-    small: Bench, ask: Callable[[Bench, int], int]
+    small: BrokerHarness, ask: Callable[[BrokerHarness, int], int]
 ) -> None:
     fill(small, ask)
     small.now_ms += 6 * SESSION_MS
@@ -108,7 +116,7 @@ def test_removed_members_free_memory_for_others(
     assert join(small, 0, group="other") == 0
 
 
-def test_member_that_rejoins_repeatedly_is_counted_once(small: Bench) -> None:
+def test_member_that_rejoins_repeatedly_is_counted_once(small: BrokerHarness) -> None:
     request = wire.JOIN_GROUP.Request
     asked = request(
         group_id="g",
@@ -124,7 +132,7 @@ def test_member_that_rejoins_repeatedly_is_counted_once(small: Bench) -> None:
         assert joined.error_code == 0
 
 
-def test_heartbeats_need_no_additional_memory(small: Bench) -> None:
+def test_heartbeats_need_no_additional_memory(small: BrokerHarness) -> None:
     first = wire.CONSUMER_GROUP_HEARTBEAT.Request(
         group_id="g",
         member_id="m",
@@ -134,16 +142,19 @@ def test_heartbeats_need_no_additional_memory(small: Bench) -> None:
     )
     epoch = small.ask(wire.CONSUMER_GROUP_HEARTBEAT, 1, first).member_epoch
     fill(small, join)
-    fill(small, lambda bench, number: join_for_an_id(bench, 10_000 + number))
+    fill(
+        small,
+        lambda broker_harness, number: join_for_an_id(broker_harness, 10_000 + number),
+    )
     # Continue until there is no memory left for a member.
-    fill(small, lambda bench, number: join_for_an_id(bench, 0))
+    fill(small, lambda broker_harness, number: join_for_an_id(broker_harness, 0))
     again = wire.CONSUMER_GROUP_HEARTBEAT.Request(
         group_id="g", member_id="m", member_epoch=epoch
     )
     assert small.ask(wire.CONSUMER_GROUP_HEARTBEAT, 1, again).error_code == 0
 
 
-def test_assignments_share_the_memory_limit(small: Bench) -> None:
+def test_assignments_share_the_memory_limit(small: BrokerHarness) -> None:
     request = wire.JOIN_GROUP.Request
     answers = []
     for number in range(4):
@@ -178,8 +189,10 @@ def test_assignments_share_the_memory_limit(small: Bench) -> None:
 class Crowd:
     """Connections of a broker whose disk stalls."""
 
-    def __init__(self, bench: Bench, count: int, limit_bytes: int) -> None:
-        self.bench = bench
+    def __init__(
+        self, broker_harness: BrokerHarness, count: int, limit_bytes: int
+    ) -> None:
+        self.broker_harness = broker_harness
         self.budget = Budget(limit_bytes)
         workload = Workload(500, self.budget)
         self.answers: list[Any] = []
@@ -189,7 +202,9 @@ class Crowd:
         ]
 
     def handle(self, frame: memoryview, now_ms: int) -> Any:
-        reply = self.bench.broker.handle(SESSION, frame, self.bench.now_ms)
+        reply = self.broker_harness.broker.handle(
+            SESSION, frame, self.broker_harness.now_ms
+        )
         self.answers.append(reply)
         return reply
 
@@ -207,20 +222,22 @@ class Crowd:
         return True
 
 
-def test_waiting_produce_requests_share_the_buffer_limit(bench: Bench) -> None:
+def test_waiting_produce_requests_share_the_buffer_limit(
+    broker_harness: BrokerHarness,
+) -> None:
     """They counted only until they were read, so that 500 requests of 100 MB could wait
     for one slow disk.
     """
-    bench.logdir.create_topic("t")
-    bench.at_once = False
+    broker_harness.logdir.create_topic("t")
+    broker_harness.at_once = False
     frame = wire.encode_request(
         wire.PRODUCE,
         9,
         1,
         "c",
-        bench.produces(encode([(None, bytes(900_000))], now_ms=1)),
+        broker_harness.produces(encode([(None, bytes(900_000))], now_ms=1)),
     )
-    crowd = Crowd(bench, 20, 8 << 20)
+    crowd = Crowd(broker_harness, 20, 8 << 20)
     read = [crowd.feed(connection, frame) for connection in crowd.connections]
     held = sum(
         isinstance(answer, PendingResponse) and not answer.is_set
@@ -234,7 +251,7 @@ def test_waiting_produce_requests_share_the_buffer_limit(bench: Bench) -> None:
     assert crowd.budget.end_slow(10**9, 30_000) == {}, (
         "closing a connection would not help"
     )
-    bench.run()
+    broker_harness.run()
     assert all(answer.is_set for answer in crowd.answers)
     assert crowd.budget.kept_bytes == 0
     for connection in crowd.connections:
@@ -243,11 +260,11 @@ def test_waiting_produce_requests_share_the_buffer_limit(bench: Bench) -> None:
 
 
 def test_entries_of_unanswered_requests_share_the_buffer_limit(
-    bench: Bench,
+    broker_harness: BrokerHarness,
 ) -> None:
     """A small frame may list 10,000 partitions, and Python uses 300 bytes for each."""
-    bench.logdir.create_topic("t")
-    bench.at_once = False
+    broker_harness.logdir.create_topic("t")
+    broker_harness.at_once = False
     asked = wire.LIST_OFFSETS.Request
     parts = [
         asked.Topic.Partition(partition_index=number, timestamp=-1)
@@ -260,71 +277,82 @@ def test_entries_of_unanswered_requests_share_the_buffer_limit(
         "c",
         asked(topics=[asked.Topic(name="t", partitions=parts)]),
     )
-    crowd = Crowd(bench, 20, 1 << 20)
+    crowd = Crowd(broker_harness, 20, 1 << 20)
     for connection in crowd.connections:
         crowd.feed(connection, frame)
     assert 3 <= len(crowd.answers) <= 5
     while len(crowd.answers) < 20 or crowd.budget.kept_bytes:
-        bench.run()
+        broker_harness.run()
         for connection in crowd.connections:
             connection.process(0)
 
 
-def test_closed_connection_frees_the_memory_of_its_requests(bench: Bench) -> None:
-    bench.logdir.create_topic("t")
-    bench.at_once = False
+def test_closed_connection_frees_the_memory_of_its_requests(
+    broker_harness: BrokerHarness,
+) -> None:
+    broker_harness.logdir.create_topic("t")
+    broker_harness.at_once = False
     frame = wire.encode_request(
         wire.PRODUCE,
         9,
         1,
         "c",
-        bench.produces(encode([(None, bytes(9_000))], now_ms=1)),
+        broker_harness.produces(encode([(None, bytes(9_000))], now_ms=1)),
     )
-    crowd = Crowd(bench, 1, 8 << 20)
+    crowd = Crowd(broker_harness, 1, 8 << 20)
     crowd.feed(crowd.connections[0], frame * 3)
     assert crowd.budget.kept_bytes > 27_000
     crowd.connections[0].close()
     assert crowd.budget.used_bytes == crowd.budget.kept_bytes == 0
-    bench.run()
+    broker_harness.run()
 
 
 # -- open files ------------------------------------------------------------------------
 
 
 def test_only_logs_without_waiting_requests_are_closed(tmp_path: Path) -> None:
-    bench = Bench(tmp_path / "data", durability="group")
-    bench.logdir.create_topic("t", 5)
-    state = bench.broker.state
-    waiting = bench.fetches(range(1))
+    broker_harness = BrokerHarness(tmp_path / "data", durability="group")
+    broker_harness.logdir.create_topic("t", 5)
+    state = broker_harness.broker.state
+    waiting = broker_harness.fetches(range(1))
     waiting.max_wait_ms = 10_000
     waiting.min_bytes = 1
-    fetch = bench.send(wire.FETCH, 12, waiting)  # waits for an append to partition 0
+    fetch = broker_harness.send(
+        wire.FETCH, 12, waiting
+    )  # waits for an append to partition 0
     for number in (1, 2):
-        bench.ask(wire.FETCH, 12, bench.fetches(range(number, number + 1)))
-    bench.at_once = False
+        broker_harness.ask(
+            wire.FETCH, 12, broker_harness.fetches(range(number, number + 1))
+        )
+    broker_harness.at_once = False
     batch = encode([(None, b"v")], now_ms=1)
-    request = bench.produces(batch, acks=-1)
+    request = broker_harness.produces(batch, acks=-1)
     request.topic_data[0].partition_data[0].index = 1
     # This request waits for the sync of partition 1.
-    produce = bench.send(wire.PRODUCE, 9, request)
+    produce = broker_harness.send(wire.PRODUCE, 9, request)
     assert not produce.is_set and not fetch.is_set
     state.logs.most_logs = lambda: 3
-    bench.ask(wire.OFFSET_FETCH, 5, wire.OFFSET_FETCH.Request(group_id="g", topics=[]))
-    later = bench.send(wire.FETCH, 12, bench.fetches(range(3, 4)))
-    bench.run()
-    assert {number for _, number in bench.logdir.host.open_logs()} == {0, 1, 3}
+    broker_harness.ask(
+        wire.OFFSET_FETCH, 5, wire.OFFSET_FETCH.Request(group_id="g", topics=[])
+    )
+    later = broker_harness.send(wire.FETCH, 12, broker_harness.fetches(range(3, 4)))
+    broker_harness.run()
+    assert {number for _, number in broker_harness.logdir.host.open_logs()} == {0, 1, 3}
     assert (
-        bench.read(wire.PRODUCE, 9, produce)
+        broker_harness.read(wire.PRODUCE, 9, produce)
         .responses[0]
         .partition_responses[0]
         .error_code
         == 0
     )
-    assert bench.read(wire.FETCH, 12, later).responses[0].partitions[0].error_code == 0
-    bench.at_once = True
-    assert bench.produce(batch, acks=-1).error_code == 0
-    assert bench.read(wire.FETCH, 12, fetch).responses[0].partitions[0].records
-    bench.close()
+    assert (
+        broker_harness.read(wire.FETCH, 12, later).responses[0].partitions[0].error_code
+        == 0
+    )
+    broker_harness.at_once = True
+    assert broker_harness.produce(batch, acks=-1).error_code == 0
+    assert broker_harness.read(wire.FETCH, 12, fetch).responses[0].partitions[0].records
+    broker_harness.close()
 
 
 def test_broker_at_the_limit_of_open_logs_seldom_counts_them(
@@ -351,41 +379,43 @@ def test_broker_at_the_limit_of_open_logs_seldom_counts_them(
 
 
 def test_recently_used_logs_remain_open(tmp_path: Path) -> None:
-    bench = Bench(tmp_path / "data")
-    bench.logdir.create_topic("t", 30)
-    bench.broker.state.logs.most_logs = lambda: 20
+    broker_harness = BrokerHarness(tmp_path / "data")
+    broker_harness.logdir.create_topic("t", 30)
+    broker_harness.broker.state.logs.most_logs = lambda: 20
     for number in [*range(19), *range(10), 19, 20]:
-        bench.now_ms += 1
-        bench.broker.tick(bench.now_ms)
-        bench.ask(wire.FETCH, 12, bench.fetches(range(number, number + 1)))
-    assert {number for _, number in bench.logdir.host.open_logs()} >= {
+        broker_harness.now_ms += 1
+        broker_harness.broker.tick(broker_harness.now_ms)
+        broker_harness.ask(
+            wire.FETCH, 12, broker_harness.fetches(range(number, number + 1))
+        )
+    assert {number for _, number in broker_harness.logdir.host.open_logs()} >= {
         *range(10),
         19,
         20,
     }
-    assert len(bench.logdir.host.open_logs()) == 13
-    bench.close()
+    assert len(broker_harness.logdir.host.open_logs()) == 13
+    broker_harness.close()
 
 
 def test_partitions_of_one_request_are_open_together_if_they_fit(
     tmp_path: Path,
 ) -> None:
     """Some are open and were not used lately, and the request opens the others."""
-    bench = Bench(tmp_path / "data")
-    bench.logdir.create_topic("t", 30)
-    bench.broker.state.logs.most_logs = lambda: 20
+    broker_harness = BrokerHarness(tmp_path / "data")
+    broker_harness.logdir.create_topic("t", 30)
+    broker_harness.broker.state.logs.most_logs = lambda: 20
     for numbers in (range(4), range(12, 28), range(12)):
-        bench.now_ms += 1
-        bench.broker.tick(bench.now_ms)
+        broker_harness.now_ms += 1
+        broker_harness.broker.tick(broker_harness.now_ms)
         for each in (
             [numbers] if len(numbers) <= 12 else [[number] for number in numbers]
         ):
-            answer = bench.ask(wire.FETCH, 12, bench.fetches(each))
+            answer = broker_harness.ask(wire.FETCH, 12, broker_harness.fetches(each))
             codes = {
                 partition.error_code for partition in answer.responses[0].partitions
             }
             assert codes == {0}, each
-    bench.close()
+    broker_harness.close()
 
 
 def test_new_client_closes_logs_to_get_a_file_descriptor(tmp_path: Path) -> None:

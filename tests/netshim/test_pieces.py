@@ -28,11 +28,11 @@ from netshim.scheduling import (
 from netshim.settings import Settings
 from netshim.testing import Kafka
 from netshim.wire import codes
-from support.bench import SESSION, Bench
+from support.broker_harness import SESSION, BrokerHarness
 from support.client import DEADLINE_S
 from support.conformance.report import SCRIPTS, served
+from support.group_harness import GroupHarness, in_both_homes
 from support.hostile_clients import Errors, HostileSimulation, Scripted, WireClient
-from support.rig import Rig, in_both_homes
 
 #: Chunks are small here, so that few partitions make several chunks.
 PIECE = 10
@@ -47,9 +47,9 @@ def use_chunks_of_one(patch: pytest.MonkeyPatch) -> None:
 class Turns:
     """Turns of an event loop, run one by one when the test requests it."""
 
-    def __init__(self, bench: Bench) -> None:
+    def __init__(self, broker_harness: BrokerHarness) -> None:
         self.waiting: deque[Callable[[], None]] = deque()
-        bench.broker.state.pieces._later = self.waiting.append
+        broker_harness.broker.state.pieces._later = self.waiting.append
 
     def turn(self) -> None:
         self.waiting.popleft()()
@@ -64,11 +64,11 @@ class Turns:
 
 
 @pytest.fixture
-def turns(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Turns:
+def turns(broker_harness: BrokerHarness, monkeypatch: pytest.MonkeyPatch) -> Turns:
     monkeypatch.setattr(scheduling, "PIECE", PIECE)
-    bench.logdir.create_topic("t", MANY)
-    bench.ask(wire.OFFSET_FETCH, 5, offsets_of(1))  # loads the groups
-    return Turns(bench)
+    broker_harness.logdir.create_topic("t", MANY)
+    broker_harness.ask(wire.OFFSET_FETCH, 5, offsets_of(1))  # loads the groups
+    return Turns(broker_harness)
 
 
 def offsets_of(count: int) -> Any:
@@ -94,7 +94,7 @@ def commit_of(offset: int, numbers: range, topic: str = "t") -> Any:
 
 def waiting_fetch(min_bytes: int) -> Any:
     """Return a fetch of three partitions that waits for `min_bytes`."""
-    request = Bench.fetches(range(3))
+    request = BrokerHarness.fetches(range(3))
     request.max_wait_ms = 10_000
     request.min_bytes = min_bytes
     return request
@@ -229,14 +229,14 @@ def test_scripts_of_all_apis_get_the_same_answers_in_chunks_of_one() -> None:
 
 
 def test_other_requests_are_answered_between_two_chunks(
-    bench: Bench, turns: Turns
+    broker_harness: BrokerHarness, turns: Turns
 ) -> None:
-    large = bench.send(wire.OFFSET_FETCH, 5, offsets_of(MANY))
+    large = broker_harness.send(wire.OFFSET_FETCH, 5, offsets_of(MANY))
     assert isinstance(large, PendingResponse) and not large.is_set
     for _ in range(3):
         assert not large.is_set
         assert (
-            bench.ask(wire.OFFSET_FETCH, 5, offsets_of(2))
+            broker_harness.ask(wire.OFFSET_FETCH, 5, offsets_of(2))
             .topics[0]
             .partitions[1]
             .committed_offset
@@ -244,7 +244,10 @@ def test_other_requests_are_answered_between_two_chunks(
         )
         turns.turn()
     assert not turns.waiting
-    assert len(bench.read(wire.OFFSET_FETCH, 5, large).topics[0].partitions) == MANY
+    assert (
+        len(broker_harness.read(wire.OFFSET_FETCH, 5, large).topics[0].partitions)
+        == MANY
+    )
 
 
 def listing(count: int) -> Any:
@@ -260,8 +263,8 @@ NAMES = [f"name-{number}" for number in range(MANY)]
 LARGE = [
     (wire.OFFSET_FETCH, 5, offsets_of(MANY)),
     (wire.OFFSET_COMMIT, 7, commit_of(5, range(MANY))),
-    (wire.FETCH, 11, Bench.fetches(range(MANY))),
-    (wire.PRODUCE, 9, Bench.produces(encode([(None, b"v")]), partitions=MANY)),
+    (wire.FETCH, 11, BrokerHarness.fetches(range(MANY))),
+    (wire.PRODUCE, 9, BrokerHarness.produces(encode([(None, b"v")]), partitions=MANY)),
     (wire.METADATA, 9, wire.METADATA.Request(topics=None)),
     (wire.LIST_OFFSETS, 5, listing(MANY)),
     (wire.DESCRIBE_GROUPS, 5, wire.DESCRIBE_GROUPS.Request(groups=NAMES)),
@@ -283,30 +286,30 @@ LARGE = [
     ("api", "version", "request_"), LARGE, ids=[api.name for api, _, _ in LARGE]
 )
 def test_large_request_takes_several_turns(
-    bench: Bench, turns: Turns, api: Any, version: int, request_: Any
+    broker_harness: BrokerHarness, turns: Turns, api: Any, version: int, request_: Any
 ) -> None:
     for number in range(MANY):
-        bench.logdir.partition("t", number)
-    answer = bench.send(api, version, request_)
+        broker_harness.logdir.partition("t", number)
+    answer = broker_harness.send(api, version, request_)
     assert isinstance(answer, PendingResponse)
     assert turns.run() >= 3
-    bench.read(api, version, answer)
+    broker_harness.read(api, version, answer)
 
 
 def pipelined(
-    bench: Bench, turns: Turns, api: Any, version: int, *requests: Any
+    broker_harness: BrokerHarness, turns: Turns, api: Any, version: int, *requests: Any
 ) -> list[Any]:
     """Send requests at once on one connection, with a slow disk. Return the responses."""
-    state = bench.broker.state
+    state = broker_harness.broker.state
     connection = Connection(
-        lambda frame, now_ms: bench.broker.handle(SESSION, frame, now_ms),
+        lambda frame, now_ms: broker_harness.broker.handle(SESSION, frame, now_ms),
         state.settings,
         Budget(1 << 30),
         Workload(500, Budget(1 << 30)),
         0,
         lambda: None,
     )
-    bench.at_once = False
+    broker_harness.at_once = False
     sent = b"".join(
         wire.encode_request(api, version, number, "c", request)
         for number, request in enumerate(requests)
@@ -318,8 +321,8 @@ def pipelined(
         sent = sent[size:]
         connection.received(size, 0)
     assert not connection.is_idle
-    while bench.submitted or turns.waiting:
-        bench.run()
+    while broker_harness.submitted or turns.waiting:
+        broker_harness.run()
         turns.run()
         connection.process(0)
     received = bytearray()
@@ -334,17 +337,19 @@ def pipelined(
         received = received[4 + size :]
     assert len(responses) == len(requests)
     connection.close()
-    bench.at_once = True
+    broker_harness.at_once = True
     return responses
 
 
-def committed_to(bench: Bench, turns: Turns) -> list[int]:
+def committed_to(broker_harness: BrokerHarness, turns: Turns) -> list[int]:
     """Return the committed offsets of the first two partitions."""
-    answer = bench.send(wire.OFFSET_FETCH, 5, offsets_of(2))
+    answer = broker_harness.send(wire.OFFSET_FETCH, 5, offsets_of(2))
     turns.run()
     return [
         part.committed_offset
-        for part in bench.read(wire.OFFSET_FETCH, 5, answer).topics[0].partitions
+        for part in broker_harness.read(wire.OFFSET_FETCH, 5, answer)
+        .topics[0]
+        .partitions
     ]
 
 
@@ -356,28 +361,28 @@ def test_later_commit_of_a_connection_waits_for_a_chunked_one(
     also holds if both wait until the groups are loaded.
     """
     monkeypatch.setattr(scheduling, "PIECE", PIECE)
-    with contextlib.closing(Bench(tmp_path / "other")) as bench:
-        bench.logdir.create_topic("t", MANY)
-        turns = Turns(bench)
+    with contextlib.closing(BrokerHarness(tmp_path / "other")) as broker_harness:
+        broker_harness.logdir.create_topic("t", MANY)
+        turns = Turns(broker_harness)
         if is_loaded:
-            bench.ask(wire.OFFSET_FETCH, 5, offsets_of(1))
+            broker_harness.ask(wire.OFFSET_FETCH, 5, offsets_of(1))
         pipelined(
-            bench,
+            broker_harness,
             turns,
             wire.OFFSET_COMMIT,
             7,
             commit_of(5, range(MANY)),
             commit_of(6, range(1)),
         )
-        assert committed_to(bench, turns) == [6, 5]
+        assert committed_to(broker_harness, turns) == [6, 5]
 
 
-def transactional(bench: Bench) -> dict[str, int]:
+def transactional(broker_harness: BrokerHarness) -> dict[str, int]:
     """Return the id and epoch of a producer with the transactional id x."""
     request = wire.INIT_PRODUCER_ID.Request(
         transactional_id="x", transaction_timeout_ms=60_000
     )
-    answers = bench.ask(wire.INIT_PRODUCER_ID, 4, request)
+    answers = broker_harness.ask(wire.INIT_PRODUCER_ID, 4, request)
     return {
         "producer_id": answers.producer_id,
         "producer_epoch": answers.producer_epoch,
@@ -385,12 +390,12 @@ def transactional(bench: Bench) -> dict[str, int]:
 
 
 def test_later_transactional_commit_waits_for_a_chunked_one(
-    bench: Bench, turns: Turns
+    broker_harness: BrokerHarness, turns: Turns
 ) -> None:
     """The commit waits until its group was added to the transaction, and only then is
     processed in chunks.
     """
-    who = transactional(bench)
+    who = transactional(broker_harness)
     request = wire.TXN_OFFSET_COMMIT.Request
 
     def of(offset: int, numbers: range) -> Any:
@@ -404,19 +409,24 @@ def test_later_transactional_commit_waits_for_a_chunked_one(
         )
 
     pipelined(
-        bench, turns, wire.TXN_OFFSET_COMMIT, 5, of(5, range(MANY)), of(6, range(1))
+        broker_harness,
+        turns,
+        wire.TXN_OFFSET_COMMIT,
+        5,
+        of(5, range(MANY)),
+        of(6, range(1)),
     )
     end = wire.END_TXN.Request(transactional_id="x", committed=True, **who)
-    assert bench.ask(wire.END_TXN, 4, end).error_code == 0
-    assert committed_to(bench, turns) == [6, 5]
+    assert broker_harness.ask(wire.END_TXN, 4, end).error_code == 0
+    assert committed_to(broker_harness, turns) == [6, 5]
 
 
 def test_later_transactional_batch_waits_for_a_chunked_one(
-    bench: Bench, turns: Turns
+    broker_harness: BrokerHarness, turns: Turns
 ) -> None:
-    who = transactional(bench)
+    who = transactional(broker_harness)
     for number in range(MANY):
-        bench.logdir.partition("t", number)
+        broker_harness.logdir.partition("t", number)
 
     def of(value: bytes, sequence: int, numbers: range) -> Any:
         batch = encode(
@@ -433,47 +443,56 @@ def test_later_transactional_batch_waits_for_a_chunked_one(
 
     last = MANY - 1
     requests = of(b"first", 0, range(MANY)), of(b"second", 1, range(last, MANY))
-    for answers in pipelined(bench, turns, wire.PRODUCE, 12, *requests):
+    for answers in pipelined(broker_harness, turns, wire.PRODUCE, 12, *requests):
         assert not any(
             part.error_code for part in answers.responses[0].partition_responses
         )
-    assert [record.value for record in bench.logdir.partition("t", last).read(0)] == [
+    assert [
+        record.value for record in broker_harness.logdir.partition("t", last).read(0)
+    ] == [
         b"first",
         b"second",
     ]
 
 
 def test_records_of_later_chunks_outlive_the_connection_buffer(
-    bench: Bench, turns: Turns, monkeypatch: pytest.MonkeyPatch
+    broker_harness: BrokerHarness, turns: Turns, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_chunks_of_one(monkeypatch)
     for number in range(3):
-        bench.logdir.partition("t", number)
-    answer = bench.send(
-        wire.PRODUCE, 9, Bench.produces(encode([(None, b"value")]), partitions=3)
+        broker_harness.logdir.partition("t", number)
+    answer = broker_harness.send(
+        wire.PRODUCE,
+        9,
+        BrokerHarness.produces(encode([(None, b"value")]), partitions=3),
     )
     assert turns.run()
-    answers = bench.read(wire.PRODUCE, 9, answer).responses[0].partition_responses
+    answers = (
+        broker_harness.read(wire.PRODUCE, 9, answer).responses[0].partition_responses
+    )
     assert [part.error_code for part in answers] == [0, 0, 0]
     for number in range(3):
         assert [
-            record.value for record in bench.logdir.partition("t", number).read(0)
+            record.value
+            for record in broker_harness.logdir.partition("t", number).read(0)
         ] == [b"value"]
 
 
 def test_chunked_produce_that_waits_for_a_log_is_not_overtaken(
-    bench: Bench, turns: Turns, monkeypatch: pytest.MonkeyPatch
+    broker_harness: BrokerHarness, turns: Turns, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_chunks_of_one(monkeypatch)
-    bench.at_once = False
-    first = bench.send(
-        wire.PRODUCE, 9, Bench.produces(encode([(None, b"first")]), partitions=3)
+    broker_harness.at_once = False
+    first = broker_harness.send(
+        wire.PRODUCE,
+        9,
+        BrokerHarness.produces(encode([(None, b"first")]), partitions=3),
     )
-    bench.run()
+    broker_harness.run()
     assert turns.waiting, "it has begun, and is not finished"
     request = wire.PRODUCE.Request
     part = request.Topic.Partition(index=2, records=encode([(None, b"second")]))
-    second = bench.send(
+    second = broker_harness.send(
         wire.PRODUCE,
         9,
         request(
@@ -482,34 +501,41 @@ def test_chunked_produce_that_waits_for_a_log_is_not_overtaken(
             topic_data=[request.Topic(name="t", partition_data=[part])],
         ),
     )
-    while turns.waiting or bench.submitted:
-        bench.run()
+    while turns.waiting or broker_harness.submitted:
+        broker_harness.run()
         turns.run()
     for answer in (first, second):
-        answers = bench.read(wire.PRODUCE, 9, answer).responses[0].partition_responses
+        answers = (
+            broker_harness.read(wire.PRODUCE, 9, answer)
+            .responses[0]
+            .partition_responses
+        )
         assert not any(part.error_code for part in answers)
     values = [
-        [record.value for record in bench.logdir.partition("t", number).read(0)]
+        [
+            record.value
+            for record in broker_harness.logdir.partition("t", number).read(0)
+        ]
         for number in range(3)
     ]
     assert values == [[b"first"], [b"first"], [b"first", b"second"]]
 
 
 def test_each_chunk_reports_the_logs_that_failed_to_open(
-    bench: Bench, turns: Turns, monkeypatch: pytest.MonkeyPatch
+    broker_harness: BrokerHarness, turns: Turns, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_chunks_of_one(monkeypatch)
-    opened = bench.logdir.partition
+    opened = broker_harness.logdir.partition
 
     def failing(topic: str, number: int) -> Any:
         if number == 2:
             raise LogClosedError("the partition was deleted")
         return opened(topic, number)
 
-    monkeypatch.setattr(bench.logdir, "partition", failing)
-    answer = bench.send(wire.FETCH, 11, Bench.fetches(range(4)))
+    monkeypatch.setattr(broker_harness.logdir, "partition", failing)
+    answer = broker_harness.send(wire.FETCH, 11, BrokerHarness.fetches(range(4)))
     turns.run()
-    answers = bench.read(wire.FETCH, 11, answer).responses[0].partitions
+    answers = broker_harness.read(wire.FETCH, 11, answer).responses[0].partitions
     assert [part.error_code for part in answers] == [
         0,
         0,
@@ -521,7 +547,7 @@ def test_each_chunk_reports_the_logs_that_failed_to_open(
 @pytest.mark.parametrize("min_bytes", [1, 40])
 @pytest.mark.parametrize("partition", [0, 1, 2])
 def test_append_during_the_first_read_of_a_fetch_is_seen(
-    bench: Bench,
+    broker_harness: BrokerHarness,
     turns: Turns,
     monkeypatch: pytest.MonkeyPatch,
     partition: int,
@@ -531,105 +557,111 @@ def test_append_during_the_first_read_of_a_fetch_is_seen(
     reports a new append.
     """
     use_chunks_of_one(monkeypatch)
-    logs = [bench.logdir.partition("t", number) for number in range(3)]
+    logs = [broker_harness.logdir.partition("t", number) for number in range(3)]
     other = waiting_fetch(100_000)
-    bench.send(wire.FETCH, 11, other)
+    broker_harness.send(wire.FETCH, 11, other)
     turns.run()
     request = waiting_fetch(min_bytes)
-    answer = bench.send(wire.FETCH, 11, request)
+    answer = broker_harness.send(wire.FETCH, 11, request)
     turns.turn()
     logs[partition].append(b"new", durability="os")
-    bench.broker.state.fetches.appended(
-        "t", partition, logs[partition], 1, bench.now_ms
+    broker_harness.broker.state.fetches.appended(
+        "t", partition, logs[partition], 1, broker_harness.now_ms
     )
     turns.run()
-    answers = bench.read(wire.FETCH, 11, answer).responses[0].partitions
+    answers = broker_harness.read(wire.FETCH, 11, answer).responses[0].partitions
     assert [len(part.records) > 0 for part in answers] == [
         number == partition for number in range(3)
     ]
 
 
 def test_fetch_in_progress_is_answered_when_the_broker_stops(
-    bench: Bench, turns: Turns, monkeypatch: pytest.MonkeyPatch
+    broker_harness: BrokerHarness, turns: Turns, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_chunks_of_one(monkeypatch)
     for number in range(3):
-        bench.logdir.partition("t", number)
+        broker_harness.logdir.partition("t", number)
     request = waiting_fetch(1)
-    answer = bench.send(wire.FETCH, 11, request)
+    answer = broker_harness.send(wire.FETCH, 11, request)
     turns.turn()
-    bench.broker.stop(bench.now_ms)
+    broker_harness.broker.stop(broker_harness.now_ms)
     assert answer.is_set
 
 
 @pytest.mark.parametrize("partition", [0, 1, 2])
 def test_append_between_two_reads_of_a_fetch_is_seen(
-    bench: Bench, turns: Turns, monkeypatch: pytest.MonkeyPatch, partition: int
+    broker_harness: BrokerHarness,
+    turns: Turns,
+    monkeypatch: pytest.MonkeyPatch,
+    partition: int,
 ) -> None:
     """This includes an append to a partition that the present read has passed."""
     use_chunks_of_one(monkeypatch)
-    logs = [bench.logdir.partition("t", number) for number in range(3)]
+    logs = [broker_harness.logdir.partition("t", number) for number in range(3)]
     request = waiting_fetch(1)
-    answer = bench.send(wire.FETCH, 11, request)
+    answer = broker_harness.send(wire.FETCH, 11, request)
     turns.run()
     assert not answer.is_set
-    bench.broker.state.fetches.wake([("t", 1)], bench.now_ms)
+    broker_harness.broker.state.fetches.wake([("t", 1)], broker_harness.now_ms)
     turns.turn()
     logs[partition].append(b"new", durability="os")
-    bench.broker.state.fetches.appended(
-        "t", partition, logs[partition], 1, bench.now_ms
+    broker_harness.broker.state.fetches.appended(
+        "t", partition, logs[partition], 1, broker_harness.now_ms
     )
     turns.run()
     assert answer.is_set
-    answers = bench.read(wire.FETCH, 11, answer).responses[0].partitions
+    answers = broker_harness.read(wire.FETCH, 11, answer).responses[0].partitions
     assert [len(part.records) > 0 for part in answers] == [
         number == partition for number in range(3)
     ]
 
 
 def test_topic_deleted_between_two_chunks_leaves_no_offsets(
-    bench: Bench, turns: Turns, monkeypatch: pytest.MonkeyPatch
+    broker_harness: BrokerHarness, turns: Turns, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_chunks_of_one(monkeypatch)
-    bench.logdir.create_topic("short", 2)
-    bench.logdir.create_topic("stays", 2)
+    broker_harness.logdir.create_topic("short", 2)
+    broker_harness.logdir.create_topic("stays", 2)
     request = commit_of(5, range(2), "short")
     request.topics += commit_of(5, range(2), "stays").topics
-    answer = bench.send(wire.OFFSET_COMMIT, 7, request)
+    answer = broker_harness.send(wire.OFFSET_COMMIT, 7, request)
     turns.turn()
     turns.turn()
-    bench.logdir.delete_topic("short")
+    broker_harness.logdir.delete_topic("short")
     turns.run()
-    answers = bench.read(wire.OFFSET_COMMIT, 7, answer).topics
+    answers = broker_harness.read(wire.OFFSET_COMMIT, 7, answer).topics
     unknown = codes.UNKNOWN_TOPIC_OR_PARTITION
     assert [[part.error_code for part in topic.partitions] for topic in answers] == [
         [unknown] * 2,
         [0, 0],
     ]
-    bench.logdir.create_topic("short", 2)
+    broker_harness.logdir.create_topic("short", 2)
     request = wire.OFFSET_FETCH.Request
     unanswered = request(
         group_id="g", topics=[request.Topic(name="short", partition_indexes=[0, 1])]
     )
-    answer = bench.send(wire.OFFSET_FETCH, 5, unanswered)
+    answer = broker_harness.send(wire.OFFSET_FETCH, 5, unanswered)
     turns.run()
-    found = bench.read(wire.OFFSET_FETCH, 5, answer).topics[0].partitions
+    found = broker_harness.read(wire.OFFSET_FETCH, 5, answer).topics[0].partitions
     assert [part.committed_offset for part in found] == [-1, -1]
 
 
 @pytest.mark.parametrize("again", [2, 5])
 def test_commit_to_a_topic_recreated_between_two_chunks(
-    bench: Bench, turns: Turns, monkeypatch: pytest.MonkeyPatch, again: int
+    broker_harness: BrokerHarness,
+    turns: Turns,
+    monkeypatch: pytest.MonkeyPatch,
+    again: int,
 ) -> None:
     """Only partitions that the new topic has get offsets."""
     use_chunks_of_one(monkeypatch)
-    bench.logdir.create_topic("short", 5)
-    answer = bench.send(wire.OFFSET_COMMIT, 7, commit_of(5, range(5), "short"))
+    broker_harness.logdir.create_topic("short", 5)
+    answer = broker_harness.send(wire.OFFSET_COMMIT, 7, commit_of(5, range(5), "short"))
     turns.turn()
-    bench.logdir.delete_topic("short")
-    bench.logdir.create_topic("short", again)
+    broker_harness.logdir.delete_topic("short")
+    broker_harness.logdir.create_topic("short", again)
     turns.run()
-    answers = bench.read(wire.OFFSET_COMMIT, 7, answer).topics[0].partitions
+    answers = broker_harness.read(wire.OFFSET_COMMIT, 7, answer).topics[0].partitions
     unknown = codes.UNKNOWN_TOPIC_OR_PARTITION
     assert [part.error_code for part in answers] == [0] * again + [unknown] * (
         5 - again
@@ -638,22 +670,27 @@ def test_commit_to_a_topic_recreated_between_two_chunks(
 
 @pytest.mark.parametrize("event", ["deleted", "committed again", "a member"])
 def test_offset_deletion_affects_the_group_that_exists_in_the_last_chunk(
-    bench: Bench, turns: Turns, monkeypatch: pytest.MonkeyPatch, event: str
+    broker_harness: BrokerHarness,
+    turns: Turns,
+    monkeypatch: pytest.MonkeyPatch,
+    event: str,
 ) -> None:
     def all_offsets() -> list[int]:
-        answer = bench.send(wire.OFFSET_FETCH, 5, offsets_of(5))
+        answer = broker_harness.send(wire.OFFSET_FETCH, 5, offsets_of(5))
         turns.run()
         return [
             part.committed_offset
-            for part in bench.read(wire.OFFSET_FETCH, 5, answer).topics[0].partitions
+            for part in broker_harness.read(wire.OFFSET_FETCH, 5, answer)
+            .topics[0]
+            .partitions
         ]
 
-    bench.ask(wire.OFFSET_COMMIT, 7, commit_of(1, range(5)))
+    broker_harness.ask(wire.OFFSET_COMMIT, 7, commit_of(1, range(5)))
     request = wire.OFFSET_DELETE.Request
     parts = [request.Topic.Partition(partition_index=number) for number in range(5)]
     with monkeypatch.context() as patch:
         use_chunks_of_one(patch)
-        answer = bench.send(
+        answer = broker_harness.send(
             wire.OFFSET_DELETE,
             0,
             request(group_id="g", topics=[request.Topic(name="t", partitions=parts)]),
@@ -661,7 +698,7 @@ def test_offset_deletion_affects_the_group_that_exists_in_the_last_chunk(
     if event == "a member":
         join = wire.JOIN_GROUP.Request
         reads = subscription_value(Subscription(topics=("t",)))
-        bench.send(
+        broker_harness.send(
             wire.JOIN_GROUP,
             3,
             join(
@@ -673,11 +710,13 @@ def test_offset_deletion_affects_the_group_that_exists_in_the_last_chunk(
             ),
         )
     else:
-        bench.ask(wire.DELETE_GROUPS, 2, wire.DELETE_GROUPS.Request(groups_names=["g"]))
+        broker_harness.ask(
+            wire.DELETE_GROUPS, 2, wire.DELETE_GROUPS.Request(groups_names=["g"])
+        )
     if event == "committed again":
-        bench.ask(wire.OFFSET_COMMIT, 7, commit_of(9, range(5)))
+        broker_harness.ask(wire.OFFSET_COMMIT, 7, commit_of(9, range(5)))
     turns.run()
-    answers = bench.read(wire.OFFSET_DELETE, 0, answer)
+    answers = broker_harness.read(wire.OFFSET_DELETE, 0, answer)
     found = {part.error_code for topic in answers.topics for part in topic.partitions}
     if event == "deleted":
         assert answers.error_code == codes.GROUP_ID_NOT_FOUND
@@ -692,33 +731,41 @@ def test_offset_deletion_affects_the_group_that_exists_in_the_last_chunk(
 
 
 def test_chunked_answer_that_cannot_be_encoded_closes_the_connection(
-    bench: Bench, turns: Turns, monkeypatch: pytest.MonkeyPatch
+    broker_harness: BrokerHarness, turns: Turns, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise its client would wait forever."""
 
     def refuse(*_: object) -> None:
         raise MemoryError("no room for the answer")
 
-    monkeypatch.setattr(bench.broker, "_finished_response", refuse)
-    answer = bench.send(wire.OFFSET_FETCH, 5, offsets_of(MANY))
+    monkeypatch.setattr(broker_harness.broker, "_finished_response", refuse)
+    answer = broker_harness.send(wire.OFFSET_FETCH, 5, offsets_of(MANY))
     turns.run()
     assert isinstance(answer, PendingResponse) and isinstance(
         answer.value, CloseConnection
     )
 
 
-def test_stopping_broker_answers_chunked_requests(bench: Bench, turns: Turns) -> None:
-    answer = bench.send(wire.OFFSET_FETCH, 5, offsets_of(MANY))
-    bench.broker.stop(bench.now_ms)
-    assert len(bench.read(wire.OFFSET_FETCH, 5, answer).topics[0].partitions) == MANY
+def test_stopping_broker_answers_chunked_requests(
+    broker_harness: BrokerHarness, turns: Turns
+) -> None:
+    answer = broker_harness.send(wire.OFFSET_FETCH, 5, offsets_of(MANY))
+    broker_harness.broker.stop(broker_harness.now_ms)
+    assert (
+        len(broker_harness.read(wire.OFFSET_FETCH, 5, answer).topics[0].partitions)
+        == MANY
+    )
     turns.run()
 
 
 @pytest.mark.parametrize("commits", [True, False])
 def test_markers_in_several_partitions_are_written_in_chunks(
-    bench: Bench, turns: Turns, monkeypatch: pytest.MonkeyPatch, commits: bool
+    broker_harness: BrokerHarness,
+    turns: Turns,
+    monkeypatch: pytest.MonkeyPatch,
+    commits: bool,
 ) -> None:
-    producer = bench.ask(
+    producer = broker_harness.ask(
         wire.INIT_PRODUCER_ID,
         4,
         wire.INIT_PRODUCER_ID.Request(
@@ -730,36 +777,40 @@ def test_markers_in_several_partitions_are_written_in_chunks(
         "producer_epoch": producer.producer_epoch,
     }
     records = encode([(None, b"v")], transactional=True, base_sequence=0, **who)
-    request = Bench.produces(records, partitions=3, acks=-1)
+    request = BrokerHarness.produces(records, partitions=3, acks=-1)
     request.transactional_id = "x"
-    answers = bench.ask(wire.PRODUCE, 12, request).responses[0].partition_responses
+    answers = (
+        broker_harness.ask(wire.PRODUCE, 12, request).responses[0].partition_responses
+    )
     assert [part.error_code for part in answers] == [0, 0, 0]
     use_chunks_of_one(monkeypatch)
-    ended = bench.send(
+    ended = broker_harness.send(
         wire.END_TXN,
         4,
         wire.END_TXN.Request(transactional_id="x", committed=commits, **who),
     )
     assert turns.run() >= 3
-    assert bench.read(wire.END_TXN, 4, ended).error_code == 0
+    assert broker_harness.read(wire.END_TXN, 4, ended).error_code == 0
     for number in range(3):
-        log = bench.logdir.partition("t", number)
+        log = broker_harness.logdir.partition("t", number)
         assert (log.last_stable_offset, log.log_end_offset) == (2, 2)
         assert len(list(log.read(0, isolation="read_committed"))) == commits
 
 
 @in_both_homes
 def test_chunked_commits_take_effect_in_both_kinds_of_directories(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
+    group_harness: GroupHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a shared directory a request runs in another thread, and is complete at the
     end of its turn.
     """
     use_chunks_of_one(monkeypatch)
     for number in range(3):
-        assert rig.commit({("orders", each): number for each in range(3)}).is_set
-    assert rig.committed() == {("orders", each): 2 for each in range(3)}
-    refused = rig.commit(
+        assert group_harness.commit(
+            {("orders", each): number for each in range(3)}
+        ).is_set
+    assert group_harness.committed() == {("orders", each): 2 for each in range(3)}
+    refused = group_harness.commit(
         {("orders", each): 1 for each in range(3)}, group="x" * 32_760
     ).value
     assert {part.error_code for part in refused.topics[0].partitions} == {
@@ -826,28 +877,32 @@ def test_clients_are_served_in_chunks(
 def test_request_with_too_large_an_array_closes_the_connection(
     tmp_path: Path,
 ) -> None:
-    bench = Bench(tmp_path, max_request_entries=5_000)
-    bench.logdir.create_topic("t")
-    bench.ask(wire.OFFSET_FETCH, 5, offsets_of(4_999))
+    broker_harness = BrokerHarness(tmp_path, max_request_entries=5_000)
+    broker_harness.logdir.create_topic("t")
+    broker_harness.ask(wire.OFFSET_FETCH, 5, offsets_of(4_999))
     with pytest.raises(
         CloseConnection,
         match=r"OffsetFetch v5 request, topics\.partition_indexes: an array of 5000",
     ):
-        bench.send(wire.OFFSET_FETCH, 5, offsets_of(5_000))
-    bench.close()
+        broker_harness.send(wire.OFFSET_FETCH, 5, offsets_of(5_000))
+    broker_harness.close()
 
 
 def test_large_requests_are_refused_while_the_chunk_limit_is_reached(
-    bench: Bench, turns: Turns
+    broker_harness: BrokerHarness, turns: Turns
 ) -> None:
     answers = [
-        bench.send(wire.OFFSET_FETCH, 5, offsets_of(MANY))
+        broker_harness.send(wire.OFFSET_FETCH, 5, offsets_of(MANY))
         for _ in range(scheduling.MAX_IN_STEPS)
     ]
     with pytest.raises(CloseConnection, match="OffsetFetch of 10001 entries"):
-        bench.send(wire.OFFSET_FETCH, 5, offsets_of(10_000))
+        broker_harness.send(wire.OFFSET_FETCH, 5, offsets_of(10_000))
     assert (
-        len(bench.ask(wire.OFFSET_FETCH, 5, offsets_of(MANY)).topics[0].partitions)
+        len(
+            broker_harness.ask(wire.OFFSET_FETCH, 5, offsets_of(MANY))
+            .topics[0]
+            .partitions
+        )
         == MANY
     )
     turns.run()

@@ -17,7 +17,7 @@ from netshim.handlers import produce as handler
 from netshim.scheduling import PendingResponse
 from netshim.wire import codes
 from support.conformance import build
-from support.rig import T0, Rig
+from support.group_harness import T0, GroupHarness
 
 TOPICS: dict[str, dict[str, object]] = {"t": {}, "small": {"max.message.bytes": 200}}
 
@@ -62,7 +62,11 @@ requests = st.tuples(
 
 
 def _send(
-    rig: Rig, topic: str, number: int, acks: int, records: bytes | None
+    group_harness: GroupHarness,
+    topic: str,
+    number: int,
+    acks: int,
+    records: bytes | None,
 ) -> PendingResponse:
     part = {"index": number, "records": records}
     asked = {
@@ -70,7 +74,7 @@ def _send(
         "timeout_ms": 1_000,
         "topic_data": [{"name": topic, "partition_data": [part]}],
     }
-    return rig.send(wire.PRODUCE, 9, build(wire.PRODUCE.request.shape, asked))
+    return group_harness.send(wire.PRODUCE, 9, build(wire.PRODUCE.request.shape, asked))
 
 
 def _partition_answer(answer: PendingResponse) -> Any:
@@ -79,12 +83,12 @@ def _partition_answer(answer: PendingResponse) -> Any:
 
 def _answers(path: Path, asked: list[Any]) -> list[Any]:
     """Return the answers of a broker, followed by the bytes of its logs."""
-    with Rig(path) as rig:
+    with GroupHarness(path) as group_harness:
         for name, config in TOPICS.items():
-            rig.logdir.create_topic(name, 1, config)
+            group_harness.logdir.create_topic(name, 1, config)
         answers: list[Any] = []
         for each in asked:
-            answer = _partition_answer(_send(rig, *each))
+            answer = _partition_answer(_send(group_harness, *each))
             text = (answer.error_message or "").replace(path.name, "")
             answers.append(
                 (
@@ -96,7 +100,7 @@ def _answers(path: Path, asked: list[Any]) -> list[Any]:
                 )
             )
         for name in TOPICS:
-            log = rig.logdir.partition(name, 0)
+            log = group_harness.logdir.partition(name, 0)
             log.flush()
             answers.append(
                 b"".join(
@@ -119,25 +123,29 @@ def test_fast_path_answers_and_stores_like_the_general_path(
     assert short == long
 
 
-def test_waiting_appends_are_executed_in_order_and_together(rig: Rig) -> None:
+def test_waiting_appends_are_executed_in_order_and_together(
+    group_harness: GroupHarness,
+) -> None:
     """Otherwise a client that pipelines its requests would pay for a thread switch with
     each of them.
     """
-    rig.logdir.create_topic("t")
-    log = rig.logdir.partition("t", 0)
+    group_harness.logdir.create_topic("t")
+    log = group_harness.logdir.partition("t", 0)
     batches = [_batch(1, (0, number), None) for number in range(5)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(handler, "_may_wait", lambda *_: True)
-        rig.holds_disk = True
-        answers = [_send(rig, "t", 0, 1, records) for records in batches[:3]]
-        assert len(rig.held) == 1  # the first append; the others wait for it
-        answers.append(_send(rig, "t", 0, 1, batches[0]))  # the same batch again
-        answers.append(_send(rig, "t", 0, 1, batches[4]))  # out of order
-        work, done = rig.held.pop()
+        group_harness.holds_disk = True
+        answers = [_send(group_harness, "t", 0, 1, records) for records in batches[:3]]
+        assert len(group_harness.held) == 1  # the first append; the others wait for it
+        answers.append(
+            _send(group_harness, "t", 0, 1, batches[0])
+        )  # the same batch again
+        answers.append(_send(group_harness, "t", 0, 1, batches[4]))  # out of order
+        work, done = group_harness.held.pop()
         done(work())
-        assert len(rig.held) == 2  # a sync, and all appends that were waiting
+        assert len(group_harness.held) == 2  # a sync, and all appends that were waiting
         assert log.log_end_offset == 1
-        rig.finish_disk()
+        group_harness.finish_disk()
     results = [_partition_answer(answer) for answer in answers]
     assert [each.base_offset for each in results] == [0, 1, 2, 0, -1]
     assert [each.error_code for each in results] == [
@@ -150,32 +158,32 @@ def test_waiting_appends_are_executed_in_order_and_together(rig: Rig) -> None:
     assert log.log_end_offset == 3
 
 
-def test_append_does_not_overtake_waiting_ones(rig: Rig) -> None:
-    rig.logdir.create_topic("t")
-    log = rig.logdir.partition("t", 0)
-    rig.holds_disk = True
+def test_append_does_not_overtake_waiting_ones(group_harness: GroupHarness) -> None:
+    group_harness.logdir.create_topic("t")
+    log = group_harness.logdir.partition("t", 0)
+    group_harness.holds_disk = True
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(handler, "_may_wait", lambda *_: True)
-        first = _send(rig, "t", 0, 1, _batch(2, None, None))
-    second = _send(rig, "t", 0, 1, _batch(1, None, None))
+        first = _send(group_harness, "t", 0, 1, _batch(2, None, None))
+    second = _send(group_harness, "t", 0, 1, _batch(1, None, None))
     assert not second.is_set
     assert log.log_end_offset == 0
-    rig.finish_disk()
+    group_harness.finish_disk()
     assert [
         _partition_answer(first).base_offset,
         _partition_answer(second).base_offset,
     ] == [0, 2]
 
 
-def test_only_acks_all_waits_for_the_disk(rig: Rig) -> None:
-    rig.logdir.create_topic("t")
-    rig.logdir.partition("t", 0)
-    rig.holds_disk = True
-    answer = _send(rig, "t", 0, 1, _batch(1, None, None))
-    waits = _send(rig, "t", 0, -1, _batch(1, None, None))
+def test_only_acks_all_waits_for_the_disk(group_harness: GroupHarness) -> None:
+    group_harness.logdir.create_topic("t")
+    group_harness.logdir.partition("t", 0)
+    group_harness.holds_disk = True
+    answer = _send(group_harness, "t", 0, 1, _batch(1, None, None))
+    waits = _send(group_harness, "t", 0, -1, _batch(1, None, None))
     assert answer.is_set
     assert not waits.is_set
-    rig.finish_disk()
+    group_harness.finish_disk()
     assert [
         _partition_answer(answer).base_offset,
         _partition_answer(waits).base_offset,

@@ -19,7 +19,7 @@ from logcore.recordbatch import encode
 from netshim import wire
 from netshim.broker import reports_changes
 from netshim.connection import Budget, Connection, Workload
-from support.bench import SESSION, Bench
+from support.broker_harness import SESSION, BrokerHarness
 from support.kernels import runs_compiled
 
 pytestmark = runs_compiled
@@ -32,8 +32,8 @@ class Client:
     """Two connections to a broker: one for Produce, one for Fetch."""
 
     def __init__(self, path: Path, durability: str) -> None:
-        self.bench = Bench(path, durability=durability)
-        self.bench.logdir.create_topic("t", 1)
+        self.broker_harness = BrokerHarness(path, durability=durability)
+        self.broker_harness.logdir.create_topic("t", 1)
         self.sequence = 0
         self.producer, self.consumer = self._connect(), self._connect()
         self.produce(-1)
@@ -41,7 +41,7 @@ class Client:
 
     def _connect(self) -> Connection:
         budget = Budget(1 << 28)
-        broker = self.bench.broker
+        broker = self.broker_harness.broker
         return Connection(
             partial(broker.handle, SESSION),
             broker.state.settings,
@@ -55,7 +55,7 @@ class Client:
     def _send(self, connection: Connection, frame: bytes) -> None:
         buffer = connection.get_buffer()
         buffer[: len(frame)] = frame
-        connection.received(len(frame), self.bench.now_ms)
+        connection.received(len(frame), self.broker_harness.now_ms)
 
     def produce_frame(self, acks: int, producer_id: int = -1) -> bytes:
         sequence = self.sequence if producer_id >= 0 else -1
@@ -67,12 +67,12 @@ class Client:
             base_sequence=sequence,
         )
         self.sequence += producer_id >= 0
-        request = Bench.produces(bytes(batch), acks=acks)
+        request = BrokerHarness.produces(bytes(batch), acks=acks)
         return wire.encode_request(wire.PRODUCE, 9, 1, "client", request)
 
     @staticmethod
     def fetch_frame(offset: int) -> bytes:
-        request = Bench.fetches(range(1))
+        request = BrokerHarness.fetches(range(1))
         request.max_wait_ms = 500
         request.min_bytes = 1
         request.isolation_level = 1
@@ -101,7 +101,7 @@ class Client:
                 buffer = connection.get_buffer()
                 buffer[: len(frame)] = frame
                 sys.setprofile(profile)
-                connection.received(len(frame), self.bench.now_ms)
+                connection.received(len(frame), self.broker_harness.now_ms)
                 sys.setprofile(None)
             for connection, _ in frames:
                 sys.setprofile(profile)
@@ -114,7 +114,7 @@ class Client:
 def client(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Client]:
     made = Client(tmp_path, request.param)
     yield made
-    made.bench.close()
+    made.broker_harness.close()
 
 
 @pytest.mark.parametrize("client", ["os"], indirect=True)
@@ -138,7 +138,7 @@ def test_a_produce_of_an_idempotent_producer_calls_few_functions(
 
 @pytest.mark.parametrize("client", ["os"], indirect=True)
 def test_a_fetch_calls_few_functions(client: Client) -> None:
-    log = client.bench.logdir.partition("t", 0)
+    log = client.broker_harness.logdir.partition("t", 0)
     calls = client.calls(
         (client.consumer, lambda: client.fetch_frame(log.log_end_offset - 1))
     )
@@ -150,16 +150,16 @@ def test_a_large_fetch_calls_few_functions(client: Client) -> None:
     """It has more records than are copied at once."""
     batch = bytes(encode([(b"k", b"v" * 50_000)], now_ms=1))
     for _ in range(4):
-        client.bench.produce(batch)
+        client.broker_harness.produce(batch)
     calls = client.calls((client.consumer, lambda: client.fetch_frame(1)))
     assert calls <= 85
 
 
 def test_a_produce_that_wakes_a_fetch_calls_few_functions(client: Client) -> None:
-    log = client.bench.logdir.partition("t", 0)
+    log = client.broker_harness.logdir.partition("t", 0)
     calls = client.calls(
         (client.consumer, lambda: client.fetch_frame(log.log_end_offset)),
         (client.producer, lambda: client.produce_frame(-1)),
     )
-    limit = 80 if client.bench.logdir.durability.kind == "os" else 130
+    limit = 80 if client.broker_harness.logdir.durability.kind == "os" else 130
     assert calls <= limit

@@ -17,7 +17,7 @@ from netshim.leadership import SoleLeadership
 from netshim.refused_batches import RefusedBatches
 from netshim.wire import codes
 from support.conformance import build
-from support.rig import T0, Rig
+from support.group_harness import T0, GroupHarness
 
 KEY = ("t", 0)
 
@@ -41,17 +41,19 @@ class ChangingLeadership(SoleLeadership):
 
 
 @pytest.fixture
-def clustered(tmp_path: Path) -> Iterator[tuple[Rig, ChangingLeadership]]:
-    with Rig(tmp_path / "data") as rig:
-        rig.logdir.create_topic("t")
-        rig.logdir.partition("t", 0)
-        leadership = ChangingLeadership(rig.state)
-        rig.state.leadership = leadership
-        rig.state.logs.check_leads = leadership.check_leads
-        yield rig, leadership
+def clustered(tmp_path: Path) -> Iterator[tuple[GroupHarness, ChangingLeadership]]:
+    with GroupHarness(tmp_path / "data") as group_harness:
+        group_harness.logdir.create_topic("t")
+        group_harness.logdir.partition("t", 0)
+        leadership = ChangingLeadership(group_harness.state)
+        group_harness.state.leadership = leadership
+        group_harness.state.logs.check_leads = leadership.check_leads
+        yield group_harness, leadership
 
 
-def produce(rig: Rig, sequence: int, epoch: int = 0) -> tuple[int, int]:
+def produce(
+    group_harness: GroupHarness, sequence: int, epoch: int = 0
+) -> tuple[int, int]:
     """Send a batch of producer 5, and return the code and the offset."""
     records = recordbatch.encode(
         [(b"k", b"v", (), T0)],
@@ -66,7 +68,7 @@ def produce(rig: Rig, sequence: int, epoch: int = 0) -> tuple[int, int]:
         "topic_data": [{"name": "t", "partition_data": [part]}],
     }
     request = build(wire.PRODUCE.request.shape, asked)
-    answer = rig.send(wire.PRODUCE, 9, request)
+    answer = group_harness.send(wire.PRODUCE, 9, request)
     found = answer.value.responses[0].partition_responses[0]
     return found.error_code, found.base_offset
 
@@ -80,7 +82,7 @@ def produce(rig: Rig, sequence: int, epoch: int = 0) -> tuple[int, int]:
     ],
 )
 def test_batches_after_a_refused_one_are_not_out_of_order(
-    clustered: tuple[Rig, ChangingLeadership],
+    clustered: tuple[GroupHarness, ChangingLeadership],
     refusal: type[Exception],
     code: int,
     stored: int,
@@ -88,33 +90,33 @@ def test_batches_after_a_refused_one_are_not_out_of_order(
     """For OUT_OF_ORDER_SEQUENCE_NUMBER, librdkafka sends unanswered batches again in a
     new epoch, and those that were stored already are then stored twice.
     """
-    rig, leadership = clustered
+    group_harness, leadership = clustered
     if stored:
-        assert produce(rig, 0) == (codes.NONE, 0)
+        assert produce(group_harness, 0) == (codes.NONE, 0)
     leadership.refusal = refusal
-    assert produce(rig, stored)[0] == code
+    assert produce(group_harness, stored)[0] == code
     leadership.refusal = None
     in_flight = range(stored, stored + KNOWN_BATCHES)
-    assert [produce(rig, each)[0] for each in in_flight[1:]] == [code] * 4
-    assert [produce(rig, each) for each in in_flight] == [
+    assert [produce(group_harness, each)[0] for each in in_flight[1:]] == [code] * 4
+    assert [produce(group_harness, each) for each in in_flight] == [
         (codes.NONE, each) for each in in_flight
     ]
 
 
 def test_batch_that_is_missing_for_long_is_out_of_order(
-    clustered: tuple[Rig, ChangingLeadership],
+    clustered: tuple[GroupHarness, ChangingLeadership],
 ) -> None:
     """A client that gave up the refused batch gets that code, so that it begins a new epoch."""
-    rig, leadership = clustered
-    assert produce(rig, 0) == (codes.NONE, 0)
+    group_harness, leadership = clustered
+    assert produce(group_harness, 0) == (codes.NONE, 0)
     leadership.refusal = NotLeaderError
-    assert produce(rig, 1)[0] == codes.NOT_LEADER_OR_FOLLOWER
+    assert produce(group_harness, 1)[0] == codes.NOT_LEADER_OR_FOLLOWER
     leadership.refusal = None
-    found = [produce(rig, 2)[0] for _ in range(KNOWN_BATCHES)]
+    found = [produce(group_harness, 2)[0] for _ in range(KNOWN_BATCHES)]
     assert found == [codes.NOT_LEADER_OR_FOLLOWER] * 4 + [
         codes.OUT_OF_ORDER_SEQUENCE_NUMBER
     ]
-    assert produce(rig, 0, epoch=1) == (codes.NONE, 1)
+    assert produce(group_harness, 0, epoch=1) == (codes.NONE, 1)
 
 
 def test_refused_batch_is_forgotten_with_time_and_epoch() -> None:

@@ -31,7 +31,7 @@ from netshim.scheduling import CloseConnection, PendingResponse
 from netshim.session import ClientSession
 from netshim.topic_ids import NO_ID
 from netshim.wire import codes
-from support.bench import SESSION, Bench
+from support.broker_harness import SESSION, BrokerHarness
 from support.client import Client
 
 # -- waits for the disk
@@ -43,48 +43,59 @@ def batch_of(*values: bytes, **more: Any) -> bytes:
 
 
 def test_one_fetch_over_many_new_partitions_does_not_keep_others_waiting(
-    bench: Bench,
+    broker_harness: BrokerHarness,
 ) -> None:
     """Logs were opened in the broker's thread: a Fetch over 300 logs blocked all other
     clients for 16 s.
     """
-    bench.logdir.create_topic("t", partitions=100)
-    bench.logdir.create_topic("small")
-    bench.at_once = False
-    large = bench.send(wire.FETCH, 11, bench.fetches(range(100)))
-    assert isinstance(large, PendingResponse) and not bench.logdir.host.open_logs(), (
-        "nothing is opened in the broker's thread"
+    broker_harness.logdir.create_topic("t", partitions=100)
+    broker_harness.logdir.create_topic("small")
+    broker_harness.at_once = False
+    large = broker_harness.send(wire.FETCH, 11, broker_harness.fetches(range(100)))
+    assert (
+        isinstance(large, PendingResponse)
+        and not broker_harness.logdir.host.open_logs()
+    ), "nothing is opened in the broker's thread"
+    broker_harness.run(most=3)
+    small = broker_harness.send(
+        wire.FETCH, 11, broker_harness.fetches(range(1), "small")
     )
-    bench.run(most=3)
-    small = bench.send(wire.FETCH, 11, bench.fetches(range(1), "small"))
-    bench.run(most=3)
+    broker_harness.run(most=3)
     assert small.is_set and not large.is_set, "they take turns"
-    assert len(bench.submitted) == 1, (
+    assert len(broker_harness.submitted) == 1, (
         "one log is opened at a time; other threads are for syncs"
     )
-    bench.run()
-    assert len(bench.read(wire.FETCH, 11, large).responses[0].partitions) == 100
+    broker_harness.run()
+    assert (
+        len(broker_harness.read(wire.FETCH, 11, large).responses[0].partitions) == 100
+    )
 
 
 def test_requests_that_wait_for_a_log_keep_their_order_and_their_bytes(
-    bench: Bench,
+    broker_harness: BrokerHarness,
 ) -> None:
-    bench.logdir.create_topic("t", partitions=3)
-    bench.at_once = False
+    broker_harness.logdir.create_topic("t", partitions=3)
+    broker_harness.at_once = False
     answers = [
-        bench.send(
-            wire.PRODUCE, 9, bench.produces(batch_of(b"%d" % number), partitions=3)
+        broker_harness.send(
+            wire.PRODUCE,
+            9,
+            broker_harness.produces(batch_of(b"%d" % number), partitions=3),
         )
         for number in range(5)
     ]
-    bench.run()
+    broker_harness.run()
     for number, answer in enumerate(answers):
-        reported = bench.read(wire.PRODUCE, 9, answer).responses[0].partition_responses
+        reported = (
+            broker_harness.read(wire.PRODUCE, 9, answer)
+            .responses[0]
+            .partition_responses
+        )
         assert [(entry.error_code, entry.base_offset) for entry in reported] == [
             (0, number)
         ] * 3
     for partition in range(3):
-        log = bench.logdir.partition("t", partition)
+        log = broker_harness.logdir.partition("t", partition)
         assert [record.value for record in log.read(0)] == [
             b"0",
             b"1",
@@ -97,40 +108,49 @@ def test_requests_that_wait_for_a_log_keep_their_order_and_their_bytes(
 @pytest.mark.parametrize("opened", range(4))
 @pytest.mark.parametrize("partition", range(3))
 def test_a_produce_that_waits_for_many_logs_is_not_overtaken(
-    bench: Bench, opened: int, partition: int
+    broker_harness: BrokerHarness, opened: int, partition: int
 ) -> None:
     """A request also does not wait for a log that was opened for an earlier request,
     while that request waits for other logs.
     """
-    bench.logdir.create_topic("t", partitions=3)
-    bench.at_once = False
-    bench.send(wire.PRODUCE, 9, bench.produces(batch_of(b"0"), partitions=3))
-    bench.run(most=opened)
+    broker_harness.logdir.create_topic("t", partitions=3)
+    broker_harness.at_once = False
+    broker_harness.send(
+        wire.PRODUCE, 9, broker_harness.produces(batch_of(b"0"), partitions=3)
+    )
+    broker_harness.run(most=opened)
     for number in (1, 2):
-        request = bench.produces(batch_of(b"%d" % number))
+        request = broker_harness.produces(batch_of(b"%d" % number))
         request.topic_data[0].partition_data[0].index = partition
-        bench.send(wire.PRODUCE, 9, request)
-    bench.send(wire.PRODUCE, 9, bench.produces(batch_of(b"3"), partitions=3))
-    bench.run()
+        broker_harness.send(wire.PRODUCE, 9, request)
+    broker_harness.send(
+        wire.PRODUCE, 9, broker_harness.produces(batch_of(b"3"), partitions=3)
+    )
+    broker_harness.run()
     found = [
-        [record.value for record in bench.logdir.partition("t", number).read(0)]
+        [
+            record.value
+            for record in broker_harness.logdir.partition("t", number).read(0)
+        ]
         for number in range(3)
     ]
     expected = [[b"0", b"3"]] * 3
     expected[partition] = [b"0", b"1", b"2", b"3"]
     assert found == expected
-    assert not bench.broker.state.logs.queued
+    assert not broker_harness.broker.state.logs.queued
 
 
-def test_many_requests_may_wait_for_one_log(bench: Bench) -> None:
-    bench.logdir.create_topic("t")
-    bench.at_once = False
+def test_many_requests_may_wait_for_one_log(broker_harness: BrokerHarness) -> None:
+    broker_harness.logdir.create_topic("t")
+    broker_harness.at_once = False
     for number in range(2_000):
-        bench.send(wire.PRODUCE, 9, bench.produces(batch_of(b"%d" % number), acks=0))
-    bench.run()
-    assert [record.value for record in bench.logdir.partition("t", 0).read(0)] == [
-        b"%d" % n for n in range(2_000)
-    ]
+        broker_harness.send(
+            wire.PRODUCE, 9, broker_harness.produces(batch_of(b"%d" % number), acks=0)
+        )
+    broker_harness.run()
+    assert [
+        record.value for record in broker_harness.logdir.partition("t", 0).read(0)
+    ] == [b"%d" % n for n in range(2_000)]
 
 
 @pytest.mark.parametrize("at", range(1, 5))
@@ -138,11 +158,14 @@ def test_many_requests_may_wait_for_one_log(bench: Bench) -> None:
     "error", [TopicNotFoundError, StorageReadError, ZeroDivisionError]
 )
 def test_failed_check_does_not_delay_later_requests(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, error: type[Exception], at: int
+    broker_harness: BrokerHarness,
+    monkeypatch: pytest.MonkeyPatch,
+    error: type[Exception],
+    at: int,
 ) -> None:
     """Like a topic that another thread deletes between two steps of the request."""
-    bench.logdir.create_topic("t")
-    real = bench.logdir.partitions
+    broker_harness.logdir.create_topic("t")
+    real = broker_harness.logdir.partitions
     looks = 0
 
     def partitions(name: str) -> tuple[int, ...]:
@@ -152,23 +175,27 @@ def test_failed_check_does_not_delay_later_requests(
             raise error("in this moment")
         return real(name)
 
-    monkeypatch.setattr(bench.logdir, "partitions", partitions)
+    monkeypatch.setattr(broker_harness.logdir, "partitions", partitions)
     with contextlib.suppress(ZeroDivisionError):
-        reply = bench.send(wire.PRODUCE, 9, bench.produces(batch_of(b"v")))
+        reply = broker_harness.send(
+            wire.PRODUCE, 9, broker_harness.produces(batch_of(b"v"))
+        )
         assert not isinstance(reply, PendingResponse) or reply.is_set
     monkeypatch.undo()
-    assert not bench.broker.state.logs.queued
-    assert bench.produce(batch_of(b"w")).error_code == 0
+    assert not broker_harness.broker.state.logs.queued
+    assert broker_harness.produce(batch_of(b"w")).error_code == 0
 
 
 def test_append_that_rolls_runs_in_a_thread_and_delays_later_ones(
-    bench: Bench,
+    broker_harness: BrokerHarness,
 ) -> None:
-    bench.logdir.create_topic("t", config={"segment.bytes": 300})
-    log = bench.logdir.partition("t", 0)
-    bench.at_once = False
+    broker_harness.logdir.create_topic("t", config={"segment.bytes": 300})
+    log = broker_harness.logdir.partition("t", 0)
+    broker_harness.at_once = False
     answers = [
-        bench.send(wire.PRODUCE, 9, bench.produces(batch_of(b"%d" % number * 100)))
+        broker_harness.send(
+            wire.PRODUCE, 9, broker_harness.produces(batch_of(b"%d" % number * 100))
+        )
         for number in range(6)
     ]
     assert (
@@ -176,13 +203,13 @@ def test_append_that_rolls_runs_in_a_thread_and_delays_later_ones(
         and not isinstance(answers[0], PendingResponse)
         and isinstance(answers[-1], PendingResponse)
     )
-    bench.run()
+    broker_harness.run()
     assert log.statistics().rolls > 1
     assert [record.value[:1] for record in log.read(0)] == [
         b"%d" % number for number in range(6)
     ]
     assert [
-        bench.read(wire.PRODUCE, 9, answer)
+        broker_harness.read(wire.PRODUCE, 9, answer)
         .responses[0]
         .partition_responses[0]
         .base_offset
@@ -191,12 +218,14 @@ def test_append_that_rolls_runs_in_a_thread_and_delays_later_ones(
 
 
 def test_log_that_cannot_be_opened_is_reported_and_others_are_served(
-    bench: Bench,
+    broker_harness: BrokerHarness,
 ) -> None:
-    bench.logdir.create_topic("t", partitions=2)
-    shutil.rmtree(f"{bench.logdir.path}/t-0")
+    broker_harness.logdir.create_topic("t", partitions=2)
+    shutil.rmtree(f"{broker_harness.logdir.path}/t-0")
     reported = (
-        bench.ask(wire.FETCH, 11, bench.fetches(range(3))).responses[0].partitions
+        broker_harness.ask(wire.FETCH, 11, broker_harness.fetches(range(3)))
+        .responses[0]
+        .partitions
     )
     assert [entry.error_code for entry in reported] == [
         codes.KAFKA_STORAGE_ERROR,
@@ -206,13 +235,17 @@ def test_log_that_cannot_be_opened_is_reported_and_others_are_served(
 
 
 def test_a_produce_without_answer_that_fails_later_ends_its_connection(
-    bench: Bench,
+    broker_harness: BrokerHarness,
 ) -> None:
-    bench.logdir.create_topic("t")
-    bench.at_once = False
-    answer = bench.send(wire.PRODUCE, 9, bench.produces(b"garbage" * 20, acks=0))
-    stored = bench.send(wire.PRODUCE, 9, bench.produces(batch_of(b"v"), acks=0))
-    bench.run()
+    broker_harness.logdir.create_topic("t")
+    broker_harness.at_once = False
+    answer = broker_harness.send(
+        wire.PRODUCE, 9, broker_harness.produces(b"garbage" * 20, acks=0)
+    )
+    stored = broker_harness.send(
+        wire.PRODUCE, 9, broker_harness.produces(batch_of(b"v"), acks=0)
+    )
+    broker_harness.run()
     assert (
         isinstance(answer.value, CloseConnection)
         and stored.is_set
@@ -264,11 +297,11 @@ def test_the_event_loop_touches_no_file_that_is_to_be_opened_made_or_synced(
             client.ask(
                 wire.PRODUCE,
                 9,
-                Bench.produces(
+                BrokerHarness.produces(
                     batch_of(b"v" * 300, **more), "made", acks=-1 + number % 2 * 2
                 ),
             )
-        client.ask(wire.FETCH, 11, Bench.fetches(range(1), "made"))
+        client.ask(wire.FETCH, 11, BrokerHarness.fetches(range(1), "made"))
         client.ask(wire.INIT_PRODUCER_ID, 4, wire.INIT_PRODUCER_ID.Request())
         commit = wire.OFFSET_COMMIT.Request
         part = commit.Topic.Partition(partition_index=0, committed_offset=1)
@@ -346,21 +379,21 @@ def test_every_api_reports_the_same_leader_epoch(
         known = log.leader_epoch
         assert known >= 4
     for _ in range(2):
-        bench = Bench(path)
-        assert bench.logdir.host.leader_epoch("t", 0) == known, (
+        broker_harness = BrokerHarness(path)
+        assert broker_harness.logdir.host.leader_epoch("t", 0) == known, (
             "before the log is opened"
         )
-        assert bench.epochs() == {known}
-        bench.logdir.partition("t", 0).begin_epoch(known + 1)
+        assert broker_harness.epochs() == {known}
+        broker_harness.logdir.partition("t", 0).begin_epoch(known + 1)
         known += 1
-        assert bench.epochs() == {known}
-        bench.logdir.partition("t", 0).close()
-        assert bench.logdir.host.leader_epoch("t", 0) == known, (
+        assert broker_harness.epochs() == {known}
+        broker_harness.logdir.partition("t", 0).close()
+        assert broker_harness.logdir.host.leader_epoch("t", 0) == known, (
             "when it is closed again"
         )
-        assert bench.epochs() == {known}
-        bench.logdir.partition("t", 0).append(b"v")
-        bench.close()
+        assert broker_harness.epochs() == {known}
+        broker_harness.logdir.partition("t", 0).append(b"v")
+        broker_harness.close()
 
 
 @pytest.mark.parametrize("is_clustered", [True, False])
@@ -372,14 +405,14 @@ def test_metadata_of_a_cluster_waits_for_no_file(
     """
     with logcore.open_dir(tmp_path, create=True) as logdir:
         logdir.create_topic("t", 3)
-    bench = Bench(tmp_path, at_once=False)
-    bench.broker.state.leadership.is_clustered = is_clustered
+    broker_harness = BrokerHarness(tmp_path, at_once=False)
+    broker_harness.broker.state.leadership.is_clustered = is_clustered
     request = wire.METADATA.Request(topics=None)
-    reply = bench.send(wire.METADATA, 9, request)
+    reply = broker_harness.send(wire.METADATA, 9, request)
     assert isinstance(reply, PendingResponse) != is_clustered
-    assert (len(bench.submitted) == 0) == is_clustered
-    bench.run()
-    bench.close()
+    assert (len(broker_harness.submitted) == 0) == is_clustered
+    broker_harness.run()
+    broker_harness.close()
 
 
 @pytest.mark.parametrize(
@@ -402,16 +435,16 @@ def test_metadata_of_a_cluster_waits_for_no_file(
     ],
 )
 def test_fetch_with_a_diverging_epoch_gets_the_point_of_divergence(
-    bench: Bench, offset: int, last_epoch: int, expected: Any
+    broker_harness: BrokerHarness, offset: int, last_epoch: int, expected: Any
 ) -> None:
     """Kafka's rule, with epochs 0 at [0, 5) and 2 at [5, 10), the log start at 2."""
-    bench.logdir.create_topic("t")
-    log = bench.logdir.partition("t", 0)
+    broker_harness.logdir.create_topic("t")
+    log = broker_harness.logdir.partition("t", 0)
     log.append_many([(None, b"v")] * 5)
     log.begin_epoch(2)
     log.append_many([(None, b"v")] * 5)
     log.delete_records(2)
-    found = bench.fetch(offset, last_fetched_epoch=last_epoch)
+    found = broker_harness.fetch(offset, last_fetched_epoch=last_epoch)
     diverging = (found.diverging_epoch.epoch, found.diverging_epoch.end_offset)
     if isinstance(expected, int):
         assert (found.error_code, diverging, found.records) == (expected, (-1, -1), b"")
@@ -440,7 +473,11 @@ def test_fetch_with_a_diverging_epoch_gets_the_point_of_divergence(
     ],
 )
 def test_refused_batch_lists_its_invalid_records(
-    bench: Bench, codec: str, config: dict[str, object], code: int, wrong: list[int]
+    broker_harness: BrokerHarness,
+    codec: str,
+    config: dict[str, object],
+    code: int,
+    wrong: list[int],
 ) -> None:
     """Without the list, clients consider all records invalid, and a program that drops
     invalid records drops valid ones.
@@ -452,15 +489,15 @@ def test_refused_batch_lists_its_invalid_records(
         (b"k", b"2", (), 7),
         (None, b"3", (), future),
     ]
-    bench.logdir.create_topic("t", config=config)
-    reported = bench.produce(encode(rows, codec=codec))
+    broker_harness.logdir.create_topic("t", config=config)
+    reported = broker_harness.produce(encode(rows, codec=codec))
     assert (reported.error_code, reported.base_offset) == (code, -1)
     assert [error.batch_index for error in reported.record_errors] == wrong
     assert all(error.batch_index_error_message for error in reported.record_errors)
-    assert bench.logdir.partition("t", 0).log_end_offset == 0
-    assert bench.produce(encode(rows, codec=codec), version=7).error_code == code, (
-        "which has no field for them"
-    )
+    assert broker_harness.logdir.partition("t", 0).log_end_offset == 0
+    assert (
+        broker_harness.produce(encode(rows, codec=codec), version=7).error_code == code
+    ), "which has no field for them"
 
 
 @pytest.mark.parametrize(
@@ -474,29 +511,31 @@ def test_refused_batch_lists_its_invalid_records(
     ],
 )
 def test_bytes_after_a_batch_are_dropped_or_refused(
-    bench: Bench, records: bytes | None, code: int
+    broker_harness: BrokerHarness, records: bytes | None, code: int
 ) -> None:
-    bench.logdir.create_topic("t")
-    assert bench.produce(records).error_code == code
-    assert [record.value for record in bench.logdir.partition("t", 0).read(0)] == (
-        [] if code else [b"v"]
-    )
+    broker_harness.logdir.create_topic("t")
+    assert broker_harness.produce(records).error_code == code
+    assert [
+        record.value for record in broker_harness.logdir.partition("t", 0).read(0)
+    ] == ([] if code else [b"v"])
 
 
 def test_of_two_batches_for_a_partition_in_one_request_the_last_counts(
-    bench: Bench,
+    broker_harness: BrokerHarness,
 ) -> None:
     """As in Kafka, which keeps them in a map: one is stored, and one is answered."""
-    bench.logdir.create_topic("t")
-    request = bench.produces(batch_of(b"first"))
+    broker_harness.logdir.create_topic("t")
+    request = broker_harness.produces(batch_of(b"first"))
     request.topic_data[0].partition_data += (
-        bench.produces(batch_of(b"second")).topic_data[0].partition_data
+        broker_harness.produces(batch_of(b"second")).topic_data[0].partition_data
     )
-    (reported,) = bench.ask(wire.PRODUCE, 9, request).responses[0].partition_responses
+    (reported,) = (
+        broker_harness.ask(wire.PRODUCE, 9, request).responses[0].partition_responses
+    )
     assert (reported.error_code, reported.base_offset) == (0, 0)
-    assert [record.value for record in bench.logdir.partition("t", 0).read(0)] == [
-        b"second"
-    ]
+    assert [
+        record.value for record in broker_harness.logdir.partition("t", 0).read(0)
+    ] == [b"second"]
 
 
 @pytest.mark.parametrize(
@@ -508,19 +547,22 @@ def test_of_two_batches_for_a_partition_in_one_request_the_last_counts(
     ],
 )
 def test_batches_of_transactions_that_were_not_begun(
-    bench: Bench, transactional_id: str | None, transactional: bool, code: int
+    broker_harness: BrokerHarness,
+    transactional_id: str | None,
+    transactional: bool,
+    code: int,
 ) -> None:
-    bench.logdir.create_topic("t")
+    broker_harness.logdir.create_topic("t")
     more = {
         "producer_id": 5,
         "producer_epoch": 0,
         "base_sequence": 0,
         "transactional": transactional,
     }
-    request = bench.produces(batch_of(b"v", **more))
+    request = broker_harness.produces(batch_of(b"v", **more))
     request.transactional_id = transactional_id
     assert (
-        bench.ask(wire.PRODUCE, 9, request)
+        broker_harness.ask(wire.PRODUCE, 9, request)
         .responses[0]
         .partition_responses[0]
         .error_code
@@ -528,14 +570,16 @@ def test_batches_of_transactions_that_were_not_begun(
     )
 
 
-def test_a_batch_outside_an_open_transaction_of_its_producer(bench: Bench) -> None:
-    bench.logdir.create_topic("t")
+def test_a_batch_outside_an_open_transaction_of_its_producer(
+    broker_harness: BrokerHarness,
+) -> None:
+    broker_harness.logdir.create_topic("t")
     more: dict[str, Any] = {"producer_id": 5, "producer_epoch": 0}
-    bench.logdir.partition("t", 0).append_batch(
+    broker_harness.logdir.partition("t", 0).append_batch(
         batch_of(b"v", base_sequence=0, transactional=True, **more)
     )
     assert (
-        bench.produce(batch_of(b"v", base_sequence=1, **more)).error_code
+        broker_harness.produce(batch_of(b"v", base_sequence=1, **more)).error_code
         == codes.INVALID_TXN_STATE
     )
 
@@ -553,11 +597,15 @@ def test_every_error_of_the_library_that_names_a_code_of_kafkas_gets_it() -> Non
         assert codes.name(code_of(kind("x"))) == code, kind
 
 
-def test_error_texts_name_no_folder_of_the_server(bench: Bench) -> None:
-    bench.logdir.create_topic("t", partitions=2)
-    shutil.rmtree(f"{bench.logdir.path}/t-1")
+def test_error_texts_name_no_folder_of_the_server(
+    broker_harness: BrokerHarness,
+) -> None:
+    broker_harness.logdir.create_topic("t", partitions=2)
+    shutil.rmtree(f"{broker_harness.logdir.path}/t-1")
     reported = (
-        bench.ask(wire.PRODUCE, 9, bench.produces(batch_of(b"v"), partitions=2))
+        broker_harness.ask(
+            wire.PRODUCE, 9, broker_harness.produces(batch_of(b"v"), partitions=2)
+        )
         .responses[0]
         .partition_responses[1]
     )
@@ -567,13 +615,15 @@ def test_error_texts_name_no_folder_of_the_server(bench: Bench) -> None:
     )
     topics = wire.CREATE_TOPICS.Request
     made = topics.Topic(name="t", num_partitions=1, replication_factor=1)
-    refused = bench.ask(
+    refused = broker_harness.ask(
         wire.CREATE_TOPICS, 4, topics(topics=[made], timeout_ms=1)
     ).topics[0]
     assert refused.error_code == codes.TOPIC_ALREADY_EXISTS
     for text in (reported.error_message, refused.error_message):
         assert not any(
-            part in text for part in Path(bench.logdir.path).parts[:-1] if len(part) > 1
+            part in text
+            for part in Path(broker_harness.logdir.path).parts[:-1]
+            if len(part) > 1
         ), text
     inner = "/srv/kafka data/t-0/00000000000000000000.log"
     error = logcore.StorageReadError(f"[Errno 5] cannot read '{inner}'", path=inner)
@@ -586,7 +636,7 @@ def test_error_texts_name_no_folder_of_the_server(bench: Bench) -> None:
 
 
 def test_no_similar_topic_is_searched_if_no_text_is_read(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+    broker_harness: BrokerHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Mutated frames found it: each unknown partition of a request took a millisecond
     for 100 topics, in the event loop.
@@ -598,10 +648,10 @@ def test_no_similar_topic_is_searched_if_no_text_is_read(
         "get_close_matches",
         lambda name, *rest: searches.append(name) or find(name, *rest),
     )
-    bench.logdir.create_topic("orders")
+    broker_harness.logdir.create_topic("orders")
     request = wire.OFFSET_FOR_LEADER_EPOCH.Request
     parts = [request.Topic.Partition(partition=number) for number in range(3)]
-    answer = bench.ask(
+    answer = broker_harness.ask(
         wire.OFFSET_FOR_LEADER_EPOCH,
         3,
         request(topics=[request.Topic(topic="order", partitions=parts)]),
@@ -609,7 +659,7 @@ def test_no_similar_topic_is_searched_if_no_text_is_read(
     assert {each.error_code for each in answer.topics[0].partitions} == {
         codes.UNKNOWN_TOPIC_OR_PARTITION
     }
-    doomed = bench.ask(
+    doomed = broker_harness.ask(
         wire.DELETE_TOPICS,
         4,
         wire.DELETE_TOPICS.Request(topic_names=["order"], timeout_ms=1),
@@ -617,7 +667,7 @@ def test_no_similar_topic_is_searched_if_no_text_is_read(
     assert doomed.responses[0].error_code == codes.UNKNOWN_TOPIC_OR_PARTITION
     assert searches == []
     with pytest.raises(logcore.TopicNotFoundError) as caught:
-        bench.logdir.partitions("order")
+        broker_harness.logdir.partitions("order")
     copied = pickle.loads(pickle.dumps(caught.value))
     assert str(copied) == str(caught.value)
     assert "did you mean 'orders'?" in str(copied)
@@ -627,14 +677,16 @@ def test_a_connection_has_a_bounded_number_of_topics_made(tmp_path: Path) -> Non
     """Requests that name a topic create it. Topics that could not be created do not
     count.
     """
-    bench = Bench(tmp_path, auto_create_limit=3)
+    broker_harness = BrokerHarness(tmp_path, auto_create_limit=3)
 
     def asked(session: ClientSession, *names: str) -> list[int]:
         request = wire.METADATA.Request
         body = request(topics=[request.Topic(name=name) for name in names])
         frame = memoryview(wire.encode_request(wire.METADATA, 9, 1, "test", body))[4:]
-        reported = Bench.read(
-            wire.METADATA, 9, bench.broker.handle(session, frame, bench.now_ms)
+        reported = BrokerHarness.read(
+            wire.METADATA,
+            9,
+            broker_harness.broker.handle(session, frame, broker_harness.now_ms),
         )
         return [topic.error_code for topic in reported.topics]
 
@@ -651,33 +703,37 @@ def test_a_connection_has_a_bounded_number_of_topics_made(tmp_path: Path) -> Non
     assert asked(first, "a", "c", "d", "e") == [0, 0, refused, refused]
     assert asked(first, "d", "!", "c") == [refused, invalid, 0]
     assert asked(ClientSession("127.0.0.1", 9092, "127.0.0.1"), "d") == [0]
-    assert list(bench.logdir.topics()) == ["a", "b", "c", "d"]
-    bench.close()
+    assert list(broker_harness.logdir.topics()) == ["a", "b", "c", "d"]
+    broker_harness.close()
 
 
-def test_one_request_makes_a_bounded_number_of_partitions(bench: Bench) -> None:
+def test_one_request_makes_a_bounded_number_of_partitions(
+    broker_harness: BrokerHarness,
+) -> None:
     """Mutated frames found it: one request for 100,000 partitions prevented all other
     clients from creating a topic.
     """
-    most = bench.broker.state.settings.max_partitions_per_request
+    most = broker_harness.broker.state.settings.max_partitions_per_request
     topics = wire.CREATE_TOPICS.Request
     made = [
         topics.Topic(name=name, num_partitions=most // 2 + 1, replication_factor=1)
         for name in ("t", "u")
     ]
-    refused = bench.ask(wire.CREATE_TOPICS, 4, topics(topics=made, timeout_ms=1)).topics
+    refused = broker_harness.ask(
+        wire.CREATE_TOPICS, 4, topics(topics=made, timeout_ms=1)
+    ).topics
     assert {each.name: each.error_code for each in refused} == dict.fromkeys(
         "tu", codes.POLICY_VIOLATION
     )
-    assert not bench.logdir.topics()
-    bench.logdir.create_topic("t", partitions=2)
+    assert not broker_harness.logdir.topics()
+    broker_harness.logdir.create_topic("t", partitions=2)
     partitions = wire.CREATE_PARTITIONS.Request
     grown = [partitions.Topic(name="t", count=most + 3, assignments=None)]
-    (refused,) = bench.ask(
+    (refused,) = broker_harness.ask(
         wire.CREATE_PARTITIONS, 1, partitions(topics=grown, timeout_ms=1)
     ).results
     assert refused.error_code == codes.POLICY_VIOLATION
-    assert len(bench.logdir.partitions("t")) == 2
+    assert len(broker_harness.logdir.partitions("t")) == 2
 
 
 # -- the rest of the wire --------------------------------------------------------------
@@ -686,42 +742,47 @@ def test_one_request_makes_a_bounded_number_of_partitions(bench: Bench) -> None:
 def test_listed_and_deleted_offsets_wait_for_appends_with_acks_1(
     tmp_path: Path,
 ) -> None:
-    bench = Bench(tmp_path / "data", durability="group")
-    bench.logdir.create_topic("t")
-    log = bench.logdir.partition("t", 0)
-    bench.at_once = False
-    assert bench.produce(batch_of(b"a", b"b")).error_code == 0
+    broker_harness = BrokerHarness(tmp_path / "data", durability="group")
+    broker_harness.logdir.create_topic("t")
+    log = broker_harness.logdir.partition("t", 0)
+    broker_harness.at_once = False
+    assert broker_harness.produce(batch_of(b"a", b"b")).error_code == 0
     assert (log.high_watermark, log.log_end_offset) == (0, 2)
     request = wire.LIST_OFFSETS.Request
     part = request.Topic.Partition(partition_index=0, timestamp=-1)
-    listed = bench.send(
+    listed = broker_harness.send(
         wire.LIST_OFFSETS,
         5,
         request(topics=[request.Topic(name="t", partitions=[part])]),
     )
     assert not listed.is_set
-    bench.run()
-    assert bench.read(wire.LIST_OFFSETS, 5, listed).topics[0].partitions[0].offset == 2
-    bench.produce(batch_of(b"c"))
+    broker_harness.run()
+    assert (
+        broker_harness.read(wire.LIST_OFFSETS, 5, listed).topics[0].partitions[0].offset
+        == 2
+    )
+    broker_harness.produce(batch_of(b"c"))
     doomed = wire.DELETE_RECORDS.Request
     part = doomed.Topic.Partition(partition_index=0, offset=-1)
     body = doomed(topics=[doomed.Topic(name="t", partitions=[part])], timeout_ms=1000)
-    deleted = bench.send(wire.DELETE_RECORDS, 2, body)
-    bench.run()
+    deleted = broker_harness.send(wire.DELETE_RECORDS, 2, body)
+    broker_harness.run()
     assert (
-        bench.read(wire.DELETE_RECORDS, 2, deleted)
+        broker_harness.read(wire.DELETE_RECORDS, 2, deleted)
         .topics[0]
         .partitions[0]
         .low_watermark
         == 3
     )
-    bench.close()
+    broker_harness.close()
 
 
 @pytest.mark.parametrize("version", [5, 6])
-def test_a_topic_that_is_named_twice_is_not_deleted(bench: Bench, version: int) -> None:
+def test_a_topic_that_is_named_twice_is_not_deleted(
+    broker_harness: BrokerHarness, version: int
+) -> None:
     for name in ("once", "twice", "by both"[:2]):
-        bench.logdir.create_topic(name)
+        broker_harness.logdir.create_topic(name)
     request = wire.DELETE_TOPICS.Request
     names = ["once", "twice", "twice"]
     body = request(topic_names=names, timeout_ms=1_000)
@@ -729,25 +790,29 @@ def test_a_topic_that_is_named_twice_is_not_deleted(bench: Bench, version: int) 
         topics = [request.Topic(name=name) for name in [*names, "by"]]
         body.topics = [
             *topics,
-            request.Topic(name=None, topic_id=bench.logdir.topic_id("by").bytes),
+            request.Topic(
+                name=None, topic_id=broker_harness.logdir.topic_id("by").bytes
+            ),
         ]
-    reported = bench.ask(wire.DELETE_TOPICS, version, body).responses
+    reported = broker_harness.ask(wire.DELETE_TOPICS, version, body).responses
     refused = {
         entry.name for entry in reported if entry.error_code == codes.INVALID_REQUEST
     }
     assert refused == ({"twice"} if version == 5 else {"twice", "by"})
     assert [entry.name for entry in reported].count("twice") == 1
-    assert bench.logdir.topics() == ["by", "twice"]
+    assert broker_harness.logdir.topics() == ["by", "twice"]
 
 
-def test_sizes_of_the_log_directory(bench: Bench) -> None:
-    bench.logdir.create_topic("t")
-    bench.produce(batch_of(b"v" * 1_000))
+def test_sizes_of_the_log_directory(broker_harness: BrokerHarness) -> None:
+    broker_harness.logdir.create_topic("t")
+    broker_harness.produce(batch_of(b"v" * 1_000))
     request = wire.DESCRIBE_LOG_DIRS.Request
-    (reported,) = bench.ask(wire.DESCRIBE_LOG_DIRS, 4, request(topics=None)).results
+    (reported,) = broker_harness.ask(
+        wire.DESCRIBE_LOG_DIRS, 4, request(topics=None)
+    ).results
     assert (
         reported.topics[0].partitions[0].partition_size
-        == bench.logdir.size_bytes("t", 0)
+        == broker_harness.logdir.size_bytes("t", 0)
         > 1_000
     )
     assert reported.total_bytes > reported.usable_bytes > 0
@@ -772,7 +837,7 @@ def test_settings_of_groups_are_described(
     )
     body = request(resources=[asked], include_synonyms=True, include_documentation=True)
     with contextlib.closing(
-        Bench(tmp_path / "data", group_consumer_session_timeout_ms=9_000)
+        BrokerHarness(tmp_path / "data", group_consumer_session_timeout_ms=9_000)
     ) as made:
         (result,) = made.ask(wire.DESCRIBE_CONFIGS, 4, body).results
     assert result.error_code == codes.NONE
@@ -792,38 +857,46 @@ def test_settings_of_groups_are_described(
     assert synonyms == expected
 
 
-def test_a_group_without_a_name_is_not_described(bench: Bench) -> None:
+def test_a_group_without_a_name_is_not_described(broker_harness: BrokerHarness) -> None:
     request = wire.DESCRIBE_CONFIGS.Request
     asked = request.Resource(
         resource_type=32, resource_name="", configuration_keys=None
     )
-    (result,) = bench.ask(wire.DESCRIBE_CONFIGS, 4, request(resources=[asked])).results
+    (result,) = broker_harness.ask(
+        wire.DESCRIBE_CONFIGS, 4, request(resources=[asked])
+    ).results
     assert result.error_code == codes.INVALID_REQUEST and not result.configs
 
 
 def test_an_empty_group_id_may_commit_and_fetch_as_in_kafka_and_nothing_else(
-    bench: Bench,
+    broker_harness: BrokerHarness,
 ) -> None:
-    bench.logdir.create_topic("t")
+    broker_harness.logdir.create_topic("t")
     commit = wire.OFFSET_COMMIT.Request
     part = commit.Topic.Partition(partition_index=0, committed_offset=3)
     body = commit(group_id="", topics=[commit.Topic(name="t", partitions=[part])])
     assert (
-        bench.ask(wire.OFFSET_COMMIT, 7, body).topics[0].partitions[0].error_code == 0
+        broker_harness.ask(wire.OFFSET_COMMIT, 7, body)
+        .topics[0]
+        .partitions[0]
+        .error_code
+        == 0
     )
-    fetched = bench.ask(
+    fetched = broker_harness.ask(
         wire.OFFSET_FETCH, 5, wire.OFFSET_FETCH.Request(group_id="", topics=None)
     )
     assert fetched.topics[0].partitions[0].committed_offset == 3
-    described = bench.ask(
+    described = broker_harness.ask(
         wire.DESCRIBE_GROUPS, 4, wire.DESCRIBE_GROUPS.Request(groups=[""])
     ).groups[0]
     assert described.error_code == 0
     assert (
-        bench.ask(wire.HEARTBEAT, 3, wire.HEARTBEAT.Request(group_id="")).error_code
+        broker_harness.ask(
+            wire.HEARTBEAT, 3, wire.HEARTBEAT.Request(group_id="")
+        ).error_code
         == codes.INVALID_GROUP_ID
     )
-    gone = bench.ask(
+    gone = broker_harness.ask(
         wire.DELETE_GROUPS, 1, wire.DELETE_GROUPS.Request(groups_names=[""])
     ).results[0]
     assert gone.error_code == 0
@@ -833,26 +906,26 @@ def test_an_empty_group_id_may_commit_and_fetch_as_in_kafka_and_nothing_else(
 @pytest.mark.parametrize("by", ["a client", "the process"])
 @pytest.mark.parametrize("min_bytes", [1, 100])  # a batch has 69 bytes
 def test_a_fetch_waits_for_each_of_its_partitions(
-    bench: Bench, appended: int, by: str, min_bytes: int
+    broker_harness: BrokerHarness, appended: int, by: str, min_bytes: int
 ) -> None:
-    bench.logdir.create_topic("t", partitions=3)
-    request = bench.fetches(range(3))
+    broker_harness.logdir.create_topic("t", partitions=3)
+    request = broker_harness.fetches(range(3))
     request.min_bytes = min_bytes
     request.max_wait_ms = 20_000
-    answer = bench.send(wire.FETCH, 11, request)
+    answer = broker_harness.send(wire.FETCH, 11, request)
     assert isinstance(answer, PendingResponse) and not answer.is_set
-    bench.broker.tick(bench.now_ms)
+    broker_harness.broker.tick(broker_harness.now_ms)
     assert not answer.is_set
     for number in range(1 if min_bytes == 1 else 2):
         assert not answer.is_set, number
         if by == "a client":
-            produced = bench.produces(batch_of(b"v"))
+            produced = broker_harness.produces(batch_of(b"v"))
             produced.topic_data[0].partition_data[0].index = appended
-            bench.ask(wire.PRODUCE, 9, produced)
+            broker_harness.ask(wire.PRODUCE, 9, produced)
         else:
-            bench.logdir.partition("t", appended).append(b"v")
-            bench.broker.tick(bench.now_ms)
-    reported = bench.read(wire.FETCH, 11, answer).responses[0].partitions
+            broker_harness.logdir.partition("t", appended).append(b"v")
+            broker_harness.broker.tick(broker_harness.now_ms)
+    reported = broker_harness.read(wire.FETCH, 11, answer).responses[0].partitions
     assert [bool(entry.records) for entry in reported] == [
         number == appended for number in range(3)
     ]
@@ -863,24 +936,26 @@ def test_a_fetch_waits_for_each_of_its_partitions(
     [(1, [69, 0, 0]), (150, [138, 0, 0]), (210, [138, 69, 0]), (1000, [138, 138, 138])],
 )
 def test_a_fetch_keeps_to_its_bytes_over_all_partitions(
-    bench: Bench, max_bytes: int, expected: list[int]
+    broker_harness: BrokerHarness, max_bytes: int, expected: list[int]
 ) -> None:
     """Only the first batch of all may be larger than the remaining limit."""
-    bench.logdir.create_topic("t", partitions=3)
+    broker_harness.logdir.create_topic("t", partitions=3)
     for _ in range(2):
-        bench.ask(wire.PRODUCE, 9, bench.produces(batch_of(b"v"), partitions=3))
-    request = bench.fetches(range(3))
+        broker_harness.ask(
+            wire.PRODUCE, 9, broker_harness.produces(batch_of(b"v"), partitions=3)
+        )
+    request = broker_harness.fetches(range(3))
     request.max_bytes = max_bytes
-    reported = bench.ask(wire.FETCH, 11, request).responses[0].partitions
+    reported = broker_harness.ask(wire.FETCH, 11, request).responses[0].partitions
     assert [len(entry.records or b"") for entry in reported] == expected
 
 
 def test_unknown_topic_ids_cause_one_reading_of_the_topics(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+    broker_harness: BrokerHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A request may name thousands of topics, and each search reads all topics."""
-    state = bench.broker.state
-    real = bench.logdir.topics
+    state = broker_harness.broker.state
+    real = broker_harness.logdir.topics
     looks = 0
 
     def topics() -> list[str]:
@@ -888,24 +963,24 @@ def test_unknown_topic_ids_cause_one_reading_of_the_topics(
         looks += 1
         return real()
 
-    bench.logdir.create_topic("t")
-    monkeypatch.setattr(bench.logdir, "topics", topics)
+    broker_harness.logdir.create_topic("t")
+    monkeypatch.setattr(broker_harness.logdir, "topics", topics)
     request = wire.FETCH.Request
     part = request.Topic.Partition(partition=0, partition_max_bytes=100)
     unknown = [
         request.Topic(topic_id=bytes([number]) * 16, partitions=[part])
         for number in range(1, 51)
     ]
-    reported = bench.ask(wire.FETCH, 13, request(topics=unknown)).responses
+    reported = broker_harness.ask(wire.FETCH, 13, request(topics=unknown)).responses
     assert {each.partitions[0].error_code for each in reported} == {
         codes.UNKNOWN_TOPIC_ID
     }
     assert looks <= 1
     before = state.topic_ids.id_of("t")
     assert state.topic_ids.name_of(before) == "t"
-    bench.logdir.delete_topic("t")
+    broker_harness.logdir.delete_topic("t")
     assert state.topic_ids.name_of(before) is None
-    bench.logdir.create_topic("t")
+    broker_harness.logdir.create_topic("t")
     assert (
         state.topic_ids.name_of(before),
         state.topic_ids.name_of(state.topic_ids.id_of("t")),
@@ -913,13 +988,15 @@ def test_unknown_topic_ids_cause_one_reading_of_the_topics(
     assert state.topic_ids.name_of(NO_ID) is None
 
 
-def test_waiting_fetch_is_answered_when_its_offset_is_deleted(bench: Bench) -> None:
-    bench.logdir.create_topic("t")
-    bench.produce(batch_of(b"v"))
-    request = bench.fetches(range(1))
+def test_waiting_fetch_is_answered_when_its_offset_is_deleted(
+    broker_harness: BrokerHarness,
+) -> None:
+    broker_harness.logdir.create_topic("t")
+    broker_harness.produce(batch_of(b"v"))
+    request = broker_harness.fetches(range(1))
     request.min_bytes = 1000
     request.max_wait_ms = 20_000
-    answer = bench.send(wire.FETCH, 11, request)
+    answer = broker_harness.send(wire.FETCH, 11, request)
     assert isinstance(answer, PendingResponse) and not answer.is_set
     topic = wire.DELETE_RECORDS.Request.Topic
     body = wire.DELETE_RECORDS.Request(
@@ -929,64 +1006,81 @@ def test_waiting_fetch_is_answered_when_its_offset_is_deleted(bench: Bench) -> N
         timeout_ms=1000,
     )
     assert (
-        bench.ask(wire.DELETE_RECORDS, 2, body).topics[0].partitions[0].low_watermark
+        broker_harness.ask(wire.DELETE_RECORDS, 2, body)
+        .topics[0]
+        .partitions[0]
+        .low_watermark
         == 1
     )
-    reported = bench.read(wire.FETCH, 11, answer).responses[0].partitions[0]
+    reported = broker_harness.read(wire.FETCH, 11, answer).responses[0].partitions[0]
     assert reported.error_code == codes.OFFSET_OUT_OF_RANGE
 
 
 def test_fetch_counts_bytes_that_a_sync_makes_readable(tmp_path: Path) -> None:
     """Its bytes were written before the request arrived."""
-    bench = Bench(tmp_path, at_once=False, durability="group")
-    bench.logdir.create_topic("t")
-    log = bench.logdir.partition("t", 0)
-    produced = bench.send(wire.PRODUCE, 9, bench.produces(batch_of(b"v" * 2000)))
+    broker_harness = BrokerHarness(tmp_path, at_once=False, durability="group")
+    broker_harness.logdir.create_topic("t")
+    log = broker_harness.logdir.partition("t", 0)
+    produced = broker_harness.send(
+        wire.PRODUCE, 9, broker_harness.produces(batch_of(b"v" * 2000))
+    )
     while log.log_end_offset == 0:
-        bench.run(1)
+        broker_harness.run(1)
     assert log.high_watermark == 0
-    request = bench.fetches(range(1))
+    request = broker_harness.fetches(range(1))
     request.min_bytes = 1000
     request.max_wait_ms = 20_000
-    answer = bench.send(wire.FETCH, 11, request)
+    answer = broker_harness.send(wire.FETCH, 11, request)
     assert isinstance(answer, PendingResponse) and not answer.is_set
-    bench.run()
+    broker_harness.run()
     assert (
-        bench.read(wire.PRODUCE, 9, produced)
+        broker_harness.read(wire.PRODUCE, 9, produced)
         .responses[0]
         .partition_responses[0]
         .error_code
         == 0
     )
     assert (
-        len(bench.read(wire.FETCH, 11, answer).responses[0].partitions[0].records)
+        len(
+            broker_harness.read(wire.FETCH, 11, answer)
+            .responses[0]
+            .partitions[0]
+            .records
+        )
         > 2000
     )
-    bench.logdir.close()
+    broker_harness.logdir.close()
 
 
-def test_fetch_counts_bytes_that_a_marker_makes_readable(bench: Bench) -> None:
-    bench.logdir.create_topic("t")
-    log = bench.logdir.partition("t", 0)
+def test_fetch_counts_bytes_that_a_marker_makes_readable(
+    broker_harness: BrokerHarness,
+) -> None:
+    broker_harness.logdir.create_topic("t")
+    log = broker_harness.logdir.partition("t", 0)
     who = {"producer_id": 7, "producer_epoch": 0}
     log.append_batch(
         encode([(None, b"v" * 2000)], transactional=True, base_sequence=0, **who)
     )
-    request = bench.fetches(range(1))
+    request = broker_harness.fetches(range(1))
     request.min_bytes = 1000
     request.max_wait_ms = 20_000
     request.isolation_level = 1
-    answer = bench.send(wire.FETCH, 11, request)
+    answer = broker_harness.send(wire.FETCH, 11, request)
     assert isinstance(answer, PendingResponse) and not answer.is_set
     log.append_batch(
         encode([(None, b"v" * 2000)], transactional=True, base_sequence=1, **who)
     )
-    bench.broker.tick(bench.now_ms)
+    broker_harness.broker.tick(broker_harness.now_ms)
     assert not answer.is_set
     log.end_transaction(7, 0, commit=True)
-    bench.broker.tick(bench.now_ms)
+    broker_harness.broker.tick(broker_harness.now_ms)
     assert (
-        len(bench.read(wire.FETCH, 11, answer).responses[0].partitions[0].records)
+        len(
+            broker_harness.read(wire.FETCH, 11, answer)
+            .responses[0]
+            .partitions[0]
+            .records
+        )
         > 4000
     )
 
@@ -1017,14 +1111,16 @@ def test_a_fetch_that_waits_is_put_together_when_it_may_have_enough() -> None:
     assert _Growth(None).may_reach(50, at(200, 6, 6))
 
 
-def test_fetch_of_a_disconnected_client_stops_waiting(bench: Bench) -> None:
-    bench.logdir.create_topic("t")
-    state = bench.broker.state
+def test_fetch_of_a_disconnected_client_stops_waiting(
+    broker_harness: BrokerHarness,
+) -> None:
+    broker_harness.logdir.create_topic("t")
+    state = broker_harness.broker.state
     before = state.timers.next_ms
-    request = bench.fetches(range(1))
+    request = broker_harness.fetches(range(1))
     request.min_bytes = 1
     request.max_wait_ms = 20_000
-    answer = bench.send(wire.FETCH, 11, request)
+    answer = broker_harness.send(wire.FETCH, 11, request)
     assert isinstance(answer, PendingResponse) and state.fetches.waited_for() == [
         ("t", 0)
     ]
@@ -1045,11 +1141,11 @@ def lines(caplog: pytest.LogCaptureFixture, level: str) -> list[str]:
 
 
 def test_events_for_operators_are_logged(
-    bench: Bench, caplog: pytest.LogCaptureFixture
+    broker_harness: BrokerHarness, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "netshim")
     metadata = wire.METADATA.Request
-    bench.ask(
+    broker_harness.ask(
         wire.METADATA,
         9,
         metadata(topics=[metadata.Topic(name="made")], allow_auto_topic_creation=True),
@@ -1064,16 +1160,16 @@ def test_events_for_operators_are_logged(
         protocols=protocols,
         rebalance_timeout_ms=9,
     )
-    member_id = bench.ask(wire.JOIN_GROUP, 3, body).member_id
+    member_id = broker_harness.ask(wire.JOIN_GROUP, 3, body).member_id
     sync = wire.SYNC_GROUP.Request
     own = [sync.Assignment(member_id=member_id, assignment=b"")]
-    bench.ask(
+    broker_harness.ask(
         wire.SYNC_GROUP,
         3,
         sync(group_id="g", generation_id=1, member_id=member_id, assignments=own),
     )
-    bench.send(wire.JOIN_GROUP, 3, body)
-    bench.ask(
+    broker_harness.send(wire.JOIN_GROUP, 3, body)
+    broker_harness.ask(
         wire.DELETE_TOPICS,
         5,
         wire.DELETE_TOPICS.Request(topic_names=["made"], timeout_ms=1),
@@ -1090,11 +1186,13 @@ def test_events_for_operators_are_logged(
 
 
 def test_refusal_is_logged_with_client_request_and_reason(
-    bench: Bench, caplog: pytest.LogCaptureFixture
+    broker_harness: BrokerHarness, caplog: pytest.LogCaptureFixture
 ) -> None:
-    bench.logdir.create_topic("t")
-    bench.ask(wire.PRODUCE, 9, bench.produces(b"junk"), "app\nforged line")
-    bench.ask(
+    broker_harness.logdir.create_topic("t")
+    broker_harness.ask(
+        wire.PRODUCE, 9, broker_harness.produces(b"junk"), "app\nforged line"
+    )
+    broker_harness.ask(
         wire.INIT_PRODUCER_ID,
         4,
         wire.INIT_PRODUCER_ID.Request(transactional_id="x"),
@@ -1102,7 +1200,9 @@ def test_refusal_is_logged_with_client_request_and_reason(
     )
     topics = wire.CREATE_TOPICS.Request
     made = topics.Topic(name="t", num_partitions=1, replication_factor=1)
-    bench.ask(wire.CREATE_TOPICS, 4, topics(topics=[made], timeout_ms=1), "app")
+    broker_harness.ask(
+        wire.CREATE_TOPICS, 4, topics(topics=[made], timeout_ms=1), "app"
+    )
     said = lines(caplog, "WARNING")
     assert said[0].startswith(
         "Produce v9 of client 'app\\nforged line' at 127.0.0.1 refused: INVALID_RECORD, expected"
@@ -1121,12 +1221,17 @@ def test_refusal_is_logged_with_client_request_and_reason(
     [(76, "share groups"), (79, "share groups"), (88, "streams groups")],
 )
 def test_requests_of_other_kinds_of_groups_are_refused_and_logged(
-    bench: Bench, caplog: pytest.LogCaptureFixture, api_key: int, what: str
+    broker_harness: BrokerHarness,
+    caplog: pytest.LogCaptureFixture,
+    api_key: int,
+    what: str,
 ) -> None:
     assert api_key not in HANDLERS
     with pytest.raises(CloseConnection):
-        bench.broker.handle(
-            SESSION, memoryview(api_key.to_bytes(2, "big") + bytes(10)), bench.now_ms
+        broker_harness.broker.handle(
+            SESSION,
+            memoryview(api_key.to_bytes(2, "big") + bytes(10)),
+            broker_harness.now_ms,
         )
     assert lines(caplog, "WARNING") == [
         f"a request of 127.0.0.1 refused: {what} are not served"
@@ -1134,18 +1239,18 @@ def test_requests_of_other_kinds_of_groups_are_refused_and_logged(
 
 
 def test_log_lines_caused_by_clients_are_limited(
-    bench: Bench, caplog: pytest.LogCaptureFixture
+    broker_harness: BrokerHarness, caplog: pytest.LogCaptureFixture
 ) -> None:
-    bench.logdir.create_topic("t")
+    broker_harness.logdir.create_topic("t")
     for _ in range(500):
-        bench.produce(b"junk")
+        broker_harness.produce(b"junk")
     assert len(lines(caplog, "WARNING")) == 10
-    bench.now_ms += 60_000
-    bench.broker.tick(bench.now_ms)
+    broker_harness.now_ms += 60_000
+    broker_harness.broker.tick(broker_harness.now_ms)
     assert lines(caplog, "WARNING")[10:] == [
         "refused Produce 87: 490 more lines like these within a minute"
     ]
-    bench.produce(b"junk")
+    broker_harness.produce(b"junk")
     assert len(lines(caplog, "WARNING")) == 12
 
 
@@ -1169,23 +1274,23 @@ def test_work_that_may_block_on_the_disk_runs_in_a_thread(tmp_path: Path) -> Non
     """Leader epochs of logs that are not open, a search by time, and long searches for
     transactions.
     """
-    first = Bench(tmp_path)
+    first = BrokerHarness(tmp_path)
     first.logdir.create_topic("t")
     log = first.logdir.partition("t", 0)
     log.append_many([(None, b"v", (), 1_000 + at) for at in range(2_000)])
     first.close()
-    bench = Bench(tmp_path, at_once=False)
-    with contextlib.closing(bench):
+    broker_harness = BrokerHarness(tmp_path, at_once=False)
+    with contextlib.closing(broker_harness):
         metadata = wire.METADATA.Request(topics=[wire.METADATA.Request.Topic(name="t")])
         described = wire.DESCRIBE_TOPIC_PARTITIONS.Request(
             topics=[wire.DESCRIBE_TOPIC_PARTITIONS.Request.Topic(name="t")],
             response_partition_limit=10,
         )
-        later = bench.send(wire.DESCRIBE_TOPIC_PARTITIONS, 0, described)
+        later = broker_harness.send(wire.DESCRIBE_TOPIC_PARTITIONS, 0, described)
         assert isinstance(later, PendingResponse) and not later.is_set
-        bench.run()
+        broker_harness.run()
         assert later.is_set
-        assert bench.ask(wire.METADATA, 9, metadata).topics[0].error_code == 0
+        assert broker_harness.ask(wire.METADATA, 9, metadata).topics[0].error_code == 0
 
         def list_offsets(timestamp: int, isolation: int = 0) -> Any:
             part = wire.LIST_OFFSETS.Request.Topic.Partition(
@@ -1195,27 +1300,30 @@ def test_work_that_may_block_on_the_disk_runs_in_a_thread(tmp_path: Path) -> Non
             request = wire.LIST_OFFSETS.Request(
                 topics=[topic], isolation_level=isolation
             )
-            return bench.send(wire.LIST_OFFSETS, 7, request)
+            return broker_harness.send(wire.LIST_OFFSETS, 7, request)
 
         def offset(reply: Any) -> int:
             return int(
-                bench.read(wire.LIST_OFFSETS, 7, reply).topics[0].partitions[0].offset
+                broker_harness.read(wire.LIST_OFFSETS, 7, reply)
+                .topics[0]
+                .partitions[0]
+                .offset
             )
 
         opening = list_offsets(-1)
-        bench.run()
+        broker_harness.run()
         assert offset(opening) == 2_000
         assert offset(list_offsets(-1)) == 2_000, "nothing is read for the end"
         for timestamp, expected in ((1_500, 500), (-3, 1_999)):
             searched = list_offsets(timestamp)
             assert isinstance(searched, PendingResponse) and not searched.is_set
-            bench.run()
+            broker_harness.run()
             assert offset(searched) == expected
-        log = bench.logdir.partition("t", 0)
+        log = broker_harness.logdir.partition("t", 0)
         assert unwalked_offsets(log) == 2_000
         committed = list_offsets(-1, isolation=1)
         assert not committed.is_set
-        bench.run()
+        broker_harness.run()
         assert offset(committed) == 2_000 and unwalked_offsets(log) == 0
         log.append(b"v", timestamp_ms=9)
         assert offset(list_offsets(-1, isolation=1)) == 2_001, (
@@ -1224,5 +1332,5 @@ def test_work_that_may_block_on_the_disk_runs_in_a_thread(tmp_path: Path) -> Non
         log.append_many([(None, b"v", (), 9)] * 1_001)
         committed = list_offsets(-1, isolation=1)
         assert not committed.is_set
-        bench.run()
+        broker_harness.run()
         assert offset(committed) == 3_002

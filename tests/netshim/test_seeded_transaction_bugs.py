@@ -161,25 +161,25 @@ class Interrupted:
         self.who = (-1, -1)
 
     def run(self, disk: SimulatedDisk, promise: Callable[[Any], None]) -> None:
-        bench = SimulatedDiskBroker(disk, disk.now_ms(), "os")
-        bench.logdir.create_topic("t", 2)
-        got = bench.ask(
+        broker_harness = SimulatedDiskBroker(disk, disk.now_ms(), "os")
+        broker_harness.logdir.create_topic("t", 2)
+        got = broker_harness.ask(
             wire.INIT_PRODUCER_ID,
             4,
             transactional_id="x",
             transaction_timeout_ms=60_000,
         )
         self.who = (got.producer_id, got.producer_epoch)
-        assert self.write(bench) == {0}
+        assert self.write(broker_harness) == {0}
         promise("written")
-        bench.stop()
+        broker_harness.stop()
 
-    def write(self, bench: SimulatedDiskBroker) -> set[int]:
+    def write(self, broker_harness: SimulatedDiskBroker) -> set[int]:
         """Add both partitions and send the batch. Return the error codes of the
         responses.
         """
         topic_type = wire.ADD_PARTITIONS_TO_TXN.Request.Topic
-        added = bench.ask(
+        added = broker_harness.ask(
             wire.ADD_PARTITIONS_TO_TXN,
             3,
             v3_and_below_transactional_id="x",
@@ -193,7 +193,7 @@ class Interrupted:
             for part in topic.results_by_partition
         }
         batch = encode(
-            [(None, b"v", (), bench.now_ms)],
+            [(None, b"v", (), broker_harness.now_ms)],
             transactional=True,
             producer_id=self.who[0],
             producer_epoch=self.who[1],
@@ -204,7 +204,7 @@ class Interrupted:
             request.Topic.Partition(index=number, records=batch) for number in (0, 1)
         ]
         topics = [request.Topic(name="t", partition_data=parts)]
-        told = bench.ask(
+        told = broker_harness.ask(
             wire.PRODUCE,
             9,
             transactional_id="x",
@@ -220,13 +220,13 @@ class Interrupted:
         """Return whether the broker reported a commit to the producer, and the number
         of visible records of each partition.
         """
-        bench = SimulatedDiskBroker(disk, disk.now_ms())
-        if "t" not in bench.logdir:
-            bench.stop()
+        broker_harness = SimulatedDiskBroker(disk, disk.now_ms())
+        if "t" not in broker_harness.logdir:
+            broker_harness.stop()
             return False, []
-        is_told = self.write(bench) == {0}
+        is_told = self.write(broker_harness) == {0}
         if is_told:
-            end = bench.ask(
+            end = broker_harness.ask(
                 wire.END_TXN,
                 3,
                 transactional_id="x",
@@ -238,14 +238,14 @@ class Interrupted:
         seen = [
             len(
                 list(
-                    bench.logdir.partition("t", number).read(
+                    broker_harness.logdir.partition("t", number).read(
                         0, isolation="read_committed"
                     )
                 )
             )
             for number in (0, 1)
         ]
-        bench.stop()
+        broker_harness.stop()
         return is_told, seen
 
 
@@ -321,9 +321,9 @@ class Sender:
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
         self.disk = SimulatedDisk(seed=seed)
-        self.bench = SimulatedDiskBroker(self.disk, self.disk.now_ms())
-        self.bench.logdir.create_topic("t", 2)
-        got = self.bench.ask(
+        self.broker_harness = SimulatedDiskBroker(self.disk, self.disk.now_ms())
+        self.broker_harness.logdir.create_topic("t", 2)
+        got = self.broker_harness.ask(
             wire.INIT_PRODUCER_ID,
             4,
             transactional_id="x",
@@ -342,7 +342,7 @@ class Sender:
         except AssertionError:
             self.disk.crash()  # open objects are dropped without a warning
             raise
-        self.bench.stop()
+        self.broker_harness.stop()
 
     def send(self) -> None:
         number = self.chance.randrange(2)
@@ -359,13 +359,13 @@ class Sender:
             # The response was lost, and the broker may have been killed.
             if self.chance.random() < 0.3:
                 self.disk.kill()
-                self.bench.start()
+                self.broker_harness.start()
         self.sequences[number] += 1
         self.pending.append((number, value))
 
     def add(self, number: int) -> None:
         topic_type = wire.ADD_PARTITIONS_TO_TXN.Request.Topic
-        added = self.bench.ask(
+        added = self.broker_harness.ask(
             wire.ADD_PARTITIONS_TO_TXN,
             3,
             v3_and_below_transactional_id="x",
@@ -378,7 +378,7 @@ class Sender:
 
     def produce(self, number: int, sequence: int, value: bytes) -> int:
         batch = encode(
-            [(None, value, (), self.bench.now_ms)],
+            [(None, value, (), self.broker_harness.now_ms)],
             transactional=True,
             producer_id=self.who[0],
             producer_epoch=self.who[1],
@@ -391,7 +391,7 @@ class Sender:
                 partition_data=[request.Topic.Partition(index=number, records=batch)],
             )
         ]
-        told = self.bench.ask(
+        told = self.broker_harness.ask(
             wire.PRODUCE,
             9,
             transactional_id="x",
@@ -405,7 +405,7 @@ class Sender:
         if not self.pending:
             return
         commit = self.chance.random() < 0.7
-        told = self.bench.ask(
+        told = self.broker_harness.ask(
             wire.END_TXN,
             3,
             transactional_id="x",
@@ -418,7 +418,7 @@ class Sender:
             self.visible[number].append(value)
         self.pending.clear()
         for number in (0, 1):
-            found = self.bench.logdir.partition("t", number).read(
+            found = self.broker_harness.logdir.partition("t", number).read(
                 0, isolation="read_committed"
             )
             assert [record.value for record in found] == self.visible[number], (
@@ -467,8 +467,8 @@ class Offsets:
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
         self.disk = SimulatedDisk(seed=seed)
-        self.bench = SimulatedDiskBroker(self.disk, self.disk.now_ms())
-        self.bench.logdir.create_topic("in")
+        self.broker_harness = SimulatedDiskBroker(self.disk, self.disk.now_ms())
+        self.broker_harness.logdir.create_topic("in")
         self.written = 0
         #: The order of the record that counts, and its offset.
         self.counting = (0, -1)
@@ -476,7 +476,7 @@ class Offsets:
         self.who = {name: self.begin(name) for name in ("x", "y")}
 
     def begin(self, name: str) -> tuple[int, int]:
-        got = self.bench.ask(
+        got = self.broker_harness.ask(
             wire.INIT_PRODUCER_ID,
             4,
             transactional_id=name,
@@ -500,7 +500,7 @@ class Offsets:
         except AssertionError:
             self.disk.crash()  # open objects are dropped without a warning
             raise
-        self.bench.stop()
+        self.broker_harness.stop()
 
     def commit(self) -> None:
         self.written += 1
@@ -508,7 +508,7 @@ class Offsets:
         part = topic_type.Partition(
             partition_index=0, committed_offset=self.written, committed_metadata=""
         )
-        answer = self.bench.ask(
+        answer = self.broker_harness.ask(
             wire.OFFSET_COMMIT,
             7,
             group_id="g",
@@ -525,7 +525,7 @@ class Offsets:
         part = topic_type.Partition(
             partition_index=0, committed_offset=self.written, committed_metadata=""
         )
-        answer = self.bench.ask(
+        answer = self.broker_harness.ask(
             wire.TXN_OFFSET_COMMIT,
             5,
             group_id="g",
@@ -547,7 +547,7 @@ class Offsets:
 
     def end_one(self, name: str, *, commit: bool = True) -> None:
         producer_id, epoch = self.who[name]
-        end = self.bench.ask(
+        end = self.broker_harness.ask(
             wire.END_TXN,
             5,
             transactional_id=name,
@@ -564,15 +564,15 @@ class Offsets:
     def restart(self) -> None:
         kind = self.chance.randrange(3)
         if kind == 0:
-            self.bench.restart()
+            self.broker_harness.restart()
             return
         if kind == 1:
             self.disk.kill()
         else:
             left = list(self.disk.after_crash(limit=8, kind="power"))
             self.disk.crash()
-            self.disk = self.bench.disk = self.chance.choice(left)
-        self.bench.start()
+            self.disk = self.broker_harness.disk = self.chance.choice(left)
+        self.broker_harness.start()
 
     def judge(self) -> None:
         group = wire.OFFSET_FETCH.Request.Group
@@ -580,7 +580,7 @@ class Offsets:
             group(group_id="g", topics=[group.Topic(name="in", partition_indexes=[0])])
         ]
         for is_strict in (False, True):
-            answer = self.bench.ask(
+            answer = self.broker_harness.ask(
                 wire.OFFSET_FETCH, 8, require_stable=is_strict, groups=groups
             )
             (found,) = answer.groups[0].topics[0].partitions
@@ -607,11 +607,11 @@ def test_later_of_two_transactional_commits_counts_after_a_restart() -> None:
     simulation = Offsets(0)
     simulation.commit_in_transaction("x")
     simulation.commit_in_transaction("y")
-    simulation.bench.restart()
+    simulation.broker_harness.restart()
     simulation.end_one("y")
     simulation.end_one("x")
     simulation.judge()
-    simulation.bench.stop()
+    simulation.broker_harness.stop()
 
 
 def find_in_offsets() -> None:

@@ -29,8 +29,8 @@ from logcore.registry import open_registry
 from netshim import wire
 from netshim.wire import codes
 from support.client import Client
+from support.group_harness import GroupHarness
 from support.pages import blocks
-from support.rig import Rig
 
 DEADLINE_S = 60
 PAGE = Path(__file__).parents[2] / "docs" / "sharing.md"
@@ -168,8 +168,8 @@ def test_four_terminals_lose_no_record_when_members_are_killed(
 
 
 @pytest.fixture
-def rig(tmp_path: Path) -> Iterator[Rig]:
-    with Rig(tmp_path / "data", is_shared=True) as made:
+def group_harness(tmp_path: Path) -> Iterator[GroupHarness]:
+    with GroupHarness(tmp_path / "data", is_shared=True) as made:
         made.logdir.create_topic("orders", 2)
         yield made
 
@@ -183,155 +183,172 @@ def assigned(data: LogDir, consumer: Any) -> list[int]:
 
 
 def test_process_and_wire_consumers_divide_the_partitions(
-    rig: Rig,
+    group_harness: GroupHarness,
 ) -> None:
-    with rig.logdir.consumer(group_id="g", assignors=("range",)) as consumer:
+    with group_harness.logdir.consumer(group_id="g", assignors=("range",)) as consumer:
         consumer.subscribe(["orders"])
-        rig.sleep(100)
-        assert assigned(rig.logdir, consumer) == [0, 1]
-        newcomer = rig.join(protocols={"range": WANTED})
+        group_harness.sleep(100)
+        assert assigned(group_harness.logdir, consumer) == [0, 1]
+        newcomer = group_harness.join(protocols={"range": WANTED})
         assert not newcomer.is_set
         consumer.poll(0)
-        rig.sleep(100)
+        group_harness.sleep(100)
         joined = newcomer.value
         assert joined.error_code == 0 and joined.leader != joined.member_id
-        shares = rig.sync(joined.member_id, joined.generation_id)
+        shares = group_harness.sync(joined.member_id, joined.generation_id)
         consumer.poll(0)
-        rig.sleep(100)
-        assert len(assigned(rig.logdir, consumer)) == 1
+        group_harness.sleep(100)
+        assert len(assigned(group_harness.logdir, consumer)) == 1
         assert shares.value.assignment in (
             assignment_value([("orders", 0)]),
             assignment_value([("orders", 1)]),
         )
-        assert {member.client_host for member in rig.describe().members} == {
+        assert {member.client_host for member in group_harness.describe().members} == {
             "/10.0.0.1",
             f"/pid-{os.getpid()}",
         }
 
-        rig.leave((joined.member_id, None))
-        rig.sleep(100)
-        assert assigned(rig.logdir, consumer) == [0, 1]
+        group_harness.leave((joined.member_id, None))
+        group_harness.sleep(100)
+        assert assigned(group_harness.logdir, consumer) == [0, 1]
 
 
-def test_wire_leader_assigns_to_a_process_consumer(rig: Rig) -> None:
-    first = rig.join(protocols={"range": WANTED}).value
-    rig.sync(
+def test_wire_leader_assigns_to_a_process_consumer(group_harness: GroupHarness) -> None:
+    first = group_harness.join(protocols={"range": WANTED}).value
+    group_harness.sync(
         first.member_id,
         1,
         {first.member_id: assignment_value([("orders", 0), ("orders", 1)])},
     )
-    with rig.logdir.consumer(group_id="g", assignors=("range",)) as consumer:
+    with group_harness.logdir.consumer(group_id="g", assignors=("range",)) as consumer:
         consumer.subscribe(["orders"])
         consumer.poll(0)
-        assert rig.heartbeat(first.member_id, 1) == codes.REBALANCE_IN_PROGRESS
-        again = rig.join(first.member_id, protocols={"range": WANTED}).value
+        assert (
+            group_harness.heartbeat(first.member_id, 1) == codes.REBALANCE_IN_PROGRESS
+        )
+        again = group_harness.join(first.member_id, protocols={"range": WANTED}).value
         (other,) = {member.member_id for member in again.members} - {first.member_id}
         shares = {first.member_id: [("orders", 0)], other: [("orders", 1)]}
-        rig.sync(
+        group_harness.sync(
             first.member_id,
             again.generation_id,
             {name: assignment_value(each) for name, each in shares.items()},
         )
-        rig.sleep(100)
-        assert assigned(rig.logdir, consumer) == [1]
+        group_harness.sleep(100)
+        assert assigned(group_harness.logdir, consumer) == [1]
 
 
 def test_commit_of_an_earlier_generation_is_refused(
-    rig: Rig,
+    group_harness: GroupHarness,
 ) -> None:
-    first = rig.join(protocols={"range": WANTED}).value
-    rig.sync(first.member_id, 1, {first.member_id: b"1"})
+    first = group_harness.join(protocols={"range": WANTED}).value
+    group_harness.sync(first.member_id, 1, {first.member_id: b"1"})
     assert (
-        rig.commit({("orders", 0): 3}, member_id=first.member_id, generation=1)
+        group_harness.commit(
+            {("orders", 0): 3}, member_id=first.member_id, generation=1
+        )
         .value.topics[0]
         .partitions
     )
-    with rig.logdir.consumer(
+    with group_harness.logdir.consumer(
         group_id="g", assignors=("range",), enable_auto_commit=False
     ) as consumer:
         consumer.subscribe(["orders"])
         consumer.poll(0)
         for _ in range(12):  # the client does not join again
-            rig.sleep(5_000)
+            group_harness.sleep(5_000)
             consumer.poll(0)
-        late = rig.commit(
+        late = group_harness.commit(
             {("orders", 0): 9}, member_id=first.member_id, generation=1
         ).value
         assert late.topics[0].partitions[0].error_code == codes.UNKNOWN_MEMBER_ID
         assert consumer.committed([("orders", 0)])["orders", 0].offset == 3
-    assert rig.committed() == {("orders", 0): 3}
+    assert group_harness.committed() == {("orders", 0): 3}
 
 
-def test_new_member_without_a_common_assignor_is_refused(rig: Rig) -> None:
-    with rig.logdir.consumer(group_id="g", assignors=("range",)) as consumer:
+def test_new_member_without_a_common_assignor_is_refused(
+    group_harness: GroupHarness,
+) -> None:
+    with group_harness.logdir.consumer(group_id="g", assignors=("range",)) as consumer:
         consumer.subscribe(["orders"])
-        rig.sleep(100)
+        group_harness.sleep(100)
         consumer.poll(0)
-        refused = rig.join(protocols={"roundrobin": WANTED}).value
+        refused = group_harness.join(protocols={"roundrobin": WANTED}).value
         assert refused.error_code == codes.INCONSISTENT_GROUP_PROTOCOL
 
 
-def test_group_too_large_for_a_node_is_refused(rig: Rig) -> None:
+def test_group_too_large_for_a_node_is_refused(group_harness: GroupHarness) -> None:
     assert (
-        rig.join(protocols={"range": b"x" * 1_048_000}).value.error_code
+        group_harness.join(protocols={"range": b"x" * 1_048_000}).value.error_code
         == codes.UNKNOWN_SERVER_ERROR
     )
-    assert rig.join(group="", version=3).value.error_code == codes.INVALID_GROUP_ID
-    assert rig.heartbeat("m", 1, group="") == codes.INVALID_GROUP_ID
-    assert rig.sync("m", 1, group="").value.error_code == codes.INVALID_GROUP_ID
+    assert (
+        group_harness.join(group="", version=3).value.error_code
+        == codes.INVALID_GROUP_ID
+    )
+    assert group_harness.heartbeat("m", 1, group="") == codes.INVALID_GROUP_ID
+    assert (
+        group_harness.sync("m", 1, group="").value.error_code == codes.INVALID_GROUP_ID
+    )
 
 
-def test_members_of_an_ended_broker_are_removed(rig: Rig) -> None:
-    rig.form(2)
-    rig.commit({("orders", 0): 1}, group="other")
-    rig.restart()
-    assert rig.describe().group_state == "Empty"
-    assert [each.group_id for each in rig.ask(wire.LIST_GROUPS, 0).groups] == [
+def test_members_of_an_ended_broker_are_removed(group_harness: GroupHarness) -> None:
+    group_harness.form(2)
+    group_harness.commit({("orders", 0): 1}, group="other")
+    group_harness.restart()
+    assert group_harness.describe().group_state == "Empty"
+    assert [
+        each.group_id for each in group_harness.ask(wire.LIST_GROUPS, 0).groups
+    ] == [
         "g",
         "other",
     ]
-    assert rig.join().value.generation_id > 2
+    assert group_harness.join().value.generation_id > 2
 
 
-def test_waiting_join_is_answered_when_the_broker_ends(rig: Rig) -> None:
-    ids, _ = rig.form(1)
-    waiting = rig.join()
-    rig.groups.stop(rig.now_ms)
+def test_waiting_join_is_answered_when_the_broker_ends(
+    group_harness: GroupHarness,
+) -> None:
+    ids, _ = group_harness.form(1)
+    waiting = group_harness.join()
+    group_harness.groups.stop(group_harness.now_ms)
     assert waiting.value.error_code == codes.NOT_COORDINATOR
     assert ids
 
 
-def test_offsets_past_their_retention_are_deleted(rig: Rig) -> None:
-    rig.commit({("orders", 0): 1})
-    rig.sleep(6 * 86_400_000)
-    rig.commit({("orders", 1): 1})
-    rig.logdir.tick(rig.now_ms)
-    assert rig.committed() == {("orders", 0): 1, ("orders", 1): 1}
-    rig.sleep(2 * 86_400_000)
-    rig.logdir.tick(rig.now_ms)
-    assert rig.committed() == {("orders", 1): 1}
+def test_offsets_past_their_retention_are_deleted(group_harness: GroupHarness) -> None:
+    group_harness.commit({("orders", 0): 1})
+    group_harness.sleep(6 * 86_400_000)
+    group_harness.commit({("orders", 1): 1})
+    group_harness.logdir.tick(group_harness.now_ms)
+    assert group_harness.committed() == {("orders", 0): 1, ("orders", 1): 1}
+    group_harness.sleep(2 * 86_400_000)
+    group_harness.logdir.tick(group_harness.now_ms)
+    assert group_harness.committed() == {("orders", 1): 1}
 
 
-def test_groups_and_their_offsets_are_deleted(rig: Rig) -> None:
-    rig.commit({("orders", 0): 1, ("orders", 1): 2})
+def test_groups_and_their_offsets_are_deleted(group_harness: GroupHarness) -> None:
+    group_harness.commit({("orders", 0): 1, ("orders", 1): 2})
     request = wire.OFFSET_DELETE.Request
     topic = request.Topic(
         name="orders", partitions=[request.Topic.Partition(partition_index=1)]
     )
     assert (
-        rig.ask(wire.OFFSET_DELETE, 0, group_id="g", topics=[topic])
+        group_harness.ask(wire.OFFSET_DELETE, 0, group_id="g", topics=[topic])
         .topics[0]
         .partitions[0]
         .error_code
         == 0
     )
-    assert rig.committed() == {("orders", 0): 1}
+    assert group_harness.committed() == {("orders", 0): 1}
     assert (
-        rig.ask(wire.DELETE_GROUPS, 2, groups_names=["g", "none"]).results[0].error_code
+        group_harness.ask(wire.DELETE_GROUPS, 2, groups_names=["g", "none"])
+        .results[0]
+        .error_code
         == 0
     )
-    assert rig.committed() == {}
-    assert rig.ask(wire.LIST_GROUPS, 0).groups == []
+    assert group_harness.committed() == {}
+    assert group_harness.ask(wire.LIST_GROUPS, 0).groups == []
 
 
 # -- real brokers ----------------------------------------------------------------------

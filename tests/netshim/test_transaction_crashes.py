@@ -47,11 +47,11 @@ class ProducerHistory:
         return SimulatedDiskBroker(disk, disk.now_ms(), self.durability)
 
     def run_history(self, disk: SimulatedDisk, promise: Any) -> None:
-        bench = self.begin(disk)
+        broker_harness = self.begin(disk)
         for name, count in (("t", 2), ("in", 1)):
-            if name not in bench.logdir:
-                bench.logdir.create_topic(name, count)
-        got = bench.ask(
+            if name not in broker_harness.logdir:
+                broker_harness.logdir.create_topic(name, count)
+        got = broker_harness.ask(
             wire.INIT_PRODUCER_ID,
             4,
             transactional_id="x",
@@ -61,12 +61,12 @@ class ProducerHistory:
         owner = (got.producer_id, got.producer_epoch)
         sequence = 0
         for turn in self.turns:
-            self.write(bench, owner, turn, sequence)
+            self.write(broker_harness, owner, turn, sequence)
             sequence += 1
             commit = turn % 4 != 2
             if commit:
                 promise(("requested", turn))
-            end = bench.ask(
+            end = broker_harness.ask(
                 wire.END_TXN,
                 5 if self.version == 2 else 3,
                 transactional_id="x",
@@ -80,11 +80,11 @@ class ProducerHistory:
             if self.version == 2:
                 owner = (end.producer_id, end.producer_epoch)
                 sequence = 0
-        bench.stop()
+        broker_harness.stop()
 
     def write(
         self,
-        bench: SimulatedDiskBroker,
+        broker_harness: SimulatedDiskBroker,
         owner: tuple[int, int],
         turn: int,
         sequence: int,
@@ -96,7 +96,7 @@ class ProducerHistory:
         }
         if self.version == 1:
             topic_type = wire.ADD_PARTITIONS_TO_TXN.Request.Topic
-            added = bench.ask(
+            added = broker_harness.ask(
                 wire.ADD_PARTITIONS_TO_TXN,
                 3,
                 v3_and_below_transactional_id="x",
@@ -109,12 +109,14 @@ class ProducerHistory:
                 for part in added.results_by_topic_v3_and_below[0].results_by_partition
             } == {0}
             assert (
-                bench.ask(wire.ADD_OFFSETS_TO_TXN, 3, group_id="g", **fields).error_code
+                broker_harness.ask(
+                    wire.ADD_OFFSETS_TO_TXN, 3, group_id="g", **fields
+                ).error_code
                 == 0
             )
         request = wire.PRODUCE.Request
         batch = encode(
-            [(None, b"%d" % turn, (), bench.now_ms)],
+            [(None, b"%d" % turn, (), broker_harness.now_ms)],
             transactional=True,
             producer_id=owner[0],
             producer_epoch=owner[1],
@@ -123,7 +125,7 @@ class ProducerHistory:
         parts = [
             request.Topic.Partition(index=number, records=batch) for number in (0, 1)
         ]
-        response = bench.ask(
+        response = broker_harness.ask(
             wire.PRODUCE,
             12 if self.version == 2 else 9,
             transactional_id="x",
@@ -141,7 +143,7 @@ class ProducerHistory:
         part = topic_type.Partition(
             partition_index=0, committed_offset=turn, committed_metadata=""
         )
-        offsets = bench.ask(
+        offsets = broker_harness.ask(
             wire.TXN_OFFSET_COMMIT,
             5 if self.version == 2 else 3,
             group_id="g",
@@ -156,13 +158,13 @@ def recover(disk: SimulatedDisk) -> dict[str, Any]:
     """Start the next broker, let open transactions time out, and return the state that
     read_committed readers see.
     """
-    bench = SimulatedDiskBroker(disk, disk.now_ms())
-    bench.tick(60_001)
-    bench.tick(2_000)
+    broker_harness = SimulatedDiskBroker(disk, disk.now_ms())
+    broker_harness.tick(60_001)
+    broker_harness.tick(2_000)
     recovered: dict[str, Any] = {"hangs": [], "seen": [], "offset": -1, "error": 0}
-    if "in" in bench.logdir:  # created last
-        for number in bench.logdir.partitions("t"):
-            log = bench.logdir.partition("t", number)
+    if "in" in broker_harness.logdir:  # created last
+        for number in broker_harness.logdir.partitions("t"):
+            log = broker_harness.logdir.partition("t", number)
             if log.last_stable_offset != log.log_end_offset:
                 recovered["hangs"].append(number)
             records = log.read(0, isolation="read_committed")
@@ -170,15 +172,17 @@ def recover(disk: SimulatedDisk) -> dict[str, Any]:
         group = wire.OFFSET_FETCH.Request.Group
         topic = group.Topic(name="in", partition_indexes=[0])
         requests = [group(group_id="g", topics=[topic])]
-        answer = bench.ask(wire.OFFSET_FETCH, 8, require_stable=True, groups=requests)
+        answer = broker_harness.ask(
+            wire.OFFSET_FETCH, 8, require_stable=True, groups=requests
+        )
         (part,) = answer.groups[0].topics[0].partitions
         recovered["error"] = part.error_code
         recovered["offset"] = part.committed_offset
-    got = bench.ask(
+    got = broker_harness.ask(
         wire.INIT_PRODUCER_ID, 4, transactional_id="x", transaction_timeout_ms=60_000
     )
     recovered["error"] = recovered["error"] or got.error_code
-    bench.logdir.close()
+    broker_harness.logdir.close()
     return recovered
 
 
@@ -293,12 +297,12 @@ def live_with_a_failure(operation: str, at: int, version: int) -> bool:
         Failing(version, (1, 2, 3)).run_history(disk, promised.append)
     has_failed = bool(disk.faults.hits)
     disk.faults = FaultPlan()
-    (bench,) = brokers
-    if not bench.is_stopped:
-        bench.tick(2_000)
-        bench.tick(60_001)
-        bench.tick(2_000)
-        bench.stop()
+    (broker_harness,) = brokers
+    if not broker_harness.is_stopped:
+        broker_harness.tick(2_000)
+        broker_harness.tick(60_001)
+        broker_harness.tick(2_000)
+        broker_harness.stop()
     judge(promised, recover(disk))
     return has_failed
 

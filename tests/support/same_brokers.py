@@ -14,7 +14,7 @@ from logcore.recordbatch import encode
 from netshim import wire
 from netshim.request_counts import RequestCounts
 from netshim.scheduling import CloseConnection, PendingResponse
-from support.bench import SESSION, Bench
+from support.broker_harness import SESSION, BrokerHarness
 
 NO_ID = bytes(16)
 SAME_ID = 1
@@ -29,12 +29,12 @@ class Side:
     def __init__(
         self, path: Path, durability: str, *, is_fast: bool, replicated: bool = False
     ) -> None:
-        self.bench = Bench(
+        self.broker_harness = BrokerHarness(
             path, durability=durability, at_once=False, replicated=replicated
         )
-        self.counts = self.bench.broker.counts = RequestCounts()
+        self.counts = self.broker_harness.broker.counts = RequestCounts()
         if not is_fast:
-            self.bench.broker._fast_path = None
+            self.broker_harness.broker._fast_path = None
         self.waiting: list[tuple[Any, int, PendingResponse]] = []
         self.answered = 0
         #: The session id of the last response that had one.
@@ -48,7 +48,7 @@ class Side:
 
     def topic_id(self, name: str) -> bytes:
         try:
-            return self.bench.broker.state.topic_ids.id_of(name)
+            return self.broker_harness.broker.state.topic_ids.id_of(name)
         except Exception:
             return bytes(range(16))
 
@@ -57,8 +57,8 @@ class Side:
         self.answered += before
         buffer = bytearray(frame)
         try:
-            reply = self.bench.broker.handle(
-                SESSION, memoryview(buffer), self.bench.now_ms
+            reply = self.broker_harness.broker.handle(
+                SESSION, memoryview(buffer), self.broker_harness.now_ms
             )
         except CloseConnection:
             return "closed"
@@ -140,7 +140,7 @@ class Pair:
         batch = batch_of(1) if records is None else records
 
         def request(side: Side) -> Any:
-            asked = Bench.produces(batch, topic, acks=acks)
+            asked = BrokerHarness.produces(batch, topic, acks=acks)
             asked.topic_data[0].topic_id = side.topic_id(topic)
             asked.topic_data[0].partition_data[0].index = partition
             return asked
@@ -168,7 +168,7 @@ class Pair:
         """
 
         def request(side: Side) -> Any:
-            asked = Bench.fetches(range(1), topic)
+            asked = BrokerHarness.fetches(range(1), topic)
             asked.session_epoch = epoch
             if epoch > 0:
                 asked.session_id = side.session_id
@@ -193,26 +193,30 @@ class Pair:
         """The epoch that continues the last session."""
 
         def epoch_of(side: Side) -> int:
-            session = side.bench.broker.state.fetch_sessions.get(side.session_id)
+            session = side.broker_harness.broker.state.fetch_sessions.get(
+                side.session_id
+            )
             return 1 if session is None else session.epoch
 
         epoch: int = self.each(epoch_of)
         return epoch
 
     def log(self, action: Callable[[Any], object], topic: str = "t") -> Any:
-        return self.each(lambda side: action(side.bench.logdir.partition(topic, 0)))
+        return self.each(
+            lambda side: action(side.broker_harness.logdir.partition(topic, 0))
+        )
 
     def directory(self, action: Callable[[Any], object]) -> None:
         for side in self.sides:
-            action(side.bench.logdir)
+            action(side.broker_harness.logdir)
 
     def run(self) -> list[Outcome]:
         """Run submitted work, and return the responses that are ready."""
 
         def action(side: Side) -> list[Outcome]:
-            side.bench.run()
-            side.bench.broker.tick(side.bench.now_ms)
-            side.bench.run()
+            side.broker_harness.run()
+            side.broker_harness.broker.tick(side.broker_harness.now_ms)
+            side.broker_harness.run()
             return side.ready()
 
         found: list[Outcome] = self.each(action)
@@ -221,12 +225,12 @@ class Pair:
 
     def sleep(self, ms: int) -> list[Outcome]:
         for side in self.sides:
-            side.bench.now_ms += ms
+            side.broker_harness.now_ms += ms
         return self.run()
 
     def close(self) -> None:
         for side in self.sides:
-            side.bench.close()
+            side.broker_harness.close()
 
 
 def batch_of(

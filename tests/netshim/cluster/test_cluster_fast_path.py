@@ -51,8 +51,8 @@ class ClusterSide(Side):
 
     def __init__(self, path: Path, durability: str, *, is_fast: bool) -> None:
         super().__init__(path, durability, is_fast=is_fast, replicated=True)
-        state = self.bench.broker.state
-        self.bench.broker.tick(self.bench.now_ms)
+        state = self.broker_harness.broker.state
+        self.broker_harness.broker.tick(self.broker_harness.now_ms)
         member: Any = types.SimpleNamespace(
             settings=types.SimpleNamespace(node_id=LEADER),
             epoch=BROKER_EPOCH,
@@ -61,7 +61,7 @@ class ClusterSide(Side):
         self.view = self._view()
         self.replicas = ClusterReplicas(
             state,
-            self.bench.logdir,
+            self.broker_harness.logdir,
             member,
             lambda broker: pytest.fail("nothing is followed"),
             RoleCallbacks(
@@ -74,16 +74,16 @@ class ClusterSide(Side):
         state.leadership = self.replicas
         state.logs.check_leads = self.replicas.check_leads
         self.replicas.take_view(self.view)
-        self.bench.run()
+        self.broker_harness.run()
         #: Requests that the general path handles from the beginning.
         self.in_general = 0
-        general = self.bench.broker._handle_in_general
+        general = self.broker_harness.broker._handle_in_general
 
         def handle(*args: Any) -> Any:
             self.in_general += 1
             return general(*args)
 
-        self.bench.broker._handle_in_general = handle  # type: ignore[method-assign]
+        self.broker_harness.broker._handle_in_general = handle  # type: ignore[method-assign]
 
     @staticmethod
     def _view() -> ClusterView:
@@ -217,7 +217,7 @@ class Follower:
 
 def end_of(pair: Pair, place: tuple[str, int]) -> int:
     end: int = pair.each(
-        lambda side: side.bench.logdir.partition(*place).log_end_offset
+        lambda side: side.broker_harness.logdir.partition(*place).log_end_offset
     )
     return end
 
@@ -350,9 +350,11 @@ def test_waiting_follower_notices_a_change(pair: Pair, change: str) -> None:
         if change == "leader epoch":
             side.change_state(PLACE, leader_epoch=4)
         elif change == "topics":
-            side.bench.logdir.host.place_topic("another", uuid.uuid4(), 1, (0,), {})
+            side.broker_harness.logdir.host.place_topic(
+                "another", uuid.uuid4(), 1, (0,), {}
+            )
         else:
-            side.bench.broker.state.security.acls = AclIndex((), ())
+            side.broker_harness.broker.state.security.acls = AclIndex((), ())
     pair.produce(partition=1)
     pair.run()
     pair.sleep(600)

@@ -17,7 +17,7 @@ from logcore.replication.state import InSyncReplica, LeaderAndIsr
 from netshim.cluster.nodes import BrokerNode, TopicNode
 from netshim.cluster.replicas import ClusterReplicas, RoleCallbacks
 from netshim.cluster.view import ClusterView, StoredState, TopicOfCluster
-from support.bench import Bench
+from support.broker_harness import BrokerHarness
 
 OWN, OTHER = 1, 2
 KEY = ("t", 0)
@@ -43,13 +43,13 @@ class Replicas:
     """The replicas of broker 1. Submitted work waits for run()."""
 
     def __init__(self, path: Path) -> None:
-        self.bench = Bench(path, at_once=False, replicated=True)
+        self.broker_harness = BrokerHarness(path, at_once=False, replicated=True)
         member: Any = types.SimpleNamespace(
             settings=types.SimpleNamespace(node_id=OWN), epoch=5
         )
         self.found = ClusterReplicas(
-            self.bench.broker.state,
-            self.bench.logdir,
+            self.broker_harness.broker.state,
+            self.broker_harness.logdir,
             member,
             lambda broker: pytest.fail("nothing is followed"),
             RoleCallbacks(
@@ -65,40 +65,40 @@ class Replicas:
 
     @property
     def has_replica(self) -> bool:
-        logdir = self.bench.logdir
+        logdir = self.broker_harness.logdir
         return "t" in logdir and 0 in logdir.partitions("t")
 
     def append(self) -> None:
-        self.bench.logdir.partition(*KEY).append(b"a record")
+        self.broker_harness.logdir.partition(*KEY).append(b"a record")
 
     @property
     def log_end(self) -> int:
-        return self.bench.logdir.partition(*KEY).log_end_offset
+        return self.broker_harness.logdir.partition(*KEY).log_end_offset
 
 
 @pytest.fixture
 def replicas(tmp_path: Path) -> Iterator[Replicas]:
     made = Replicas(tmp_path)
     made.take(1, ASSIGNED)
-    made.bench.run()
+    made.broker_harness.run()
     assert made.found.leads(KEY)
     made.append()
     yield made
     made.found.close()
-    made.bench.close()
+    made.broker_harness.close()
 
 
 def test_unassigned_broker_removes_its_replica(replicas: Replicas) -> None:
     replicas.take(2, UNASSIGNED)
     assert not replicas.found.leads(KEY)
-    replicas.bench.run()
+    replicas.broker_harness.run()
     assert not replicas.has_replica
 
 
 def test_replica_without_a_state_is_kept(replicas: Replicas) -> None:
     """The registry may have lost the state, or it may be damaged."""
     replicas.take(2, None)
-    replicas.bench.run()
+    replicas.broker_harness.run()
     assert not replicas.found.leads(KEY)
     assert replicas.log_end == 1
 
@@ -106,15 +106,15 @@ def test_replica_without_a_state_is_kept(replicas: Replicas) -> None:
 def test_replica_has_no_role_until_its_removal_is_complete(replicas: Replicas) -> None:
     """A broker that is assigned again would lead a log that is being removed."""
     replicas.take(2, UNASSIGNED)
-    replicas.bench.run(1)  # the end of the role
-    (removal,) = replicas.bench.submitted
-    replicas.bench.submitted.clear()
+    replicas.broker_harness.run(1)  # the end of the role
+    (removal,) = replicas.broker_harness.submitted
+    replicas.broker_harness.submitted.clear()
     replicas.take(3, attrs.evolve(ASSIGNED, leader_epoch=6))
-    replicas.bench.run()
+    replicas.broker_harness.run()
     assert replicas.has_replica
     assert not replicas.found.leads(KEY)
-    replicas.bench.submitted.append(removal)
-    replicas.bench.run()
+    replicas.broker_harness.submitted.append(removal)
+    replicas.broker_harness.run()
     assert replicas.found.leads(KEY)
     assert replicas.log_end == 0
 
@@ -134,10 +134,10 @@ def test_removal_waits_for_the_work_of_a_role(
     monkeypatch.setattr(LogDir, "partition", partition)
     replicas.take(2, attrs.evolve(ASSIGNED, leader_epoch=4))
     replicas.take(3, UNASSIGNED)
-    submitted = replicas.bench.submitted
+    submitted = replicas.broker_harness.submitted
     while submitted:
         # A removal that did not wait would be the newest work.
         submitted.insert(0, submitted.pop())
-        replicas.bench.run(1)
+        replicas.broker_harness.run(1)
     assert not replicas.has_replica
     assert not opened_late

@@ -13,7 +13,7 @@ from logcore.metadata.filenames import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from netshim.groups import BrokerGroups
 from netshim.leadership import SoleLeadership
 from netshim.transactions import TransactionHost
-from support.bench import Bench
+from support.broker_harness import BrokerHarness
 
 
 class HeldLeadership(SoleLeadership):
@@ -32,11 +32,11 @@ class HeldLeadership(SoleLeadership):
 @pytest.fixture(params=["groups", "transactions"])
 def loading(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     """Return a coordinator, its leadership, and the list of its reads."""
-    bench = Bench(tmp_path / "data")
+    broker_harness = BrokerHarness(tmp_path / "data")
     topic = OFFSETS_TOPIC if request.param == "groups" else TRANSACTIONS_TOPIC
-    bench.logdir.create_topic(topic)
-    bench.logdir.append(topic, b"1", partition=0)
-    state = bench.broker.state
+    broker_harness.logdir.create_topic(topic)
+    broker_harness.logdir.append(topic, b"1", partition=0)
+    state = broker_harness.broker.state
     held = HeldLeadership(state)
     state.leadership = held
     host: Any = (
@@ -47,7 +47,7 @@ def loading(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     reads: list[int] = []
     host._read = lambda: reads.append(1) or []
     yield host, held, reads
-    bench.logdir.close()
+    broker_harness.logdir.close()
 
 
 def test_partition_is_read_once_its_records_are_committed(loading: Any) -> None:

@@ -24,7 +24,7 @@ from netshim.security.acls import (
 )
 from netshim.session import ANONYMOUS
 from netshim.wire import codes
-from support.bench import Bench
+from support.broker_harness import BrokerHarness
 
 VICTIM = "hers"
 OWN = "mine"
@@ -35,8 +35,8 @@ class Attack:
     """The requests of one user, with the producer of another one."""
 
     def __init__(self, path: Path) -> None:
-        self.bench = Bench(path)
-        self.bench.logdir.create_topic("t", 2)
+        self.broker_harness = BrokerHarness(path)
+        self.broker_harness.logdir.create_topic("t", 2)
         self.victim = self.begin(VICTIM)
         assert self.add(VICTIM, self.victim) == 0
         assert self.produce(VICTIM) == 0
@@ -50,13 +50,13 @@ class Attack:
             (ResourceType.GROUP, GROUP, AclOperation.READ),
             (ResourceType.TRANSACTIONAL_ID, OWN, AclOperation.WRITE),
         )
-        self.bench.broker.state.security.acls = AclIndex(
+        self.broker_harness.broker.state.security.acls = AclIndex(
             Acl(kind, Pattern.LITERAL, name, ANONYMOUS, "*", action, Permission.ALLOW)
             for kind, name, action in rules
         )
 
     def ask(self, api: Any, version: int, **fields: Any) -> Any:
-        return self.bench.ask(api, version, api.Request(**fields))
+        return self.broker_harness.ask(api, version, api.Request(**fields))
 
     def producer(self) -> dict[str, int]:
         producer_id, epoch = self.victim
@@ -112,7 +112,7 @@ class Attack:
 
     def produce(self, name: str | None, *, sequence: int = 0, version: int = 9) -> int:
         batch = encode(
-            [(None, b"v", (), self.bench.now_ms)],
+            [(None, b"v", (), self.broker_harness.now_ms)],
             transactional=True,
             base_sequence=sequence,
             **self.producer(),
@@ -123,7 +123,7 @@ class Attack:
         marker = transaction_marker(
             0,
             0,
-            self.bench.now_ms,
+            self.broker_harness.now_ms,
             producer=self.victim,
             marker=Marker("ABORT", 0),
         )
@@ -132,7 +132,7 @@ class Attack:
     def control(self) -> int:
         """Send a control batch that has no transaction."""
         batch = encode(
-            [(b"\0\0\0\0", b"\0\0\0\0\0\0", (), self.bench.now_ms)],
+            [(b"\0\0\0\0", b"\0\0\0\0\0\0", (), self.broker_harness.now_ms)],
             control=True,
             base_sequence=1,
             **self.producer(),
@@ -196,7 +196,7 @@ NO_MAPPING = codes.INVALID_PRODUCER_ID_MAPPING
 def attack(tmp_path: Path) -> Iterator[Attack]:
     found = Attack(tmp_path / "data")
     yield found
-    found.bench.close()
+    found.broker_harness.close()
 
 
 @pytest.mark.parametrize(
@@ -226,11 +226,11 @@ def attack(tmp_path: Path) -> Iterator[Attack]:
 def test_request_with_a_foreign_producer_is_refused(
     attack: Attack, request_of: Callable[[Attack], int], code: int
 ) -> None:
-    log = attack.bench.logdir.partition("t", 0)
+    log = attack.broker_harness.logdir.partition("t", 0)
     before = log.log_end_offset
     assert request_of(attack) == code
     assert log.log_end_offset == before
     # The transaction of the victim continues.
-    attack.bench.broker.state.security.acls = None
+    attack.broker_harness.broker.state.security.acls = None
     assert attack.produce(VICTIM, sequence=1) == 0
     assert attack.end(VICTIM) == 0

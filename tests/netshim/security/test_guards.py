@@ -24,21 +24,23 @@ from netshim.security.acls import (
 from netshim.session import ANONYMOUS
 from netshim.state import Call
 from netshim.wire import codes
-from support.bench import SESSION, Bench
+from support.broker_harness import SESSION, BrokerHarness
 
 
-def allow(bench: Bench, *rules: tuple[ResourceType, str, AclOperation]) -> None:
+def allow(
+    broker_harness: BrokerHarness, *rules: tuple[ResourceType, str, AclOperation]
+) -> None:
     """Replace all rules."""
-    bench.broker.state.security.acls = AclIndex(
+    broker_harness.broker.state.security.acls = AclIndex(
         Acl(kind, Pattern.LITERAL, name, ANONYMOUS, "*", operation, Permission.ALLOW)
         for kind, name, operation in rules
     )
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
+def broker_harness(tmp_path: Path) -> Iterator[BrokerHarness]:
     """A broker with the topics a, b, c and d, of which the user may describe b and d."""
-    found = Bench(tmp_path / "data")
+    found = BrokerHarness(tmp_path / "data")
     for name in "abcd":
         found.logdir.create_topic(name, 2)
     describe = AclOperation.DESCRIBE
@@ -47,13 +49,13 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     found.close()
 
 
-def test_pages_of_topics_skip_forbidden_ones(bench: Bench) -> None:
+def test_pages_of_topics_skip_forbidden_ones(broker_harness: BrokerHarness) -> None:
     """The cursor of a page named the next topic, whether or not the user may see it."""
     request = wire.DESCRIBE_TOPIC_PARTITIONS.Request
     cursor: Any = None
     pages = []
     while not pages or cursor is not None:
-        response = bench.ask(
+        response = broker_harness.ask(
             wire.DESCRIBE_TOPIC_PARTITIONS,
             0,
             request(topics=[], response_partition_limit=1, cursor=cursor),
@@ -70,9 +72,9 @@ def test_pages_of_topics_skip_forbidden_ones(bench: Bench) -> None:
     assert pages == [("b", 0), ("b", 1), ("d", 0), ("d", 1)]
 
 
-def test_user_without_describe_gets_no_page(bench: Bench) -> None:
-    allow(bench)
-    response = bench.ask(
+def test_user_without_describe_gets_no_page(broker_harness: BrokerHarness) -> None:
+    allow(broker_harness)
+    response = broker_harness.ask(
         wire.DESCRIBE_TOPIC_PARTITIONS,
         0,
         wire.DESCRIBE_TOPIC_PARTITIONS.Request(topics=[], response_partition_limit=1),
@@ -99,13 +101,15 @@ def distinct_names() -> list[CountedName]:
 CALL = Call(SESSION, 0, 0, "test", 0)
 
 
-def test_many_named_users_are_not_compared_in_pairs(bench: Bench) -> None:
+def test_many_named_users_are_not_compared_in_pairs(
+    broker_harness: BrokerHarness,
+) -> None:
     """A request of 100,000 names occupied the broker for minutes."""
     request = wire.DESCRIBE_USER_SCRAM_CREDENTIALS.Request
     response = describe_user_scram_credentials(
         request(users=[request.User(name=name) for name in distinct_names()]),
         CALL,
-        bench.broker.state,
+        broker_harness.broker.state,
     )
     assert {result.error_code for result in response.results} == {
         codes.RESOURCE_NOT_FOUND
@@ -113,7 +117,9 @@ def test_many_named_users_are_not_compared_in_pairs(bench: Bench) -> None:
     assert CountedName.comparisons < 10_000
 
 
-def test_many_named_quotas_are_not_compared_in_pairs(bench: Bench) -> None:
+def test_many_named_quotas_are_not_compared_in_pairs(
+    broker_harness: BrokerHarness,
+) -> None:
     request = wire.ALTER_CLIENT_QUOTAS.Request
     entity = request.Entry.Entity
     entries = [
@@ -121,7 +127,7 @@ def test_many_named_quotas_are_not_compared_in_pairs(bench: Bench) -> None:
         for name in distinct_names()
     ]
     response = alter_client_quotas(
-        request(entries=entries, validate_only=True), CALL, bench.broker.state
+        request(entries=entries, validate_only=True), CALL, broker_harness.broker.state
     )
     assert isinstance(response, wire.ALTER_CLIENT_QUOTAS.Response)
     assert {entry.error_code for entry in response.entries} == {0}
@@ -130,10 +136,10 @@ def test_many_named_quotas_are_not_compared_in_pairs(bench: Bench) -> None:
 
 @pytest.mark.parametrize("version", [12, 13])
 def test_fetch_that_waits_gets_no_records_after_its_rule_is_deleted(
-    bench: Bench, version: int
+    broker_harness: BrokerHarness, version: int
 ) -> None:
     allow(
-        bench,
+        broker_harness,
         *((ResourceType.TOPIC, name, AclOperation.READ) for name in "ab"),
         (ResourceType.TOPIC, "a", AclOperation.WRITE),
     )
@@ -145,23 +151,24 @@ def test_fetch_that_waits_gets_no_records_after_its_rule_is_deleted(
         if version < 13:
             topic.topic = name
         else:
-            topic.topic_id = bench.broker.state.topic_ids.id_of(name)
+            topic.topic_id = broker_harness.broker.state.topic_ids.id_of(name)
         topics.append(topic)
-    waits = bench.send(
+    waits = broker_harness.send(
         wire.FETCH, version, request(topics=topics, max_wait_ms=10_000, min_bytes=1)
     )
     assert not waits.is_set
     allow(
-        bench,
+        broker_harness,
         (ResourceType.TOPIC, "b", AclOperation.READ),
         (ResourceType.TOPIC, "a", AclOperation.WRITE),
     )
     records = recordbatch.encode([(None, b"private")], base_offset=0)
-    assert bench.produce(records, topic="a").error_code == 0
-    bench.broker.tick(bench.now_ms)
-    response = bench.read(wire.FETCH, version, waits)
+    assert broker_harness.produce(records, topic="a").error_code == 0
+    broker_harness.broker.tick(broker_harness.now_ms)
+    response = broker_harness.read(wire.FETCH, version, waits)
     parts = {
-        entry.topic or bench.broker.state.topic_ids.name_of(bytes(entry.topic_id)): (
+        entry.topic
+        or broker_harness.broker.state.topic_ids.name_of(bytes(entry.topic_id)): (
             entry.partitions[0].error_code,
             bytes(entry.partitions[0].records),
         )
@@ -177,90 +184,96 @@ def topic(name: str) -> tuple[ResourceType, str, AclOperation]:
     return ResourceType.TOPIC, name, AclOperation.DESCRIBE
 
 
-def heartbeat(bench: Bench, member_id: str, epoch: int = 0, **fields: Any) -> Any:
+def heartbeat(
+    broker_harness: BrokerHarness, member_id: str, epoch: int = 0, **fields: Any
+) -> Any:
     """Send a heartbeat of the consumer protocol; with epoch 0 it joins."""
     if epoch == 0:
         fields = {"rebalance_timeout_ms": 1_000, "topic_partitions": [], **fields}
     request = wire.CONSUMER_GROUP_HEARTBEAT.Request(
         group_id="g", member_id=member_id, member_epoch=epoch, **fields
     )
-    response = bench.ask(wire.CONSUMER_GROUP_HEARTBEAT, 1, request)
+    response = broker_harness.ask(wire.CONSUMER_GROUP_HEARTBEAT, 1, request)
     assert response.error_code == 0, response
     return response
 
 
-def assigned(bench: Bench, response: Any) -> list[str | None]:
+def assigned(broker_harness: BrokerHarness, response: Any) -> list[str | None]:
     """Return the names of the assigned topics."""
     return sorted(
-        str(bench.broker.state.topic_ids.name_of(bytes(partition.topic_id)))
+        str(broker_harness.broker.state.topic_ids.name_of(bytes(partition.topic_id)))
         for partition in response.assignment.topic_partitions
     )
 
 
 def test_regular_expression_matches_no_topic_that_the_member_may_not_see(
-    bench: Bench,
+    broker_harness: BrokerHarness,
 ) -> None:
-    allow(bench, READ_GROUP, topic("b"), topic("d"))
-    response = heartbeat(bench, "m", subscribed_topic_regex=".*")
-    assert assigned(bench, response) == ["b", "d"]
+    allow(broker_harness, READ_GROUP, topic("b"), topic("d"))
+    response = heartbeat(broker_harness, "m", subscribed_topic_regex=".*")
+    assert assigned(broker_harness, response) == ["b", "d"]
     # A new topic matches too, as soon as a rule shows it.
-    bench.logdir.create_topic("e")
-    allow(bench, READ_GROUP, topic("b"), topic("d"), topic("e"))
-    bench.broker.state.security.rules_version += 1
-    response = heartbeat(bench, "m", response.member_epoch)
-    assert assigned(bench, response) == ["b", "d", "e"]
+    broker_harness.logdir.create_topic("e")
+    allow(broker_harness, READ_GROUP, topic("b"), topic("d"), topic("e"))
+    broker_harness.broker.state.security.rules_version += 1
+    response = heartbeat(broker_harness, "m", response.member_epoch)
+    assert assigned(broker_harness, response) == ["b", "d", "e"]
 
 
 def test_heartbeat_of_one_member_keeps_the_topics_of_another_pattern(
-    bench: Bench,
+    broker_harness: BrokerHarness,
 ) -> None:
     """Each pattern has the topics that its own members may see."""
-    allow(bench, READ_GROUP, topic("b"), topic("d"))
-    first = heartbeat(bench, "m", subscribed_topic_regex="b")
-    assert assigned(bench, first) == ["b"]
+    allow(broker_harness, READ_GROUP, topic("b"), topic("d"))
+    first = heartbeat(broker_harness, "m", subscribed_topic_regex="b")
+    assert assigned(broker_harness, first) == ["b"]
     # The second member may see d only.
-    allow(bench, READ_GROUP, topic("d"))
-    bench.broker.state.security.rules_version += 1
-    second = heartbeat(bench, "n", subscribed_topic_regex="d")
-    assert assigned(bench, second) == ["d"]
-    group = bench.broker.state.groups.get("g")
+    allow(broker_harness, READ_GROUP, topic("d"))
+    broker_harness.broker.state.security.rules_version += 1
+    second = heartbeat(broker_harness, "n", subscribed_topic_regex="d")
+    assert assigned(broker_harness, second) == ["d"]
+    group = broker_harness.broker.state.groups.get("g")
     assert group is not None and group.consumers is not None
     assert group.consumers.patterns["b"].topics == ("b",)
 
 
-def test_assignment_leaves_out_a_topic_after_its_rule_is_deleted(bench: Bench) -> None:
+def test_assignment_leaves_out_a_topic_after_its_rule_is_deleted(
+    broker_harness: BrokerHarness,
+) -> None:
     """The response lists the whole assignment, because the request has all fields."""
-    allow(bench, READ_GROUP, topic("b"), topic("d"))
+    allow(broker_harness, READ_GROUP, topic("b"), topic("d"))
     whole = {
         "rebalance_timeout_ms": 1_000,
         "topic_partitions": [],
         "subscribed_topic_regex": "[bd]",
     }
-    response = heartbeat(bench, "m", **whole)
-    assert assigned(bench, response) == ["b", "d"]
-    allow(bench, READ_GROUP, topic("d"))
-    response = heartbeat(bench, "m", response.member_epoch, **whole)
-    assert assigned(bench, response) == ["d"]
+    response = heartbeat(broker_harness, "m", **whole)
+    assert assigned(broker_harness, response) == ["b", "d"]
+    allow(broker_harness, READ_GROUP, topic("d"))
+    response = heartbeat(broker_harness, "m", response.member_epoch, **whole)
+    assert assigned(broker_harness, response) == ["d"]
 
 
-def test_new_member_takes_no_topic_from_others_with_its_pattern(bench: Bench) -> None:
-    allow(bench, READ_GROUP, topic("b"), topic("d"))
-    response = heartbeat(bench, "m", subscribed_topic_regex="[bd]")
+def test_new_member_takes_no_topic_from_others_with_its_pattern(
+    broker_harness: BrokerHarness,
+) -> None:
+    allow(broker_harness, READ_GROUP, topic("b"), topic("d"))
+    response = heartbeat(broker_harness, "m", subscribed_topic_regex="[bd]")
     # The first heartbeat has created the topic of the offsets.
-    heartbeat(bench, "m", response.member_epoch)
-    allow(bench, READ_GROUP, topic("d"))
-    heartbeat(bench, "n", subscribed_topic_regex="[bd]")
-    group = bench.broker.state.groups.get("g")
+    heartbeat(broker_harness, "m", response.member_epoch)
+    allow(broker_harness, READ_GROUP, topic("d"))
+    heartbeat(broker_harness, "n", subscribed_topic_regex="[bd]")
+    group = broker_harness.broker.state.groups.get("g")
     assert group is not None and group.consumers is not None
     assert group.consumers.patterns["[bd]"].topics == ("b", "d")
 
 
 def test_classic_member_of_a_consumer_group_learns_of_no_forbidden_topic(
-    bench: Bench,
+    broker_harness: BrokerHarness,
 ) -> None:
     """The broker makes the assignment of such a group, from names that a member gave."""
-    allow(bench, READ_GROUP, topic("d"))
-    heartbeat(bench, "m", subscribed_topic_names=["d"])
+    allow(broker_harness, READ_GROUP, topic("d"))
+    heartbeat(broker_harness, "m", subscribed_topic_names=["d"])
     join = wire.JOIN_GROUP.Request
     metadata = subscription_value(Subscription(topics=("a", "d")))
     request = join(
@@ -270,8 +283,8 @@ def test_classic_member_of_a_consumer_group_learns_of_no_forbidden_topic(
         protocol_type="consumer",
         protocols=[join.Protocol(name="range", metadata=metadata)],
     )
-    request.member_id = bench.ask(wire.JOIN_GROUP, 9, request).member_id
-    joined = bench.ask(wire.JOIN_GROUP, 9, request)
+    request.member_id = broker_harness.ask(wire.JOIN_GROUP, 9, request).member_id
+    joined = broker_harness.ask(wire.JOIN_GROUP, 9, request)
     assert joined.error_code == 0
     sync = wire.SYNC_GROUP.Request(
         group_id="g",
@@ -280,6 +293,6 @@ def test_classic_member_of_a_consumer_group_learns_of_no_forbidden_topic(
         protocol_type="consumer",
         protocol_name="range",
     )
-    response = bench.ask(wire.SYNC_GROUP, 5, sync)
+    response = broker_harness.ask(wire.SYNC_GROUP, 5, sync)
     assert response.error_code == 0
     assert b"a" not in bytes(response.assignment)

@@ -14,7 +14,7 @@ from netshim.security import quotas
 from netshim.security.stored import Entity
 from netshim.testing import Kafka
 from netshim.wire import codes
-from support.bench import SESSION, Bench
+from support.broker_harness import SESSION, BrokerHarness
 from support.client import Client
 
 RECORDS = recordbatch.encode([(None, b"x" * 1_000)], base_offset=0)
@@ -22,8 +22,8 @@ ANONYMOUS: Entity = ("ANONYMOUS", None, None)
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    found = Bench(tmp_path / "data")
+def broker_harness(tmp_path: Path) -> Iterator[BrokerHarness]:
+    found = BrokerHarness(tmp_path / "data")
     found.logdir.create_topic("t")
     SESSION.mutes = 0
     yield found
@@ -31,26 +31,28 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     found.logdir.close()
 
 
-def limit(bench: Bench, key: str, bound: float) -> None:
-    bench.broker.state.security.quotas.set_bounds({ANONYMOUS: {key: bound}})
+def limit(broker_harness: BrokerHarness, key: str, bound: float) -> None:
+    broker_harness.broker.state.security.quotas.set_bounds({ANONYMOUS: {key: bound}})
 
 
-def produce(bench: Bench) -> Any:
-    return bench.ask(wire.PRODUCE, 9, bench.produces(RECORDS))
+def produce(broker_harness: BrokerHarness) -> Any:
+    return broker_harness.ask(wire.PRODUCE, 9, broker_harness.produces(RECORDS))
 
 
-def test_producer_above_its_quota_is_delayed_and_muted(bench: Bench) -> None:
-    limit(bench, quotas.PRODUCE, 100)
-    response = produce(bench)
+def test_producer_above_its_quota_is_delayed_and_muted(
+    broker_harness: BrokerHarness,
+) -> None:
+    limit(broker_harness, quotas.PRODUCE, 100)
+    response = produce(broker_harness)
     assert response.responses[0].partition_responses[0].error_code == 0
     delay_ms = response.throttle_time_ms
     assert 0 < delay_ms < 10_000
     assert SESSION.mutes == 1
-    bench.now_ms += delay_ms - 1
-    bench.broker.tick(bench.now_ms)
+    broker_harness.now_ms += delay_ms - 1
+    broker_harness.broker.tick(broker_harness.now_ms)
     assert SESSION.mutes == 1
-    bench.now_ms += 1
-    bench.broker.tick(bench.now_ms)
+    broker_harness.now_ms += 1
+    broker_harness.broker.tick(broker_harness.now_ms)
     assert SESSION.mutes == 0
 
 
@@ -74,46 +76,48 @@ def test_pipelined_producer_is_delayed_at_the_first_excess(
     client.close()
 
 
-def fetch(bench: Bench) -> Any:
+def fetch(broker_harness: BrokerHarness) -> Any:
     request = wire.FETCH.Request
     part = request.Topic.Partition(partition=0, fetch_offset=0, partition_max_bytes=1)
     topic = request.Topic(topic="t", partitions=[part])
-    return bench.ask(
+    return broker_harness.ask(
         wire.FETCH, 12, request(topics=[topic], max_wait_ms=0, min_bytes=1)
     )
 
 
-def test_fetch_above_its_quota_has_no_records(bench: Bench) -> None:
-    produce(bench)
-    limit(bench, quotas.FETCH, 10)
-    response = fetch(bench)
+def test_fetch_above_its_quota_has_no_records(broker_harness: BrokerHarness) -> None:
+    produce(broker_harness)
+    limit(broker_harness, quotas.FETCH, 10)
+    response = fetch(broker_harness)
     assert response.responses == [] and response.throttle_time_ms > 0
     assert SESSION.mutes == 1
 
 
-def test_fetch_within_its_quota_has_records(bench: Bench) -> None:
-    produce(bench)
-    limit(bench, quotas.FETCH, 1_000_000)
-    response = fetch(bench)
+def test_fetch_within_its_quota_has_records(broker_harness: BrokerHarness) -> None:
+    produce(broker_harness)
+    limit(broker_harness, quotas.FETCH, 1_000_000)
+    response = fetch(broker_harness)
     assert response.throttle_time_ms == 0
     assert response.responses[0].partitions[0].records
 
 
-def test_fetches_that_wait_together_share_one_quota(bench: Bench) -> None:
+def test_fetches_that_wait_together_share_one_quota(
+    broker_harness: BrokerHarness,
+) -> None:
     """One append answers all of them, and each alone is within the quota."""
-    limit(bench, quotas.FETCH, 300)
+    limit(broker_harness, quotas.FETCH, 300)
     request = wire.FETCH.Request
     part = request.Topic.Partition(partition=0, partition_max_bytes=1 << 20)
     topics = [request.Topic(topic="t", partitions=[part])]
     waiting = [
-        bench.send(
+        broker_harness.send(
             wire.FETCH, 12, request(topics=topics, max_wait_ms=60_000, min_bytes=1)
         )
         for _ in range(50)
     ]
-    assert produce(bench).throttle_time_ms == 0
-    bench.broker.tick(bench.now_ms)
-    responses = [bench.read(wire.FETCH, 12, entry) for entry in waiting]
+    assert produce(broker_harness).throttle_time_ms == 0
+    broker_harness.broker.tick(broker_harness.now_ms)
+    responses = [broker_harness.read(wire.FETCH, 12, entry) for entry in waiting]
     served = [response for response in responses if response.responses]
     # 3,000 bytes are ten seconds of the quota.
     assert len(served) == 3_000 // len(RECORDS)
@@ -122,54 +126,56 @@ def test_fetches_that_wait_together_share_one_quota(bench: Bench) -> None:
     )
 
 
-def create(bench: Bench, name: str, count: int, version: int) -> Any:
+def create(broker_harness: BrokerHarness, name: str, count: int, version: int) -> Any:
     request = wire.CREATE_TOPICS.Request
     topic = request.Topic(name=name, num_partitions=count, replication_factor=1)
-    return bench.ask(wire.CREATE_TOPICS, version, request(topics=[topic]))
+    return broker_harness.ask(wire.CREATE_TOPICS, version, request(topics=[topic]))
 
 
-def test_creation_above_the_quota_is_refused_once_overdrawn(bench: Bench) -> None:
-    limit(bench, quotas.MUTATION, 1)
-    assert create(bench, "a", 30, 7).topics[0].error_code == 0
-    refused = create(bench, "b", 30, 7)
+def test_creation_above_the_quota_is_refused_once_overdrawn(
+    broker_harness: BrokerHarness,
+) -> None:
+    limit(broker_harness, quotas.MUTATION, 1)
+    assert create(broker_harness, "a", 30, 7).topics[0].error_code == 0
+    refused = create(broker_harness, "b", 30, 7)
     assert refused.topics[0].error_code == codes.THROTTLING_QUOTA_EXCEEDED
     assert refused.throttle_time_ms == 19_000
-    assert "b" not in bench.logdir
+    assert "b" not in broker_harness.logdir
 
 
-def test_old_version_of_creation_is_delayed_only(bench: Bench) -> None:
-    limit(bench, quotas.MUTATION, 1)
-    response = create(bench, "a", 30, 5)
+def test_old_version_of_creation_is_delayed_only(broker_harness: BrokerHarness) -> None:
+    limit(broker_harness, quotas.MUTATION, 1)
+    response = create(broker_harness, "a", 30, 5)
     assert response.topics[0].error_code == 0
     assert response.throttle_time_ms == 19_000
-    assert "a" in bench.logdir and SESSION.mutes == 1
+    assert "a" in broker_harness.logdir and SESSION.mutes == 1
 
 
 @pytest.mark.parametrize("version", [4, 6])
-def test_deletion_above_the_quota(bench: Bench, version: int) -> None:
+def test_deletion_above_the_quota(broker_harness: BrokerHarness, version: int) -> None:
     """A bound of 1 allows 11 partitions at once, and a debt."""
     for name in ("a", "b"):
-        create(bench, name, 30, 7)
-    limit(bench, quotas.MUTATION, 1)
+        create(broker_harness, name, 30, 7)
+    limit(broker_harness, quotas.MUTATION, 1)
 
     def delete(name: str) -> Any:
         request = wire.DELETE_TOPICS.Request
         given = request(topic_names=[name])
         if version >= 6:
             given = request(topics=[request.Topic(name=name)])
-        return bench.ask(wire.DELETE_TOPICS, version, given)
+        return broker_harness.ask(wire.DELETE_TOPICS, version, given)
 
     assert delete("a").responses[0].error_code == 0
     second = delete("b")
     assert second.throttle_time_ms >= 19_000
     is_refused = version >= 5
-    assert ("b" in bench.logdir) is is_refused
+    assert ("b" in broker_harness.logdir) is is_refused
     wanted = codes.THROTTLING_QUOTA_EXCEEDED if is_refused else 0
     assert second.responses[0].error_code == wanted
 
 
-def test_request_time_is_limited(bench: Bench) -> None:
-    limit(bench, quotas.REQUEST, 0.000_1)
+def test_request_time_is_limited(broker_harness: BrokerHarness) -> None:
+    limit(broker_harness, quotas.REQUEST, 0.000_1)
     request = wire.METADATA.Request(topics=[])
-    response = bench.ask(wire.METADATA, 9, request)
+    response = broker_harness.ask(wire.METADATA, 9, request)
     assert response.throttle_time_ms == 1_000

@@ -34,15 +34,15 @@ REBALANCE_MS = 20_000
 
 #: For tests that must also pass if other processes may write the broker's directory.
 in_both_homes = pytest.mark.parametrize(
-    "rig", [False, True], ids=["alone", "shared"], indirect=True
+    "group_harness", [False, True], ids=["alone", "shared"], indirect=True
 )
 
 
 class _Steered:
-    """The real disk, with the clock of a rig."""
+    """The real disk, with the clock of a group_harness."""
 
-    def __init__(self, rig: Rig) -> None:
-        self._rig = rig
+    def __init__(self, group_harness: GroupHarness) -> None:
+        self._rig = group_harness
 
     def __getattr__(self, name: str) -> Any:
         return getattr(OS, name)
@@ -54,7 +54,7 @@ class _Steered:
         return self._rig.now_ms - T0
 
 
-class Rig:
+class GroupHarness:
     """A broker's groups over a directory.
 
     With holds_disk set, syncs complete when finish_disk() is called. With `is_shared`,
@@ -92,7 +92,7 @@ class Rig:
             else TransactionHost(self.state)
         )
 
-    def __enter__(self) -> Rig:
+    def __enter__(self) -> GroupHarness:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -351,16 +351,23 @@ def code_of(answer: PendingResponse) -> int:
     return int(code)
 
 
-def form_static(rig: Rig, version: int = 5, **more: Any) -> tuple[str, str]:
+def form_static(
+    group_harness: GroupHarness, version: int = 5, **more: Any
+) -> tuple[str, str]:
     """Form a stable group of two static members in generation 2. Return the member ids
     of the leader and the follower.
     """
-    first = rig.join(instance="a", version=version, **more).value.member_id
-    second = rig.join(instance="b", version=version, **more)
+    first = group_harness.join(instance="a", version=version, **more).value.member_id
+    second = group_harness.join(instance="b", version=version, **more)
     assert (
-        len(rig.join(first, instance="a", version=version, **more).value.members) == 2
+        len(
+            group_harness.join(
+                first, instance="a", version=version, **more
+            ).value.members
+        )
+        == 2
     )
-    follower = rig.sync(second.value.member_id, 2)
-    rig.sync(first, 2, {first: b"1", second.value.member_id: b"2"})
+    follower = group_harness.sync(second.value.member_id, 2)
+    group_harness.sync(first, 2, {first: b"1", second.value.member_id: b"2"})
     assert follower.value.assignment == b"2"
     return first, second.value.member_id

@@ -17,7 +17,7 @@ from netshim.settings import Settings
 SESSION = ClientSession("127.0.0.1", 9092, "127.0.0.1")
 
 
-class Bench:
+class BrokerHarness:
     """A broker that handles requests without sockets. If at_once is false, submitted
     work waits for run().
     """
