@@ -2330,7 +2330,7 @@ MISTAKES: Final = (
         "each_tick_looks_at_all_settings", "logcore/directory/shared_topics.py",
         "        if not self.is_behind:\n            return\n        stale",
         "        stale",
-        "directory/test_upkeep.py",
+        "directory/test_maintenance.py",
     ),
     # -- to a cluster, and from one
     Mistake(

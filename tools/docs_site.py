@@ -80,7 +80,7 @@ DIRECTORY = (
     "TopicRecord",
     "TopicDescription",
     "TopicTable",
-    "Upkeep",
+    "MaintenanceConfig",
     "Incident",
 )
 #: The names that come first on their page.

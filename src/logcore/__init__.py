@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         GroupMemberDescription,
         GroupOffset,
     )
-    from logcore.directory.maintenance import Upkeep
+    from logcore.directory.maintenance import MaintenanceConfig
     from logcore.errors import (
         CompactionAbandonedError,
         CoordinatorFencedError,
@@ -83,7 +83,7 @@ _NAMES = {
     "coordinators.group_descriptions": (
         "GroupDescription GroupMemberDescription GroupOffset"
     ),
-    "directory.maintenance": "Upkeep",
+    "directory.maintenance": "MaintenanceConfig",
     "format.columns": "RecordColumns",
     "kernels": "Receipt Record TopicRecord",
     "log": "Log LogStatistics open",
@@ -173,6 +173,7 @@ __all__ = [
     "LogNotFoundError",
     "LogStatistics",
     "LogcoreError",
+    "MaintenanceConfig",
     "MissingDependencyError",
     "NotLeaderError",
     "OffsetConflictError",
@@ -203,7 +204,6 @@ __all__ = [
     "TopicRecord",
     "TopicTable",
     "UnsupportedCodecError",
-    "Upkeep",
     "clean",
     "every",
     "interval",

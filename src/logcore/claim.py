@@ -25,7 +25,7 @@ import attrs
 
 from logcore.errors import DiskFullError, LogcoreError, ResourceError
 from logcore.fs import FS, Lock, SharedFS
-from logcore.fs.byte_lock import UPKEEP_BYTE, ByteLock, Presence
+from logcore.fs.byte_lock import MAINTENANCE_BYTE, ByteLock, Presence
 from logcore.metadata import checkpoint
 from logcore.metadata.checkpoint import Key, OffsetCheckpoints
 from logcore.metadata.trusted_clock import SAVE_AT_CLOSE_MS, TrustedClock
@@ -125,7 +125,7 @@ class Claim:
             return True
         if not common.runs_maintenance:
             common.runs_maintenance = cast(SharedFS, self._fs).lock_byte(
-                self._lock.handle, UPKEEP_BYTE
+                self._lock.handle, MAINTENANCE_BYTE
             )
         return common.runs_maintenance
 

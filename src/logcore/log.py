@@ -362,7 +362,7 @@ class Log(LogReader, Closeable):
     ) -> None:
         """Create a log. Users call logcore.open() or LogDir.partition().
 
-        `writer` is None if the log is open read-only. For `left_below` see Upkeep.
+        `writer` is None if the log is open read-only. For `left_below` see MaintenanceConfig.
         """
         super().__init__(fs, path, state, policy, is_writing=writer is not None)
         self._host: LogHost | None = None

@@ -30,7 +30,11 @@ from logcore.config import Durability, LogConfig
 from logcore.directory.forking import fork_topic
 from logcore.directory.identity import DirectoryIdentity, check_kind
 from logcore.directory.incidents import Incidents
-from logcore.directory.maintenance import Upkeep, Upkeeper, high_watermarks
+from logcore.directory.maintenance import (
+    DirectoryMaintenance,
+    MaintenanceConfig,
+    high_watermarks,
+)
 from logcore.directory.open_logs import OpenLogs
 from logcore.directory.shared_topics import Sharing
 from logcore.directory.topic_file import (
@@ -110,7 +114,7 @@ def open_dir(
     read_only: bool = False,
     config: Mapping[str, object] | None = None,
     durability: str | Durability = "group",
-    upkeep: Upkeep | None = None,
+    maintenance: MaintenanceConfig | None = None,
     on_corruption: OnCorruption = "fail",
     on_incident: Callable[[Incident], None] | None = None,
     shared: bool = False,
@@ -129,7 +133,7 @@ def open_dir(
             writer.
         config: Settings by Kafka's names, for topics that do not set them.
         durability: When an append to any of the logs returns; see Durability.
-        upkeep: Limits of the directory, and how tick() enforces them.
+        maintenance: Limits of the directory, and how tick() enforces them.
         on_corruption: The reaction to damage in a log; see logcore.open().
         on_incident: A function for errors in work that no caller waits for. It is
             called in the thread that does the work, for the 1st, 10th, 100th error of
@@ -183,7 +187,7 @@ def open_dir(
             dict(config or {}),
             defaults,
             policy,
-            upkeep or Upkeep(),
+            maintenance or MaintenanceConfig(),
             on_corruption,
             on_incident,
             is_replicated=replicated,
@@ -211,7 +215,7 @@ class LogDir(Closeable):
         given: Mapping[str, object],
         defaults: LogConfig,
         policy: Durability,
-        upkeep: Upkeep,
+        maintenance: MaintenanceConfig,
         on_corruption: OnCorruption,
         on_incident: Callable[[Incident], None] | None = None,
         *,
@@ -233,12 +237,14 @@ class LogDir(Closeable):
         self._partitioners: dict[str, Partitioner] = {}
         self._incidents = Incidents(fs, on_incident)
         self._registry = TopicRegistry(fs, path, self, claim, self._incidents, given)
-        self._upkeeper = Upkeeper(fs, self, claim, self._incidents, upkeep)
+        self._maintenance = DirectoryMaintenance(
+            fs, self, claim, self._incidents, maintenance
+        )
         self._logs = OpenLogs(
             fs,
             self._registry,
             claim,
-            self._upkeeper,
+            self._maintenance,
             self._incidents,
             on_corruption,
             is_replicated=is_replicated,
@@ -792,7 +798,7 @@ class LogDir(Closeable):
                     expected=expected,
                     found=number,
                 )
-            committed = self._upkeeper.settings.committed or self.committed_offsets
+            committed = self._maintenance.settings.committed or self.committed_offsets
             return self._logs.open(known, number, self.durability, committed)
 
     # -- records -----------------------------------------------------------------------
@@ -1142,7 +1148,7 @@ class LogDir(Closeable):
             self.host.deletions.finish(self.host.lock)
             self.host.deletions.forget_again(self, self.host.lock)
         # In this order, until one of them has taken the time of a tick.
-        if not self._upkeeper.visit_open(wall_ms):
+        if not self._maintenance.visit_open(wall_ms):
             return
         with self._incidents.reporting_errors("transactions", self.path):
             self.host.coordinators.run_due_work(self)
@@ -1159,15 +1165,17 @@ class LogDir(Closeable):
         clock_ms = self._fs.monotonic_ms()
         with self.host.lock:
             if self.host.is_closed or (
-                claim.runs_maintenance() and self._upkeeper.keep(clock_ms, wall_ms)
+                claim.runs_maintenance() and self._maintenance.keep(clock_ms, wall_ms)
             ):
                 return
-        if self._upkeeper.owes_high_watermarks:
+        if self._maintenance.owes_high_watermarks:
             with (
                 self.host.lock,
                 self._incidents.reporting_errors("checkpoints", self.path),
             ):
-                self._upkeeper.save_high_watermarks(high_watermarks(self._logs.known))
+                self._maintenance.save_high_watermarks(
+                    high_watermarks(self._logs.known)
+                )
 
     # -- rot ---------------------------------------------------------------------------
 

@@ -37,7 +37,7 @@ import attrs
 
 import logcore
 from logcore import Durability, LogDir
-from logcore.directory.maintenance import Upkeep
+from logcore.directory.maintenance import MaintenanceConfig
 from logcore.errors import ConsumerStateError
 from logcore.fs import FS, OS, OsFS
 from logcore.registry import registry_path
@@ -342,7 +342,7 @@ class Server:
         self.security = self._new_security()
         # Steps of the server itself, such as the maintenance of the directory.
         self._pool = ThreadPoolExecutor(
-            _POOL_THREADS, thread_name_prefix="netshim-disk-upkeep"
+            _POOL_THREADS, thread_name_prefix="netshim-disk-maintenance"
         )
         # Work of the broker, such as syncs.
         call_soon = self.loop.call_soon_threadsafe
@@ -638,7 +638,9 @@ class Server:
             create=True,
             durability=self._durability,
             config={**TOPIC_DEFAULTS, **(self._config or {})},
-            upkeep=Upkeep(compaction_backoff_ms=self.settings.cleaner_backoff_ms),
+            maintenance=MaintenanceConfig(
+                compaction_backoff_ms=self.settings.cleaner_backoff_ms
+            ),
             shared=self._shared,
             fs=self._fs,
         )

@@ -358,7 +358,7 @@ def test_tail_follows(path):
         reader.kill()
 
 
-# -- topics and their upkeep ---------------------------------------------------------
+# -- topics and their maintenance ---------------------------------------------------------
 
 
 def test_topic_is_created_changed_and_deleted(tmp_path):

@@ -156,7 +156,7 @@ def test_a_directory_of_one_process_has_no_registry() -> None:
 
 
 def changing(number: int, fs: SharedFS) -> None:
-    """Makes topics, grows and deletes them, and does the upkeep if no other process
+    """Makes topics, grows and deletes them, and does the maintenance if no other process
     does.
     """
     with logcore.open_dir("data", shared=True, fs=fs) as data:
@@ -174,7 +174,7 @@ def changing(number: int, fs: SharedFS) -> None:
 
 
 def keeping(machine: Machine, fs: SharedFS) -> None:
-    """Does the upkeep until all others have ended, and then some more."""
+    """Does the maintenance until all others have ended, and then some more."""
     with logcore.open_dir("data", shared=True, fs=fs) as data:
         quiet = 0
         until = machine.steps + 100_000

@@ -668,7 +668,7 @@ def test_stale_recovery_point_is_not_saved_above_the_end(
             logdir.delete_topic("t")
             logdir.create_topic("t")
             logdir.partition("t", 0).append(b"new")
-        logdir._upkeeper._save_recovery_points([(("t", 0), log, point)])
+        logdir._maintenance._save_recovery_points([(("t", 0), log, point)])
         assert (
             checkpoint.read_offsets(disk, "/d", checkpoint.RECOVERY_POINT).get(
                 ("t", 0), 0

@@ -467,7 +467,7 @@ def test_a_child_waits_for_no_thread_of_its_parent(tmp_path: Path, name: str) ->
         ]
         locks += [
             logdir.host.lock,
-            logdir._upkeeper._visits_lock,
+            logdir._maintenance._visits_lock,
             logdir._incidents._lock,
         ]
         locks += [log.host.writer.claim._mutex, log.host.writer.claim.checkpoints._lock]

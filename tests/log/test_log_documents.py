@@ -13,7 +13,7 @@ import pytest
 
 import logcore
 from logcore.cleaner import clean
-from logcore.directory.maintenance import Upkeep
+from logcore.directory.maintenance import MaintenanceConfig
 from logcore.recordbatch import encode
 from logcore.retention import PartitionFacts
 from logcore.testing import SimulatedDisk
@@ -325,9 +325,14 @@ def test_compaction_does_not_block_reads_and_appends() -> None:
 
 def test_compaction_can_be_throttled() -> None:
     disk = SimulatedDisk()
-    upkeep = Upkeep(compaction_bytes_per_s=1_000)
+    maintenance = MaintenanceConfig(compaction_bytes_per_s=1_000)
     with logcore.open_dir(
-        "d", create=True, config=KEYED, durability="os", upkeep=upkeep, fs=disk
+        "d",
+        create=True,
+        config=KEYED,
+        durability="os",
+        maintenance=maintenance,
+        fs=disk,
     ) as logdir:
         logdir.create_topic("t")
         for number in range(200):

@@ -20,7 +20,7 @@ import logcore
 from logcore import retention
 from logcore.cleaner import clean
 from logcore.config import LogConfig
-from logcore.directory.maintenance import Upkeep
+from logcore.directory.maintenance import MaintenanceConfig
 from logcore.log import Log
 from logcore.metadata import checkpoint
 from logcore.metadata.checkpoint import SEALS_HOLD
@@ -531,9 +531,13 @@ def test_epoch_functions_match_their_definition(
 # -- a directory -----------------------------------------------------------------------
 
 
-def open_directory(disk: SimulatedDisk, **upkeep: Any) -> logcore.LogDir:
+def open_directory(disk: SimulatedDisk, **maintenance: Any) -> logcore.LogDir:
     return logcore.open_dir(
-        "d", create=True, fs=disk, durability="os", upkeep=Upkeep(**upkeep)
+        "d",
+        create=True,
+        fs=disk,
+        durability="os",
+        maintenance=MaintenanceConfig(**maintenance),
     )
 
 
@@ -695,7 +699,7 @@ def test_compaction_budget_counts_the_cpu_time_of_its_thread(
     with open_directory(disk) as logdir:
         disk.advance(passed_ms)
         monkeypatch.setattr(disk, "thread_us", lambda: 77 + own_us)
-        assert logdir._upkeeper._may_clean(0, 77) is continues
+        assert logdir._maintenance._may_clean(0, 77) is continues
 
 
 def test_round_continues_while_other_threads_use_the_processor(
@@ -748,9 +752,9 @@ def test_compaction_respects_its_rate_limit() -> None:
 @pytest.mark.parametrize(
     "wrong", [{"max_bytes": -1}, {"min_free_bytes": -1}, {"compaction_bytes_per_s": 0}]
 )
-def test_invalid_upkeep_is_refused(wrong: dict[str, int]) -> None:
+def test_invalid_maintenance_config_is_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(logcore.InvalidConfigError, match=next(iter(wrong))):
-        Upkeep(**wrong)
+        MaintenanceConfig(**wrong)
 
 
 def test_new_records_with_old_timestamps_do_not_roll_at_each_tick() -> None:

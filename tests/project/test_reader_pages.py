@@ -32,7 +32,7 @@ CLASSES: dict[str, type] = {
     "Durability": logcore.Durability,
     "ProducerSettings": ProducerSettings,
     "Settings": Settings,
-    "Upkeep": logcore.Upkeep,
+    "MaintenanceConfig": logcore.MaintenanceConfig,
 }
 #: Fields that have to be valid before others can be tried.
 OTHERS: dict[str, dict[str, object]] = {

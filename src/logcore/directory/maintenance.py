@@ -66,7 +66,7 @@ _CLEANER_FREE_MS: Final = 25
 
 
 @attrs.frozen(kw_only=True)
-class Upkeep:
+class MaintenanceConfig:
     """Settings of the maintenance that tick() does besides the topic settings."""
 
     #: The retention policy, see logcore.retention.
@@ -102,11 +102,11 @@ class Upkeep:
             value = getattr(self, name)
             if value is not None and value < low:
                 raise InvalidConfigError(
-                    f"upkeep {name!r}", expected=f"at least {low}", found=value
+                    f"maintenance {name!r}", expected=f"at least {low}", found=value
                 )
 
 
-class Upkeeper:
+class DirectoryMaintenance:
     """Does the maintenance of one directory that is open for writing.
 
     `is_low` is True while the disk is nearly full. All fields except the visit queue are
@@ -119,7 +119,7 @@ class Upkeeper:
         directory: HostDirectory,
         claim: Claim | None,
         incidents: Incidents,
-        settings: Upkeep,
+        settings: MaintenanceConfig,
     ) -> None:
         self._fs = fs
         # Weak, so that a directory that was not closed warns as soon as it is dropped.
@@ -265,19 +265,19 @@ class Upkeeper:
         """
         if clock_ms < self._next_check_ms:
             return False
-        upkeep = self.settings
+        maintenance = self.settings
         acted = False
-        if upkeep.max_bytes is not None:
+        if maintenance.max_bytes is not None:
             total = sum(
                 self._directory.size_bytes(name, number)
                 for name in self._directory.topics()
                 for number in self._directory.partitions(name)
             )
-            if total > upkeep.max_bytes:
-                acted = self._free(total - upkeep.max_bytes, now_ms)
-        if upkeep.min_free_bytes:
+            if total > maintenance.max_bytes:
+                acted = self._free(total - maintenance.max_bytes, now_ms)
+        if maintenance.min_free_bytes:
             self.is_low = (
-                self._fs.free_bytes(self._directory.path) < upkeep.min_free_bytes
+                self._fs.free_bytes(self._directory.path) < maintenance.min_free_bytes
             )
             for log in self._directory.host.open_logs().values():
                 log.host.writer.hold_appends(self.is_low)

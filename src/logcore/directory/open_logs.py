@@ -22,7 +22,7 @@ import attrs
 from logcore.claim import Claim
 from logcore.config import Durability
 from logcore.directory.incidents import Incidents
-from logcore.directory.maintenance import Upkeeper, high_watermarks
+from logcore.directory.maintenance import DirectoryMaintenance, high_watermarks
 from logcore.directory.topic_file import TopicEntry
 from logcore.directory.topics import TopicRegistry
 from logcore.errors import DiskFullError, LogcoreError, ResourceError
@@ -40,7 +40,7 @@ class OpenLogs:
     _fs: FS
     _registry: TopicRegistry
     _claim: Claim | None
-    _upkeeper: Upkeeper
+    _maintenance: DirectoryMaintenance
     _incidents: Incidents
     _on_corruption: OnCorruption
     _is_replicated: bool = attrs.field(kw_only=True, alias="is_replicated")
@@ -103,9 +103,9 @@ class OpenLogs:
                     # in the last epoch of the log.
                     begin_to_follow(log.host.writer)
                 log.host.maintenance.retain_by(
-                    self._upkeeper.settings.retention, lambda: committed(*key)
+                    self._maintenance.settings.retention, lambda: committed(*key)
                 )
-                self._upkeeper.admit(key, log)
+                self._maintenance.admit(key, log)
                 self._topic_ids[key] = topic.topic_id
                 self.known[key] = log
             # The caller does not get the log, so its claim would be held forever.
@@ -114,7 +114,7 @@ class OpenLogs:
                 raise
         if self._claim is not None:
             # Last, because tick() drops a log that is not open.
-            self._upkeeper.visit(key, log)
+            self._maintenance.visit(key, log)
         # From now on the log has the epoch, which can increase.
         self._leader_epochs.pop(key, None)
         return log
@@ -163,7 +163,7 @@ class OpenLogs:
         logs = self.known
         failures: list[BaseException] = []
         try:
-            self._upkeeper.stop_compacting(*logs.values())
+            self._maintenance.stop_compacting(*logs.values())
         except (LogcoreError, OSError) as error:
             failures.append(error)
         ends = high_watermarks(logs)
@@ -195,7 +195,7 @@ class OpenLogs:
                 claim.checkpoints.set(
                     checkpoint.RECOVERY_POINT, recovery_points, may_use_reserve=True
                 )
-                self._upkeeper.save_high_watermarks(ends)
+                self._maintenance.save_high_watermarks(ends)
             # All records are durable, and the next opening only checks more.
             except (DiskFullError, ResourceError):
                 claim.fail()
@@ -224,7 +224,7 @@ class OpenLogs:
             log = self.known.get(key)
             if log is None:
                 continue
-            self._upkeeper.stop_compacting(log)
+            self._maintenance.stop_compacting(log)
             with self._incidents.reporting_errors("deletion", partition_name(*key)):
                 log.close()
             # Last: after an interrupt, close_all() still finds the log.

@@ -27,7 +27,7 @@ from logcore.fs import PRESENCE_BYTE, SharedFS
 
 DIRECTORY_BYTE: Final = 1
 TRANSACTIONS_BYTE: Final = 2
-UPKEEP_BYTE: Final = 3
+MAINTENANCE_BYTE: Final = 3
 PARTITIONS_FROM: Final = 16
 #: A write lock is held for microseconds or for a sync, and longer if its holder was
 #: stopped.

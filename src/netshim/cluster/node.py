@@ -23,7 +23,7 @@ import logcore
 from logcore import Log, LogcoreError, LogDir
 from logcore.config import Durability, LogConfig
 from logcore.directory.identity import claim_for_cluster
-from logcore.directory.maintenance import Upkeep
+from logcore.directory.maintenance import MaintenanceConfig
 from logcore.errors import InvalidConfigError, RegistryError
 from logcore.fs import FS, SharedFS
 from logcore.metadata.checkpoint import Key, ensure_directory
@@ -157,7 +157,9 @@ class ClusterNode:
             create=True,
             durability=self._durability,
             config=self._config,
-            upkeep=Upkeep(compaction_backoff_ms=self._settings.cleaner_backoff_ms),
+            maintenance=MaintenanceConfig(
+                compaction_backoff_ms=self._settings.cleaner_backoff_ms
+            ),
             replicated=True,
             fs=self._fs,
         )

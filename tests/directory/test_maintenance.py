@@ -83,9 +83,9 @@ def visits_of(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     visited: list[str] = []
     real = LogMaintenance.tick_gathered
 
-    def tick_gathered(upkeep: LogMaintenance, now_ms: int | None = None) -> Any:
-        visited.append(upkeep.path)
-        return real(upkeep, now_ms)
+    def tick_gathered(maintenance: LogMaintenance, now_ms: int | None = None) -> Any:
+        visited.append(maintenance.path)
+        return real(maintenance, now_ms)
 
     monkeypatch.setattr(LogMaintenance, "tick_gathered", tick_gathered)
     return visited
