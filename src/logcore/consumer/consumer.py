@@ -129,7 +129,7 @@ class Consumer:
             readings.by_partition
         )
         self._is_closed = False
-        self._looks = 0
+        self._checks = 0
         # Reentrant, because a listener may seek and commit during poll().
         self._using = threading.RLock()
         self._moved = threading.Condition()
@@ -469,7 +469,7 @@ class Consumer:
     def metrics(self) -> ConsumerMetrics:
         """Return the counters since the consumer was created."""
         return ConsumerMetrics(
-            looks=self._looks,
+            checks=self._checks,
             records=self._fetcher.records,
             commits=self._commits.stored,
             refused_commits=self._commits.refused,
@@ -805,7 +805,7 @@ class Consumer:
             )
         with self._moved:
             self._has_moved = False
-        self._looks += 1
+        self._checks += 1
         self._commits.store_queued()
         self._assignment.check_for_changes()
         self._commits.commit_when_due()

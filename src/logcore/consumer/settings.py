@@ -96,14 +96,14 @@ class GroupMetadata(NamedTuple):
 class ConsumerMetrics:
     """A snapshot of the counters of a consumer since it was created.
 
-    `looks` counts the checks of its group and its commits; each poll() makes at least
+    `checks` counts the checks of its group and its commits; each poll() makes at least
     one. `records` counts decoded records, also those that were read ahead. `commits`
     and `refused_commits` count stored and refused commits, and `waiting_commits` those
     of commit_async() that are not stored yet. `rebalances` counts the generations in
     which it was a member. `partitions` and `paused_partitions` are present numbers.
     """
 
-    looks: int
+    checks: int
     records: int
     commits: int
     refused_commits: int
