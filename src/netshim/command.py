@@ -509,7 +509,7 @@ def serve(
     sys.setswitchinterval(_SWITCH_S)
     try:
         file = _file_of(ctx)
-        server = _new_server(file, options, files_for(options["door"]))
+        server = _new_server(file, options, files_for(options["control"]))
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             pages = _new_pages(server, file, options)
             reloader = _Reloader(ctx, server)

@@ -55,14 +55,14 @@ _OPTIONS: Final = (
         help="Allow changes in the console: reset offsets, abort transactions, delete topics and records.",
     ),
     click.option(
-        "--door",
+        "--control",
         metavar="[HOST:]PORT",
         help="Let tests control the broker over HTTP: faults, waits and records. Prints the URL with a token.",
     ),
     click.option(
-        "--door-token-file",
+        "--control-token-file",
         metavar="FILE",
-        help="File with the token of the door. Outside of this machine, it is required, and --tls-cert.",
+        help="File with the token of the control API. Outside of this machine, it is required, and --tls-cert.",
     ),
     click.option(
         "--schema-registry",
@@ -80,9 +80,12 @@ def http_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def files_for(door: str | None) -> FS:
-    """Return the files of a broker. With a door, tests control failures and the clock."""
-    if door is None:
+def files_for(control: str | None) -> FS:
+    """Return the files of a broker.
+
+    With a control API, tests control failures and the clock.
+    """
+    if control is None:
         return OS
     # Imported late: a broker without a door does not need the test kit.
     from netshim.testing import VirtualFiles
@@ -96,8 +99,8 @@ class HttpPages:
 
     metrics: str | None = None
     console: str | None = None
-    door: str | None = None
-    door_token_file: str | None = None
+    control: str | None = None
+    control_token_file: str | None = None
     schema_registry: str | None = None
     insecure: bool = False
     tls: TlsSettings | None = None
@@ -119,21 +122,21 @@ class HttpPages:
             OSError: an address is not available.
         """
         # The option would have no effect, which may be a mistake.
-        if self.door is None and self.door_token_file is not None:
+        if self.control is None and self.control_token_file is not None:
             raise InvalidConfigError(
-                "--door-token-file", expected="--door", found="none"
+                "--control-token-file", expected="--control", found="none"
             )
-        pages = (self.metrics, self.console, self.door, self.schema_registry)
+        pages = (self.metrics, self.console, self.control, self.schema_registry)
         # The packages of the extra `http` are not needed.
         if all(page is None for page in pages):
             return
         try:
-            from netshim.http.door import Door
+            from netshim.http.control import ControlApi
             from netshim.http.host import HttpHost, application, bind
             from netshim.http.pages import operation_routes
         except ImportError as error:
             raise InvalidConfigError(
-                "--metrics, --console, --door and --schema-registry need packages that are not installed",
+                "--metrics, --console, --control and --schema-registry need packages that are not installed",
                 expected="pip install 'logcore-db[http]'",
                 found=str(error),
             ) from error
@@ -147,14 +150,14 @@ class HttpPages:
             routes = operation_routes(server)
             with bind("--metrics", self.metrics) as address:
                 self.urls["metrics"] = self._host.add(address, application(routes))
-        if self.door is not None:
-            with bind("--door", self.door) as address:
-                door = Door(handle, self._token(address[0]))
+        if self.control is not None:
+            with bind("--control", self.control) as address:
+                control = ControlApi(handle, self._token(address[0]))
                 tls = None if address[0] in LOOPBACK else self.tls
-                url = self._host.add(address, application(door.routes()), tls)
-            self.urls["door"] = url
-            if self.door_token_file is None:
-                self.urls["door"] += f" token {door.token}"
+                url = self._host.add(address, application(control.routes()), tls)
+            self.urls["control"] = url
+            if self.control_token_file is None:
+                self.urls["control"] += f" token {control.token}"
         if self.schema_registry is not None:
             from netshim.schemas.hosting import add_registry
 
@@ -217,28 +220,30 @@ class HttpPages:
             self.urls["console"] = add_console(host, address, view, security.tls)
 
     def _token(self, host: str) -> str:
-        """Return the token of the door, or "" for a new one.
+        """Return the token of the control API, or "" for a new one.
 
         Raises:
-            InvalidConfigError: the door would be open to a network, or the file is
+            InvalidConfigError: a network could reach the control API, or the file is
                 unusable.
         """
-        if host not in LOOPBACK and (self.tls is None or self.door_token_file is None):
+        if host not in LOOPBACK and (
+            self.tls is None or self.control_token_file is None
+        ):
             raise InvalidConfigError(
-                "--door outside of this machine",
-                expected="--tls-cert and --door-token-file",
+                "--control outside of this machine",
+                expected="--tls-cert and --control-token-file",
                 found=host,
             )
-        if self.door_token_file is None:
+        if self.control_token_file is None:
             return ""
         try:
-            with open(self.door_token_file, encoding="ascii") as file:
+            with open(self.control_token_file, encoding="ascii") as file:
                 token = file.read(1_000).strip()
         except (OSError, ValueError) as error:
-            raise InvalidConfigError(f"--door-token-file: {error}") from error
+            raise InvalidConfigError(f"--control-token-file: {error}") from error
         if len(token) < _MIN_TOKEN:
             raise InvalidConfigError(
-                "--door-token-file",
+                "--control-token-file",
                 expected=f"at least {_MIN_TOKEN} characters",
                 found=len(token),
             )

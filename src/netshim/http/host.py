@@ -6,7 +6,7 @@ Rules:
 - A port is bound before the thread starts, so that its owner gets the error.
 - The thread is a daemon, and ends with the interpreter.
 
-This module has no pages; pages.py and door.py have them.
+This module has no pages; pages.py and control.py have them.
 """
 
 from __future__ import annotations

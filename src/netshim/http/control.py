@@ -1,8 +1,8 @@
 """Control of a broker over HTTP, for tests in any language.
 
 Rules:
-- Each request contains the token of the door. A request from a web page is refused, also
-  if the page's name was bound to this address.
+- Each request contains the token of the control API. A request from a web page is
+  refused, also if the page's name was bound to this address.
 - Errors are `{"error": ..., "known": [...]}`.
 - Long polls check their condition again and again, and occupy no thread.
 
@@ -81,11 +81,11 @@ class _Rules:
         return sum(rule.hits for rule in self.rules)
 
 
-class Door:
+class ControlApi:
     """The calls of one broker."""
 
     def __init__(self, handle: ServerHandle, token: str = "") -> None:
-        """Create the door. Without a token, one is made."""
+        """Create the control API. Without a token, one is made."""
         #: The secret of every request. Any program on the machine can reach the port.
         self.token = token or secrets.token_urlsafe(24)
         self._handle = handle
@@ -103,7 +103,7 @@ class Door:
         self._snapshots: dict[int, DirectorySnapshot] = {}
 
     def routes(self) -> list[Route]:
-        """Return the routes of the door."""
+        """Return the routes of the control API."""
         return [
             Route(path, self._guarded(getattr(self, name)), methods=[method])
             for method, path, name, _ in ROUTES
@@ -205,7 +205,7 @@ class Door:
         bearer = {"token": {"type": "http", "scheme": "bearer"}}
         return {
             "openapi": "3.1.0",
-            "info": {"title": "netshim door", "version": logcore.__version__},
+            "info": {"title": "netshim control API", "version": logcore.__version__},
             "components": {"securitySchemes": bearer},
             "security": [{"token": []}],
             "paths": paths,
@@ -454,7 +454,7 @@ class Door:
         ]
 
 
-#: Method, path, name of the method of Door, and an example.
+#: Method, path, name of the method of ControlApi, and an example.
 ROUTES: Final = (
     ("GET", "/", "index", "GET /"),
     ("GET", "/openapi.json", "openapi", "GET /openapi.json"),

@@ -28,15 +28,15 @@ def example(language: str) -> str:
 
 @pytest.fixture
 def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
-    """Serve a directory with a door, and return the variables of the examples."""
+    """Serve a directory with a control API, and return the variables of the examples."""
     command = [sys.executable, "-m", "netshim", "serve", str(tmp_path / "data")]
     with subprocess.Popen(
-        [*command, "--port", "0", "--door", "0"], stdout=subprocess.PIPE, text=True
+        [*command, "--port", "0", "--control", "0"], stdout=subprocess.PIPE, text=True
     ) as broker:
         assert broker.stdout is not None
         address = broker.stdout.readline().split()[-1]
         *_, url, _, token = broker.stdout.readline().split()
-        yield {**os.environ, "BROKER": address, "DOOR": url, "TOKEN": token}
+        yield {**os.environ, "BROKER": address, "CONTROL": url, "TOKEN": token}
         broker.terminate()
     assert broker.returncode == 0
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, Producer
 
-from netshim.http.door import ROUTES, Door
+from netshim.http.control import ROUTES, ControlApi
 from netshim.http.host import HttpHost, application
 from netshim.testing import Kafka
 from support.client import DEADLINE_S
@@ -40,15 +40,15 @@ def ask(
 
 
 @pytest.fixture
-def door(kafka: Kafka) -> Iterator[Ask]:
-    with opened_door(kafka) as send:
+def control(kafka: Kafka) -> Iterator[Ask]:
+    with opened_control(kafka) as send:
         yield send
 
 
 @contextmanager
-def opened_door(kafka: Kafka) -> Iterator[Ask]:
+def opened_control(kafka: Kafka) -> Iterator[Ask]:
     """Return a function that sends a request with the token."""
-    opened = Door(kafka.server)
+    opened = ControlApi(kafka.server)
     host = HttpHost()
     url = host.add(("127.0.0.1", 0), application(opened.routes()))
     host.start()
@@ -64,36 +64,36 @@ def opened_door(kafka: Kafka) -> Iterator[Ask]:
 
 
 def test_fault_makes_a_client_retry_until_it_is_removed(
-    kafka: Kafka, door: Ask
+    kafka: Kafka, control: Ask
 ) -> None:
     rule = {"action": "answer", "api": "Produce", "error": "NOT_LEADER_OR_FOLLOWER"}
-    status, added = door("POST", "/faults", {**rule, "topic": "orders", "times": 2})
+    status, added = control("POST", "/faults", {**rule, "topic": "orders", "times": 2})
     assert status == 200
     path = f"/faults/{added['fault']}"
     producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
     producer.produce("orders", b"4 apples")
     assert producer.flush(DEADLINE_S) == 0
-    assert door("GET", f"{path}/wait?hits=2&timeout=30")[1]["hits"] == 2
-    seen = door("GET", path)[1]["requests"]
+    assert control("GET", f"{path}/wait?hits=2&timeout=30")[1]["hits"] == 2
+    seen = control("GET", path)[1]["requests"]
     assert [entry["codes"] for entry in seen] == [["NOT_LEADER_OR_FOLLOWER"]] * 2
-    assert len(door("GET", "/requests?api=produce")[1]) == 3
-    assert door("DELETE", path)[0] == 200
-    assert door("GET", path) == (404, {"error": "no fault 1", "known": []})
+    assert len(control("GET", "/requests?api=produce")[1]) == 3
+    assert control("DELETE", path)[0] == 200
+    assert control("GET", path) == (404, {"error": "no fault 1", "known": []})
 
 
-def test_list_of_rules_is_removed_together(kafka: Kafka, door: Ask) -> None:
+def test_list_of_rules_is_removed_together(kafka: Kafka, control: Ask) -> None:
     rules = [{"action": "observe", "api": name} for name in ("Produce", "Fetch")]
-    number = door("POST", "/faults", rules)[1]["fault"]
+    number = control("POST", "/faults", rules)[1]["fault"]
     broker = kafka.server.server.broker
     assert broker.faults is not None
     assert len(broker.faults.rules) == 2
-    door("DELETE", f"/faults/{number}")
+    control("DELETE", f"/faults/{number}")
     assert not broker.faults.rules
 
 
-def test_invalid_rule_of_a_list_adds_none(kafka: Kafka, door: Ask) -> None:
+def test_invalid_rule_of_a_list_adds_none(kafka: Kafka, control: Ask) -> None:
     rules = [{"action": "observe", "api": name} for name in ("Produce", "Fetsh")]
-    status, answer = door("POST", "/faults", rules)
+    status, answer = control("POST", "/faults", rules)
     assert status == 400
     assert "Fetch" in answer["error"]
     broker = kafka.server.server.broker
@@ -116,82 +116,82 @@ def test_invalid_rule_of_a_list_adds_none(kafka: Kafka, door: Ask) -> None:
         {"action": "observe", "api": "Produce", "after_bytes": 1},
     ],
 )
-def test_invalid_rule_is_refused(door: Ask, rule: Any) -> None:
-    status, answer = door("POST", "/faults", rule)
+def test_invalid_rule_is_refused(control: Ask, rule: Any) -> None:
+    status, answer = control("POST", "/faults", rule)
     assert status == 400
     assert answer["error"]
 
 
-def test_limits_of_bodies_and_rules(door: Ask) -> None:
-    assert door("POST", "/faults", b" " * (2 << 20))[0] == 413
-    status, answer = door(
+def test_limits_of_bodies_and_rules(control: Ask) -> None:
+    assert control("POST", "/faults", b" " * (2 << 20))[0] == 413
+    status, answer = control(
         "POST", "/faults", [{"action": "observe", "api": "*"}] * 1_001
     )
     assert status == 400
     assert "at most 1000" in answer["error"]
 
 
-def test_requests_without_token_or_of_web_pages_are_refused(door: Ask) -> None:
-    assert door("GET", "/state", Authorization="Bearer x")[0] == 401
-    assert door("GET", "/state", Authorization="")[0] == 401
-    assert door("GET", "/state", Origin="http://127.0.0.1")[0] == 403
-    assert door("GET", "/state", Host="rebound.example.com")[0] == 403
+def test_requests_without_token_or_of_web_pages_are_refused(control: Ask) -> None:
+    assert control("GET", "/state", Authorization="Bearer x")[0] == 401
+    assert control("GET", "/state", Authorization="")[0] == 401
+    assert control("GET", "/state", Origin="http://127.0.0.1")[0] == 403
+    assert control("GET", "/state", Host="rebound.example.com")[0] == 403
 
 
-def test_records_are_appended_waited_for_and_read(kafka: Kafka, door: Ask) -> None:
+def test_records_are_appended_waited_for_and_read(kafka: Kafka, control: Ask) -> None:
     body = b'{"key": "anna", "value": "4 apples"}\n{"value": null}\n'
-    status, receipts = door("POST", "/topics/orders/records", body)
+    status, receipts = control("POST", "/topics/orders/records", body)
     assert status == 200
     assert [receipt["offset"] for receipt in receipts] == [0, 1]
-    assert door("GET", "/topics/orders/wait?count=2") == (
+    assert control("GET", "/topics/orders/wait?count=2") == (
         200,
         {"topic": "orders", "count": 2},
     )
     kafka.append("orders", b"\xff")
-    found = door("GET", "/topics/orders/records")[1]
+    found = control("GET", "/topics/orders/records")[1]
     assert [entry.get("value") for entry in found] == ["4 apples", None, None]
     assert found[2]["value_base64"] == "/w=="
-    assert door("GET", "/state")[1]["topics"]["orders"] == {"0": 3}
+    assert control("GET", "/state")[1]["topics"]["orders"] == {"0": 3}
 
 
-def test_waits_that_time_out_are_answered(door: Ask) -> None:
-    assert door("GET", "/topics/orders/wait?count=1&timeout=0")[0] == 408
-    assert door("GET", "/groups/billing/wait?timeout=0")[0] == 408
-    assert door("GET", "/topics/orders/wait?timeout=-1")[0] == 400
-    assert door("GET", "/topics/orders/wait?timeout=nan")[0] == 400
+def test_waits_that_time_out_are_answered(control: Ask) -> None:
+    assert control("GET", "/topics/orders/wait?count=1&timeout=0")[0] == 408
+    assert control("GET", "/groups/billing/wait?timeout=0")[0] == 408
+    assert control("GET", "/topics/orders/wait?timeout=-1")[0] == 400
+    assert control("GET", "/topics/orders/wait?timeout=nan")[0] == 400
 
 
-def test_wait_for_group_ends_when_it_is_stable(kafka: Kafka, door: Ask) -> None:
+def test_wait_for_group_ends_when_it_is_stable(kafka: Kafka, control: Ask) -> None:
     kafka.create_topic("orders")
     consumer = Consumer(
         {"bootstrap.servers": kafka.bootstrap_servers, "group.id": "billing"}
     )
     consumer.subscribe(["orders"])
     consumer.poll(0)
-    status, _ = door("GET", "/groups/billing/wait?members=1&timeout=60")
+    status, _ = control("GET", "/groups/billing/wait?members=1&timeout=60")
     assert status == 200
     consumer.close()
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("topic", ["..", "a%00b", "%2e%2e", "a" * 300])
-def test_invalid_topic_creates_nothing(kafka: Kafka, door: Ask, topic: str) -> None:
-    status, _ = door("POST", f"/topics/{topic}/records", b'{"value": "x"}')
+def test_invalid_topic_creates_nothing(kafka: Kafka, control: Ask, topic: str) -> None:
+    status, _ = control("POST", f"/topics/{topic}/records", b'{"value": "x"}')
     assert status in (400, 404)
     assert kafka.topics() == []
 
 
-def test_index_lists_each_call_with_an_example(door: Ask) -> None:
-    listed = door("GET", "/")[1]
+def test_index_lists_each_call_with_an_example(control: Ask) -> None:
+    listed = control("GET", "/")[1]
     assert len(listed) == len(ROUTES)
     assert {"call": "GET /state", "example": "GET /state"} in listed
 
 
 @pytest.mark.long
-def test_command_prints_a_door_that_only_the_token_opens(tmp_path: Path) -> None:
+def test_command_prints_a_control_url_that_needs_the_token(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "netshim", "serve", str(tmp_path / "data")]
     process = subprocess.Popen(
-        [*command, "--port", "0", "--door", "0"],
+        [*command, "--port", "0", "--control", "0"],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
@@ -200,7 +200,7 @@ def test_command_prints_a_door_that_only_the_token_opens(tmp_path: Path) -> None
         assert process.stdout is not None
         process.stdout.readline()
         name, url, _, token = process.stdout.readline().split()[1:]
-        assert name == "door"
+        assert name == "control"
         assert ask(url, "GET", "/state")[0] == 401
         opened = ask(url, "GET", "/state", Authorization=f"Bearer {token}")
         assert opened[0] == 200
@@ -211,9 +211,12 @@ def test_command_prints_a_door_that_only_the_token_opens(tmp_path: Path) -> None
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "options", [["--door", "0.0.0.0:0"], ["--door-token-file", "x"], ["--door", "x"]]
+    "options",
+    [["--control", "0.0.0.0:0"], ["--control-token-file", "x"], ["--control", "x"]],
 )
-def test_command_refuses_an_open_door(tmp_path: Path, options: list[str]) -> None:
+def test_command_refuses_an_open_control_api(
+    tmp_path: Path, options: list[str]
+) -> None:
     command = [sys.executable, "-m", "netshim", "serve", str(tmp_path / "data")]
     found = subprocess.run(
         [*command, "--port", "0", *options],
@@ -223,15 +226,15 @@ def test_command_refuses_an_open_door(tmp_path: Path, options: list[str]) -> Non
         timeout=DEADLINE_S,
     )
     assert found.returncode == 2
-    assert "--door" in found.stderr
+    assert "--control" in found.stderr
 
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[tuple[str, Ask]]:
-    """Return the address of `netshim serve --door`, and a function for its door."""
+    """Return the address of `netshim serve --control`, and a function for its control API."""
     command = [sys.executable, "-m", "netshim", "serve", str(tmp_path / "data")]
     with subprocess.Popen(
-        [*command, "--port", "0", "--door", "0"], stdout=subprocess.PIPE, text=True
+        [*command, "--port", "0", "--control", "0"], stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
         address = process.stdout.readline().split()[-1]
@@ -307,25 +310,25 @@ def test_time_nodes_and_disk_are_controlled(served: tuple[str, Ask]) -> None:
     ],
 )
 def test_mistakes_are_answered_with_400(
-    virtual_door: Ask, path: str, body: Any
+    virtual_control: Ask, path: str, body: Any
 ) -> None:
-    status, answer = virtual_door("POST", path, body)
+    status, answer = virtual_control("POST", path, body)
     assert status == 400 and answer["error"]
 
 
 @pytest.fixture
-def virtual_door(kafka_factory: Callable[..., Kafka]) -> Iterator[Ask]:
-    with opened_door(kafka_factory(clock="virtual")) as send:
+def virtual_control(kafka_factory: Callable[..., Kafka]) -> Iterator[Ask]:
+    with opened_control(kafka_factory(clock="virtual")) as send:
         yield send
 
 
-def test_clock_of_the_system_cannot_advance(door: Ask) -> None:
-    status, answer = door("POST", "/clock/advance", {"minutes": 1})
+def test_clock_of_the_system_cannot_advance(control: Ask) -> None:
+    status, answer = control("POST", "/clock/advance", {"minutes": 1})
     assert status == 503 and "virtual" in answer["error"]
 
 
-def test_openapi_describes_each_call(door: Ask) -> None:
-    status, described = door("GET", "/openapi.json")
+def test_openapi_describes_each_call(control: Ask) -> None:
+    status, described = control("GET", "/openapi.json")
     assert status == 200 and described["openapi"] == "3.1.0"
     operations = [
         (method.upper(), path, entry)
@@ -341,12 +344,12 @@ def test_openapi_describes_each_call(door: Ask) -> None:
     assert len({entry["operationId"] for *_, entry in operations}) == len(ROUTES)
 
 
-def test_snapshot_is_restored(kafka: Kafka, door: Ask) -> None:
+def test_snapshot_is_restored(kafka: Kafka, control: Ask) -> None:
     kafka.append("orders", b"1")
-    number = door("POST", "/snapshots")[1]["snapshot"]
+    number = control("POST", "/snapshots")[1]["snapshot"]
     kafka.append("orders", b"2")
-    door("POST", "/faults", {"action": "observe", "api": "Fetch"})
-    assert door("POST", f"/snapshots/{number}/rollback")[0] == 200
-    state = door("GET", "/state")[1]
+    control("POST", "/faults", {"action": "observe", "api": "Fetch"})
+    assert control("POST", f"/snapshots/{number}/rollback")[0] == 200
+    state = control("GET", "/state")[1]
     assert state["topics"] == {"orders": {"0": 1}} and state["faults"] == {}
-    assert door("POST", "/snapshots/99/rollback")[0] == 404
+    assert control("POST", "/snapshots/99/rollback")[0] == 404
