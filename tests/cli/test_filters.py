@@ -1,4 +1,4 @@
-"""`--where`: which records pass, judged on columns as on objects."""
+"""`--where`: which records match a filter, in columns and in record objects."""
 
 from __future__ import annotations
 
