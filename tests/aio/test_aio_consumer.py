@@ -187,14 +187,14 @@ def test_finished_records_are_committed_at_the_end(tmp_path: Path) -> None:
 
 class RecordingListener(aio.RebalanceListener):
     def __init__(self) -> None:
-        self.heard: list[tuple[str, list[int]]] = []
+        self.events: list[tuple[str, list[int]]] = []
         self.consumer: aio.Consumer | None = None
 
     async def on_partitions_assigned(
         self, partitions: frozenset[TopicPartition]
     ) -> None:
         assert self.consumer is not None
-        self.heard.append(
+        self.events.append(
             ("assigned", sorted(partition.partition for partition in partitions))
         )
         for partition in sorted(partitions):
@@ -212,7 +212,7 @@ class RecordingListener(aio.RebalanceListener):
         assert self.consumer is not None
         await asyncio.sleep(0)
         await self.consumer.commit(dict.fromkeys(partitions, 2))
-        self.heard.append(
+        self.events.append(
             ("revoked", sorted(partition.partition for partition in partitions))
         )
 
@@ -226,7 +226,7 @@ def test_listeners_may_be_coroutines_that_seek_and_commit(tmp_path: Path) -> Non
         consumer.subscribe(["t"], listener=listener)
         assert offsets(await consumer.getmany()) == [(0, 1), (0, 2)]
         await consumer.unsubscribe()
-        assert listener.heard == [("assigned", [0, 1]), ("revoked", [0, 1])]
+        assert listener.events == [("assigned", [0, 1]), ("revoked", [0, 1])]
         assert (await consumer.committed([ONE]))[ONE] == OffsetAndMetadata(2)
 
     with_consumer(tmp_path, main, group_id="g", enable_auto_commit=False)
@@ -258,23 +258,23 @@ def test_a_task_that_a_listener_starts_may_live_longer(tmp_path: Path) -> None:
 
 
 def test_listeners_of_the_synchronous_consumer_are_accepted(tmp_path: Path) -> None:
-    heard: list[str] = []
+    events: list[str] = []
     loop_thread = threading.get_ident()
 
     class Plain(RebalanceListener):
         def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
             assert threading.get_ident() == loop_thread
-            heard.append("assigned")
+            events.append("assigned")
 
         def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
-            heard.append("revoked")
-            if len(heard) == 2:
+            events.append("revoked")
+            if len(events) == 2:
                 raise ZeroDivisionError
 
     async def main(data: aio.LogDir, consumer: aio.Consumer) -> None:
         consumer.subscribe(["t"], listener=Plain())
         await consumer.getmany()
-        assert heard == ["assigned"]
+        assert events == ["assigned"]
         with pytest.raises(ZeroDivisionError):
             await consumer.unsubscribe()
 

@@ -178,7 +178,7 @@ def test_flush_returns_when_the_futures_are_done(tmp_path: Path) -> None:
 
 
 def test_callbacks_run_in_the_loop_before_the_future_is_done(tmp_path: Path) -> None:
-    heard: list[tuple[str, int, bool]] = []
+    events: list[tuple[str, int, bool]] = []
 
     async def main(data: aio.LogDir, producer: aio.Producer) -> None:
         future: asyncio.Future[RecordMetadata]
@@ -186,16 +186,16 @@ def test_callbacks_run_in_the_loop_before_the_future_is_done(tmp_path: Path) -> 
 
         def own(error: Exception | None, metadata: RecordMetadata) -> None:
             assert threading.get_ident() == loop_thread
-            heard.append(("own", metadata.offset, future.done()))
+            events.append(("own", metadata.offset, future.done()))
 
         future = await producer.send("t", b"v", partition=0, on_delivery=own)
         await future
-        assert heard == [("own", 0, False), ("all", 0, False)]
+        assert events == [("own", 0, False), ("all", 0, False)]
 
     with_producer(
         tmp_path,
         main,
-        on_delivery=lambda error, metadata: heard.append(
+        on_delivery=lambda error, metadata: events.append(
             ("all", metadata.offset, False)
         ),
     )

@@ -507,7 +507,7 @@ def test_dump_shows_committed_offsets(tmp_path):
         log.append(b"\0\x63", key=b"\0\x63odd")
         log.append(b"\0\3\0", key=commit_key("cut", "t", 0))
     rows = run("dump", path / f"{0:020d}.log", "--records").rows
-    said = [row.get("says") for row in rows if row["type"] == "record"]
+    output = [row.get("says") for row in rows if row["type"] == "record"]
     commit = {
         "offset": 29,
         "leader_epoch": 4,
@@ -515,17 +515,17 @@ def test_dump_shows_committed_offsets(tmp_path):
         "commit_timestamp_ms": T0,
         "expire_timestamp_ms": -1,
     }
-    assert said[0] == {
+    assert output[0] == {
         "group": "grp",
         "topic": "orders",
         "partition": 0,
         "committed": commit,
     }
-    assert said[1]["committed"]["expire_timestamp_ms"] == T0 + 9
-    assert said[2]["committed"] == commit
-    assert said[3]["committed"] is None
-    assert said[4]["metadata"]["members"][0]["client_host"] == "/127.0.0.1"
-    assert said[5:] == [None, None]
+    assert output[1]["committed"]["expire_timestamp_ms"] == T0 + 9
+    assert output[2]["committed"] == commit
+    assert output[3]["committed"] is None
+    assert output[4]["metadata"]["members"][0]["client_host"] == "/127.0.0.1"
+    assert output[5:] == [None, None]
 
 
 def test_groups_that_lag_hold_retention(updates):

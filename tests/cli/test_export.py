@@ -215,7 +215,7 @@ def test_the_file_and_then_its_name_are_synced(
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "error"),
     [
         (["{}", "t", "--to", "x.xlsx"], "expected a suffix of .parquet, .arrow, .csv"),
         (["{}", "t", "--to", "x"], "expected a suffix"),
@@ -230,11 +230,11 @@ def test_wrong_exports_write_nothing(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     words: list[str],
-    said: str,
+    error: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     done = run("export", *(word.format(data) for word in words))
-    assert done.exit_code == 2 and said in done.stderr, done.stderr
+    assert done.exit_code == 2 and error in done.stderr, done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
 
 

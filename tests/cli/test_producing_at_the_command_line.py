@@ -26,9 +26,9 @@ def data(tmp_path: Path) -> Path:
     return path
 
 
-def run(*arguments: object, said: str = "", code: int = 0) -> Any:
+def run(*arguments: object, typed: str = "", code: int = 0) -> Any:
     found = click_testing.CliRunner().invoke(
-        main, ["produce", *map(str, arguments)], input=said
+        main, ["produce", *map(str, arguments)], input=typed
     )
     assert found.exception is None or isinstance(found.exception, SystemExit), (
         found.exception
@@ -63,7 +63,7 @@ def test_records_get_the_key_the_headers_and_the_partition_that_are_given(
         "empty=",
         "-p",
         2,
-        said="1\n2\n",
+        typed="1\n2\n",
     )
     headers = [("from", b"here"), ("empty", b"")]
     assert stored(data) == [(2, b"anna", b"1", headers), (2, b"anna", b"2", headers)]
@@ -81,7 +81,7 @@ def test_a_record_that_has_a_key_and_headers_keeps_them(data: Path) -> None:
         0,
         "--format",
         "ndjson",
-        said=f'{line}\n{{"value": "2"}}\n',
+        typed=f'{line}\n{{"value": "2"}}\n',
     )
     assert stored(data) == [
         (0, b"ben", b"1", [("own", b"x"), ("from", b"here")]),
@@ -93,7 +93,7 @@ def test_keys_choose_partitions_as_those_of_append_do(
     data: Path, tmp_path: Path
 ) -> None:
     lines = "".join(f"key {number}:{number}\n" for number in range(20))
-    run(data / "t", "--key-separator", ":", said=lines)
+    run(data / "t", "--key-separator", ":", typed=lines)
     other = tmp_path / "other"
     command = ["append", str(other), "t", "-K", ":", "--create", "--partitions", "3"]
     assert click_testing.CliRunner().invoke(main, command, input=lines).exit_code == 0
@@ -111,15 +111,15 @@ def test_csv_and_files_are_taken(data: Path, tmp_path: Path) -> None:
 def test_verbose_prints_the_place_of_each_record(
     data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run(data / "t:1", said="before\n")
-    found = rows(run(data / "t", "-p", 1, "-v", "--batch", 2, said="a\nb\nc\n"))
+    run(data / "t:1", typed="before\n")
+    found = rows(run(data / "t", "-p", 1, "-v", "--batch", 2, typed="a\nb\nc\n"))
     assert found[:-1] == [
         {"line": line, "topic": "t", "partition": 1, "offset": offset}
         for line, offset in ((1, 1), (2, 2), (3, 3))
     ]
     assert found[-1]["records"] == 3
     monkeypatch.setattr("logcore.cli.append.wants_json", lambda as_json: as_json)
-    first, last = run(data / "t", "-p", 1, "-v", said="d\n").stdout.splitlines()
+    first, last = run(data / "t", "-p", 1, "-v", typed="d\n").stdout.splitlines()
     assert first == "line 1: t:1 offset 4"
     assert last.startswith("1 records (t:1 offsets 4 to 4) appended to t")
 
@@ -130,12 +130,12 @@ def test_verbose_prints_the_place_of_each_record(
 def test_acks_determine_the_wait_of_a_call(
     data: Path, acks: str, durability: str
 ) -> None:
-    (reported,) = rows(run(data / "t", "--acks", acks, said="1\n"))
+    (reported,) = rows(run(data / "t", "--acks", acks, typed="1\n"))
     assert reported["durability"] == durability
 
 
 def test_missing_topics_are_created_only_with_the_option(tmp_path: Path) -> None:
-    run(tmp_path / "data" / "t", said="1\n", code=2)
+    run(tmp_path / "data" / "t", typed="1\n", code=2)
     assert not (tmp_path / "data").exists()
     run(
         tmp_path / "data" / "t",
@@ -144,7 +144,7 @@ def test_missing_topics_are_created_only_with_the_option(tmp_path: Path) -> None
         2,
         "--config",
         "retention.ms=5000",
-        said="1\n",
+        typed="1\n",
     )
     with logcore.open_dir(tmp_path / "data", read_only=True) as directory:
         assert directory.partitions("t") == (0, 1)
@@ -163,13 +163,13 @@ def test_missing_topics_are_created_only_with_the_option(tmp_path: Path) -> None
 def test_wrong_usage_stores_nothing(
     data: Path, arguments: list[str], words: str
 ) -> None:
-    assert words in run(data / "t", *arguments, said="1\n", code=2).stderr
+    assert words in run(data / "t", *arguments, typed="1\n", code=2).stderr
     assert stored(data) == []
 
 
 def test_a_partition_is_named_once(data: Path) -> None:
-    assert "DIR/TOPIC" in run(data / "t:1", "-p", 1, said="1\n", code=2).stderr
-    assert "t:0" in run(data / "t-0", said="1\n", code=2).stderr
+    assert "DIR/TOPIC" in run(data / "t:1", "-p", 1, typed="1\n", code=2).stderr
+    assert "t:0" in run(data / "t-0", typed="1\n", code=2).stderr
 
 
 def test_it_writes_beside_other_processes_that_share_the_directory(data: Path) -> None:

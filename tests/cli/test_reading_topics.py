@@ -166,7 +166,7 @@ def test_tail_follows_all_partitions(data: Path) -> None:
 
 @pytest.mark.parametrize("command", ["read", "tail"])
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "error"),
     [
         (["{}", "ordres"], "did you mean 'orders'"),
         (["{}", "t-1"], "write t:1 for partition 1 of t"),
@@ -177,10 +177,10 @@ def test_tail_follows_all_partitions(data: Path) -> None:
     ],
 )
 def test_a_wrong_name_is_explained(
-    data: Path, command: str, words: list[str], said: str
+    data: Path, command: str, words: list[str], error: str
 ) -> None:
     done = run(command, *(word.format(data) for word in words))
-    assert done.exit_code == 2 and said in done.stderr
+    assert done.exit_code == 2 and error in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -288,7 +288,7 @@ def test_refused_line_reports_the_stored_records(data: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "error"),
     [
         (["{}", "ordres"], "did you mean 'orders'"),
         (["{}"], "add the name of a topic after"),
@@ -302,9 +302,9 @@ def test_refused_line_reports_the_stored_records(data: Path) -> None:
         (["{}/nowhere", "t"], "there is no log directory"),
     ],
 )
-def test_wrong_appends_store_nothing(data: Path, words: list[str], said: str) -> None:
+def test_wrong_appends_store_nothing(data: Path, words: list[str], error: str) -> None:
     done = run("append", *(word.format(data) for word in words), stdin="x\n")
-    assert done.exit_code == 2 and said in done.stderr, done.stderr
+    assert done.exit_code == 2 and error in done.stderr, done.stderr
     assert len(rows("read", data, "t")) == 6
 
 

@@ -13,11 +13,11 @@ import logcore
 from logcore import LogDir
 
 
-def logcore_command(*words: str | Path, said: bytes = b"", code: int = 0) -> str:
+def logcore_command(*words: str | Path, stdin: bytes = b"", code: int = 0) -> str:
     done = subprocess.run(
         [sys.executable, "-m", "logcore", *map(str, words)],
         check=False,
-        input=said,
+        input=stdin,
         capture_output=True,
         timeout=60,
     )
@@ -40,10 +40,10 @@ def test_commands_write_beside_processes_that_share_the_directory(
     with logcore.open_dir(path, create=True, shared=True) as data:
         logcore_command("topic", "create", path, "t")
         data.append("t", b"from here")
-        logcore_command("append", path, "t", said=b"from there\n")
+        logcore_command("append", path, "t", stdin=b"from there\n")
         data.append("t", b"from here again")
         assert values(data, "t") == [b"from here", b"from there", b"from here again"]
-        logcore_command("append", path / "t-0", said=b"to the partition\n")
+        logcore_command("append", path / "t-0", stdin=b"to the partition\n")
         logcore_command("topic", "alter", path, "t", "--config", "retention.ms=5000")
         data.refresh()
         assert data.settings("t").retention_ms == 5000
@@ -56,7 +56,7 @@ def test_a_directory_that_a_process_has_for_itself_is_refused(tmp_path: Path) ->
     with logcore.open_dir(path, create=True) as data:
         data.create_topic("t")
         assert "shared=True in both" in logcore_command(
-            "append", path, "t", said=b"x\n", code=2
+            "append", path, "t", stdin=b"x\n", code=2
         )
 
 

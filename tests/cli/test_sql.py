@@ -204,7 +204,7 @@ def test_all_readings_end_at_the_same_offset(
 
 
 @pytest.mark.parametrize(
-    ("query", "said"),
+    ("query", "error"),
     [
         ("select * from ordrs", "there is no topic 'ordrs'; did you mean 'orders'?"),
         ("select * from xyz", "there are empty, my-topic, orders"),
@@ -214,9 +214,9 @@ def test_all_readings_end_at_the_same_offset(
         ("select value::int from orders", "Could not convert string"),
     ],
 )
-def test_wrong_queries(data: Path, query: str, said: str) -> None:
+def test_wrong_queries(data: Path, query: str, error: str) -> None:
     done = run(data, query)
-    assert done.exit_code == 2 and said in done.stderr, done.stderr
+    assert done.exit_code == 2 and error in done.stderr, done.stderr
     assert done.stderr.startswith("error: ") and len(done.stderr.splitlines()) <= 2
 
 

@@ -1037,8 +1037,8 @@ def test_commit_requires_a_member_with_its_epoch(
     error: str | None,
 ) -> None:
     form_pair(simulation)
-    who = Committer("g", epoch, member_id, None, knows_epochs)
-    found, effects = simulation.coordinator.check_commit(who, simulation.now_ms)
+    committer = Committer("g", epoch, member_id, None, knows_epochs)
+    found, effects = simulation.coordinator.check_commit(committer, simulation.now_ms)
     assert (None if found is None else found.name) == error
     assert not effects
 

@@ -128,26 +128,26 @@ class TransactionHarness:
         )
 
     def add(
-        self, who: ProducerIdAndEpoch, partitions: Any = P, version: int = 0
+        self, id_and_epoch: ProducerIdAndEpoch, partitions: Any = P, version: int = 0
     ) -> Any:
         return self.ask(
             AddPartitions(
                 transactional_id="x",
-                producer_id=who.producer_id,
-                producer_epoch=who.producer_epoch,
+                producer_id=id_and_epoch.producer_id,
+                producer_epoch=id_and_epoch.producer_epoch,
                 partitions=frozenset(partitions),
                 client_version=version,
             )
         )
 
     def end(
-        self, who: ProducerIdAndEpoch, commit: bool = True, version: int = 0
+        self, id_and_epoch: ProducerIdAndEpoch, commit: bool = True, version: int = 0
     ) -> Any:
         return self.ask(
             End(
                 transactional_id="x",
-                producer_id=who.producer_id,
-                producer_epoch=who.producer_epoch,
+                producer_id=id_and_epoch.producer_id,
+                producer_epoch=id_and_epoch.producer_epoch,
                 commit=commit,
                 client_version=version,
             )
@@ -168,31 +168,31 @@ def stored(status: Status, epoch: int = 5, **more: Any) -> dict[str, StoredTrans
 
 def test_transaction_from_beginning_to_end() -> None:
     harness = TransactionHarness()
-    who = harness.init()
-    assert who == ProducerIdAndEpoch(101, 0)
-    assert harness.add(who) is None
+    id_and_epoch = harness.init()
+    assert id_and_epoch == ProducerIdAndEpoch(101, 0)
+    assert harness.add(id_and_epoch) is None
     assert harness.coordinator.verify("x", 101, 0, ("t", 0)) is None
     assert harness.coordinator.verify("x", 101, 0, ("t", 1)) is E.TRANSACTION_ABORTABLE
-    assert harness.end(who) == who
+    assert harness.end(id_and_epoch) == id_and_epoch
     assert [
         (each.commit, each.producer_epoch, each.partitions) for each in harness.markers
     ] == [(True, 0, P)]
     names = [each and each.status.label for each in harness.records]
     assert names == ["Empty", "Ongoing", "PrepareCommit", "CompleteCommit"]
     assert harness.records[2] is not None and harness.records[2].partitions == P
-    assert harness.end(who) == who, "a repeated request"
+    assert harness.end(id_and_epoch) == id_and_epoch, "a repeated request"
     assert len(harness.records) == 4
     assert not harness.timers
 
 
 def test_second_protocol_raises_the_epoch_with_each_end() -> None:
     harness = TransactionHarness()
-    who = harness.init()
-    harness.add(who, version=2)
-    after = harness.end(who, version=2)
+    id_and_epoch = harness.init()
+    harness.add(id_and_epoch, version=2)
+    after = harness.end(id_and_epoch, version=2)
     assert after == ProducerIdAndEpoch(101, 1)
     assert harness.markers[-1].producer_epoch == 1
-    assert harness.end(who, version=2) == after, "a retry"
+    assert harness.end(id_and_epoch, version=2) == after, "a retry"
     assert harness.end(after, commit=False, version=2) == ProducerIdAndEpoch(101, 2), (
         "an abort of an empty transaction"
     )
@@ -201,15 +201,15 @@ def test_second_protocol_raises_the_epoch_with_each_end() -> None:
 
 def test_exhausted_epochs_lead_to_a_new_producer_id() -> None:
     harness = TransactionHarness(stored(Status.ONGOING, 32_766))
-    who = ProducerIdAndEpoch(7, 32_766)
-    after = harness.end(who, version=2)
+    id_and_epoch = ProducerIdAndEpoch(7, 32_766)
+    after = harness.end(id_and_epoch, version=2)
     assert after == ProducerIdAndEpoch(101, 0)
     assert harness.markers[-1].producer_epoch == 32_767
     assert harness.records[0] is not None and harness.records[0].next_producer_id == 101
     assert (
         harness.records[1] is not None and harness.records[1].previous_producer_id == 7
     )
-    assert harness.end(who, version=2) == after
+    assert harness.end(id_and_epoch, version=2) == after
     harness = TransactionHarness(stored(Status.COMPLETE_COMMIT, 32_766))
     assert harness.init(7, 32_766) == ProducerIdAndEpoch(101, 0)
     assert harness.init(7, 32_766) == ProducerIdAndEpoch(101, 0), "a retry"
@@ -346,40 +346,42 @@ def test_end_of_a_transaction_by_the_second_protocol_in_each_state(
 
 def test_requests_wait_for_a_record_being_written() -> None:
     harness = TransactionHarness()
-    who = harness.init()
+    id_and_epoch = harness.init()
     harness.holds = True
-    assert harness.add(who) == "waits"
+    assert harness.add(id_and_epoch) == "waits"
     assert (
         harness.coordinator.verify("x", 101, 0, ("t", 0)) is E.TRANSACTION_ABORTABLE
     ), "only after it is on disk"
-    assert harness.end(who) == "waits"
+    assert harness.end(id_and_epoch) == "waits"
     assert not harness.markers
     harness.release()
     assert harness.replies[2] is None
-    assert harness.replies[3] == who
+    assert harness.replies[3] == id_and_epoch
 
 
 def test_no_marker_before_the_prepare_record_is_on_disk() -> None:
     harness = TransactionHarness()
-    who = harness.init()
-    harness.add(who)
+    id_and_epoch = harness.init()
+    harness.add(id_and_epoch)
     harness.holds = True
-    assert harness.end(who) == "waits"
+    assert harness.end(id_and_epoch) == "waits"
     assert not harness.markers
     harness.act(harness.coordinator.stored(harness.held.pop(), harness.now_ms))
     assert len(harness.markers) == 1
     assert harness.replies.get(3) is None, "answered after all markers are written"
     harness.release()
-    assert harness.replies[3] == who
+    assert harness.replies[3] == id_and_epoch
 
 
 def test_failed_markers_are_retried() -> None:
     harness = TransactionHarness(fails_markers=True)
-    who = harness.init()
-    harness.add(who)
-    assert harness.end(who) == who, "a prepared transaction will be completed"
+    id_and_epoch = harness.init()
+    harness.add(id_and_epoch)
+    assert harness.end(id_and_epoch) == id_and_epoch, (
+        "a prepared transaction will be completed"
+    )
     assert harness.status is Status.PREPARE_COMMIT
-    assert harness.add(who) is E.CONCURRENT_TRANSACTIONS
+    assert harness.add(id_and_epoch) is E.CONCURRENT_TRANSACTIONS
     assert (
         harness.coordinator.verify("x", 101, 0, ("t", 0)) is E.CONCURRENT_TRANSACTIONS
     )
@@ -387,20 +389,20 @@ def test_failed_markers_are_retried() -> None:
     harness.fails_markers = False
     harness.pass_time(RETRY_MS)
     assert harness.status is Status.COMPLETE_COMMIT
-    assert harness.add(who) is None
+    assert harness.add(id_and_epoch) is None
 
 
 def test_transaction_is_aborted_after_its_timeout() -> None:
     harness = TransactionHarness()
-    who = harness.init()
-    harness.add(who)
+    id_and_epoch = harness.init()
+    harness.add(id_and_epoch)
     harness.pass_time(TIMEOUT_MS - 1)
-    harness.add(who, [("t", 1)])
+    harness.add(id_and_epoch, [("t", 1)])
     assert harness.status is Status.ONGOING
     harness.pass_time(1)
     assert harness.status is Status.COMPLETE_ABORT
     assert harness.markers[-1].producer_epoch == 1
-    assert harness.end(who) is E.PRODUCER_FENCED
+    assert harness.end(id_and_epoch) is E.PRODUCER_FENCED
 
 
 @pytest.mark.parametrize("ahead_ms", [0, 3_600_000])
@@ -488,10 +490,10 @@ def test_transactional_ids_expire_after_a_week() -> None:
 
 def test_record_with_unknown_durability_stops_the_coordinator() -> None:
     harness = TransactionHarness()
-    who = harness.init()
+    id_and_epoch = harness.init()
     harness.holds = True
-    harness.add(who)
-    harness.end(who)
+    harness.add(id_and_epoch)
+    harness.end(id_and_epoch)
     harness.act(
         harness.coordinator.stored(harness.held.pop(), harness.now_ms, failed=True)
     )

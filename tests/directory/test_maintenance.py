@@ -429,16 +429,16 @@ def test_background_work_is_logged(
     ) else None
     with _compacted(disk, []) as logdir:
         assert logdir.partition("u", 0).log_end_offset == 1
-    said = {record.name: record.getMessage() for record in caplog.records}
-    assert set(said) == {
+    messages = {record.name: record.getMessage() for record in caplog.records}
+    assert set(messages) == {
         f"logcore.{area}"
         for area in ("topics", "compaction", "deletion", "log", "recovery")
     }
     assert (
-        "truncated 4 bytes" in said["logcore.recovery"]
-        and "quarantine" in said["logcore.recovery"]
+        "truncated 4 bytes" in messages["logcore.recovery"]
+        and "quarantine" in messages["logcore.recovery"]
     )
-    assert "refuses writes until it is opened again" in said["logcore.log"]
+    assert "refuses writes until it is opened again" in messages["logcore.log"]
 
 
 def test_logging_is_silent_and_not_imported_by_default() -> None:

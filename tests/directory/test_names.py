@@ -30,12 +30,15 @@ NO_FILES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "said"), FILES)
-def test_file_name_parses_into_its_parts(name, said):
-    assert filenames.parse_file_name(name) == said
-    assert str(said) == name
-    assert filenames.base_offset_of(name, said.suffix + said.state) == said.base_offset
-    assert filenames.leading_offset(name) == said.base_offset
+@pytest.mark.parametrize(("name", "parsed"), FILES)
+def test_file_name_parses_into_its_parts(name, parsed):
+    assert filenames.parse_file_name(name) == parsed
+    assert str(parsed) == name
+    assert (
+        filenames.base_offset_of(name, parsed.suffix + parsed.state)
+        == parsed.base_offset
+    )
+    assert filenames.leading_offset(name) == parsed.base_offset
     assert filenames.is_file_of_log(name) and not filenames.is_misnamed(name)
 
 
@@ -76,7 +79,7 @@ def test_base_offsets_come_from_log_files_in_order():
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "parsed"),
     [
         ("orders-0", ("orders", 0)),
         ("orders-1-2", ("orders-1", 2)),
@@ -85,9 +88,11 @@ def test_base_offsets_come_from_log_files_in_order():
         ("__consumer_offsets-49", ("__consumer_offsets", 49)),
     ],
 )
-def test_partition_name_parses_into_its_parts(name, said):
-    assert filenames.partition_of(name) == filenames.parse_partition_name(name) == said
-    assert filenames.partition_name(*said) == name
+def test_partition_name_parses_into_its_parts(name, parsed):
+    assert (
+        filenames.partition_of(name) == filenames.parse_partition_name(name) == parsed
+    )
+    assert filenames.partition_name(*parsed) == name
 
 
 @pytest.mark.parametrize(

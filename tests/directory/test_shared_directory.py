@@ -36,9 +36,9 @@ class Other:
         self.here, there = _CONTEXT.Pipe()
         self.process = _CONTEXT.Process(target=_serve, args=(path, there), daemon=True)
         self.process.start()
-        said = self.here.recv()
-        if said != "open":
-            raise said
+        reply = self.here.recv()
+        if reply != "open":
+            raise reply
 
     def call(self, what: Callable[..., Any], *arguments: Any) -> Any:
         self.here.send((what, arguments))
@@ -111,7 +111,9 @@ def test_two_processes_append_to_one_partition(data: LogDir, other: Other) -> No
         assert append(data, "t", b"own %d" % number) == 2 * number
         assert other.call(append, "t", b"other %d" % number) == 2 * number + 1
     expected = [
-        b"%s %d" % (who, number) for number in range(300) for who in (b"own", b"other")
+        b"%s %d" % (process, number)
+        for number in range(300)
+        for process in (b"own", b"other")
     ]
     assert values(data, "t") == expected
     assert other.call(values, "t") == expected

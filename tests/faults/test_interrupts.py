@@ -337,12 +337,12 @@ def test_any_allocation_fails(
     """Runs in child processes, because a failed allocation may end the process."""
     _, share = shares(action, count)
     for first in range(0, share, BATCH):
-        said = in_child(
+        output = in_child(
             lambda tell, first=first: starve(
                 action, tmp_path / "data", 2 * first, min(BATCH, share - first), tell
             )  # type: ignore[misc]
         )
-        assert said is None, said
+        assert output is None, output
     print(f"{share} failed allocations met in {action.__name__}")
 
 
@@ -361,7 +361,7 @@ def in_child(work: Callable[[Callable[[str], object]], None]) -> str | None:
         finally:
             os._exit(code)
     os.close(send)
-    with os.fdopen(receive, "rb") as said:
-        message = said.read().decode().rsplit("\0", 1)[-1]
+    with os.fdopen(receive, "rb") as output:
+        message = output.read().decode().rsplit("\0", 1)[-1]
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     return f"exit {code}: {message}" if code else None

@@ -324,9 +324,9 @@ def spawn(workload: str, durability: str, seed: int, *options: str) -> Outcome:
         stderr=subprocess.PIPE,
         env={**environment, "PYTHONPATH": os.pathsep.join(sys.path)},
     ) as process:
-        said, noise = process.communicate()
+        output, noise = process.communicate()
     try:
-        return Outcome.of(read_messages(io.BytesIO(said)), process.returncode)
+        return Outcome.of(read_messages(io.BytesIO(output)), process.returncode)
     except AssertionError as error:
         error.add_note(noise.decode(errors="replace")[-2000:])
         raise

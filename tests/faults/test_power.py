@@ -354,18 +354,18 @@ def cut_from_outside(disk: LoopDisk, policy: str, rng: random.Random) -> int:
         )
     with pipe:
         witness = workload.witness(policy, "power")
-        said = b""
-        while (answered := len(list(read_messages(io.BytesIO(said))))) < after:
+        output = b""
+        while (answered := len(list(read_messages(io.BytesIO(output))))) < after:
             more = os.read(pipe.fileno(), 1 << 16)
             assert more, "the process has ended early"
-            said += more
+            output += more
         # Messages that are in the pipe by now were sent before the cut. A sync that runs
         # during the cut may report a false success.
-        said += os.read(pipe.fileno(), waiting(pipe.fileno()))
+        output += os.read(pipe.fileno(), waiting(pipe.fileno()))
         disk.shut_down(rng.choice([LOG_FLUSHED, NOTHING_FLUSHED, NOTHING_FLUSHED]))
         os.kill(child, signal.SIGKILL)
-        answered = len(list(read_messages(io.BytesIO(said))))
-        for at, message in enumerate(read_messages(io.BytesIO(said + pipe.read()))):
+        answered = len(list(read_messages(io.BytesIO(output))))
+        for at, message in enumerate(read_messages(io.BytesIO(output + pipe.read()))):
             (witness.receive if at < answered else witness.receive_late)(*message)
     os.waitpid(child, 0)
     disk.restart()

@@ -85,7 +85,7 @@ class Cluster:
     def _start(
         self, name: str, kind: str, *options: str, before: list[str] | None = None
     ) -> Path:
-        said = self.folder / f"{name}.log"
+        log_file = self.folder / f"{name}.log"
         command = [
             *(before or []),
             self._program,
@@ -98,7 +98,7 @@ class Cluster:
             "SPARK_LOCAL_IP": "127.0.0.1",
         }
         environment["PYSPARK_PYTHON"] = sys.executable
-        with said.open("wb") as output:
+        with log_file.open("wb") as output:
             self._processes.append(
                 subprocess.Popen(
                     command,
@@ -109,16 +109,16 @@ class Cluster:
                     start_new_session=True,
                 )
             )
-        return said
+        return log_file
 
-    def _wait(self, said: Path, pattern: str) -> str:
+    def _wait(self, log_file: Path, pattern: str) -> str:
         until = time.monotonic() + 120
         while time.monotonic() < until:
-            found = re.search(pattern, said.read_text())
+            found = re.search(pattern, log_file.read_text())
             if found:
                 return found[found.lastindex or 0]
             time.sleep(0.1)
-        pytest.fail(f"no {pattern!r}: {said.read_text()[-2000:]}")
+        pytest.fail(f"no {pattern!r}: {log_file.read_text()[-2000:]}")
 
     def stop(self) -> None:
         for process in reversed(self._processes):
@@ -143,8 +143,8 @@ class Cluster:
             timeout=300,
         )
         assert done.returncode == 0, done.stderr[-4000:]
-        said: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-        return said
+        observed: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        return observed
 
 
 @pytest.fixture(scope="module")
@@ -191,9 +191,9 @@ def test_a_machine_without_the_directory_writes_and_reads_through_a_broker(
 ) -> None:
     here = places[0] / "data"
     fill(here, ROWS)
-    said = cluster.run("write", str(here))
-    assert len(said["hosts"]) == 2, "both machines had tasks"
-    assert sorted(said["seen"]) == [False, True]
+    observed = cluster.run("write", str(here))
+    assert len(observed["hosts"]) == 2, "both machines had tasks"
+    assert sorted(observed["seen"]) == [False, True]
     with logcore.open_dir(here, read_only=True) as directory:
         written = [
             record.value
@@ -203,8 +203,8 @@ def test_a_machine_without_the_directory_writes_and_reads_through_a_broker(
     assert sorted(written) == sorted(b"%d" % number for number in range(4 * ROWS))
 
     with netshim.serve(str(here)) as broker:
-        said = cluster.run("through", broker.bootstrap_servers)
-    assert (said["rows"], said["distinct"]) == (4 * ROWS, 4 * ROWS)
+        observed = cluster.run("through", broker.bootstrap_servers)
+    assert (observed["rows"], observed["distinct"]) == (4 * ROWS, 4 * ROWS)
 
 
 def test_reading_without_access_to_the_directory_raises(
@@ -245,7 +245,7 @@ def main(url: str, step: str, *args: str) -> None:
         "spark.task.maxFailures", "1"
     )
     spark = pyspark_logcore.tune(builder).getOrCreate()
-    said: dict[str, Any] = {}
+    observed: dict[str, Any] = {}
     if step == "write":
         path = args[0]
         rows = spark.range(4 * ROWS).repartition(8)
@@ -261,7 +261,7 @@ def main(url: str, step: str, *args: str) -> None:
             .distinct()
             .collect()
         )
-        said = {
+        observed = {
             "hosts": sorted({host for host, _ in seen}),
             "seen": [is_there for _, is_there in seen],
         }
@@ -275,7 +275,7 @@ def main(url: str, step: str, *args: str) -> None:
         values = [
             row["value"] for row in rows.mapInArrow(slowly, rows.schema).collect()
         ]
-        said = {"rows": len(values), "distinct": len(set(values))}
+        observed = {"rows": len(values), "distinct": len(set(values))}
     else:
         reader = (
             spark.read.format("logcore")
@@ -284,11 +284,11 @@ def main(url: str, step: str, *args: str) -> None:
         )
         rows = reader.option("failOnDataLoss", args[1]).load(args[0])
         try:
-            said = {"rows": len(rows.mapInArrow(slowly, rows.schema).collect())}
+            observed = {"rows": len(rows.mapInArrow(slowly, rows.schema).collect())}
         except Exception as error:
-            said = {"error": str(error)}
+            observed = {"error": str(error)}
     spark.stop()
-    print(json.dumps(said))
+    print(json.dumps(observed))
 
 
 def slowly(batches: Any) -> Any:

@@ -431,9 +431,9 @@ class ClassicMember:
     response to each request.
     """
 
-    def __init__(self, client: Client, said: list[Any]) -> None:
+    def __init__(self, client: Client, steps: list[Any]) -> None:
         self.client = client
-        self.said = said
+        self.steps = steps
         self.member_id = ""
         self.generation = -1
 
@@ -454,7 +454,7 @@ class ClassicMember:
                 break
         self.generation = answer.generation_id
         is_leader = answer.leader == self.member_id
-        self.said.append(
+        self.steps.append(
             (
                 "join",
                 answer.error_code,
@@ -482,7 +482,7 @@ class ClassicMember:
             assignments=assignments,
         )
         answer = self.client.ask(wire.SYNC_GROUP, 3, request)
-        self.said.append(
+        self.steps.append(
             (
                 "sync",
                 answer.error_code,
@@ -496,7 +496,7 @@ class ClassicMember:
             generation_id=self.generation + ahead,
             member_id=self.member_id,
         )
-        self.said.append(
+        self.steps.append(
             ("heartbeat", self.client.ask(wire.HEARTBEAT, 3, request).error_code)
         )
 
@@ -507,7 +507,7 @@ class ClassicMember:
             3,
             wire.LEAVE_GROUP.Request(group_id="g", members=[member]),
         )
-        self.said.append(("leave", answer.error_code, answer.members[0].error_code))
+        self.steps.append(("leave", answer.error_code, answer.members[0].error_code))
 
     def commit(self, version: int, ahead: int = 0) -> None:
         topic_type = wire.OFFSET_COMMIT.Request.Topic
@@ -521,7 +521,7 @@ class ClassicMember:
             topics=[topic_type(name="t", partitions=[part])],
         )
         answer = self.client.ask(wire.OFFSET_COMMIT, version, request)
-        self.said.append(("commit", answer.topics[0].partitions[0].error_code))
+        self.steps.append(("commit", answer.topics[0].partitions[0].error_code))
 
 
 def exchanged(address: str) -> list[Any]:
@@ -532,15 +532,15 @@ def exchanged(address: str) -> list[Any]:
     # Six partitions divide evenly by one, two and three members, so their order does
     # not matter.
     topic_id = make_topic(client, 6)
-    said: list[Any] = []
+    steps: list[Any] = []
 
     def send_heartbeat(member_id: str, epoch: int, **fields: Any) -> None:
         code, _, member_epoch, _, numbers = heartbeat(
             client, topic_id, member_id, epoch, fields
         )
-        said.append(("heartbeat", member_id, code, member_epoch, numbers))
+        steps.append(("heartbeat", member_id, code, member_epoch, numbers))
 
-    first = ClassicMember(client, said)
+    first = ClassicMember(client, steps)
     first.join()
     first.sync([*range(6)])
     first.heartbeat()
@@ -556,7 +556,7 @@ def exchanged(address: str) -> list[Any]:
     first.heartbeat()
     send_heartbeat("A", 2)
     send_heartbeat("A", 2, owned=[3, 4, 5])
-    other = ClassicMember(client, said)
+    other = ClassicMember(client, steps)
     other.join()
     other.sync()
     first.heartbeat()
@@ -571,7 +571,7 @@ def exchanged(address: str) -> list[Any]:
     other.heartbeat()
     describe = wire.CONSUMER_GROUP_DESCRIBE
     (group,) = client.ask(describe, 1, describe.Request(group_ids=["g"])).groups
-    said.append(
+    steps.append(
         (
             group.error_code,
             group.group_state,
@@ -587,11 +587,11 @@ def exchanged(address: str) -> list[Any]:
     listed = client.ask(
         wire.LIST_GROUPS, 5, wire.LIST_GROUPS.Request(states_filter=["Stable"])
     ).groups
-    said.append(
+    steps.append(
         sorted((each.group_id, each.group_state, each.group_type) for each in listed)
     )
     client.sock.close()
-    return said
+    return steps
 
 
 def test_a_broker_of_kafkas_answers_the_same_while_clients_are_exchanged(

@@ -132,12 +132,12 @@ def connect(server: Any, folder: Path, port: int) -> Iterator[subprocess.Popen[b
         options[f"{kind}.storage.replication.factor"] = "1"
     settings = folder / "worker.properties"
     settings.write_text("".join(f"{name}={value}\n" for name, value in options.items()))
-    said = (folder / "connect.txt").open("ab")
+    output = (folder / "connect.txt").open("ab")
     main = "org.apache.kafka.connect.cli.ConnectDistributed"
-    with said:
+    with output:
         command = ["java", "-cp", f"{kafka_jvm.frameworks()}/*", main, str(settings)]
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=said, stderr=said
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output
         )
         try:
             yield process
@@ -231,10 +231,10 @@ def test_quix_counts_each_record_once(tmp_path: Path) -> None:
                 sent[key] += 1
                 data.append("text", b"%d" % number, key=key)
             state = tmp_path / ("state" if life < 2 else "other")
-            said = (tmp_path / f"life-{life}.txt").open("wb")
-            with said:
+            output = (tmp_path / f"life-{life}.txt").open("wb")
+            with output:
                 command = [str(python), str(job), server.bootstrap_servers, str(state)]
-                process = subprocess.Popen(command, stdout=said, stderr=said)
+                process = subprocess.Popen(command, stdout=output, stderr=output)
                 try:
                     least = sum(sent.values()) - 120 * (life < 2)
                     until(

@@ -651,18 +651,18 @@ class PartitionPair:
                 pytest.fail(f"{suffix} {diff(mine, theirs)} {self.told()}")
         for path in sorted(self.ours.iterdir()):
             for options in DUMPS.get(path.suffix, ()):
-                said = self.kafka.dump(path, *options)
+                dumped = self.kafka.dump(path, *options)
                 # The tool reads -1 as the time of an emptied batch, also in files of
                 # Kafka's own cleaner.
-                said = re.sub(
+                dumped = re.sub(
                     r"Found timestamp mismatch in .*\n(  Index timestamp: \d+, log timestamp: -1\n)+",
                     "",
-                    said,
+                    dumped,
                 )
                 if re.search(
-                    "isvalid: false|mismatch|exception|error|found", said, re.I
+                    "isvalid: false|mismatch|exception|error|found", dumped, re.I
                 ):
-                    pytest.fail(f"{path.name} {options} {said} {self.told()}")
+                    pytest.fail(f"{path.name} {options} {dumped} {self.told()}")
 
 
 def aborted_in(content: bytes) -> list[tuple[int, ...]]:

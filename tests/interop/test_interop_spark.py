@@ -52,9 +52,9 @@ def run(minor: str, *args: str) -> dict[str, Any]:
         timeout=600,
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    said: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    assert said["pyspark"].startswith(minor)
-    return said
+    report: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    assert report["pyspark"].startswith(minor)
+    return report
 
 
 @pytest.fixture
@@ -115,10 +115,10 @@ def pairs_of(path: Path, topic: str) -> list[list[Any]]:
 
 @pytest.mark.parametrize("minor", MINORS)
 def test_a_job_on_each_pyspark(data: Path, tmp_path: Path, minor: str) -> None:
-    said = run(minor, str(data), str(tmp_path))
+    report = run(minor, str(data), str(tmp_path))
     expected = rows_of(data, "orders")
-    assert said["orders"] == expected
-    assert said["part"] == [row for row in expected if row[1] == 1 or 3 <= row[2] < 9]
+    assert report["orders"] == expected
+    assert report["part"] == [row for row in expected if row[1] == 1 or 3 <= row[2] < 9]
     for topic in ("copy", "streamed"):
         assert pairs_of(data, topic) == pairs_of(data, "orders")
 
@@ -126,13 +126,13 @@ def test_a_job_on_each_pyspark(data: Path, tmp_path: Path, minor: str) -> None:
 def test_the_connector_finds_the_same_rows(data: Path, tmp_path: Path) -> None:
     needed = connector_jars()
     with netshim.serve(str(data)) as broker:
-        said = run(
+        report = run(
             CONNECTOR, str(data), str(tmp_path), broker.bootstrap_servers, needed
         )
     expected = rows_of(data, "orders")
     for name in ("theirs", "ours", "through", "theirs committed", "ours committed"):
-        assert said[name] == expected, name
-    assert said["ours by time"] == said["theirs by time"]
-    assert [row[2] for row in said["ours by time"]] == [*range(5, 12)] * 2
+        assert report[name] == expected, name
+    assert report["ours by time"] == report["theirs by time"]
+    assert [row[2] for row in report["ours by time"]] == [*range(5, 12)] * 2
     for topic in ("copy", "streamed"):
         assert pairs_of(data, topic) == pairs_of(data, "orders")

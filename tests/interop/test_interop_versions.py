@@ -93,5 +93,7 @@ def test_the_readme_names_the_same_versions() -> None:
     for name, number in rows().items():
         if name == "Spark's Kafka connector":  # the README has a paragraph on Spark
             continue
-        said = name.removesuffix(" (librdkafka)").removesuffix(" and admin tools")
-        assert f"{said} {number}" in text, f"expected '{said} {number}' in the README"
+        client = name.removesuffix(" (librdkafka)").removesuffix(" and admin tools")
+        assert f"{client} {number}" in text, (
+            f"expected '{client} {number}' in the README"
+        )

@@ -145,8 +145,8 @@ def fetch_committed(log: Log) -> list[tuple[int, bytes | None]]:
     rows = []
     for batch in read_batches(found):
         is_aborted = any(
-            batch.producer_id == who and batch.base_offset >= first
-            for who, first in aborted
+            batch.producer_id == producer_id and batch.base_offset >= first
+            for producer_id, first in aborted
         )
         if not is_aborted and not batch.is_control:
             rows += [(record.offset, record.value) for record in batch.records()]

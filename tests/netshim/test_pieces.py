@@ -395,7 +395,7 @@ def test_later_transactional_commit_waits_for_a_chunked_one(
     """The commit waits until its group was added to the transaction, and only then is
     processed in chunks.
     """
-    who = transactional(broker_harness)
+    producer_fields = transactional(broker_harness)
     request = wire.TXN_OFFSET_COMMIT.Request
 
     def of(offset: int, numbers: range) -> Any:
@@ -405,7 +405,11 @@ def test_later_transactional_commit_waits_for_a_chunked_one(
         ]
         topics = [request.Topic(name="t", partitions=parts)]
         return request(
-            transactional_id="x", group_id="g", generation_id=-1, topics=topics, **who
+            transactional_id="x",
+            group_id="g",
+            generation_id=-1,
+            topics=topics,
+            **producer_fields,
         )
 
     pipelined(
@@ -416,7 +420,7 @@ def test_later_transactional_commit_waits_for_a_chunked_one(
         of(5, range(MANY)),
         of(6, range(1)),
     )
-    end = wire.END_TXN.Request(transactional_id="x", committed=True, **who)
+    end = wire.END_TXN.Request(transactional_id="x", committed=True, **producer_fields)
     assert broker_harness.ask(wire.END_TXN, 4, end).error_code == 0
     assert committed_to(broker_harness, turns) == [6, 5]
 
@@ -424,13 +428,16 @@ def test_later_transactional_commit_waits_for_a_chunked_one(
 def test_later_transactional_batch_waits_for_a_chunked_one(
     broker_harness: BrokerHarness, turns: Turns
 ) -> None:
-    who = transactional(broker_harness)
+    producer_fields = transactional(broker_harness)
     for number in range(MANY):
         broker_harness.logdir.partition("t", number)
 
     def of(value: bytes, sequence: int, numbers: range) -> Any:
         batch = encode(
-            [(None, value)], transactional=True, base_sequence=sequence, **who
+            [(None, value)],
+            transactional=True,
+            base_sequence=sequence,
+            **producer_fields,
         )
         request = wire.PRODUCE.Request
         parts = [
@@ -772,11 +779,13 @@ def test_markers_in_several_partitions_are_written_in_chunks(
             transactional_id="x", transaction_timeout_ms=60_000
         ),
     )
-    who = {
+    producer_fields = {
         "producer_id": producer.producer_id,
         "producer_epoch": producer.producer_epoch,
     }
-    records = encode([(None, b"v")], transactional=True, base_sequence=0, **who)
+    records = encode(
+        [(None, b"v")], transactional=True, base_sequence=0, **producer_fields
+    )
     request = BrokerHarness.produces(records, partitions=3, acks=-1)
     request.transactional_id = "x"
     answers = (
@@ -787,7 +796,9 @@ def test_markers_in_several_partitions_are_written_in_chunks(
     ended = broker_harness.send(
         wire.END_TXN,
         4,
-        wire.END_TXN.Request(transactional_id="x", committed=commits, **who),
+        wire.END_TXN.Request(
+            transactional_id="x", committed=commits, **producer_fields
+        ),
     )
     assert turns.run() >= 3
     assert broker_harness.read(wire.END_TXN, 4, ended).error_code == 0

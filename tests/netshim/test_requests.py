@@ -1057,9 +1057,14 @@ def test_fetch_counts_bytes_that_a_marker_makes_readable(
 ) -> None:
     broker_harness.logdir.create_topic("t")
     log = broker_harness.logdir.partition("t", 0)
-    who = {"producer_id": 7, "producer_epoch": 0}
+    producer_fields = {"producer_id": 7, "producer_epoch": 0}
     log.append_batch(
-        encode([(None, b"v" * 2000)], transactional=True, base_sequence=0, **who)
+        encode(
+            [(None, b"v" * 2000)],
+            transactional=True,
+            base_sequence=0,
+            **producer_fields,
+        )
     )
     request = broker_harness.fetches(range(1))
     request.min_bytes = 1000
@@ -1068,7 +1073,12 @@ def test_fetch_counts_bytes_that_a_marker_makes_readable(
     answer = broker_harness.send(wire.FETCH, 11, request)
     assert isinstance(answer, PendingResponse) and not answer.is_set
     log.append_batch(
-        encode([(None, b"v" * 2000)], transactional=True, base_sequence=1, **who)
+        encode(
+            [(None, b"v" * 2000)],
+            transactional=True,
+            base_sequence=1,
+            **producer_fields,
+        )
     )
     broker_harness.broker.tick(broker_harness.now_ms)
     assert not answer.is_set
@@ -1174,14 +1184,14 @@ def test_events_for_operators_are_logged(
         5,
         wire.DELETE_TOPICS.Request(topic_names=["made"], timeout_ms=1),
     )
-    said = "\n".join(lines(caplog, "INFO"))
+    output = "\n".join(lines(caplog, "INFO"))
     for expected in (
         "topic made created by a Metadata request, by client 'app' at 127.0.0.1",
         "group 'g' formed: generation 1, 1 members, 'range'",
         "group 'g' rebalances",
         "topic made deleted",
     ):
-        assert expected in said
+        assert expected in output
     assert lines(caplog, "WARNING") == []
 
 
@@ -1203,15 +1213,15 @@ def test_refusal_is_logged_with_client_request_and_reason(
     broker_harness.ask(
         wire.CREATE_TOPICS, 4, topics(topics=[made], timeout_ms=1), "app"
     )
-    said = lines(caplog, "WARNING")
-    assert said[0].startswith(
+    output = lines(caplog, "WARNING")
+    assert output[0].startswith(
         "Produce v9 of client 'app\\nforged line' at 127.0.0.1 refused: INVALID_RECORD, expected"
     )
     assert (
-        said[1]
+        output[1]
         == "InitProducerId v4 of client 'app' at 127.0.0.1 refused: INVALID_TRANSACTION_TIMEOUT"
     )
-    assert said[2].startswith(
+    assert output[2].startswith(
         "CreateTopics v4 of client 'app' at 127.0.0.1 refused: TOPIC_ALREADY_EXISTS"
     )
 
@@ -1255,14 +1265,14 @@ def test_log_lines_caused_by_clients_are_limited(
 
 
 def test_a_handler_repeats_no_line_without_limit() -> None:
-    said = Repeated(most=3)
+    repeated = Repeated(most=3)
 
     def is_said(second: float, text: str, value: int) -> bool:
         record = logging.LogRecord(
             "logcore.log", logging.ERROR, "f", 1, text, (value,), None
         )
         record.created = second
-        return bool(said.filter(record))
+        return bool(repeated.filter(record))
 
     assert [is_said(0.1 * number, "poisoned %d", number) for number in range(6)] == [
         True

@@ -158,7 +158,7 @@ class Interrupted:
     """
 
     def __init__(self) -> None:
-        self.who = (-1, -1)
+        self.id_and_epoch = (-1, -1)
 
     def run(self, disk: SimulatedDisk, promise: Callable[[Any], None]) -> None:
         broker_harness = SimulatedDiskBroker(disk, disk.now_ms(), "os")
@@ -169,7 +169,7 @@ class Interrupted:
             transactional_id="x",
             transaction_timeout_ms=60_000,
         )
-        self.who = (got.producer_id, got.producer_epoch)
+        self.id_and_epoch = (got.producer_id, got.producer_epoch)
         assert self.write(broker_harness) == {0}
         promise("written")
         broker_harness.stop()
@@ -183,8 +183,8 @@ class Interrupted:
             wire.ADD_PARTITIONS_TO_TXN,
             3,
             v3_and_below_transactional_id="x",
-            v3_and_below_producer_id=self.who[0],
-            v3_and_below_producer_epoch=self.who[1],
+            v3_and_below_producer_id=self.id_and_epoch[0],
+            v3_and_below_producer_epoch=self.id_and_epoch[1],
             v3_and_below_topics=[topic_type(name="t", partitions=[0, 1])],
         )
         found = {
@@ -195,8 +195,8 @@ class Interrupted:
         batch = encode(
             [(None, b"v", (), broker_harness.now_ms)],
             transactional=True,
-            producer_id=self.who[0],
-            producer_epoch=self.who[1],
+            producer_id=self.id_and_epoch[0],
+            producer_epoch=self.id_and_epoch[1],
             base_sequence=0,
         )
         request = wire.PRODUCE.Request
@@ -230,8 +230,8 @@ class Interrupted:
                 wire.END_TXN,
                 3,
                 transactional_id="x",
-                producer_id=self.who[0],
-                producer_epoch=self.who[1],
+                producer_id=self.id_and_epoch[0],
+                producer_epoch=self.id_and_epoch[1],
                 committed=True,
             )
             is_told = end.error_code == 0
@@ -330,7 +330,7 @@ class Sender:
             transaction_timeout_ms=600_000,
         )
         assert got.error_code == 0, got
-        self.who = (got.producer_id, got.producer_epoch)
+        self.id_and_epoch = (got.producer_id, got.producer_epoch)
         self.sequences = [0, 0]
         self.pending: list[tuple[int, bytes]] = []
         self.visible: list[list[bytes]] = [[], []]
@@ -369,8 +369,8 @@ class Sender:
             wire.ADD_PARTITIONS_TO_TXN,
             3,
             v3_and_below_transactional_id="x",
-            v3_and_below_producer_id=self.who[0],
-            v3_and_below_producer_epoch=self.who[1],
+            v3_and_below_producer_id=self.id_and_epoch[0],
+            v3_and_below_producer_epoch=self.id_and_epoch[1],
             v3_and_below_topics=[topic_type(name="t", partitions=[number])],
         )
         (topic,) = added.results_by_topic_v3_and_below
@@ -380,8 +380,8 @@ class Sender:
         batch = encode(
             [(None, value, (), self.broker_harness.now_ms)],
             transactional=True,
-            producer_id=self.who[0],
-            producer_epoch=self.who[1],
+            producer_id=self.id_and_epoch[0],
+            producer_epoch=self.id_and_epoch[1],
             base_sequence=sequence,
         )
         request = wire.PRODUCE.Request
@@ -409,8 +409,8 @@ class Sender:
             wire.END_TXN,
             3,
             transactional_id="x",
-            producer_id=self.who[0],
-            producer_epoch=self.who[1],
+            producer_id=self.id_and_epoch[0],
+            producer_epoch=self.id_and_epoch[1],
             committed=commit,
         )
         assert told.error_code == 0, told
@@ -473,7 +473,7 @@ class Offsets:
         #: The order of the record that counts, and its offset.
         self.counting = (0, -1)
         self.pending: dict[str, tuple[int, int]] = {}
-        self.who = {name: self.begin(name) for name in ("x", "y")}
+        self.id_and_epoch = {name: self.begin(name) for name in ("x", "y")}
 
     def begin(self, name: str) -> tuple[int, int]:
         got = self.broker_harness.ask(
@@ -531,8 +531,8 @@ class Offsets:
             group_id="g",
             generation_id=-1,
             transactional_id=name,
-            producer_id=self.who[name][0],
-            producer_epoch=self.who[name][1],
+            producer_id=self.id_and_epoch[name][0],
+            producer_epoch=self.id_and_epoch[name][1],
             topics=[topic_type(name="in", partitions=[part])],
         )
         assert answer.topics[0].partitions[0].error_code == 0, answer
@@ -546,7 +546,7 @@ class Offsets:
             )
 
     def end_one(self, name: str, *, commit: bool = True) -> None:
-        producer_id, epoch = self.who[name]
+        producer_id, epoch = self.id_and_epoch[name]
         end = self.broker_harness.ask(
             wire.END_TXN,
             5,
@@ -556,7 +556,7 @@ class Offsets:
             committed=commit,
         )
         assert end.error_code == 0, end
-        self.who[name] = (end.producer_id, end.producer_epoch)
+        self.id_and_epoch[name] = (end.producer_id, end.producer_epoch)
         found = self.pending.pop(name)
         if commit:
             self.counting = max(self.counting, found)

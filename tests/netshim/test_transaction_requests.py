@@ -46,7 +46,7 @@ def begin(broker: SimulatedDiskBroker, name: str = "x", **more: Any) -> tuple[in
 
 def add(
     broker: SimulatedDiskBroker,
-    who: tuple[int, int],
+    id_and_epoch: tuple[int, int],
     partitions: list[int],
     *,
     version: int = 3,
@@ -60,8 +60,8 @@ def add(
         wire.ADD_PARTITIONS_TO_TXN,
         version,
         v3_and_below_transactional_id="x",
-        v3_and_below_producer_id=who[0],
-        v3_and_below_producer_epoch=who[1],
+        v3_and_below_producer_id=id_and_epoch[0],
+        v3_and_below_producer_epoch=id_and_epoch[1],
         v3_and_below_topics=topics,
     )
     return [
@@ -73,7 +73,7 @@ def add(
 
 def produce(
     broker: SimulatedDiskBroker,
-    who: tuple[int, int],
+    id_and_epoch: tuple[int, int],
     *,
     version: int = 9,
     sequence: int = 0,
@@ -82,8 +82,8 @@ def produce(
     batch = encode(
         [(None, b"v", (), broker.now_ms)],
         transactional=True,
-        producer_id=who[0],
-        producer_epoch=who[1],
+        producer_id=id_and_epoch[0],
+        producer_epoch=id_and_epoch[1],
         base_sequence=sequence,
     )
     topic_type = wire.PRODUCE.Request.Topic
@@ -101,7 +101,7 @@ def produce(
 
 def end(
     broker: SimulatedDiskBroker,
-    who: tuple[int, int],
+    id_and_epoch: tuple[int, int],
     *,
     commit: bool = True,
     version: int = 3,
@@ -110,15 +110,15 @@ def end(
         wire.END_TXN,
         version,
         transactional_id="x",
-        producer_id=who[0],
-        producer_epoch=who[1],
+        producer_id=id_and_epoch[0],
+        producer_epoch=id_and_epoch[1],
         committed=commit,
     )
 
 
 def commit_offset(
     broker: SimulatedDiskBroker,
-    who: tuple[int, int],
+    id_and_epoch: tuple[int, int],
     offset: int,
     *,
     version: int = 3,
@@ -134,8 +134,8 @@ def commit_offset(
         version,
         transactional_id="x",
         group_id=group,
-        producer_id=who[0],
-        producer_epoch=who[1],
+        producer_id=id_and_epoch[0],
+        producer_epoch=id_and_epoch[1],
         topics=[topic_type(name="t", partitions=[part])],
         **{"generation_id": -1, **more},
     )
@@ -154,12 +154,12 @@ def fetch_offset(
 
 
 def add_group(
-    broker: SimulatedDiskBroker, who: tuple[int, int], group: str = "g"
+    broker: SimulatedDiskBroker, id_and_epoch: tuple[int, int], group: str = "g"
 ) -> int:
     fields = {
         "transactional_id": "x",
-        "producer_id": who[0],
-        "producer_epoch": who[1],
+        "producer_id": id_and_epoch[0],
+        "producer_epoch": id_and_epoch[1],
         "group_id": group,
     }
     return int(broker.ask(wire.ADD_OFFSETS_TO_TXN, 3, **fields).error_code)
@@ -198,13 +198,13 @@ def test_from_version_12_on_a_transaction_begins_at_sequence_0(
     """The batch before it may have been refused while its partition was being added,
     and come again.
     """
-    who = begin(broker)
-    add(broker, who, [0])
-    assert produce(broker, who, version=version, sequence=1) == code
+    id_and_epoch = begin(broker)
+    add(broker, id_and_epoch, [0])
+    assert produce(broker, id_and_epoch, version=version, sequence=1) == code
     if code:
-        assert produce(broker, who, version=version, sequence=0) == 0
-        assert produce(broker, who, version=version, sequence=1) == 0
-        assert produce(broker, who, version=version, sequence=3) == code
+        assert produce(broker, id_and_epoch, version=version, sequence=0) == 0
+        assert produce(broker, id_and_epoch, version=version, sequence=1) == 0
+        assert produce(broker, id_and_epoch, version=version, sequence=3) == code
 
 
 @pytest.mark.parametrize(
@@ -213,32 +213,37 @@ def test_from_version_12_on_a_transaction_begins_at_sequence_0(
 def test_fenced_producer_gets_the_error_of_its_version(
     broker: SimulatedDiskBroker, version: int, code: int
 ) -> None:
-    who = begin(broker)
+    id_and_epoch = begin(broker)
     fields = {
         "transactional_id": "x",
         "transaction_timeout_ms": 60_000,
-        "producer_id": who[0] + 1,
+        "producer_id": id_and_epoch[0] + 1,
         "producer_epoch": 0,
     }
     assert broker.ask(wire.INIT_PRODUCER_ID, version, **fields).error_code == code
-    assert add(broker, (who[0], 5), [0], version=1) == [codes.INVALID_PRODUCER_EPOCH]
-    assert add(broker, (who[0], 5), [0], version=2) == [codes.PRODUCER_FENCED]
+    assert add(broker, (id_and_epoch[0], 5), [0], version=1) == [
+        codes.INVALID_PRODUCER_EPOCH
+    ]
+    assert add(broker, (id_and_epoch[0], 5), [0], version=2) == [codes.PRODUCER_FENCED]
     assert (
-        end(broker, (who[0], 5), version=1).error_code == codes.INVALID_PRODUCER_EPOCH
+        end(broker, (id_and_epoch[0], 5), version=1).error_code
+        == codes.INVALID_PRODUCER_EPOCH
     )
-    assert end(broker, (who[0], 5), version=2).error_code == codes.PRODUCER_FENCED
+    assert (
+        end(broker, (id_and_epoch[0], 5), version=2).error_code == codes.PRODUCER_FENCED
+    )
 
 
 def test_one_unknown_partition_keeps_the_others_out(
     broker: SimulatedDiskBroker,
 ) -> None:
-    who = begin(broker)
-    assert add(broker, who, [0, 1], topic="none") == [
+    id_and_epoch = begin(broker)
+    assert add(broker, id_and_epoch, [0, 1], topic="none") == [
         codes.OPERATION_NOT_ATTEMPTED,
         codes.OPERATION_NOT_ATTEMPTED,
         codes.UNKNOWN_TOPIC_OR_PARTITION,
     ]
-    assert end(broker, who).error_code == codes.INVALID_TXN_STATE
+    assert end(broker, id_and_epoch).error_code == codes.INVALID_TXN_STATE
 
 
 @pytest.mark.parametrize(
@@ -248,28 +253,34 @@ def test_one_unknown_partition_keeps_the_others_out(
 def test_a_batch_for_a_partition_outside_the_transaction_is_refused(
     broker: SimulatedDiskBroker, version: int, code: int
 ) -> None:
-    who = begin(broker)
-    assert produce(broker, who, version=version) == code
-    assert add(broker, who, [0]) == [0]
-    assert produce(broker, who, version=version) == 0
-    assert produce(broker, who, version=version, partition=1) == code
-    assert end(broker, who).error_code == 0
-    assert produce(broker, who, version=version, sequence=1) == code, "after its end"
+    id_and_epoch = begin(broker)
+    assert produce(broker, id_and_epoch, version=version) == code
+    assert add(broker, id_and_epoch, [0]) == [0]
+    assert produce(broker, id_and_epoch, version=version) == 0
+    assert produce(broker, id_and_epoch, version=version, partition=1) == code
+    assert end(broker, id_and_epoch).error_code == 0
+    assert produce(broker, id_and_epoch, version=version, sequence=1) == code, (
+        "after its end"
+    )
     assert broker.logdir.partition("t", 0).last_stable_offset == 2
 
 
 def test_from_version_12_on_a_batch_adds_its_partition(
     broker: SimulatedDiskBroker,
 ) -> None:
-    who = begin(broker)
-    assert produce(broker, who, version=12) == 0
-    answer = end(broker, who, version=5)
-    assert (answer.producer_id, answer.producer_epoch) == (who[0], who[1] + 1)
+    id_and_epoch = begin(broker)
+    assert produce(broker, id_and_epoch, version=12) == 0
+    answer = end(broker, id_and_epoch, version=5)
+    assert (answer.producer_id, answer.producer_epoch) == (
+        id_and_epoch[0],
+        id_and_epoch[1] + 1,
+    )
     assert (
-        produce(broker, who, version=12, sequence=1) == codes.INVALID_PRODUCER_EPOCH
+        produce(broker, id_and_epoch, version=12, sequence=1)
+        == codes.INVALID_PRODUCER_EPOCH
     ), "a late one"
-    assert produce(broker, (who[0], who[1] + 1), version=12) == 0
-    refused = end(broker, who, version=5)
+    assert produce(broker, (id_and_epoch[0], id_and_epoch[1] + 1), version=12) == 0
+    refused = end(broker, id_and_epoch, version=5)
     assert (refused.error_code, refused.producer_id) == (codes.PRODUCER_FENCED, -1)
 
 
@@ -285,10 +296,10 @@ def test_offsets_belong_to_the_transaction_that_has_their_group(
         9,
         topics=[wire.METADATA.Request.Topic(name="__consumer_offsets")],
     )
-    who = begin(broker)
-    assert commit_offset(broker, who, 5, version=version) == code
+    id_and_epoch = begin(broker)
+    assert commit_offset(broker, id_and_epoch, 5, version=version) == code
     assert (
-        commit_offset(broker, (who[0], 9), 5, version=version)
+        commit_offset(broker, (id_and_epoch[0], 9), 5, version=version)
         == codes.INVALID_PRODUCER_EPOCH
     )
 
@@ -298,14 +309,14 @@ def test_offsets_belong_to_the_transaction_that_has_their_group(
 def test_offsets_are_unstable_until_the_transaction_ends(
     broker: SimulatedDiskBroker, commit: bool, restarts: bool
 ) -> None:
-    who = begin(broker)
-    assert add_group(broker, who) == 0
-    assert commit_offset(broker, who, 5) == 0
+    id_and_epoch = begin(broker)
+    assert add_group(broker, id_and_epoch) == 0
+    assert commit_offset(broker, id_and_epoch, 5) == 0
     if restarts:
         broker.restart()
     assert fetch_offset(broker) == (0, -1)
     assert fetch_offset(broker, is_strict=True) == (codes.UNSTABLE_OFFSET_COMMIT, -1)
-    assert end(broker, who, commit=commit).error_code == 0
+    assert end(broker, id_and_epoch, commit=commit).error_code == 0
     assert fetch_offset(broker, is_strict=True) == (0, 5 if commit else -1)
     broker.restart()
     assert fetch_offset(broker, is_strict=True) == (0, 5 if commit else -1)
@@ -315,9 +326,9 @@ def test_offsets_are_unstable_until_the_transaction_ends(
 def test_commit_after_the_commit_of_a_transaction_counts(
     broker: SimulatedDiskBroker, restarts: bool
 ) -> None:
-    who = begin(broker)
-    add_group(broker, who)
-    assert commit_offset(broker, who, 5) == 0
+    id_and_epoch = begin(broker)
+    add_group(broker, id_and_epoch)
+    assert commit_offset(broker, id_and_epoch, 5) == 0
     topic_type = wire.OFFSET_COMMIT.Request.Topic
     part = topic_type.Partition(
         partition_index=0, committed_offset=9, committed_metadata=""
@@ -332,7 +343,7 @@ def test_commit_after_the_commit_of_a_transaction_counts(
     assert plain.topics[0].partitions[0].error_code == 0
     if restarts:
         broker.restart()
-    end(broker, who)
+    end(broker, id_and_epoch)
     assert fetch_offset(broker, is_strict=True) == (0, 9)
 
 
@@ -353,15 +364,15 @@ def test_texts_that_no_record_could_hold_are_refused(
                 transaction_timeout_ms=60_000,
             )
             assert refused.error_code == codes.INVALID_REQUEST
-    who = begin(broker)
-    assert add_group(broker, who, "g" * 40_000) == codes.INVALID_GROUP_ID
-    assert add_group(broker, who) == 0
+    id_and_epoch = begin(broker)
+    assert add_group(broker, id_and_epoch, "g" * 40_000) == codes.INVALID_GROUP_ID
+    assert add_group(broker, id_and_epoch) == 0
     for version in (3, 5):
         assert (
-            commit_offset(broker, who, 5, version=version, group="g" * 40_000)
+            commit_offset(broker, id_and_epoch, 5, version=version, group="g" * 40_000)
             == codes.INVALID_GROUP_ID
         )
-        assert commit_offset(broker, who, 5, version=version) == 0
+        assert commit_offset(broker, id_and_epoch, 5, version=version) == 0
     part = wire.OFFSET_COMMIT.Request.Topic.Partition(
         partition_index=0, committed_offset=3
     )
@@ -378,14 +389,14 @@ def test_a_marker_ends_the_offsets_of_its_own_partition_alone(
         next(name for name in "abcdefgh" if partition_of(name, 2) == number)
         for number in (0, 1)
     ]
-    who = begin(broker)
+    id_and_epoch = begin(broker)
     for group in groups:
-        assert add_group(broker, who, group) == 0
-        assert commit_offset(broker, who, 5, group=group) == 0
+        assert add_group(broker, id_and_epoch, group) == 0
+        assert commit_offset(broker, id_and_epoch, 5, group=group) == 0
     marker_type = wire.WRITE_TXN_MARKERS.Request.Marker
     marker = marker_type(
-        producer_id=who[0],
-        producer_epoch=who[1],
+        producer_id=id_and_epoch[0],
+        producer_epoch=id_and_epoch[1],
         transaction_result=False,
         topics=[marker_type.Topic(name=OFFSETS_TOPIC, partition_indexes=[0])],
     )
@@ -401,17 +412,17 @@ def test_a_marker_ends_the_offsets_of_its_own_partition_alone(
         fetch_offset(broker, is_strict=True, group=groups[1])[0]
         == codes.UNSTABLE_OFFSET_COMMIT
     )
-    assert end(broker, who).error_code == 0
+    assert end(broker, id_and_epoch).error_code == 0
     assert [fetch_offset(broker, group=group)[1] for group in groups] == [-1, 5]
     broker.restart()
     assert [fetch_offset(broker, group=group)[1] for group in groups] == [-1, 5]
 
 
 def test_a_named_member_is_checked(broker: SimulatedDiskBroker) -> None:
-    who = begin(broker)
-    add_group(broker, who)
+    id_and_epoch = begin(broker)
+    add_group(broker, id_and_epoch)
     assert (
-        commit_offset(broker, who, 5, generation_id=3, member_id="m")
+        commit_offset(broker, id_and_epoch, 5, generation_id=3, member_id="m")
         == codes.ILLEGAL_GENERATION
     )
 
@@ -421,12 +432,12 @@ def test_a_named_member_is_checked(broker: SimulatedDiskBroker) -> None:
 def test_commit_without_a_generation_is_accepted_without_members(
     broker: SimulatedDiskBroker, is_new: bool, named: dict[str, str]
 ) -> None:
-    who = begin(broker)
-    add_group(broker, who)
+    id_and_epoch = begin(broker)
+    add_group(broker, id_and_epoch)
     if not is_new:
-        assert commit_offset(broker, who, 4) == 0
-    assert commit_offset(broker, who, 5, **named) == 0
-    end(broker, who)
+        assert commit_offset(broker, id_and_epoch, 4) == 0
+    assert commit_offset(broker, id_and_epoch, 5, **named) == 0
+    end(broker, id_and_epoch)
     assert fetch_offset(broker) == (0, 5)
 
 
@@ -449,9 +460,9 @@ def test_commit_without_a_generation_is_checked_with_members(
 ) -> None:
     joined = join_as_consumer(broker)
     assert joined.error_code == 0
-    who = begin(broker)
-    add_group(broker, who)
-    assert commit_offset(broker, who, 5, **named) == codes.UNKNOWN_MEMBER_ID
+    id_and_epoch = begin(broker)
+    add_group(broker, id_and_epoch)
+    assert commit_offset(broker, id_and_epoch, 5, **named) == codes.UNKNOWN_MEMBER_ID
 
 
 @pytest.mark.parametrize(
@@ -467,38 +478,39 @@ def test_a_member_of_the_consumer_protocol_is_checked_by_its_epoch(
 ) -> None:
     joined = join_as_consumer(broker)
     assert (joined.error_code, joined.member_epoch) == (0, 1)
-    who = begin(broker)
-    add_group(broker, who)
+    id_and_epoch = begin(broker)
+    add_group(broker, id_and_epoch)
     assert (
-        commit_offset(broker, who, 5, generation_id=epoch, member_id=member_id) == code
+        commit_offset(broker, id_and_epoch, 5, generation_id=epoch, member_id=member_id)
+        == code
     )
 
 
 def test_a_transaction_that_was_open_too_long_is_aborted_also_after_a_restart(
     broker: SimulatedDiskBroker,
 ) -> None:
-    who = begin(broker)
-    add(broker, who, [0])
-    assert produce(broker, who) == 0
+    id_and_epoch = begin(broker)
+    add(broker, id_and_epoch, [0])
+    assert produce(broker, id_and_epoch) == 0
     broker.restart()
     broker.tick(59_000)
     assert broker.logdir.partition("t", 0).last_stable_offset == 0
     broker.tick(1_000)
     assert broker.logdir.partition("t", 0).last_stable_offset == 2
-    assert end(broker, who).error_code == codes.PRODUCER_FENCED
-    assert produce(broker, who, sequence=1) == codes.INVALID_PRODUCER_EPOCH
+    assert end(broker, id_and_epoch).error_code == codes.PRODUCER_FENCED
+    assert produce(broker, id_and_epoch, sequence=1) == codes.INVALID_PRODUCER_EPOCH
 
 
 def test_a_topic_that_was_deleted_does_not_keep_the_transaction_from_its_end(
     broker: SimulatedDiskBroker,
 ) -> None:
-    who = begin(broker)
-    add(broker, who, [0, 1])
-    assert produce(broker, who) == 0
+    id_and_epoch = begin(broker)
+    add(broker, id_and_epoch, [0, 1])
+    assert produce(broker, id_and_epoch) == 0
     broker.logdir.delete_topic("t")
-    assert end(broker, who).error_code == 0
+    assert end(broker, id_and_epoch).error_code == 0
     broker.logdir.create_topic("t", 2)
-    assert add(broker, who, [0]) == [0]
+    assert add(broker, id_and_epoch, [0]) == [0]
 
 
 @pytest.mark.parametrize(("home", "last", "written"), [(7, 7, 7), (9, 7, 9), (2, 7, 7)])
@@ -512,13 +524,13 @@ def test_markers_have_the_epoch_of_the_partition_that_keeps_their_id(
     number = partition_of("x", 2)
     broker.logdir.partition(TRANSACTIONS_TOPIC, number).begin_epoch(home)
     broker.logdir.partition(TRANSACTIONS_TOPIC, 1 - number).begin_epoch(3)
-    who = begin(broker)
+    id_and_epoch = begin(broker)
     log = broker.logdir.partition("t", 0)
     # Write the marker that Kafka's coordinator would have written.
-    log.end_transaction(*who, commit=True, coordinator_epoch=last)
-    add(broker, who, [0])
-    assert produce(broker, who) == 0
-    assert end(broker, who).error_code == 0
+    log.end_transaction(*id_and_epoch, commit=True, coordinator_epoch=last)
+    add(broker, id_and_epoch, [0])
+    assert produce(broker, id_and_epoch) == 0
+    assert end(broker, id_and_epoch).error_code == 0
     assert log.last_stable_offset == log.log_end_offset == 3
     (known,) = producers_of(log.host.writer)
     assert known.coordinator_epoch == written
@@ -528,15 +540,15 @@ def test_a_marker_that_was_fenced_is_tried_again(
     broker: SimulatedDiskBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Taken as written, it would leave the transaction open for ever."""
-    who = begin(broker)
+    id_and_epoch = begin(broker)
     log = broker.logdir.partition("t", 0)
-    log.end_transaction(*who, commit=True, coordinator_epoch=7)
-    add(broker, who, [0])
-    assert produce(broker, who) == 0
+    log.end_transaction(*id_and_epoch, commit=True, coordinator_epoch=7)
+    add(broker, id_and_epoch, [0])
+    assert produce(broker, id_and_epoch) == 0
     with monkeypatch.context() as patch:
         # As if another coordinator wrote a marker between the check and the write.
         patch.setattr("netshim.transactions.marker_epoch", lambda *_: 0)
-        assert end(broker, who).error_code == 0
+        assert end(broker, id_and_epoch).error_code == 0
         assert log.last_stable_offset == 1
     broker.tick(RETRY_MS)
     assert log.last_stable_offset == log.log_end_offset == 3
@@ -571,8 +583,8 @@ def test_topic_deleted_during_a_request_is_unknown(
     """By another thread, between the look whether it is there and that at its
     partitions.
     """
-    who = begin(broker)
-    assert add_group(broker, who) == 0
+    id_and_epoch = begin(broker)
+    assert add_group(broker, id_and_epoch) == 0
     real = broker.logdir.partitions
 
     def partitions(name: str) -> tuple[int, ...]:
@@ -582,11 +594,11 @@ def test_topic_deleted_during_a_request_is_unknown(
 
     monkeypatch.setattr(broker.logdir, "partitions", partitions)
     gone = codes.UNKNOWN_TOPIC_OR_PARTITION
-    assert add(broker, who, [0]) == [gone]
-    assert produce(broker, who, version=12) == codes.TRANSACTION_ABORTABLE, (
+    assert add(broker, id_and_epoch, [0]) == [gone]
+    assert produce(broker, id_and_epoch, version=12) == codes.TRANSACTION_ABORTABLE, (
         "its log is still open"
     )
-    assert commit_offset(broker, who, 5) == gone
+    assert commit_offset(broker, id_and_epoch, 5) == gone
     part = wire.OFFSET_COMMIT.Request.Topic.Partition(
         partition_index=0, committed_offset=3
     )
@@ -615,15 +627,15 @@ def test_transaction_state_topic_cannot_be_deleted(
 
 
 def test_responses_to_admin_tools(broker: SimulatedDiskBroker) -> None:
-    who = begin(broker)
-    add(broker, who, [0])
-    assert produce(broker, who) == 0
+    id_and_epoch = begin(broker)
+    add(broker, id_and_epoch, [0])
+    assert produce(broker, id_and_epoch) == 0
     entry, none = broker.ask(
         wire.DESCRIBE_TRANSACTIONS, 0, transactional_ids=["x", "y"]
     ).transaction_states
     assert (entry.transaction_state, entry.producer_id, entry.producer_epoch) == (
         "Ongoing",
-        *who,
+        *id_and_epoch,
     )
     assert [(each.topic, each.partitions) for each in entry.topics] == [("t", [0])]
     assert none.error_code == codes.TRANSACTIONAL_ID_NOT_FOUND
@@ -642,7 +654,7 @@ def test_responses_to_admin_tools(broker: SimulatedDiskBroker) -> None:
     )
     assert (
         listed(state_filters=["Empty"])
-        == listed(producer_id_filters=[who[0] + 1])
+        == listed(producer_id_filters=[id_and_epoch[0] + 1])
         == listed(duration_filter=5)
         == []
     )
@@ -659,14 +671,17 @@ def test_responses_to_admin_tools(broker: SimulatedDiskBroker) -> None:
         broker.ask(wire.DESCRIBE_PRODUCERS, 0, topics=[asked]).topics[0].partitions
     )
     (found,) = known.active_producers
-    assert (found.producer_id, found.producer_epoch, found.last_sequence) == (*who, 0)
+    assert (found.producer_id, found.producer_epoch, found.last_sequence) == (
+        *id_and_epoch,
+        0,
+    )
     assert (found.current_txn_start_offset, found.coordinator_epoch) == (0, -1)
     assert unknown.error_code == codes.UNKNOWN_TOPIC_OR_PARTITION
 
     marker_type = wire.WRITE_TXN_MARKERS.Request.Marker
     marker = marker_type(
-        producer_id=who[0],
-        producer_epoch=who[1],
+        producer_id=id_and_epoch[0],
+        producer_epoch=id_and_epoch[1],
         topics=[marker_type.Topic(name="t", partition_indexes=[0, 7])],
     )
     reported = (

@@ -451,9 +451,9 @@ def test_open_transaction_without_a_record_is_aborted(
         data.create_topic("t")
         with data.producer(transactional_id="id", threaded=False) as producer:
             producer.init_transactions()
-        who = {"producer_id": 77, "producer_epoch": 3, "base_sequence": 0}
+        producer_fields = {"producer_id": 77, "producer_epoch": 3, "base_sequence": 0}
         data.partition("t", 0).append_batch(
-            encode([(None, b"v")], transactional=True, **who)
+            encode([(None, b"v")], transactional=True, **producer_fields)
         )
         crashed = next(iter(disk.crash_states(limit=1))).disk()
     with logcore.open_dir("/data", fs=crashed) as data:
@@ -514,9 +514,10 @@ def test_markers_are_accepted_after_markers_of_kafka(disk: SimulatedDisk) -> Non
             producer.commit_transaction()
         assert log.last_stable_offset == log.log_end_offset == 5
         data.partition("t", 1).end_transaction(77, 3, commit=True, coordinator_epoch=7)
-        who = {"producer_id": 77, "producer_epoch": 3, "base_sequence": 0}
+        producer_fields = {"producer_id": 77, "producer_epoch": 3, "base_sequence": 0}
         data.partition("t", 1).append_batch(
-            encode([(None, b"v")], transactional=True, **who), durability="disk"
+            encode([(None, b"v")], transactional=True, **producer_fields),
+            durability="disk",
         )
         crashed = next(iter(disk.crash_states(limit=1))).disk()
     with logcore.open_dir("/data", fs=crashed) as data:

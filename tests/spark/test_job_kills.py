@@ -59,14 +59,14 @@ class Job:
             [str(TESTS), environment.get("PYTHONPATH", "")]
         )
         command = [sys.executable, "-m", "support.killed_job", str(path), str(work)]
-        with (work / "said.txt").open("ab") as said:
+        with (work / "said.txt").open("ab") as output:
             self.process = subprocess.Popen(
                 command,
                 env=environment,
                 cwd=work,
                 start_new_session=True,
-                stdout=said,
-                stderr=said,
+                stdout=output,
+                stderr=output,
             )
 
     def has_ended(self) -> bool:

@@ -109,9 +109,9 @@ class Driver:
         `done` is the number of committed batches.
         """
         with self._pipe:
-            said = self._pipe.read()
-        self.done += said.count(b"+")
-        self.changes = int(said.rpartition(b"+")[2].rstrip(b".") or 0)
+            output = self._pipe.read()
+        self.done += output.count(b"+")
+        self.changes = int(output.rpartition(b"+")[2].rstrip(b".") or 0)
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
     def is_alive(self) -> bool:

@@ -29,7 +29,7 @@ def own() -> Files:
         log = directory.partition("t", 0)
         producer = directory.host.next_producer_id()
         for at, codec in enumerate(CODECS * 4):
-            who = (
+            producer_fields = (
                 {
                     "producer_id": producer,
                     "producer_epoch": 0,
@@ -42,6 +42,6 @@ def own() -> Files:
                 (b"k%d" % at, b"value %d" % at * 3, (), FUTURE + at * 10 + row)
                 for row in range(2)
             ]
-            log.append_batch(encode(rows, codec=codec, **who))
+            log.append_batch(encode(rows, codec=codec, **producer_fields))
         log.delete_records(3)
     return disk.files()

@@ -487,7 +487,7 @@ class HonestClient:
 
     def _transact(self) -> None:
         value = b"%d" % self.rounds
-        who = {
+        producer_fields = {
             "producer_id": self.producer.producer_id,
             "producer_epoch": self.producer.producer_epoch,
         }
@@ -495,7 +495,7 @@ class HonestClient:
             [(None, value, (), self.simulation.now_ms)],
             transactional=True,
             base_sequence=0,
-            **who,
+            **producer_fields,
         )
         part = {"index": 1, "records": records}
         topic = {"name": self.topic, "partition_data": [part]}
@@ -513,7 +513,7 @@ class HonestClient:
             5,
             transactional_id="id-of-the-honest-client",
             committed=commits,
-            **who,
+            **producer_fields,
         )
         assert not self.producer.error_code, self.producer
         if commits:

@@ -113,10 +113,10 @@ def main(
         builder = builder.config("spark.jars", jars)
     spark = pyspark_logcore.tune(builder).getOrCreate()
     ours = Job(spark, "logcore", {"path": path}, work)
-    said: dict[str, Any] = {"pyspark": pyspark.__version__}
+    report: dict[str, Any] = {"pyspark": pyspark.__version__}
     if servers is None:
-        said["orders"] = ours.rows("orders")
-        said["part"] = ours.rows(
+        report["orders"] = ours.rows("orders")
+        report["part"] = ours.rows(
             "orders",
             startingOffsets=json.dumps({"orders": {"0": 3, "1": -2}}),
             endingOffsets=json.dumps({"orders": {"0": 9, "1": -1}}),
@@ -126,22 +126,22 @@ def main(
     else:
         theirs = Job(spark, "kafka", {"kafka.bootstrap.servers": servers}, work)
         through = Job(spark, "logcore", {"kafka.bootstrap.servers": servers}, work)
-        said["theirs"] = theirs.rows("orders")
-        said["ours"] = ours.rows("orders")
-        said["through"] = through.rows("orders")
+        report["theirs"] = theirs.rows("orders")
+        report["ours"] = ours.rows("orders")
+        report["through"] = through.rows("orders")
         committed = {"kafka.isolation.level": "read_committed"}
-        said["theirs committed"] = theirs.rows("orders", **committed)
-        said["ours committed"] = ours.rows("orders", **committed)
+        report["theirs committed"] = theirs.rows("orders", **committed)
+        report["ours committed"] = ours.rows("orders", **committed)
         by_time = {
             "startingTimestamp": "1700000000005",
             "endingTimestamp": "1700000000012",
         }
-        said["theirs by time"] = theirs.rows("orders", **by_time)
-        said["ours by time"] = ours.rows("orders", **by_time)
+        report["theirs by time"] = theirs.rows("orders", **by_time)
+        report["ours by time"] = ours.rows("orders", **by_time)
         theirs.copy("orders", "copy")
         theirs.stream("orders", "streamed")
     spark.stop()
-    print(json.dumps(said))
+    print(json.dumps(report))
 
 
 if __name__ == "__main__":

@@ -717,13 +717,13 @@ class Outcome:
 
     @classmethod
     def of(cls, messages: Iterable[tuple[Any, ...]], exit_code: int) -> Outcome:
-        said = list(messages)
+        received = list(messages)
         if exit_code not in (0, -signal.SIGKILL):
             raise AssertionError(
-                f"the process failed:\n{said[-1][-1] if said else exit_code}"
+                f"the process failed:\n{received[-1][-1] if received else exit_code}"
             )
-        sites = said.pop()[1] if exit_code == 0 else []
-        return cls(said, sites, exit_code != 0)
+        sites = received.pop()[1] if exit_code == 0 else []
+        return cls(received, sites, exit_code != 0)
 
 
 def read_messages(pipe: BinaryIO) -> Iterator[tuple[Any, ...]]:

@@ -31,12 +31,12 @@ PARTITIONS = 2
 
 def main(kind: str, data: str, bootstrap: str, end: str = "") -> None:
     until_end = bool(end)
-    said = False
+    is_reported = False
 
     def say() -> None:
-        nonlocal said
-        if not said and shipper.metrics().record_count:
-            said = True
+        nonlocal is_reported
+        if not is_reported and shipper.metrics().record_count:
+            is_reported = True
             print("ready", flush=True)
 
     with contextlib.ExitStack() as stack:
@@ -107,13 +107,13 @@ def kill_often(
             process.stdout.readline()
         time.sleep(chance.random() * 0.3)
         process.kill()
-        _, said = process.communicate()
+        _, is_reported = process.communicate()
         codes.append(process.returncode)
-        assert process.returncode == -9, said
+        assert process.returncode == -9, is_reported
     before_each(kills)
     process = start(kind, data, bootstrap, "end")
-    _, said = process.communicate(timeout=100)
-    assert process.returncode == 0, said
+    _, is_reported = process.communicate(timeout=100)
+    assert process.returncode == 0, is_reported
     return codes
 
 

@@ -327,7 +327,7 @@ class TransactionSimulation:
                     producer, Initialize(transactional_id=name, timeout_ms=TIMEOUT_MS)
                 )
             return
-        who: dict[str, Any] = {
+        producer_fields: dict[str, Any] = {
             "transactional_id": name,
             "producer_id": producer.identity.producer_id,
             "producer_epoch": producer.identity.producer_epoch,
@@ -345,14 +345,16 @@ class TransactionSimulation:
             chosen = frozenset(
                 self.chance.sample(PARTITIONS, self.chance.randint(1, 2))
             )
-            self.send(producer, AddPartitions(partitions=chosen, **who))
+            self.send(producer, AddPartitions(partitions=chosen, **producer_fields))
         elif kind < 0.7:
             where = self.chance.choice(sorted(producer.added))
             self.write(producer, producer.identity, where, producer.attempt)
             if producer.version == 2 and self.chance.random() < 0.5:
                 producer.late.append((producer.identity, where, producer.attempt))
         elif kind < 0.95:
-            self.send(producer, End(commit=self.chance.random() < 0.7, **who))
+            self.send(
+                producer, End(commit=self.chance.random() < 0.7, **producer_fields)
+            )
 
     def write(
         self,

@@ -60,15 +60,17 @@ def shards(led: set[tuple[str, int]]) -> Any:
     return made
 
 
-def prepare(shards: Any, *partitions: tuple[str, int], who: Any = WHO) -> list[Any]:
+def prepare(
+    shards: Any, *partitions: tuple[str, int], id_and_epoch: Any = WHO
+) -> list[Any]:
     """Prepare a request, and return the list that gets its errors."""
     found: list[Any] = []
-    shards.prepare(who, partitions, 0, found.append, adds=False)
+    shards.prepare(id_and_epoch, partitions, 0, found.append, adds=False)
     return found
 
 
-def write(shards: Any, partition: tuple[str, int] = P0, who: Any = WHO) -> Any:
-    return shards.verified(who, partition, lambda: "written")
+def write(shards: Any, partition: tuple[str, int] = P0, id_and_epoch: Any = WHO) -> Any:
+    return shards.verified(id_and_epoch, partition, lambda: "written")
 
 
 def test_coordinator_is_queried_once_in_a_transaction(shards: Any) -> None:
@@ -142,8 +144,8 @@ def test_another_epoch_of_a_producer_is_queried_separately(shards: Any) -> None:
     prepare(shards, P0)
     shards.peers.answer({})
     newer = ("tx", 7, 4)
-    assert write(shards, who=newer) is TransactionError.CONCURRENT_TRANSACTIONS
-    prepare(shards, P0, who=newer)
+    assert write(shards, id_and_epoch=newer) is TransactionError.CONCURRENT_TRANSACTIONS
+    prepare(shards, P0, id_and_epoch=newer)
     assert shards.peers.asked[1].producer == newer
 
 

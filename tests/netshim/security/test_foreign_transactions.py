@@ -83,13 +83,13 @@ class Attack:
         )
         return int(answer.error_code)
 
-    def add(self, name: str, who: tuple[int, int]) -> int:
+    def add(self, name: str, id_and_epoch: tuple[int, int]) -> int:
         answer = self.ask(
             wire.ADD_PARTITIONS_TO_TXN,
             3,
             v3_and_below_transactional_id=name,
-            v3_and_below_producer_id=who[0],
-            v3_and_below_producer_epoch=who[1],
+            v3_and_below_producer_id=id_and_epoch[0],
+            v3_and_below_producer_epoch=id_and_epoch[1],
             v3_and_below_topics=[
                 wire.ADD_PARTITIONS_TO_TXN.Request.Topic(name="t", partitions=[0])
             ],

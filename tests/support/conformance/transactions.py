@@ -130,13 +130,15 @@ def add_partitions(asker: Asker) -> None:
         verifies: bool = False,
         **more: Any,
     ) -> None:
-        who = {**ids, **more}
+        producer_fields = {**ids, **more}
         topics = [{"name": topic, "partitions": [*partitions]}]
         if asker.version >= 4:
-            transaction = {**who, "verify_only": verifies, "topics": topics}
+            transaction = {**producer_fields, "verify_only": verifies, "topics": topics}
             asker.ask(step, transactions=[transaction])
         else:
-            fields = {f"v3_and_below_{key}": value for key, value in who.items()}
+            fields = {
+                f"v3_and_below_{key}": value for key, value in producer_fields.items()
+            }
             asker.ask(step, **fields, v3_and_below_topics=topics)
 
     if asker.version >= 4:
