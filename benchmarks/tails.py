@@ -52,7 +52,7 @@ from common import Result, Settings
 _RATES: Final = (1_000, 10_000)
 _PARTITIONS: Final = 4
 _IDLE_CONNECTIONS: Final = 200
-_MOST_STEP_S: Final = 0.05
+_MAX_STEP_S: Final = 0.05
 _WRITE_S: Final = 0.005
 #: Shorter steps, pauses and latencies are not kept one by one.
 _LONG_S: Final = 0.01
@@ -134,7 +134,7 @@ def _rows(rate: int, outcome: _Outcome) -> Iterator[Result]:
         peer=pause * 1e3,
         ratio=longest * 1e3,
         ratio_unit=" ms",
-        target=_MOST_STEP_S * 1e3,
+        target=_MAX_STEP_S * 1e3,
         bound="at most",
         method=f"{facts}. The longest: {described}.",
     )
@@ -165,7 +165,7 @@ def _rows(rate: int, outcome: _Outcome) -> Iterator[Result]:
             peer_name="p50",
             peer=p50 * 1e3,
             ratio=seconds / p50,
-            method=f"Records by time: {_histogram(latencies)}. Above {_MOST_STEP_S * 1e3:g} ms: {slow}."
+            method=f"Records by time: {_histogram(latencies)}. Above {_MAX_STEP_S * 1e3:g} ms: {slow}."
             if name == "longest"
             else "",
         )
@@ -224,7 +224,7 @@ def _attributed(outcome: _Outcome) -> str:
     waits = [(step["ended"] - step["seconds"], step["ended"]) for step in outcome.steps]
     counts: collections.Counter[str] = collections.Counter()
     for ended, seconds in outcome.slow:
-        if seconds < _MOST_STEP_S:
+        if seconds < _MAX_STEP_S:
             continue
         if _overlaps(waits, ended - seconds, ended):
             counts["beside a long step"] += 1

@@ -1798,8 +1798,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "registry_reads_nodes_of_its_own_expired_session", "logcore/registry/files.py",
-        "        return self._believed(self._file(names))\n",
-        "        return self._believed(self._file(names), self._lease and self._lease.id)\n",
+        "        return self._read_valid(self._file(names))\n",
+        "        return self._read_valid(self._file(names), self._lease and self._lease.id)\n",
         "registry/test_registry_sessions.py",
     ),
     Mistake(

@@ -39,10 +39,10 @@ _SWITCH_AT_LOCK: Final = 0.02
 #: Chance that a millisecond passes with a choice.
 _PASS_TIME: Final = 0.05
 #: A simulation ends with an error after this time, because a thread waits forever.
-_MOST_MS: Final = 1_000_000
+_MAX_MS: Final = 1_000_000
 #: Number of choices after which a simulation ends with an error: a thread is busy
 #: without a wait.
-_MOST_STEPS: Final = 2_000_000
+_MAX_STEPS: Final = 2_000_000
 
 
 class SimulationStuck(Exception):
@@ -255,7 +255,7 @@ class SimulatedThreads:
 
     def _choose(self) -> _Thread:
         self.steps += 1
-        if self._stuck is None and (self.steps > _MOST_STEPS or self.now_ms > _MOST_MS):
+        if self._stuck is None and (self.steps > _MAX_STEPS or self.now_ms > _MAX_MS):
             self._stuck = SimulationStuck(
                 f"{self.steps} steps and {self.now_ms} ms: {self._waiting()}"
             )

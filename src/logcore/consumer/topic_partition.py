@@ -1,6 +1,4 @@
-"""Facts about the members of a group, for assignors: subscriptions and earlier
-partitions.
-"""
+"""Topic partitions, and the members of a group as an assignor receives them."""
 
 from __future__ import annotations
 

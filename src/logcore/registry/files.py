@@ -575,16 +575,17 @@ class FileRegistry(Closeable):
 
     def _read_node(self, names: Names) -> tuple[Head, Slot] | None:
         """Read a node; return None if it does not exist."""
-        return self._believed(self._file(names))
+        return self._read_valid(self._file(names))
 
-    def _believed(
+    def _read_valid(
         self, file: str, living: str | None = None, handle: int | None = None
     ) -> tuple[Head, Slot] | None:
-        """Read the node in a file.
+        """Read the node in a file, and return None if the node is not valid.
 
-        Return None also if the session of the node is over, or if a file that is never
-        synced is damaged: a power cut leaves such files. `living` is a session that
-        is not checked, and `handle` is the file if it is open.
+        A node is not valid if its session is over. A file that is never synced may be
+        damaged, because a power cut leaves such files; its node is not valid either.
+        `living` is a session that is not checked, and `handle` is the file if it is
+        open.
         """
         try:
             if handle is None:
@@ -635,7 +636,7 @@ class FileRegistry(Closeable):
                 continue
             path = posixpath.join(directory, file)
             try:
-                found = self._believed(path)
+                found = self._read_valid(path)
             except (CorruptRegistryError, UnsupportedRegistryError):
                 name = node_file.node_name(file.removesuffix(SUFFIX))
                 if name is None:  # only the head has the name
@@ -868,7 +869,7 @@ class FileRegistry(Closeable):
         living = None
         if self._held is None:
             living = self._writing().id
-        found = self._believed(self._file(names), living, handle)
+        found = self._read_valid(self._file(names), living, handle)
         if found is None:
             raise NodeNotFoundError("no such node", path=path)
         if version not in (ANY, found[1].version):
@@ -1081,7 +1082,7 @@ class FileRegistry(Closeable):
             if self._fs.is_directory(path):
                 self._purge(path)
             elif name.endswith(SUFFIX + UNFINISHED) or (
-                name.endswith(SUFFIX) and self._believed(path) is None
+                name.endswith(SUFFIX) and self._read_valid(path) is None
             ):
                 self._fs.unlink(path)
             else:
@@ -1196,7 +1197,7 @@ class FileRegistry(Closeable):
                 self._end(session)
             for domain in self._all_domains():
                 with self._locked(domain):
-                    self._sweep(domain, lambda file: self._believed(file) is None)
+                    self._sweep(domain, lambda file: self._read_valid(file) is None)
             for directory in (self.path, self._sessions.directory):
                 self._remove_unfinished(directory)
             return over
