@@ -26,15 +26,15 @@ TABLES = """
     CREATE TABLE IF NOT EXISTS payments (topic TEXT, partition INTEGER, "offset" INTEGER, value BLOB);
     CREATE TABLE IF NOT EXISTS once (topic TEXT, partition INTEGER, "offset" INTEGER, value BLOB,
         PRIMARY KEY (topic, partition, "offset"));
-    CREATE TABLE IF NOT EXISTS places (name TEXT, topic TEXT, partition INTEGER, next INTEGER,
+    CREATE TABLE IF NOT EXISTS consumed_offsets (name TEXT, topic TEXT, partition INTEGER, next INTEGER,
         PRIMARY KEY (name, topic, partition));
     CREATE TABLE IF NOT EXISTS outbox (id INTEGER PRIMARY KEY AUTOINCREMENT, value BLOB);
 """
 INSERT = "INSERT INTO payments VALUES (?, ?, ?, ?)"
 UPSERT = "INSERT OR REPLACE INTO once VALUES (?, ?, ?, ?)"
 MOVE = """
-    INSERT INTO places VALUES (:name, :topic, :partition, :next)
-    ON CONFLICT DO UPDATE SET next = excluded.next WHERE places.next = :expected
+    INSERT INTO consumed_offsets VALUES (:name, :topic, :partition, :next)
+    ON CONFLICT DO UPDATE SET next = excluded.next WHERE consumed_offsets.next = :expected
 """
 
 
@@ -80,7 +80,7 @@ def upserted(directory: logcore.LogDir, database: sqlite3.Connection) -> None:
             consumer.commit()
 
 
-class Places(RebalanceListener):
+class StoredOffsets(RebalanceListener):
     """End of the database's rows, for each partition that is assigned to this consumer."""
 
     def __init__(
@@ -93,7 +93,7 @@ class Places(RebalanceListener):
     def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
         for partition in partitions:
             found = self.database.execute(
-                "SELECT next FROM places WHERE name = 'payments' AND topic = ? AND partition = ?",
+                "SELECT next FROM consumed_offsets WHERE name = 'payments' AND topic = ? AND partition = ?",
                 partition,
             ).fetchone()
             self.next[partition] = 0 if found is None else found[0]
@@ -106,13 +106,13 @@ class Places(RebalanceListener):
         rolled back.
         """
         expected = self.next[topic_partition]
-        place = {
+        row = {
             "name": "payments",
             "topic": topic_partition.topic,
             "partition": topic_partition.partition,
         }
         moved = self.database.execute(
-            MOVE, {**place, "next": after, "expected": expected}
+            MOVE, {**row, "next": after, "expected": expected}
         )
         if moved.rowcount == 0:
             raise RuntimeError(
@@ -124,13 +124,13 @@ class Places(RebalanceListener):
 
 def exactly_once(directory: logcore.LogDir, database: sqlite3.Connection) -> None:
     with directory.consumer(group_id="payments", enable_auto_commit=False) as consumer:
-        places = Places(consumer, database)
-        consumer.subscribe(["orders"], listener=places)
+        stored = StoredOffsets(consumer, database)
+        consumer.subscribe(["orders"], listener=stored)
         while records := consumer.poll(max_records=7):
             with database:
                 database.executemany(INSERT, rows(records))
                 for partition, after in records.next_offsets().items():
-                    places.move(partition, after)
+                    stored.move(partition, after)
 
 
 def outbox(directory: logcore.LogDir, database: sqlite3.Connection) -> None:

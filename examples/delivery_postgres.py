@@ -23,22 +23,20 @@ from logcore.consumer import RebalanceListener, TopicPartition
 
 TABLES = """
     CREATE TABLE IF NOT EXISTS payments (topic text, partition int, "offset" bigint, value bytea);
-    CREATE TABLE IF NOT EXISTS places (name text, topic text, partition int, next bigint,
+    CREATE TABLE IF NOT EXISTS consumed_offsets (name text, topic text, partition int, next bigint,
         PRIMARY KEY (name, topic, partition));
 """
 INSERT = "INSERT INTO payments VALUES (%s, %s, %s, %s)"
-PLACE = (
-    "SELECT next FROM places WHERE name = 'payments' AND topic = %s AND partition = %s"
-)
+PLACE = "SELECT next FROM consumed_offsets WHERE name = 'payments' AND topic = %s AND partition = %s"
 # Two owners of a partition update the same row: the later owner waits for the earlier
 # owner's transaction, and then finds another value.
 MOVE = """
-    INSERT INTO places VALUES ('payments', %(topic)s, %(partition)s, %(next)s)
-    ON CONFLICT (name, topic, partition) DO UPDATE SET next = excluded.next WHERE places.next = %(expected)s
+    INSERT INTO consumed_offsets VALUES ('payments', %(topic)s, %(partition)s, %(next)s)
+    ON CONFLICT (name, topic, partition) DO UPDATE SET next = excluded.next WHERE consumed_offsets.next = %(expected)s
 """
 
 
-class Places(RebalanceListener):
+class StoredOffsets(RebalanceListener):
     """End of the database's rows, for each partition that is assigned to this consumer."""
 
     def __init__(
@@ -61,13 +59,13 @@ class Places(RebalanceListener):
         If another owner of the partition has stored a later end, the transaction is
         rolled back.
         """
-        place = {
+        row = {
             "topic": topic_partition.topic,
             "partition": topic_partition.partition,
             "next": after,
             "expected": self.next[topic_partition],
         }
-        if self.database.execute(MOVE, place).rowcount == 0:
+        if self.database.execute(MOVE, row).rowcount == 0:
             raise RuntimeError(
                 f"another owner of {topic_partition.topic}-{topic_partition.partition}"
                 f" has passed {self.next[topic_partition]}"
@@ -81,8 +79,8 @@ def exactly_once(directory: logcore.LogDir, database: psycopg.Connection[Any]) -
         RuntimeError: the consumer lost a partition; the caller starts again.
     """
     with directory.consumer(group_id="payments", enable_auto_commit=False) as consumer:
-        places = Places(consumer, database)
-        consumer.subscribe(["orders"], listener=places)
+        stored = StoredOffsets(consumer, database)
+        consumer.subscribe(["orders"], listener=stored)
         while records := consumer.poll(max_records=7):
             after = records.next_offsets()
             with database.transaction(), database.cursor() as cursor:
@@ -92,8 +90,8 @@ def exactly_once(directory: logcore.LogDir, database: psycopg.Connection[Any]) -
                 ]
                 cursor.executemany(INSERT, rows)
                 for partition, offset in sorted(after.items()):
-                    places.move(partition, offset)
-            places.next.update(after)
+                    stored.move(partition, offset)
+            stored.next.update(after)
             consumer.commit()  # only shows the lag in tools; correctness does not depend on it
 
 

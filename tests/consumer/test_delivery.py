@@ -93,7 +93,7 @@ def stored(path: Path, recipe: str) -> Counter[bytes]:
 
 
 @pytest.fixture
-def places(tmp_path: Path) -> Iterator[Path]:
+def folder(tmp_path: Path) -> Iterator[Path]:
     root = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else tmp_path
     path = root / f"delivery-{os.getpid()}"
     path.mkdir()
@@ -105,15 +105,15 @@ def places(tmp_path: Path) -> Iterator[Path]:
 @pytest.mark.parametrize("recipe", ALLOWED)
 @pytest.mark.parametrize("every", [29, pytest.param(1, marks=pytest.mark.slow)])
 def test_kill_at_each_change_keeps_the_delivery_guarantee(
-    places: Path, recipe: str, every: int
+    folder: Path, recipe: str, every: int
 ) -> None:
-    (places / "calm").mkdir()
-    prepare(places / "calm")
-    changes = run(places / "calm", recipe, None)
-    assert set(stored(places / "calm", recipe).values()) == {1}
+    (folder / "calm").mkdir()
+    prepare(folder / "calm")
+    changes = run(folder / "calm", recipe, None)
+    assert set(stored(folder / "calm", recipe).values()) == {1}
     counts: Counter[int] = Counter()
     for at in range(0, changes, every):
-        path = places / str(at)
+        path = folder / str(at)
         path.mkdir()
         prepare(path)
         assert run(path, recipe, Strike(at)) == -1
@@ -126,14 +126,14 @@ def test_kill_at_each_change_keeps_the_delivery_guarantee(
         assert set(counts) == ALLOWED[recipe], "each permitted count was observed"
 
 
-def test_change_of_owner_is_detected(places: Path) -> None:
+def test_change_of_owner_is_detected(folder: Path) -> None:
     """A consumer that lost its partition during its work does not store records that
     the next owner has already stored.
     """
-    prepare(places)
-    listener = runpy.run_path(str(EXAMPLE))["Places"]
-    database = sqlite3.connect(places / "out.sqlite")
-    with logcore.open_dir(places / "data") as directory:
+    prepare(folder)
+    listener = runpy.run_path(str(EXAMPLE))["StoredOffsets"]
+    database = sqlite3.connect(folder / "out.sqlite")
+    with logcore.open_dir(folder / "data") as directory:
         consumer = directory.consumer()
         consumer.assign([("orders", 0)])
         late = listener(consumer, database)
@@ -142,21 +142,21 @@ def test_change_of_owner_is_detected(places: Path) -> None:
         with pytest.raises(RuntimeError, match="another owner"), database:
             late.move(next(iter(consumer.assignment())), 7)
         consumer.close()
-    assert set(stored(places, "exactly_once").values()) == {1}
+    assert set(stored(folder, "exactly_once").values()) == {1}
     database.close()
 
 
 @pytest.mark.long
-def test_example_runs_as_a_program(places: Path) -> None:
-    prepare(places)
+def test_example_runs_as_a_program(folder: Path) -> None:
+    prepare(folder)
     command = [
         sys.executable,
         str(EXAMPLE),
-        str(places / "data"),
-        str(places / "out.sqlite"),
+        str(folder / "data"),
+        str(folder / "out.sqlite"),
     ]
     subprocess.run([*command, "exactly_once"], check=True, timeout=60)
-    assert set(stored(places, "exactly_once").values()) == {1}
+    assert set(stored(folder, "exactly_once").values()) == {1}
     assert (
         subprocess.run(
             [*command, "twice"], check=False, capture_output=True, timeout=60

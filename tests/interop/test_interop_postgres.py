@@ -129,7 +129,7 @@ def data(server: Server, tmp_path: Path) -> Path:
     """A topic of two partitions, and tables without rows."""
     with psycopg.connect(server.connection) as database:
         database.execute(RECIPE["TABLES"])
-        database.execute("TRUNCATE payments, places")
+        database.execute("TRUNCATE payments, consumed_offsets")
     with logcore.open_dir(tmp_path / "data", create=True) as directory:
         directory.create_topic("orders", 2)
         for number in range(COUNT):
@@ -191,7 +191,7 @@ def test_a_kill_at_each_step(server: Server, data: Path, tmp_path: Path) -> None
         path = tmp_path / str(at)
         shutil.copytree(data, path)
         with psycopg.connect(server.connection) as database:
-            database.execute("TRUNCATE payments, places")
+            database.execute("TRUNCATE payments, consumed_offsets")
         assert run(server, path, Strike(at)) == -1, f"step {at} of {steps}"
         partly += 0 < stored(server).total() < COUNT
         run(server, path, None)
@@ -208,18 +208,18 @@ def test_a_database_that_crashes_between_rows_and_commit(
     """
     with logcore.open_dir(data, shared=True) as directory:
         database = psycopg.connect(server.connection, autocommit=True)
-        move = RECIPE["Places"].move
+        move = RECIPE["StoredOffsets"].move
 
         def crash(self: Any, listener: Any, after: int) -> None:
             move(self, listener, after)
             server.crash()
 
-        RECIPE["Places"].move = crash
+        RECIPE["StoredOffsets"].move = crash
         try:
             with pytest.raises(psycopg.OperationalError):
                 RECIPE["exactly_once"](directory, database)
         finally:
-            RECIPE["Places"].move = move
+            RECIPE["StoredOffsets"].move = move
             server.start()
         assert stored(server) == Counter()
         with psycopg.connect(server.connection, autocommit=True) as again:
@@ -240,7 +240,7 @@ def test_a_worker_that_stood_still_stores_nothing_twice(
         directory.consumer() as consumer,
     ):
         consumer.assign([("orders", 0), ("orders", 1)])
-        late = RECIPE["Places"](consumer, first)
+        late = RECIPE["StoredOffsets"](consumer, first)
         late.on_partitions_assigned(consumer.assignment())
         RECIPE["exactly_once"](directory, other)
         with pytest.raises(RuntimeError, match="another owner"), first.transaction():
