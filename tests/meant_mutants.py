@@ -51,25 +51,25 @@ class Mistake(NamedTuple):
 MISTAKES: Final = (
     # -- what readers see
     Mistake(
-        "bound_without_second_look", "logcore/partition/state.py",
+        "bound_is_read_without_a_check_for_new_segments", "logcore/partition/state.py",
         "            if segments is self.segments:\n",
         "            if segments is not None:\n",
         "log/test_bounds.py::test_read_returns_the_log_as_of_one_moment",
     ),
     Mistake(
-        "transactions_are_not_walked", "logcore/partition/writer.py",
+        "own_transactions_are_not_scanned", "logcore/partition/writer.py",
         "            state.no_transactions_from = last_offset + 1\n",
         "            pass\n",
         "log/test_bounds.py log/test_log.py",
     ),
     Mistake(
-        "transactions_of_others_are_not_walked", "logcore/partition/writer.py",
+        "transactions_of_other_processes_are_not_scanned", "logcore/partition/writer.py",
         "        self.state.no_transactions_from = end\n",
         "",
         "partition/test_sharing.py",
     ),
     Mistake(
-        "scan_asks_for_its_end_again", "logcore/reader.py",
+        "end_of_a_scan_is_read_again", "logcore/reader.py",
         "lambda first, last: log._stretch(first, last, isolation),",
         "lambda first, last: log._stretch(first, end, isolation),",
         "log/test_bounds.py::test_end_of_a_read_is_fixed_when_it_begins",
@@ -81,7 +81,7 @@ MISTAKES: Final = (
         "log/test_bounds.py::test_read_returns_the_log_as_of_one_moment",
     ),
     Mistake(
-        "log_start_checked_before_the_look", "logcore/reader.py",
+        "log_start_is_checked_before_the_refresh", "logcore/reader.py",
         "            segments, bound = self._bounded()\n"
         "        # Checked after the segments were read, because a deletion moves the start\n"
         "        # before it removes segments.\n"
@@ -115,7 +115,7 @@ MISTAKES: Final = (
         "log/test_log.py::test_tail_does_not_continue_with_records_that_replaced_its_own",
     ),
     Mistake(
-        "control_bit_believed_without_crc", "logcore/partition/scan.py",
+        "control_bit_is_trusted_without_its_crc", "logcore/partition/scan.py",
         "                item.verify()  # only a valid CRC proves that it is one\n                continue\n"
         "            yield item",
         "                continue\n            yield item",
@@ -138,7 +138,7 @@ MISTAKES: Final = (
     ),
     # -- files that go and come
     Mistake(
-        "batches_of_others_need_no_check", "logcore/segment.py",
+        "batches_of_other_processes_are_not_checked", "logcore/segment.py",
         "        self._own_from = size\n        self.held = None\n",
         "        self.held = None\n",
         "kernels/test_getting.py",
@@ -150,31 +150,31 @@ MISTAKES: Final = (
         "kernels/test_getting.py",
     ),
     Mistake(
-        "quick_append_past_a_disk_that_looks_on", "logcore/partition/writer.py",
+        "fast_append_skips_a_simulated_disk", "logcore/partition/writer.py",
         "self.sharing is None and offers_descriptors(self.fs)",
         "self.sharing is None",
         "kernels/test_appending.py",
     ),
     Mistake(
-        "quick_append_that_failed_is_left", "logcore/partition/writer.py",
+        "failed_fast_append_is_not_undone", "logcore/partition/writer.py",
         "            self.active.cut_back()\n        except StorageWriteError",
         "            pass\n        except StorageWriteError",
         "kernels/test_appending.py",
     ),
     Mistake(
-        "quick_send_past_a_clock_that_is_set", "logcore/producer/producer.py",
+        "fast_send_skips_a_clock_that_is_set", "logcore/producer/producer.py",
         "        self._is_quick = is_plain and offers_descriptors(fs)",
         "        self._is_quick = is_plain",
         "kernels/test_sending.py",
     ),
     Mistake(
-        "quick_send_past_the_transaction", "logcore/producer/producer.py",
+        "fast_send_skips_the_transaction", "logcore/producer/producer.py",
         "        is_plain = coordinator is None and not self._is_told",
         "        is_plain = not self._is_told",
         "kernels/test_sending.py",
     ),
     Mistake(
-        "quick_send_hashes_for_every_partitioner", "logcore/producer/routing.py",
+        "fast_send_hashes_for_every_partitioner", "logcore/producer/routing.py",
         "        self.hashes_keys = chooser.hashes_columns",
         "        self.hashes_keys = True",
         "kernels/test_sending.py",
@@ -186,19 +186,19 @@ MISTAKES: Final = (
         "log/test_bounds.py::test_reader_keeps_segments_that_are_deleted_during_the_read",
     ),
     Mistake(
-        "indexes_put_away_before_their_log", "logcore/partition/segment_files.py",
+        "indexes_are_retired_before_their_log", "logcore/partition/segment_files.py",
         "sorted(names, key=lambda name: not name.endswith(LOG))", "sorted(names)",
         "log/test_segments_of_logs.py::test_log_file_is_deleted_before_its_indexes",
     ),
     Mistake(
-        "seal_notes_another_size", "logcore/partition/checksum_file.py",
+        "checksum_file_stores_another_size", "logcore/partition/checksum_file.py",
         "            size_bytes=segment.size_bytes,\n            modified_ms=fs.modified_ms(segment.path),",
         "            size_bytes=segment.start_position(end_offset),\n"
         "            modified_ms=fs.modified_ms(segment.path),",
         "partition/test_seals.py::test_roll_writes_a_checksum_file_for_the_sealed_segment",
     ),
     Mistake(
-        "scrub_believes_an_old_place", "logcore/partition/checksum_file.py",
+        "scrub_trusts_an_old_position", "logcore/partition/checksum_file.py",
         "            is_same = (\n"
         "                after == place\n"
         "                and segment.is_current()\n"
@@ -208,7 +208,7 @@ MISTAKES: Final = (
     ),
     # -- the log
     Mistake(
-        "epochs_above_the_end_stay", "logcore/partition/opening.py",
+        "epochs_above_the_end_are_kept", "logcore/partition/opening.py",
         "cut = epochs.cut_end(known, end) or epochs.walked(", "cut = known or epochs.walked(",
         "partition/test_recovery.py::test_epochs_above_the_log_end_are_moved_to_the_end",
     ),
@@ -219,7 +219,7 @@ MISTAKES: Final = (
         "log/test_segments_of_logs.py::test_disk_operations_of_each_call",
     ),
     Mistake(
-        "recovery_point_stays_above_a_cut", "logcore/partition/truncation.py",
+        "recovery_point_is_above_a_truncation", "logcore/partition/truncation.py",
         "        writer.progress.set_recovery_point(offset)\n", "        pass\n",
         "directory/test_logdir.py::test_stale_recovery_point_is_not_saved_above_the_end",
     ),
@@ -247,7 +247,7 @@ MISTAKES: Final = (
         "faults/test_processes.py::test_a_child_does_not_keep_the_lock_of_a_parent_that_was_killed",
     ),
     Mistake(
-        "producers_stay_over_a_truncation", "logcore/partition/writer.py",
+        "producers_are_kept_over_a_truncation", "logcore/partition/writer.py",
         "        self.state.transactions = None\n        self.producers.forget()",
         "        self.state.transactions = None",
         "partition/test_producers.py::test_P50_producer_state_survives_reopening",
@@ -268,7 +268,7 @@ MISTAKES: Final = (
         "partition/test_producers.py::test_batch_sent_twice_is_stored_once_through_any_history",
     ),
     Mistake(
-        "notes_of_copies_before_the_high_watermark", "logcore/partition/writer.py",
+        "metadata_of_copies_before_the_high_watermark", "logcore/partition/writer.py",
         "        self._open_watermark_file()\n"
         "        self._save_locked(opened.own_metadata)\n",
         "        self._save_locked(opened.own_metadata)\n"
@@ -283,7 +283,7 @@ MISTAKES: Final = (
     ),
     # -- recovery
     Mistake(
-        "tail_copied_after_the_cut", "logcore/partition/recovery.py",
+        "tail_is_copied_after_the_truncation", "logcore/partition/recovery.py",
         "    if action is Action.QUARANTINE_AND_CUT:\n        quarantine = _copy_tail(fs, segment, bad)\n"
         "    if is_on_disk:\n        segment.cut(bad)\n    else:\n        _rewrite_start(fs, segment, bad)\n",
         "    if is_on_disk:\n        segment.cut(bad)\n    else:\n        _rewrite_start(fs, segment, bad)\n"
@@ -292,7 +292,7 @@ MISTAKES: Final = (
     ),
     # -- compaction
     Mistake(
-        "tombstone_goes_by_the_age_of_its_record", "logcore/cleaner.py",
+        "tombstone_expires_by_the_age_of_its_record", "logcore/cleaner.py",
         '        is_over = (facts["attributes"] & DELETE_HORIZON_BIT != 0) & (\n'
         '            facts["base_timestamp"] <= self.now_ms',
         "        is_over = (\n"
@@ -305,21 +305,21 @@ MISTAKES: Final = (
         "log/test_cleaner.py::test_P39_tombstone_is_kept_for_its_retention_time",
     ),
     Mistake(
-        "bits_speak_for_aborted_records", "logcore/cleaner.py",
+        "key_bits_count_aborted_records", "logcore/cleaner.py",
         "        is_plain = not (\n"
         '            facts["attributes"] & (TRANSACTIONAL_BIT | DELETE_HORIZON_BIT)\n'
         "        ).any()", '        is_plain = not (facts["attributes"] & DELETE_HORIZON_BIT).any()',
         "log/test_cleaner.py",
     ),
     Mistake(
-        "bits_keep_tombstones_for_ever", "logcore/cleaner.py",
+        "key_bits_keep_tombstones_forever", "logcore/cleaner.py",
         "        is_plain = not (\n"
         '            facts["attributes"] & (TRANSACTIONAL_BIT | DELETE_HORIZON_BIT)\n'
         "        ).any()", '        is_plain = not (facts["attributes"] & TRANSACTIONAL_BIT).any()',
         "log/test_cleaner.py",
     ),
     Mistake(
-        "bits_speak_for_records_cleaned_before", "logcore/cleaner.py",
+        "key_bits_count_records_cleaned_before", "logcore/cleaner.py",
         "        return (\n"
         "            newest.has_bits\n"
         "            and is_plain\n"
@@ -357,7 +357,7 @@ MISTAKES: Final = (
         "spark/test_sink_crashes.py",
     ),
     Mistake(
-        "carried_file_goes_before_the_state", "logcore/staging/applying.py",
+        "carried_file_is_deleted_before_the_state", "logcore/staging/applying.py",
         "            save_recovery_points(writers.values())\n",
         "            save_recovery_points(writers.values())\n"
         "            remove_tree(fs, os.path.join(path, manifest.txid))\n",
@@ -381,7 +381,7 @@ MISTAKES: Final = (
         "staging/test_staging_crashes.py::test_a_crash_at_any_operation_leaves_all_or_nothing",
     ),
     Mistake(
-        "stamped_heads_not_synced", "logcore/staging/applying.py",
+        "changed_batch_headers_are_not_synced", "logcore/staging/applying.py",
         "fs.pwrite(handle, head[start:stop], position + start)\n        fs.fsync(handle)\n",
         "fs.pwrite(handle, head[start:stop], position + start)\n",
         "spark/test_sink_crashes.py",
@@ -393,7 +393,7 @@ MISTAKES: Final = (
         "spark/test_sink_crashes.py",
     ),
     Mistake(
-        "done_version_is_done_again", "logcore/staging/applying.py",
+        "finished_version_is_applied_again", "logcore/staging/applying.py",
         "    return state is not None and bool(manifest.version <= state",
         "    return state is not None and bool(manifest.version < state",
         "staging/test_staging.py::test_a_manifest_that_a_power_cut_brings_back_is_not_carried_out_again",
@@ -406,7 +406,7 @@ MISTAKES: Final = (
         "staging/test_staging_crashes.py -k failed_sync",
     ),
     Mistake(
-        "unfinished_version_is_passed_over", "logcore/staging/applying.py",
+        "unfinished_version_is_skipped", "logcore/staging/applying.py",
         "    waiting = _with_unfinished(fs, directory, path)\n", "    waiting = set[str]()\n",
         "staging/test_staging_crashes.py -k 'published_again or later_version'",
     ),
@@ -429,7 +429,7 @@ MISTAKES: Final = (
         "spark/test_sinks_plain.py -k order_of_their_tasks",
     ),
     Mistake(
-        "replay_asks_whether_the_last_attempt_was_refused", "pyspark_logcore/stream_writer.py",
+        "replay_depends_on_the_refusal_of_the_last_attempt", "pyspark_logcore/stream_writer.py",
         "staging.is_done(query, batchId)",
         "staging.outcome(query, batchId) == \"done\"",
         "spark/test_sinks_plain.py -k replay_does_not_ask",
@@ -500,19 +500,19 @@ MISTAKES: Final = (
         "spark/test_local_crashes.py",
     ),
     Mistake(
-        "gathered_rows_go_before_they_are_there", "pyspark_logcore/gathering.py",
+        "staged_rows_are_deleted_before_they_are_gathered", "pyspark_logcore/gathering.py",
         "            done.append(self._bring(batch))\n",
         "            for one in batch.receipts if remove else ():\n                self._remove(one)\n"
         "            done.append(self._bring(batch))\n",
         "spark/test_local_crashes.py",
     ),
     Mistake(
-        "each_gather_has_a_name_of_its_own", "pyspark_logcore/gathering.py",
+        "each_gather_uses_a_new_name", "pyspark_logcore/gathering.py",
         'f"write_local {batch.job} {batch.topic} {topic}"', 'f"write_local {batch.receipts[0].run} {topic}"',
         "spark/test_local_plain.py -k 'second_run or run_again or in_order'",
     ),
     Mistake(
-        "batch_behind_a_later_one_is_overlooked", "pyspark_logcore/gathering.py",
+        "batch_after_a_later_one_is_missed", "pyspark_logcore/gathering.py",
         "if batch.number != expected:", "if batch.number < expected:",
         "spark/test_local_plain.py -k not_all_of_it",
     ),
@@ -527,14 +527,14 @@ MISTAKES: Final = (
         "spark/test_local_plain.py -k damage",
     ),
     Mistake(
-        "twin_takes_the_winners_place", "pyspark_logcore/local.py",
+        "duplicate_task_replaces_the_winner", "pyspark_logcore/local.py",
         "            if report is not None and report.run == self.run:\n                remove_directory(fs, part)",
         "            if report is None:\n                remove_directory(fs, part)",
         "spark/test_local_plain.py -k twins",
     ),
     # -- object stores
     Mistake(
-        "short_object_is_an_end", "pyspark_logcore/stores.py",
+        "short_object_counts_as_its_end", "pyspark_logcore/stores.py",
         "        if len(data) < size:\n", "        if len(data) > size:\n",
         "spark/test_stores_plain.py -k after_it_was_listed",
     ),
@@ -551,7 +551,7 @@ MISTAKES: Final = (
         "netshim/test_commits.py::test_assignment_of_an_older_generation_is_not_returned",
     ),
     Mistake(
-        "static_name_of_who_left_stays", "logcore/coordination/classic_group.py",
+        "instance_id_of_a_removed_member_is_kept", "logcore/coordination/classic_group.py",
         "            del self.static[member.instance_id]\n", "            pass\n",
         "netshim/test_groups.py::test_P58_P61_partitions_have_one_owner_and_all_requests_are_answered",
     ),
@@ -572,7 +572,7 @@ MISTAKES: Final = (
         "netshim/test_commits.py::test_deleting_a_topic_deletes_its_committed_offsets",
     ),
     Mistake(
-        "sync_timer_of_the_last_generation_stays", "logcore/coordination/classic_transitions.py",
+        "sync_timer_of_the_last_generation_is_kept", "logcore/coordination/classic_transitions.py",
         "        self.cancel_sync_timer()\n        group.is_first", "        group.is_first",
         "netshim/test_groups.py::test_P58_P61_partitions_have_one_owner_and_all_requests_are_answered",
     ),
@@ -590,7 +590,7 @@ MISTAKES: Final = (
         "netshim/test_membership.py::test_pending_member_delays_a_rebalance_until_its_timeout",
     ),
     Mistake(
-        "replaced_member_keeps_others_waiting", "logcore/coordination/classic_group.py",
+        "replaced_member_delays_the_rebalance", "logcore/coordination/classic_group.py",
         "            self.unsynced.discard(old.member_id)\n            self.unsynced.add(new.member_id)\n",
         "            pass\n",
         "netshim/test_groups.py::test_P58_P61_partitions_have_one_owner_and_all_requests_are_answered",
@@ -641,19 +641,19 @@ MISTAKES: Final = (
         "producer/test_producer_histories.py",
     ),
     Mistake(
-        "reopened_log_is_believed_to_hold_the_batch", "logcore/producer/sender.py",
+        "reopened_log_is_assumed_to_contain_the_batch", "logcore/producer/sender.py",
         "        if receipt.last_offset >= log.log_end_offset:\n            return False\n",
         "        return True\n",
         "producer/test_producer.py",
     ),
     Mistake(
-        "reopened_log_is_not_asked", "logcore/producer/sender.py",
+        "reopened_log_is_not_searched_for_the_batch", "logcore/producer/sender.py",
         "            if self._is_stored(log, batch):\n                return\n",
         "            pass\n",
         "producer/test_producer.py",
     ),
     Mistake(
-        "written_behind_one_that_failed", "logcore/producer/sender.py",
+        "batch_is_written_after_a_failed_batch", "logcore/producer/sender.py",
         "                if not batch.delivery.resolved:",
         "                if False:",
         "producer/test_producer_histories.py",
@@ -683,13 +683,13 @@ MISTAKES: Final = (
         "producer/test_producer_histories.py",
     ),
     Mistake(
-        "perhaps_stored_and_called_failed", "logcore/producer/sender.py",
+        "batch_with_unknown_outcome_is_reported_failed", "logcore/producer/sender.py",
         "        if batch.is_unknown:\n            error = Dur",
         "        if False:\n            error = Dur",
         "producer/test_producer.py producer/test_producer_histories.py",
     ),
     Mistake(
-        "sequence_goes_on_behind_an_unknown_outcome", "logcore/producer/sender.py",
+        "sequence_continues_after_an_unknown_outcome", "logcore/producer/sender.py",
         "            self._end_identity(queue)\n        else:",
         "            pass\n        else:",
         "producer/test_producer.py",
@@ -726,20 +726,20 @@ MISTAKES: Final = (
     ),
     # -- several processes write one log
     Mistake(
-        "turn_that_leaves_no_sign", "logcore/partition/shared_writer.py",
+        "lock_record_is_not_marked_busy", "logcore/partition/shared_writer.py",
         "                self._write_lock.mark_busy()\n            return True",
         "                pass\n            return True",
         "partition/test_sharing_exploration.py",
     ),
     Mistake(
-        "note_is_called_done_before_it_is", "logcore/partition/shared_lock.py",
+        "lock_record_is_marked_idle_too_early", "logcore/partition/shared_lock.py",
         "        self._fs.pwrite(self._record_handle, content, 0)\n        self._known_record",
         "        self._fs.pwrite(self._record_handle, holder, _HOLDER_AT)\n"
         "        self._fs.pwrite(self._record_handle, content, 0)\n        self._known_record",
         "partition/test_sharing_exploration.py",
     ),
     Mistake(
-        "unfinished_turn_is_believed", "logcore/partition/shared_writer.py",
+        "busy_lock_record_is_trusted", "logcore/partition/shared_writer.py",
         "        elif record is None or synced is None or record.is_busy:\n",
         "        elif record is None or synced is None:\n",
         "partition/test_sharing_exploration.py",
@@ -765,7 +765,7 @@ MISTAKES: Final = (
         "partition/test_sharing_exploration.py",
     ),
     Mistake(
-        "note_is_left_before_the_data", "logcore/partition/writer.py",
+        "lock_record_is_written_before_the_data", "logcore/partition/writer.py",
         "        self.has_unfinished_write = True\n        try:\n            segment.append(",
         "        if self.sharing is not None:\n"
         "            record = self.sharing._record._replace(end=last_offset + 1, size_bytes=start + size)\n"
@@ -774,25 +774,25 @@ MISTAKES: Final = (
         "partition/test_sharing_exploration.py",
     ),
     Mistake(
-        "sync_published_over_a_cut", "logcore/partition/shared_writer.py",
+        "sync_is_published_after_a_truncation", "logcore/partition/shared_writer.py",
         "            if synced is None or synced.truncations != self._truncations:\n                return False\n",
         "            if synced is None:\n                return False\n",
         "partition/test_sharing.py",
     ),
     Mistake(
-        "end_published_that_came_during_the_sync", "logcore/partition/group_commit.py",
+        "end_that_moved_during_a_sync_is_published", "logcore/partition/group_commit.py",
         "        self._record_sync(target, written_bytes)\n",
         "        self._record_sync(self._written()[1], written_bytes)\n",
         "partition/test_sharing.py",
     ),
     Mistake(
-        "failed_sync_is_told_nobody", "logcore/partition/writer.py",
+        "failed_sync_is_not_reported", "logcore/partition/writer.py",
         "            if self.sharing is not None:\n                self.sharing.record_failure()\n",
         "",
         "partition/test_sharing.py",
     ),
     Mistake(
-        "cut_by_the_own_recovery_point", "logcore/partition/truncation.py",
+        "truncation_uses_the_own_recovery_point", "logcore/partition/truncation.py",
         "            writer.own_checkpoint(checkpoint.RECOVERY_POINT),\n",
         "            0,\n",
         "partition/test_sharing.py",
@@ -804,31 +804,31 @@ MISTAKES: Final = (
         "partition/test_sharing_exploration.py",
     ),
     Mistake(
-        "segments_read_behind_a_compaction", "logcore/partition/rewriting.py",
+        "segments_are_read_after_a_compaction", "logcore/partition/rewriting.py",
         "            for segment in view.sealed:\n                segment.view()\n",
         "            pass\n",
         "partition/test_sharing.py",
     ),
     Mistake(
-        "batches_of_others_are_no_duplicates", "logcore/partition/writer.py",
+        "batches_of_other_processes_are_no_duplicates", "logcore/partition/writer.py",
         "            self.producers.adopt(facts, active)\n",
         "            pass\n",
         "partition/test_sharing.py",
     ),
     Mistake(
-        "shown_when_written_and_not_when_synced", "logcore/partition/shared_writer.py",
+        "records_are_visible_before_their_sync", "logcore/partition/shared_writer.py",
         "                visible = writer.commit.durable_end\n            self.raise_visible_end(visible)\n",
         "                visible = writer.state.end\n            self.raise_visible_end(visible)\n",
         "partition/test_sharing.py",
     ),
     Mistake(
-        "checkpoints_of_others_overwritten", "logcore/metadata/checkpoint.py",
+        "checkpoints_of_other_processes_are_overwritten", "logcore/metadata/checkpoint.py",
         "        if known is None or self._changing is not None:\n",
         "        if known is None:\n",
         "partition/test_sharing_exploration.py directory/test_shared_directory.py",
     ),
     Mistake(
-        "note_of_an_earlier_life_is_believed", "logcore/partition/shared_writer.py",
+        "lock_record_of_an_earlier_boot_is_trusted", "logcore/partition/shared_writer.py",
         "                if (\n"
         "                    record is None\n"
         "                    or synced is None\n"
@@ -848,19 +848,19 @@ MISTAKES: Final = (
         "directory/test_shared_directory.py",
     ),
     Mistake(
-        "topics_of_others_overwritten", "logcore/directory/shared_topics.py",
+        "topics_of_other_processes_are_overwritten", "logcore/directory/shared_topics.py",
         "        with self._claim.changing():\n            self.read_changes()\n            yield\n",
         "        with self._claim.changing():\n            yield\n",
         "directory/test_shared_directory.py",
     ),
     Mistake(
-        "index_lacks_what_others_aborted", "logcore/partition/writer.py",
+        "index_lacks_transactions_that_other_processes_aborted", "logcore/partition/writer.py",
         "        self.transactions.lacks_entries |= active.has_markers\n",
         "",
         "partition/test_sharing.py",
     ),
     Mistake(
-        "reader_goes_on_behind_its_end", "logcore/partition/scan.py",
+        "reader_continues_after_its_end", "logcore/partition/scan.py",
         "                if ran and expected >= end:\n                    return\n                piece",
         "                if False:\n                    return\n                piece",
         "partition/test_persisted_offsets.py",
@@ -933,7 +933,7 @@ MISTAKES: Final = (
         "netshim/test_fast_path.py::test_a_waiting_fetch_ends_with_its_topic",
     ),
     Mistake(
-        "waiting_fetch_begins_anew", "netshim/fast_path.py",
+        "waiting_fetch_starts_again", "netshim/fast_path.py",
         "        left_ms = max(0, self._deadline_ms - now_ms)\n",
         "        left_ms = self._request.max_wait_ms\n",
         "netshim/test_fast_path.py::test_a_waiting_fetch_passes_on_if_a_transaction_begins",
@@ -1007,13 +1007,13 @@ MISTAKES: Final = (
         "netshim/test_shared_broker.py::test_waiting_fetch_gets_records_of_another_process",
     ),
     Mistake(
-        "appends_of_others_wake_nobody", "netshim/fetch_wakeups.py",
+        "appends_of_other_processes_wake_no_fetch", "netshim/fetch_wakeups.py",
         "self._queues.submit(key, log.refresh, partial(self._followed, key, now_ms))",
         "pass",
         "netshim/test_shared_broker.py::test_waiting_fetch_gets_records_of_another_process",
     ),
     Mistake(
-        "answers_of_other_processes_are_not_looked_for", "netshim/sharing.py",
+        "answers_of_other_processes_are_not_polled", "netshim/sharing.py",
         "        self._is_polling = True\n",
         "        return\n",
         "netshim/test_shared_broker.py",
@@ -1031,13 +1031,13 @@ MISTAKES: Final = (
         "netshim/test_shared_broker.py::test_offsets_past_their_retention_are_deleted",
     ),
     Mistake(
-        "member_of_a_dead_process_stays", "logcore/coordinators/shared_groups.py",
+        "member_of_a_dead_process_is_kept", "logcore/coordinators/shared_groups.py",
         "            if alive[session]:\n                continue\n",
         "            if True:\n                continue\n",
         "consumer/test_shared_groups.py",
     ),
     Mistake(
-        "who_was_paused_removes_the_others", "logcore/coordinators/stall_detector.py",
+        "paused_process_removes_other_members", "logcore/coordinators/stall_detector.py",
         "            watched.counted_ms += min(\n"
         "                now_ms - watched.looked_ms, waited_ms // _PAUSE_PART\n"
         "            )",
@@ -1075,7 +1075,7 @@ MISTAKES: Final = (
         "consumer/test_shared_groups.py",
     ),
     Mistake(
-        "others_go_on_from_a_commit_that_is_not_synced", "logcore/coordinators/shared_groups.py",
+        "unsynced_commit_is_visible_to_other_processes", "logcore/coordinators/shared_groups.py",
         "        sync_present(log)\n        cached, end =",
         "        cached, end =",
         "consumer/test_shared_groups.py",
@@ -1093,13 +1093,13 @@ MISTAKES: Final = (
         "consumer/test_shared_groups.py",
     ),
     Mistake(
-        "positions_by_an_end_of_before", "logcore/consumer/consumer.py",
+        "positions_use_an_earlier_end", "logcore/consumer/consumer.py",
         "            start = self._fetcher.start(reading.log)\n",
         "            start = reading.log.log_start_offset\n",
         "consumer/test_shared_groups.py",
     ),
     Mistake(
-        "offsets_of_others_are_not_read", "logcore/coordinators/shared_groups.py",
+        "offsets_of_other_processes_are_not_read", "logcore/coordinators/shared_groups.py",
         "            for columns in log.scan(start, high_watermark):\n",
         "            for columns in log.scan(start, high_watermark) if known is None else ():\n",
         "consumer/test_shared_groups.py consumer/test_shared_groups_exploration.py",
@@ -1136,7 +1136,7 @@ MISTAKES: Final = (
         "consumer/test_shared_groups.py",
     ),
     Mistake(
-        "offsets_stay_when_their_topic_goes", "logcore/coordinators/shared_groups.py",
+        "offsets_outlive_their_deleted_topic", "logcore/coordinators/shared_groups.py",
         "            self._read_new_records(number, self._opened(number))\n",
         "            pass\n",
         "consumer/test_shared_groups.py",
@@ -1148,7 +1148,7 @@ MISTAKES: Final = (
         "consumer/test_shared_groups_exploration.py",
     ),
     Mistake(
-        "partition_is_let_go_of_before_the_commit", "logcore/consumer/assignment.py",
+        "partition_is_released_before_the_commit", "logcore/consumer/assignment.py",
         "        self._stop_reading(self._read() - self._share)\n        self._read_owned()\n",
         "        if self._ownership is not None:\n"
         "            self._ownership.settle(self._read() & self._share, self._place.group_metadata())\n"
@@ -1156,14 +1156,14 @@ MISTAKES: Final = (
         "consumer/test_ownership.py",
     ),
     Mistake(
-        "owner_that_was_removed_keeps_others_out", "logcore/consumer/registry_identity.py",
+        "removed_owner_blocks_a_partition", "logcore/consumer/registry_identity.py",
         "            paths.unpack_consumer(consumer.value, path).members.get(number)\n"
         "            in group.members",
         "            paths.unpack_consumer(consumer.value, path).members.get(number) is not None",
         "consumer/test_ownership.py",
     ),
     Mistake(
-        "owner_that_lives_is_passed_over", "logcore/consumer/registry_identity.py",
+        "live_owner_is_ignored", "logcore/consumer/registry_identity.py",
         "        if node is not None and self._counts(registry, group, node):\n",
         "        if node is not None and node.value == self._name:\n",
         "consumer/test_shared_groups_exploration.py",
@@ -1181,7 +1181,7 @@ MISTAKES: Final = (
         "consumer/test_shared_groups_exploration.py",
     ),
     Mistake(
-        "owner_may_not_die_between_two_looks", "logcore/consumer/registry_identity.py",
+        "owner_that_dies_between_two_reads_is_missed", "logcore/consumer/registry_identity.py",
         "            with contextlib.suppress(NodeNotFoundError):\n"
         "                registry.delete(path)\n",
         "            registry.delete(path)\n",
@@ -1206,13 +1206,13 @@ MISTAKES: Final = (
         "consumer/test_offset_stores.py consumer/test_shared_groups_exploration.py -k move",
     ),
     Mistake(
-        "rewind_stands_in_the_log_alone", "logcore/consumer/offset_stores.py",
+        "rewind_is_stored_in_the_log_only", "logcore/consumer/offset_stores.py",
         "in the meantime.\n        _set_back(registry, group_id, rows)",
         "in the meantime.\n        pass",
         "consumer/test_offset_stores.py",
     ),
     Mistake(
-        "members_commit_what_they_had_behind_a_rewind", "logcore/coordination/coordinator.py",
+        "members_commit_old_positions_after_a_rewind", "logcore/coordination/coordinator.py",
         "        if group is not None and group.members:\n            everyone",
         "        if False:\n            everyone",
         "consumer/test_shared_groups_exploration.py -k rewind",
@@ -1258,19 +1258,19 @@ MISTAKES: Final = (
         "consumer/test_consumer_commits.py -k share_batches",
     ),
     Mistake(
-        "steps_are_told_before_the_disk_has_them", "logcore/coordinators/flat_combining.py",
+        "steps_are_answered_before_their_sync", "logcore/coordinators/flat_combining.py",
         "            self._wait_until_durable()\n            is_settled = True\n        finally:",
         "            is_settled = True\n        finally:",
         "log/test_combining.py",
     ),
     Mistake(
-        "interrupted_step_is_told_as_done", "logcore/coordinators/flat_combining.py",
+        "interrupted_step_is_reported_as_done", "logcore/coordinators/flat_combining.py",
         "                if not is_whole and request.error is None:",
         "                if False:",
         "log/test_combining.py",
     ),
     Mistake(
-        "nobody_leads_after_an_interrupt", "logcore/coordinators/flat_combining.py",
+        "no_thread_combines_after_an_interrupt", "logcore/coordinators/flat_combining.py",
         "                    may_lead = not is_woken or self._is_first(mine)",
         "                    may_lead = self._is_first(mine)",
         "log/test_combining.py --timeout 30",
@@ -1294,7 +1294,7 @@ MISTAKES: Final = (
         "consumer/test_consumer_groups.py",
     ),
     Mistake(
-        "who_leaves_is_refused_while_partitions_are_divided", "logcore/coordination/offsets.py",
+        "leaving_member_is_refused_during_assignment", "logcore/coordination/offsets.py",
         "    if group.state == COMPLETING and not who.is_leaving:\n",
         "    if group.state == COMPLETING:\n",
         "consumer/test_consumer_groups.py",
@@ -1306,13 +1306,13 @@ MISTAKES: Final = (
         "partition/test_persisted_offsets.py",
     ),
     Mistake(
-        "shown_end_is_never_looked_for_again", "logcore/partition/file_view.py",
+        "high_watermark_is_read_once", "logcore/partition/file_view.py",
         "        if self._has_visible_end or not has_same_names:\n",
         "        if self._has_visible_end:\n",
         "partition/test_persisted_offsets.py",
     ),
     Mistake(
-        "turn_that_is_not_used_is_kept", "netshim/connection.py",
+        "unused_turn_of_a_connection_is_kept", "netshim/connection.py",
         "            self._workload.leave_line(self)\n",
         "            pass\n",
         "netshim/test_connection.py",
@@ -1330,62 +1330,62 @@ MISTAKES: Final = (
         "netshim/test_hostile.py",
     ),
     Mistake(
-        "later_request_overtakes_one_in_pieces", "netshim/connection.py",
+        "later_request_overtakes_a_chunked_request", "netshim/connection.py",
         "            or (len(self._slots) > 0 and self._is_in_pieces())\n",
         "",
         "netshim/test_pieces.py",
     ),
     Mistake(
-        "requests_that_wait_first_are_overtaken_in_pieces", "netshim/broker.py",
+        "waiting_requests_are_overtaken_between_chunks", "netshim/broker.py",
         "response.runs_in_steps or entries > scheduling.PIECE",
         "response.runs_in_steps",
         "netshim/test_pieces.py",
     ),
     Mistake(
-        "pieces_outside_of_a_turn_of_shared_groups", "netshim/sharing.py",
+        "chunks_run_outside_the_lock_of_shared_groups", "netshim/sharing.py",
         "return whole(steps)",
         "return self._state.run_in_steps(steps)",
         "netshim/test_pieces.py",
     ),
     Mistake(
-        "records_of_later_pieces_are_not_kept", "netshim/handlers/produce.py",
+        "records_of_later_chunks_are_lost", "netshim/handlers/produce.py",
         "                    if not are_copied:\n",
         "                    if False:\n",
         "netshim/test_pieces.py",
     ),
     Mistake(
-        "later_pieces_know_no_failures", "netshim/logs.py",
+        "later_chunks_ignore_failures", "netshim/logs.py",
         "        if self._failures:\n            steps",
         "        if False:\n            steps",
         "netshim/test_pieces.py",
     ),
     Mistake(
-        "produce_in_pieces_leaves_its_line_at_once", "netshim/logs.py",
+        "chunked_produce_leaves_the_queue_at_once", "netshim/logs.py",
         "                    return (yield from begin())\n",
         "                    self._requests.leave(own)\n"
         "                    return (yield from begin())\n",
         "netshim/test_pieces.py",
     ),
     Mistake(
-        "fetch_forgets_who_called_while_it_looked", "netshim/handlers/fetch.py",
+        "fetch_misses_wakeups_during_its_check", "netshim/handlers/fetch.py",
         "        if self._was_called:\n",
         "        if False:\n",
         "netshim/test_pieces.py",
     ),
     Mistake(
-        "offsets_of_a_topic_deleted_between_pieces", "netshim/handlers/group.py",
+        "offsets_of_a_topic_deleted_between_chunks", "netshim/handlers/group.py",
         "    if state.logdir.host.topics_version != version:",
         "    if False:",
         "netshim/test_pieces.py",
     ),
     Mistake(
-        "any_number_of_requests_in_pieces", "netshim/scheduling.py",
+        "number_of_chunked_requests_is_unlimited", "netshim/scheduling.py",
         "            while self.is_full:\n",
         "            while False:\n",
         "netshim/test_pieces.py",
     ),
     Mistake(
-        "what_a_failed_change_left_is_not_read", "logcore/directory/group_settings.py",
+        "rest_of_a_failed_change_is_not_read", "logcore/directory/group_settings.py",
         "                self._settings = self._read()\n            raise",
         "                self._read()\n            raise",
         "netshim/test_group_settings.py",
@@ -1397,7 +1397,7 @@ MISTAKES: Final = (
         "netshim/test_group_settings.py",
     ),
     Mistake(
-        "commits_that_wait_come_behind_later_ones", "logcore/consumer/commits.py",
+        "waiting_commits_are_stored_after_later_ones", "logcore/consumer/commits.py",
         "        self.store_queued()\n        self._commit(chosen, timeout)\n",
         "        self._commit(chosen, timeout)\n        self.store_queued()\n",
         "consumer/test_consumer_commits.py",
@@ -1409,7 +1409,7 @@ MISTAKES: Final = (
         "consumer/test_consumer_commits.py",
     ),
     Mistake(
-        "who_was_removed_commits_to_an_empty_group", "logcore/consumer/commits.py",
+        "removed_member_commits_to_an_empty_group", "logcore/consumer/commits.py",
         "        if member is not None and member.is_removed:\n",
         "        if False:\n",
         "consumer/test_consumer_commits.py",
@@ -1421,13 +1421,13 @@ MISTAKES: Final = (
         "consumer/test_consumer.py",
     ),
     Mistake(
-        "auto_commit_takes_a_commit_back", "logcore/consumer/consumer.py",
+        "auto_commit_reverts_a_commit", "logcore/consumer/consumer.py",
         "would later commit a smaller offset.\n        self._fetcher.finish()\n",
         "would later commit a smaller offset.\n",
         "consumer/test_consumer_groups.py::test_random_histories",
     ),
     Mistake(
-        "consumer_is_given_what_lies_before_its_position", "logcore/partition/scan.py",
+        "consumer_gets_records_before_its_position", "logcore/partition/scan.py",
         "                yield (\n"
         "                    item.size_bytes,\n"
         "                    self._within(item.placed_records(topic, partition)),\n"
@@ -1451,19 +1451,19 @@ MISTAKES: Final = (
         "consumer/test_consumer.py::test_consumer_reports_damage_like_read",
     ),
     Mistake(
-        "consumer_steps_over_damage", "logcore/consumer/fetcher.py",
+        "consumer_skips_damage", "logcore/consumer/fetcher.py",
         "        if not taken.is_last or is_cut:\n",
         "        if not (taken.is_last or taken.is_stopped):\n",
         "consumer/test_consumer.py",
     ),
     Mistake(
-        "iteration_steps_over_damage", "logcore/consumer/fetcher.py",
+        "iteration_skips_damage", "logcore/consumer/fetcher.py",
         "            if taken.is_stopped:\n                reading.drop()\n                return\n",
         "",
         "consumer/test_consumer.py",
     ),
     Mistake(
-        "damage_hides_what_stands_before_it", "logcore/consumer/positions.py",
+        "damage_hides_the_records_before_it", "logcore/consumer/positions.py",
         "                return Taken(found, size_bytes, is_stopped=True)\n",
         "                raise\n",
         "consumer/test_consumer.py",
@@ -1506,13 +1506,13 @@ MISTAKES: Final = (
     ),
     # -- asyncio
     Mistake(
-        "opened_for_nobody_stays_open", "logcore/aio/loop_thread.py",
+        "file_of_a_cancelled_open_is_kept_open", "logcore/aio/loop_thread.py",
         "            self.submit(release_result)\n",
         "",
         "aio/test_aio_cancellation.py",
     ),
     Mistake(
-        "append_goes_past_a_call_before_it", "logcore/aio/log.py",
+        "append_overtakes_an_earlier_call", "logcore/aio/log.py",
         "        self.hand_over()\n        self._turn += 1\n",
         "        self.hand_over()\n",
         "aio/test_aio_log.py",
@@ -1524,7 +1524,7 @@ MISTAKES: Final = (
         "aio/test_aio_cancellation.py",
     ),
     Mistake(
-        "appends_written_together_go_in_parts", "logcore/aio/log.py",
+        "appends_of_one_call_are_written_in_parts", "logcore/aio/log.py",
         "            if found and size_bytes + appended.size_bytes > most:\n",
         "            if found and size_bytes > most:\n",
         "aio/test_aio_log.py",
@@ -1536,13 +1536,13 @@ MISTAKES: Final = (
         "aio/test_aio_log.py",
     ),
     Mistake(
-        "half_of_a_batch_is_settled_too_soon", "logcore/aio/producer.py",
+        "half_of_a_batch_is_resolved_too_early", "logcore/aio/producer.py",
         "            if later:\n                self._sent[delivery] = later\n",
         "            if False:\n                self._sent[delivery] = later\n",
         "aio/test_aio_producer.py::test_first_half_of_a_batch_is_completed_before_the_second_is_written",
     ),
     Mistake(
-        "tasks_overtake_those_that_wait_for_memory", "logcore/aio/producer.py",
+        "tasks_overtake_tasks_that_wait_for_memory", "logcore/aio/producer.py",
         "        if not self._line and self._since_yield < _AT_ONCE:\n",
         "        if self._since_yield < _AT_ONCE:\n",
         "aio/test_aio_producer.py",
@@ -1560,7 +1560,7 @@ MISTAKES: Final = (
         "aio/test_aio_consumer.py::test_listeners_may_be_coroutines_that_seek_and_commit",
     ),
     Mistake(
-        "news_told_twice_before_it_is_heard", "logcore/aio/notify.py",
+        "notification_is_sent_twice_before_it_is_handled", "logcore/aio/notify.py",
         "        self._is_scheduled = False  # first: events from now on schedule another wake()\n",
         "",
         "aio/test_aio_log.py::test_tail_wakes_for_appends_in_other_threads_and_for_the_end",
@@ -1579,7 +1579,7 @@ MISTAKES: Final = (
         "consumer/test_assignors.py",
     ),
     Mistake(
-        "deadlines_are_noticed_by_nobody_who_waits", "logcore/consumer/assignment.py",
+        "waiting_consumer_ignores_deadlines", "logcore/consumer/assignment.py",
         "        self._groups.poll()\n",
         "",
         "consumer/test_consumer_groups.py",
@@ -1670,7 +1670,7 @@ MISTAKES: Final = (
         "netshim/test_cycles.py",
     ),
     Mistake(
-        "turns_that_came_meanwhile_are_forgotten", "netshim/request_order.py",
+        "concurrently_queued_requests_are_lost", "netshim/request_order.py",
         "        if self._waiting[key]:\n            self._ready.append(key)\n        else:\n",
         "        if True:\n",
         "netshim/test_request_order.py",
@@ -1745,7 +1745,7 @@ MISTAKES: Final = (
         "registry/test_registry_exploration.py -k every_order",
     ),
     Mistake(
-        "registry_believes_a_slot_without_its_crc", "logcore/registry/node_file.py",
+        "registry_trusts_a_slot_without_its_crc", "logcore/registry/node_file.py",
         "    if _CRC.unpack_from(data, start + _SLOT.size)[0] != crc32c(\n"
         "        head.creation + fields + value\n"
         "    ):",
@@ -1758,13 +1758,13 @@ MISTAKES: Final = (
         "registry/test_registry_damage.py -k torn_read",
     ),
     Mistake(
-        "registry_lets_go_of_the_lock_before_the_write", "logcore/registry/files.py",
+        "registry_releases_the_lock_before_the_write", "logcore/registry/files.py",
         "        try:\n            yield\n        finally:\n            self._fs.unlock_byte(self._lock, byte)",
         "        self._fs.unlock_byte(self._lock, byte)\n        yield",
         "registry/test_registry_exploration.py -k every_order",
     ),
     Mistake(
-        "registry_looks_before_the_lock", "logcore/registry/files.py",
+        "registry_reads_before_the_lock", "logcore/registry/files.py",
         "                found = self._expected(names, path, version, handle)\n"
         "                return self._write_to(handle, names, *found, bytes(value))\n"
         "            finally:\n                self._fs.close(handle)\n\n",
@@ -1774,7 +1774,7 @@ MISTAKES: Final = (
         "registry/test_registry_exploration.py -k every_order",
     ),
     Mistake(
-        "registry_lets_the_expired_write", "logcore/registry/sessions.py",
+        "registry_accepts_writes_of_expired_sessions", "logcore/registry/sessions.py",
         "return not self._fs.exists(self._path)", "return False",
         "registry/test_registry_exploration.py -k every_order",
     ),
@@ -1786,13 +1786,13 @@ MISTAKES: Final = (
         "registry/test_registry_exploration.py -k every_order",
     ),
     Mistake(
-        "registry_expires_without_passing_the_gate", "logcore/registry/sessions.py",
+        "registry_expires_a_session_without_its_gate_lock", "logcore/registry/sessions.py",
         "if not self._fs.lock_byte(handle, GATE, timeout_ms=timeout_ms):\n                facts",
         "if timeout_ms < 0:\n                facts",
         "registry/test_registry_exploration.py -k declared_over",
     ),
     Mistake(
-        "registry_believes_nodes_of_the_dead", "logcore/registry/files.py",
+        "registry_trusts_nodes_of_expired_sessions", "logcore/registry/files.py",
         "if session is None or self._sessions.is_alive(session):", "if True:",
         "registry/test_registry_exploration.py -k every_order",
     ),
@@ -1803,13 +1803,13 @@ MISTAKES: Final = (
         "registry/test_registry_sessions.py",
     ),
     Mistake(
-        "registry_believes_its_session_throughout_a_block", "logcore/registry/files.py",
+        "registry_trusts_its_session_throughout_a_block", "logcore/registry/files.py",
         "        living = None\n        if self._held is None:\n            living =",
         "        living =",
         "registry/test_registry_sessions.py",
     ),
     Mistake(
-        "registry_judges_a_session_by_its_file", "logcore/registry/sessions.py",
+        "registry_expires_a_session_by_its_file_alone", "logcore/registry/sessions.py",
         "            return self._fs.is_byte_locked(handle, LIFE)\n", "            return True\n",
         "registry/test_registry_exploration.py -k every_order",
     ),
@@ -1819,7 +1819,7 @@ MISTAKES: Final = (
         "registry/test_registry_sessions.py -k cleaning",
     ),
     Mistake(
-        "registry_overwrites_what_may_be_all_there_is", "logcore/registry/files.py",
+        "registry_overwrites_the_only_valid_slot", "logcore/registry/files.py",
         "            self._fs.fdatasync(handle)\n            self._sync_names(names)\n"
         "        self._fs.pwrite",
         "            pass\n        self._fs.pwrite",
@@ -1851,7 +1851,7 @@ MISTAKES: Final = (
         "registry/test_registry_exploration.py -k power",
     ),
     Mistake(
-        "registry_leaves_a_failed_sync_as_it_is", "logcore/registry/files.py",
+        "registry_ignores_a_failed_sync", "logcore/registry/files.py",
         "                self._fs.pwrite(\n"
         "                    handle, bytes(len(new.pack(head))), head.place(new.version)\n"
         "                )",
@@ -1859,25 +1859,25 @@ MISTAKES: Final = (
         "registry/test_registry_power.py",
     ),
     Mistake(
-        "registry_notes_the_domain_behind_the_node", "logcore/registry/files.py",
+        "registry_records_the_domain_after_the_node", "logcore/registry/files.py",
         "            if domains is not None and domain not in domains:\n",
         "            if domain == file:\n",
         "registry/test_registry_exploration.py -k every_order",
     ),
     Mistake(
-        "registry_watches_nothing_in_place_of_what_is_missing", "logcore/registry/watching.py",
+        "registry_sets_no_watch_for_a_missing_node", "logcore/registry/watching.py",
         "                    directory = posixpath.dirname(directory)\n", "                    break\n",
         "registry/test_registry_sessions.py -k nearest",
     ),
     Mistake(
-        "registry_shows_no_more_topics_after_an_error", "logcore/directory/controller.py",
+        "registry_publishes_no_topics_after_an_error", "logcore/directory/controller.py",
         "        except BaseException:\n            # The generator has ended, so start again.\n"
         "            self._version = -1\n",
         "        except BaseException:\n",
         "directory/test_controller.py",
     ),
     Mistake(
-        "registry_shows_topics_before_the_election", "logcore/directory/controller.py",
+        "registry_publishes_topics_before_the_election", "logcore/directory/controller.py",
         "            if self.epoch:\n                self._publish(registry)\n",
         "            if True:\n                self._publish(registry)\n",
         "directory/test_controller.py",
@@ -1889,24 +1889,24 @@ MISTAKES: Final = (
         "registry/test_registry_conformance.py -k topics",
     ),
     Mistake(
-        "registry_believes_the_first_look_behind_a_death", "logcore/registry/watching.py",
+        "registry_trusts_the_first_read_after_a_crash", "logcore/registry/watching.py",
         "self._echoes = [now + echo for echo in _ECHOES_MS]", "self._echoes = []",
         "registry/test_registry_sessions.py -k reported_again",
     ),
     Mistake(
-        "registry_arms_no_new_directory", "logcore/registry/watching.py",
+        "registry_watches_no_new_directory", "logcore/registry/watching.py",
         "            self._armed = {}\n        if self._watch.saw_close",
         "            pass\n        if self._watch.saw_close",
         "registry/test_registry_conformance.py -k another_life",
     ),
     Mistake(
-        "registry_observer_goes_by_the_wall_clock", "logcore/registry/files.py",
+        "registry_observer_uses_the_wall_clock", "logcore/registry/files.py",
         "                self._fs.monotonic_ms(), self._sessions.all()\n",
         "                self._fs.now_ms(), self._sessions.all()\n",
         "registry/test_registry_sessions.py",
     ),
     Mistake(
-        "registry_observer_that_slept_expels_at_once", "logcore/registry/sessions.py",
+        "paused_registry_observer_expires_sessions_at_once", "logcore/registry/sessions.py",
         "                or (now_ms - before.last_ms) * 3 > facts.max_poll_interval_ms\n", "",
         "registry/test_registry_sessions.py",
     ),
@@ -1931,13 +1931,13 @@ MISTAKES: Final = (
         "coordination/test_heartbeats.py::test_six_steps_observed_with_kafka",
     ),
     Mistake(
-        "late_joining_begins_anew", "logcore/coordination/consumer_group.py",
+        "late_join_starts_again", "logcore/coordination/consumer_group.py",
         "if member_epoch == current.member_epoch:\n            return True",
         "if member_epoch in (0, current.member_epoch):\n            return True",
         "coordination/test_heartbeats.py",
     ),
     Mistake(
-        "epoch_stays_after_a_revocation", "logcore/coordination/consumer_group.py",
+        "epoch_is_kept_after_a_revocation", "logcore/coordination/consumer_group.py",
         "return self._next(member_id, current, current.member_epoch + 1, owned)",
         "return self._next(member_id, current, current.member_epoch, owned)",
         "coordination/test_heartbeats.py::test_reconciliation_of_a_member",
@@ -1949,7 +1949,7 @@ MISTAKES: Final = (
         "coordination/test_heartbeats.py",
     ),
     Mistake(
-        "only_the_batch_that_failed_is_taken_back", "logcore/coordination/consumer_transitions.py",
+        "only_the_failed_batch_is_reverted", "logcore/coordination/consumer_transitions.py",
         "lost = [*consumers.storing, *consumers.queued]",
         "lost = [*consumers.storing]",
         "coordination/test_consumer_group_histories.py coordination/test_heartbeats.py",
@@ -1961,7 +1961,7 @@ MISTAKES: Final = (
         "coordination/test_heartbeats.py",
     ),
     Mistake(
-        "answered_while_the_disk_may_say_something_else", "logcore/coordination/consumer_transitions.py",
+        "heartbeat_is_answered_while_the_outcome_is_unknown", "logcore/coordination/consumer_transitions.py",
         "elif consumers.unsure and answers:",
         "elif consumers.unsure and not answers:",
         "coordination/test_heartbeats.py",
@@ -1979,7 +1979,7 @@ MISTAKES: Final = (
         "coordination/test_heartbeats.py",
     ),
     Mistake(
-        "claims_are_passed_over_in_an_upgrade", "logcore/coordination/migration.py",
+        "claims_are_ignored_in_an_upgrade", "logcore/coordination/migration.py",
         "        kept = _with_ids(subscription.owned, around.topics).difference(taken)\n",
         "        kept = _with_ids((), around.topics).difference(taken)\n",
         "coordination/test_group_conversions.py",
@@ -1991,7 +1991,7 @@ MISTAKES: Final = (
         "coordination/test_group_conversions.py",
     ),
     Mistake(
-        "what_is_owed_is_written_once", "logcore/coordination/coordinator.py",
+        "owed_records_are_written_once", "logcore/coordination/coordinator.py",
         "        if (\n"
         "            error is None\n"
         "            and group.owed\n"
@@ -2007,7 +2007,7 @@ MISTAKES: Final = (
         "coordination/test_group_conversions.py",
     ),
     Mistake(
-        "late_classic_members_stay", "logcore/coordination/consumer_transitions.py",
+        "late_classic_members_are_kept", "logcore/coordination/consumer_transitions.py",
         "LateMemberRemoved(self.group.group_id, member_id))\n        self._remove(member_id)\n",
         "LateMemberRemoved(self.group.group_id, member_id))\n",
         "coordination/test_group_conversions.py",
@@ -2107,7 +2107,7 @@ MISTAKES: Final = (
     ),
     # -- transactions of producers in process
     Mistake(
-        "partition_added_behind_its_first_batch", "logcore/producer/sender.py",
+        "partition_is_added_after_its_first_batch", "logcore/producer/sender.py",
         "            work = self._admitted(self._transacting, work)\n"
         "        written: list[_WrittenBatch] = []\n"
         "        for queue, batches in work:\n"
@@ -2172,7 +2172,7 @@ MISTAKES: Final = (
         "producer/test_producer_transactions.py producer/test_transaction_exploration.py -k 'not many'",
     ),
     Mistake(
-        "what_others_decided_is_not_read", "logcore/coordinators/transactions.py",
+        "decisions_of_other_processes_are_not_read", "logcore/coordinators/transactions.py",
         "            if self._ends.get(number) != (log, log.log_end_offset):\n",
         "            if number not in self._ends:\n",
         "producer/test_producer_transactions.py producer/test_transaction_exploration.py -k 'not many'",
@@ -2192,7 +2192,7 @@ MISTAKES: Final = (
         "producer/test_producer_transactions.py producer/test_transaction_exploration.py -k 'not many'",
     ),
     Mistake(
-        "groups_are_not_told_of_a_marker", "logcore/coordinators/transactions.py",
+        "groups_are_not_notified_of_a_marker", "logcore/coordinators/transactions.py",
         "                self._ended(effect.producer_id, effect.commit)\n",
         "                pass\n",
         "producer/test_producer_transactions.py producer/test_transaction_exploration.py -k 'not many'",
@@ -2231,13 +2231,13 @@ MISTAKES: Final = (
         "log/test_settling.py",
     ),
     Mistake(
-        "what_follows_is_not_waited_for", "logcore/coordinators/durable_queue.py",
+        "follow_up_appends_are_not_awaited", "logcore/coordinators/durable_queue.py",
         "        number = self._cause\n        if number is None:",
         "        number = None\n        if number is None:",
         "log/test_settling.py",
     ),
     Mistake(
-        "append_behind_a_sync_counts_as_lost", "logcore/coordinators/durable_queue.py",
+        "append_after_a_sync_counts_as_lost", "logcore/coordinators/durable_queue.py",
         "                    if failure is None and end <= log.log_end_offset:\n"
         "                        continue\n",
         "",
@@ -2250,7 +2250,7 @@ MISTAKES: Final = (
         "producer/test_producer_transactions.py",
     ),
     Mistake(
-        "completer_shares_the_epoch_of_who_prepared", "logcore/producer/transaction_manager.py",
+        "completing_producer_shares_the_epoch_of_the_preparing_one", "logcore/producer/transaction_manager.py",
         "            if self._is_of_before:\n"
         "                found = self._initialized(deadline_ms)\n",
         "",
@@ -2276,7 +2276,7 @@ MISTAKES: Final = (
         "coordination/test_transactions_coordinated.py",
     ),
     Mistake(
-        "orphan_of_a_later_epoch_taken_for_known", "logcore/coordination/transactions.py",
+        "orphan_of_a_later_epoch_counts_as_known", "logcore/coordination/transactions.py",
         "    return (\n"
         "        stored is not None\n"
         "        and partition in stored.partitions\n"
@@ -2286,7 +2286,7 @@ MISTAKES: Final = (
         "coordination/test_transactions_coordinated.py",
     ),
     Mistake(
-        "append_overtakes_those_that_wait", "netshim/logs.py",
+        "append_overtakes_waiting_appends", "netshim/logs.py",
         "        is_busy = key in self._queued or key in self._at_work\n",
         "        is_busy = key in self._queued\n",
         "netshim/test_produce.py",
@@ -2310,13 +2310,13 @@ MISTAKES: Final = (
         "netshim/test_produce.py",
     ),
     Mistake(
-        "all_acks_told_before_the_disk", "netshim/handlers/produce.py",
+        "acks_all_is_answered_before_the_sync", "netshim/handlers/produce.py",
         "    if request.acks == 1 or state.leadership.is_committed(log, end):\n",
         "    if request.acks != 1 or state.leadership.is_committed(log, end):\n",
         "netshim/test_produce.py",
     ),
     Mistake(
-        "short_way_stores_what_was_not_checked", "netshim/handlers/produce.py",
+        "fast_path_stores_unchecked_batches", "netshim/handlers/produce.py",
         "    if (\n"
         "        log is None\n"
         "        or state.leadership.is_clustered\n"
@@ -2327,14 +2327,14 @@ MISTAKES: Final = (
         "netshim/test_produce.py",
     ),
     Mistake(
-        "each_tick_looks_at_all_settings", "logcore/directory/shared_topics.py",
+        "each_tick_reads_all_settings", "logcore/directory/shared_topics.py",
         "        if not self.is_behind:\n            return\n        stale",
         "        stale",
         "directory/test_maintenance.py",
     ),
     # -- to a cluster, and from one
     Mistake(
-        "progress_asked_before_older_forwarders_are_fenced", "logcore/shipping/forwarder.py",
+        "progress_is_read_before_older_forwarders_are_fenced", "logcore/shipping/forwarder.py",
         "            sender = self._cluster.transactional_sender(\n"
         "                self.transactional_id, self.group_id\n"
         "            )\n"
@@ -2352,7 +2352,7 @@ MISTAKES: Final = (
         "shipping/test_forwarder.py",
     ),
     Mistake(
-        "log_that_grew_again_taken_for_the_old_one", "logcore/shipping/forwarder.py",
+        "log_that_grew_again_counts_as_the_old_one", "logcore/shipping/forwarder.py",
         "                self._check(log, progress)\n",
         "                pass\n",
         "shipping/test_forwarder.py",
@@ -2364,7 +2364,7 @@ MISTAKES: Final = (
         "shipping/test_forwarder.py",
     ),
     Mistake(
-        "half_sent_batch_goes_on", "logcore/shipping/forwarder.py",
+        "partly_sent_batch_continues", "logcore/shipping/forwarder.py",
         "offset.\n            self._drop_sender()\n",
         "offset.\n",
         "shipping/test_forwarder.py",
@@ -2389,14 +2389,14 @@ MISTAKES: Final = (
         "shipping/test_forwarder.py",
     ),
     Mistake(
-        "what_was_left_out_is_not_committed", "logcore/shipping/forwarder.py",
+        "skipped_records_are_not_committed", "logcore/shipping/forwarder.py",
         "        part.leave_out(record.offset + 1)\n"
         "        part.owes = True\n",
         "        part.leave_out(record.offset + 1)\n",
         "shipping/test_forwarder.py",
     ),
     Mistake(
-        "fetched_and_not_stored_is_behind_us", "logcore/shipping/mirror.py",
+        "fetched_records_count_as_stored", "logcore/shipping/mirror.py",
         "        except BaseException:\n"
         "            self._forget()\n"
         "            raise\n",
@@ -2404,7 +2404,7 @@ MISTAKES: Final = (
         "shipping/test_mirror.py",
     ),
     Mistake(
-        "missing_record_taken_for_compacted", "logcore/shipping/mirror_rules.py",
+        "missing_record_counts_as_compacted", "logcore/shipping/mirror_rules.py",
         "    if is_compacted:\n        return None\n",
         "    if True:\n        return None\n",
         "shipping/test_mirror.py",
@@ -2471,19 +2471,19 @@ MISTAKES: Final = (
     ),
     # -- static members that are gone
     Mistake(
-        "static_member_is_gone_at_once", "logcore/coordination/classic_transitions.py",
+        "static_member_is_removed_at_once", "logcore/coordination/classic_transitions.py",
         "            step.renew(member, member.absence_ms)\n",
         "            step.renew(member, 0)\n",
         "consumer/test_shared_groups_exploration.py -k static",
     ),
     Mistake(
-        "dead_static_member_is_not_noted", "logcore/coordinators/shared_groups.py",
+        "dead_static_member_is_not_recorded", "logcore/coordinators/shared_groups.py",
         "        if static:\n            run.act(",
         "        if static and dynamic:\n            run.act(",
         "consumer/test_shared_groups_exploration.py -k static",
     ),
     Mistake(
-        "static_member_that_is_heard_stays_absent", "logcore/coordination/classic_transitions.py",
+        "static_member_with_a_heartbeat_remains_absent", "logcore/coordination/classic_transitions.py",
         "        member.is_absent = False\n",
         "",
         "coordination/test_coordination.py -k absent",
@@ -2502,7 +2502,7 @@ MISTAKES: Final = (
         "consumer/test_consumer.py -k large_records",
     ),
     Mistake(
-        "records_of_a_run_are_passed_over", "logcore/consumer/positions.py",
+        "records_of_a_run_are_skipped", "logcore/consumer/positions.py",
         "            self._at = min(most - len(found), len(self._records))\n",
         "            self._at = len(self._records)\n",
         "consumer/test_consumer.py",
@@ -2529,19 +2529,19 @@ MISTAKES: Final = (
         "faults/test_interrupted_calls.py -k fetcher",
     ),
     Mistake(
-        "records_that_were_taken_are_not_noted", "logcore/consumer/fetcher.py",
+        "records_that_were_taken_are_not_counted", "logcore/consumer/fetcher.py",
         "        reading.is_ahead = True\n        try:\n",
         "        try:\n",
         "faults/test_interrupted_calls.py -k fetcher",
     ),
     Mistake(
-        "position_moves_behind_a_record_that_was_refused", "logcore/consumer/fetcher.py",
+        "position_moves_past_a_refused_record", "logcore/consumer/fetcher.py",
         "        if not taken.is_last or is_cut:\n            end = found[-1].offset + 1\n",
         "        if not taken.is_last:\n            end = taken.records[-1].offset + 1\n",
         "consumer/test_consumer.py",
     ),
     Mistake(
-        "columns_move_a_position_that_was_sought", "logcore/consumer/fetcher.py",
+        "columns_move_a_position_after_a_seek", "logcore/consumer/fetcher.py",
         "            if reading is None or reading.position != each.start:\n",
         "            if reading is None:\n",
         "aio/test_aio_consumer.py consumer/test_consumer.py",
@@ -2553,13 +2553,13 @@ MISTAKES: Final = (
         "consumer/test_consumer_groups.py",
     ),
     Mistake(
-        "join_is_not_noted_before_it_is_asked", "logcore/consumer/group_member.py",
+        "join_is_not_recorded_before_its_request", "logcore/consumer/group_member.py",
         "        self._sent_join = answer\n",
         "",
         "consumer/test_consumer_groups.py",
     ),
     Mistake(
-        "topic_that_replaced_another_is_read_on", "logcore/consumer/positions.py",
+        "replaced_topic_continues_at_old_positions", "logcore/consumer/positions.py",
         "            if is_other:\n                reading.begin_again(topic_id)\n",
         "            reading.topic_id = topic_id\n",
         "consumer/test_consumer_groups.py",
@@ -2579,7 +2579,7 @@ MISTAKES: Final = (
         "registry/test_registry_sessions.py",
     ),
     Mistake(
-        "session_that_was_declared_over_polls", "logcore/registry/files.py",
+        "expired_session_polls", "logcore/registry/files.py",
         "                raise self._expired(lease)\n            facts = lease.facts\n",
         "                pass\n            facts = lease.facts\n",
         "registry/test_registry_sessions.py",
@@ -2603,7 +2603,7 @@ MISTAKES: Final = (
         "producer/test_transaction_exploration.py -k clock",
     ),
     Mistake(
-        "what_was_opened_for_a_cancelled_task_stays_open", "logcore/aio/loop_thread.py",
+        "file_opened_for_a_cancelled_task_is_kept_open", "logcore/aio/loop_thread.py",
         "            self.submit(release_result)\n",
         "",
         "aio/test_aio_cancellation.py",
