@@ -278,18 +278,16 @@ def _join(place: OpenRequest, claim: Claim) -> tuple[Writer, Opened]:
                 found=str(place.durability),
             )
 
-    with sharing.opening(is_alone=is_alone, check=check) as believed_end:
-        opened = open_partition(attrs.evolve(place, believed_end=believed_end))
+    with sharing.opening(is_alone=is_alone, check=check) as trusted_end:
+        opened = open_partition(attrs.evolve(place, trusted_end=trusted_end))
         writer = Writer(place, claim=claim, opened=opened, sharing=sharing)
 
-        def open_again(believed_end: int | None) -> Opened:
+        def open_again(trusted_end: int | None) -> Opened:
             return open_partition(
-                attrs.evolve(
-                    place, believed_end=believed_end, config=writer.state.config
-                )
+                attrs.evolve(place, trusted_end=trusted_end, config=writer.state.config)
             )
 
-        sharing.attach(writer, opened, open_again, believed_end=believed_end)
+        sharing.attach(writer, opened, open_again, trusted_end=trusted_end)
         writer.start_locked(opened)
     return writer, opened
 

@@ -87,7 +87,7 @@ class OpenRequest:
     #: Whether other processes may have the log open. They wait until this opening ends.
     is_shared: bool = False
     #: The end up to which other processes left the log in order; None to run recovery.
-    believed_end: int | None = None
+    trusted_end: int | None = None
 
     def checkpointed(self, name: str) -> int:
         """Return the partition's entry in a checkpoint of the log directory, or 0."""
@@ -146,10 +146,10 @@ def open_partition(place: OpenRequest) -> Opened:
     # 2. Find the segments and the metadata. If other processes left the log in order,
     # all data up to their end is trusted, like data below a recovery point.
     noted_point = place.checkpointed(checkpoint.RECOVERY_POINT)
-    if place.believed_end is None:
+    if place.trusted_end is None:
         recovery_point = noted_point
     else:
-        recovery_point = place.believed_end
+        recovery_point = place.trusted_end
     found = _find(place, names, recovery_point)
     stored_metadata = checkpoint.read_partition_metadata(fs, place.path)
     # Kafka may have written since. It does not change our metadata, but it leaves a
@@ -157,7 +157,7 @@ def open_partition(place: OpenRequest) -> Opened:
     has_producers = not found.is_new and (
         stored_metadata.producers or any(name.endswith(SNAPSHOT) for name in names)
     )
-    is_sure = place.is_clean or place.believed_end is not None
+    is_sure = place.is_clean or place.trusted_end is not None
     if found.is_new or not is_sure or stored_metadata.policy is None:
         # A killed writer may have left names of files and directories that are not
         # durable, and Kafka does not always sync names.
@@ -171,7 +171,7 @@ def open_partition(place: OpenRequest) -> Opened:
         log_line("recovery", WARNING, "%s", report)
     # 4. Remove leftovers. In a shared log, .cleaned files may belong to another process
     # that is compacting.
-    if place.believed_end is None:
+    if place.trusted_end is None:
         found.files.remove_leftovers(
             [name for name in names if not (place.is_shared and name.endswith(CLEANED))]
         )

@@ -109,7 +109,7 @@ class SharedLock:
         self._has_write_lock = False  # under the mutex
         #: Whether the log was trusted when it was opened, because other processes had
         #: it open.
-        self.is_believed = False
+        self.is_end_trusted = False
         # The state that this process has read or is about to record; guarded by the
         # mutex.
         self._record = LockRecord(0, 0, 0)
@@ -265,12 +265,12 @@ class SharedLock:
                     self._record = LockRecord(
                         self._write_lock.new_structure_number(), 0, 0, is_busy=True
                     )
-                    believed_end = None
+                    trusted_end = None
                 else:
                     self._record = record._replace(is_busy=True)
-                    believed_end = record.end
+                    trusted_end = record.end
                 self._write_lock.write_lock_record(self._record)
-                yield believed_end
+                yield trusted_end
                 self.write_record()
             finally:
                 self._is_held = False
@@ -282,27 +282,25 @@ class SharedLock:
         opened: Opened,
         open_again: Open,
         *,
-        believed_end: int | None,
+        trusted_end: int | None,
     ) -> None:
         """Bind the lock to the writer of the log that was just opened.
 
-        The writer has not changed anything yet. `believed_end` is the value that
+        The writer has not changed anything yet. `trusted_end` is the value that
         opening() yielded.
         """
         self._writer = writer
         self._open = open_again
         with self._write_lock.publishing.held():
-            synced = self._write_durable_end(opened, believed_end)
+            synced = self._write_durable_end(opened, trusted_end)
             self._truncations = synced.truncations
         writer.commit.renew(synced.durable_end)
         if writer.durability.waits:
             writer.state.publish(visible=synced.durable_end)
-        self.is_believed = believed_end is not None
+        self.is_end_trusted = trusted_end is not None
         self._shape = self._present_shape()
 
-    def _write_durable_end(
-        self, opened: Opened, believed_end: int | None
-    ) -> DurableEnd:
+    def _write_durable_end(self, opened: Opened, trusted_end: int | None) -> DurableEnd:
         """Return the durable end after opening, and write it if it changed.
 
         The caller holds `publishing`. After a recovery, the whole log is durable. A
@@ -310,11 +308,11 @@ class SharedLock:
         been replaced, or records that were not durable truncated.
         """
         synced = self._write_lock.read_durable_end()
-        if believed_end is not None and synced is not None:
+        if trusted_end is not None and synced is not None:
             return synced
         if synced is None:
             durable_end = opened.end
-            if believed_end is not None:  # other processes appended, but synced nothing
+            if trusted_end is not None:  # other processes appended, but synced nothing
                 durable_end = opened.log_start
             synced = DurableEnd(durable_end, self._write_lock.new_structure_number())
         else:
@@ -473,15 +471,15 @@ class SharedLock:
                 visible = writer.commit.durable_end
             self.raise_visible_end(visible)
 
-    def _renew(self, believed_end: int | None) -> None:
+    def _renew(self, trusted_end: int | None) -> None:
         """Reopen the partition: the state is stale, or it needs recovery."""
         writer = self._writer
         assert writer is not None and self._open is not None, "the log is open"
         # Syncs of this process are held back: they could sync a file that is replaced.
         with writer.commit.held():
-            opened = self._open(believed_end)
+            opened = self._open(trusted_end)
             with self._write_lock.publishing.held():
-                synced = self._write_durable_end(opened, believed_end)
+                synced = self._write_durable_end(opened, trusted_end)
                 cut_offset = synced.lowest_truncation_since(
                     self._truncations, opened.log_start
                 )

@@ -374,7 +374,7 @@ class Writer(Appender):
         if self.durability.waits or self.is_replicated:
             self.watermark_file.open(
                 self.state.visible,
-                keeps=self.sharing is not None and self.sharing.is_believed,
+                keeps=self.sharing is not None and self.sharing.is_end_trusted,
             )
         else:
             self.watermark_file.remove()
