@@ -603,7 +603,7 @@ def record() -> None:
         while True:
             try:
                 data = os.read(parent, 65_536)
-            except OSError:  # Linux reports the end of a terminal so
+            except OSError:  # Linux reports the end of a terminal as an error
                 break
             if not data:
                 break

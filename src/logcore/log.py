@@ -503,7 +503,8 @@ class Log(LogReader, Closeable):
     def begin_epoch(self, leader_epoch: int) -> None:
         """Use leader_epoch for later appends, because a new leader took over.
 
-        Ends partition.replication.begin_to_follow().
+        A call of partition.replication.begin_to_follow() ends here: the log accepts
+        appends again.
 
         Raises:
             OffsetOutOfRangeError: the epoch is below the present one.

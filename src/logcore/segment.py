@@ -626,7 +626,7 @@ class GrowingSegment(Segment):
             self.handle, min(_SEEK_BYTES, self._size - position), position
         )
         if position + len(data) < self._size:
-            # The bytes that were read do not reach it.
+            # The batch may be after the bytes that were read.
             end_offset = -1
         found = kernel.read_one(
             data, 0, len(data), offset, self.path, end_offset, dense
@@ -655,8 +655,8 @@ class GrowingSegment(Segment):
             is_found = at < len(data)
             is_last_piece = position + len(data) >= self._size
             if is_found and at and not is_last_piece:
-                # The end of the read bytes may have cut it off. In that case it is read
-                # from its start.
+                # The batch may continue after the bytes that were read. If so, it is
+                # read again from its start.
                 is_found = (
                     RecordBatch.parse(data, at, path=self.path, origin=position)
                     is not None
@@ -675,7 +675,9 @@ class GrowingSegment(Segment):
             return None
         last_offset, length, _, magic, _, _, delta, *_ = _HEAD.unpack_from(data)
         if magic == 2:
-            last_offset += delta  # in older batches, the field has the last offset
+            last_offset += (
+                delta  # in older formats, the field itself contains the last offset
+            )
         size = length + layout.LOG_OVERHEAD
         least = layout.HEADER_SIZE
         if magic < 2:

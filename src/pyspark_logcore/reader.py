@@ -69,7 +69,7 @@ class LogcoreReader(DataSourceReader):
 def shares(
     tasks: Sequence[Sequence[OffsetRange]], origin: Origin
 ) -> list[InputPartition]:
-    """Return the entry of each task, which Spark sends to it.
+    """Return the plan of each task. Spark sends it to the task.
 
     Raises:
         LogcoreError: the ranges cannot be divided.

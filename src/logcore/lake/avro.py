@@ -1,11 +1,11 @@
 """Avro values: their schemas as types of columns, and their decoder.
 
 Rules:
-- A value is decoded with the schema of its writer. Without a schema registry that is the
-  one given schema. With a registry, the value begins with a zero byte and the id of its
+- A value is decoded with the schema of its writer. Without a schema registry, this
+  is the given schema. With a registry, the value begins with a zero byte and the id of its
   schema in four bytes.
 - A value must end where its schema ends. Otherwise it has another schema.
-- null and one other type may form a union. Other unions have no type of a column.
+- A union of null and one other type becomes a column. Other unions cannot be columns.
 - Logical types: date, timestamp-millis, timestamp-micros and decimal. A value of another
   logical type is stored as its base type.
 

@@ -100,7 +100,7 @@ class ExportOptions:
     #: Decodes values by the schemas of a registry, for value="registry": see
     #: logcore.schemas.ValueDecoder.decode().
     decode: Callable[[bytes], DecodedPiece] | None = None
-    #: Returns the records to export. The others count as exported.
+    #: Returns the records to export. All other records count as exported.
     select: Callable[[RecordColumns], npt.NDArray[np.bool_]] | None = None
     #: Size of the rows of one commit in Arrow's format.
     commit_bytes: int = COMMIT_BYTES
@@ -333,8 +333,8 @@ class _Export:
     def _commit(self) -> None:
         """Store the collected rows and their progress.
 
-        A commit of a writer that exports nothing, such as a compaction of the table, does
-        not matter, and the commit is repeated.
+        The commit is repeated if a writer that exports nothing has committed, such as a
+        compaction of the table.
 
         Raises:
             CommitConflictError: another export has committed.

@@ -119,7 +119,7 @@ def _merged_structs(known: Any, new: Any, pinned: Any, path: str) -> Any:
 
 
 def cast(array: Any, kind: Any, path: str = "") -> Any:
-    """Return an array with another type that merged() has returned.
+    """Return an array, converted to a type that merged() has returned.
 
     Raises:
         Misfit: a value would change.
@@ -171,7 +171,7 @@ def check_finite(array: Any, path: str = "") -> None:
     """Check that no number has become infinite because it is too large for a double.
 
     Raises:
-        Misfit: a number has.
+        Misfit: a number has become infinite.
     """
     import numpy as np
     import pyarrow as pa

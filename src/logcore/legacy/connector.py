@@ -120,7 +120,7 @@ class Stream:
             self._consumer.commit_elsewhere()
 
     def announce_end(self) -> None:
-        """Return no more records. Any thread may call it."""
+        """Make the stream return no more records. Any thread may call it."""
         self._is_over = True
 
     def end(self) -> None:
@@ -192,7 +192,7 @@ class Connector:
         self, topic_filter: TopicFilter, count: int = 1
     ) -> list[Stream]:
         """Create this number of streams for all topics that a Whitelist or a Blacklist
-        selects, also for later topics.
+        selects, including topics that are created later.
 
         Raises InvalidConfigError, and ConsumerStateError if the connector has streams
         already.

@@ -136,15 +136,17 @@ class SyncProducer:
 
 
 class Producer(Closeable):
-    """A producer whose `config` has the names of Kafka 0.7; a value for a class is a
-    function.
+    """A producer whose `config` has the names of Kafka 0.7.
+
+    A setting that names a class in Kafka takes a function here.
 
     producer.type is "sync" (default) or "async". queue.time or queue.buffering.max.ms
     (5,000) and batch.size or batch.num.messages (200) decide when an async batch is
     written. queue.size or queue.buffering.max.messages (10,000) limits the records
     without an outcome, and queue.enqueue.timeout.ms (-1) the time that send() waits for
     room. serializer.class and key.serializer.class are f(given) -> bytes.
-    partitioner.class is a LegacyPartitioner, by default the one of LogDir.producer().
+    partitioner.class is a LegacyPartitioner; the default is the partitioner of
+    LogDir.producer().
     callback.handler is f(error, metadata), and event.handler an interceptor.
     compression.codec is none, gzip, snappy, or their numbers.
 

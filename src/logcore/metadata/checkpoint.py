@@ -200,7 +200,7 @@ def write(
 def create_reserve(fs: FS, directory: str) -> None:
     """Reserve disk space for the small files written before a deletion.
 
-    With it a full disk can be emptied.
+    With the reserve, records can be deleted from a full disk.
     """
     path = os.path.join(directory, RESERVE)
     # A missing reserve is not an error.
@@ -488,7 +488,7 @@ def properties(content: bytes) -> dict[str, str]:
 
 
 def property_lines(content: bytes) -> Iterator[tuple[str, str | None]]:
-    """Yield each (name, value) of meta.properties; None if a line has no '='."""
+    """Yield each (name, value) of meta.properties; no '=' in a line gives value None."""
     for line in content.decode("utf-8", "replace").splitlines():
         line = line.strip()
         if line and not line.startswith(("#", "!")):

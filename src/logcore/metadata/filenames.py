@@ -238,7 +238,7 @@ def is_file_of_log(name: str) -> bool:
 
 
 def is_misnamed(name: str) -> bool:
-    """Return whether a name is a segment file's except that its digits are not an
+    """Return whether a name has the form of a segment file, but its digits are not an
     offset.
 
     Kafka fails on such a file.

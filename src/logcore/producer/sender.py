@@ -518,7 +518,7 @@ class Sender:
         """
         if batch.is_unknown:
             error = DurabilityUnknownError(
-                "the batch may be stored, and no attempt could find out in time"
+                "the batch may be stored, and no attempt could determine that in time"
             )
             self._end_identity(queue)
         else:
@@ -549,7 +549,8 @@ class Sender:
                 queue.renumber_behind(batch)
             self._end(queue, batch, error)
             return
-        # It may be stored. Only an idempotent batch can be retried without a duplicate.
+        # The batch may be stored. Only an idempotent batch can be retried without a
+        # duplicate.
         if batch.is_unknown and not self._settings.idempotent:
             unknown = DurabilityUnknownError(
                 "the batch may be stored; without idempotence it is not written again"

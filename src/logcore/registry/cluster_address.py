@@ -46,7 +46,7 @@ def check_cluster_address(address: str) -> None:
     """Check the form of an address.
 
     Raises:
-        InvalidConfigError: it has another form.
+        InvalidConfigError: the address has another form.
     """
     if "://" not in address:
         if not address:

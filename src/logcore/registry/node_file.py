@@ -202,7 +202,7 @@ def read_slot(head: Head, data: bytes) -> Slot | None:
 
 
 def _version(head: Head, data: bytes, number: int) -> int:
-    """Return the version in a slot, which may be damaged; -1 without one."""
+    """Return the version in a slot, whose CRC is not checked; -1 in a short file."""
     start = head.place(number)
     if len(data) < start + _SLOT_BYTES:
         return -1

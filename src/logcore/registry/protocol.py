@@ -91,7 +91,7 @@ class Session(Protocol):
 
     @property
     def timeout_ms(self) -> int:
-        """Time after which a session is ended whose process is stopped; 0 for never."""
+        """Time after which the session of a stopped process ends; 0 means never."""
         ...
 
     @property
@@ -163,8 +163,8 @@ class Registry(Protocol):
     def write_many(self, writes: Sequence[NodeWrite]) -> list[int | WriteRefusal]:
         """Create or replace nodes; return the new version or the refusal of each.
 
-        Each write is a change of its own, and other processes may see a part of them.
-        After an error such as RegistryUnavailableError, any of them may have been made.
+        The writes are separate changes, so other processes may see only some of them.
+        After an error such as RegistryUnavailableError, any of the writes may be stored.
         As in get_many(), ZooKeeper gets all requests at once.
         """
         ...

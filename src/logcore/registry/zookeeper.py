@@ -181,17 +181,17 @@ class _Connection:
         handler = getattr(self.client, "_connection")  # noqa: B009
         connect = getattr(handler, "_connect")  # noqa: B009
 
-        def connect_and_note(*address: Any) -> Any:
+        def connect_and_record_timeout(*address: Any) -> Any:
             read_timeout_ms, connect_timeout_ms = connect(*address)
             # kazoo waits two thirds of the timeout for an answer.
             self.timeout_ms = round(read_timeout_ms * 1.5)
             return read_timeout_ms, connect_timeout_ms
 
-        setattr(handler, "_connect", connect_and_note)  # noqa: B010
+        setattr(handler, "_connect", connect_and_record_timeout)  # noqa: B010
 
     @property
     def has_lease(self) -> bool:
-        """Whether the servers cannot have ended the session yet."""
+        """Whether it is too early for the servers to have ended the session."""
         age_ms = OS.boottime_ms() - self._sent_ms
         return self.state != "expired" and age_ms < self.timeout_ms * 9 // 10
 
@@ -218,12 +218,12 @@ class _Connection:
         if self.client.connected:
             self._end()
         else:
-            # An attempt to connect would delay it for up to the session timeout.
+            # An attempt to connect would delay close() for up to the session timeout.
             self.client.handler.spawn(self._end)
 
     def _end(self) -> None:
         self._stop()
-        # A writer that is still at work keeps the client open.
+        # The client remains open if another thread is still writing.
         with contextlib.suppress(Exception):
             self.client.close()
 

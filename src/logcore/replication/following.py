@@ -234,9 +234,10 @@ def answered(
     answer: FetchAnswer,
     own_end_of_epoch: tuple[int, int],
 ) -> tuple[FollowerBook, list[FollowerEffect]]:
-    """Handle an answer, which a late or repeated message may also contain.
+    """Handle an answer. A late or repeated answer changes nothing.
 
-    `own_end_of_epoch` is Log.end_of_epoch(answer.diverging[0]), else not used.
+    `own_end_of_epoch` is Log.end_of_epoch(answer.diverging[0]). It is not used if the
+    answer has no diverging epoch.
     """
     if not is_expected(book, fetch):
         return book, []

@@ -26,8 +26,8 @@ def fate_of_replicas(
     """Return the treatment of the replicas of the topic `own_id`.
 
     `present_id` is the id of the topic that has its name in the registry; None if there
-    is none. That is no reason to delete replicas, because the registry may have lost its
-    nodes. `deleted_ids` are the topics whose deletion is recorded.
+    is none. A missing topic is no reason to delete replicas, because the registry may
+    have lost its nodes. `deleted_ids` are the topics whose deletion is recorded.
     """
     if own_id == present_id:
         return ReplicaFate.KEEP

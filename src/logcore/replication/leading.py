@@ -287,7 +287,7 @@ def refuse_fetch(
 def change_min_insync_replicas(
     book: LeaderBook, min_insync_replicas: int
 ) -> LeaderBook:
-    """Take another setting while leading."""
+    """Apply a new value of min.insync.replicas while leading."""
     if min_insync_replicas == book.min_insync_replicas:
         return book
     return advance_high_watermark(

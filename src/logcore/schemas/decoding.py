@@ -101,8 +101,8 @@ class RemoteSchemas(SchemaState):
     def _fetched(self, path: str, number: int) -> SchemaVersion | None:
         if path not in self._found:
             fields = self._get(path)
-            # A missing schema is remembered too: a topic may have millions of its
-            # values.
+            # A missing schema is remembered too, because a topic may have millions of
+            # values with its id.
             self._found[path] = None
             if isinstance(fields, dict):
                 self._found[path] = _version_of(fields, number)

@@ -29,7 +29,7 @@ from logcore.schemas.protoc import compiled
 
 #: Names and texts of the schemas to which a schema refers.
 Resolved = tuple[tuple[str, str], ...]
-#: Returns the object that the bytes of a value contain. Raises any error for others.
+#: Returns the object that the bytes of a value contain. Raises any error for other bytes.
 Decoder = Callable[[bytes], Any]
 
 _PARSED: Final = 256

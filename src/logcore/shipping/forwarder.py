@@ -369,7 +369,7 @@ class Forwarder(Closeable):
             "give them other names and other topics"
         )
 
-    # -- which partitions --------------------------------------------------------------
+    # -- choice of partitions ----------------------------------------------------------
 
     def _wanted(self) -> dict[str, str]:
         """Return the topics to ship: local name to the name in the cluster."""
@@ -701,14 +701,14 @@ class Forwarder(Closeable):
         try:
             records = log.read(part.position, end, isolation="read_committed")
         except OffsetOutOfRangeError:
-            return  # deleted just now; the next step decides how to continue
+            return  # retention has just deleted them; the next step decides how to continue
         position = reading.add(part, records, end)
         if part.target in reading.records:
             part.read_to(position)
         else:  # markers, and records of aborted transactions
             part.leave_out(position)
 
-    # -- settling ----------------------------------------------------------------------
+    # -- outcomes ----------------------------------------------------------------------
 
     def _finish_batch(self, outcome: Outcome) -> int:
         """Process the result of the batch in progress.

@@ -521,7 +521,7 @@ class Mirror(Closeable):
             if part.source in fetched.reached or part.source in fetched.lost:
                 return False
         raise RemoteUnavailableError(
-            "a record that is needed for a comparison does not come"
+            "a record that is needed for a comparison does not arrive"
         )
 
     def _stop(self, part: _MirroredPartition, error: LogcoreError) -> None:

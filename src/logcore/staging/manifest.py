@@ -222,7 +222,7 @@ def read_manifest(fs: FS, path: str, name: str) -> Manifest | None:
 def read_state(fs: FS, path: str, app_id: str) -> dict[str, Any] | None:
     """Return the last completed version of an application: version, txid, ranges.
 
-    None if there was none.
+    The result is None if no version was completed.
 
     Raises:
         CorruptLogError: the state cannot be read. A guess could write twice, or never.
