@@ -358,11 +358,11 @@ def test_only_logs_without_waiting_requests_are_closed(tmp_path: Path) -> None:
 def test_broker_at_the_limit_of_open_logs_seldom_counts_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bench = Bench(tmp_path / "data")
-    bench.logdir.create_topic("t", 100)
-    bench.broker.state.logs.most_logs = lambda: 20
+    broker_harness = BrokerHarness(tmp_path / "data")
+    broker_harness.logdir.create_topic("t", 100)
+    broker_harness.broker.state.logs.most_logs = lambda: 20
     calls = 0
-    host = type(bench.logdir.host)
+    host = type(broker_harness.logdir.host)
     open_logs = host.open_logs
 
     def counted(host: Any) -> Any:
@@ -372,10 +372,12 @@ def test_broker_at_the_limit_of_open_logs_seldom_counts_them(
 
     monkeypatch.setattr(host, "open_logs", counted)
     for number in [*range(100), *range(100)]:
-        bench.ask(wire.FETCH, 12, bench.fetches(range(number, number + 1)))
-        assert len(open_logs(bench.logdir.host)) <= 20
+        broker_harness.ask(
+            wire.FETCH, 12, broker_harness.fetches(range(number, number + 1))
+        )
+        assert len(open_logs(broker_harness.logdir.host)) <= 20
     assert calls <= 200 / 8 + 1
-    bench.close()
+    broker_harness.close()
 
 
 def test_recently_used_logs_remain_open(tmp_path: Path) -> None:
