@@ -24,7 +24,7 @@ from typing import Any, Final
 import attrs
 
 from logcore.errors import InvalidRecordError
-from logcore.format import varint
+from logcore.format.varint import FieldReader
 
 #: A row for each field: name, type, `?` if it may be null, first version if it is not 0,
 #: and `tag N` for a tagged field. Rows of a struct's fields are indented.
@@ -284,22 +284,8 @@ def described_control(kind: int, value: bytes | None) -> dict[str, Any] | None:
         return None
 
 
-class _MetadataBytes:
-    """Decoder of consecutive fields; invalid bytes raise one of _NOT_UNDERSTOOD."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-        self._at = 0
-
-    def varint(self) -> int:
-        value, self._at = varint.decode_unsigned(self._data, self._at)
-        return value
-
-    def _taken(self, size: int) -> bytes:
-        if not 0 <= size <= len(self._data) - self._at:
-            raise ValueError(f"expected {size} bytes at {self._at}")
-        self._at += size
-        return bytes(self._data[self._at - size : self._at])
+class _MetadataBytes(FieldReader):
+    """Decoder of a record; invalid bytes raise one of _NOT_UNDERSTOOD."""
 
     def struct(self, rows: list[_MetadataField], version: int) -> dict[str, Any]:
         """Decode a struct. A tagged field that was not written has no key."""
@@ -310,13 +296,13 @@ class _MetadataBytes:
         tagged = {row.tag: row for row in rows if row.tag is not None}
         for _ in range(self.varint()):
             tag, size = self.varint(), self.varint()
-            end = self._at + size
-            if end > len(self._data):
-                raise ValueError(f"expected {size} bytes at {self._at}")
+            end = self.at + size
+            if end > len(self.data):
+                raise ValueError(f"expected {size} bytes at {self.at}")
             if tag in tagged:
                 row = tagged[tag]
                 values[row.name] = self._value(row, row.type, version)
-            self._at = end
+            self.at = end
         return values
 
     def _value(self, row: _MetadataField, kind: str, version: int) -> Any:
@@ -324,26 +310,26 @@ class _MetadataBytes:
             return self.struct(row.inner, version)
         if kind.startswith("[]"):
             count = self.varint() - 1
-            if count > len(self._data):
-                raise ValueError(f"expected at most {len(self._data)} elements")
+            if count > len(self.data):
+                raise ValueError(f"expected at most {len(self.data)} elements")
             if count < 0:
                 return None
             inner = kind.removeprefix("[]") or "{}"
             return [self._value(row, inner, version) for _ in range(count)]
         if kind == "uuid":
-            return _base64(self._taken(_UUID_BYTES))
+            return _base64(self.taken(_UUID_BYTES))
         if kind in ("string", "bytes"):
             size = self.varint() - 1
             if size < 0:
                 return None
-            data = self._taken(size)
+            data = self.taken(size)
             return (
                 str(data, "utf-8")
                 if kind == "string"
                 else base64.b64encode(data).decode()
             )
         number = _NUMBERS[kind]
-        return number.unpack(self._taken(number.size))[0]
+        return number.unpack(self.taken(number.size))[0]
 
 
 def _base64(uuid: bytes) -> str:

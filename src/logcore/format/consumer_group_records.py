@@ -34,7 +34,7 @@ from typing import Any, Final, NamedTuple
 import attrs
 
 from logcore.errors import InvalidRecordError
-from logcore.format import varint
+from logcore.format.varint import FieldReader, encode_unsigned
 
 
 class RecordKind(enum.IntEnum):
@@ -204,7 +204,7 @@ def consumer_value(value: ConsumerValue) -> bytes | None:
         case GroupEpoch(epoch, metadata_hash):
             tags = b"\0"
             if metadata_hash:
-                tags = b"\1\0" + _length(_LONG.size) + _LONG.pack(metadata_hash)
+                tags = b"\1\0" + encode_unsigned(_LONG.size) + _LONG.pack(metadata_hash)
             return b"\0\0" + _INT.pack(epoch) + tags
         case ConsumerMember():
             return b"\0\0" + _member(value)
@@ -253,42 +253,38 @@ def _classic(classic: ClassicMember | None) -> bytes:
         parts = [
             b"\1",
             _INT.pack(classic.session_timeout_ms),
-            _length(len(classic.protocols) + 1),
+            encode_unsigned(len(classic.protocols) + 1),
         ]
         for name, metadata in classic.protocols:
-            parts += (_text(name), _length(len(metadata) + 1), metadata, b"\0")
+            parts += (_text(name), encode_unsigned(len(metadata) + 1), metadata, b"\0")
         struct_bytes = b"".join((*parts, b"\0"))
-    return b"\1\0" + _length(len(struct_bytes)) + struct_bytes
-
-
-def _length(number: int) -> bytes:
-    out = bytearray()
-    while number > 0x7F:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    out.append(number)
-    return bytes(out)
+    return b"\1\0" + encode_unsigned(len(struct_bytes)) + struct_bytes
 
 
 def _text(text: str | None) -> bytes:
     if text is None:
         return b"\0"
     encoded = text.encode()
-    return _length(len(encoded) + 1) + encoded
+    return encode_unsigned(len(encoded) + 1) + encoded
 
 
 def _texts(texts: Iterable[str]) -> bytes:
     those = [*texts]
-    return b"".join((_length(len(those) + 1), *map(_text, those)))
+    return b"".join((encode_unsigned(len(those) + 1), *map(_text, those)))
 
 
 def _partitions(partitions: Partitions) -> bytes:
     by_topic: dict[bytes, list[int]] = {}
     for topic_id, number in sorted(partitions):
         by_topic.setdefault(topic_id, []).append(number)
-    parts = [_length(len(by_topic) + 1)]
+    parts = [encode_unsigned(len(by_topic) + 1)]
     for topic_id, numbers in by_topic.items():
-        parts += (topic_id, _length(len(numbers) + 1), *map(_INT.pack, numbers), b"\0")
+        parts += (
+            topic_id,
+            encode_unsigned(len(numbers) + 1),
+            *map(_INT.pack, numbers),
+            b"\0",
+        )
     return b"".join(parts)
 
 
@@ -428,51 +424,35 @@ def _shown(value: Any) -> Any:
             return value
 
 
-class _RecordFields:
-    """Decoder of consecutive fields; invalid bytes raise one of _NOT_UNDERSTOOD."""
-
-    def __init__(self, data: bytes, at: int) -> None:
-        self._data = data
-        self._at = at
+class _RecordFields(FieldReader):
+    """Decoder of a record; invalid bytes raise one of _NOT_UNDERSTOOD."""
 
     def number(self, kind: struct.Struct) -> int:
-        (value,) = kind.unpack_from(self._data, self._at)
-        self._at += kind.size
+        (value,) = kind.unpack_from(self.data, self.at)
+        self.at += kind.size
         return int(value)
 
     def byte(self) -> int:
-        return self._taken(1)[0]
-
-    def _varint(self) -> int:
-        value, self._at = varint.decode_unsigned(self._data, self._at)
-        return value
-
-    def _taken(self, size: int) -> bytes:
-        if not 0 <= size <= len(self._data) - self._at:
-            raise ValueError(
-                f"expected {size} bytes at {self._at}, found {len(self._data) - self._at}"
-            )
-        self._at += size
-        return bytes(self._data[self._at - size : self._at])
+        return self.taken(1)[0]
 
     def key_text(self) -> str:
-        return str(self._taken(self.number(_SHORT)), "utf-8")
+        return str(self.taken(self.number(_SHORT)), "utf-8")
 
     def nullable_text(self) -> str | None:
-        size = self._varint() - 1
+        size = self.varint() - 1
         if size < 0:
             return None
-        return str(self._taken(size), "utf-8")
+        return str(self.taken(size), "utf-8")
 
     def text(self) -> str:
-        return str(self._taken(self._varint() - 1), "utf-8")
+        return str(self.taken(self.varint() - 1), "utf-8")
 
     def _count(self) -> int:
         """Return the number of elements that follow.
 
         Each element takes at least one byte, so a loop over them ends with the data.
         """
-        count = self._varint() - 1
+        count = self.varint() - 1
         if count < 0:
             raise ValueError("expected an array, found null")
         return count
@@ -484,21 +464,21 @@ class _RecordFields:
         found = []
         for _ in range(self._count()):
             name = self.text()
-            found.append((name, self._taken(self._varint() - 1)))
+            found.append((name, self.taken(self.varint() - 1)))
             self.tags()
         return tuple(found)
 
     def partitions(self) -> Partitions:
         found = []
         for _ in range(self._count()):
-            topic_id = self._taken(_ID_BYTES)
+            topic_id = self.taken(_ID_BYTES)
             found += [(topic_id, self.number(_INT)) for _ in range(self._count())]
             self.tags()
         return frozenset(found)
 
     def tags(self) -> dict[int, bytes]:
         found = {}
-        for _ in range(self._varint()):
-            tag = self._varint()
-            found[tag] = self._taken(self._varint())
+        for _ in range(self.varint()):
+            tag = self.varint()
+            found[tag] = self.taken(self.varint())
         return found

@@ -113,13 +113,13 @@ def transaction_value(stored: StoredTransaction) -> bytes:
         by_topic: dict[str, list[int]] = {}
         for topic, number in sorted(stored.partitions):
             by_topic.setdefault(topic, []).append(number)
-        parts.append(_unsigned(len(by_topic) + 1))
+        parts.append(varint.encode_unsigned(len(by_topic) + 1))
         for topic, numbers in by_topic.items():
             name = topic.encode()
             parts += (
-                _unsigned(len(name) + 1),
+                varint.encode_unsigned(len(name) + 1),
                 name,
-                _unsigned(len(numbers) + 1),
+                varint.encode_unsigned(len(numbers) + 1),
                 *map(_INT.pack, numbers),
                 b"\0",
             )
@@ -131,19 +131,14 @@ def transaction_value(stored: StoredTransaction) -> bytes:
         tags.append((1, _LONG.pack(stored.next_producer_id)))
     if stored.client_version:
         tags.append((2, _SHORT.pack(stored.client_version)))
-    parts.append(_unsigned(len(tags)))
+    parts.append(varint.encode_unsigned(len(tags)))
     for tag, content in tags:
-        parts += (_unsigned(tag), _unsigned(len(content)), content)
+        parts += (
+            varint.encode_unsigned(tag),
+            varint.encode_unsigned(len(content)),
+            content,
+        )
     return b"".join(parts)
-
-
-def _unsigned(number: int) -> bytes:
-    out = bytearray()
-    while number > 0x7F:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    out.append(number)
-    return bytes(out)
 
 
 def read_transaction_key(key: bytes) -> str | None:

@@ -8,8 +8,8 @@ Rules, the same as in Kafka's reader:
 - Bits of the last byte beyond the width of the type are ignored.
 - Longer forms than needed are accepted.
 
-This module decodes single values and does not check lengths or counts against the
-remaining bytes. The kernels decode the columns of a batch and do all encoding.
+The functions do not check lengths or counts against the remaining bytes. The kernels
+encode and decode the records of batches.
 """
 
 from __future__ import annotations
@@ -49,6 +49,40 @@ def decode_unsigned(data: Bytes, position: int) -> tuple[int, int]:
     """
     groups, position = _decode_groups(data, position)
     return groups & _UINT32_MAX, position
+
+
+def encode_unsigned(number: int) -> bytes:
+    """Return the unsigned varint of a number from 0 to 2^32-1."""
+    if not 0 <= number <= _UINT32_MAX:
+        raise ValueError(f"{number} does not fit an unsigned varint of 32 bits")
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+class FieldReader:
+    """Decoder of consecutive fields, from position `at` of `data`."""
+
+    def __init__(self, data: bytes, at: int = 0) -> None:
+        self.data = data
+        self.at = at
+
+    def varint(self) -> int:
+        """Read an unsigned varint. Raises InvalidRecordError like decode_unsigned()."""
+        value, self.at = decode_unsigned(self.data, self.at)
+        return value
+
+    def taken(self, size: int) -> bytes:
+        """Read `size` bytes. Raises ValueError if there are fewer."""
+        if not 0 <= size <= len(self.data) - self.at:
+            raise ValueError(
+                f"expected {size} bytes at {self.at}, found {len(self.data) - self.at}"
+            )
+        self.at += size
+        return bytes(self.data[self.at - size : self.at])
 
 
 def _decode_groups(data: Bytes, start: int) -> tuple[int, int]:
