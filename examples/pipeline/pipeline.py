@@ -97,9 +97,9 @@ def run_job(command: Sequence[str], until: Callable[[], bool]) -> bool:
     Return whether the job was killed.
     """
     with (
-        tempfile.TemporaryFile("w+") as said,
+        tempfile.TemporaryFile("w+") as output,
         subprocess.Popen(
-            command, start_new_session=True, stdout=said, stderr=subprocess.STDOUT
+            command, start_new_session=True, stdout=output, stderr=subprocess.STDOUT
         ) as job,
     ):
         while job.poll() is None:
@@ -109,9 +109,9 @@ def run_job(command: Sequence[str], until: Callable[[], bool]) -> bool:
                 return True
             time.sleep(0.05)
         if job.returncode:
-            said.seek(0)
+            output.seek(0)
             raise SystemExit(
-                f"FAILED: the job ended with {job.returncode}\n{said.read()[-4000:]}"
+                f"FAILED: the job ended with {job.returncode}\n{output.read()[-4000:]}"
             )
     return False
 

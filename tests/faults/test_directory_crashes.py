@@ -224,7 +224,7 @@ class Program:
     def run(self, actions: list[str]) -> Report:
         for action in ["open", *actions, "close"]:
             getattr(self, action)()
-            self.explorer.promised()
+            self.explorer.check_promises()
         return self.explorer.finish()
 
     def opened(self) -> LogDir:
@@ -254,7 +254,7 @@ class Program:
 
     def reopen(self) -> None:
         self.close()
-        self.explorer.promised()
+        self.explorer.check_promises()
         self.open()
 
     def kill(self) -> None:
@@ -286,7 +286,7 @@ class Program:
             {count},
         )
         self.topics[name] = topic
-        self.explorer.promised()
+        self.explorer.check_promises()
         logdir.create_topic(name, count, config)
         topic.topic_id = logdir.topic_id(name)
         topic.may_lack = False
@@ -296,7 +296,7 @@ class Program:
         if name is not None:
             self.opened()
             self.topics[name].may_lack = True
-            self.explorer.promised()
+            self.explorer.check_promises()
             self.opened().delete_topic(name)
             del self.topics[name]
 
@@ -308,7 +308,7 @@ class Program:
             count = max(topic.counts) + 1
             topic.logs[count - 1] = LogHistory(self.durability)
             topic.counts.add(count)
-            self.explorer.promised()
+            self.explorer.check_promises()
             logdir.add_partitions(name, count)
             topic.counts = {count}
 
@@ -319,7 +319,7 @@ class Program:
             topic = self.topics[name]
             retention = str(self.rng.randrange(1 << 40, 1 << 41))
             topic.retentions.add(retention)
-            self.explorer.promised()
+            self.explorer.check_promises()
             logdir.alter_topic(name, {"retention.ms": retention})
             topic.retentions = {retention}
 
@@ -343,7 +343,7 @@ class Program:
             source.config, logs, set(source.counts), retentions=set(source.retentions)
         )
         self.topics[new] = topic
-        self.explorer.promised()
+        self.explorer.check_promises()
         logdir.fork(name, at, new)
         topic.topic_id = logdir.topic_id(new)
         topic.may_lack = False
@@ -430,7 +430,7 @@ class Program:
                 for at, value in enumerate(values)
             )
         self.staged = name, ends
-        self.explorer.promised()
+        self.explorer.check_promises()
         writing.publish(
             Manifest(
                 app_id=job, version=0, txid=job, files=files, topics={name: len(ends)}
@@ -438,7 +438,7 @@ class Program:
         )
         for history in topic.logs.values():
             history.acknowledge(len(history.records), "disk")
-        self.explorer.promised()
+        self.explorer.check_promises()
         while writing.outcome(job, 0) == "pending":
             self._tick()
         self.staged = None
@@ -473,7 +473,7 @@ class Program:
                         name, number
                     ).host.writer.active  # which is not compacted, and may not last
                     history.compact(active.base_offset, self.disk.now_ms(), 0)
-        self.explorer.promised()
+        self.explorer.check_promises()
         logdir.tick()
         for name, topic in self.topics.items():
             if topic.config is not KEPT:

@@ -125,10 +125,10 @@ def explored(*, names: Names, remove: bool, limit: int) -> Report:
                 for task, share in enumerate(SHARES)
             ]
             receipts += write("/local", batch, shares, fs=live)
-            explorer.promised()
+            explorer.check_promises()
             gathered(live, receipts[-len(SHARES) :], remove=remove)
             done[0] = batch + 1
-            explorer.promised()
+            explorer.check_promises()
         return explorer.finish()
     except BaseException:
         live.crash()

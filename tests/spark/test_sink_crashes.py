@@ -97,7 +97,7 @@ def explored(
         for batch_id in range(len(BATCHES)):
             stream.write(batch_id, 2)
             done[0] = batch_id + 1
-            explorer.promised()
+            explorer.check_promises()
         return explorer.finish()
     except BaseException:
         live.crash()
@@ -175,7 +175,7 @@ def test_each_disk_a_power_cut_may_leave_of_a_write_without_a_name(
             ).writer(TYPES, False)
             logcore_writer.commit(stream.stage(logcore_writer.planned, batch_id, 2))
             done[0] = batch_id + 1
-            explorer.promised()
+            explorer.check_promises()
         print(explorer.finish())
     except BaseException:
         live.crash()

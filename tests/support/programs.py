@@ -122,7 +122,7 @@ class Program:
     def run(self, actions: Sequence[str]) -> Report:
         for action in ["open", *actions, "close"]:
             getattr(self, action)()
-            self.explorer.promised()
+            self.explorer.check_promises()
         return self.explorer.finish()
 
     # Each action makes one call to the log and records the promise of that call.
@@ -237,7 +237,7 @@ class Program:
         end = log.log_end_offset
         offset = start + (end - start) * part // whole
         self.history.truncate(offset)
-        self.explorer.promised()
+        self.explorer.check_promises()
         log.truncate(offset)
         self.history.truncated()
         for role, producer_id in self.producers.items():
@@ -265,7 +265,7 @@ class Program:
         self.history.compact(
             log.last_stable_offset, self.disk.now_ms(), log.config.delete_retention_ms
         )
-        self.explorer.promised()
+        self.explorer.check_promises()
         report = clean(log, force=True)
         if report is not None:
             self.history.compacted(
@@ -333,7 +333,7 @@ class Program:
 
     def reopen(self) -> None:
         self.close()
-        self.explorer.promised()
+        self.explorer.check_promises()
         self.open()
 
     def kill(self) -> None:
@@ -366,14 +366,14 @@ class Program:
             self._append([45], "disk")
         finally:
             self.disk.observer = before
-        self.explorer.promised()
+        self.explorer.check_promises()
         self.history.acknowledge(log.durable_end_offset, "disk")
-        self.explorer.promised()
+        self.explorer.check_promises()
         self.flush()
 
     def write_back(self) -> None:
         self.disk.write_back()
-        self.explorer.promised()
+        self.explorer.check_promises()
 
 
 ERRNOS = (

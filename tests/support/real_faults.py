@@ -88,7 +88,7 @@ class RealDisk(OsFS):
 
     def record_read(self, path: str) -> None: ...
 
-    def is_as(self, before: dict[str, bytes]) -> bool:
+    def is_unchanged_since(self, before: dict[str, bytes]) -> bool:
         return self.files() == before
 
     @property

@@ -224,7 +224,7 @@ class Queue(QueueFields):
             self.filling.is_closed = True
             self.filling = None
 
-    def renumber_behind(self, batch: ProducerBatch) -> None:
+    def renumber_after(self, batch: ProducerBatch) -> None:
         """Reuse the sequence of a batch that is not stored and never will be.
 
         The following batches are encoded again from this sequence. Otherwise, the log

@@ -166,7 +166,7 @@ class _Work(WorkFields):
                 if self.round():
                     continue
                 with self.writing:
-                    self.sender.rest()
+                    self.sender.publish_unsynced()
             except Exception as error:
                 # No batch is lost: batches without an outcome are retried.
                 log_line("producer", ERROR, "a round of the sender failed: %r", error)
@@ -284,7 +284,7 @@ class Producer(ProducerFields, Closeable):
                 stack.enter_context(work.writing)
             if not is_done:
                 work.sender.fail_all()
-            work.sender.rest()
+            work.sender.publish_unsynced()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(_EXIT_SECONDS)
         atexit.unregister(self._at_exit)
@@ -687,7 +687,7 @@ class Producer(ProducerFields, Closeable):
             )
         if self._settings.acks != -1:
             with self._work.writing:
-                self._work.sender.rest()
+                self._work.sender.publish_unsynced()
 
     def _closed_batches(self) -> list[Delivery]:
         """Close all batches, and return the deliveries to wait for. The lock is held."""

@@ -176,7 +176,7 @@ class Sender:
         """Return the deliveries with an outcome whose callbacks have not run."""
         return list(self._ended)
 
-    def rest(self) -> None:
+    def publish_unsynced(self) -> None:
         """Make the records of acks 0 and 1 visible when no batch is ready.
 
         This is necessary if readers see only synced records.
@@ -522,7 +522,7 @@ class Sender:
             )
             self._end_identity(queue)
         else:
-            queue.renumber_behind(batch)
+            queue.renumber_after(batch)
         error.__cause__ = batch.failure
         self._end(queue, batch, error)
 
@@ -546,7 +546,7 @@ class Sender:
             if batch.is_unknown:
                 self._end_identity(queue)
             else:
-                queue.renumber_behind(batch)
+                queue.renumber_after(batch)
             self._end(queue, batch, error)
             return
         # The batch may be stored. Only an idempotent batch can be retried without a
@@ -563,7 +563,7 @@ class Sender:
         elif len(batch.records) > 1 and (
             isinstance(error, _OF_RECORDS) or not isinstance(error, LogcoreError)
         ):
-            queue.renumber_behind(batch)
+            queue.renumber_after(batch)
             self._accumulator.split(queue, batch)
         else:
             if isinstance(error, OutOfOrderSequenceError):
@@ -576,7 +576,7 @@ class Sender:
                     error,
                 )
                 self._end_identity(queue)
-            queue.renumber_behind(batch)
+            queue.renumber_after(batch)
             self._end(queue, batch, error)
 
 

@@ -213,7 +213,7 @@ class Moment:
                 yield every, contents, f"only {at} changes of {path}", "power"
 
     def _name_masks(self, names: int) -> list[int]:
-        """Return the masks of all and of no name changes, and of every prefix.
+        """Return masks of name changes that a crash may keep: none, all, and each prefix.
 
         Without a journal that keeps the order, each change is also left out alone.
         """

@@ -276,7 +276,7 @@ class SimulatedDisk(Environment, DiskLocks):
             self.reads.record(file, True)
         return bytes(file.content)
 
-    def is_as(self, before: Mapping[str, bytes | None]) -> bool:
+    def is_unchanged_since(self, before: Mapping[str, bytes | None]) -> bool:
         """Return whether view() still equals `before`.
 
         In a ResultCache, only files that its function has changed are read.

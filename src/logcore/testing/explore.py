@@ -2,7 +2,7 @@
 
     def run(disk, promise): ...      # the program; promise(x) once x is reported as done
     def recover(disk): ...           # the restart of the program; returns its findings
-    def judge(promised, found): ...  # asserts that the findings are right
+    def judge(check_promises, found): ...  # asserts that the findings are right
 
     explore(run, recover, judge)
 
@@ -10,7 +10,7 @@ Rules:
 - Each distinct disk is opened once. A disk is also skipped if it differs only in
   content that recovery never read, for example in a file that recovery deletes unread
   (expected.ResultCache).
-- A finding is judged again after the program has promised more.
+- A finding is judged again after the program has check_promises more.
 - On some of the disks the power fails again, at sampled moments of their recovery.
 - A failure names the moment, the disk and the calls before it, and carries that disk.
 
@@ -193,8 +193,8 @@ class Explorer(Generic[Found]):
         self._is_stale = True
         disk.observer = self._observe
 
-    def promised(self) -> None:
-        """Mark the live states for another judgment, because more must survive now."""
+    def check_promises(self) -> None:
+        """Check the live states again, because from now on more must survive a crash."""
         self._is_stale = True
 
     def finish(self) -> Report:
@@ -362,8 +362,8 @@ def explore(
         recover: recover(disk) restarts the program on a disk left by a crash, and
             returns its findings. It is called once for each disk, so the findings must
             depend on the disk alone.
-        judge: judge(promised, found) asserts that the findings include all values
-            promised so far, and no value that is not allowed.
+        judge: judge(check_promises, found) asserts that the findings include all values
+            check_promises so far, and no value that is not allowed.
         files: The initial content of the disk.
         again_every: One recovery in this many is crashed too; 0 for none. Effects of
             the crashed recovery outside the disk are not kept.
@@ -374,21 +374,21 @@ def explore(
     Raises:
         CrashTestError: A disk is wrong. The first one is reported.
     """
-    promised: list[tuple[Any, Kind]] = []
+    check_promises: list[tuple[Any, Kind]] = []
 
     def verdict(found: Found, kind: Kind) -> None:
         judge(
             [
                 value
-                for value, survives in promised
+                for value, survives in check_promises
                 if survives == "power" or kind == "kill"
             ],
             found,
         )
 
     def promise(value: Any, *, survives: Kind = "power") -> None:
-        promised.append((value, survives))
-        explorer.promised()
+        check_promises.append((value, survives))
+        explorer.check_promises()
 
     explorer = Explorer(
         recover, verdict, again_every=again_every, limit=limit, seed=seed

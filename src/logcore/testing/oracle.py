@@ -326,7 +326,8 @@ class LogHistory:
         `start` and `end` are the bounds of the log that was read.
 
         Raises:
-            AssertionError: A record is missing, or is aborted or not decided.
+            AssertionError: A committed record is missing, or a record is returned that is
+                aborted or belongs to an open transaction.
         """
         stable = min([end, *self.open_transactions(end).values()])
         aborted = self.aborted(end)
@@ -567,7 +568,7 @@ def _reopen(
         records = list(log.read(start))
         assert log.recovery_report is not None
         assert log.recovery_report.cut_position is None, "opening again cuts again"
-    assert disk.is_as(before), "opening again changes the files"
+    assert disk.is_unchanged_since(before), "opening again changes the files"
     return start, records
 
 
