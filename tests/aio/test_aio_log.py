@@ -36,9 +36,9 @@ def in_loop(
     asyncio.run(run())
 
 
-async def until(is_so: Callable[[], bool]) -> None:
-    """Lets the loop run until something holds."""
-    while not is_so():
+async def until(condition: Callable[[], bool]) -> None:
+    """Run the event loop until the condition is true."""
+    while not condition():
         await asyncio.sleep(0)
 
 
@@ -59,7 +59,7 @@ def test_tasks_that_append_share_batches_and_syncs(tmp_path: Path) -> None:
     in_loop(tmp_path, main)
 
 
-def test_a_record_that_is_refused_disturbs_no_other_of_its_batch(
+def test_refused_record_does_not_fail_its_batch(
     tmp_path: Path,
 ) -> None:
     async def main(log: aio.Log) -> None:
@@ -85,7 +85,7 @@ def test_full_disk_refuses_only_unstored_records(
     how: str, durability: str, unit: int, at: int
 ) -> None:
     """Records that are written together are stored together or not at all, whatever
-    their bytes are held in.
+    type of buffer contains their bytes.
     """
     disk = SimulatedDisk({"data": None})
     rows: list[dict[str, Any]] = []

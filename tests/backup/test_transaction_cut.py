@@ -101,7 +101,10 @@ class History:
 
 
 def check_cut(history: History, time_ms: int) -> bool:
-    """Cut as of a time, and let a coordinator complete the copy. False if refused."""
+    """Cut the history at a time, and let a coordinator complete the copy.
+
+    Return whether the cut was accepted.
+    """
     logdir = history.logdir
     states_log = logdir.partition(TRANSACTIONS_TOPIC, 0)
     try:
@@ -139,7 +142,7 @@ def numbers_after_restore(
     end: int,
     states: dict[int, StoredTransaction],
 ) -> set[int]:
-    """The transactions that readers see once the open ones are completed."""
+    """Return the transactions that readers see after the open ones are completed."""
     shown: set[int] = set()
     pending: dict[int, list[int]] = {}
     for batch in history.logdir.partition(*place).batches(0):

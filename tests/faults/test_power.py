@@ -454,8 +454,8 @@ def fail_syncs(disk: LoopDisk, way: str) -> tuple[int, set[str]]:
     """Fail each sync site of the workloads once, then open the remaining files, restart,
     and open them again.
 
-    Returns how many were failed, and the lines that had nothing to write each time they
-    should have failed.
+    Return the number of failed sites, and the sites that had nothing to write whenever
+    their sync should have failed.
     """
     failed: set[Site] = set()
     idle: set[Site] = set()

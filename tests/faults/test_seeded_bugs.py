@@ -692,7 +692,7 @@ def test_B19_a_short_write_that_is_ignored_is_found(
 def test_B35_a_waiter_of_the_next_sync_that_is_woken_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its append came while the disk ran a sync that does not cover it."""
+    """The waiter appended during a sync that does not cover its append."""
 
     class Slow(SimulatedDisk):
         while_syncing: Callable[[], None] = staticmethod(lambda: None)

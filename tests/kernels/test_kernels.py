@@ -429,7 +429,7 @@ def test_pieces_are_cut_out(kernel: Any, cells: list[bytes | None], gap: int) ->
 
 @pytest.mark.parametrize("kernel", KERNELS)
 @given(st.lists(st.tuples(maybe_bytes, maybe_bytes), max_size=30), st.booleans())
-def test_columns_are_written_as_the_same_records_are(
+def test_columns_are_encoded_like_the_same_records(
     kernel: Any, rows: Any, with_times: bool
 ) -> None:
     def column(pieces: list[bytes | None]) -> Any:

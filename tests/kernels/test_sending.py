@@ -62,10 +62,10 @@ def producer(directory: logcore.LogDir) -> Iterator[Producer]:
         yield producer
 
 
-def quickly(
+def send_on_fast_path(
     producer: Producer, topic: object = "t", value: object = b"v", **given: object
 ) -> RecordFuture | None:
-    """The result of a record sent by the fast path alone."""
+    """Send a record on the fast path only, and return the result."""
     found = {"headers": (), **given}
     names = ("key", "partition", "headers", "timestamp_ms", "on_delivery")
     future: RecordFuture | None = producer._send_quickly(
@@ -124,7 +124,7 @@ def parts(future: RecordFuture) -> tuple[Any, ...]:
 def test_plain_record_takes_the_fast_path(
     producer: Producer, given: dict[str, Any]
 ) -> None:
-    assert quickly(producer, **given) is not None
+    assert send_on_fast_path(producer, **given) is not None
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_an_unusual_record_changes_nothing_the_quick_way(
     producer: Producer, given: dict[str, Any]
 ) -> None:
     before = facts(producer, "t")
-    assert quickly(producer, **{"partition": 0, **given}) is None
+    assert send_on_fast_path(producer, **{"partition": 0, **given}) is None
     assert facts(producer, "t") == before
 
 
@@ -175,10 +175,10 @@ def test_a_producer_with_its_own_ways_sends_the_slow_way(
     for extra in settings:
         with directory.producer(**SETTINGS, **extra) as producer:
             producer.send("t", b"first", partition=0)
-            assert quickly(producer, partition=0) is None
+            assert send_on_fast_path(producer, partition=0) is None
     with directory.producer(transactional_id="one") as producer, producer.transaction():
         producer.send("t", b"first", partition=0)
-        assert quickly(producer, partition=0) is None
+        assert send_on_fast_path(producer, partition=0) is None
 
 
 def test_a_simulated_clock_sends_the_slow_way() -> None:
@@ -188,19 +188,19 @@ def test_a_simulated_clock_sends_the_slow_way() -> None:
     ):
         directory.create_topic("t")
         producer.send("t", b"first")
-        assert quickly(producer) is None
+        assert send_on_fast_path(producer) is None
 
 
 def test_fast_path_yields_to_waiters_and_to_the_lock_holder(
     producer: Producer,
 ) -> None:
     with producer._lock:
-        assert quickly(producer, partition=0) is None
+        assert send_on_fast_path(producer, partition=0) is None
     ticket = object()
     producer._accumulator.waiting.append(ticket)
-    assert quickly(producer, partition=0) is None
+    assert send_on_fast_path(producer, partition=0) is None
     producer._accumulator.waiting.remove(ticket)
-    assert quickly(producer, partition=0) is not None
+    assert send_on_fast_path(producer, partition=0) is not None
 
 
 def test_a_full_memory_or_a_closed_producer_is_left_to_the_slow_way(
@@ -210,19 +210,19 @@ def test_a_full_memory_or_a_closed_producer_is_left_to_the_slow_way(
         **SETTINGS, buffer_memory=1_000, max_request_size=500
     ) as producer:
         producer.send("t", b"first", partition=0)
-        while quickly(producer, value=bytes(100), partition=0) is not None:
+        while send_on_fast_path(producer, value=bytes(100), partition=0) is not None:
             pass
         assert (
             producer._accumulator.used_bytes
             <= 1_000
             < producer._accumulator.used_bytes + 100 + 64
         )
-    assert quickly(producer, partition=0) is None
+    assert send_on_fast_path(producer, partition=0) is None
     with pytest.raises(ProducerClosedError):
         producer.send("t", b"late", partition=0)
     with directory.producer(**SETTINGS, buffer_records=5) as producer:
         producer.send("t", b"first", partition=0)
-        assert [quickly(producer, partition=0) is None for _ in range(6)] == [
+        assert [send_on_fast_path(producer, partition=0) is None for _ in range(6)] == [
             False
         ] * 4 + [True] * 2
         assert producer._accumulator.used_records == 5

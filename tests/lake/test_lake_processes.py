@@ -33,8 +33,8 @@ from support.lakes import (
 
 KILLS = int(os.environ.get("LOGCORE_LAKE_KILLS", "4"))
 LONG = pytest.param(80, marks=[pytest.mark.slow, pytest.mark.timeout(900)], id="many")
-#: Calls of functions in an export of the test's records, about. The last ones are after
-#: the last commit.
+#: Approximate number of function calls in an export of the test's records. The last
+#: calls are after the last commit.
 CALLS = {"delta": 12_000, "iceberg": 400_000}
 
 
