@@ -3,7 +3,7 @@ partitions, and what does importing logcore cost?
 
 Method:
 - A log of 1,000 segments is made twice, with small and with large segments, closed
-  cleanly, and opened over and over: for writing (lock, check of the active segment,
+  cleanly, and opened repeatedly: for writing (lock, check of the active segment,
   index files) and read-only. Opening alone is timed, not closing. The two sizes take
   turns; the figure is the median. The row "not growing" divides the time at the large
   size by that at the small one.

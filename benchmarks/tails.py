@@ -78,7 +78,8 @@ _TOPICS: Final = {
     },
 }
 _REBALANCE_S: Final = 4.0
-#: Key of the time without processors beside the ids of threads.
+#: Key for the time that the machine took from all threads. The other keys are ids of
+#: threads.
 _STOLEN: Final = "stolen"
 
 
@@ -97,7 +98,7 @@ class _Outcome:
 
     #: Seconds of each record, sorted.
     latencies: Sequence[float]
-    #: Seconds of the long ones, with the time of their delivery report.
+    #: Seconds of the slow records, with the time of their delivery report.
     slow: Sequence[tuple[float, float]]
     #: The long steps of the broker, see _Recorder.
     steps: Sequence[dict[str, Any]]
@@ -454,7 +455,7 @@ def _change_members(pipe: Any, address: str, path: str) -> None:
 
 
 def _record_pauses(pipe: Any, address: str, path: str) -> None:
-    """Sleep for 1 ms again and again; send the long pauses at the end."""
+    """Sleep for 1 ms repeatedly, and send the long pauses at the end."""
     pauses: list[tuple[float, float]] = []
     gc.disable()
     pipe.send(None)

@@ -85,7 +85,9 @@ def worker_number(registry: FileRegistry) -> int:
 
 
 async def confirm(data: aio.LogDir, number: int) -> None:
-    """Copy orders to `confirmed`, each exactly once, until the waits are ended."""
+    """Copy orders to `confirmed`, each exactly once, until end_on_signals() ends the
+    waits.
+    """
     while True:
         try:
             async with (

@@ -158,11 +158,11 @@ def on_files(files: Any, config: Any, **_: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
-    """Turns links to files outside docs/ into links to their pages; drops the words
-    after a fence's language.
+    """Turn links to files outside docs/ into links to their pages, and remove the words
+    after the language of a code fence.
 
-    They are for the tests. To pymdownx.superfences a fence with them is none, and
-    headings up to the next one are code.
+    The words are options for the tests. pymdownx.superfences does not recognize a fence
+    with such words, and would show all text up to the next fence as code.
     """
     if page.file.src_uri in WIDE:
         page.meta["hide"] = ["toc"]

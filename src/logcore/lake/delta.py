@@ -46,8 +46,8 @@ _COLOR: Final = re.compile(r"\x1b\[[0-9;]*m")
 _MIN_VERSION: Final = (1, 1)
 #: Key in the metadata of the commits of an export.
 _EXPORTED: Final = "logcore.export"
-#: How many commits are read until one of an export is found. Each is a request to the
-#: storage. The last step reads all commits.
+#: Numbers of commits to read, one step after the other, until the commit of an export
+#: is found. Each commit is a request to the storage. The last step reads all commits.
 _HISTORY_LIMITS: Final = (1, 20)
 
 

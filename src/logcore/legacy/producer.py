@@ -189,8 +189,8 @@ class Producer(Closeable):
         """Send the values of one or several ProducerData in their order; return a
         future for each.
 
-        With producer.type=sync, all of them are stored when it returns, and it raises
-        the first error of a record that is not. Raises BufferFullError if the queue
+        With producer.type=sync, this call returns after all records are stored, or
+        raises the first error of a record that cannot be stored. Raises BufferFullError if the queue
         remains full (earlier records are sent), and the errors of
         logcore.producer.Producer.send().
         """

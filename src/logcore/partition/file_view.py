@@ -184,8 +184,8 @@ class FileView:
         """Return the segments that a compaction is about to rename, with their ends.
 
         The new segment is part of the log once the first of the old segments has been
-        moved away. This lasts for the milliseconds of the renames or, after a crash,
-        until the log is opened for writing.
+        moved away. That state lasts for the milliseconds of the renames or, after a
+        crash, until the log is opened for writing.
         """
         swaps = (
             base_offset_of(name, LOG + SWAP) for name in names if name.endswith(SWAP)

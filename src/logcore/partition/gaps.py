@@ -4,7 +4,7 @@ Rules:
 - Appends leave no gaps. Compaction does, but never in the active segment. A log that
   this library created therefore has no gap from dense_from on. The writer stores
   dense_from durably before a compaction replaces a segment.
-- Below dense_from, a gap inside a segment proves nothing. A gap after a segment is
+- Below dense_from, a gap inside a segment is no evidence of a loss. A gap after a segment is
   checked with its seal, which contains the size of the file, the end of its offsets,
   and the base offset of the next segment.
 - Another program may compact without updating dense_from. Seals are therefore used only

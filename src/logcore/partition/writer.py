@@ -156,7 +156,7 @@ class Writer(Appender):
             self.state.is_shared = True
         self.state.publish(visible=opened.visible)
         clock_ms = fs.monotonic_ms()
-        #: The recovery point, and what maintenance did last.
+        #: The recovery point, and the state of the latest maintenance.
         self.progress = Progress(opened.recovery_point, clock_ms, clock_ms)
         self._adopt(opened)
         # The owner of the .cleaned files in the directory. See begin_rewrite_locked().
@@ -192,7 +192,7 @@ class Writer(Appender):
         self.commit = GroupCommit(fs, path, hooks, durable_end=opened.end)
 
     def _adopt(self, opened: Opened) -> None:
-        """Take over the partition as opening left it, except the visible end."""
+        """Take the state of the opened partition over, except for the visible end."""
         self.state.publish(
             segments=opened.segments, log_start=opened.log_start, end=opened.end
         )

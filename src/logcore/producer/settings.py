@@ -118,16 +118,16 @@ class ProducerOptions(TypedDict, total=False):
             began after it.
         durability: "os" means acks 1, and "disk" means "all".
         linger_ms: How long a batch waits for more records. Default: 5.
-        batch_size: Bytes of a batch. Default: 16,384.
-        batch_records: Records of a batch. Default: no limit.
-        buffer_memory: Bytes of records without an outcome. Default: 33,554,432.
-        buffer_records: Number of records without an outcome. Default: no limit.
+        batch_size: Maximum bytes of a batch. Default: 16,384.
+        batch_records: Maximum records of a batch. Default: no limit.
+        buffer_memory: Maximum bytes of records without an outcome. Default: 33,554,432.
+        buffer_records: Maximum number of records without an outcome. Default: no limit.
         max_block_ms: How long send() waits for memory. Default: 60,000.
-        delivery_timeout_ms: How long a batch may be tried. Default: 120,000.
+        delivery_timeout_ms: How long a batch may be retried. Default: 120,000.
         retry_backoff_ms: First pause between attempts. It doubles. Default: 100.
         retry_backoff_max_ms: Longest pause between attempts. Default: 1,000.
-        max_request_size: Bytes of a record. Default: 1,048,576.
-        compression_type: A codec. Default: the topic's.
+        max_request_size: Maximum bytes of a record. Default: 1,048,576.
+        compression_type: A codec. Default: the codec in the topic's settings.
         partitioner: A name of producer/partitioners.py, or f(key, partitions) -> int.
             Default: "default".
         partitioner_ignore_keys: Choose partitions as for records without a key.
@@ -171,8 +171,8 @@ class TransactionOptions(ProducerOptions, total=False):
     Attributes:
         transaction_timeout_ms: How long a transaction may be open before it is aborted,
             at most 900,000. Default: 60,000.
-        two_phase: Only the producer ends a transaction, however long that takes; see
-            prepare_transaction(). Default: False.
+        two_phase: Whether transactions have no timeout, so that only the producer ends
+            them; see prepare_transaction(). Default: False.
     """
 
     transaction_timeout_ms: int

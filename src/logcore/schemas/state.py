@@ -185,7 +185,7 @@ class SchemaState:
     def resolve(self, references: Iterable[SchemaReference]) -> Resolved:
         """Return the names and texts of references at any depth.
 
-        Each one is after those that it needs.
+        Each text is after the texts to which it refers.
 
         Raises:
             InvalidSchemaError: a reference is missing, or is part of a cycle, or there

@@ -308,7 +308,7 @@ class Mirror(Closeable):
         self._forget()
         self._status.fail(error)
 
-    # -- which partitions --------------------------------------------------------------
+    # -- choice of partitions ----------------------------------------------------------
 
     def _target(self, name: str) -> str:
         if self._settings.rename is None:

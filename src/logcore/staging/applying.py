@@ -262,7 +262,7 @@ def drop_topics(fs: FS, directory: str, topics: Collection[str]) -> None:
     for name in names_in(fs, path, ASSIGNED):
         try:
             manifest = read_manifest(fs, path, name)
-        # The next opening renames it to `.damaged`.
+        # The next opening renames this manifest to `.damaged`.
         except CorruptLogError:
             continue
         if manifest is None or not any(file.topic in topics for file in manifest.files):

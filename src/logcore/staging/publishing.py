@@ -340,7 +340,7 @@ class Staging:
         """Yield all manifests.
 
         Raises:
-            CorruptLogError: one is damaged, so the files that it names are unknown.
+            CorruptLogError: a manifest is damaged, so the files that it names are unknown.
         """
         for name in names:
             if name.endswith((READY, CLAIM, ASSIGNED, DAMAGED)):
