@@ -233,7 +233,9 @@ def write_local(
             "receipts of a local write are missing", path=path, found=sorted(tasks)
         )
     found = [{**row.asDict(), "tasks": len(tasks)} for row in rows]
-    if not found:  # a frame that Spark knows to be empty has no tasks; the batch has a receipt all the same
+    if (
+        not found
+    ):  # a frame that Spark plans as empty has no tasks, but the batch has a receipt
         found = [
             attrs.asdict(receipt) for receipt in writer.report(0, {}).receipts("", 1)
         ]

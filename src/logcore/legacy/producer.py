@@ -190,8 +190,8 @@ class Producer(Closeable):
         future for each.
 
         With producer.type=sync, this call returns after all records are stored, or
-        raises the first error of a record that cannot be stored. Raises BufferFullError if the queue
-        remains full (earlier records are sent), and the errors of
+        raises the first error of a record that cannot be stored. Raises BufferFullError
+        if the queue remains full (earlier records are sent), and the errors of
         logcore.producer.Producer.send().
         """
         if isinstance(data, ProducerData):

@@ -114,10 +114,10 @@ class _Work(WorkFields):
         self.news = threading.Condition(self.lock)
         #: Held during a round.
         self.writing = threading.Lock()
-        #: No record is accepted any more. Written under the lock, but by the garbage
+        #: Whether records are refused. Written under the lock, but by the garbage
         #: collector without it.
         self.is_closing = False
-        #: The thread ends. Written under the lock.
+        #: Whether the thread must end. Written under the lock.
         self.is_over = False
         self.teller = CallbackRunner(settings.interceptors)
         self.accumulator = Accumulator(settings, self.teller, draw)

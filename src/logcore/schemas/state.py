@@ -55,14 +55,14 @@ def identity_of(
 
 
 class SchemaState:
-    """Versions by subject, id and GUID, and settings. Not for several threads at once.
+    """Versions by subject, id and GUID, and settings. Not thread-safe.
 
     Attributes:
         versions: The versions of each subject by number, with deleted ones.
         levels, modes: Settings by subject. None is the setting of all others.
         max_id: The largest id so far.
         skipped: Number of records that were not understood.
-        reasons: Why the first of them were skipped, by offset.
+        reasons: The reason for each of the first skipped records, by offset.
     """
 
     def __init__(self) -> None:

@@ -311,7 +311,8 @@ class KafkaCluster(Closeable):
     def reader(self, group_id: str) -> Any:
         """Return a consumer of a group that reads no records.
 
-        It serves for committed offsets, and for the group's metadata in transactions.
+        The consumer is used to read and commit offsets, and for the group's metadata in
+        transactions.
         """
         if group_id not in self._readers:
             fixed = self._config(

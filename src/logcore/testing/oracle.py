@@ -567,7 +567,7 @@ def _reopen(
         start = log.log_start_offset
         records = list(log.read(start))
         assert log.recovery_report is not None
-        assert log.recovery_report.cut_position is None, "opening again cuts again"
+        assert log.recovery_report.cut_position is None, "opening again truncates again"
     assert disk.is_unchanged_since(before), "opening again changes the files"
     return start, records
 
