@@ -26,7 +26,7 @@ from netshim.scheduling import PendingResponse
 from netshim.session import ClientSession
 from netshim.settings import Settings as BrokerSettings
 
-BEAT = wire.CONSUMER_GROUP_HEARTBEAT
+HEARTBEAT = wire.CONSUMER_GROUP_HEARTBEAT
 #: From the broker reference, section 11.
 HEARTBEAT_TARGET_US = 100.0
 FORMING_TARGET_S = 1.0
@@ -50,23 +50,23 @@ class Group:
 
     def __init__(self, logdir: logcore.LogDir, members: int) -> None:
         logdir.create_topic("t", members)
-        self.broker = Broker(logdir, BrokerSettings(), _at_once)
+        self.broker = Broker(logdir, BrokerSettings(), at_once)
         self.session = ClientSession("127.0.0.1", 9092, "127.0.0.1")
         self.topic_id = logdir.topic_id("t").bytes
         self.epochs = {f"member-{number:04}": 0 for number in range(members)}
         self.owned: dict[str, list[int]] = {name: [] for name in self.epochs}
         self.seconds = 0.0
 
-    def beat(self, name: str, **fields: Any) -> Any:
-        request = BEAT.Request(
+    def heartbeat(self, name: str, **fields: Any) -> Any:
+        request = HEARTBEAT.Request(
             group_id="g", member_id=name, member_epoch=self.epochs[name], **fields
         )
-        frame = memoryview(wire.encode_request(BEAT, 1, 1, "bench", request))[4:]
+        frame = memoryview(wire.encode_request(HEARTBEAT, 1, 1, "bench", request))[4:]
         started = time.process_time()
         reply = self.broker.handle(self.session, frame, common.NOW_MS)
         self.seconds += time.process_time() - started
         pieces = reply.value if isinstance(reply, PendingResponse) else reply
-        answer = wire.decode_response(BEAT, 1, b"".join(pieces)[4:])[1]
+        answer = wire.decode_response(HEARTBEAT, 1, b"".join(pieces)[4:])[1]
         assert not answer.error_code, answer
         self.epochs[name] = answer.member_epoch
         if answer.assignment is not None:
@@ -78,7 +78,7 @@ class Group:
 
     def form(self) -> None:
         for name in self.epochs:
-            self.beat(
+            self.heartbeat(
                 name,
                 rebalance_timeout_ms=60_000,
                 subscribed_topic_names=["t"],
@@ -86,11 +86,13 @@ class Group:
             )
         while any(len(numbers) != 1 for numbers in self.owned.values()):
             for name, numbers in self.owned.items():
-                topic = BEAT.Request.Topic(topic_id=self.topic_id, partitions=numbers)
-                self.beat(name, topic_partitions=[topic] if numbers else [])
+                topic = HEARTBEAT.Request.Topic(
+                    topic_id=self.topic_id, partitions=numbers
+                )
+                self.heartbeat(name, topic_partitions=[topic] if numbers else [])
 
 
-def _at_once(work: Callable[[], Any], done: Callable[[Any], None]) -> None:
+def at_once(work: Callable[[], Any], done: Callable[[Any], None]) -> None:
     try:
         result = work()
     except Exception as error:
@@ -106,7 +108,7 @@ def heartbeat(path: Path, members: int, rounds: int) -> Result:
         for _ in range(rounds):
             group.seconds = 0.0
             for name in group.epochs:
-                group.beat(name)
+                group.heartbeat(name)
             best = min(best, group.seconds / members * 1e6)
     question = f"a heartbeat in a group of {members:,} members"
     method = "CPU of the broker, from the request's bytes to the answer's."
