@@ -876,8 +876,9 @@ BUGS = [
         (
             (
                 TransactionShard._send_markers,
-                "found.get(one, -1) not in _FINAL",
-                "found.get(one, -1) not in {*_FINAL, codes.NOT_LEADER_OR_FOLLOWER}",
+                "found.get(partition, -1) not in _FINAL",
+                "found.get(partition, -1) not in "
+                "{*_FINAL, codes.NOT_LEADER_OR_FOLLOWER}",
             ),
         ),
         run=run_transactions,
@@ -915,7 +916,7 @@ BUGS = [
         (
             (
                 TransactionShards._unknown,
-                "self._verified.get(one, {}).get(producer_id) != epoch",
+                "self._verified.get(partition, {}).get(producer_id) != epoch",
                 "False",
             ),
             (

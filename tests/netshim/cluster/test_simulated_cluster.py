@@ -16,7 +16,7 @@ from netshim.cluster.fetcher import LeaderFetcher
 from netshim.cluster.node import ClusterNode
 from netshim.cluster.replicas import ClusterReplicas
 from netshim.loop_host import LoopHost
-from support.replicabugs import Bug, find
+from support.replicabugs import Bug, find, seeded
 from support.simulated_cluster import run_schedule
 
 #: Schedules in the fast tests, of one to two seconds.
@@ -34,9 +34,13 @@ BUGS = [
         (
             (
                 LeaderFetcher._next_fetch,
-                "one.log.flush()\n            one.book = following.synced(one.book, "
-                "one.log.durable_end_offset)",
-                "one.book = following.synced(one.book, one.log.log_end_offset)",
+                "followed_partition.log.flush()\n"
+                "            followed_partition.book = following.synced(\n"
+                "                followed_partition.book, "
+                "followed_partition.log.durable_end_offset\n",
+                "followed_partition.book = following.synced(\n"
+                "                followed_partition.book, "
+                "followed_partition.log.log_end_offset\n",
             ),
         ),
         options=("cut_all_power", "kill"),
@@ -132,7 +136,9 @@ BUGS = [
         (
             (
                 LeaderFetcher.drop,
-                "with one.mutex:\n            one.is_dropped = True",
+                "with partition.mutex:\n"
+                "            # The thread holds the mutex while it uses the log.\n"
+                "            partition.is_dropped = True",
                 "pass",
             ),
         ),
@@ -161,6 +167,13 @@ def test_schedule_repeats_exactly() -> None:
     first, second = (run_schedule(5) for _ in range(2))
     assert first.story == second.story
     assert first.threads.steps == second.threads.steps
+
+
+def test_each_bug_can_be_seeded() -> None:
+    """`make slow` seeds them; a text that has changed fails here."""
+    for bug in BUGS:
+        with seeded(*bug.changes):
+            pass
 
 
 @pytest.mark.slow
