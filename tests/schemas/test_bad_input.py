@@ -1,4 +1,4 @@
-"""Requests and records that no client and no registry sends."""
+"""Invalid requests, and records of `_schemas` that no registry wrote."""
 
 from __future__ import annotations
 
@@ -116,7 +116,9 @@ def test_bodies_that_are_not_objects_are_refused(
     assert status in (400, 422), answer
 
 
-def test_names_of_subjects(registry: RegistryClient) -> None:
+def test_unusual_subject_names_are_accepted_or_refused(
+    registry: RegistryClient,
+) -> None:
     for name in ("a/b", "ä b", "%2F", "a?b#c", "..", "x" * 1_000):
         assert registry.register(name, RECORD) == 1
     assert registry.get("/subjects/a%2Fb/versions/1")["subject"] == "a/b"
@@ -144,7 +146,7 @@ def test_chains_of_references_have_a_limit(
     assert rows(kafka) == number == 33
 
 
-def test_records_of_others_are_skipped_and_counted(
+def test_foreign_records_are_skipped_and_counted(
     kafka: Kafka, registry: RegistryClient
 ) -> None:
     registry.register("a", RECORD)
@@ -187,7 +189,7 @@ def test_records_of_others_are_skipped_and_counted(
     assert registry.register("c", record({"name": "n", "type": "long"})) == 10
     state = load_schemas(log.read(0))
     assert state.skipped == len(wrong)
-    state.apply(99, None, b"{}")  # a compacted topic refuses it
+    state.apply(99, None, b"{}")  # a compacted topic refuses records without a key
     assert state.skipped == len(wrong) + 1
 
 
@@ -221,7 +223,9 @@ def test_cycles_of_references_are_refused(
 def test_deletions_during_registrations_leave_no_partial_state(
     kafka: Kafka, registry: RegistryClient
 ) -> None:
-    """Each answer is one of a serial order, and a restart finds the same state."""
+    """The answers equal those of some serial order of the calls. A restart finds the
+    same state.
+    """
     found: list[Any] = []
     done = threading.Event()
 
@@ -258,7 +262,7 @@ def test_web_pages_are_refused(registry: RegistryClient) -> None:
         assert (status, answer["error_code"]) == (403, 403)
 
 
-def test_texts_with_open_comments_are_read_once() -> None:
+def test_unclosed_comments_are_parsed_in_linear_time() -> None:
     for text in ("/*" * 300_000, '"\\' * 300_000, '\\"' * 300_000, "'" * 300_001):
         started_s = time.process_time()
         canonical_text("PROTOBUF", text)

@@ -60,7 +60,7 @@ def test_schema_is_found_by_id_guid_and_text(registry: RegistryClient) -> None:
     assert registry.get("/schemas?subjectPrefix=a") == [version]
 
 
-def test_remembered_answer_ends_with_a_change(registry: RegistryClient) -> None:
+def test_cached_answer_is_dropped_by_a_change(registry: RegistryClient) -> None:
     registry.register("a", RECORD)
     for path in ("/schemas/ids/1", "/subjects", "/config"):
         assert registry.get(path) == registry.get(path)
@@ -75,7 +75,7 @@ def test_remembered_answer_ends_with_a_change(registry: RegistryClient) -> None:
     assert registry.get("/subjects") == []
 
 
-def test_remembered_answer_ends_with_a_rollback(
+def test_cached_answer_is_dropped_by_a_rollback(
     kafka: Kafka, registry: RegistryClient
 ) -> None:
     before = kafka.snapshot()
@@ -87,7 +87,7 @@ def test_remembered_answer_ends_with_a_rollback(
     assert registry.get("/schemas/ids/1") != first
 
 
-def test_missing_names_have_the_codes_of_the_registry(
+def test_missing_names_get_the_error_codes_of_the_registry(
     registry: RegistryClient,
 ) -> None:
     wanted = {"schema": record(NUMBER, name="Other")}
@@ -151,7 +151,7 @@ def test_deletion_is_soft_before_it_is_permanent(registry: RegistryClient) -> No
         ("FULL_TRANSITIVE", True, False, False),
     ],
 )
-def test_levels_of_avro(
+def test_avro_compatibility_levels(
     registry: RegistryClient,
     level: str,
     adds_default: bool,
@@ -182,10 +182,10 @@ def test_levels_of_avro(
             assert registry.register("a", text) == 409
 
 
-def test_transitive_levels_compare_with_all_versions(
+def test_transitive_compatibility_compares_all_versions(
     registry: RegistryClient,
 ) -> None:
-    """Version 3 reads version 2, and does not read version 1."""
+    """Version 3 can read values of version 2, but not values of version 1."""
     first = record({"name": "x", "type": "int"})
     second = record()
     third = record({"name": "x", "type": "string", "default": ""})
@@ -200,7 +200,7 @@ def test_transitive_levels_compare_with_all_versions(
     assert registry.register("a", third) == 3
 
 
-def test_settings_of_subjects_win_over_global_ones(registry: RegistryClient) -> None:
+def test_subject_settings_override_global_settings(registry: RegistryClient) -> None:
     assert registry.get("/config")["compatibilityLevel"] == "BACKWARD"
     assert "not compared" in registry.get("/config")["docs"]
     assert registry.call("PUT", "/config", {"compatibility": "sideways"}) == 42203
@@ -257,7 +257,9 @@ def test_references_are_resolved_and_protected(registry: RegistryClient) -> None
     assert registry.delete("/subjects/money") == [1]
 
 
-def test_other_types_are_parsed_and_not_compared(registry: RegistryClient) -> None:
+def test_json_and_protobuf_are_parsed_but_not_compared(
+    registry: RegistryClient,
+) -> None:
     pytest.importorskip("grpc_tools")
     for kind, old, new, bad in (
         ("JSON", '{"type":"object"}', '{"type":"string"}', '{"type":"thing"}'),
@@ -304,10 +306,10 @@ def test_normalized_text_is_stored(registry: RegistryClient) -> None:
     )
 
 
-def test_registrations_at_once_are_in_one_order(
+def test_concurrent_registrations_are_serialized(
     kafka: Kafka, registry: RegistryClient
 ) -> None:
-    """Two threads register each schema; ids have no gaps, and rows no conflict."""
+    """Two threads register each schema. Ids have no gaps, and no two rows conflict."""
     count = 20
 
     def register(number: int) -> Any:

@@ -1,4 +1,6 @@
-"""The serializers of confluent-kafka with the registry, and `logcore` over their topics."""
+"""The serializers of confluent-kafka use the registry, and `logcore` decodes their
+topics.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,7 @@ def lines(*arguments: object) -> list[dict[str, Any]]:
 
 @pytest.fixture(params=[False, True], ids=["in values", "in headers"])
 def topics(kafka: Kafka, request: pytest.FixtureRequest) -> Iterator[SerializedTopics]:
-    """Topics whose records name their schemas in values, or in headers."""
+    """Write topics whose records name their schemas in values or in headers."""
     with SerializedTopics(kafka, in_headers=request.param) as made:
         for topic in TOPICS:
             made.produce(topic)
@@ -221,8 +223,10 @@ def test_directory_without_schemas_names_the_option(tmp_path: Path) -> None:
     assert done.exit_code == 2 and "does not answer" in done.stderr
 
 
-def test_half_of_a_surrogate_pair_ends_no_query(tmp_path: Path) -> None:
-    """UTF-8 cannot encode it, and one such value failed the whole query."""
+def test_half_of_a_surrogate_pair_does_not_fail_a_query(tmp_path: Path) -> None:
+    """UTF-8 cannot encode half of a surrogate pair. One such value failed the whole
+    query.
+    """
     key = {"keytype": "SCHEMA", "subject": "t-value", "version": 1, "magic": 1}
     schema = {
         "subject": "t-value",

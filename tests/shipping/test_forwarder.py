@@ -1,5 +1,5 @@
-"""Forwarding against a modelled cluster: every record once and in order, whatever is
-cut off when.
+"""Forwarding to a modelled cluster: every record arrives once and in order, wherever
+the forwarder or the connection fails.
 
 LOGCORE_SHIPPING_ROUNDS=n tries n schedules of each kind instead of 20; `make slow`
 tries 2,000.
@@ -150,7 +150,7 @@ def test_limits_bound_each_transaction(
     assert cluster.values(ORDERS)[-1] == b"x" * 1000
 
 
-def test_names_may_change_on_the_way(
+def test_topics_can_be_renamed_by_forwarding(
     data: logcore.LogDir, cluster: ModelCluster, disk: SimulatedDisk
 ) -> None:
     fill(data, 3)
@@ -228,8 +228,8 @@ def test_a_second_forwarder_fences_the_first(
 def test_late_commit_of_an_older_forwarder_is_counted_or_aborted(
     data: logcore.LogDir, cluster: ModelCluster, disk: SimulatedDisk
 ) -> None:
-    """The older forwarder stopped in the middle of a batch, and resumes while the new one
-    reads the committed progress.
+    """The older forwarder stopped in the middle of a batch. It resumes while the new
+    forwarder reads the committed progress.
     """
     fill(data, 5)
     with Forwarder(data, cluster.client(), fs=disk) as older:
@@ -400,7 +400,7 @@ def test_refused_record_is_quarantined_with_its_origin(
     notes.close()
     assert note is not None
     assert note.progress[ORDERS].offset == 20, (
-        "also after the last one, which was left out"
+        "the position also passes the last record, which was quarantined"
     )
     if not at_least_once:
         assert list(cluster.offsets().values()) == [20]
@@ -472,8 +472,8 @@ def test_records_deleted_before_they_were_shipped_stop_the_partition(
 def test_a_topic_that_is_created_again_stops_the_partition(
     data: logcore.LogDir, cluster: ModelCluster, disk: SimulatedDisk
 ) -> None:
-    """The forwarder continued at its position in the old topic, and left out the first
-    records of the new one.
+    """The forwarder continued at its position in the old topic, and skipped the first
+    records of the new topic.
     """
     fill(data, 10)
     with Forwarder(data, cluster.client(), fs=disk) as forwarder:
@@ -641,7 +641,7 @@ def test_local_retention_waits_for_unshipped_records(
     assert data.committed_offsets(*ORDERS) == {"forward-edge": 10}
 
 
-def test_a_directory_that_is_read_only_holds_nothing(
+def test_forwarder_on_a_read_only_directory_stores_nothing(
     cluster: ModelCluster, disk: SimulatedDisk
 ) -> None:
     with logcore.open_dir(PATH, create=True, durability="os", fs=disk) as data:
@@ -657,11 +657,13 @@ def test_a_directory_that_is_read_only_holds_nothing(
     assert cluster.values(ORDERS) == numbers(0, 10)
 
 
-# -- whatever is cut off ---------------------------------------------------------------
+# -- kills and lost connections --------------------------------------------------------
 
 
 def live(seed: int, at_least_once: bool) -> None:
-    """Forwarders that are killed and cut off at any step, until all is shipped."""
+    """Run forwarders that are killed or disconnected at any step, until all records are
+    shipped.
+    """
     chance = random.Random(seed)
     disk = SimulatedDisk({"edge": None}, seed=seed)
     cluster = ModelCluster(
@@ -687,7 +689,8 @@ def live(seed: int, at_least_once: bool) -> None:
             except Killed:
                 deaths += 1
                 assert forwarder is not None
-                forwarder._progress_store.close()  # the system gives its locks back
+                # The operating system releases the locks of a killed process.
+                forwarder._progress_store.close()
         cluster.faults = Faults()
         with Forwarder(
             data, cluster.client(), at_least_once=at_least_once, fs=disk
@@ -710,7 +713,9 @@ def repeated_in_order(found: list[bytes | None]) -> int:
     before = -1
     for value in found:
         number = int(value or b"")
-        assert number <= before + 1, "no record before those that come before it"
+        assert number <= before + 1, (
+            "no record arrives before the records that precede it"
+        )
         before = number
         reached = max(reached, number + 1)
     return reached
@@ -721,7 +726,7 @@ def repeated_in_order(found: list[bytes | None]) -> int:
 @pytest.mark.parametrize(
     "at_least_once", [False, True], ids=["exactly-once", "at-least-once"]
 )
-def test_every_record_arrives_whatever_is_cut_off(
+def test_every_record_arrives_despite_kills_and_lost_connections(
     at_least_once: bool, rounds: int
 ) -> None:
     for seed in range(rounds):
@@ -731,7 +736,7 @@ def test_every_record_arrives_whatever_is_cut_off(
             raise AssertionError(f"seed {seed}: {error!r}") from error
 
 
-def test_a_note_is_read_as_it_was_written(
+def test_stored_progress_is_read_as_written(
     data: logcore.LogDir, disk: SimulatedDisk
 ) -> None:
     notes = ProgressStore(disk, data.path, "edge")

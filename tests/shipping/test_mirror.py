@@ -1,5 +1,5 @@
-"""Mirroring from a modelled cluster: the same offsets or new ones, each record once,
-whatever is cut off when.
+"""Mirroring from a modelled cluster, with kept or with new offsets: each record arrives
+once, wherever the mirror or the connection fails.
 
 LOGCORE_SHIPPING_ROUNDS=n tries n schedules of each kind instead of 20; `make slow`
 tries 2,000.
@@ -66,7 +66,7 @@ def fill(source: ModelSource, count: int) -> None:
 
 
 def mirrored(data: logcore.LogDir, source: ModelSource, **options: Any) -> Any:
-    """Runs a mirror to the end; returns its metrics."""
+    """Run a mirror to the end, and return its metrics."""
     fs = source.disk
     with Mirror(data, source, topics=["orders"], fs=fs, **options) as mirror:
         mirror.run(until_end=True)
@@ -122,7 +122,7 @@ def test_empty_log_begins_at_the_start_of_the_remote_log(
     assert here(data) == there(source)
 
 
-def test_nothing_else_writes_a_mirror(
+def test_mirrored_topic_refuses_other_writers(
     data: logcore.LogDir, source: ModelSource
 ) -> None:
     mirrored(data, source)
@@ -165,7 +165,7 @@ def test_partitions_that_are_added_are_mirrored(
     ]
 
 
-def test_retention_that_passed_us_stops_the_partition(
+def test_remote_retention_beyond_the_mirror_stops_the_partition(
     data: logcore.LogDir, source: ModelSource
 ) -> None:
     mirrored(data, source)
@@ -209,7 +209,7 @@ def test_a_remote_log_that_lost_its_end_stops_the_partition(
             confirm=lambda text: bool(asked.append(text)),
         )
     assert asked == ["truncate orders-0 from offset 10 to 8?"]
-    assert here(data) == before, "a refused truncation changed the log"
+    assert here(data) == before, "a refused truncation must not change the log"
     mirrored(data, source, on_divergence="truncate")
     assert here(data) == there(source)
     assert epochs(data)[-1] == (1 if regrown else 0)
@@ -438,12 +438,12 @@ def test_common_end_is_found_at_every_offset() -> None:
             )  # type: ignore[misc]
 
 
-# -- whatever is cut off ---------------------------------------------------------------
+# -- kills and lost connections --------------------------------------------------------
 
 
 def live(seed: int, offsets: str) -> None:
-    """Mirrors that are killed and cut off at any step, in a log that grows, until all
-    is mirrored.
+    """Run mirrors that are killed or disconnected at any step, while the log grows,
+    until all records are mirrored.
     """
     chance = random.Random(seed)
     disk = SimulatedDisk({"copy": None}, seed=seed)
@@ -465,7 +465,7 @@ def live(seed: int, offsets: str) -> None:
                     mirror.step()
                 mirror.close()
             except Killed:
-                pass  # its producer ended with it, and is fenced by the next
+                pass  # the next mirror fences the producer of the killed one
         source.faults = Faults()
         with Mirror(data, source, **options) as last:
             last.run(until_end=True)
@@ -496,9 +496,9 @@ def test_every_record_is_mirrored_once_despite_interruptions(
 
 
 def lose(seed: int) -> None:
-    """Remote logs lose their ends, grow again, lose their beginnings and are compacted.
-    A mirror that may truncate follows. Another one never has records that the remote
-    log lacks.
+    """Truncate, extend and compact remote logs, and delete their first records. A
+    mirror with on_divergence="truncate" follows. A mirror without that option never has
+    records that the remote log lacks.
     """
     chance = random.Random(seed)
     disk = SimulatedDisk({"copy": None}, seed=seed)
@@ -540,7 +540,7 @@ def lose(seed: int) -> None:
         with Mirror(data, source, **options) as last:
             last.run(until_end=True)
         found = here(data)
-        assert set(found) <= seen, "nothing is made up"
+        assert set(found) <= seen, "every mirrored record exists in the remote log"
         start = max(log.start, data.partition(*ORDERS).log_start_offset)
         assert [record for record in found if record.offset >= start] == [
             record for record in there(source) if record.offset >= start
@@ -548,7 +548,7 @@ def lose(seed: int) -> None:
 
 
 @pytest.mark.parametrize("rounds", [ROUNDS, LONG])
-def test_a_mirror_follows_a_remote_log_that_loses(rounds: int) -> None:
+def test_mirror_follows_a_remote_log_that_loses_records(rounds: int) -> None:
     for seed in range(rounds):
         try:
             lose(seed)
@@ -556,7 +556,7 @@ def test_a_mirror_follows_a_remote_log_that_loses(rounds: int) -> None:
             raise AssertionError(f"seed {seed}: {error!r}") from error
 
 
-def test_records_without_a_known_epoch_take_the_last(
+def test_records_without_an_epoch_get_the_last_known_epoch(
     data: logcore.LogDir, source: ModelSource
 ) -> None:
     log = source.logs[ORDERS]

@@ -1,5 +1,5 @@
-"""The power fails during forwarding or mirroring: every record that was shipped still
-exists here, and a restarted one continues without a gap or a repetition.
+"""The power fails during forwarding or mirroring: every shipped record still exists
+locally, and a restarted forwarder or mirror continues without a gap or a repetition.
 
 LOGCORE_SHIPPING_ROUNDS=n tries n schedules of each kind instead of 20; `make slow`
 tries 2,000.
@@ -29,9 +29,9 @@ ORDERS = ("orders", 0)
 
 
 def after_power(disk: SimulatedDisk, chance: random.Random) -> SimulatedDisk:
-    """One of the disks that the crash may leave."""
+    """Return one of the disks that the crash may leave."""
     left = chance.choice(list(disk.after_crash(limit=12, seed=chance.randrange(10**6))))
-    left.seed = chance.randrange(10**6)  # the ids of another boot are others
+    left.seed = chance.randrange(10**6)  # a restart draws other random ids
     return left
 
 
@@ -113,7 +113,7 @@ def forward_through_power_cuts(seed: int, at_least_once: bool) -> None:
         found = cluster.values(ORDERS)
         if at_least_once:
             assert set(found) == set(wanted), (
-                "a shipped record is lost here, or missing there"
+                "a shipped record is missing locally or in the cluster"
             )
         else:
             assert found == wanted

@@ -1,8 +1,8 @@
-"""Real forwarders and mirrors, killed at random, against a broker of ours: each record
-once, in order.
+"""Real forwarders and mirrors are killed at random while they use a netshim broker:
+each record arrives once, in order.
 
-LOGCORE_SHIPPING_KILLS=n kills each n times instead of 2; `make slow` does it 25 times.
-The same against Apache Kafka is tests/interop/test_interop_shipping.py.
+LOGCORE_SHIPPING_KILLS=n sets the number of kills, 2 by default; `make slow` uses 25.
+The same test with Apache Kafka is tests/interop/test_interop_shipping.py.
 """
 
 from __future__ import annotations
@@ -110,12 +110,12 @@ def test_killed_mirror_continues(
                 assert contents(found) == contents(wanted)
 
 
-@pytest.mark.slow  # librdkafka waits for seconds before it connects again
+@pytest.mark.slow  # librdkafka waits several seconds before it reconnects
 @pytest.mark.parametrize("at_least_once", [False, True])
 def test_shipper_waits_for_a_restarted_broker(
     tmp_path: Path, at_least_once: bool
 ) -> None:
-    """For the forwarder, and for a mirror of the shipped records."""
+    """Tests the forwarder, and a mirror of the shipped records."""
     with contextlib.ExitStack() as stack:
         data = stack.enter_context(
             logcore.open_dir(tmp_path / "data", create=True, durability="os")
