@@ -396,7 +396,7 @@ MISTAKES: Final = (
         "finished_version_is_applied_again", "logcore/staging/applying.py",
         "    return state is not None and bool(manifest.version <= state",
         "    return state is not None and bool(manifest.version < state",
-        "staging/test_staging.py::test_a_manifest_that_a_power_cut_brings_back_is_not_carried_out_again",
+        "staging/test_staging.py::test_manifest_restored_by_a_power_cut_is_not_applied_again",
     ),
     Mistake(
         "retry_trusts_the_page_cache", "logcore/staging/applying.py",

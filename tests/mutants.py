@@ -59,7 +59,7 @@ CHAIN: Final = (
         "a_batch_that_a_sector_edge_cuts_in_its_offset", "a_truncation_into_a_gap_that_a_crash_cuts_off",
         "opening_with_no_room_for_one_more_name",
     )),
-    "testing/test_testing.py::test_a_log_is_a_list_whatever_is_called_and_crashes",
+    "testing/test_testing.py::test_log_equals_a_list_after_random_calls_and_crashes",
 )  # fmt: skip
 #: Tests with very many repetitions, or that break the log themselves.
 LEFT_OUT: Final = (

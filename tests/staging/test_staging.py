@@ -1,5 +1,5 @@
-"""Staged writes: all of it or nothing, once, whatever dies when. The driver and its
-tasks are played by these tests.
+"""Staged writes: a write is stored completely or not at all, and once, whichever
+process dies. These tests do the work of the driver and its tasks.
 """
 
 from __future__ import annotations
@@ -62,7 +62,9 @@ def test_opening_applies_published_writes(
 ) -> None:
     path = create(tmp_path / "data", config)
     staging = publish(path, "first", config=config, count=300)
-    assert values(path, 0) == [b"before"], "nothing is shown before"
+    assert values(path, 0) == [b"before"], (
+        "no row is visible before the write is applied"
+    )
     with logcore.open_dir(path) as directory:
         assert staging.outcome("app", 0) == "done"
         receipt = directory.partition("t", 0).append(b"after")
@@ -91,7 +93,7 @@ def test_opening_applies_published_writes(
 
 
 @pytest.mark.parametrize("durability", ["group", "os"])
-def test_tick_carries_it_out_in_a_directory_that_is_open(
+def test_tick_applies_published_writes_in_an_open_directory(
     data: Path, durability: str
 ) -> None:
     with logcore.open_dir(data, durability=durability) as directory:
@@ -100,7 +102,7 @@ def test_tick_carries_it_out_in_a_directory_that_is_open(
         publish(data, "first")
         directory.tick()
         assert log.log_end_offset == 31
-        assert next(tail).value == b"first-0-0", "readers that wait are woken"
+        assert next(tail).value == b"first-0-0", "waiting readers are woken"
         tail.close()
         log.append(b"after")
     assert values(data, 0) == [b"before", *rows("first", 0), b"after"]
@@ -115,7 +117,7 @@ def test_missing_topic_is_created(tmp_path: Path) -> None:
     assert values(tmp_path / "data", 1) == rows("first", 1)
 
 
-def test_a_version_is_done_once(data: Path) -> None:
+def test_a_version_is_applied_once(data: Path) -> None:
     for txid, version in (("first", 3), ("again", 3), ("older", 2), ("newer", 4)):
         publish(data, txid, version=version)
         with logcore.open_dir(data):
@@ -132,11 +134,11 @@ def test_a_version_is_done_once(data: Path) -> None:
     ]
 
 
-def test_two_drivers_that_publish_a_version_at_once_do_not_share_a_file(
+def test_concurrent_publishers_of_a_version_do_not_share_a_file(
     data: Path,
 ) -> None:
-    """One was given up for dead in the middle of its publish(). Both have the same rows
-    under the same name.
+    """A successor replaced one driver, which was only suspended in its publish(). Both
+    drivers publish the same rows under the same name.
     """
 
     class Late(OsFS):
@@ -162,10 +164,10 @@ def test_two_drivers_that_publish_a_version_at_once_do_not_share_a_file(
     assert values(data, 0) == [b"before", *rows("late", 0, 20)]
 
 
-def test_staged_segments_are_sound_by_themselves(data: Path) -> None:
+def test_staged_segments_are_valid_on_their_own(data: Path) -> None:
     files = stage(data, "first", count=500, config=SMALL)
     assert len({file.name for file in files}) == len(files) > len(PARTITIONS) * 2, (
-        "they roll"
+        "the tasks roll their segments"
     )
     for file in files:
         raw = Path(staging_path(str(data)), file.name + ".log").read_bytes()
@@ -199,7 +201,9 @@ def test_offsets_can_be_found_by_the_moved_indexes(tmp_path: Path) -> None:
 
 def test_withdrawn_write_has_no_effect(data: Path) -> None:
     staging = publish(data, "first")
-    assert not staging.withdraw("app", 0, "another job's"), "of the same name"
+    assert not staging.withdraw("app", 0, "another job's"), (
+        "another job has the same name"
+    )
     assert staging.withdraw("app", 0, "first")
     assert not staging.withdraw("app", 0, "first")
     assert staging.outcome("app", 0) == "unknown"
@@ -219,7 +223,7 @@ def test_abort_keeps_published_writes(data: Path) -> None:
     assert values(data, 0) == [b"before", *rows("first", 0)]
 
 
-def test_late_task_finds_no_directory(data: Path) -> None:
+def test_late_task_of_an_aborted_write_is_refused(data: Path) -> None:
     staging = Staging(OS, str(data))
     staging.begin("first")
     staging.abort("app", 0, "first")
@@ -231,7 +235,9 @@ def test_late_task_finds_no_directory(data: Path) -> None:
 def test_unread_refusal_does_not_prevent_an_abort(
     data: Path,
 ) -> None:
-    """The driver that published it has died; the next one gives up."""
+    """The driver that published the write has died. The next driver aborts it before it
+    reads the refusal.
+    """
     staging = Staging(OS, str(data))
     files = stage(data, "first")
     Path(staging.path, files[-1].name + ".log").unlink()
@@ -258,7 +264,7 @@ def test_damaged_files_are_refused_and_leave_nothing(data: Path, damage: str) ->
         victim.write_bytes(raw[: -1 if damage == "cut" else None])
     staging.publish(manifest(files, "first"))
     with logcore.open_dir(data):
-        pass  # the directory opens all the same
+        pass  # opening the directory succeeds despite the damage
     with pytest.raises(CorruptLogError, match="refused"):
         staging.outcome("app", 0)
     staging.abort("app", 0, "first")
@@ -283,7 +289,7 @@ def test_recreated_topic_with_fewer_partitions_is_refused(
         staging.outcome("app", 1)
 
 
-def test_a_log_that_failed_makes_it_wait(data: Path) -> None:
+def test_write_stays_pending_while_a_log_is_failed(data: Path) -> None:
     with logcore.open_dir(data) as directory:
         log = directory.partition("t", 1)
         log.host.writer.commit.poison(OSError("as after a failed sync"))
@@ -307,7 +313,7 @@ def test_only_garbage_is_removed_after_a_day(data: Path) -> None:
     for txid in ("left", "running"):
         for path in (*(root / txid).iterdir(), root / txid):
             os.utime(path, (1, 1))
-    os.utime(next((root / "running").iterdir()))  # a task of it has just written
+    os.utime(next((root / "running").iterdir()))  # a task of this job has just written
     os.utime(root / "running", (1, 1))
     publish(data, "first")
     marks = checkpoint.unpack_checked((root / "logcore.garbage").read_bytes())
@@ -324,9 +330,9 @@ def test_only_garbage_is_removed_after_a_day(data: Path) -> None:
 
 
 @pytest.mark.parametrize("first", ["publisher", "another"])
-def test_a_clock_that_jumps_a_day_takes_no_staged_file(data: Path, first: str) -> None:
-    """By the clock, its own files and the files of running jobs were older than a day,
-    and publish() removed them.
+def test_clock_jump_deletes_no_staged_file(data: Path, first: str) -> None:
+    """After the jump of the clock, the publisher's own files and the files of running
+    jobs seemed older than a day, and publish() removed them.
     """
     days = [0]
 
@@ -337,7 +343,7 @@ def test_a_clock_that_jumps_a_day_takes_no_staged_file(data: Path, first: str) -
     fs = Clock()
     mine = stage(data, "mine", fs=fs)
     others = stage(data, "others", fs=fs)
-    days[0] = 2  # as seen from a clock that went on by so much
+    days[0] = 2  # the clock has jumped ahead by this number of days
     for version, (txid, files) in enumerate(
         [("mine", mine), ("others", others)][:: 1 if first == "publisher" else -1]
     ):
@@ -354,11 +360,11 @@ def test_a_clock_that_jumps_a_day_takes_no_staged_file(data: Path, first: str) -
 @pytest.mark.long
 @pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("ready", [True, False], ids=["ready", "assigned"])
-def test_a_rotten_digit_of_a_manifest_is_never_carried_out(
+def test_manifest_with_a_corrupted_digit_is_never_applied(
     tmp_path: Path, ready: bool, step: int
 ) -> None:
-    """One digit had other records stored, or a partition closed for good. For each
-    digit: all or nothing.
+    """A single wrong digit caused other records to be stored, or a partition to stay
+    closed. For each wrong digit, the write must be stored completely or not at all.
     """
     path = create(tmp_path / "whole" / "data")
     publish(path, "first", count=3, tasks=1)
@@ -395,10 +401,12 @@ def test_a_rotten_digit_of_a_manifest_is_never_carried_out(
         shutil.rmtree(there)
 
 
-def test_a_manifest_that_a_power_cut_brings_back_is_not_carried_out_again(
+def test_manifest_restored_by_a_power_cut_is_not_applied_again(
     data: Path,
 ) -> None:
-    """Its removal was not on disk, but the state that records its end was."""
+    """The removal of the manifest was not on disk, but the state that records the end
+    of the write was.
+    """
     publish(data, "first", count=3)
     path = Path(staging_path(str(data)))
     name = manifest_name("app", 0, ".json")
@@ -444,10 +452,10 @@ def test_damaged_assigned_manifest_is_an_error_and_logs_remain_writable(
         assert staging.outcome("app", 0) == "done"
 
 
-def test_missing_files_close_the_partitions_that_wait_for_them(
+def test_missing_staged_files_close_only_their_partitions(
     data: Path,
 ) -> None:
-    """A directory could not be opened after its staged pieces were removed."""
+    """A directory could not be opened after its staged files were removed."""
     staging = publish(data, "first", carries=True)
     root = Path(staging.path)
     ready = root / manifest_name("app", 0, ".json")
@@ -474,8 +482,10 @@ def test_missing_files_close_the_partitions_that_wait_for_them(
 
 @pytest.mark.long
 @pytest.mark.parametrize("at", range(0, 60, 3))
-def test_a_rotten_state_is_made_good(data: Path, at: int) -> None:
-    """A version that a rotten byte raised had all writes up to it skipped as done."""
+def test_corrupted_state_is_repaired(data: Path, at: int) -> None:
+    """A corrupted byte raised the version in the state. All writes up to that version
+    were then skipped as done.
+    """
     publish(data, "first", version=3)
     with logcore.open_dir(data):
         pass
@@ -575,7 +585,7 @@ def test_manifest_requires_all_fields_with_their_types(
         Manifest.unpack(pack({**right, **wrong}), "a@1" + suffix)
 
 
-def test_two_threads_carry_it_out_once(data: Path) -> None:
+def test_concurrent_ticks_apply_a_write_once(data: Path) -> None:
     with logcore.open_dir(data) as directory:
         for number in range(5):
             publish(data, f"tx{number}", version=number, count=5)
@@ -619,11 +629,11 @@ def test_partial_failure_stops_the_logs_until_they_are_reopened(
     assert values(data, 1) == [b"before", *rows("first", 1)]
 
 
-def test_a_later_version_waits_for_an_earlier_one_that_failed(
+def test_later_version_waits_for_a_failed_earlier_version(
     data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise the state of the later one records that the earlier one is done, and
-    its rows are lost.
+    """Otherwise, the state of the later write records that the earlier write is done,
+    and the rows of the earlier write are lost.
     """
     with logcore.open_dir(data) as directory:
         publish(data, "one", version=1)
@@ -672,8 +682,8 @@ def test_state_is_kept_while_its_manifest_exists(data: Path) -> None:
 
 
 def test_offsets_are_written_around_the_lengths(tmp_path: Path) -> None:
-    """A crash may replace overwritten bytes with zeros. A header without its length
-    would hide everything after it.
+    """A crash may replace overwritten bytes with zeros. A batch header whose length was
+    lost would hide all batches after it.
     """
 
     class Recorder(OsFS):
@@ -697,7 +707,7 @@ def test_offsets_are_written_around_the_lengths(tmp_path: Path) -> None:
 def test_links_in_the_staging_directory_are_not_followed(
     data: Path, tmp_path: Path
 ) -> None:
-    """Files that such links pointed to were deleted as garbage."""
+    """The files to which such links pointed were deleted as garbage."""
     victim = tmp_path / "victim"
     victim.mkdir()
     (victim / "precious").touch()

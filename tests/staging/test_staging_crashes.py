@@ -1,9 +1,10 @@
-"""Staged writes over crashes at each operation, of the process and of the power: all of
-it or nothing, and once.
+"""Staged writes and crashes at each operation, by a kill or a power cut: each write is
+stored completely or not at all, and once.
 
-On the simulated disk. Driver and tasks are played by drive(); what ends them is a crash
-while one of them changes the disk. `make check` crashes in some operations, `make slow`
-in all, and judges more of the disks that each may leave.
+The tests use the simulated disk. drive() does the work of the driver and the tasks, and
+a crash ends it in the middle of an operation on the disk. `make check` crashes in some
+operations. `make slow` crashes in all of them, and judges more of the disks that each
+crash may leave.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ ALL = [pytest.mark.slow, pytest.mark.timeout(3600)]
 def drive(
     disk: SimulatedDisk, config: dict[str, str] | None, *, carries: bool = False
 ) -> None:
-    """Do the work of driver and tasks: stage, publish, open the directory, and append
-    more.
+    """Do the work of the driver and its tasks: stage, publish, open the directory, and
+    append more.
     """
     publish(PATH, "first", fs=disk, config=config, count=COUNT, carries=carries)
     with logcore.open_dir(PATH, fs=disk) as directory:
@@ -52,8 +53,8 @@ def drive(
 def life(
     config: dict[str, str] | None, *, carries: bool = False, crash_at: int | None = None
 ) -> SimulatedDisk:
-    """A disk on which drive() ran, up to its operation number crash_at. operations:
-    those of drive().
+    """Return a disk on which drive() ran, up to its operation number `crash_at`. The
+    `operations` of the disk are only the operations of drive().
     """
     disk = SimulatedDisk()
     create(PATH, config, fs=disk)
@@ -65,12 +66,14 @@ def life(
 
 
 def killed(disk: SimulatedDisk) -> SimulatedDisk:
-    """The disk as the death of a process leaves it: with all that was written."""
+    """Return the disk that the kill of a process leaves, with all bytes that were
+    written.
+    """
     return next(disk.after_crash(limit=1))
 
 
 def seen(disk: SimulatedDisk) -> list[int]:
-    """How many staged rows each partition has. Each must be right."""
+    """Return the number of staged rows of each partition, and check each row."""
     counts = []
     for partition in PARTITIONS:
         found = [
@@ -92,9 +95,10 @@ def listed(disk: SimulatedDisk) -> list[str]:
 def crashes(
     config: dict[str, str] | None, *, carries: bool, step: int, limit: int
 ) -> Iterator[tuple[int, CrashState, SimulatedDisk]]:
-    """The number of an operation, and a disk that a crash in it may leave. At most
-    limit disks for each operation, a kill and a power cut that loses all that was not
-    synced among them; step: for every so manieth operation.
+    """Yield the number of an operation, the state that a crash in that operation may
+    leave, and its disk. Only every `step`-th operation crashes. Each operation has at
+    most `limit` disks, which include a kill and a power cut that loses all unsynced
+    changes.
     """
     count = len(life(config, carries=carries).operations)
     assert count > 60
@@ -114,9 +118,9 @@ def crashes(
 def test_a_crash_at_any_operation_leaves_all_or_nothing(
     config: dict[str, str] | None, carries: bool, step: int, limit: int
 ) -> None:
-    """After the next opening all partitions have all of the rows, or none of them if
-    publish() had not returned. The driver then runs again under the same name, and
-    afterwards each row is there once.
+    """After the next opening, all partitions have all rows, or none of them if
+    publish() had not returned. The driver then runs again under the same name.
+    Afterwards, each row is stored once.
     """
     outcomes = set()
     published_at = publishes_at(config, carries=carries)
@@ -133,7 +137,7 @@ def test_a_crash_at_any_operation_leaves_all_or_nothing(
             assert counts == [COUNT, COUNT], state.what
         elif not has_manifest:
             assert counts == [0, 0], state.what
-        else:  # its name may be on disk without the names of the files: then it is refused
+        else:  # a manifest on disk without its files is refused
             assert counts in ([0, 0], [COUNT, COUNT]), state.what
         outcomes.add(tuple(counts))
         assert Staging(disk, str(PATH)).is_done("app", 0) == bool(counts[0]), state.what
@@ -152,7 +156,8 @@ def test_a_crash_at_any_operation_leaves_all_or_nothing(
         # Other files are deleted after a day.
         assert set(staged(PATH, fs=disk)) <= {"app.state", "first"}, state.what
         verdicts = {verdict.status for verdict in verify(str(PATH), fs=disk)}
-        assert verdicts <= {"ok", "warning"}, state.what  # a torn tail, lost indexes
+        # A torn tail and lost indexes are warnings.
+        assert verdicts <= {"ok", "warning"}, state.what
     assert outcomes == {(0, 0), (COUNT, COUNT)}
 
 
@@ -160,10 +165,10 @@ def test_a_crash_at_any_operation_leaves_all_or_nothing(
 @pytest.mark.parametrize(("step", "limit"), [(7, 3), pytest.param(1, 40, marks=ALL)])
 @pytest.mark.parametrize("durability", ["group", "os"])
 @pytest.mark.parametrize("config", CONFIGS, ids=CONFIG_NAMES)
-def test_readers_after_any_crash_see_a_write_whole_or_not_at_all(
+def test_readers_after_any_crash_see_a_complete_write_or_none(
     config: dict[str, str] | None, durability: str, step: int, limit: int
 ) -> None:
-    """A driver was killed between two partitions. Readers in other processes then got a
+    """A driver was killed between two partitions. Readers in other processes then saw a
     part of the write, until the directory was opened for writing.
     """
 
@@ -193,7 +198,7 @@ def test_readers_after_any_crash_see_a_write_whole_or_not_at_all(
 
 
 def rename_at(operations: Sequence[Operation], suffix: str) -> int:
-    """The number of the operation that gives a manifest its name."""
+    """Return the number of the operation that renames the manifest to its final name."""
     return next(
         number
         for number, operation in enumerate(operations)
@@ -202,14 +207,14 @@ def rename_at(operations: Sequence[Operation], suffix: str) -> int:
 
 
 def publishes_at(config: dict[str, str] | None, *, carries: bool) -> int:
-    """The number of the last operation of publish(), which syncs the name of the
+    """Return the number of the last operation of publish(), which syncs the name of the
     manifest.
     """
     return rename_at(life(config, carries=carries).operations, ".json") + 1
 
 
 def assigned_at(config: dict[str, str] | None) -> int:
-    """The number of the operation that decides the offsets of the staged rows."""
+    """Return the number of the operation that assigns the offsets of the staged rows."""
     return rename_at(life(config).operations, ".assigned")
 
 
@@ -274,9 +279,8 @@ def test_another_programs_records_are_not_overwritten(
             with pytest.raises(CorruptLogError, match=r"another program.*\.assigned"):
                 directory.partition("t", partition)
     assert disk.content(last) == content
-    with logcore.open_dir(
-        PATH, fs=disk
-    ) as directory:  # deleting the topic is a way out
+    # Deleting the topic resolves the conflict.
+    with logcore.open_dir(PATH, fs=disk) as directory:
         directory.delete_topic("t")
         directory.create_topic("t", 2)
         assert directory.partition("t", 1).append(b"new").offset == 0
@@ -286,8 +290,8 @@ def test_another_programs_records_are_not_overwritten(
 
 def test_version_published_again_after_a_failed_placement_is_placed_once() -> None:
     """A write failed while tick() placed the version. The driver gave up and published
-    the version again. Opening the failed log placed the first attempt, and tick() the
-    second one, by a state that it had read before.
+    the version again. Opening the failed log placed the first attempt. tick() then
+    placed the second attempt, because it used a state that it had read earlier.
     """
     disk = SimulatedDisk()
     create(PATH, fs=disk)
@@ -310,8 +314,8 @@ def test_version_published_again_after_a_failed_placement_is_placed_once() -> No
 
 
 def test_later_version_waits_for_a_partially_applied_one() -> None:
-    """The state holds the last version only: with the later one done, the half of the
-    earlier one was given up.
+    """The state records only the last version. When the later version was done, the
+    missing half of the earlier version was lost.
     """
     disk = SimulatedDisk()
     create(PATH, fs=disk)
@@ -336,11 +340,12 @@ def test_later_version_waits_for_a_partially_applied_one() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("config", CONFIGS, ids=CONFIG_NAMES)
-def test_retry_after_failed_syncs_brings_the_records_to_the_disk(
+def test_retry_after_failed_syncs_makes_the_records_durable(
     config: dict[str, str] | None, step: int
 ) -> None:
-    """After a failed sync the page cache has the bytes and calls them clean. The retry
-    found them there, wrote nothing, and called the write done; a power cut took it.
+    """After a failed sync, the bytes are in the page cache and marked clean. The retry
+    found these bytes, wrote nothing, and recorded the write as done. A power cut then
+    lost the rows.
     """
     failed = 0
     for operation in ("fsync", "fdatasync", "sync_dir"):

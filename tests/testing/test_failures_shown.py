@@ -1,5 +1,5 @@
-"""What pytest shows of a failure that the kit found: the test, the program and the
-finding, and no frames of ours.
+"""The report of pytest for a failure that logcore.testing found: it shows the test, the
+program and the finding, but no frames of logcore.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def shown(pytester: pytest.Pytester, test: str) -> str:
     return result.stdout.str()
 
 
-def test_a_finding_shows_the_program_and_how_to_replay(
+def test_report_shows_the_program_and_how_to_replay(
     pytester: pytest.Pytester,
 ) -> None:
     text = shown(pytester, "def test_it():\n    explore(run, recover, judge, seed=3)\n")
@@ -58,10 +58,10 @@ def test_a_finding_shows_the_program_and_how_to_replay(
     )
     assert "recover(error.state.disk())" in text
     assert not [name for name in OURS if name in text], text
-    assert "logcore.recovery" not in text, "log lines of thousands of recoveries"
+    assert "logcore.recovery" not in text, "the report contains log lines of recoveries"
 
 
-def test_a_recovery_that_fails_shows_its_own_line(pytester: pytest.Pytester) -> None:
+def test_report_shows_the_failing_line_of_a_recovery(pytester: pytest.Pytester) -> None:
     text = shown(
         pytester,
         "def hasty(disk):\n    return disk.content('orders-0/log')\ndef test_it():\n    explore(run, hasty, judge)\n",
@@ -71,7 +71,9 @@ def test_a_recovery_that_fails_shows_its_own_line(pytester: pytest.Pytester) -> 
     assert not [name for name in OURS if name in text], text
 
 
-def test_a_rule_of_a_machine_shows_itself(pytester: pytest.Pytester) -> None:
+def test_report_shows_the_failing_invariant_of_a_machine(
+    pytester: pytest.Pytester,
+) -> None:
     text = shown(
         pytester,
         "class Shop(LogStateMachine):\n"
@@ -86,7 +88,7 @@ def test_a_rule_of_a_machine_shows_itself(pytester: pytest.Pytester) -> None:
     assert not [name for name in OURS if name in text], text
 
 
-def test_a_program_that_fails_shows_its_own_error(pytester: pytest.Pytester) -> None:
+def test_report_shows_the_error_of_a_failing_program(pytester: pytest.Pytester) -> None:
     text = shown(
         pytester,
         "def broken(disk, promise):\n    raise KeyError('its own')\n"
@@ -127,7 +129,7 @@ def test_same_program_and_seed_reach_the_same_state() -> None:
     assert b"\0" in recover(met.value.state.disk())
 
 
-def test_log_lines_are_kept_back_while_it_explores_and_no_longer(
+def test_log_lines_are_suppressed_only_during_explore(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     def run(disk: SimulatedDisk, promise: object) -> None:

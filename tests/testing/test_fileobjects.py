@@ -1,5 +1,5 @@
-"""Files of programs on the simulated disk: equal to files of open(), except after a
-crash.
+"""Python file objects on the simulated disk: they behave like files of open(), except
+after a crash.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def test_file_objects_behave_like_open(
         assert disk.open_handles == []
 
 
-def test_refusals_are_those_of_open() -> None:
+def test_errors_equal_those_of_open() -> None:
     disk = SimulatedDisk({"a": b"x", "d": None})
     with pytest.raises(FileNotFoundError):
         disk.open("missing", "rb")
@@ -114,7 +114,7 @@ def test_refusals_are_those_of_open() -> None:
             call()
 
 
-def test_a_descriptor_and_a_missing_mode_are_refused_with_the_right_call() -> None:
+def test_errors_for_fileno_and_missing_mode_name_the_right_call() -> None:
     disk = SimulatedDisk({"a": b"x"})
     with (
         disk.open("a", "r+") as file,
@@ -176,8 +176,8 @@ def test_dropped_file_is_flushed_unless_its_process_is_dead() -> None:
 def save(
     disk: SimulatedDisk, state: dict[str, int], *, sync: bool = True, flush: bool = True
 ) -> None:
-    """The classic way to replace a file: write another, sync it, rename it, sync the
-    directory.
+    """Replace a file in the usual way: write a new file, sync it, rename it, and sync
+    the directory.
     """
     with disk.open("state.json.tmp", "w") as file:
         json.dump(state, file)
@@ -217,7 +217,7 @@ def run_with(**options: bool) -> Any:
 
 
 @pytest.mark.parametrize("names", ["posix", "journal"])
-def test_the_right_way_to_replace_a_file_survives_every_crash(names: Any) -> None:
+def test_file_replaced_with_syncs_survives_every_crash(names: Any) -> None:
     assert explore(run_with(), recover, judge, names=names).states > 20
 
 

@@ -1,5 +1,5 @@
-"""hypothesis knows the types that users annotate with, and the library does not need
-hypothesis for it.
+"""hypothesis generates values for type annotations of logcore, and the library does not
+import hypothesis.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from logcore.testing import hypothesis_plugin
 
 SOURCES = Path(logcore.__file__).resolve().parents[1]
 
-hypothesis_plugin.register()  # also where the installed package does not name the entry point yet
+# For an installed package that does not declare the entry point.
+hypothesis_plugin.register()
 
 
 @given(record=..., batch=...)
-def test_annotations_are_enough(
+def test_annotations_generate_records_and_batches(
     record: logcore.Record, batch: logcore.RecordBatch
 ) -> None:
     assert type(record) is logcore.Record
@@ -51,9 +52,9 @@ def python(code: str) -> str:
 
 
 @pytest.mark.long
-def test_the_entry_point_is_all_it_takes() -> None:
-    """Also when the strategies are imported first, so that hypothesis comes while that
-    module is not whole.
+def test_entry_point_registers_the_types() -> None:
+    """The strategies may also be imported first. hypothesis then loads the plugin while
+    that module is only partially imported.
     """
     for first in (
         "import logcore",

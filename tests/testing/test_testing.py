@@ -1,9 +1,9 @@
-"""The simulated disk does all that a disk may do; the kit on it finds the faulty code
-and accuses no other.
+"""The simulated disk simulates every permitted behavior of a disk. The test kit on it
+reports faulty code, and only faulty code.
 
-The disk is compared with the operating system's under the same calls, and with the
-rules for crashes at the top of logcore/testing/disk.py.
-The crash explorer over the log is in test_crash_explorer.py.
+The tests compare the disk with the operating system under the same calls, and with the
+rules for crashes at the top of logcore/testing/disk.py. The crash explorer over the log
+is in test_crash_explorer.py.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ SOURCES = Path(logcore.__file__).resolve().parents[1]
 
 
 def contents(disk: SimulatedDisk, path: str, **options: Any) -> set[bytes | None]:
-    """The contents that one file may have after a crash."""
+    """Return the contents that one file may have after a crash."""
     return {state.files.get(path) for state in disk.crash_states(**options)}
 
 
@@ -232,7 +232,7 @@ def test_mapping_shows_later_writes_and_garbage_after_a_truncation() -> None:
     assert bytes(view[:5]) == b"later"
     disk.truncate(handle, 4000)
     assert bytes(view[3899:3902]) == b"x\0\0", "the rest of the page is zeros"
-    assert set(view[4096:]) == {0xDE}, "pages that were lost"
+    assert set(view[4096:]) == {0xDE}, "truncated pages contain garbage"
     with pytest.raises(TypeError):
         view[0] = 1
 
@@ -258,7 +258,7 @@ def test_killed_process_leaves_its_writes_and_no_lock() -> None:
     with logcore.open("t-0", fs=disk) as again:
         assert again.log_end_offset == 1
     del log
-    gc.collect()  # no ResourceWarning: the process it belonged to has ended
+    gc.collect()  # no ResourceWarning, because the process of the handle has ended
 
 
 def test_time_passes_on_request_and_during_waits() -> None:
@@ -304,7 +304,9 @@ def test_the_same_seed_gives_the_same_disks() -> None:
 def test_unsynced_changes_may_be_lost_or_not() -> None:
     disk = SimulatedDisk()
     handle = written(disk, "a", b"one", sync=True)
-    assert contents(disk, "/a") == {b"one", None}, "synced, but its name is not"
+    assert contents(disk, "/a") == {b"one", None}, (
+        "the file is synced, but its name is not"
+    )
     disk.sync_dir("/")
     assert contents(disk, "/a") == {b"one"}
     disk.pwrite(handle, b"two", 3)
@@ -315,12 +317,10 @@ def test_unsynced_changes_may_be_lost_or_not() -> None:
         for content in left
     )
     disk.fdatasync(handle)
-    assert contents(disk, "/a") == {b"onetwo"}, "fdatasync keeps the size"
+    assert contents(disk, "/a") == {b"onetwo"}, "fdatasync also makes the size durable"
 
 
-def test_a_write_over_old_bytes_is_torn_between_sectors_and_harms_nothing_beside_it() -> (
-    None
-):
+def test_overwrite_is_torn_only_between_its_sectors() -> None:
     disk = SimulatedDisk({"a": b"o" * 4 * SECTOR})
     handle = disk.open("/a", write=True)
     disk.pwrite(handle, b"n" * 2 * SECTOR, SECTOR // 2)
@@ -357,7 +357,7 @@ def test_a_journal_keeps_the_order_of_names_and_the_data_before_a_rename() -> No
     )
     disk.fsync(written(disk, "b", b""))
     assert all("/later" in state.files for state in disk.crash_states()), (
-        "any fsync keeps all names before it"
+        "any fsync makes all earlier names durable"
     )
 
 
@@ -368,12 +368,12 @@ def test_a_failed_sync_loses_the_data_and_the_next_one_succeeds() -> None:
     with pytest.raises(logcore.StorageWriteError):
         disk.fsync(handle)
     disk.fsync(handle)
-    assert disk.files() == {"/a": b"data"}, "programs still read it"
+    assert disk.files() == {"/a": b"data"}, "programs can still read the data"
     assert contents(disk, "/a", kind="power") == {b"\0\0\0\0"}
 
 
 @pytest.mark.parametrize("changes", range(8))
-def test_a_crash_inside_a_call(changes: int) -> None:
+def test_log_can_be_opened_after_a_crash_inside_open(changes: int) -> None:
     disk = SimulatedDisk()
     disk.crash_in(changes)
     with pytest.raises(SimulatedCrash):
@@ -407,7 +407,7 @@ def test_power_cut_keeps_what_was_synced() -> None:
     assert again.files() == cuts[7].files()
     assert all(cut.content("/d/a").startswith(b"synced") for cut in cuts)
     ends = {cut.content("/d/a")[6:] for cut in cuts}
-    assert {b"", b"later"} < ends  # and torn writes
+    assert {b"", b"later"} < ends  # the other contents are torn writes
     assert {cut.exists("/d/b") for cut in cuts} == {True, False}
 
 
@@ -440,7 +440,7 @@ def test_a_plan_counts_by_operation_and_path() -> None:
     disk.pwrite(handles[1], b"y", 1)
     with pytest.raises(logcore.DiskFullError):
         disk.pwrite(handles[0], b"1234", 1)
-    assert disk.files()["/a.log"] == b"x12", "a full disk takes the first half"
+    assert disk.files()["/a.log"] == b"x12", "a full disk stores the first half"
     disk.pwrite(handles[0], b"1234", 1)
     for _ in range(3):
         with pytest.raises(logcore.StorageWriteError):
@@ -495,7 +495,7 @@ def test_false_syncs_bit_rot_and_misdirected_writes() -> None:
     disk = SimulatedDisk(faults=FaultPlan(Fault("fsync", "lie")))
     written(disk, "a", b"data", sync=True)
     disk.sync_dir("/")
-    assert b"" in contents(disk, "/a"), "the sync did nothing"
+    assert b"" in contents(disk, "/a"), "the false sync made nothing durable"
     disk = SimulatedDisk(faults=FaultPlan(Fault("pwrite", "rot")))
     written(disk, "a", b"data")
     assert (
@@ -555,7 +555,7 @@ def test_explore_accepts_a_correct_program(names: Any) -> None:
     assert report.moments > report.operations // 2
 
 
-def test_explore_finds_a_promise_that_came_too_early() -> None:
+def test_explore_finds_a_premature_promise() -> None:
     def hasty(disk: SimulatedDisk, promise: Any) -> None:
         with logcore.open("t-0", create=True, fs=disk, durability="os") as log:
             promise(log.append(b"one").offset)
@@ -577,9 +577,8 @@ def test_explore_finds_a_promise_that_came_too_early() -> None:
 
 def test_explore_finds_a_recovery_that_fails() -> None:
     def impatient(disk: SimulatedDisk) -> list[int]:
-        with logcore.open(
-            "t-0", fs=disk
-        ) as log:  # without create: a crash may have come before the directory
+        # Without create=True: a crash may precede the creation of the directory.
+        with logcore.open("t-0", fs=disk) as log:
             return [record.offset for record in log.read(0)]
 
     with pytest.raises(CrashTestError, match="recovery fails: LogNotFoundError"):
@@ -597,7 +596,7 @@ def test_explore_finds_a_recovery_that_fails() -> None:
         (0, 3, "kill", None),
     ],
 )
-def test_the_history_judges(
+def test_history_judges_missing_and_surplus_records(
     start: int, records: int, kind: Any, match: str | None
 ) -> None:
     rows = [strategies.Row(None, b"%d" % at, (), at).at(at) for at in range(5)]
@@ -613,7 +612,7 @@ def test_the_history_judges(
             history.judge(found, kind)
 
 
-def test_the_history_sees_a_changed_record() -> None:
+def test_history_detects_a_changed_record() -> None:
     history = LogHistory("os")
     history.issue([strategies.Row(None, b"mine", (), 1).at(0)])
     with pytest.raises(AssertionError, match="records were changed"):
@@ -654,10 +653,10 @@ def test_drawn_batches_and_records_are_accepted(
         assert list(log.read(end)) == [row.at(end + at) for at, row in enumerate(rows)]
 
 
-#: Some thirty steps each; LOGCORE_MACHINES is for other numbers.
+#: Number of state machines, of about thirty steps each. LOGCORE_MACHINES changes it.
 EXAMPLES = int(os.environ.get("LOGCORE_MACHINES", "36"))
 MANY = int(os.environ.get("LOGCORE_MACHINES", "2000"))
-PARTS = 2  # for two processes
+PARTS = 2  # two processes can run one part each
 MACHINE = settings(
     stateful_step_count=50,
     deadline=None,
@@ -676,10 +675,10 @@ MACHINE = settings(
     ],
 )
 @pytest.mark.parametrize("part", range(PARTS))
-def test_a_log_is_a_list_whatever_is_called_and_crashes(
+def test_log_equals_a_list_after_random_calls_and_crashes(
     part: int, examples: int
 ) -> None:
-    @seed(2 + part)  # without a seed of its own each part would do the same
+    @seed(2 + part)  # without its own seed, each part would repeat the same examples
     class Machine(LogStateMachine):
         counts: ClassVar[dict[str, int]] = {}
 
@@ -779,7 +778,7 @@ def pytest_run(path: Path, expected: str, basetemp: Path, *options: str) -> None
     assert expected in done.stdout, done.stdout + done.stderr
 
 
-def test_hypothesis_is_not_needed_for_the_disk() -> None:
+def test_simulated_disk_works_without_hypothesis() -> None:
     command = (
         "import sys; sys.modules['hypothesis'] = None\n"
         "import logcore.testing as t\n"
