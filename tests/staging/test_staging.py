@@ -363,7 +363,7 @@ def test_clock_jump_deletes_no_staged_file(data: Path, first: str) -> None:
 def test_manifest_with_a_corrupted_digit_is_never_applied(
     tmp_path: Path, ready: bool, step: int
 ) -> None:
-    """A single wrong digit caused other records to be stored, or a partition to stay
+    """A single wrong digit caused other records to be stored, or a partition to remain
     closed. For each wrong digit, the write must be stored completely or not at all.
     """
     path = create(tmp_path / "whole" / "data")
