@@ -25,6 +25,6 @@ def spark(spark_session: SparkSession) -> SparkSession:
 
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[dict[str, str]]:
-    """An S3 server for all tests; its options."""
+    """Start an S3 server for all tests, and return its options."""
     with serving() as options:
         yield options

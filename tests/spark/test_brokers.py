@@ -1,5 +1,5 @@
-"""Reading through a broker: the same rows as from its directory, and what happens when
-the broker is not as planned.
+"""Reading through a broker: the same rows as from its directory, and the behavior when
+the broker or its topics change between plan and task.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def through(servers: Kafka | str, **given: object) -> LogcoreDataSource:
 
 
 def rows(made: LogcoreDataSource) -> list[tuple[Any, ...]]:
-    """Plays Spark: the plan and the tasks go through pickle."""
+    """Read as Spark does: the plan and the tasks go through pickle."""
     reader = made.reader(made.schema())
     found: list[tuple[Any, ...]] = []
     for part in reader.partitions():
@@ -104,7 +104,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def data(made: Path, tmp_path: Path) -> Path:
-    """A copy, which the test may change."""
+    """Return a copy that the test may change."""
     return Path(shutil.copytree(made, tmp_path / "data"))
 
 
@@ -117,7 +117,7 @@ def kafka(data: Path) -> Iterator[Kafka]:
 
 @pytest.mark.parametrize("isolation", ["read_uncommitted", "read_committed"])
 @pytest.mark.parametrize("topic", ["plain", "stamped", "empty"])
-def test_the_rows_are_those_of_the_directory(
+def test_rows_equal_the_rows_of_the_directory(
     kafka: Kafka, data: Path, topic: str, isolation: str
 ) -> None:
     given = {
@@ -217,7 +217,7 @@ def test_unknown_topic_is_reported_by_name(kafka: Kafka) -> None:
         rows(through(kafka, subscribe="nothing"))
 
 
-def test_an_answer_of_one_record_at_a_time(
+def test_responses_of_one_record_are_read_completely(
     kafka: Kafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = rows(through(kafka, subscribe="plain"))
@@ -258,7 +258,7 @@ def test_a_log_that_ends_before_the_plan(
         list(reader.read(part))
 
 
-def test_a_topic_made_again_is_a_loss(kafka: Kafka) -> None:
+def test_recreated_topic_is_a_loss(kafka: Kafka) -> None:
     made = through(kafka, subscribe="stamped")
     reader = made.reader(made.schema())
     parts = reader.partitions()
@@ -292,7 +292,7 @@ def through_options(servers: str, **given: str) -> Any:
     )
 
 
-def test_error_names_the_address_if_no_broker_answers() -> None:
+def test_error_names_the_address_if_no_broker_responds() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{taken.getsockname()[1]}"
@@ -360,7 +360,7 @@ def test_security_settings_are_those_of_kafkas_clients() -> None:
         ("sasl_oauthbearer_token_endpoint_url", "https://x"),
     ],
 )
-def test_settings_that_cannot_be_kept_are_errors(name: str, value: str) -> None:
+def test_unsupported_security_settings_are_errors(name: str, value: str) -> None:
     with pytest.raises(InvalidConfigError):
         settings(**{name: value})
 

@@ -1,4 +1,4 @@
-"""What is shipped for tests of Spark jobs."""
+"""The helpers that pyspark_logcore provides for tests of Spark jobs."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def pairs(data: Path, name: str) -> list[tuple[bytes, bytes]]:
         return [(record.key or b"", record.value or b"") for record in log.read(0)]
 
 
-@pytest.mark.slow  # the job above with other words
-def test_a_kafka_job_moves_by_two_edits(
+@pytest.mark.slow  # the same job with other options
+def test_kafka_job_is_migrated_by_two_edits(
     spark: SparkSession, data: Path, tmp_path: Path
 ) -> None:
     text = inspect.getsource(kafka_job)
@@ -83,7 +83,7 @@ def test_security_options_are_ignored_only_on_request(data: Path) -> None:
     )
 
 
-@pytest.mark.slow  # tests/spark/test_local.py has it in a job
+@pytest.mark.slow  # tests/spark/test_local.py tests this in a job
 def test_a_task_that_fails_is_tried_again(spark: SparkSession, data: Path) -> None:
     rows = spark.range(40).selectExpr("cast(id as string) as value").repartition(2)
     faulty = rows.mapInArrow(failing(task=1, attempts=2), rows.schema)

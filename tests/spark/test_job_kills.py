@@ -126,7 +126,7 @@ class Broker:
 
 
 class Round:
-    """The directory, its records, and the running processes."""
+    """The state of the test: the directory, its records, and the running processes."""
 
     def __init__(self, tmp_path: Path) -> None:
         self.path = tmp_path / "data"
@@ -255,8 +255,8 @@ def test_fifty_kills(scene: Round) -> None:
         if job is not None and not job.has_ended():
             job.kill_all()
     scene.append()
-    # Spark itself ends a query now and then, when two of one session send tasks at the
-    # same moment.
+    # Spark itself occasionally ends a query when two queries of one session send tasks
+    # at the same moment.
     ends = (Job(scene.path, scene.work).process.wait() == 0 for _ in range(5))
     assert any(ends), (scene.work / "said.txt").read_text()[-4000:]
     scene.judge()

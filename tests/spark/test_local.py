@@ -1,5 +1,5 @@
-"""Local writes in Spark: what only a JVM shows. See test_local_plain.py for all that is
-decided without one.
+"""Local writes in Spark: the behavior that needs a JVM. test_local_plain.py has the
+tests without a JVM.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Every disk that a power cut may leave of local writes that are gathered: each batch
 is stored once and completely.
 
-Tasks and gather() run on one simulated disk. The rows of a returned receipt are on that
-disk, whatever is lost later. A disk is opened like by the next process, read, and
-gathered again.
+Tasks and gather() run on one simulated disk. The rows of a returned receipt are durable
+on that disk. Each remaining disk is opened as by the next process, read, and gathered
+again.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ WHOLE = [
 
 @pytest.fixture(autouse=True)
 def same_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the same program create the same names, and files of both kinds."""
+    """Make generated names repeatable, and limit carry_bytes so that rows are sent both
+    in messages and as files.
+    """
     names = itertools.count()
     for module in (gathering, local):
         monkeypatch.setattr(module.uuid, "uuid4", lambda: uuid.UUID(int=next(names)))
@@ -63,7 +65,7 @@ def gathered(
 
 
 def reopen(disk: SimulatedDisk) -> None:
-    """Open the log for writing, if it exists, and read it, like the next process."""
+    """Open the log for writing, if it exists, as the next process does."""
     if disk.is_directory("/into"):
         with logcore.open_dir("/into", fs=disk) as directory:
             if "t" in directory:
@@ -94,7 +96,7 @@ def explored(*, names: Names, remove: bool, limit: int) -> Report:
             if receipt.batch >= WHOLE.index(before) or not remove:
                 assert values(receipt.path, fs=disk)[0] == rows(
                     receipt.batch, receipt.task, *SHARES[receipt.task]
-                ), "lost after receipt"
+                ), "rows of a returned receipt are lost"
         gathered(disk, receipts, remove=remove)
         reopen(disk)
         after = values("/into", fs=disk).get(0, [])

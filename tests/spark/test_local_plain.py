@@ -1,4 +1,4 @@
-"""Local writes and gather() without a JVM; see test_local.py for what only Spark shows."""
+"""Local writes and gather() without a JVM. test_local.py has the tests that need Spark."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_local_write_stores_rows_like_the_sink(
     assert found[2].headers == (("h", b"v"),)
 
 
-def test_a_retried_task_hands_out_its_receipt_and_writes_nothing(
+def test_retried_task_returns_its_receipt_and_writes_nothing(
     tmp_path: Path,
 ) -> None:
     planned = writer(tmp_path)
@@ -113,12 +113,12 @@ def test_a_retried_task_hands_out_its_receipt_and_writes_nothing(
     before = os.stat(first[0].path)
     rest = iter([frame(value=[b"b"])])
     assert planned.write(rest, 0, 2) == first
-    assert not list(rest), "Spark's worker wants its input read"
+    assert not list(rest), "Spark's worker requires that its input is read to the end"
     assert os.stat(first[0].path).st_ino == before.st_ino
     assert values(first[0].path) == {0: [b"a"]}
 
 
-def test_of_two_twins_the_first_to_finish_wins(tmp_path: Path) -> None:
+def test_first_of_two_attempts_to_finish_wins(tmp_path: Path) -> None:
     planned = writer(tmp_path)
     won: list[Any] = []
 
@@ -141,11 +141,11 @@ def test_an_attempt_that_fails_leaves_nothing(tmp_path: Path) -> None:
     assert not os.listdir(tmp_path / f"job@{0:020d}" / "t")
 
 
-def test_a_batch_that_is_run_again_takes_the_place_of_the_earlier_run(
+def test_repeated_batch_replaces_the_earlier_run(
     tmp_path: Path,
 ) -> None:
     first = write(tmp_path, 0, [frame(value=[b"a"])])
-    Path(f"{first[0].path}.0123.7.part").mkdir()  # of an attempt that was killed
+    Path(f"{first[0].path}.0123.7.part").mkdir()  # the remains of a killed attempt
     second = write(tmp_path, 0, [frame(value=[b"b"])])
     assert second[0].path == first[0].path
     assert values(second[0].path) == {0: [b"b"]}
@@ -156,7 +156,7 @@ def test_a_batch_that_is_run_again_takes_the_place_of_the_earlier_run(
     assert values(tmp_path / "into") == {0: [b"b"]}
 
 
-def test_gather_brings_batches_once_and_in_order(tmp_path: Path) -> None:
+def test_gather_stores_batches_once_and_in_order(tmp_path: Path) -> None:
     receipts = [
         receipt for batch in (1, 0) for receipt in write(tmp_path / "local", batch)
     ]
@@ -190,7 +190,7 @@ def test_empty_tasks_and_batches_are_gathered(tmp_path: Path) -> None:
     assert values(tmp_path / "into") == {0: [b"a", b"b"]}
 
 
-def test_large_segments_travel_as_files(
+def test_large_segments_are_sent_as_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = gathering.Shipment
@@ -238,7 +238,8 @@ def test_of_two_attempts_on_two_machines_one_is_gathered(tmp_path: Path) -> None
         planned, options=attrs.evolve(planned.options, path=str(tmp_path / "b"))
     )
     planned.write(iter([frame(value=[b"0"], partition=[0])]), 0, 1)
-    # Another order of rows may come to a second attempt, and go elsewhere.
+    # A second attempt may get its rows in another order, and write them to other
+    # partitions.
     other.write(iter([frame(value=[b"0"], partition=[1])]), 0, 2)
     gather([tmp_path / "b", tmp_path / "a"], str(tmp_path / "into"), tasks=1)
     assert [
@@ -246,7 +247,7 @@ def test_of_two_attempts_on_two_machines_one_is_gathered(tmp_path: Path) -> None
     ] == [b"0"]
 
 
-def test_a_directory_that_another_holds_gets_it_or_keeps_as_it_is(
+def test_gather_times_out_and_leaves_a_held_directory_unchanged(
     tmp_path: Path,
 ) -> None:
     into = str(tmp_path / "into")
@@ -294,8 +295,8 @@ def test_memory_of_a_shipment_is_bounded(
 @settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_random_local_writes_are_gathered_exactly_once(data: st.DataObject) -> None:
-    """Batches with any number of tasks and rows, runs again, in gathers of several
-    batches that are repeated.
+    """Batches have random numbers of tasks and rows, and some run again. Each gather
+    takes several batches, and is repeated.
     """
     disk = SimulatedDisk()
     partitions = data.draw(st.integers(1, 2))
@@ -441,7 +442,9 @@ def test_directories_are_removed_when_they_are_gathered(tmp_path: Path) -> None:
     gather(receipts, into, remove=True)
     again = write(tmp_path / "local")
     gather(receipts, into, remove=True)
-    assert all(os.path.exists(receipt.path) for receipt in again), "another run's"
+    assert all(os.path.exists(receipt.path) for receipt in again), (
+        "the directories belong to another run"
+    )
     assert values(into) == {0: everything(1)}
 
 

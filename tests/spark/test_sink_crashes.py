@@ -1,10 +1,10 @@
 """Every disk that a power cut may leave during the writes of a stream. Each batch must
 be stored completely or not at all.
 
-The stream's writer itself runs on the simulated disk, called like by Spark. The rows of
-its tasks arrive in messages (carried), in files that they staged, and in both. A disk
-is opened like by the restarted query, and read. Then all batches are written again with
-another number of tasks, which adds the missing ones and nothing else.
+The stream's writer itself runs on the simulated disk, called as by Spark. The rows of
+its tasks arrive in messages (carried), in files that they staged, and in both. Each
+remaining disk is opened as by the restarted query, and read. Then all batches are
+written again with another number of tasks. Only the missing batches are added.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from support.tasks import source
 
 @attrs.frozen
 class Found:
-    """The content of the partitions when the directory was opened, and after the stream
-    was written again.
+    """The content of the partitions after the directory was opened, and after the
+    stream was written again.
     """
 
     before: Content

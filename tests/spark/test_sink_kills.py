@@ -1,5 +1,5 @@
-"""The driver of a stream is killed, stopped, or gets a full disk at each of its changes
-of the disk: on real files, by SIGKILL.
+"""The driver of a stream is killed, is stopped, or gets a full disk at each of its
+changes of the disk. The files are real, and the kills are SIGKILL.
 
 Each driver is a process of its own. It plans, stages and commits three batches like
 Spark, and reports over a pipe which batches are committed. The remaining files are
@@ -35,7 +35,7 @@ from support.real_faults import Strike, StrikingFS
 from support.sinks import BATCHES, CONFIGS, QUERY, WHOLE, Stream, expected
 
 SEED = int(os.environ.get("LOGCORE_TEST_SEED", "0")) or 20_261_123
-#: Exit codes of a driver whose batch failed. Spark would have ended the query.
+#: Exit code of a driver whose batch failed. Spark would have ended the query.
 FAILED = 3
 
 
@@ -65,7 +65,7 @@ def imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Driver:
-    """One life of the query, from a batch on: a child of this process."""
+    """One run of the query from a given batch on, in a child process."""
 
     def __init__(
         self,
@@ -240,11 +240,13 @@ def test_replaced_driver_that_continues_late(ram: Path, step: int) -> None:
         assert late.wait() in (0, FAILED), at
         judge(path, max(late.done, successor.done))
         end(path, min(late.done, successor.done))
-    assert outcomes == {0, FAILED}, "with the directory in its hands, and without"
+    assert outcomes == {0, FAILED}, (
+        "the stopped driver held the directory in some runs only"
+    )
 
 
 class FullFS(StrikingFS):
-    """Files that cannot grow from one change of the disk on. Existing bytes can be
+    """A full disk: from one change on, no file can grow. Existing bytes can be
     overwritten.
     """
 
@@ -261,7 +263,7 @@ class FullFS(StrikingFS):
             operation == "pwrite" and self._grows
         )
         if takes_room and len(self.sites) > self.full_from:
-            raise DiskFullError("no room", path=str(file))
+            raise DiskFullError("no space left on the disk", path=str(file))
         return step
 
 
@@ -312,7 +314,7 @@ def test_two_queries_that_write_one_topic(ram: Path) -> None:
             ]
         parts = [value.split(b"-")[:2] for value in values]
         turns = 1 + sum(before != after for before, after in itertools.pairwise(parts))
-        assert turns == len(names) * len(BATCHES), "the rows of a batch stand together"
+        assert turns == len(names) * len(BATCHES), "the rows of a batch are adjacent"
 
 
 def test_a_directory_that_another_program_holds(ram: Path) -> None:

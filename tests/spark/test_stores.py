@@ -1,5 +1,5 @@
-"""Reads from object stores in Spark: what only a JVM shows. See test_stores_plain.py
-for the rest.
+"""Reads from object stores in Spark: the behavior that needs a JVM.
+test_stores_plain.py has the other tests.
 """
 
 from __future__ import annotations

@@ -48,8 +48,8 @@ STORE = ObjectStore(location=URI, uri=URI, is_s3=True, settings={})
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """Two partitions in some segments each, with headers, keys and null values; one of
-    them compressed.
+    """Create two partitions of several segments each, with headers, keys and null
+    values. One partition is compressed.
     """
     path = tmp_path / "data"
     with logcore.open_dir(path, create=True) as directory:
@@ -73,7 +73,7 @@ def data(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def store(data: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The directory, as what lies at the URI."""
+    """Make the URI refer to the directory."""
     monkeypatch.setattr(
         stores, "open_store", lambda url: (arrow_fs.LocalFileSystem(), str(data))
     )
@@ -81,7 +81,9 @@ def store(data: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def rows(path: str, **given: object) -> list[tuple[Any, ...]]:
-    """What a query reads; what crosses processes goes through pickle."""
+    """Return the rows of a query. All objects that Spark sends between processes go
+    through pickle.
+    """
     data_source = source(Path("x"), **{"includeHeaders": True, **given})
     data_source.options["path"] = path
     reader = data_source.reader(data_source.schema())
@@ -115,7 +117,7 @@ def segment(data: Path, name: str, number: int) -> Path:
         {"assign": '{"plain": [1]}', "kafka.isolation.level": "read_committed"},
     ],
 )
-def test_the_rows_are_those_of_the_directory(
+def test_rows_equal_the_rows_of_the_directory(
     store: Path, given: dict[str, object]
 ) -> None:
     found = rows(URI, **given)
@@ -142,7 +144,7 @@ def test_scan_requests_large_ranges_and_keeps_few(
         )
     assert len(rows(URI, subscribe="large", includeHeaders=False)) == 200
     assert max(asked) <= 8 << 20
-    assert sum(asked) < 24 << 20, "20 MB are read once, and little beside them"
+    assert sum(asked) < 24 << 20, "20 MB are read once, with little overhead"
     assert len(asked) < 30
 
 
@@ -173,7 +175,7 @@ def test_search_by_time_reads_few_older_bytes(
     (partition,) = data_source.reader(data_source.schema()).partitions()
     assert isinstance(partition, RangePartition)
     assert [piece.start for piece, _ in partition.pieces] == [950]
-    assert sum(asked) < 6 << 20, "of 12 MB"
+    assert sum(asked) < 6 << 20, "most of the 12 MB are not read"
     assert len(asked) < 80
 
 
@@ -228,7 +230,7 @@ def test_missing_objects(
 
 
 def refusing(text: str) -> Any:
-    """A store that fails with a text of pyarrow's."""
+    """A store that fails with an error text of pyarrow."""
 
     class Handler(arrow_fs.FSSpecHandler):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -274,7 +276,7 @@ def test_errors_of_a_store_contain_no_secret(
 
 
 @pytest.mark.long
-def test_a_copy_that_is_not_whole_is_an_error(store: Path) -> None:
+def test_incomplete_copy_is_an_error(store: Path) -> None:
     last = segment(store, "plain-0", -1)
     content = last.read_bytes()
     last.write_bytes(content[: len(content) // 2])
@@ -298,7 +300,7 @@ def test_a_copy_that_is_not_whole_is_an_error(store: Path) -> None:
         rows(URI, subscribe="plain", startingOffsets='{"plain": {"0": 590, "1": 0}}')
 
 
-def test_a_copy_made_beside_its_writer_that_lacks_the_end_is_an_error(
+def test_copy_made_during_writes_that_lacks_the_end_is_an_error(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
@@ -422,7 +424,7 @@ def test_store_accepts_only_its_own_options() -> None:
 # -- a real S3 server ------------------------------------------------------------------
 
 
-@pytest.mark.slow  # it starts a server; stores of other kinds are in the tests above
+@pytest.mark.slow  # this test starts a server; the tests above cover other kinds of stores
 def test_an_archive_on_an_s3_server(s3_server: dict[str, str], data: Path) -> None:
     system = upload(s3_server, data, "bucket/logs")
     for asked in (

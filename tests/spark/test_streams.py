@@ -1,5 +1,5 @@
-"""Streams in Spark: what only a JVM shows. See test_streams_plain.py for all that is
-decided without one.
+"""Streams in Spark: the behavior that needs a JVM. test_streams_plain.py has the tests
+without a JVM.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def stream(spark: SparkSession, path: Path, **given: object) -> Any:
 
 
 def run(frame: Any, checkpoint: Path, sink: Any, mode: str = "append") -> Any:
-    """To the end of what is there; returns the query."""
+    """Run a query until it has read all existing records, and return the query."""
     query = (
         frame.writeStream.outputMode(mode)
         .option("checkpointLocation", str(checkpoint))
@@ -74,7 +74,7 @@ def test_stream_continues_from_its_checkpoint(
 
     def sink(frame: Any, batch_id: int) -> None:
         if batch_id == 1:
-            append(data, 0, 7)  # after the target was pinned
+            append(data, 0, 7)  # after Spark fixed the target offsets
         rows.extend(
             (batch_id, row["partition"], row["offset"]) for row in frame.collect()
         )
@@ -86,13 +86,15 @@ def test_stream_continues_from_its_checkpoint(
     ]
     assert max(batch_id for batch_id, _, _ in rows) == 2
     progress = query.lastProgress["sources"][0]
-    assert json.loads(json.dumps(progress["latestOffset"])), "the lag is there"
+    assert json.loads(json.dumps(progress["latestOffset"])), (
+        "the progress contains the lag"
+    )
     rows.clear()
     run(frame, tmp_path / "c", sink)
     assert [row[1:] for row in rows] == [(0, offset) for offset in range(30, 37)]
 
 
-@pytest.mark.slow  # test_streams_plain.py has this without a JVM
+@pytest.mark.slow  # test_streams_plain.py tests this without a JVM
 def test_a_first_batch_that_fails_loses_no_record(
     spark: SparkSession, data: Path, tmp_path: Path
 ) -> None:
@@ -176,7 +178,7 @@ def written(spark: SparkSession, path: Path, topic: str) -> list[bytes]:
     return sorted(bytes(row["value"]) for row in found)
 
 
-@pytest.mark.slow  # eight seconds of Spark; test_sink_kills.py has drivers that go on with other tasks
+@pytest.mark.slow  # takes eight seconds; test_sink_kills.py also continues with other tasks
 def test_a_batch_that_is_replayed_with_other_tasks_is_written_once(
     spark: SparkSession, data: Path, tmp_path: Path
 ) -> None:

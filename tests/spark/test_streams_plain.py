@@ -1,5 +1,5 @@
-"""A stream that is read without Spark. Its methods are called like by Spark, in the
-orders of docs/spark.md.
+"""The stream reader without Spark. The tests call its methods as Spark does, in the
+orders that docs/spark.md describes.
 
 `Query` simulates Spark: it stores offsets and commits, and is stopped between any two
 calls.
@@ -112,7 +112,7 @@ class Query:
             limit = self.reader.getDefaultReadLimit() if HAS_LIMITS else None
         end = text(self.reader.latestOffset(before, limit))
         if end == before and self.offsets:
-            return None  # Spark makes batch 0 in any case
+            return None  # Spark creates batch 0 even without records
         self.offsets.append(end)
         if len(self.offsets) == 1:
             self.first = text(self.reader.initialOffset())
@@ -422,8 +422,8 @@ def test_a_batch_that_is_replayed_reads_the_same(data: Path) -> None:
 def test_a_first_batch_that_failed_loses_nothing(
     data: Path, grown: int, tmp_path: Path
 ) -> None:
-    """Measured with Spark 4.3: it requests the new start, and combines it with the old
-    end.
+    """Measured with Spark 4.3: after the restart, Spark requests the new start offsets,
+    and combines them with the old end offsets.
     """
     query = Query(data, subscribe="orders", checkpointLocation=tmp_path / "checkpoint")
     query.first = text(query.reader.initialOffset())
@@ -437,7 +437,7 @@ def test_a_first_batch_that_failed_loses_nothing(
 
 
 @pytest.mark.parametrize("asked", ["latest", json.dumps({"orders": {"0": -1, "1": 0}})])
-def test_a_first_batch_that_failed_is_an_error_without_a_place_for_its_offsets(
+def test_failed_first_batch_without_a_checkpoint_location_is_an_error(
     data: Path, asked: str, tmp_path: Path
 ) -> None:
     query = Query(data, subscribe="orders", startingOffsets=asked)
@@ -580,7 +580,7 @@ def test_log_that_ends_below_the_read_offset(data: Path) -> None:
     assert query.rows[50:] == expected((0, 0, 5))
 
 
-def test_a_topic_made_again_that_has_more_than_before(data: Path) -> None:
+def test_recreated_topic_with_more_records_is_a_loss(data: Path) -> None:
     given = {
         "subscribe": "orders",
         "startingOffsets": "earliest",
@@ -598,7 +598,9 @@ def test_a_topic_made_again_that_has_more_than_before(data: Path) -> None:
     assert query.rows[50:] == expected((0, 0, 100))
 
 
-def test_a_topic_made_again_is_not_waited_for(data: Path) -> None:
+def test_recreated_topic_is_read_without_waiting_for_its_old_offsets(
+    data: Path,
+) -> None:
     query = Query(
         data,
         subscribe="orders",
@@ -778,7 +780,9 @@ def test_offsets_are_committed_to_a_group(
     with logcore.open_dir(data) as holder:
         holder.partition("orders", 0).append(b"33")
         assert query.trigger()
-        assert committed() == {"g": 30}, "somebody holds the directory"
+        assert committed() == {"g": 30}, (
+            "no offset is committed while another process holds the directory"
+        )
     append(data, "orders", 0, 1)
     assert query.trigger()
     assert committed() == {"g": 34}
