@@ -25,7 +25,7 @@ LARGE = (
 )  # fmt: skip
 
 
-#: Fate of the data of a write.
+#: Actions of programs with transactions, compaction, kills and reopenings.
 LIVES = (
     "append", "append_big", "transact", "commit", "abort", "compact", "retain", "idempotent", "again", "truncate",
     "reopen", "kill",

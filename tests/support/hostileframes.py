@@ -38,7 +38,6 @@ _VARINTS = (
 _TEXTS = ("", "x", "\0", "a b", "..", "\u00e9" * 20, "x" * 250, "x" * 2_000)
 #: A client that may delete topics may delete these, and all groups with them. So
 #: DeleteTopics is not tried on them.
-#: DeleteTopics is not tried on them.
 _INTERNAL = ("__consumer_offsets", "__transaction_state")
 #: Size of a batch without its records.
 _BATCH_HEAD_BYTES = 61

@@ -1,4 +1,4 @@
-"""Three brokers of Apache Kafka in KRaft mode, with the interface of Cluster. No tests."""
+"""Three brokers of Apache Kafka in KRaft mode, with the interface of Cluster."""
 
 from __future__ import annotations
 

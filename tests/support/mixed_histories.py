@@ -131,8 +131,8 @@ class ClassicClient(Client):
         if joined.leader == joined.member_id and self.led_version is None:
             self.led_version = simulation.version
             if joined.skip_assignment:
-                # It came back as a static member: other members may have partitions of
-                # topics that it does not know.
+                # The leader rejoined as a static member. Other members may have
+                # partitions of topics that the leader has not read.
                 self.led_version = -1
         if joined.leader == joined.member_id and not joined.skip_assignment:
             assignments = self.assigned_to_all(joined)

@@ -242,9 +242,8 @@ class Program:
         self.history.truncated()
         for role, producer_id in self.producers.items():
             if producer_id in self.sent and self.sent[producer_id][1] >= offset:
-                self.producers[role] += (
-                    1  # its records are deleted, and it does not know
-                )
+                # The producer has not learned that its records are deleted.
+                self.producers[role] += 1
 
     def retain(self) -> None:
         log = self.opened()

@@ -852,7 +852,7 @@ def fill(durability: str, seed: int) -> int:
         return True
 
     def opened() -> Log:
-        """Open the log again. Files that are written for that need room too."""
+        """Open the log again. The files that this writes need space too."""
         try:
             return open_log("t-0", create=True, config=config, durability=durability)
         except DiskFullError:
@@ -862,14 +862,14 @@ def fill(durability: str, seed: int) -> int:
             return open_log("t-0", create=True, config=config, durability=durability)
 
     def close(log: Log) -> None:
-        """Close the log. If there is no room for the marker of a clean shutdown, only
+        """Close the log. If there is no space for the marker of a clean shutdown, only
         the marker is missing.
         """
         with contextlib.suppress(DiskFullError):
             log.close()
 
     def reserve() -> None:
-        """Reserve room that an operator may release, once for opening and once for
+        """Reserve space that an operator may release, once for opening and once for
         deleting.
         """
         for what, number in itertools.product(("opening", "deleting"), range(4)):
@@ -924,7 +924,8 @@ def fill(durability: str, seed: int) -> int:
             middle = start + (stored - start) // 2
             try:
                 start = log.delete_records(middle)
-            except DiskFullError as error:  # to note the new start takes room too
+            # Storing the new start offset needs space too.
+            except DiskFullError as error:
                 assert not log.has_failed, error
                 check(log)
                 release("deleting")
@@ -932,7 +933,7 @@ def fill(durability: str, seed: int) -> int:
             log.tick()  # removes the files that the delay has kept
             reserve()
             check(log)
-            assert tried(log, 1), "there is room again"
+            assert tried(log, 1), "an append succeeds because space is free again"
     release("opening")
     release("deleting")
     with open_log("t-0", config=config, durability=durability) as log:

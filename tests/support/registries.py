@@ -38,8 +38,8 @@ Registries = Callable[[], Registry]
 
 
 def gone(act: Callable[[], object]) -> bool:
-    """Whether a call finds no node; a server may need a moment to notice the end of a
-    session.
+    """Return whether a call finds no node. A server may detect the end of a session a
+    moment later.
     """
     for _ in range(400):
         try:
@@ -53,7 +53,7 @@ def gone(act: Callable[[], object]) -> bool:
 # -- create and get --------------------------------------------------------------------
 
 
-def test_a_node_is_read_as_it_was_made(registries: Registries) -> None:
+def test_node_is_read_as_it_was_created(registries: Registries) -> None:
     registry = registries()
     assert registry.create("/a", b"one") == 0
     assert registry.get("/a") == Node(b"one", 0, None)
@@ -117,7 +117,7 @@ def test_a_missing_node_is_an_error(registries: Registries) -> None:
             act("/missing")
 
 
-def test_a_node_is_made_once(registries: Registries) -> None:
+def test_node_is_created_once(registries: Registries) -> None:
     first = registries()
     other = registries()
     first.create("/a", b"one")
@@ -127,7 +127,7 @@ def test_a_node_is_made_once(registries: Registries) -> None:
     assert other.get("/a").value == b"one"
 
 
-def test_parents_are_made_with_the_node(registries: Registries) -> None:
+def test_parents_are_created_with_the_node(registries: Registries) -> None:
     registry = registries()
     registry.create("/a/b/c", b"x")
     assert registry.get("/a") == registry.get("/a/b") == Node(b"", 0, None)
@@ -135,7 +135,7 @@ def test_parents_are_made_with_the_node(registries: Registries) -> None:
     assert registry.children("/a/b") == ["c"]
 
 
-def test_parents_are_made_across_domains(registries: Registries) -> None:
+def test_parents_are_created_across_domains(registries: Registries) -> None:
     registry = registries()
     registry.create("/consumers/g/ids/c1", ephemeral=True)
     registry.create("/consumers/h", b"x")
@@ -163,7 +163,7 @@ def test_each_change_adds_one_to_the_version(registries: Registries) -> None:
         assert registry.get("/a") == Node(b"%d" % version, version)
 
 
-def test_a_change_may_ask_for_a_version(registries: Registries) -> None:
+def test_change_may_require_a_version(registries: Registries) -> None:
     registry = registries()
     registry.create("/a", b"0")
     assert registry.set("/a", b"1", version=0) == 1
@@ -172,7 +172,7 @@ def test_a_change_may_ask_for_a_version(registries: Registries) -> None:
     assert registry.get("/a") == Node(b"1", 1)
 
 
-def test_of_two_changes_of_one_version_one_wins(registries: Registries) -> None:
+def test_one_of_two_changes_of_a_version_succeeds(registries: Registries) -> None:
     first = registries()
     other = registries()
     first.create("/a", b"0")
@@ -193,7 +193,7 @@ def test_versions_begin_at_0_when_a_node_is_created_again(
     assert registry.get("/a") == Node(b"new", 0)
 
 
-def test_a_change_is_seen_by_others(registries: Registries) -> None:
+def test_change_is_visible_to_other_sessions(registries: Registries) -> None:
     first = registries()
     other = registries()
     first.create("/a", b"0")
@@ -267,7 +267,7 @@ def test_a_node_with_children_is_not_deleted(registries: Registries) -> None:
     assert registry.children("/") == []
 
 
-def test_a_deletion_may_ask_for_a_version(registries: Registries) -> None:
+def test_deletion_may_require_a_version(registries: Registries) -> None:
     registry = registries()
     registry.create("/a")
     registry.set("/a", b"1")
@@ -407,7 +407,7 @@ def test_update_gets_the_present_value(registries: Registries) -> None:
     assert registry.get("/a/n") == Node(b"1!", 1)
 
 
-def test_an_update_may_leave_things_alone(registries: Registries) -> None:
+def test_update_may_change_nothing(registries: Registries) -> None:
     registry = registries()
     assert registry.update("/a/b", lambda value: None) is None
     assert registry.children("/") == []
@@ -461,7 +461,7 @@ def test_one_registry_serves_several_threads(registries: Registries) -> None:
     assert registry.get("/count").value == b"100"
 
 
-def test_of_many_creators_one_wins(registries: Registries) -> None:
+def test_one_of_many_creators_succeeds(registries: Registries) -> None:
     made = [registries() for _ in range(4)]
     won: list[int] = []
 
@@ -533,7 +533,7 @@ def test_an_ephemeral_node_has_no_children(registries: Registries) -> None:
     assert registry.children("/e") == []
 
 
-def test_a_name_passes_from_session_to_session(registries: Registries) -> None:
+def test_name_can_be_claimed_after_its_session_ends(registries: Registries) -> None:
     first = registries()
     other = registries()
     first.create("/controller", b"one", ephemeral=True)
@@ -578,11 +578,11 @@ def test_a_closed_registry_refuses_everything(registries: Registries) -> None:
 # -- watches ---------------------------------------------------------------------------
 
 QUIET_SECONDS = 0.05
-LONG_SECONDS = 300  # for events that must happen eventually
+LONG_SECONDS = 300  # time limit for events that must happen
 
 
 def settle(registry: Registry, watch: object) -> None:
-    """Takes reports that are still on their way."""
+    """Receive reports that are still in transit."""
     while watch.wait(QUIET_SECONDS):  # type: ignore[attr-defined]
         pass
 
@@ -687,7 +687,9 @@ def test_watch_survives_deletion_and_creation_of_its_node(
 def test_watch_survives_deletion_and_creation_between_two_waits(
     registries: Registries,
 ) -> None:
-    """On many file systems the new directory has the number of the old one."""
+    """On many file systems, the new directory has the inode number of the old
+    directory.
+    """
     first = registries()
     other = registries()
     first.create("/a/b/c")
@@ -744,7 +746,7 @@ def test_end_of_an_owner_wakes_waiters_for_its_name(
 # -- brokers, topics and the controller ------------------------------------------------
 
 
-def test_a_broker_has_its_number_for_itself(registries: Registries) -> None:
+def test_broker_id_is_exclusive(registries: Registries) -> None:
     first = registries()
     other = registries()
     views.register_broker(first, 1, "here", 9092, timestamp_ms=5)
@@ -762,7 +764,7 @@ def test_a_broker_has_its_number_for_itself(registries: Registries) -> None:
     views.register_broker(other, 1, "there", 9093, timestamp_ms=6)
 
 
-def test_a_registry_is_of_one_cluster(registries: Registries) -> None:
+def test_registry_belongs_to_one_cluster(registries: Registries) -> None:
     registry = registries()
     for _ in range(2):
         views.claim_cluster(registry, "A" * 22)
@@ -812,7 +814,8 @@ def test_topics_are_shown_as_they_are(registries: Registries) -> None:
         nodes["/config/topics/a"].value == b'{"version":1,"config":{"retention":"7"}}'
     )
     assert registry.children("/brokers/topics/b/partitions") == ["0", "1", "2"]
-    # Again: nothing is written. Then c was deleted, and b was deleted and made again.
+    # The second call writes nothing. Before the third call, c was deleted, and b was
+    # deleted and created again.
     list(views.publishing(registries(), topics, topics.__getitem__, 4))
     assert all_nodes(registry) == nodes
     topics = {"a": topics["a"], "b": topic_view(1)}
@@ -838,7 +841,7 @@ def test_topics_are_shown_as_they_are(registries: Registries) -> None:
     }
 
 
-def test_a_deletion_that_was_cut_off_is_ended_by_the_next_controller(
+def test_interrupted_deletion_is_completed_by_the_next_controller(
     registries: Registries,
 ) -> None:
     registry = registries()
@@ -912,7 +915,7 @@ def test_node_without_an_offset_is_an_error(
         offsets.committed(registry, "g")
 
 
-def test_offsets_are_forgotten_with_their_group_or_their_topic(
+def test_offsets_are_deleted_with_their_group_or_topic(
     registries: Registries,
 ) -> None:
     registry = registries()

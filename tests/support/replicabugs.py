@@ -1,7 +1,7 @@
 """Bugs that can be seeded into the rules of replication and into the simulated broker.
 
 A bug is a list of replacements of source text in functions. Each text must occur exactly
-once in its function, so a bug does not survive the line that it changes. No tests.
+once in its function, so a bug does not survive the line that it changes.
 """
 
 from __future__ import annotations

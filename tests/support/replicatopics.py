@@ -1,4 +1,4 @@
-"""A topic that is deleted and created again under the same name. No tests.
+"""A topic that is deleted and created again under the same name.
 
 The world is that of replicaworld, with topic ids. A client requests the deletion of the
 topic, the controller removes its nodes in steps, and a client creates a topic of the
@@ -88,7 +88,7 @@ class TopicsRegistry(SimulatedRegistry):
         #: The time of each change of the topic, and its id since then.
         self.ids: list[tuple[int, int | None]] = [(0, 1)]
         self.is_deleting = False
-        #: Each deleted id, and the time of its note.
+        #: Each deleted id, and the time of its deletion record.
         self.deleted_ids: dict[int, int] = {}
 
     def set_topic(self, topic_id: int | None, now_ms: int) -> None:
@@ -247,7 +247,7 @@ class TopicsWorld(World):
     # -- the view ----------------------------------------------------------------------
 
     def read_registry(self, process: Process) -> None:
-        """Read the notes, the topic and the state of this topic, one after the other."""
+        """Read the deletion records, the topic and its state, one after the other."""
         sent_ms = self.now_ms - int(self.chance.random() * 60)
         registry = self.registry
         with self.call_registry(process):

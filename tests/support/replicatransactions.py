@@ -1,4 +1,4 @@
-"""Transactions over two replicated partitions on three simulated brokers. No tests.
+"""Transactions over two replicated partitions on three simulated brokers.
 
 The log of the coordinator and the two partitions with data are a World of replicaworld
 each, with one clock and one network. A broker that fails does so in all of them. The

@@ -1,4 +1,4 @@
-"""One replicated partition on three to five simulated brokers. No tests.
+"""One replicated partition on three to five simulated brokers.
 
 The world drives the modules of logcore.replication; it contains no copy of their rules.
 It simulates everything around them: disks whose unsynced tail can vanish, a registry

@@ -91,9 +91,9 @@ class Side:
         correlation_id, response = wire.decode_response(api, version, frame[4:])
         if getattr(response, "session_id", 0):
             self.session_id = response.session_id
-            response.session_id = SAME_ID  # each side has its own
+            response.session_id = SAME_ID  # the brokers choose different ids
         for topic in response.responses:
-            topic.topic_id = NO_ID  # each side has its own
+            topic.topic_id = NO_ID  # the brokers choose different ids
             for part in getattr(topic, "partitions", ()):
                 part.records = bytes(part.records)
         return correlation_id, repr(response)

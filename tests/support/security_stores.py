@@ -1,4 +1,4 @@
-"""Tests of two stores of users, rules and quotas over one registry, for any registry.
+"""Tests of two stores of users, rules and quotas that share one registry of any kind.
 
 A module that imports them has a fixture `open_store`, which opens another store.
 """
@@ -25,9 +25,9 @@ from netshim.security.stored import BROKERS, SecurityFacts, SecurityStore
 from support.clusters import until
 
 __all__ = [
-    "test_both_stores_have_one_login_of_brokers",
+    "test_both_stores_share_one_broker_login",
     "test_change_of_one_store_reaches_the_other",
-    "test_changes_of_two_stores_at_once_are_all_kept",
+    "test_concurrent_changes_of_two_stores_are_all_kept",
     "test_damaged_login_of_brokers_is_kept",
     "test_damaged_rules_deny_and_cannot_be_changed",
     "test_unchanged_store_reports_nothing",
@@ -98,7 +98,7 @@ def test_unchanged_store_reports_nothing(open_store: OpenStore) -> None:
     assert not other.has_changed()
 
 
-def test_changes_of_two_stores_at_once_are_all_kept(open_store: OpenStore) -> None:
+def test_concurrent_changes_of_two_stores_are_all_kept(open_store: OpenStore) -> None:
     """Each change is a compare-and-set of one node, which the other stores change too."""
     stores = [open_store() for _ in range(3)]
 
@@ -120,7 +120,7 @@ def test_changes_of_two_stores_at_once_are_all_kept(open_store: OpenStore) -> No
     assert len(facts.quotas["u", None, None]) == 30
 
 
-def test_both_stores_have_one_login_of_brokers(open_store: OpenStore) -> None:
+def test_both_stores_share_one_broker_login(open_store: OpenStore) -> None:
     first, other = open_store(), open_store()
     assert first.load().brokers is None
     for store in (first, other, first):
@@ -132,7 +132,7 @@ def test_both_stores_have_one_login_of_brokers(open_store: OpenStore) -> None:
 def test_damaged_login_of_brokers_is_kept(
     open_store: OpenStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Another password would end the connections of the brokers that have the first."""
+    """A new password would end the connections of the brokers that use the first one."""
     store = open_store()
     store._registry.create(BROKERS, b"{}")
     store.ensure_broker_login()

@@ -1,4 +1,4 @@
-"""Brokers of a simulated cluster: their processes, files and connections. No tests.
+"""Brokers of a simulated cluster: their processes, files and connections.
 
 The code of a broker is that of `netshim serve`: ClusterNode, Broker, the threads of the
 member and of the fetchers, the files of logs and of the registry. The simulation

@@ -1,12 +1,12 @@
-"""A whole cluster in a simulation: three brokers, their clients, and faults. No tests.
+"""A whole cluster in a simulation: three brokers, their clients, and faults.
 
     run_schedule(seed)             # raises InvariantBroken, with the seed
 
 Clients produce with acks=all, with and without transactions, read, commit offsets and
-read them. Meanwhile brokers are killed, paused and stopped, lose their power alone or
-together with the registry, and get empty disks. Links are cut, leaders elected, replicas
-moved, and topics deleted and created again. Afterwards everything heals. The brokers are
-in simulated_brokers.py.
+read them. While the clients run, brokers are killed, paused and stopped, lose their
+power alone or together with the registry, and get empty disks. Links are cut, leaders
+elected, replicas moved, and topics deleted and created again. Afterwards everything
+heals. The brokers are in simulated_brokers.py.
 
 The seed determines the whole schedule, so it repeats exactly.
 
@@ -665,7 +665,7 @@ def _simulated_parts(world: World) -> Generator[None, None, None]:
         return FollowedPartition(*arguments, mutex=threading.Lock())  # type: ignore[arg-type]
 
     class Clock:
-        """Takes the place of the module `time`."""
+        """Replaces the module `time`."""
 
         @staticmethod
         def monotonic() -> float:
@@ -684,7 +684,7 @@ def _simulated_parts(world: World) -> Generator[None, None, None]:
 
 
 class _LoggedErrors(logging.Handler):
-    """Complains about exceptions that code has logged."""
+    """Raises an error for each exception that code has logged."""
 
     def __init__(self, world: World) -> None:
         super().__init__(logging.ERROR)
@@ -701,7 +701,7 @@ class _LoggedErrors(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         process = self._world.threads.process
         if process is not None and process.is_killed:
-            return  # its threads find locks that others of them hold
+            return  # its threads may find locks that other killed threads hold
         if record.exc_info is not None:
             text = "".join(traceback.format_exception(*record.exc_info))
             self._world.complain(f"{record.getMessage()}: {text}")

@@ -1,4 +1,4 @@
-"""Threads of a simulation: one runs at a time, and a seed chooses which one. No tests.
+"""Threads of a simulation: one runs at a time, and a seed chooses which one.
 
     with SimulatedThreads(seed=7) as threads:
         threads.spawn(work, "a worker", process)
