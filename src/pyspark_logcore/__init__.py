@@ -12,12 +12,12 @@ and offset JSON are those of Spark's own `kafka` format; the path is a log direc
 the same that logcore.open_dir() takes. See docs/spark.md.
 
 Rules:
-- Importing this never raises and imports nothing heavy: one `pyspark_` package that
-  fails hides all of them from Spark.
+- Importing this package never raises and imports no large library. If one `pyspark_`
+  package fails, Spark finds none of them.
 - The functions that use the library, pyarrow and numpy import them.
 
-This module holds only the public names. source.py is what Spark talks to, reader.py and
-writer.py do the work.
+This module holds only the public names. Spark calls source.py; reader.py and writer.py
+do the work.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ except Exception:
 if not TYPE_CHECKING:
     # To a type checker, a module with __getattr__() has every name.
     def __getattr__(name: str) -> Any:
-        # They bring the library and numpy, so they come when they are first used.
+        # These names import the library and numpy, so they are imported on first use.
         if name == "write_local":
             from pyspark_logcore.local import write_local
 
@@ -70,8 +70,8 @@ def register(spark: SparkSession) -> None:
     """Register format("logcore") in this session, if Spark does not discover the
     package.
 
-    Spark does not discover a package that came in a zip (spark.submit.pyFiles,
-    addPyFile), nor this one if another `pyspark_` package cannot be imported.
+    Spark does not discover a package that was sent in a zip (spark.submit.pyFiles,
+    addPyFile), nor this package if another `pyspark_` package cannot be imported.
     Registering twice is allowed.
 
     Raises:
@@ -82,6 +82,7 @@ def register(spark: SparkSession) -> None:
     try:
         spark.dataSource.register(LogcoreDataSource)
     except Exception as error:
-        # 4.0 does not replace the source it has discovered, which is the same.
+        # Spark 4.0 refuses to replace the source that it has discovered. That source is
+        # the same class.
         if "DATA_SOURCE_ALREADY_EXISTS" not in str(error):
             raise

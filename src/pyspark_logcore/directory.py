@@ -101,9 +101,8 @@ class DirectoryOrigin(Closeable):
         self._options = options
         self._clock = clock
         self._opened: logcore.LogDir | None = None
-        self._ids: tuple[str, str] | None = (
-            None  # of the directory that was there first
-        )
+        # The ids of the first directory at this path.
+        self._ids: tuple[str, str] | None = None
         self._root_changed_at = 0.0
         self._root_facts: tuple[Any, ...] = ()
         self._looks: dict[TopicPartition, _PartitionView] = {}
@@ -170,7 +169,7 @@ class DirectoryOrigin(Closeable):
             look = self._looks[key] = self._first_view(key, now)
         facts = (*look.file_facts(), starts)
         if facts != look.facts:
-            # Another directory under that name, or none.
+            # The directory of the partition was replaced or deleted.
             if look.facts and facts[:1] != look.facts[:1]:
                 self._forget(key)
                 return self._view_of(key, starts)

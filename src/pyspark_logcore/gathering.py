@@ -177,7 +177,7 @@ class Gathering:
     def _found(self, path: str, tasks: int, depth: int) -> Iterator[WriteReceipt]:
         """Return the receipts of the directories of tasks in a path.
 
-        There must be one.
+        At least one directory must exist.
         """
         report = read_report(self.fs, path)
         if report is not None:
@@ -187,7 +187,7 @@ class Gathering:
         if depth and self.fs.is_directory(path):
             for name in sorted(self.fs.listdir(path)):
                 inside = os.path.join(path, name)
-                # The name of an unfinished directory is more than a number.
+                # The name of an unfinished directory is not a plain number.
                 if self.fs.is_directory(inside) and (depth > 1 or name.isdecimal()):
                     for receipt in self._found(inside, tasks, depth - 1):
                         found = True
@@ -382,7 +382,7 @@ def _batches_of(receipts: Iterable[WriteReceipt]) -> list[_Batch]:
     """Return receipts by batch. Each batch must be whole and of one run.
 
     Raises:
-        MissingReceiptsError: One is not.
+        MissingReceiptsError: A batch is incomplete, or mixes two runs.
     """
     found: dict[tuple[str, str, int], dict[tuple[int, int], WriteReceipt]] = {}
     paths: dict[tuple[str, str, int, str, int], str] = {}

@@ -233,9 +233,8 @@ def write_local(
             "receipts of a local write are missing", path=path, found=sorted(tasks)
         )
     found = [{**row.asDict(), "tasks": len(tasks)} for row in rows]
-    if (
-        not found
-    ):  # a frame that Spark plans as empty has no tasks, but the batch has a receipt
+    # A frame that Spark plans as empty has no tasks, but its batch gets a receipt.
+    if not found:
         found = [
             attrs.asdict(receipt) for receipt in writer.report(0, {}).receipts("", 1)
         ]
@@ -317,7 +316,7 @@ class LocalWriter:
         )
         settings = {name: _text(value) for name, value in (config or {}).items()}
         if parsed.codec is not None:
-            # What producers call none is uncompressed among the settings of topics.
+            # Producers use the name none, and settings of topics the name uncompressed.
             settings.setdefault(
                 "compression.type", parsed.codec.replace("none", "uncompressed")
             )
@@ -398,7 +397,8 @@ class LocalWriter:
         if fs.exists(final):
             report = read_report(fs, final)
         if report is not None and report.run == self.run:
-            # An earlier attempt wrote them; Spark's worker wants its input read.
+            # An earlier attempt wrote the rows. Spark's worker still requires that its
+            # input is read.
             for _ in batches:
                 pass
             return report.receipts(final, 0)
@@ -424,7 +424,7 @@ class LocalWriter:
         The directory is closed and durable when this method returns.
         """
         count = self.options.partitions
-        # Closing syncs, and nothing names the directory before.
+        # Closing syncs the files, and the directory has its final name only afterwards.
         with logcore.open_dir(part, create=True, durability="os", fs=fs) as directory:
             directory.create_topic(self.topic, count, self.config)
             router = _LocalRouter(
@@ -456,7 +456,7 @@ class LocalWriter:
                 except (StorageWriteError, OSError):
                     if not fs.exists(final):
                         raise
-                    continue  # a twin was faster
+                    continue  # another attempt was faster
                 fs.sync_dir(parent)
                 self._remove_leftovers(fs, final)
                 break

@@ -67,7 +67,8 @@ def columns_of(
         except ResourceError:
             if not mapping:
                 raise
-            mapping = False  # a memory limit counts a mapping in full: read piece by piece instead
+            # A memory limit counts a mapping in full, so read in chunks instead.
+            mapping = False
             avoid_mapping(log)
         except OffsetOutOfRangeError as error:
             log.refresh()
@@ -137,7 +138,7 @@ def marks_of(log: LogReader, start: int, end: int) -> Marks:
     def offset_at(mark: int) -> int | None:
         try:
             batch = stretch[int(segment_of[mark])].batch(int(position_of[mark]))
-        except LogcoreError:  # an index is not evidence, and the task reports damage
+        except LogcoreError:  # an index may be wrong, and the task reports real damage
             return None
         if batch is None:
             return None

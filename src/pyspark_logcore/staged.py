@@ -5,9 +5,9 @@ Rules:
 - Columns and options are checked in StagedWrite.plan(), before any task runs.
 - The names of a task's files contain its attempt, so that two attempts of a task never
   write the same file. Only files that the messages of a commit name are published.
-- Once a process has begun to carry out a published write, nothing of it is removed,
-  whatever Spark calls. Before that, an error in publishing or a timeout withdraws the
-  write.
+- Once a process has begun to carry out a published write, none of its files is removed,
+  whatever method Spark calls. Before that, an error in publishing or a timeout
+  withdraws the write.
 
 This module knows no format: logcore.staging writes the files and carries the write out;
 rows.py chooses the partition of each row.

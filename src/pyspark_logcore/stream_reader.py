@@ -98,7 +98,8 @@ class LogcoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._gave_initial = False
         self._gave_latest = False
         self._commits = options.group_id is not None
-        self._was_locked = False  # and the user was warned
+        # Whether the user was warned that the directory is locked, so nothing is committed.
+        self._was_locked = False
 
     # -- called by Spark on the driver -------------------------------------------------
 

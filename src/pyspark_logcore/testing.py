@@ -37,7 +37,7 @@ _CONNECT: Final = {
 
 
 class FaultError(RuntimeError):
-    """What failing() raises."""
+    """The error that failing() raises."""
 
 
 @contextlib.contextmanager

@@ -254,9 +254,9 @@ class Connector:
         with self._lock:
             self._is_over = True
             streams = self._streams or []
-            for (
-                stream
-            ) in streams:  # all, before one leaves and others are given its partitions
+            # All streams end before one leaves, because the group would give the
+            # partitions of that one to the others.
+            for stream in streams:
                 stream.announce_end()
             for stream in streams:
                 stream.end()

@@ -214,8 +214,8 @@ class SimpleConsumer:
 
         With `time_ms` LATEST (-1), the first one is the log end. EARLIEST (-2) returns
         only the log start. The result is empty if all segments are younger. This is the
-        rule of Kafka 0.7, which is as exact as segments are; Log.offset_for_timestamp()
-        reads records.
+        rule of Kafka 0.7, whose precision is one segment. Log.offset_for_timestamp()
+        finds single records.
 
         Raises TopicNotFoundError, InvalidConfigError.
         """

@@ -5,7 +5,8 @@ A value names its schema in one of two ways:
 - a header `__value_schema_id` or `__key_schema_id` has byte 1 and the GUID in 16 bytes.
 
 Rules:
-- Decoding never raises. What cannot be decoded is shown as bytes, with the reason.
+- Decoding never raises. A value that cannot be decoded is shown as bytes, with the
+  reason.
 - Schemas come from the topic `_schemas`, or from a registry over HTTP.
 """
 
@@ -146,22 +147,22 @@ def _version_of(fields: dict[str, Any], number: int) -> SchemaVersion | None:
 
 @attrs.frozen
 class DecodedPiece:
-    """A key or value for people and programs."""
+    """A decoded key or value, for display and for programs."""
 
-    #: The object that it contains, which json.dumps() accepts.
-
-    #: The id, GUID and type of its schema, or None if it names no schema.
+    #: The object in the data, which json.dumps() accepts.
     value: Any
-    #: The reason why it is not decoded although it names a schema. `value` then shows
-    #: its bytes.
+    #: The id, GUID and type of the schema, or None if the data names no schema.
     schema: dict[str, Any] | None = None
+    #: The reason why data that names a schema is not decoded. `value` then shows the
+    #: bytes.
     error: str | None = None
 
     @property
     def text(self) -> str:
         """The value in one line: JSON, or the text that is stored.
 
-        UTF-8 can encode it: half of a surrogate pair is an escape, as JSON allows.
+        UTF-8 can encode the text, because half of a surrogate pair becomes an escape,
+        as JSON allows.
         """
         is_stored = self.schema is None or self.error is not None
         if isinstance(self.value, str) and is_stored:
@@ -183,7 +184,7 @@ class ValueDecoder:
     """Decodes keys and values of records."""
 
     def __init__(self, schemas: SchemaState) -> None:
-        #: The schemas. One that was found is not looked up again.
+        #: The schemas. A schema that was found is not requested again.
         self.schemas = schemas
         #: Number of keys and values that name a schema and were not decoded, by reason.
         self.failures: Counter[str] = Counter()
@@ -208,7 +209,7 @@ class ValueDecoder:
                 return self._failed(data, named, f"unknown schema {kind} {name}")
             named = known.named
             return DecodedPiece(_decoded(known, frame, data, at), named)
-        except Exception as error:  # of a library, about bytes from outside
+        except Exception as error:  # libraries raise many classes for invalid bytes
             reason = f"the value does not have its schema: {error}"
             if isinstance(error, LogcoreError):
                 reason = str(error)
@@ -250,7 +251,8 @@ class ValueDecoder:
 
 
 def _decoded(known: _KnownSchema, frame: bytes, data: bytes, at: int) -> Any:
-    """Return the object in `data` from `at` on; `frame` is what names the schema.
+    """Return the object in `data` from `at` on; `frame` contains the id or GUID of the
+    schema.
 
     The message indexes of Protobuf end the frame, or follow it in the value.
     """

@@ -2,7 +2,7 @@
 
 Rules:
 - A schema comes with the schemas to which it refers, each after those that it needs.
-- Anything that is wrong with a schema raises InvalidSchemaError.
+- Every error in a schema raises InvalidSchemaError.
 - Protobuf schemas are a text, or a FileDescriptorProto in base64. A text is compiled by
   protoc of grpcio-tools in a process of its own.
 

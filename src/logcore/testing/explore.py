@@ -2,7 +2,7 @@
 
     def run(disk, promise): ...      # the program; promise(x) once x is reported as done
     def recover(disk): ...           # the restart of the program; returns its findings
-    def judge(check_promises, found): ...  # asserts that the findings are right
+    def judge(promised, found): ...  # asserts that the findings are right
 
     explore(run, recover, judge)
 
@@ -10,7 +10,7 @@ Rules:
 - Each distinct disk is opened once. A disk is also skipped if it differs only in
   content that recovery never read, for example in a file that recovery deletes unread
   (expected.ResultCache).
-- A finding is judged again after the program has check_promises more.
+- A finding is judged again after the program has made another promise.
 - On some of the disks the power fails again, at sampled moments of their recovery.
 - A failure names the moment, the disk and the calls before it, and carries that disk.
 
@@ -146,7 +146,7 @@ class Explorer(Generic[Found]):
             allowed.
         same: Compares the findings of two recoveries of one disk, one of them
             interrupted.
-        restart: The recovery to interrupt, if `recover` does more than recover.
+        restart: The recovery to interrupt, if `recover` also does other work.
         again_every: One recovery in this many is interrupted by a crash; 0 for none.
         thorough: Replaces `recover` on one disk in `thorough_every`.
         limit: Maximum number of states explored at one moment.
@@ -362,8 +362,8 @@ def explore(
         recover: recover(disk) restarts the program on a disk left by a crash, and
             returns its findings. It is called once for each disk, so the findings must
             depend on the disk alone.
-        judge: judge(check_promises, found) asserts that the findings include all values
-            check_promises so far, and no value that is not allowed.
+        judge: judge(promised, found) asserts that the findings include all values
+            promised so far, and no value that is not allowed.
         files: The initial content of the disk.
         again_every: One recovery in this many is crashed too; 0 for none. Effects of
             the crashed recovery outside the disk are not kept.
