@@ -3,14 +3,14 @@
 Method: confluent-kafka, once with netshim and once with Apache Kafka 4.1.1 from Maven
 as Kafka's own scripts start it, each in a process of its own, in turns; Kafka has
 served for some seconds before. Needs Java and Maven.
-- 1,000 records of 100 bytes a second for 60 s in all, acks=all, a consumer beside the
-  producer: from produce() to the delivery report, from produce() to what poll()
-  returns, and the processor time of the broker. With durability="os", as Kafka does it,
-  and with "group", which syncs.
+- 1,000 records of 100 bytes a second for 60 s in all, acks=all, with a concurrent
+  consumer: the time from produce() to the delivery report, the time from produce() to
+  the return of poll(), and the processor time of the broker. netshim runs with
+  durability="os", which does not sync, like Kafka, and with "group", which syncs.
 - As fast as the client sends and reads, records of 1,000 and of 100 bytes, not
   compressed: rate, and the broker's processor time for each GB. The client is near its
-  limit in all of them.
-- A copy of a topic by netshim follow, beside a consumer of the same topic.
+  limit in each of these rows.
+- A copy of a topic by netshim follow, compared with a consumer of the same topic.
 - Transactions of one record each of Kafka's Java producer, one after the other: from
   begin to commit, and requests.
 - With TLS and SCRAM-SHA-256: a connection with its login, until it is closed, and

@@ -14,11 +14,12 @@ Method of the producer: 20,000 records (5,000 with --quick) of 100 bytes to one
 partition, linger_ms=5, acks=1, a directory under durability="os"; the peer is
 confluent-kafka's produce() with on_delivery to librdkafka's mock cluster, which is in
 this process too. Both sides in turns, each ends with flush(); the best of several.
-- send(), with its future. The same with a callback. send_many() and send_columns() of
+- send() with its future, send() with a callback, and send_many() and send_columns() of
   1,000 records.
 - logcore.aio's send() with 100 records outstanding: the oldest is awaited before the
-  next is sent. Beside it the plain send() with as many, asyncio.wrap_future() of its
-  future, and asyncio.to_thread() of it, a hundred at once.
+  next is sent. The peers are the plain send() with as many records outstanding,
+  asyncio.wrap_future() of its future, and asyncio.to_thread(send) with a hundred calls
+  at once.
 """
 
 from __future__ import annotations

@@ -5,12 +5,13 @@ confluent-kafka with acks=all, in turns. Kafka needs Java and Maven. Kafka has s
 thousands of records before the first turn, because the JVM compiles its paths late.
 - One record of 100 bytes at a time, from produce() to the delivery report.
 - Records of 1,000 and of 100 bytes as fast as the client sends them.
-- The same record at a time with "group", beside two bare fdatasync calls and a round trip.
+- One record at a time with "group", beside two bare fdatasync calls and a round trip.
 - kill -9 of the leader under load, until the next acknowledgement.
 - Processor time of three idle brokers with 1,000 partitions of three replicas, beside
   three brokers outside a cluster with as many partitions.
 - Processor time of an idle fetch of 1,000 partitions in a session, beside a full one.
-- kill -9 of the leader of 1,000 partitions until all have another one, beside a single one.
+- kill -9 of the leader of 1,000 partitions until all have another leader, beside one
+  partition.
 """
 
 from __future__ import annotations

@@ -5,12 +5,12 @@ default batch.size), compared with the compiled codec of aiokafka. The plain ker
 which run if logcore was built without a compiler, are compared with the pure Python codec
 of kafka-python. All sides read the same bytes and check every CRC. Results of each side:
 - encode: bytes of whole batches. From Python bytes, both take a list of (key, value);
-  from columns, logcore takes joined bytes and offsets, which aiokafka has no form for.
+  from columns, logcore takes joined bytes and offsets, for which aiokafka has no form.
 - decode to columns: logcore gives numpy arrays of offsets, timestamps, and of positions
   and sizes of keys and values in the borrowed bytes; aiokafka's records are read into
-  four lists of offset, timestamp, key and value. These are the forms that each has for
-  "all of it, for the next step"; the row "and keys and values as bytes" makes the same
-  four lists of both.
+  four lists of offset, timestamp, key and value. These are the forms in which each
+  library passes whole batches on. The row "and keys and values as bytes" makes the same
+  four lists on both sides.
 - decode to records: a list of logcore.Record and a list of aiokafka's record objects.
 
 Not shown: compressed batches (the codecs are the same C libraries on both sides),

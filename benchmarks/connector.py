@@ -2,9 +2,9 @@
 writes an Apache Kafka on loopback?
 
 Method: one session, local[2], set up by pyspark_logcore.tune(), in an environment with
-the newest pyspark whose connector there is. Four million records (400,000 with --quick)
-of random 16-byte keys and 100-byte values, in two partitions, the same in both. The
-sides take turns, and of three samples the best counts.
+the newest pyspark for which a connector exists. Four million records (400,000 with
+--quick) of random 16-byte keys and 100-byte values, in two partitions, the same in
+both. The sides take turns, and of three samples the best counts.
 - Read: every column into the noop sink; with the connector's defaults, and with larger
   fetches.
 - Value: that column alone; with .schema("value BINARY"), and .select("value").

@@ -43,7 +43,7 @@ def run(settings: Settings) -> Iterator[Result]:
 
 
 class Group:
-    """Members of one group that send heartbeats as clients do.
+    """The members of one group, which send heartbeats as clients do.
 
     `seconds` is the CPU time in the broker.
     """

@@ -139,7 +139,7 @@ def beside_parquet(settings: Settings) -> Iterator[Result]:
 def new_records(
     settings: Settings, logdir: logcore.LogDir, path: Path, kind: str
 ) -> Result:
-    """How long does it take to add few records to a table?"""
+    """Measure the time for adding a few records to a table."""
     table = target(kind, path / "tables", "added")
     lake.export(logdir, TOPIC, table)
     rows = common.make_rows(NEW_RECORDS)

@@ -1,20 +1,19 @@
-"""What does the life of a log after its writing cost: compaction, many partitions, and
-the work of tick()?
+"""What do compaction, many partitions and the work of tick() cost?
 
 Method:
 - Compaction: a log of 1 GB (128 MiB with --quick), 16-byte keys of which a tenth are
-  live, 100-byte values, not compressed, is compacted from the first record on. Each
-  time on hard links to the same sealed segments, which compaction replaces and does not
-  change. Beside it: the same files read and written once, a megabyte at a time, and
-  synced; for context also read whole with only the bytes written that compaction
-  leaves. Files are in the page cache.
+  live, 100-byte values, not compressed, is compacted from the first record on. Each run
+  uses hard links to the same sealed segments, which compaction replaces and does not
+  change. The peer reads and writes the same files once, a megabyte at a time, and syncs
+  them. For context, a row also reads all bytes and writes only the bytes that
+  compaction leaves. Files are in the page cache.
 - 1,000 partitions: one record each in turn, beside as many records appended to one
-  partition of the same directory; policy os, because with a sync a record the disk is
-  all that is measured.
+  partition of the same directory; policy os, because with a sync for each record only
+  the disk would be measured.
 - 10,000 partitions: a directory closed cleanly is opened in a fresh interpreter; the
   time is that of open_dir alone, the memory the peak of that process (Linux).
-- tick(): the longest of all calls while partitions roll and lose segments, all of which
-  falls due at once.
+- tick(): the longest of all calls while partitions roll and lose segments, all due at
+  the same time.
 
 Not shown: compaction beside Kafka's own Cleaner, which needs Java: `make interop` has
 it.

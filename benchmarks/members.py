@@ -4,18 +4,20 @@ groups, commits and registry?
 Method: real processes. Rows that wait use wall time; rows of costs use CPU time. The
 sides take turns, and the median counts.
 - Four processes append batches of 100 records of 100 bytes at level "disk", each for
-  the same time; beside one.
-- A tail in another process reads the steady clock when a record comes, which holds the
-  time before its append ("os"). CPU of that process for each record.
-- Four processes that are up join a group at once, until each has its share of 12
-  partitions.
-- A member is stopped by SIGSTOP; until another process has all partitions.
+  the same time, beside a single process.
+- A tail in another process reads the steady clock when a record arrives. The record
+  contains the time before its append ("os"). The CPU time is measured in the
+  process with the tail, for each record.
+- Four running processes join a group at once. The time ends when each has its share of
+  12 partitions.
+- A member is stopped by SIGSTOP. The time ends when another process has all partitions.
 - 64 threads commit for 64 groups, in a directory that this process has for itself and
   in a shared one, and one consumer commits without waiting; beside a write and an
   fdatasync for each.
 - set() of an ephemeral node and of a group's node, beside a file that is written and
   renamed.
-- Committed offsets are known after a start; beside a scan of the same log.
+- The time from a start until committed offsets are loaded, beside a scan of the same
+  log.
 """
 
 from __future__ import annotations
@@ -137,7 +139,7 @@ def news(path: str, count: int) -> Iterator[Result]:
         child = Child(_follow, path, count)
         child.begin()
         for _ in range(count):
-            time.sleep(0.002)  # each record finds the other process asleep
+            time.sleep(0.002)  # the other process waits again before each record
             log.append(time.monotonic_ns().to_bytes(8, "big"))
         delays, cpu_us = child.here.recv()
         child.process.join()
@@ -395,7 +397,7 @@ def nodes(path: Path, count: int) -> Iterator[Result]:
 
 
 def loading(path: Path, count: int) -> Result:
-    """count commits of 1,000 groups for 10 partitions each, the newest counts."""
+    """Measure the load of `count` commits by 1,000 groups, for 10 partitions each."""
     with logcore.open_dir(path, create=True, durability="os") as data:
         data.create_topic("__consumer_offsets")
         log = data.partition("__consumer_offsets", 0)

@@ -1,4 +1,4 @@
-"""How fast does a log come back: all of it, one record of it, and just checked?
+"""How fast is a log read: completely, one record at a time, and only to check it?
 
 Method: records of 16-byte keys and 100-byte values, uncompressed, in the page cache
 (everything is read once before).
@@ -10,9 +10,9 @@ Method: records of 16-byte keys and 100-byte values, uncompressed, in the page c
   1 MiB at a time into one buffer, which remains in the cache) and their CRC-32C by the
   crc32c package, from the same mapped files.
 - Random reads: log.get of a record in a sealed segment (the CRC of its batch is checked
-  once), beside lmdb's get in one long-lived transaction and in one of its own for each;
-  lmdb keeps no checksum. The target is held against the first. The active segment is
-  read with pread and has its own row.
+  once), beside lmdb's get, once in one long-lived transaction and once with a
+  transaction for each get. lmdb stores no checksum. The target applies to the
+  long-lived transaction. The active segment is read with pread and has its own row.
 - Check: Segment.walk with CRCs over one sealed segment, beside crc32c of the same
   mapped bytes as one run.
 
@@ -56,7 +56,7 @@ def beside_stores(settings: Settings) -> Iterator[Result]:
         ) as log:
             for at in range(0, count, CALL_ROWS):
                 log.append_many(rows[at : at + CALL_ROWS])
-            log.roll()  # all of it sealed
+            log.roll()  # all segments are sealed
         stores = dict(peers.stores(path, "scans"))
         for store in stores.values():
             for at in range(0, count, CALL_ROWS):
@@ -163,7 +163,7 @@ def active_reads(
 def growing_scan(
     settings: Settings, path: Path, growing: logcore.Log, rows: list[peers.Row]
 ) -> Result:
-    """Is the segment that is being written read as fast as one that is not?"""
+    """Compare reads of the active segment with reads of a sealed segment."""
     with logcore.open(path / "sealed-0", create=True, durability="os") as sealed:
         for at in range(0, len(rows), CALL_ROWS):
             sealed.append_many(rows[at : at + CALL_ROWS])
@@ -190,7 +190,7 @@ def beside_memory(settings: Settings) -> Iterator[Result]:
         with logcore.open(path / "large-0", read_only=True) as log:
             segment = log._state.segments[
                 0
-            ]  # the public surface has no walk that keeps nothing
+            ]  # the public API has no scan that keeps no records
             view = segment.view()
             total = len(view)
             copy = np.empty(PIECE_BYTES, np.uint8)

@@ -11,8 +11,7 @@ Method:
 - connection: a client in the same process opens a TLS connection, authenticates with
   PLAIN and closes. Processor time of client and server together.
 
-Not shown: other machines than one, and Apache Kafka, whose connections have not been
-timed beside these.
+Not shown: several machines, and Apache Kafka, whose connections have not been measured.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ of this process, both sides in turns, the best of several. This process opens th
 directory a second time in place of another process: the kernel treats the locks of both
 separately.
 - A shared log to which only this process appends, compared with a log that is not shared.
-- A shared log to which two openings append alternately, so that each reads the other's
-  batches.
+- A shared log to which two open handles append alternately, so that each reads the
+  other's batches.
 - CPU of a tail in another process per record, compared with the CPU of the append.
 - The time from the kill of a group member, in a separate process, until another process
   has all partitions.

@@ -1,5 +1,5 @@
-"""What does a broker cost: until a first delivery, per request, per byte, beside
-brokers that store nothing?
+"""What does a broker cost until a first delivery, per request and per byte, compared
+with brokers that store nothing?
 
 Method:
 - The broker and its peer run in separate processes and are driven by the same client

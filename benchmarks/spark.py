@@ -3,9 +3,10 @@ same rows?
 
 Method: one session, local[2], set up by pyspark_logcore.tune(). Ten million records
 (one million with --quick) of random 16-byte keys and 100-byte values, in two
-partitions; the Parquet files are what Spark writes of the same rows by default. All of
-it is in the page cache. The sides take turns, and of three samples the best counts.
-- Read: every column into the noop sink, which drops the rows after they became Spark's.
+partitions; Spark writes the same rows to the Parquet files with its defaults. All files
+are in the page cache. The sides take turns, and of three samples the best counts.
+- Read: every column into the noop sink, which drops the rows after Spark has converted
+  them.
 - Count: count() with .schema("offset BIGINT"). Parquet answers it from its footers.
 - Group: groupBy("partition") and the sum of length(value), with .schema("partition INT,
   value BINARY").
@@ -13,7 +14,8 @@ it is in the page cache. The sides take turns, and of three samples the best cou
   compared with uncompressed Parquet. logcore syncs its files and publishes all rows at
   once. Parquet does not sync; in one row its files are synced after the write.
 - Commit: the driver's part of a write of 1 GiB that tasks have staged in four files,
-  beside reading these and checking their CRC. No Spark runs for it, nor for the next.
+  beside reading these files and checking their CRCs. This row and the next one run
+  without Spark.
 - Idle: CPU time of a streaming query's check of 500 idle partitions, compared with a
   check of one partition.
 

@@ -2,8 +2,8 @@
 
 Method: a topic of three partitions with 16-byte keys and 100-byte values, plain and
 with zstd, in the page cache.
-- Scans of the topic beside scans of each of its partitions, one after the other: all
-  records to columns, and all columns to Arrow.
+- Scans of the topic beside scans of each of its partitions, one after the other: once
+  to columns, and once to Arrow.
 - LogDir.append() with a key beside Log.append() to the same partition, level os. The
   row is the difference in microseconds for one record: finding the topic, hashing the
   key, finding the log.

@@ -53,7 +53,7 @@ def at_most_once(directory: logcore.LogDir, database: sqlite3.Connection) -> Non
     ) as consumer:
         consumer.subscribe(["orders"])
         while records := consumer.poll(max_records=7):
-            consumer.commit()  # first
+            consumer.commit()  # before the rows are stored
             with database:
                 database.executemany(INSERT, rows(records))
 
@@ -66,7 +66,7 @@ def at_least_once(directory: logcore.LogDir, database: sqlite3.Connection) -> No
         while records := consumer.poll(max_records=7):
             with database:
                 database.executemany(INSERT, rows(records))
-            consumer.commit()  # last
+            consumer.commit()  # after the rows are stored
 
 
 def upserted(directory: logcore.LogDir, database: sqlite3.Connection) -> None:

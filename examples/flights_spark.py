@@ -68,7 +68,7 @@ def delays(flights: DataFrame, names: list[str]) -> DataFrame:
 
 
 def write(rows: DataFrame, path: str) -> None:
-    """Step 3."""
+    """Do step 3: write one record for each carrier."""
     (
         rows.select(
             F.col("carrier").alias("key"),

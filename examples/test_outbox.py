@@ -112,8 +112,8 @@ def test_every_accepted_order_is_booked():
     assert report.states > 200
 
 
-def test_a_shop_that_does_not_wait_for_the_disk_is_found_out():
-    """The test finds the bug in a service with durability="os", which measures fast."""
+def test_shop_that_does_not_wait_for_the_disk_fails():
+    """A service with durability="os" measures fast, and the test finds its bug."""
     world = World(durability="os")
     with pytest.raises(CrashTestError, match="accepted and not booked"):
         explore(world.run, world.recover, world.judge, limit=20)

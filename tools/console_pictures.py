@@ -128,7 +128,7 @@ def sample_lag(client: ConsoleClient, lags: dict[int, int]) -> None:
 
 
 def reduce_colors(path: Path) -> None:
-    """Store 256 colors, a third of the bytes."""
+    """Store the picture with 256 colors, which needs a third of the bytes."""
     with Image.open(path) as image:
         reduced = image.convert("P", palette=Image.Palette.ADAPTIVE, colors=256)
     reduced.save(path, optimize=True)

@@ -48,7 +48,8 @@ LATER = ("changelog.md", "map.md", "misses.md", "results.md", "examples/", "kafk
 #: Pages with tables that need the whole width.
 WIDE = ("coming-from.md",)
 
-#: Public names of the packages that import theirs late, where they are defined.
+#: Public names of the packages that import them on first use, with the modules that
+#: define them.
 BROKER = (
     "netshim.server_thread.serve",
     "netshim.server.Server",
@@ -246,12 +247,14 @@ def api() -> dict[str, str]:
 
 
 def short(name: str) -> str:
-    """The name as a program writes it, without its module."""
+    """Return the name as a program writes it, without its module."""
     return f"`{name.rpartition('.')[2]}`"
 
 
 def ordered(names: Iterable[str]) -> list[str]:
-    """What most programs need, and then the other names by the alphabet."""
+    """Return the names that most programs need, and then the other names in
+    alphabetical order.
+    """
 
     def rank(name: str) -> tuple[int, str]:
         return FIRST.index(name) if name in FIRST else len(FIRST), name.lower()
@@ -267,7 +270,7 @@ def entry(name: str) -> str:
 
 
 def members_of(name: str) -> list[str]:
-    """The public names of a class: first those that most programs need."""
+    """Return the public names of a class, first the names that most programs need."""
     module, _, last = name.rpartition(".")
     kind = getattr(importlib.import_module(module), last)
     names = [

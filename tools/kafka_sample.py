@@ -4,7 +4,7 @@ written.
     .venv/bin/python tools/kafka_sample.py
 
 An hour of 1,800 orders in two partitions, compressed by librdkafka with zstd. Needs
-Java and Maven, as `make interop`.
+Java and Maven, like `make interop`.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ from netshim.wire.codec import Api, Message
 
 
 def messages() -> Iterator[tuple[str, Message]]:
-    """The name that table gives each message, or its API."""
+    """Yield each message, with its name in the table or the name of its API."""
     for name in table.__all__:
         entry = getattr(table, name)
         if isinstance(entry, Api):
