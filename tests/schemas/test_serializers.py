@@ -144,7 +144,7 @@ def test_read_of_unknown_schemas_shows_bytes_and_reasons(data: Path) -> None:
     assert short["value"] == {"hex": "00"}
 
 
-def test_read_of_one_partition_finds_the_schemas_beside_it(data: Path) -> None:
+def test_read_of_one_partition_finds_the_schemas_of_its_directory(data: Path) -> None:
     found = lines("read", data / "customers-0", "--schemas", "--json")
     assert [row["value"] for row in found] == VALUES["customers"]
 

@@ -444,7 +444,7 @@ def test_refused_record_fails_a_run_after_the_others_are_shipped(
     assert cluster.values(ORDERS) == numbers(0, 3)
 
 
-# -- where it begins -------------------------------------------------------------------
+# -- start positions -------------------------------------------------------------------
 
 
 def test_records_deleted_before_they_were_shipped_stop_the_partition(

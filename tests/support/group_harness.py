@@ -173,7 +173,7 @@ class GroupHarness:
         assert answer.is_set, f"{api.name} waits"
         return answer.value
 
-    # -- what clients send
+    # -- requests of clients
 
     def join(
         self,

@@ -55,7 +55,7 @@ class Client:
     def __repr__(self) -> str:
         return f"{self.member_id} at {self.epoch} owns {sorted(self.owned)}"
 
-    # -- its actions
+    # -- actions of a client
 
     def take_next_step(self) -> None:
         """Send a heartbeat. If the response to an earlier heartbeat is lost, the

@@ -210,7 +210,7 @@ class Group:
         if process in self.members and self.started < 8 and not self.machine.is_off:
             self._begin()
 
-    # -- what processes do -------------------------------------------------------------
+    # -- actions of processes ----------------------------------------------------------
 
     def _run_process(self, fs: SharedFS) -> None:
         for _ in range(self.rng.randrange(1, 3)):

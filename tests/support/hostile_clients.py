@@ -646,7 +646,7 @@ class HostileSimulation:
         if self.now_ms - self.honest.seen_ms >= _HONEST_MS:
             self.honest.round()
 
-    # -- strangers
+    # -- malicious clients
 
     def new_client(self) -> WireClient:
         if self.is_secured and not self.chance.randrange(_UNAUTHENTICATED_SHARE):
@@ -762,7 +762,7 @@ class HostileSimulation:
             self.parked.popleft().close()
         self.most_bytes = max(self.most_bytes, resident_bytes())
 
-    # -- a life
+    # -- a run
 
     def run_scripts(self) -> None:
         """Run all scripts once, in random order."""

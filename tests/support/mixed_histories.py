@@ -72,7 +72,7 @@ class ClassicClient(Client):
     def __repr__(self) -> str:
         return f"{self.member_id} at {self.generation} owns {sorted(self.owned)}"
 
-    # -- its actions
+    # -- actions of a client
 
     def take_next_step(self) -> None:
         """Take the next step. If there is no response yet, the client waits for it, or

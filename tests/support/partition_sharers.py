@@ -138,7 +138,7 @@ class Sharers:
         ):
             self._begin(self.sender_of[process])
 
-    # -- what processes do -------------------------------------------------------------
+    # -- actions of processes ----------------------------------------------------------
 
     def _run_process(self, fs: SharedFS, sender: Sender) -> None:
         """Open the log, act on it and close it, several times."""

@@ -217,7 +217,7 @@ class StrikingFS(RealDisk):
             super().sync_dir(path)
 
 
-# -- one log: the process that writes it, and the parent that knows its required content
+# -- one log: the workload and its judge
 
 
 class LogWorker:
@@ -702,7 +702,7 @@ WORKLOADS = {
 }
 
 
-# -- running them ----------------------------------------------------------------------
+# -- running workloads -----------------------------------------------------------------
 
 
 @attrs.frozen
@@ -801,7 +801,7 @@ def run_forked(
     return Outcome.of(messages, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
-# -- as a program ----------------------------------------------------------------------
+# -- command line ----------------------------------------------------------------------
 
 
 def fill(durability: str, seed: int) -> int:

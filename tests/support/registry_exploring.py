@@ -302,7 +302,7 @@ class RegistrySimulation:
             assert session_run.invoked is not None
             self.endings.append([session, session_run.invoked, self.now, True])
 
-    # -- judgement ---------------------------------------------------------------------
+    # -- checks of the result ----------------------------------------------------------
 
     def history(self, calls: list[Call] | None = None) -> list[Call]:
         """Return the calls, and the ends of sessions as calls on every node."""

@@ -244,7 +244,7 @@ class TopicsWorld(World):
             registry.is_deleting = False
             self.note("the topic is deleted")
 
-    # -- the view ----------------------------------------------------------------------
+    # -- the view of a process ---------------------------------------------------------
 
     def read_registry(self, process: Process) -> None:
         """Read the deletion records, the topic and its state, one after the other."""

@@ -608,7 +608,7 @@ class World:
         ):
             raise RegistryUnavailableError("the registry does not answer")
 
-    # -- the lives of brokers ----------------------------------------------------------
+    # -- starts and ends of brokers ----------------------------------------------------
 
     def new_disk(self, broker: int) -> Disk:
         self.disks += 1

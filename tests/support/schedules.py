@@ -218,7 +218,7 @@ def _judged(what: str, judge: Callable[[], None]) -> None:
         raise AssertionError(f"{what}: {error!r}") from error
 
 
-# -- by name ---------------------------------------------------------------------------
+# -- schedules by kind -----------------------------------------------------------------
 
 
 def _kinds() -> dict[str, Callable[[int], object]]:

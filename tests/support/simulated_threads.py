@@ -153,7 +153,7 @@ class SimulatedThreads:
         while len(self._threads) > 1:
             self._switch(self._main)
 
-    # -- for threads -------------------------------------------------------------------
+    # -- called by threads -------------------------------------------------------------
 
     @property
     def process(self) -> SimulatedProcess | None:

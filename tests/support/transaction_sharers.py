@@ -114,7 +114,7 @@ class Pipeline:
         if process in self.members and self.started < 6 and not self.machine.is_off:
             self._begin()
 
-    # -- what processes do -------------------------------------------------------------
+    # -- actions of processes ----------------------------------------------------------
 
     def _run_process(self, fs: SharedFS, number: int) -> None:
         with (

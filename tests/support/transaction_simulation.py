@@ -382,7 +382,7 @@ class TransactionSimulation:
                 if attempt != producer.attempt:
                     self.write(producer, identity, where, attempt)
 
-    # -- a life
+    # -- a run
 
     def pass_time(self, ms: int) -> None:
         self.now_ms += ms

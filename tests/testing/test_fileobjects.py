@@ -24,7 +24,7 @@ from logcore.testing import (
     explore,
 )
 
-# -- as open() -------------------------------------------------------------------------
+# -- comparison with open() ------------------------------------------------------------
 
 
 def do(file: Any, rng: random.Random, is_text: bool) -> Any:

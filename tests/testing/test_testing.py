@@ -58,7 +58,7 @@ def written(disk: SimulatedDisk, path: str, data: bytes, *, sync: bool = False) 
     return handle
 
 
-# -- what programs see -----------------------------------------------------------------
+# -- visible content -------------------------------------------------------------------
 
 
 def do(fs: FS, root: str, rng: random.Random, handles: list[int]) -> Any:

@@ -1,5 +1,5 @@
-// A Kafka client in Java, for tests/interop/test_interop.py: everything it does goes through Kafka's own classes.
-// Prints one line for each thing it saw; any exception ends it.
+// A Kafka client in Java, for tests/interop/test_interop.py: it uses only Kafka's own classes.
+// Prints one line for each result. An exception ends the program.
 
 import java.nio.charset.StandardCharsets;
 import java.time.Duration;

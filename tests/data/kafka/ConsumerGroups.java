@@ -1,5 +1,5 @@
 // Groups of the consumer protocol (KIP-848) of Kafka's Java clients, for tests/interop/test_interop_consumer_groups.py.
-// Prints one line for each thing it saw; any exception ends it.
+// Prints one line for each result. An exception ends the program.
 
 import java.time.Duration;
 import java.util.*;

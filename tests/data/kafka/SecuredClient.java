@@ -1,6 +1,6 @@
 // A Java client for tests/interop/test_interop_secured_clients.py and test_interop_reauthentication.py.
 // Arguments: file of settings, topic, group. Each line of the input is a number of records. The client writes
-// them, reads them, and prints "read" with their values. An exception ends it.
+// them, reads them, and prints "read" with their values. An exception ends the program.
 
 import java.io.BufferedReader;
 import java.io.FileInputStream;

@@ -1,6 +1,7 @@
 // Transactions of one record each of Kafka's Java producer, for tests/interop/test_interop_transactions.py and
-// benchmarks/apache.py. Arguments: address, transactional id, transactions before it counts, transactions that count.
-// Prints "requests N", those that the producer sent for each, and "p50 N", the microseconds from begin to commit.
+// benchmarks/apache.py. Arguments: address, transactional id, number of transactions for warming up, number of
+// measured transactions. Prints "requests N", the number of requests that the producer sent for each, and "p50 N",
+// the microseconds from begin to commit.
 
 import java.util.*;
 import org.apache.kafka.clients.producer.*;

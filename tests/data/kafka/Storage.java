@@ -1,5 +1,5 @@
-// Kafka's own storage classes as a second opinion, for tests/interop/test_interop_life.py: no broker, only directories.
-// One JSON request a line on stdin, {"do": what, ...}, and one JSON answer a line on stdout.
+// Kafka's own storage classes for comparison, in tests/interop/test_interop_life.py: no broker, only directories.
+// One JSON request a line on stdin, {"do": name of the call, ...}, and one JSON answer a line on stdout.
 
 import com.fasterxml.jackson.databind.JsonNode;
 import com.fasterxml.jackson.databind.ObjectMapper;
@@ -26,7 +26,7 @@ import org.apache.kafka.storage.log.metrics.BrokerTopicStats;
 public class Storage {
     static final ObjectMapper JSON = new ObjectMapper();
 
-    /** A wall clock that stands where the test puts it; what measures durations runs on. */
+    /** A wall clock that the test sets. The clocks that measure durations run normally. */
     static class Clock implements Time {
         long now = Time.SYSTEM.milliseconds();
         public long milliseconds() { return now; }
@@ -95,12 +95,12 @@ public class Storage {
     static LogConfig config(JsonNode request) {
         Properties properties = new Properties();
         request.path("config").fields().forEachRemaining(entry -> properties.put(entry.getKey(), entry.getValue().asText()));
-        Object size = properties.remove("segment.bytes");  // its least value does not hold for the internal name
+        Object size = properties.remove("segment.bytes");  // the internal name allows values below the minimum of this one
         if (size != null) properties.put("internal.segment.bytes", size);
         return new LogConfig(properties);
     }
 
-    /** As LogManager does: the checkpoints and the marker lie in the parent directory. */
+    /** Opens a log as LogManager does. The checkpoints and the marker of a clean shutdown are in the parent directory. */
     static Object open(String path, JsonNode request) throws Exception {
         File dir = new File(path);
         LogDirFailureChannel failures = new LogDirFailureChannel(1);
@@ -125,7 +125,7 @@ public class Storage {
         return file.exists() ? new OffsetCheckpointFile(file, null).read() : Map.of();
     }
 
-    /** As LogManager does when all is well. */
+    /** Closes a log as LogManager does at a clean shutdown. */
     static Object close(String path, UnifiedLog log) throws Exception {
         log.close();
         logs.remove(path);
@@ -141,7 +141,7 @@ public class Storage {
         new OffsetCheckpointFile(new File(log.parentDir(), name), null).write(known);
     }
 
-    /** The only replica: all that is written is committed. */
+    /** Raises the high watermark to the log end, because there is no other replica. */
     static void raise(UnifiedLog log) throws IOException {
         log.updateHighWatermark(log.logEndOffset());
     }
@@ -172,7 +172,7 @@ public class Storage {
         return found;
     }
 
-    /** All batches from the log start on, as a fetch finds them. */
+    /** Returns all batches from the log start on, as a fetch reads them. */
     static Object batches(UnifiedLog log) throws Exception {
         List<Object> found = new ArrayList<>();
         for (long offset = log.logStartOffset(); offset < log.logEndOffset(); ) {
@@ -208,7 +208,7 @@ public class Storage {
         return Map.of("batches", found);
     }
 
-    /** Offsets of the records that a consumer of committed ones is given. */
+    /** Returns the offsets of the records that a read_committed consumer gets. */
     static Object committed(UnifiedLog log) throws Exception {
         List<Long> found = new ArrayList<>();
         for (long offset = log.logStartOffset(), before = -1; offset > before; ) {
@@ -231,7 +231,7 @@ public class Storage {
         return Map.of("offsets", found);
     }
 
-    /** Offsets for times, and where epochs end. */
+    /** Returns offsets for timestamps, and the end offsets of epochs. */
     static Object offsets(UnifiedLog log, JsonNode request) throws Exception {
         List<Object> times = new ArrayList<>(), ends = new ArrayList<>();
         for (JsonNode time : request.get("times")) {
@@ -265,7 +265,7 @@ public class Storage {
         return Map.of("offset", info.firstOffset(), "last_offset", info.lastOffset());
     }
 
-    /** One round as a cleaner thread does it, on what is cleanable now. */
+    /** Runs one round of a cleaner thread over the part of the log that is cleanable now. */
     static Object clean(UnifiedLog log, JsonNode request) throws Exception {
         Optional<Long> cleaned = Optional.ofNullable(checkpoint(log.dir(), "cleaner-offset-checkpoint").get(log.topicPartition()));
         var range = LogCleanerManager.cleanableOffsets(log, cleaned, clock.now);
@@ -283,7 +283,7 @@ public class Storage {
             "read", result.getValue().messagesRead(), "written", result.getValue().messagesWritten());
     }
 
-    /** The dump tool's main, with what it prints. */
+    /** Runs main() of the dump tool, and returns its output. */
     static Object dump(JsonNode arguments) throws Exception {
         List<String> words = new ArrayList<>();
         arguments.forEach(word -> words.add(word.asText()));

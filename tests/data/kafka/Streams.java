@@ -1,6 +1,6 @@
 // Counts words with Kafka Streams, exactly once, for tests/interop/test_interop_frameworks.py.
 // Arguments: address, folder of the state, name of this instance. Runs until it is killed, or until standard input ends.
-// The topics are there: "text", and "counts", which gets the count of a word whenever it changes.
+// The topics exist before the start: "text", and "counts", which gets the count of a word whenever it changes.
 
 import java.util.*;
 import org.apache.kafka.common.serialization.Serdes;

@@ -191,7 +191,7 @@ class Asker:
             assert time.monotonic() < until, code
             time.sleep(0.02)
 
-    # -- what scripts need
+    # -- helpers for scripts
 
     def topic(self, suffix: str = "", partitions: int = 2, **config: str) -> str:
         """Create a topic, and return its name once it accepts records. The topic keeps
