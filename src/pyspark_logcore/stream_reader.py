@@ -283,7 +283,7 @@ class LogcoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Read the ranges of one task; runs in a worker of Spark."""
         return read_share(self.options.read, self.names, partition)
 
-    # -- inside ------------------------------------------------------------------------
+    # -- helpers -----------------------------------------------------------------------
 
     @property
     def _origin(self) -> Origin:

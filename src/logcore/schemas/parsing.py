@@ -229,7 +229,8 @@ def _avro_decoder(text: str, references: Resolved) -> Decoder:
 
 
 def check_json_schema(text: str, references: Resolved = ()) -> None:
-    """Check a JSON Schema, and that each $ref is inside or a name of `references`.
+    """Check a JSON Schema, and that each $ref names a part of the schema or one of
+    `references`.
 
     Raises:
         InvalidSchemaError: the schema is invalid, or a reference is missing.

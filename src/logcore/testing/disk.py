@@ -225,7 +225,7 @@ class SimulatedDisk(Environment, DiskLocks):
             )
         return f"<SimulatedDisk {len(self.files())} files, {state}{f'; {self.history}' if self.history else ''}>"
 
-    # -- for tests ---------------------------------------------------------------------
+    # -- called by tests ---------------------------------------------------------------
 
     def _plant(self, path: str, content: bytes | None) -> None:
         """Create a file or a directory, durably."""

@@ -363,7 +363,7 @@ class Machine:
             if process.error is not None:
                 raise process.error
 
-    # -- for processes -----------------------------------------------------------------
+    # -- called by processes -----------------------------------------------------------
 
     def step(self, process: SimulatedProcess, *, danger: int = 1) -> None:
         """Let events happen and other processes run before a call of a process.
