@@ -157,7 +157,7 @@ def _small_transactions(ours: Served, theirs: Served, count: int) -> Iterator[Re
     )
 
 
-# -- at full speed ---------------------------------------------------------------------
+# -- maximum rate ----------------------------------------------------------------------
 
 
 def _follow(theirs: Served, topic: str, count: int, path: Path) -> Result:

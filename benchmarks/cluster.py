@@ -225,7 +225,9 @@ def _failover(ours: ServedCluster, theirs: ServedCluster) -> Result:
             load.until_more()
             cluster.kill(leader)
             began = time.perf_counter()
-            time.sleep(0.02)  # reports of the killed leader that the client has
+            time.sleep(
+                0.02
+            )  # the client handles reports of the killed leader that have arrived
             before = len(load.acknowledged)
             until(
                 lambda load=load, before=before: len(load.acknowledged) > before,
@@ -248,7 +250,7 @@ def _failover(ours: ServedCluster, theirs: ServedCluster) -> Result:
     )
 
 
-# -- beside a limit --------------------------------------------------------------------
+# -- compared with a limit -------------------------------------------------------------
 
 
 def _median(action: Callable[[], object], count: int) -> float:

@@ -129,7 +129,7 @@ def _append(there: Connection, path: str, seconds: float) -> None:
         there.send(count)
 
 
-# -- news ------------------------------------------------------------------------------
+# -- notifications ---------------------------------------------------------------------
 
 
 def news(path: str, count: int) -> Iterator[Result]:

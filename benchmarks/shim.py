@@ -543,7 +543,9 @@ def _answer_s(sock: socket.socket, frame: bytes) -> float:
 
 
 def large_requests(settings: Settings) -> Result:
-    """Measure the latency of a small request while others list very many partitions."""
+    """Measure the latency of a small request while other clients list very many
+    partitions.
+    """
     rounds = 2 if settings.quick else 8
     request = wire.OFFSET_FETCH.Request
     asked = request(
