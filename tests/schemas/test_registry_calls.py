@@ -388,7 +388,7 @@ def test_compaction_keeps_schemas(kafka_factory: Any) -> None:
     assert again.register("a", record(NOTE)) == 6
 
 
-def test_records_of_another_process_are_seen(kafka_factory: Any) -> None:
+def test_records_of_another_process_are_applied(kafka_factory: Any) -> None:
     kafka = kafka_factory(shared=True)
     registry = RegistryClient(kafka.schema_registry_url)
     registry.register("a", RECORD)
@@ -416,7 +416,7 @@ def test_topic_is_compacted_with_one_partition(
     assert len(topic.partitions) == 1
 
 
-def test_topic_of_another_shape_is_refused(
+def test_schemas_topic_with_two_partitions_is_refused(
     kafka: Kafka, registry: RegistryClient
 ) -> None:
     kafka.create_topic("_schemas", 2)

@@ -186,7 +186,7 @@ def test_topics_created_later_are_shipped_too(
 # -- errors ----------------------------------------------------------------------------
 
 
-def test_missing_topic_is_an_error_with_the_command_to_create_it(
+def test_error_for_missing_topic_contains_the_command_to_create_it(
     data: logcore.LogDir, cluster: ModelCluster, disk: SimulatedDisk
 ) -> None:
     data.create_topic("wide", 3)
@@ -252,7 +252,7 @@ def test_late_commit_of_an_older_forwarder_is_counted_or_aborted(
 
 
 @pytest.mark.parametrize("at_least_once", [False, True])
-def test_batch_interrupted_while_it_is_sent_is_sent_again(
+def test_interrupted_batch_is_sent_again(
     data: logcore.LogDir,
     cluster: ModelCluster,
     disk: SimulatedDisk,
@@ -324,8 +324,10 @@ def test_shipper_waits_for_an_unavailable_cluster(
             attempts.append(forwarder.metrics().retry_count)
         found = forwarder.metrics()
         assert (found.state, found.reason) == ("waiting", "the model is away")
-        assert attempts[10] >= 3, "short intervals at first"
-        assert attempts[-1] - attempts[500] in (4, 5, 6), "every ten seconds later"
+        assert attempts[10] >= 3, "the first retries have short intervals"
+        assert attempts[-1] - attempts[500] in (4, 5, 6), (
+            "later retries are ten seconds apart"
+        )
         cluster.is_unavailable = False
         forwarder.run(until_end=True)
         assert forwarder.metrics().state == "shipping"
@@ -619,7 +621,7 @@ def test_progress_moves_between_the_directory_and_the_cluster(
         assert cluster.values(ORDERS) == numbers(0, 5 * turn + 5)
 
 
-def test_an_idle_forwarder_commits_again_before_the_cluster_forgets(
+def test_idle_forwarder_commits_again_before_its_offsets_expire(
     data: logcore.LogDir, cluster: ModelCluster, disk: SimulatedDisk
 ) -> None:
     fill(data, 5)

@@ -229,7 +229,7 @@ def test_abort_before_the_publish_point_removes_staged_files(tmp_path: Path) -> 
     assert (content(path), left(path)) == ([], [])
 
 
-def test_tasks_that_do_not_belong_together(tmp_path: Path) -> None:
+def test_commit_of_tasks_of_two_queries_or_batches_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "data"
     first = run(path, 0, [[b"a"]])
     other = run(path, 0, [[b"b"]], query="other")

@@ -283,7 +283,7 @@ def test_damage_is_reported_with_all_facts(
 
 
 @pytest.mark.slow  # without a JVM it is in test_spark_plain.py
-def test_options_are_checked_when_it_is_loaded(spark: SparkSession, data: Path) -> None:
+def test_options_are_checked_by_load(spark: SparkSession, data: Path) -> None:
     with pytest.raises(Exception, match="did you mean subscribe"):
         load(spark, data, subscrbe="orders").count()
     ends = json.dumps({"orders": {"0": 5, "1": 0, "2": -1}})

@@ -236,7 +236,7 @@ def test_append_time_and_batch_limits(tmp_path: Path) -> None:
     ] == [50, 80]
 
 
-def test_no_partitions_and_no_rows(data: Path) -> None:
+def test_read_from_the_end_has_no_tasks_and_no_rows(data: Path) -> None:
     made = source(
         data,
         subscribe="orders",
@@ -256,7 +256,7 @@ def offsets(path: Path, **given: object) -> dict[int, list[int]]:
     return found
 
 
-def test_topics_and_partitions_are_chosen_three_ways(data: Path) -> None:
+def test_partitions_are_chosen_by_three_options(data: Path) -> None:
     both = {0: list(range(30)), 1: list(range(20))}
     assert offsets(data, subscribe="orders") == both
     assert offsets(data, subscribePattern="ord.*") == both

@@ -261,7 +261,7 @@ def test_options_of_streams(data: Path, asked: dict[str, str], match: str) -> No
         reader_of(data, subscribe="orders", **asked)
 
 
-def test_a_delay_is_written_as_sparks_settings_are() -> None:
+def test_delay_is_parsed_like_sparks_durations() -> None:
     texts = {"15m": 900, "100ms": 0.1, "2h": 7200, "30 s": 30, "7": 0.007, "1d": 86_400}
     found = {
         text: parse_stream(
@@ -289,7 +289,7 @@ KEYS = st.tuples(st.sampled_from("ab"), st.integers(0, 3))
     st.integers(1, 10**5),
 )
 @example({("a", 0): (0, 1_000_000), ("a", 1): (0, 1)}, 10)
-def test_a_limit_is_divided_as_kafka_divides_it(
+def test_limit_is_divided_like_in_kafkas_source(
     partitions: dict[Any, tuple[int, int]], most: int
 ) -> None:
     start = {key: first for key, (first, _) in partitions.items()}

@@ -376,7 +376,8 @@ class Sharers:
                 for value in values
                 if value and value.startswith(b"%d:" % sender.number)
             ]
-            if "b" not in self.kinds:  # one that is sent again comes later than others
+            # A batch that is sent again may follow later batches.
+            if "b" not in self.kinds:
                 assert own == sorted(own), f"once: {own}"
         if not after_power and self.cut > end:
             kept = {value for value in self.committed if value in set(values)}

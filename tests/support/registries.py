@@ -791,7 +791,7 @@ def all_nodes(registry: Registry, path: str = "") -> dict[str, Node]:
     return found
 
 
-def test_topics_are_shown_as_they_are(registries: Registries) -> None:
+def test_published_topics_match_the_directory(registries: Registries) -> None:
     registry = registries()
     topics = {
         "a": topic_view(2, epoch=3, retention="7"),

@@ -103,7 +103,7 @@ def kill_often(
         before_each(turn)
         process = start(kind, data, bootstrap)
         assert process.stdout is not None
-        if chance.random() < 0.7:  # otherwise during its start
+        if chance.random() < 0.7:  # otherwise the kill hits the start of the process
             process.stdout.readline()
         time.sleep(chance.random() * 0.3)
         process.kill()

@@ -100,9 +100,7 @@ def do(fs: FS, root: str, rng: random.Random, handles: list[int]) -> Any:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_programs_see_the_behavior_of_the_operating_system(
-    seed: int, tmp_path: Path
-) -> None:
+def test_disk_behaves_like_the_operating_system(seed: int, tmp_path: Path) -> None:
     real = OsFS()
     disk = SimulatedDisk()
     disk.mkdir("/r")
@@ -158,7 +156,7 @@ def test_bytes_are_locked_as_the_operating_system_locks_them(
         real.close(handle)
 
 
-def test_time_passes_while_a_locked_byte_is_waited_for() -> None:
+def test_time_passes_while_a_lock_is_awaited() -> None:
     disk = SimulatedDisk()
     holder = disk.open("a", write=True, create=True)
     other = disk.open("a", write=True)
@@ -205,7 +203,7 @@ def test_permissions_for_others_override_the_umask(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="inotify")
-def test_a_watch_for_the_end_of_writers_ignores_their_writes(tmp_path: Path) -> None:
+def test_watch_for_closed_writers_ignores_their_writes(tmp_path: Path) -> None:
     real = OsFS()
     handle = real.open(f"{tmp_path}/a", write=True, create=True)
     watch = real.watch(closing=[str(tmp_path)])
