@@ -209,7 +209,8 @@ class Producer(Closeable):
             for value in producer_data.values()
         ]
         if self.type == "sync":
-            errors = [future.exception() for future in futures]  # waits for all of them
+            # exception() waits until the record is stored or has failed.
+            errors = [future.exception() for future in futures]
             for error in errors:
                 if error is not None:
                     raise error

@@ -125,7 +125,7 @@ class CrashTestError(AssertionError):
 
 @attrs.define
 class Seen(Generic[Found]):
-    """Results shared by explorations in which equal disks have the same meaning."""
+    """Results shared by explorations that judge equal disks equally."""
 
     #: Key of a crash state to the findings of recovery.
     states: dict[int, list[Found]] = attrs.field(factory=dict)
