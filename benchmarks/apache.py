@@ -225,7 +225,7 @@ def _secured_kafka(folder: Path) -> Iterator[Served]:
     certificate = authority.issue_cert("localhost", "127.0.0.1")
     key = serialization.load_pem_private_key(
         certificate.private_key_pem.bytes(), password=None
-    ).private_bytes(  # Kafka reads no other form
+    ).private_bytes(  # Kafka accepts only this form
         serialization.Encoding.PEM,
         serialization.PrivateFormat.PKCS8,
         serialization.NoEncryption(),

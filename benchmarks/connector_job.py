@@ -30,7 +30,7 @@ from support.kafka_jvm import Broker
 
 REPEATS = 3
 LOOKS = 40
-#: Larger fetches than the defaults, which most people run with.
+#: Settings for larger fetches. Most users run with the defaults.
 TUNED = {
     "kafka.max.poll.records": "20000",
     "kafka.max.partition.fetch.bytes": str(16 << 20),
@@ -70,7 +70,9 @@ class Sides:
         return reader.option("subscribe", "rows").options(**given).load()
 
     def fill(self) -> None:
-        """Write the same rows to both sides, and to the Parquet files that writes read."""
+        """Write the same rows to both sides, and to the Parquet files that the measured
+        writes read.
+        """
         batches.make_log(Path(self.log), self.count)
         files = str(self.path / "parquet")
         self.ours().select("key", "value", "partition").write.parquet(files)
