@@ -104,7 +104,7 @@ WITH_LONG = -m 'not slow and not interop and not static'
 # without what tries the same again and again: every bit, every operation that fails, every crash.
 COVERING = tests/log tests/partition tests/directory $(addprefix tests/,format/test_recordbatch.py kernels/test_appending.py \
   faults/test_disk_errors.py staging/test_staging.py) \
-  -k 'not (every_bit or flipped_bit or rotten_digit or later_life or error_at_each or that_failed_is_ended or crash_a or P45 \
+  -k 'not (every_bit or flipped_bit or corrupted_digit or later_life or error_at_each or that_failed_is_ended or crash_a or P45 \
   or every_order or seeded_bug or no_crash_leaves)'
 
 # Spark needs Java 17 or newer. Where there is none, PyPI has one.

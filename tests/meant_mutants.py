@@ -426,13 +426,13 @@ MISTAKES: Final = (
         "pieces_in_the_order_of_messages", "pyspark_logcore/staged.py",
         "sorted(by_task.items())",
         "by_task.items()",
-        "spark/test_sinks_plain.py -k order_of_their_tasks",
+        "spark/test_sinks_plain.py -k order_of_tasks",
     ),
     Mistake(
         "replay_depends_on_the_refusal_of_the_last_attempt", "pyspark_logcore/stream_writer.py",
         "staging.is_done(query, batchId)",
         "staging.outcome(query, batchId) == \"done\"",
-        "spark/test_sinks_plain.py -k replay_does_not_ask",
+        "spark/test_sinks_plain.py -k replay_does_not_depend",
     ),
     Mistake(
         "state_forgotten_before_its_manifest", "logcore/staging/publishing.py",
@@ -442,7 +442,7 @@ MISTAKES: Final = (
     Mistake(
         "parts_of_a_write_are_shown", "logcore/partition/file_view.py",
         "        if staged is not None:\n            visible =", "        if False:\n            visible =",
-        "staging/test_staging_crashes.py -k whole",
+        "staging/test_staging_crashes.py -k complete_write_or_none",
     ),
     # -- offsets by key
     Mistake(
@@ -509,17 +509,17 @@ MISTAKES: Final = (
     Mistake(
         "each_gather_uses_a_new_name", "pyspark_logcore/gathering.py",
         'f"write_local {batch.job} {batch.topic} {topic}"', 'f"write_local {batch.receipts[0].run} {topic}"',
-        "spark/test_local_plain.py -k 'second_run or run_again or in_order'",
+        "spark/test_local_plain.py -k 'repeated_batch or in_order'",
     ),
     Mistake(
         "batch_after_a_later_one_is_missed", "pyspark_logcore/gathering.py",
         "if batch.number != expected:", "if batch.number < expected:",
-        "spark/test_local_plain.py -k not_all_of_it",
+        "spark/test_local_plain.py -k incomplete_input",
     ),
     Mistake(
         "rows_of_two_runs_are_mixed", "pyspark_logcore/gathering.py",
         "        if report.run != receipt.run:\n            raise", "        if report.run == '':\n            raise",
-        "spark/test_local_plain.py -k run_again",
+        "spark/test_local_plain.py -k repeated_batch",
     ),
     Mistake(
         "shipped_bytes_are_not_compared", "logcore/staging/shipping.py",
@@ -530,7 +530,7 @@ MISTAKES: Final = (
         "duplicate_task_replaces_the_winner", "pyspark_logcore/local.py",
         "            if report is not None and report.run == self.run:\n                remove_directory(fs, part)",
         "            if report is None:\n                remove_directory(fs, part)",
-        "spark/test_local_plain.py -k twins",
+        "spark/test_local_plain.py -k first_of_two_attempts",
     ),
     # -- object stores
     Mistake(
@@ -542,7 +542,7 @@ MISTAKES: Final = (
         "copy_without_its_end_is_whole", "pyspark_logcore/stores.py",
         "if noted is not None and noted.offset > log.log_end_offset:",
         "if noted is not None and noted.offset < log.log_start_offset:",
-        "spark/test_stores_plain.py -k beside_its_writer",
+        "spark/test_stores_plain.py -k made_during_writes",
     ),
     # -- groups
     Mistake(
