@@ -601,7 +601,7 @@ def test_absent_member_remains_absent_after_a_failed_replacement() -> None:
     assert member_id not in simulation.group.members
 
 
-def test_withdrawn_join_removes_a_member_and_a_static_one_is_absent() -> None:
+def test_withdrawn_join_removes_dynamic_but_not_static_members() -> None:
     simulation = CoordinatorSimulation()
     (first,), _ = simulation.form()
     newcomer = simulation.join()
@@ -921,7 +921,7 @@ def test_unloading_answers_all_requests_and_cancels_all_timers() -> None:
     assert not simulation.set and simulation.coordinator.all() == []
 
 
-def test_late_write_for_an_old_group_does_not_change_a_new_one() -> None:
+def test_late_write_for_an_old_group_does_not_change_a_new_group() -> None:
     simulation = CoordinatorSimulation()
     member_id = simulation.replies[simulation.join()].member_id
     simulation.sync(member_id, 1, {member_id: b"old"})
@@ -954,7 +954,7 @@ def test_static_member_answered_by_a_rebalance_is_not_answered_twice() -> None:
     assert simulation.group.state == COMPLETING
 
 
-def test_member_whose_join_outlasted_its_session_has_one_again() -> None:
+def test_session_timer_restarts_after_a_long_join() -> None:
     """The session timer does not run while a join waits. If the member is silent after
     the answer, the group must continue without it.
     """
@@ -1178,7 +1178,7 @@ def test_timers_agree_with_a_dict(calls: list[tuple[int, int, bool]]) -> None:
 
 
 @pytest.mark.parametrize("error", list(GroupError))
-def test_every_error_has_a_code_of_kafka(error: GroupError) -> None:
+def test_every_error_has_a_kafka_code(error: GroupError) -> None:
     from netshim.handlers.group import _CODES
     from netshim.wire import codes
 

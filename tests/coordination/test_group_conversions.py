@@ -92,7 +92,9 @@ def sync(
     shares: Mapping[str, Any] | None = None,
     **more: Any,
 ) -> Any:
-    """Sync, and return the partition numbers of topic t, or the name of the error."""
+    """Send a SyncGroup request. Return the partition numbers of topic t, or the name of
+    the error.
+    """
     assignments = {}
     for name, numbers in (shares or {}).items():
         assignments[name] = assignment_value([("t", number) for number in numbers])
@@ -301,8 +303,8 @@ def test_full_group_is_not_upgraded() -> None:
 def test_cooperative_member_keeps_partitions_until_it_is_notified(
     simulation: CoordinatorSimulation,
 ) -> None:
-    """Its assignment has fewer partitions than it listed, and it may not have received
-    the assignment.
+    """The assignment of the member has fewer partitions than the member listed, and the
+    member may not have received the assignment.
     """
     first = join_ok(simulation).member_id
     sync(simulation, first, 1, {first: [0, 1, 2, 3]})

@@ -173,14 +173,14 @@ def test_full_group_refuses_a_new_member() -> None:
         (1, of("t"), (2, None)),
     ],
 )
-def test_heartbeat_epoch_is_current_or_one_answer_old(
+def test_heartbeat_epoch_is_current_or_previous(
     simulation: CoordinatorSimulation,
     epoch: int,
     owned: Any,
     answer: tuple[int, None] | None,
 ) -> None:
     simulation.heartbeat("A", 0)
-    # B then has an epoch before its present one.
+    # After these heartbeats, B has a previous epoch too.
     simulation.heartbeat("B", 0, topic_names=[])
     assert simulation.consumers().currents["B"].member_epoch == 1
     simulation.heartbeat("B", 1, topic_names=["t"])
@@ -302,7 +302,7 @@ RECONCILED: list[tuple[Any, ...]] = [
     ((UNREVOKED, 5, [0], [1]), [0], [], [0], (STABLE, 7, [0], [])),
     ((UNREVOKED, 5, [0], [1]), [0], [], [], (STABLE, 7, [0], [])),
     ((UNREVOKED, 5, [0], [1]), [2], [], [0], (UNREVOKED, 6, [], [0])),
-    # The partition that it released is still its own.
+    # A released partition remains assigned to the member.
     (
         (UNREVOKED, 5, [0], [1]),
         [0, 1],
@@ -583,7 +583,7 @@ def test_pattern_is_deleted_with_its_last_subscriber(
 # -- the assignor ----------------------------------------------------------------------
 
 
-def test_assignor_is_the_one_that_most_members_request(
+def test_group_uses_the_most_requested_assignor(
     simulation: CoordinatorSimulation,
 ) -> None:
     simulation.heartbeat("A", 0)
@@ -844,10 +844,10 @@ def test_records_of_a_failed_write_are_overwritten(
 def test_answers_wait_until_records_of_a_failed_write_are_overwritten(
     simulation: CoordinatorSimulation,
 ) -> None:
-    """B joins, and A, whose own join is not answered yet, repeats it, so that half of
-    the partitions belong to B. This is on disk although the sync failed. If A were
-    answered at once that it has all partitions, as before, and power failed then, the
-    next coordinator would assign half of them to B.
+    """B joins. A repeats its own join, which is not answered yet, and half of the
+    partitions are assigned to B. These records are on disk although the sync failed. An
+    immediate answer would still assign all partitions to A. After a power cut, the next
+    coordinator would then assign half of them to B as well.
     """
     simulation.holds = True
     simulation.send("A", 0)

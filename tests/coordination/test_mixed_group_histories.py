@@ -2,7 +2,7 @@
 they run, and back.
 
 Goal: no partition is assigned to two members at once, whatever their protocols are, and
-everything is assigned in the end. This must hold for any order of requests, lost
+every partition is assigned in the end. This must hold for any order of requests, lost
 answers, silent members, failing disks and power cuts. Method: as in
 test_consumer_group_histories.py, with additional clients of the classic protocol
 (support/mixed_histories.py). The realistic mistakes below are made on purpose, and the
@@ -44,7 +44,9 @@ def test_many_more_histories(first: int) -> None:
 
 
 def test_histories_reach_all_states_and_events() -> None:
-    """Otherwise the tests above could pass because nothing happens."""
+    """If histories reached few states, the tests above could pass without testing
+    anything.
+    """
     met: set[str] = set()
     for seed in range(30):
         history = MixedHistory(seed)

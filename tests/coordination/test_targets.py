@@ -97,8 +97,8 @@ def check_whole(
 
 
 def check_even(members: Sequence[Subscriber], targets: Targets) -> None:
-    """Check that no member has two partitions more than another one that could take one
-    of them.
+    """Check that no member has two partitions more than another member that could take
+    over one of the partitions.
     """
     for rich in members:
         for poor in members:
@@ -193,8 +193,8 @@ def test_extra_partitions_are_assigned_to_distinct_members() -> None:
 
 
 def test_members_with_different_topics_are_balanced_along_chains() -> None:
-    """A has two partitions more than C, and shares no topic with it. B passes a
-    partition to C, and takes one from A.
+    """A has two partitions more than C, and A and C share no topic. B passes a
+    partition to C, and takes over a partition of A.
     """
     members = [
         member("A", "u", of("u", 0, 1, 2)),

@@ -224,7 +224,7 @@ def test_exhausted_epochs_lead_to_a_new_producer_id() -> None:
         (8, 5, E.PRODUCER_FENCED),
     ],
 )
-def test_init_with_the_present_epoch_gets_a_new_one(
+def test_init_with_the_current_epoch_gets_a_new_epoch(
     producer_id: int, epoch: int, found: Any
 ) -> None:
     harness = TransactionHarness(stored(Status.COMPLETE_ABORT))
@@ -575,7 +575,7 @@ def is_found(module: Any, **more: Any) -> bool:
     for seed in range(300):
         try:
             TransactionSimulation(seed, module, **more).run(300)
-        except AssertionError:  # Broken, or the coordinator's own
+        except AssertionError:  # Broken, or an assertion of the coordinator
             return True
     return False
 

@@ -1,4 +1,4 @@
-"""Scan.json(): one bad value hides no other one; and headers as a dict."""
+"""Scan.json(): each bad value has its own error, and headers may be a dict."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Scan.to_lazyframe(): the same rows as a filter of the whole frame, and few records read."""
+"""Scan.to_lazyframe(): a filter returns the same rows as on the whole frame, and reads
+few records.
+"""
 
 from __future__ import annotations
 
@@ -87,7 +89,7 @@ def expression(term: tuple[str, str, Any], turned: bool) -> Any:
     joins=st.lists(st.sampled_from("&|"), min_size=2, max_size=2),
     inverts=st.booleans(),
 )
-def test_filters_have_the_rows_of_the_whole_frame(
+def test_filtered_scan_equals_the_filtered_whole_frame(
     directory: logcore.LogDir, terms: Any, joins: list[str], inverts: bool
 ) -> None:
     parts = [expression(*term) for term in terms]
@@ -135,7 +137,7 @@ def test_bounds_limit_the_records_that_are_read(
     assert read == expected
 
 
-def test_only_needed_columns_are_built_and_head_ends_the_reading(
+def test_only_needed_columns_are_built_and_head_stops_the_scan(
     directory: logcore.LogDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     built: list[tuple[str, ...]] = []

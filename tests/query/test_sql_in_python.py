@@ -1,4 +1,6 @@
-"""LogDir.sql(); tests/cli/test_sql.py has the queries themselves."""
+"""LogDir.sql(): results, errors and asyncio. The queries are tested in
+tests/cli/test_sql.py.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def test_a_result_outlives_its_connection(directory: logcore.LogDir) -> None:
     assert directory.sql(query).pl().columns == ["key", "n"]
 
 
-def test_a_value_that_is_not_json_can_be_passed_over(directory: logcore.LogDir) -> None:
+def test_try_returns_null_for_a_value_that_is_not_json(
+    directory: logcore.LogDir,
+) -> None:
     directory.append("orders", b"\xff{", key=b"k")
     query = "select count(try(value->>'$.price')), count(*) from orders"
     assert directory.sql(query).fetchall() == [(10, 11)]

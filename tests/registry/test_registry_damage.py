@@ -1,5 +1,5 @@
-"""Files that no registry wrote, that rot, or that a newer version wrote: an error with
-a name, and the file is kept.
+"""Foreign files, damaged files and files of a newer version: each raises an error that
+names the file, and the file is kept.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def refused(content: bytes, kind: type[Exception]) -> None:
         for act in acts:
             with pytest.raises(kind):
                 act()
-        # It hides no other node.
+        # The damaged file hides no other node.
         assert registry.children("/") == ["a"]
         assert disk.content("/data.registry/a.node") == content
         registry.create("/b", b"others are not harmed")
@@ -112,7 +112,7 @@ def test_truncated_ephemeral_file_is_not_a_node() -> None:
         assert (slot is not None) == (size == len(whole)), size
 
 
-def test_every_bit_of_a_slot_counts() -> None:
+def test_slot_with_a_changed_bit_is_invalid() -> None:
     whole = new_file(HEAD, Slot(0, b"value", "ab" * 16))
     start = HEAD.place(0)
     for position in range(start, len(whole)):
@@ -178,8 +178,8 @@ def test_a_torn_read_is_repeated() -> None:
 def test_unsynced_node_after_a_power_cut_does_not_exist(
     path: str, content: bytes
 ) -> None:
-    """A group that read such a file of an owner could not acquire this partition until
-    the file was deleted.
+    """If the node named the owner of a partition, the group could not acquire the
+    partition until the file was deleted.
     """
     disk, registry = registry_with(content, path[1:] + ".node")
     with registry:
@@ -193,7 +193,7 @@ def test_unsynced_node_after_a_power_cut_does_not_exist(
         assert not disk.exists(f"/data.registry/{path[1:]}.node")
 
 
-def test_a_damaged_node_keeps_no_session_from_its_end() -> None:
+def test_damaged_node_does_not_prevent_the_end_of_a_session() -> None:
     disk, registry = registry_with(b"text", "a/damaged.node")
     registry.create("/a/e", ephemeral=True)
     registry.close()
@@ -201,7 +201,7 @@ def test_a_damaged_node_keeps_no_session_from_its_end() -> None:
     assert disk.content("/data.registry/a/damaged.node") == b"text"
 
 
-def test_a_version_that_was_cut_off_leaves_the_one_before() -> None:
+def test_truncated_version_leaves_the_previous_version() -> None:
     disk = SimulatedDisk({"data": None})
     with open_registry("/data", fs=disk) as registry:
         registry.create("/a", b"0")
@@ -277,7 +277,7 @@ def test_a_link_in_the_place_of_a_node_is_not_followed(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may do anything")
-def test_no_right_to_write_is_an_error_with_a_name(tmp_path: Path) -> None:
+def test_missing_write_permission_raises_a_named_error(tmp_path: Path) -> None:
     open_registry(tmp_path / "data").close()
     (tmp_path / "data.registry").chmod(0o500)
     (tmp_path / "data.registry" / ".sessions").chmod(0o500)
@@ -308,7 +308,7 @@ def test_registry_has_the_permissions_of_the_logs(
             assert path.stat().st_mode & 0o777 == expected, path
 
 
-def test_names_of_files_are_the_nodes_and_no_others() -> None:
+def test_file_name_is_converted_back_to_its_node_name() -> None:
     for name in ("a", "a.b", ".a", "..", "%", "a/b", "ä", "x" * 200, "a.node", "a.tmp"):
         file = node_file.file_name(name)
         assert "/" not in file

@@ -23,8 +23,8 @@ ROUNDS = int(os.environ.get("LOGCORE_REGISTRY_ROUNDS", "15"))
 
 
 def test_ended_session_writes_nothing() -> None:
-    """One process writes, and stops anywhere. Another expires its session. Two reads
-    after that return the same.
+    """One process writes, and stops at any step. Another process expires its session.
+    Two later reads return the same value.
     """
     for seed in range(ROUNDS):
         machine = Machine(

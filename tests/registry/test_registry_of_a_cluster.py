@@ -82,7 +82,9 @@ def test_no_power_cut_brings_an_old_state_back(names: Any) -> None:
 
 
 def test_a_power_cut_brings_an_old_state_back_in_a_view() -> None:
-    """The exploration above can find the error: the same life, with topics as a view."""
+    """With topics as a view, the same steps restore an old state. This shows that the
+    exploration above can find the error.
+    """
     with pytest.raises(AssertionError):
         explore(
             life_as_view,

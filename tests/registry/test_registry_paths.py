@@ -13,7 +13,7 @@ from logcore.testing import SimulatedDisk
 from logcore.testing.processes import Chances, Machine
 
 
-def test_the_layout_is_the_one_of_kafkas_documents() -> None:
+def test_layout_matches_the_documentation_of_kafka() -> None:
     assert paths.broker(0) == "/brokers/ids/0"
     assert paths.topic("orders") == "/brokers/topics/orders"
     assert (
@@ -82,7 +82,7 @@ def test_values_are_read_as_they_were_written() -> None:
         lambda text: not any("\ud800" <= sign <= "\udfff" for sign in text)
     )
 )
-def test_any_name_of_a_group_is_one_element(name: str) -> None:
+def test_any_group_name_is_one_path_element(name: str) -> None:
     element = paths.element(name)
     assert paths.element_name(element) == name
     if len(element.encode()) <= 32_000:
@@ -118,7 +118,7 @@ def test_invalid_paths_are_refused(act) -> None:
         ]
     )
 )
-def test_foreign_values_are_errors_with_a_name(data: bytes) -> None:
+def test_foreign_value_raises_a_named_error(data: bytes) -> None:
     for act in (
         lambda: paths.unpack_cluster_id(data),
         lambda: paths.unpack_topic(data, "/t"),
@@ -134,7 +134,7 @@ def test_foreign_values_are_errors_with_a_name(data: bytes) -> None:
             pass
 
 
-def test_a_controller_is_elected_once_and_each_epoch_has_one() -> None:
+def test_each_controller_epoch_has_one_controller() -> None:
     disk = SimulatedDisk({"data": None})
     with (
         open_registry("/data", fs=disk) as first,

@@ -1,5 +1,5 @@
-"""Every disk that a crash may leave of a node, every failing call, and writers that
-were killed before their sync.
+"""Registry nodes after every possible crash, after every failing call, and after
+writers were killed before their sync.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def judge(promised: list[tuple[int, bytes | None]], value: bytes | None) -> None
 
 @pytest.mark.long
 @pytest.mark.parametrize("names", ["posix", "journal"])
-def test_each_disk_a_crash_may_leave_of_a_persistent_node(names: Any) -> None:
+def test_crash_at_any_step_keeps_a_persistent_node_valid(names: Any) -> None:
     report = explore(
         life, found, judge, files={"data": None}, names=names, limit=60, again_every=0
     )
@@ -68,8 +68,8 @@ def test_each_disk_a_crash_may_leave_of_a_persistent_node(names: Any) -> None:
 
 
 def test_unsynced_version_of_a_dead_writer_does_not_affect_others() -> None:
-    """Two slots, both not on disk, would leave nothing in a power cut: the second
-    writer syncs first.
+    """The second writer syncs before it writes. If neither slot were on disk, a power
+    cut would leave no version.
     """
     disk = SimulatedDisk({"data": None})
     with open_registry("/data", fs=disk) as other:
@@ -126,7 +126,9 @@ def test_change_with_a_failed_sync_is_not_visible() -> None:
     ["fdatasync", "sync_dir", "rename", "pwrite", "create", "mkdir", "unlink"],
 )
 @pytest.mark.parametrize("at", range(1, 12))
-def test_a_failing_call_leaves_a_state_between(operation: str, at: int) -> None:
+def test_failing_call_leaves_the_state_before_or_after_it(
+    operation: str, at: int
+) -> None:
     """After an error at any operation, the next opening finds the state before or after
     the call.
     """

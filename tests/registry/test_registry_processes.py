@@ -1,8 +1,8 @@
 """Real processes on one registry of files: SIGKILL and SIGSTOP at any time, forks, a
 watch across processes.
 
-LOGCORE_PROCESS_ROUNDS=n kills or stops one n times instead of 12; `make slow` does it
-ten times 500 times.
+LOGCORE_PROCESS_ROUNDS=n kills or stops a process n times instead of 12; `make slow`
+does it ten times 500 times.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ def test_the_descriptor_of_a_watch_becomes_readable(tmp_path: Path) -> None:
         watch.close()
 
 
-def test_a_stopped_session_is_declared_over_and_finds_out(tmp_path: Path) -> None:
+def test_stopped_process_learns_that_its_session_has_expired(tmp_path: Path) -> None:
     with (
         running(tmp_path / "data", 1) as (process,),
         open_registry(tmp_path / "data") as registry,
@@ -219,7 +219,7 @@ def test_a_stopped_session_is_declared_over_and_finds_out(tmp_path: Path) -> Non
             if info.facts and info.facts.pid == process.pid
         )
         process.send(signal.SIGSTOP)
-        # The process is stopped inside a change. Its session ends all the same.
+        # The process is stopped inside a change. Its session ends nevertheless.
         with contextlib.suppress(RegistryLockedError):
             registry._lock_timeout_ms = 200
             registry.expire(session.id)

@@ -34,7 +34,7 @@ def session(
 
 
 def looks(*steps: tuple[int, int], interval_ms: int = INTERVAL_MS) -> list[bool]:
-    """Whether the session is stuck at each (time, polls)."""
+    """Return whether the session is stuck at each (time, polls)."""
     observer = Observer()
     return [
         bool(observer.find_stuck(at, [session(polls, interval_ms)]))
@@ -42,7 +42,7 @@ def looks(*steps: tuple[int, int], interval_ms: int = INTERVAL_MS) -> list[bool]
     ]
 
 
-def test_a_session_is_stuck_when_its_polls_stand_still_for_its_interval() -> None:
+def test_session_without_polls_for_its_interval_is_stuck() -> None:
     assert looks((0, 5), (100, 5), (200, 5), (299, 5), (300, 5)) == [
         False,
         False,
@@ -58,8 +58,8 @@ def test_a_poll_begins_a_new_interval() -> None:
     ] == [False, True]
 
 
-def test_an_observer_that_slept_begins_again() -> None:
-    """It was stopped, perhaps together with the session: B50."""
+def test_observer_that_was_stopped_starts_a_new_interval() -> None:
+    """The observer was stopped, perhaps together with the session; see B50."""
     assert looks(
         (0, 5), (100, 5), (10_000, 5), (10_100, 5), (10_200, 5), (10_300, 5)
     ) == [False] * 5 + [True]
@@ -69,7 +69,7 @@ def test_a_session_without_an_interval_is_never_stuck() -> None:
     assert not any(looks(*((at, 5) for at in range(0, 100_000, 50)), interval_ms=0))
 
 
-def test_the_dead_and_the_expired_are_not_stuck() -> None:
+def test_dead_and_expired_sessions_are_not_stuck() -> None:
     observer = Observer()
     for state in ("dead", "expired"):
         assert not any(
@@ -95,7 +95,7 @@ def test_jumps_of_the_wall_clock_end_no_session() -> None:
         assert observer.stuck() == []
 
 
-def test_a_session_that_was_declared_over_writes_nothing() -> None:
+def test_expired_session_writes_nothing() -> None:
     disk = SimulatedDisk({"data": None})
     first = open_registry("/data", fs=disk)
     with open_registry("/data", fs=disk) as other:
@@ -118,7 +118,7 @@ def test_a_session_that_was_declared_over_writes_nothing() -> None:
         assert [info.id for info in other.sessions()] == [other.session.id]
 
 
-def test_holding_keeps_others_out_and_reads() -> None:
+def test_holding_a_domain_blocks_other_writers() -> None:
     disk = SimulatedDisk({"data": None})
     with (
         open_registry("/data", fs=disk) as first,
@@ -137,7 +137,7 @@ def test_holding_keeps_others_out_and_reads() -> None:
 
 
 def test_expired_session_has_no_nodes_while_it_holds_a_domain() -> None:
-    """The process that declares it over cannot remove its files yet."""
+    """The process that expires the session cannot remove the files of the session yet."""
     disk = SimulatedDisk({"data": None})
     first = open_registry("/data", fs=disk)
     with open_registry("/data", fs=disk, lock_timeout_ms=50) as other:
@@ -194,7 +194,7 @@ def test_clock_is_agreed_on_once_for_each_boot() -> None:
         assert [agree_on_clock(registry, "second", value) for value in (9, 7)] == [9, 9]
 
 
-def test_changes_inside_of_holding_are_one_for_others() -> None:
+def test_changes_inside_of_holding_are_atomic_for_others() -> None:
     disk = SimulatedDisk({"data": None})
     with (
         open_registry("/data", fs=disk) as first,
@@ -224,7 +224,7 @@ def test_a_change_that_uses_the_registry_is_refused() -> None:
         registry.create("/b")
 
 
-def test_a_reader_takes_no_session_and_changes_nothing() -> None:
+def test_reader_opens_no_session_and_changes_nothing() -> None:
     disk = SimulatedDisk({"data": None})
     with open_registry("/data", fs=disk) as writer:
         writer.create("/a", b"x")
@@ -252,7 +252,7 @@ class Elsewhere(SimulatedDisk):
 
 
 @pytest.mark.parametrize("boot", [Boot(b"b" * 16, 1), Boot(bytes(16), 99)])
-def test_a_living_session_of_another_machine_is_an_error(boot: Boot) -> None:
+def test_live_session_of_another_machine_is_an_error(boot: Boot) -> None:
     disk = SimulatedDisk({"data": None})
     if boot.time_namespace == 99:
         boot = attrs.evolve(disk.boot(), time_namespace=99)
@@ -266,11 +266,11 @@ def test_a_living_session_of_another_machine_is_an_error(boot: Boot) -> None:
         assert disk.files() == before
     with open_registry(
         "/data", fs=Elsewhere(disk, boot)
-    ) as registry:  # the other one has ended
+    ) as registry:  # the other session has ended
         assert registry.get("/a").value == b"x"
 
 
-def test_domains_are_first_names_and_groups() -> None:
+def test_domain_is_the_first_path_element_or_a_group() -> None:
     domain_of = Layout().domain_of
     assert domain_of(("controller",)) == "controller"
     assert domain_of(("brokers", "ids", "1")) == "brokers"
@@ -285,7 +285,7 @@ def test_domains_are_first_names_and_groups() -> None:
 
 
 @pytest.mark.long
-def test_a_living_session_is_never_declared_over_by_cleaning() -> None:
+def test_cleaning_never_expires_a_live_session() -> None:
     for seed in range(40):
         machine = Machine(
             SimulatedDisk({"data": None}, seed=seed),
@@ -336,7 +336,7 @@ class WatchedDisk(SimulatedDisk):
         return Reports([True])
 
 
-def test_the_nearest_directory_is_watched_for_one_that_is_missing() -> None:
+def test_nearest_existing_parent_of_a_missing_directory_is_watched() -> None:
     disk = WatchedDisk({"data": None})
     with open_registry("/data", fs=disk) as registry:
         watch = registry.watch(["/x/y/z"], children=["/x"])
@@ -364,7 +364,9 @@ def test_the_end_of_a_session_is_reported_again_while_its_lock_may_be_held() -> 
 def test_session_in_more_domains_than_its_record_holds(
     stay: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A record forgot no domain: after 1,334 groups a process could join no other one."""
+    """A session record kept every domain, so a process could not join another group
+    after 1,334 groups.
+    """
     monkeypatch.setattr("logcore.registry.sessions._CAPACITY", 4096)
     disk = SimulatedDisk({"data": None})
     registry = open_registry("/data", fs=disk, max_poll_interval_ms=INTERVAL_MS)

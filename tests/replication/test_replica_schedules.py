@@ -36,7 +36,7 @@ def test_random_schedules_keep_the_invariants(part: int) -> None:
         world = run_schedule(seed)
         acknowledged += world.acknowledged
         answers += world.offset_answers
-    # The clients got through: about 40 acknowledgements and 30 answers each.
+    # The clients made progress: about 40 acknowledgements and 30 answers each.
     assert acknowledged > 20 * FAST // PARTS
     assert answers > 15 * FAST // PARTS
 
@@ -103,7 +103,7 @@ def test_seeded_bug_is_found(bug: Bug) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("bug", [marked(bug) for bug in BUGS])
 def test_schedules_of_a_seeded_bug_pass_without_it(bug: Bug) -> None:
-    """The options that find a bug must not fail with the sound rules."""
+    """The options that find a bug must not fail without the bug."""
     if bug.options is not None:
         for seed in range(bug.within):
             bug.run(seed, bug.options)

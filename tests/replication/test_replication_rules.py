@@ -225,8 +225,8 @@ def test_slow_member_leaves_after_the_lag_time() -> None:
     assert leading.review_isr(book, live, 9_999) is book  # one proposal at a time
 
 
-def test_follower_counts_as_caught_up_since_its_fetch_before() -> None:
-    """A follower that is always one fetch later than a busy leader is in sync."""
+def test_follower_is_caught_up_since_its_previous_fetch() -> None:
+    """A follower that is always one fetch behind a busy leader is in sync."""
     live = live_of(1, 2)
     book = book_of(state_of(1, 1, 2))
     for now_ms in range(0, 10_000, 500):
@@ -357,9 +357,9 @@ SETTINGS = PartitionSettings(min_insync_replicas=2)
         # The leader has died.
         (state_of(1, 1, 2, 3), live_of(2, 3), 2, 6, {2, 3}, set()),
         (state_of(1, 1), live_of(2, 3), NO_LEADER, 6, set(), {1}),
-        # It registered again, and is the only candidate.
+        # The leader registered again, and is the only candidate.
         (state_of(1, 1), live_of(_1=LiveBroker(8, "d1")), 1, 6, {1}, set()),
-        # Its disk was replaced.
+        # The disk of the leader was replaced.
         (state_of(1, 1), live_of(_1=LiveBroker(8, "new")), NO_LEADER, 6, set(), set()),
         # A member of the ELR returns.
         (state_of(-1, elr=(1, 2)), live_of(2, 3), 2, 6, {2}, {1}),
@@ -384,8 +384,10 @@ def test_review(
     assert new is state or new.controller_epoch == 3
 
 
-def test_elected_elr_member_that_is_enough_empties_the_elr() -> None:
-    """The high watermark moves with it alone: the rest of the ELR can miss records."""
+def test_leader_that_satisfies_min_isr_alone_empties_the_elr() -> None:
+    """The leader alone then advances the high watermark, so the other members of the
+    ELR may lack records.
+    """
     settings = attrs.evolve(SETTINGS, min_insync_replicas=1)
     new = electing.review(state_of(-1, elr=(1, 2)), settings, live_of(1), 3)
     assert (new.leader, set(new.isr), new.elr) == (1, {1}, {})
@@ -491,7 +493,7 @@ def test_leader_removes_replaced_members_once_the_target_is_in_sync() -> None:
     assert set(book.proposal.state.isr) == {1, 2, 4}
 
 
-def test_leader_forgets_a_broker_that_is_not_assigned_any_more() -> None:
+def test_leader_removes_a_broker_that_is_no_longer_assigned() -> None:
     live = live_of(1, 2, 3)
     book = book_of(state_of(1, 1, 2))
     book = leading.read_state(book, attrs.evolve(book.state, replicas=(1, 2)), 8)
@@ -520,7 +522,7 @@ def test_placement_without_racks() -> None:
 
 
 def test_placement_with_racks() -> None:
-    """Kafka's example: 6 brokers in 3 racks; the second round begins another way."""
+    """Kafka's example: 6 brokers in 3 racks; the second round uses another order."""
     racks = {0: "a", 1: "c", 2: "c", 3: "b", 4: "b", 5: "a"}
     placed = place_partitions(racks, 7, 3)
     assert placed == [
