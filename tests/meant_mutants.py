@@ -936,7 +936,7 @@ MISTAKES: Final = (
         "waiting_fetch_starts_again", "netshim/fast_path.py",
         "        left_ms = max(0, self._deadline_ms - now_ms)\n",
         "        left_ms = self._request.max_wait_ms\n",
-        "netshim/test_fast_path.py::test_a_waiting_fetch_passes_on_if_a_transaction_begins",
+        "netshim/test_fast_path.py::test_waiting_fetch_leaves_the_fast_path_when_a_transaction_begins",
     ),
     Mistake(
         "fast_path_ignores_rules", "netshim/fast_path.py",
@@ -966,7 +966,7 @@ MISTAKES: Final = (
         "overtaken_request_is_answered", "netshim/fast_path.py",
         "        if session_fetch is not None and not session_fetch.is_current:\n",
         "        if False:\n",
-        "netshim/test_fast_path.py::test_a_request_of_a_session_ends_the_one_before_it",
+        "netshim/test_fast_path.py::test_request_of_a_session_ends_the_previous_request",
     ),
     Mistake(
         "failed_write_is_tried_again", "netshim/fast_path.py",
@@ -1602,12 +1602,12 @@ MISTAKES: Final = (
         "                pieces = log.stored(\n"
         "                    offset, stable, max_bytes=most, at_least_one=not total\n"
         "                )", "                pieces = log.stored(offset, stable, max_bytes=most, at_least_one=True)",
-        "netshim/test_requests.py::test_a_fetch_keeps_to_its_bytes_over_all_partitions",
+        "netshim/test_requests.py::test_size_limit_of_a_fetch_covers_all_partitions",
     ),
     Mistake(
         "budget_of_a_fetch_is_not_used_up", "netshim/handlers/fetch.py",
         "                left -= size\n            part.high", "            part.high",
-        "netshim/test_requests.py::test_a_fetch_keeps_to_its_bytes_over_all_partitions",
+        "netshim/test_requests.py::test_size_limit_of_a_fetch_covers_all_partitions",
     ),
     Mistake(
         "deletion_wakes_no_fetch", "netshim/handlers/offsets.py",

@@ -335,8 +335,9 @@ started.wait()
 
 @pytest.mark.long
 def test_broker_in_a_thread_ends_with_the_interpreter(tmp_path: Path) -> None:
-    """Its thread outlived the main one. From then on it did no work on the disk, logged
-    ten tracebacks a minute, and answered clients with errors.
+    """The thread of the broker outlived the main thread. From then on, the broker did
+    no work on the disk, logged ten tracebacks a minute, and answered clients with
+    errors.
     """
     command = [sys.executable, "-c", IN_A_THREAD, str(tmp_path / "data")]
     done = subprocess.run(

@@ -390,7 +390,7 @@ HUGE = (100 << 20).to_bytes(4, "big")
 
 def test_slow_clients_do_not_block_the_request_memory() -> None:
     """Connections that announced large requests and send few bytes are closed. A fast
-    one is served and never treated as slow.
+    connection is served and never treated as slow.
     """
     crowd = Crowd(8 << 20)
     slow = [

@@ -296,7 +296,7 @@ def test_tls_connections_leave_no_cycles(
         client = Client(kafka_secured.port)
         use(client, kafka_secured)
         client.close()
-        # Accepted after it, so that the first one was accepted too.
+        # Accepted after the first connection, which was therefore accepted too.
         last = Client(kafka_secured.port)
         last.use_tls(kafka_secured.ca_file)
         last.close()

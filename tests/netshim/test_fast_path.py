@@ -166,7 +166,7 @@ def test_a_session_continues_on_the_general_path(
         pair.sleep(500)
 
 
-def test_a_request_of_a_session_ends_the_one_before_it(pair: Pair) -> None:
+def test_request_of_a_session_ends_the_previous_request(pair: Pair) -> None:
     pair.fetch(1, epoch=0, wait_ms=500)
     pair.sleep(500)
     assert pair.fetch(1, epoch=1, wait_ms=500) == "waits"
@@ -282,7 +282,9 @@ def begin_transaction(pair: Pair) -> None:
     pair.log(lambda log: log.append_batch(batch).offset)
 
 
-def test_a_waiting_fetch_passes_on_if_a_transaction_begins(pair: Pair) -> None:
+def test_waiting_fetch_leaves_the_fast_path_when_a_transaction_begins(
+    pair: Pair,
+) -> None:
     assert pair.fetch(1, wait_ms=500) == "waits"
     assert pair.sleep(400) == []
     begin_transaction(pair)
@@ -415,7 +417,9 @@ def test_both_paths_report_a_failed_sync(pair: Pair) -> None:
 
 
 def test_a_batch_whose_write_failed_is_not_written_again(pair: Pair) -> None:
-    """The write may have been complete. The client learns that it failed, and decides."""
+    """The write may have been complete. The client gets an error, and decides whether
+    to send the batch again.
+    """
     for side in pair.sides:
         log = side.broker_harness.logdir.partition("t", 0)
         with read_only_file(log.host.writer.active):
@@ -548,7 +552,9 @@ def test_random_requests_get_equal_responses(pair: Pair, seed: int) -> None:
 
 @pytest.mark.parametrize("pair", ["os"], indirect=True)
 def test_changed_frames_get_equal_responses(pair: Pair) -> None:
-    """A frame that is damaged at any byte, or cut off, takes no other meaning."""
+    """Both paths give the same response to a frame that is truncated, or damaged at any
+    byte.
+    """
     rng = random.Random(1)
     for version in (7, 9, 12):
         produced = wire.encode_request(

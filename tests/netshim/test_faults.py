@@ -36,7 +36,7 @@ from support.client import Client
 from support.messages import draw
 
 RECORDS = recordbatch.encode([(None, b"v")], base_offset=0)
-#: Authentication answers these two before any rule is asked.
+#: Authentication answers these two before any rule is checked.
 FAULTY = [
     wire.APIS[key]
     for key in sorted(GUARDS)
@@ -212,7 +212,9 @@ def test_fetched_offset_of_one_topic_is_refused(
 def test_every_api_answers_an_error_for_one_topic(
     broker_harness: BrokerHarness, faults: FaultControl, api: Any
 ) -> None:
-    """A rule that acts always shows, also if the API has no errors for topics."""
+    """A rule that matches always has an effect, even if the API has no errors for
+    topics.
+    """
     rule = faults.answer(api.key, "UNKNOWN_SERVER_ERROR", topic="[a-m]*")
     shown = 0
     for version in range(api.min_version, api.max_version + 1):
@@ -552,7 +554,9 @@ def test_wait_lists_other_requests_if_it_fails(
         rule.wait(hits=1, timeout=0)
 
 
-def test_broker_remembers_requests(broker_harness: BrokerHarness) -> None:
+def test_broker_lists_the_requests_that_it_has_served(
+    broker_harness: BrokerHarness,
+) -> None:
     assert seen_requests(broker_harness.broker) == []
     produced(broker_harness, 2)
     broker_harness.fetch(0)
@@ -566,7 +570,7 @@ def test_broker_remembers_requests(broker_harness: BrokerHarness) -> None:
 
 
 def test_delayed_request_delays_the_later_ones_of_its_connection(kafka: Kafka) -> None:
-    """They would overtake it."""
+    """Without the delay, the later requests would overtake the delayed request."""
     kafka.create_topic("t", 1)
     with kafka.faults() as faults, contextlib.closing(Client(kafka.port)) as client:
         rule = faults.hold("Produce", times=1)

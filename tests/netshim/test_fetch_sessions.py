@@ -251,7 +251,7 @@ def test_only_partitions_with_news_are_answered(still: SimulatedDiskBroker) -> N
     assert list(fetcher.fetch()) == [("t", 2)]
 
 
-def test_partition_that_is_read_again_only_after_a_change(
+def test_partition_is_read_again_only_after_a_change(
     still: SimulatedDiskBroker,
 ) -> None:
     """Reading a log without news costs more than comparing its offsets."""
@@ -303,7 +303,9 @@ def append(still: SimulatedDiskBroker, number: int) -> None:
 def test_idle_follower_costs_no_comparison(
     followed: tuple[Fetcher, list[Any]], still: SimulatedDiskBroker
 ) -> None:
-    """Whatever the number of partitions is: an idle cluster has thousands."""
+    """The cost must not depend on the number of partitions, because an idle cluster has
+    thousands.
+    """
     fetcher, compared = followed
     for _ in range(3):
         assert fetcher.fetch(replica_id=2) == {}

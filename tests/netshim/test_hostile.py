@@ -64,7 +64,7 @@ def start_with_access_control(path: Path) -> SecuredKafka:
 def kafka(
     kafka_factory: Callable[..., Kafka], tmp_path: Path, request: Any
 ) -> Iterator[Kafka]:
-    """A broker for everyone, and one with TLS, logins, rules and quotas."""
+    """A broker without access control, or with TLS, logins, rules and quotas."""
     if request.param == "open":
         yield kafka_factory(tmp_path / "data", **LIMITS)
         return

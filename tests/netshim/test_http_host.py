@@ -36,7 +36,9 @@ async def endless(_: Any) -> StreamingResponse:
 def test_stop_closes_responses_and_connections_that_have_just_been_accepted(
     monkeypatch: pytest.MonkeyPatch, request_bytes: bytes, count: int
 ) -> None:
-    """uvicorn leaves them, and their sockets were closed by the garbage collector."""
+    """uvicorn leaves these responses and connections open, and the garbage collector
+    closed their sockets.
+    """
     found: list[Any] = []
     gc.collect()
     monkeypatch.setattr(sys, "unraisablehook", found.append)

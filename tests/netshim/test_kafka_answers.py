@@ -174,7 +174,9 @@ def test_incremental_config_changes_have_the_verdicts_of_kafka(
 def test_settings_of_brokers_can_be_deleted_but_not_set(
     broker_harness: BrokerHarness, operation: int, code: int
 ) -> None:
-    """No broker has one. kafka-reassign-partitions --verify deletes throttles."""
+    """No broker has settings of its own, but kafka-reassign-partitions --verify deletes
+    throttles.
+    """
     request = wire.INCREMENTAL_ALTER_CONFIGS.Request
     config = request.Resource.Config(
         name="leader.replication.throttled.rate", config_operation=operation, value="1"

@@ -405,7 +405,9 @@ def test_failed_wait_for_shows_the_test_and_no_library_frames(
 def test_real_clients_write_to_a_simulated_disk(
     kafka_factory: Callable[..., Kafka],
 ) -> None:
-    """The clock of the disk began in 2023, and each record came from its future."""
+    """The clock of the disk began in 2023, so the timestamp of each record was in its
+    future.
+    """
     disk = SimulatedDisk()
     kafka = kafka_factory("/data", fs=disk)
     producer = confluent_kafka.Producer({"bootstrap.servers": kafka.bootstrap_servers})

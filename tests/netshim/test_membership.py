@@ -515,7 +515,7 @@ def test_returning_static_member_with_another_protocol_rebalances(
 
 
 @in_both_homes
-def test_returning_static_member_fences_the_waiting_one(
+def test_returning_static_member_fences_the_waiting_member(
     group_harness: GroupHarness,
 ) -> None:
     leader, follower = form_static(group_harness)

@@ -225,8 +225,8 @@ class Crowd:
 def test_waiting_produce_requests_share_the_buffer_limit(
     broker_harness: BrokerHarness,
 ) -> None:
-    """They counted only until they were read, so that 500 requests of 100 MB could wait
-    for one slow disk.
+    """Requests counted only until they were read, so that 500 requests of 100 MB could
+    wait for one slow disk.
     """
     broker_harness.logdir.create_topic("t")
     broker_harness.at_once = False

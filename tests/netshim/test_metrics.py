@@ -317,7 +317,7 @@ def test_unknown_page_is_not_found(broker: CountedBroker) -> None:
 
 @pytest.mark.long
 def test_broker_without_metrics_counts_nothing(tmp_path: Path) -> None:
-    """Its packages are not imported, and it has no thread for pages."""
+    """The packages for metrics are not imported, and no thread serves pages."""
     program = (
         "import sys, threading, netshim\n"
         f"with netshim.serve({str(tmp_path)!r}) as server:\n"

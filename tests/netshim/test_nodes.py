@@ -99,7 +99,7 @@ def test_another_node_refuses_and_stores_nothing(three: Kafka) -> None:
 
 
 def test_a_fetch_at_another_node_is_answered_at_once(three: Kafka) -> None:
-    """Its wait would be an hour."""
+    """The fetch allows a wait of an hour."""
     with at_node(three, 2) as client:
         answer = client.fetch(max_wait_ms=3_600_000, min_bytes=1)
         assert answer.error_code == codes.NOT_LEADER_OR_FOLLOWER
@@ -133,7 +133,7 @@ def test_a_request_is_served_for_the_partitions_of_its_node(three: Kafka) -> Non
 
 
 def test_a_producer_follows_a_leader(three: Kafka) -> None:
-    """Its leader moves, and the leader epoch rises with each move."""
+    """The leader of its partition moves, and the leader epoch rises with each move."""
     client = producer(three, **{"enable.idempotence": True})
     with three.faults() as faults:
         seen = faults.observe("Produce", partition=0)

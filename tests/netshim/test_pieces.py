@@ -354,7 +354,7 @@ def committed_to(broker_harness: BrokerHarness, turns: Turns) -> list[int]:
 
 
 @pytest.mark.parametrize("is_loaded", [True, False])
-def test_later_commit_of_a_connection_waits_for_a_chunked_one(
+def test_later_commit_of_a_connection_waits_for_a_chunked_commit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_loaded: bool
 ) -> None:
     """Otherwise the commit of 5 would take effect after the later commit of 6. This
@@ -389,7 +389,7 @@ def transactional(broker_harness: BrokerHarness) -> dict[str, int]:
     }
 
 
-def test_later_transactional_commit_waits_for_a_chunked_one(
+def test_later_transactional_commit_waits_for_a_chunked_commit(
     broker_harness: BrokerHarness, turns: Turns
 ) -> None:
     """The commit waits until its group was added to the transaction, and only then is
@@ -425,7 +425,7 @@ def test_later_transactional_commit_waits_for_a_chunked_one(
     assert committed_to(broker_harness, turns) == [6, 5]
 
 
-def test_later_transactional_batch_waits_for_a_chunked_one(
+def test_later_transactional_batch_waits_for_a_chunked_batch(
     broker_harness: BrokerHarness, turns: Turns
 ) -> None:
     producer_fields = transactional(broker_harness)
@@ -812,9 +812,7 @@ def test_markers_in_several_partitions_are_written_in_chunks(
 def test_chunked_commits_take_effect_in_both_kinds_of_directories(
     group_harness: GroupHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a shared directory a request runs in another thread, and is complete at the
-    end of its turn.
-    """
+    """In a shared directory, another thread processes the whole request."""
     use_chunks_of_one(monkeypatch)
     for number in range(3):
         assert group_harness.commit(
@@ -862,7 +860,7 @@ def test_clients_are_served_in_chunks(
     assert found == {b"%d" % number for number in range(20)}
     reader.commit(asynchronous=False)
     places = [confluent_kafka.TopicPartition("wide", number) for number in range(20)]
-    # After the record, or after the marker of the transaction if that was read too.
+    # The offset after the record, or after the marker if the client has read it too.
     assert {place.offset for place in reader.committed(places, timeout=DEADLINE_S)} <= {
         1,
         2,

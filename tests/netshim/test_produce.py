@@ -158,7 +158,7 @@ def test_waiting_appends_are_executed_in_order_and_together(
     assert log.log_end_offset == 3
 
 
-def test_append_does_not_overtake_waiting_ones(group_harness: GroupHarness) -> None:
+def test_append_does_not_overtake_waiting_appends(group_harness: GroupHarness) -> None:
     group_harness.logdir.create_topic("t")
     log = group_harness.logdir.partition("t", 0)
     group_harness.holds_disk = True

@@ -1,8 +1,8 @@
 """The number of Python functions that a usual request calls, from its bytes to its response.
 
-A broker that handles a request now and then runs with cold caches, so its processor time
-follows the number of functions. The counts do not depend on the machine. They include
-appends by idempotent producers, and exclude the event loop and the socket.
+A broker that handles few requests runs with cold caches, so its processor time follows
+the number of functions. The counts do not depend on the machine. They include appends
+by idempotent producers, and exclude the event loop and the socket.
 """
 
 from __future__ import annotations

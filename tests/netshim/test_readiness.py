@@ -21,7 +21,7 @@ COMMAND = [sys.executable, "-m", "netshim", "serve"]
 
 @pytest.fixture
 def receiver(tmp_path: Path) -> Iterator[socket.socket]:
-    """A socket as systemd's."""
+    """A notification socket like the socket of systemd."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
         sock.bind(str(tmp_path / "notify"))
         sock.settimeout(DEADLINE_S)

@@ -106,7 +106,9 @@ def test_batches_after_a_refused_one_are_not_out_of_order(
 def test_batch_that_is_missing_for_long_is_out_of_order(
     clustered: tuple[GroupHarness, ChangingLeadership],
 ) -> None:
-    """A client that gave up the refused batch gets that code, so that it begins a new epoch."""
+    """A client that gave up the refused batch gets OUT_OF_ORDER_SEQUENCE_NUMBER, so
+    that it begins a new epoch.
+    """
     group_harness, leadership = clustered
     assert produce(group_harness, 0) == (codes.NONE, 0)
     leadership.refusal = NotLeaderError
@@ -124,7 +126,7 @@ def test_refused_batch_is_forgotten_with_time_and_epoch() -> None:
     refused.add(KEY, 5, 0, 7, codes.NOT_LEADER_OR_FOLLOWER, 0)
     assert refused.code_for(KEY, 6, 0, 8, 0) == codes.NONE
     assert refused.code_for(("t", 1), 5, 0, 8, 0) == codes.NONE
-    assert refused.code_for(KEY, 5, 0, 6, 0) == codes.NONE  # it came late
+    assert refused.code_for(KEY, 5, 0, 6, 0) == codes.NONE  # a late batch
     assert refused.code_for(KEY, 5, 0, 8, 0) == codes.NOT_LEADER_OR_FOLLOWER
     assert refused.code_for(KEY, 5, 1, 0, 0) == codes.NONE
     assert not refused

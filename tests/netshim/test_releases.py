@@ -48,8 +48,8 @@ def test_release_serves_the_apis_of_kafka_and_netshim(kafka: Kafka, name: str) -
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", RELEASES)
-def test_clients_work_with_it(kafka: Kafka, name: str) -> None:
-    """librdkafka needs Produce 3, which all of these have."""
+def test_clients_work_with_each_release(kafka: Kafka, name: str) -> None:
+    """librdkafka needs Produce 3, which all of these releases have."""
     kafka.create_topic("t")
     kafka.as_version(name)
     ranges = release_named(name).ranges

@@ -31,7 +31,7 @@ def test_live_settings_exist() -> None:
     assert {field.name for field in attrs.fields(Settings)} >= LIVE
 
 
-def test_page_names_each_of_them() -> None:
+def test_page_names_each_live_setting() -> None:
     page = (ROOT / "docs" / "netshim.md").read_text("utf-8")
     section = page.split("### Reload", 1)[1].split("\n## ", 1)[0]
     assert {name for name in LIVE if f"`{name}`" not in section} == set()

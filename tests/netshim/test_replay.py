@@ -672,7 +672,7 @@ def test_broker_that_was_ready_earlier_is_not_a_difference() -> None:
     assert differences(wire.HEARTBEAT, 3, moving, refused, ids, is_concurrent=True)
 
 
-def test_values_of_a_machine_are_not_compared() -> None:
+def test_machine_specific_values_are_not_compared() -> None:
     kind = wire.METADATA.Response
 
     def answer(node: int, port: int, **fields: Any) -> Any:

@@ -163,7 +163,9 @@ def test_failed_check_does_not_delay_later_requests(
     error: type[Exception],
     at: int,
 ) -> None:
-    """Like a topic that another thread deletes between two steps of the request."""
+    """The check fails, for example because another thread has deleted the topic between
+    two steps of the request.
+    """
     broker_harness.logdir.create_topic("t")
     real = broker_harness.logdir.partitions
     looks = 0
@@ -253,7 +255,7 @@ def test_a_produce_without_answer_that_fails_later_ends_its_connection(
     )
 
 
-def test_the_event_loop_touches_no_file_that_is_to_be_opened_made_or_synced(
+def test_event_loop_opens_creates_and_syncs_no_file(
     kafka_factory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     touched: set[tuple[str, str]] = set()
@@ -363,8 +365,8 @@ EPOCHS: dict[str, Callable[[Any], object]] = {
 def test_every_api_reports_the_same_leader_epoch(
     tmp_path: Path, case: str, records: int
 ) -> None:
-    """Clients do not accept a smaller epoch than the latest one that they know. An
-    epoch that fell blocked them until their end.
+    """Clients refuse an epoch below the latest epoch that they have received. An epoch
+    that decreased blocked clients until they were restarted.
     """
     if "truncation" in case and not records:
         records = 2
@@ -426,7 +428,7 @@ def test_metadata_of_a_cluster_waits_for_no_file(
         (7, 2, "records"),
         (10, 2, "nothing"),
         (11, 2, (2, 10)),
-        (3, 3, codes.OFFSET_OUT_OF_RANGE),  # an epoch that this log has not come to
+        (3, 3, codes.OFFSET_OUT_OF_RANGE),  # an epoch that this log has not reached
         (11, 3, codes.OFFSET_OUT_OF_RANGE),
         (1, 0, codes.OFFSET_OUT_OF_RANGE),  # below the log start
         (1, 1, codes.OFFSET_OUT_OF_RANGE),
@@ -520,7 +522,7 @@ def test_bytes_after_a_batch_are_dropped_or_refused(
     ] == ([] if code else [b"v"])
 
 
-def test_of_two_batches_for_a_partition_in_one_request_the_last_counts(
+def test_last_of_two_batches_for_a_partition_is_stored(
     broker_harness: BrokerHarness,
 ) -> None:
     """As in Kafka, which keeps them in a map: one is stored, and one is answered."""
@@ -584,7 +586,7 @@ def test_a_batch_outside_an_open_transaction_of_its_producer(
     )
 
 
-def test_every_error_of_the_library_that_names_a_code_of_kafkas_gets_it() -> None:
+def test_library_error_with_a_kafka_code_gets_that_code() -> None:
     named = {}
     for name in logcore.__all__:
         kind = getattr(logcore, name)
@@ -638,8 +640,8 @@ def test_error_texts_name_no_folder_of_the_server(
 def test_no_similar_topic_is_searched_if_no_text_is_read(
     broker_harness: BrokerHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Mutated frames found it: each unknown partition of a request took a millisecond
-    for 100 topics, in the event loop.
+    """The tests with mutated frames found that each unknown partition of a request took
+    a millisecond for 100 topics, in the event loop.
     """
     searches: list[str] = []
     find = difflib.get_close_matches
@@ -673,7 +675,7 @@ def test_no_similar_topic_is_searched_if_no_text_is_read(
     assert "did you mean 'orders'?" in str(copied)
 
 
-def test_a_connection_has_a_bounded_number_of_topics_made(tmp_path: Path) -> None:
+def test_topics_created_by_a_connection_are_limited(tmp_path: Path) -> None:
     """Requests that name a topic create it. Topics that could not be created do not
     count.
     """
@@ -707,11 +709,11 @@ def test_a_connection_has_a_bounded_number_of_topics_made(tmp_path: Path) -> Non
     broker_harness.close()
 
 
-def test_one_request_makes_a_bounded_number_of_partitions(
+def test_partitions_created_by_a_request_are_limited(
     broker_harness: BrokerHarness,
 ) -> None:
-    """Mutated frames found it: one request for 100,000 partitions prevented all other
-    clients from creating a topic.
+    """The tests with mutated frames found that one request for 100,000 partitions
+    prevented all other clients from creating a topic.
     """
     most = broker_harness.broker.state.settings.max_partitions_per_request
     topics = wire.CREATE_TOPICS.Request
@@ -868,7 +870,7 @@ def test_a_group_without_a_name_is_not_described(broker_harness: BrokerHarness) 
     assert result.error_code == codes.INVALID_REQUEST and not result.configs
 
 
-def test_an_empty_group_id_may_commit_and_fetch_as_in_kafka_and_nothing_else(
+def test_empty_group_id_may_only_commit_and_fetch(
     broker_harness: BrokerHarness,
 ) -> None:
     broker_harness.logdir.create_topic("t")
@@ -935,7 +937,7 @@ def test_a_fetch_waits_for_each_of_its_partitions(
     ("max_bytes", "expected"),
     [(1, [69, 0, 0]), (150, [138, 0, 0]), (210, [138, 69, 0]), (1000, [138, 138, 138])],
 )
-def test_a_fetch_keeps_to_its_bytes_over_all_partitions(
+def test_size_limit_of_a_fetch_covers_all_partitions(
     broker_harness: BrokerHarness, max_bytes: int, expected: list[int]
 ) -> None:
     """Only the first batch of all may be larger than the remaining limit."""
@@ -1017,7 +1019,7 @@ def test_waiting_fetch_is_answered_when_its_offset_is_deleted(
 
 
 def test_fetch_counts_bytes_that_a_sync_makes_readable(tmp_path: Path) -> None:
-    """Its bytes were written before the request arrived."""
+    """The bytes were written before the request arrived."""
     broker_harness = BrokerHarness(tmp_path, at_once=False, durability="group")
     broker_harness.logdir.create_topic("t")
     log = broker_harness.logdir.partition("t", 0)
@@ -1095,7 +1097,7 @@ def test_fetch_counts_bytes_that_a_marker_makes_readable(
     )
 
 
-def test_a_fetch_that_waits_is_put_together_when_it_may_have_enough() -> None:
+def test_waiting_fetch_is_read_once_it_may_have_enough_bytes() -> None:
     """A check at each append of a byte would cost more than the appends."""
 
     def at(written: int, readable: int, end: int, taken: int = 0) -> _Extent:
@@ -1264,7 +1266,7 @@ def test_log_lines_caused_by_clients_are_limited(
     assert len(lines(caplog, "WARNING")) == 12
 
 
-def test_a_handler_repeats_no_line_without_limit() -> None:
+def test_repeated_lines_of_a_handler_are_limited() -> None:
     repeated = Repeated(most=3)
 
     def is_said(second: float, text: str, value: int) -> bool:

@@ -71,7 +71,7 @@ def test_producer_remains_connected_and_continues(kafka: Kafka) -> None:
 def test_idempotent_producer_continues_after_its_batches_are_removed(
     kafka: Kafka,
 ) -> None:
-    """The broker does not know the last sequences of the producer any more."""
+    """The broker has lost the last sequences of the producer."""
     kafka.create_topic("t")
     client = producer(kafka, **{"enable.idempotence": True})
     produce(client, "t", b"1")
@@ -150,7 +150,9 @@ def test_open_transaction_ends_and_a_new_one_commits(kafka: Kafka) -> None:
 
 
 def test_idle_transactional_producer_continues(kafka: Kafka) -> None:
-    """It has begun no transaction, so it is not fenced. A newer one leaves no trace."""
+    """The idle producer has begun no transaction, so the rollback does not fence it.
+    The rollback removes the newer producer.
+    """
     kafka.create_topic("t")
     client = producer(kafka, **{"transactional.id": "idle"})
     client.init_transactions(LIMIT_S)
@@ -176,7 +178,7 @@ def test_idle_transactional_producer_continues(kafka: Kafka) -> None:
 
 @pytest.mark.long
 def test_work_that_submits_more_work_ends_before_the_rollback(kafka: Kafka) -> None:
-    """The threads were shut down under it, and the broker ended."""
+    """The threads were shut down while the work ran, and the broker ended."""
     before = kafka.snapshot()
     server = kafka.server.server
     done = threading.Event()

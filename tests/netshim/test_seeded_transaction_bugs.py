@@ -44,7 +44,7 @@ def find_in_runs(module: Any, **more: Any) -> str:
     pytest.fail(f"not found in {RUNS} runs")
 
 
-@pytest.mark.slow  # `make check` finds others of its kind
+@pytest.mark.slow  # `make check` finds similar mistakes
 def test_T1_marker_is_written_before_its_decision_is_durable() -> None:
     find_in_runs(transactions, marks_early=True)
 
@@ -130,7 +130,7 @@ def test_T8_loaded_coordinator_skips_markers_that_were_sent_before() -> None:
     assert "open transaction" in found or "is committed in" in found
 
 
-@pytest.mark.slow  # `make check` finds others of its kind
+@pytest.mark.slow  # `make check` finds similar mistakes
 def test_T12_repeated_end_raises_the_epoch_again() -> None:
     found = find_in_runs(
         with_mistakes(
@@ -271,7 +271,7 @@ def explore_orphans(limit: int) -> list[list[int]]:
     return broken
 
 
-@pytest.mark.slow  # `make check` finds others of its kind
+@pytest.mark.slow  # `make check` finds similar mistakes
 def test_T5_orphan_is_aborted_with_the_epoch_of_its_producer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -442,7 +442,7 @@ def test_T6_repeated_batch_is_checked_as_a_new_one(
     def append_once(log: Any, records: Any) -> Any:
         batch_ends = log.log_end_offset
         receipt = append(log, records)
-        if log.log_end_offset == batch_ends:  # the log had it already
+        if log.log_end_offset == batch_ends:  # the log contained the batch already
             return logcore.OutOfOrderSequenceError("a batch came twice")
         return receipt
 

@@ -1,5 +1,5 @@
-"""A broker whose directory other processes write: its clients and consumers of those
-processes in one group.
+"""A broker whose directory is also written by other processes: its clients and the
+consumers of those processes share groups.
 """
 
 from __future__ import annotations
@@ -467,7 +467,7 @@ def test_topic_created_by_another_process_is_served(
         assert client.fetch(topic="made").error_code == 0
 
 
-def test_transaction_queries_during_another_turn_block_no_client(
+def test_transaction_queries_that_wait_for_the_lock_block_no_client(
     kafka: Any,
 ) -> None:
     """The broker waits for the lock of all processes outside its event loop."""
@@ -487,7 +487,7 @@ def test_transaction_queries_during_another_turn_block_no_client(
         with claim.deciding():
             first.send(lists, 0, lists.Request())
             second.send(describes, 0, describes.Request(transactional_ids=["x", "y"]))
-            for _ in range(3):  # the loop has begun the earlier requests and continues
+            for _ in range(3):  # the loop is not blocked by the earlier requests
                 assert other.ask(wire.METADATA, 1, wire.METADATA.Request()).brokers
         assert len(first.answer(lists, 0).transaction_states) == 1
         reported = second.answer(describes, 0).transaction_states

@@ -519,7 +519,7 @@ def test_records_appended_by_the_process_reach_waiting_consumers(broker: Any) ->
 def command(
     tmp_path: Path,
 ) -> Iterator[Callable[..., tuple[subprocess.Popen[str], str]]]:
-    """Run `netshim serve` and returns the process with the address it printed."""
+    """Run `netshim serve`. Return the process and the address that it printed."""
     running: list[subprocess.Popen[str]] = []
 
     def start(*options: str) -> tuple[subprocess.Popen[str], str]:
@@ -649,7 +649,7 @@ def test_brokers_in_one_process_are_independent(kafka_factory: Any) -> None:
 def test_records_of_spark_reach_clients_of_a_live_broker(
     command: Any, tmp_path: Path
 ) -> None:
-    """The broker holds the directory: it executes the request of a Spark job, and its
+    """The broker holds the directory, so it executes the request of a Spark job. Its
     clients read the records.
     """
     pytest.importorskip("pyspark")

@@ -195,8 +195,8 @@ def test_feature_is_reported_in_the_form_of_each_version(
 def test_from_version_12_on_a_transaction_begins_at_sequence_0(
     broker: SimulatedDiskBroker, version: int, code: int
 ) -> None:
-    """The batch before it may have been refused while its partition was being added,
-    and come again.
+    """An earlier batch may have been refused while its partition was being added, and
+    is then sent again.
     """
     id_and_epoch = begin(broker)
     add(broker, id_and_epoch, [0])
@@ -234,7 +234,7 @@ def test_fenced_producer_gets_the_error_of_its_version(
     )
 
 
-def test_one_unknown_partition_keeps_the_others_out(
+def test_unknown_partition_prevents_adding_the_others(
     broker: SimulatedDiskBroker,
 ) -> None:
     id_and_epoch = begin(broker)
@@ -278,7 +278,7 @@ def test_from_version_12_on_a_batch_adds_its_partition(
     assert (
         produce(broker, id_and_epoch, version=12, sequence=1)
         == codes.INVALID_PRODUCER_EPOCH
-    ), "a late one"
+    ), "a late batch"
     assert produce(broker, (id_and_epoch[0], id_and_epoch[1] + 1), version=12) == 0
     refused = end(broker, id_and_epoch, version=5)
     assert (refused.error_code, refused.producer_id) == (codes.PRODUCER_FENCED, -1)
@@ -288,7 +288,7 @@ def test_from_version_12_on_a_batch_adds_its_partition(
     ("version", "code"),
     [(3, codes.INVALID_TXN_STATE), (4, codes.TRANSACTION_ABORTABLE), (5, 0)],
 )
-def test_offsets_belong_to_the_transaction_that_has_their_group(
+def test_offset_commit_adds_its_group_from_version_5(
     broker: SimulatedDiskBroker, version: int, code: int
 ) -> None:
     broker.ask(
@@ -323,7 +323,7 @@ def test_offsets_are_unstable_until_the_transaction_ends(
 
 
 @pytest.mark.parametrize("restarts", [False, True])
-def test_commit_after_the_commit_of_a_transaction_counts(
+def test_plain_commit_after_a_transactional_commit_takes_precedence(
     broker: SimulatedDiskBroker, restarts: bool
 ) -> None:
     id_and_epoch = begin(broker)
@@ -347,11 +347,11 @@ def test_commit_after_the_commit_of_a_transaction_counts(
     assert fetch_offset(broker, is_strict=True) == (0, 9)
 
 
-def test_texts_that_no_record_could_hold_are_refused(
+def test_texts_that_are_too_long_for_a_record_are_refused(
     broker: SimulatedDiskBroker,
 ) -> None:
-    """A varint may say their length, but not an int16. What cannot be stored must not
-    begin to be.
+    """A request can contain such a text, because its length is a varint. In a record
+    the length is an int16. The broker must refuse the text before it changes anything.
     """
     longest = begin(broker, "x" * 32_767)
     assert longest[1] == 0
@@ -486,7 +486,7 @@ def test_a_member_of_the_consumer_protocol_is_checked_by_its_epoch(
     )
 
 
-def test_a_transaction_that_was_open_too_long_is_aborted_also_after_a_restart(
+def test_overdue_transaction_is_aborted_even_after_a_restart(
     broker: SimulatedDiskBroker,
 ) -> None:
     id_and_epoch = begin(broker)
@@ -501,7 +501,7 @@ def test_a_transaction_that_was_open_too_long_is_aborted_also_after_a_restart(
     assert produce(broker, id_and_epoch, sequence=1) == codes.INVALID_PRODUCER_EPOCH
 
 
-def test_a_topic_that_was_deleted_does_not_keep_the_transaction_from_its_end(
+def test_deleted_topic_does_not_prevent_the_end_of_a_transaction(
     broker: SimulatedDiskBroker,
 ) -> None:
     id_and_epoch = begin(broker)
@@ -536,10 +536,12 @@ def test_markers_have_the_epoch_of_the_partition_that_keeps_their_id(
     assert known.coordinator_epoch == written
 
 
-def test_a_marker_that_was_fenced_is_tried_again(
+def test_fenced_marker_is_written_again(
     broker: SimulatedDiskBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Taken as written, it would leave the transaction open for ever."""
+    """If the coordinator counted the marker as written, the transaction would remain
+    open forever.
+    """
     id_and_epoch = begin(broker)
     log = broker.logdir.partition("t", 0)
     log.end_transaction(*id_and_epoch, commit=True, coordinator_epoch=7)
@@ -580,8 +582,8 @@ def test_orphans_of_a_power_cut_are_aborted_after_markers_of_kafka() -> None:
 def test_topic_deleted_during_a_request_is_unknown(
     broker: SimulatedDiskBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By another thread, between the look whether it is there and that at its
-    partitions.
+    """Another thread deletes the topic after the request has found the topic, and
+    before it reads the partitions.
     """
     id_and_epoch = begin(broker)
     assert add_group(broker, id_and_epoch) == 0
@@ -697,11 +699,11 @@ def test_responses_to_admin_tools(broker: SimulatedDiskBroker) -> None:
     assert broker.logdir.partition("t", 0).last_stable_offset == 2
 
 
-def test_patterns_of_ids_are_those_of_re2(
+def test_patterns_of_ids_use_the_engine_re2(
     broker: SimulatedDiskBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On Python's engine a few bytes from a client take as long as it likes, and nobody
-    else is served.
+    """With Python's engine, a pattern of a few bytes could block the broker for any
+    time.
     """
     begin(broker, "xx")
 
@@ -724,11 +726,11 @@ def test_patterns_of_ids_are_those_of_re2(
     assert listed("x+") == codes.INVALID_REGULAR_EXPRESSION
 
 
-def test_a_marker_that_no_producer_could_have_is_refused_and_no_failure_of_a_disk(
+def test_marker_of_an_impossible_producer_is_not_a_disk_failure(
     broker: SimulatedDiskBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Mutated frames found it: a line at the level of failures, as often as a client
-    liked.
+    """The tests with mutated frames found that a client could cause any number of log
+    lines about failures.
     """
     marker_type = wire.WRITE_TXN_MARKERS.Request.Marker
     marker = marker_type(

@@ -416,7 +416,7 @@ def test_same_bytes_as_aiokafka() -> None:
             COMPARED["aiokafka"].add((message, version))
 
 
-def test_the_oracles_saw_every_version_they_know() -> None:
+def test_oracles_have_checked_every_version_that_they_support() -> None:
     """Check the extent of the comparisons, after them, so that a silent skip does not
     count as agreement.
     """
@@ -885,8 +885,8 @@ def test_frames_of_another_protocol_are_refused(frame: bytes) -> None:
 
 @pytest.mark.long
 def test_wrong_lengths_allocate_nothing() -> None:
-    """Each four bytes in turn announce two billion, and each byte a varint of four
-    billion. The memory remains small.
+    """The test sets a length of two billion at every four bytes, and a varint of four
+    billion at every byte. Memory use must remain small.
     """
     messages = [
         wire.PRODUCE.request,
@@ -905,7 +905,8 @@ def test_wrong_lengths_allocate_nothing() -> None:
                     random.Random(3),
                 )
                 data = encode(message, version, value)[:600]
-                decodes_or_refuses(message, version, data)  # compiled before we measure
+                # Compile the codec before the measurement.
+                decodes_or_refuses(message, version, data)
                 tracemalloc.reset_peak()
                 before, _ = tracemalloc.get_traced_memory()
                 for position in range(len(data)):

@@ -226,7 +226,7 @@ def test_slow_member_leaves_after_the_lag_time() -> None:
 
 
 def test_follower_is_caught_up_since_its_previous_fetch() -> None:
-    """A follower that is always one fetch behind a busy leader is in sync."""
+    """A follower that always lacks the latest append of a busy leader is in sync."""
     live = live_of(1, 2)
     book = book_of(state_of(1, 1, 2))
     for now_ms in range(0, 10_000, 500):

@@ -1,4 +1,6 @@
-"""The listener of the brokers of a cluster: its checks, and the login to others."""
+"""The listener for the brokers of a cluster: its checks, and the login to other
+brokers.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,7 @@ def choose(
     return BrokerListener.choose(listeners, name, tls, ca, security)
 
 
-def test_the_first_listener_is_for_brokers_unless_one_is_named() -> None:
+def test_brokers_use_the_first_listener_unless_another_is_named() -> None:
     texts = "PLAINTEXT://127.0.0.1:1", "SASL_PLAINTEXT://127.0.0.1:2"
     assert choose(*texts).listener.port == 1
     found = choose(*texts, name="sasl_plaintext")
@@ -114,7 +116,7 @@ def test_brokers_without_a_login_are_refused_by_rules(
     chosen.check(SecuritySettings(enforces_acls=True, super_users=("User:ANONYMOUS",)))
 
 
-def test_a_certificate_that_others_would_refuse_is_found_at_the_start(
+def test_certificate_that_brokers_would_refuse_fails_at_startup(
     files: Files,
 ) -> None:
     address = "SASL_SSL://127.0.0.1:1"
@@ -152,7 +154,7 @@ def facts(tmp_path: Path) -> Iterator[SecurityFacts]:
     with open_registry(tmp_path / "cluster", topics="truth") as registry:
         store = SecurityStore.of_cluster(lambda: registry)
         store.ensure_broker_login()
-        store.ensure_broker_login()  # the first one remains
+        store.ensure_broker_login()  # the first login remains
         yield store.load()
         store.close()
 
@@ -160,12 +162,12 @@ def facts(tmp_path: Path) -> Iterator[SecurityFacts]:
 def publish(
     server: netshim.Server, facts: SecurityFacts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Let a server use these facts, and read its own ones no more."""
+    """Let a server use these facts instead of reading its own."""
     monkeypatch.setattr(server.security, "refresh", lambda now_ms: None)
     server.security.publish(facts)
 
 
-def test_a_broker_that_is_refused_reports_it_once(
+def test_refused_broker_reports_the_refusal_once(
     facts: SecurityFacts,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
@@ -187,7 +189,7 @@ def test_a_broker_that_is_refused_reports_it_once(
                 connections.connect(2)
         assert caplog.text.count("cannot log in to broker 2") == 1
         assert facts.brokers.password not in caplog.text
-        # Later it joins the cluster.
+        # Later the broker joins the cluster.
         server = alone.server
         alone.call(lambda: publish(server, facts, monkeypatch))
         connection = connections.connect(2)
@@ -200,10 +202,12 @@ def test_a_broker_that_is_refused_reports_it_once(
             connections.connect(2)
 
 
-def test_only_the_login_of_brokers_is_one_of_a_broker(
+def test_brokers_log_in_by_one_mechanism_without_expiration(
     facts: SecurityFacts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It never expires: no client can delete it, and replication would stop briefly."""
+    """The login of brokers never expires. No client can delete it, and replication
+    would stop briefly at each expiration.
+    """
     assert facts.brokers is not None
     options = SecuritySettings(
         mechanisms=("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"),

@@ -32,7 +32,7 @@ SESSION_S = FAST["broker_session_timeout_ms"] / 1_000
 def fail(cluster: Cluster, chance: random.Random) -> str:
     """Let one broker fail and come back; return a description."""
     number = chance.choice([1, 2, 3])
-    if chance.random() < 0.5:  # rather the leader of a partition
+    if chance.random() < 0.5:  # prefer the leader of a partition
         leader = cluster.partition("t", chance.randrange(PARTITIONS)).leader_id
         number = leader if leader > 0 else number
     kind = chance.choice(["kill", "kill", "kill", "pause", "pause", "stop", "wipe"])
@@ -83,7 +83,9 @@ def test_random_failures_lose_nothing(tmp_path: Path) -> None:
 
 
 def move(cluster: Cluster, index: int, replicas: list[int] | None) -> int:
-    """Reassign a partition, or cancel that with None; return the code."""
+    """Reassign a partition, or cancel its reassignment with None; return the error
+    code.
+    """
     kind = wire.ALTER_PARTITION_REASSIGNMENTS.Request
     part = kind.Topic.Partition(partition_index=index, replicas=replicas)
     request = kind(topics=[kind.Topic(name="t", partitions=[part])])

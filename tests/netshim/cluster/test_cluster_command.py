@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="reads /proc"
 )
 
-#: Stops itself inside a change, or beside one.
+#: A process that stops itself, either inside a change of the registry or outside.
 _PROGRAM = """
 import os, signal, sys
 from contextlib import nullcontext

@@ -203,7 +203,7 @@ class Follower:
         return self._request >= 0 and self._request not in answered
 
     def begin(self) -> None:
-        """Begin a session, and fetch until there is no news."""
+        """Begin a session, and fetch until no partition has changed."""
         self.fetch()
         for place in self.offsets:
             self.catch_up(place)
@@ -262,10 +262,12 @@ def test_follower_is_answered_in_the_fast_path(pair: Pair) -> None:
         assert pair.sides[0].in_general == before
 
 
-def test_view_is_taken_although_a_log_has_failed(
+def test_view_is_applied_although_a_log_has_failed(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first partition of a view had failed, and the others kept their former state."""
+    """The log of the first partition of a view had failed, and the other partitions
+    kept their previous state.
+    """
     side = pair.sides[0]
     replicas, follower = side.replicas, Follower(pair, 2)
     follower.begin()
@@ -303,10 +305,12 @@ def raising(error: Exception) -> Any:
 
 
 @compiled
-def test_position_of_a_follower_is_taken_once(
+def test_position_of_a_follower_is_applied_once(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A fetch that waits is read again after each append, and its position is the same."""
+    """A waiting fetch is processed again after each append, although its position is
+    the same.
+    """
     follower = Follower(pair, 2)
     follower.begin()
     replicas = pair.sides[0].replicas
@@ -383,7 +387,7 @@ def random_step(pair: Pair, followers: list[Follower], rng: random.Random) -> No
             return
         if rng.random() < 0.6:
             follower.catch_up(place)
-        elif rng.random() < 0.2:  # a batch again, or no offset of a batch
+        elif rng.random() < 0.2:  # repeat a batch, or use an invalid offset
             follower.offsets[place] = max(
                 0, follower.offsets[place] + rng.choice((-1, 1))
             )

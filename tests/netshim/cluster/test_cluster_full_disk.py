@@ -88,7 +88,9 @@ def test_follower_with_a_full_disk_leaves_and_returns(
 def test_leader_with_a_full_disk_refuses_records_and_continues(
     small_disk: Path, tmp_path: Path
 ) -> None:
-    """It leads as before: acknowledged records can be read, and free space is used."""
+    """The broker remains the leader. Acknowledged records can be read, and appends
+    succeed once space is free.
+    """
     filler = small_disk / "filler"
     with Cluster(tmp_path / "cluster", durability="os") as cluster:
         assign(cluster, "t", [3, 1, 2])

@@ -80,7 +80,7 @@ def create(member: ClusterMember, name: str, *replicas: tuple[int, ...]) -> None
 
 
 def expire(other: ClusterMember, member: ClusterMember) -> None:
-    """Let a member end the session of another one."""
+    """Let a member end the session of another member."""
     registry = other.registry
     assert isinstance(registry, FileRegistry)
     registry.expire(member.registry.session.id)
@@ -207,7 +207,7 @@ def test_a_member_that_cannot_read_loses_its_lease(
 
 
 @pytest.mark.long
-def test_a_number_or_a_directory_is_used_once(join: Join) -> None:
+def test_broker_number_and_directory_are_unique(join: Join) -> None:
     join(1)
     with pytest.raises(NodeExistsError, match=r"has the number 1.*127\.0\.0\.1:9001"):
         join(1, disk="other", timeout_ms=100)
@@ -215,7 +215,7 @@ def test_a_number_or_a_directory_is_used_once(join: Join) -> None:
         join(2, disk="disk-1")
 
 
-def test_a_change_whose_note_was_lost_is_found(
+def test_change_is_found_although_its_note_was_lost(
     join: Join, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = join(1), join(2)
@@ -229,10 +229,10 @@ def test_a_change_whose_note_was_lost_is_found(
 
 
 @pytest.mark.long
-def test_a_change_that_could_not_be_read_is_read_later(
+def test_change_that_could_not_be_read_is_read_again(
     join: Join, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The note was read before it, and would not list the change again."""
+    """The note was read before the change, and would not list the change again."""
     first, second = join(1), join(2)
     wait(second, lambda view: set(view.brokers) == {1, 2})
     read = second.registry.get_many
@@ -263,7 +263,7 @@ def test_a_number_in_use_is_refused_although_the_loop_waits_for_the_answer(
 
 
 @pytest.mark.long
-def test_a_leaving_controller_gives_up_its_post(join: Join) -> None:
+def test_stopping_controller_resigns(join: Join) -> None:
     members = {number: join(number) for number in (1, 2)}
     wait_for_brokers(members.values(), {1, 2})
     wait(members[1], lambda view: view.controller in members)
@@ -276,10 +276,12 @@ def test_a_leaving_controller_gives_up_its_post(join: Join) -> None:
     wait(members[other], lambda view: view.leader_of(("t", 0)) == other)
 
 
-def test_a_controller_without_an_epoch_steps_back(
+def test_controller_without_an_epoch_resigns(
     join: Join, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An election that ended between the node and the epoch blocks no other one."""
+    """An election that was interrupted between the node and the epoch must not block
+    the next election.
+    """
     first = join(1)
     wait(first, lambda view: view.controller == 1)
     first._controller_epoch = None
@@ -333,7 +335,9 @@ def test_the_lag_time_is_longer_than_the_session(tmp_path: Path) -> None:
 
 
 class Outage:
-    """Lets the registry not answer for the next calls of an open, or for all of them."""
+    """A registry that does not answer the next calls of an open, or does not answer at
+    all.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.left = 0
@@ -361,7 +365,7 @@ def test_a_start_waits_for_the_registry(join: Join, outage: Outage) -> None:
     assert member.has_lease
 
 
-def test_a_start_ends_with_the_address_of_a_registry_without_answers(
+def test_failed_start_names_the_registry_that_does_not_answer(
     join: Join, outage: Outage, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(member_module, "_START_MS", 300)
@@ -376,7 +380,7 @@ def test_a_start_ends_with_the_address_of_a_registry_without_answers(
 def test_a_member_registers_again_after_attempts_that_failed(
     join: Join, outage: Outage
 ) -> None:
-    """A member whose session was over tried once to open the registry."""
+    """A member whose session had expired tried only once to open the registry."""
     first, second = join(1), join(2)
     before = first.epoch
     outage.left = 3
@@ -470,7 +474,7 @@ def test_a_member_without_a_lease_reads_the_views_of_others(
     wait(member, lambda view: view.leader_of(("t", 0)) == 2)
     assert not any(leases)
     monkeypatch.undo()
-    # The registry counts again, as soon as it answers.
+    # The views of the registry are used again as soon as it answers.
     wait(member, lambda view: view.leader_of(("t", 0)) == 1)
 
 
@@ -531,7 +535,7 @@ def test_topic_that_is_replaced_while_it_is_read_has_no_former_state(
     join: Join, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A broker may be stopped between the reads of a topic and of its states. It must
-    not lead the former topic by the state of the next one.
+    not lead the former topic with the state of the next topic.
     """
     first = join(1)
     wait_for_brokers((first,), {1})

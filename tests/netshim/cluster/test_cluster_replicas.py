@@ -122,7 +122,7 @@ def test_replica_has_no_role_until_its_removal_is_complete(replicas: Replicas) -
 def test_removal_waits_for_the_work_of_a_role(
     replicas: Replicas, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It would open the log again while its directory is removed."""
+    """The work would open the log again while the directory of the log is removed."""
     opened_late = []
     open_log = LogDir.partition
 

@@ -24,7 +24,9 @@ def controller_of(cluster: Cluster) -> int:
 
 
 def assign(cluster: Cluster, number: int, topic: str, brokers: list[int]) -> None:
-    """Create a topic whose first broker leads, by a request to broker `number`."""
+    """Send broker `number` a request to create a topic. The first of `brokers` is its
+    leader.
+    """
     kind = wire.CREATE_TOPICS.Request.Topic
     request = wire.CREATE_TOPICS.Request(
         topics=[
@@ -61,7 +63,9 @@ def committed(cluster: Cluster, group: str, offset: int | None = None) -> int:
 def test_broker_that_missed_a_deletion_starts_the_new_topic_empty(
     tmp_path: Path, role: str
 ) -> None:
-    """Its next view has another topic of the same name, with the same leader epoch."""
+    """The next view of the broker has another topic of the same name, with the same
+    leader epoch.
+    """
     with Cluster(
         tmp_path / "cluster",
         broker_session_timeout_ms=20_000,

@@ -161,7 +161,9 @@ def code_of(response: Any) -> int:
 
 @pytest.mark.long
 def test_transactions_of_a_user_span_brokers(secured: SecuredCluster) -> None:
-    """Markers and questions about transactions go to other brokers, with a login."""
+    """Brokers send each other markers and requests about transactions, on authenticated
+    connections.
+    """
     secured.create("paid", 3)
     leaders = {secured.until_in_sync("paid", 3, n).leader_id for n in range(3)}
     assert len(leaders) == 3
@@ -202,7 +204,7 @@ def test_transactions_of_a_user_span_brokers(secured: SecuredCluster) -> None:
 # -- attackers -------------------------------------------------------------------------
 
 
-def test_a_stranger_reaches_no_broker(secured: SecuredCluster) -> None:
+def test_follower_without_a_login_is_disconnected(secured: SecuredCluster) -> None:
     """A follower's request without a login is closed without an answer."""
     _, topic_id = new_topic(secured, "strange")
     context = ssl.create_default_context(cafile=str(secured.ca_file))
@@ -225,7 +227,9 @@ def test_a_wrong_password_reaches_no_broker(secured: SecuredCluster, user: str) 
 
 
 def test_a_client_cannot_fetch_as_a_follower(secured: SecuredCluster) -> None:
-    """Even a user with all rights on the topic: it could confirm records for a replica."""
+    """This includes a user with all rights on the topic, whose fetches could confirm
+    records for a replica.
+    """
     leader, topic_id = new_topic(secured, "followed")
     allow(secured, leader, "followed", AclOperation.ALL)
     alice = secured.settings_of(ALICE)

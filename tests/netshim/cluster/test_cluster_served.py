@@ -60,7 +60,7 @@ def test_a_topic_is_created_used_changed_and_deleted(calm: Cluster) -> None:
             "the setting reaches each broker",
         )
     admin.delete_topics(["orders"])["orders"].result()
-    # Another broker may have answered, before this one has read the change.
+    # The broker of the next request may not have read the change yet.
     until(
         lambda: calm.metadata("orders").error_code == codes.UNKNOWN_TOPIC_OR_PARTITION,
         "the broker that is asked has removed the topic",
@@ -73,7 +73,7 @@ def test_a_topic_is_created_used_changed_and_deleted(calm: Cluster) -> None:
 
 
 def test_a_topic_that_the_registry_lost_keeps_its_replicas(calm: Cluster) -> None:
-    """Brokers took the absence of its nodes for a deletion."""
+    """Brokers treated the missing nodes of the topic as a deletion."""
     calm.create("lost")
     calm.until_in_sync("lost", 3)
     with open_registry(calm.path / "cluster", topics="truth") as registry:
@@ -166,7 +166,9 @@ def test_only_the_leader_accepts_records(calm: Cluster) -> None:
 
 
 def test_followers_get_the_high_watermark_without_more_records(calm: Cluster) -> None:
-    """The leader waits some milliseconds for records that it could send with it."""
+    """The leader delays the high watermark for some milliseconds, to send it together
+    with new records.
+    """
     calm.create("single")
     entry = calm.until_in_sync("single", 3)
     topic_id = calm.metadata("single").topic_id
@@ -266,7 +268,7 @@ def test_killed_leaders_lose_nothing(cluster: Cluster) -> None:
 
 @pytest.mark.slow
 def test_a_stopped_leader_is_replaced_and_loses_nothing(cluster: Cluster) -> None:
-    """SIGSTOP for longer than the session; then the former leader wakes up."""
+    """SIGSTOP for longer than the session; then the former leader resumes."""
     cluster.create("t")
     load = Load(cluster, "t", **{"request.timeout.ms": 2_000})
     load.until_more()
@@ -693,7 +695,9 @@ def test_follower_below_the_log_start_leads_at_the_right_offset(
 def test_topics_whose_leaders_are_late_are_created_with_error_7(
     cluster: Cluster,
 ) -> None:
-    """Their only broker does not run: they exist, and it leads them when it returns."""
+    """The only broker of these topics is stopped. The topics exist, and the broker
+    leads them after its restart.
+    """
     cluster.kill(2)
     until(lambda: len(brokers_of(cluster)) == 2, "broker 1 reads that broker 2 is dead")
     kind = wire.CREATE_TOPICS.Request.Topic

@@ -104,7 +104,7 @@ def test_offsets_of_a_transaction_are_committed_with_it(calm: Cluster) -> None:
 
 
 @pytest.mark.long
-def test_a_new_producer_fences_the_former_one(calm: Cluster) -> None:
+def test_new_producer_fences_the_former_producer(calm: Cluster) -> None:
     calm.create("fenced", PARTITIONS)
     former = producer(calm, "same")
     former.begin_transaction()
@@ -240,7 +240,9 @@ class TransactionLoad:
         assert not self.errors, self.errors
 
     def judge(self) -> None:
-        """Committed transactions are there once and whole, aborted ones are not."""
+        """Check that committed transactions are stored once and completely, and that no
+        record of an aborted transaction is visible.
+        """
         self.end()
         counts = Counter(read_committed(self._cluster, self._topic))
         assert max(counts.values()) == 1, "records are stored twice"
@@ -266,7 +268,9 @@ def test_transactions_survive_killed_coordinators_and_leaders(cluster: Cluster) 
 
 @pytest.mark.slow
 def test_a_stopped_coordinator_cannot_end_transactions(cluster: Cluster) -> None:
-    """SIGSTOP for longer than the session: markers of the former one are refused."""
+    """SIGSTOP for longer than the session: markers of the former coordinator are
+    refused.
+    """
     cluster.create("t", PARTITIONS)
     load = TransactionLoad(cluster, "t")
     load.until_more()

@@ -196,7 +196,7 @@ def test_partition_with_an_error_is_forgotten_until_it_is_tried_again(
     leader.answer()
 
 
-def test_fetch_waits_longer_after_one_without_news(
+def test_fetch_waits_longer_after_an_empty_response(
     begin: Callable[[], None], leader: PlayedLeader
 ) -> None:
     """An idle follower would otherwise send two requests a second to each leader."""
@@ -273,7 +273,7 @@ def test_next_role_of_a_partition_begins_another_session(
     fetcher: LeaderFetcher,
     logs: list[Log],
 ) -> None:
-    """The next role has not got the high watermark that the former role has got."""
+    """The next role does not have the high watermark that the former role received."""
     begin()
     leader.next_request()
     fetcher.drop(("t", 2))
@@ -290,7 +290,9 @@ def test_session_continues_while_partitions_are_added(
     logs: list[Log],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A broker that starts adds a thousand. Only the first one interrupts a fetch."""
+    """A starting broker adds a thousand partitions. Only the first addition interrupts
+    a fetch.
+    """
     monkeypatch.setattr("netshim.cluster.fetcher._GROWS_FOR_MS", 3_600_000)
     fetcher._added_ms = -3_600_000
     follow(fetcher, [followed(0, logs[0])])

@@ -51,8 +51,8 @@ def loading(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
 
 
 def test_partition_is_read_once_its_records_are_committed(loading: Any) -> None:
-    """Readers see only committed records. A coordinator that read the others too early
-    reported an older offset than the one that was acknowledged.
+    """A coordinator that read its partition too early did not see the records that were
+    not committed yet, and reported an older offset than the acknowledged offset.
     """
     host, held, reads = loading
     found: list[bool] = []

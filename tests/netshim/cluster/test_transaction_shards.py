@@ -164,7 +164,7 @@ def test_requests_of_a_producer_continue_in_their_order(shards: Any) -> None:
 
 
 def test_many_requests_without_coordinator_are_answered(shards: Any) -> None:
-    """Answers that come at once must not nest: 2,000 would exceed the stack."""
+    """Immediate answers must not nest: 2,000 nested answers would exceed the stack."""
     found = [prepare(shards, P0) for _ in range(2_000)]
     shards.peers.leader_of = lambda partition: -1
     shards.peers.answer(LogcoreError("no connection"))
@@ -172,10 +172,10 @@ def test_many_requests_without_coordinator_are_answered(shards: Any) -> None:
     assert found == [[error]] * 2_000
 
 
-def test_partition_that_is_not_led_here_is_not_remembered(
+def test_partition_with_another_leader_is_not_stored(
     shards: Any, led: set[tuple[str, int]]
 ) -> None:
-    """No marker and no end of a leadership would remove it."""
+    """No marker and no end of a leadership would remove the entry."""
     led.discard(P1)
     assert prepare(shards, P1) == [{}]
     assert shards.peers.asked == []

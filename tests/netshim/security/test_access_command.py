@@ -216,13 +216,13 @@ def test_damaged_rules_deny_everything_of_their_topic(
     assert "deny\tUser:*\tAll\ttopic t\t" in listed
     assert "allow\tUser:a\tRead\ttopic u\t" in listed
     assert "/kafka-acl/Topic/t" in caplog.text and "version" in caplog.text
-    # It is not replaced, because a rule that denies may be lost.
+    # The damaged file is not replaced, because a deny rule may be lost.
     found = run("acl", "add", data, "User:a", "--consumer", "--topic", "t", code=2)
     assert "kafka-acl/Topic/t" in found
 
 
 def test_users_of_a_cluster_are_in_its_registry(tmp_path: Path) -> None:
-    """By the directory of the cluster, or the path of its registry."""
+    """The command accepts the directory of the cluster or the path of its registry."""
     open_registry(tmp_path / "cluster", topics="truth").close()
     for place, name in ((tmp_path, "alice"), (tmp_path / "cluster", "bob")):
         run("user", "add", place, name, typed="secret\nsecret\n")

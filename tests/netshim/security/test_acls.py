@@ -1,4 +1,4 @@
-"""The index of access control lists answers as the rules say, one by one."""
+"""The index of access control lists decides as a check of the rules one by one."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ acls = st.builds(
 
 
 def allows(rules: list[Acl], user: str, host: str, operation: int, name: str) -> bool:
-    """Return the decision, by Kafka's words and without an index."""
+    """Return the decision that Kafka's documentation defines, without an index."""
     implied = {
         AclOperation.DESCRIBE: {
             AclOperation.READ,
@@ -145,7 +145,7 @@ def test_some_topic_is_writable_unless_denied(rules: list[Acl], expected: bool) 
 
 @pytest.mark.parametrize("host", ["::1", "0:0:0:0:0:0:0:1", "::0001"])
 def test_rule_applies_to_an_address_in_each_of_its_forms(host: str) -> None:
-    """A DENY rule in the form of Java's addresses had no effect."""
+    """A DENY rule with an address as Java writes it had no effect."""
     topic = ResourceType.TOPIC, Pattern.LITERAL, "t"
     index = AclIndex(
         [rule("t"), Acl(*topic, "User:alice", host, AclOperation.ALL, Permission.DENY)]
@@ -156,7 +156,7 @@ def test_rule_applies_to_an_address_in_each_of_its_forms(host: str) -> None:
     assert not index.allows_some_topic("User:alice", "::1")
 
 
-def test_answers_for_long_names_are_not_remembered() -> None:
+def test_answers_for_long_names_are_not_cached() -> None:
     """A client may ask for 10,000 groups with names of 32 KiB."""
     index = AclIndex([rule("a", pattern=Pattern.PREFIXED)])
     question = "User:alice", "h", AclOperation.WRITE, ResourceType.TOPIC

@@ -32,7 +32,7 @@ GROUP = "g"
 
 
 class Attack:
-    """The requests of one user, with the producer of another one."""
+    """The requests of one user, with the producer id of another user."""
 
     def __init__(self, path: Path) -> None:
         self.broker_harness = BrokerHarness(path)

@@ -213,7 +213,7 @@ def test_scram_proof_is_accepted(client: Client) -> None:
 
 
 @pytest.mark.parametrize(("user", "password"), [("alice", "no"), ("nobody", PASSWORD)])
-def test_wrong_scram_proof_and_unknown_user_are_the_same(
+def test_wrong_scram_proof_and_unknown_user_get_the_same_answer(
     client: Client, user: str, password: str
 ) -> None:
     response = scram_messages(client, password, user)
@@ -374,7 +374,7 @@ def store_alice(client: Client, mechanism: str, password: str, **fields: Any) ->
 def test_former_password_with_the_salt_of_the_new_one_is_refused(
     client: Client,
 ) -> None:
-    """Correct passwords are remembered for a minute, and were found by the salt."""
+    """Correct passwords are cached for a minute, and the cache was searched by salt."""
     assert client.log_in().error_code == 0
     store_alice(client, "SCRAM-SHA-256", "new")
     client.connect()
@@ -428,7 +428,9 @@ def test_challenge_of_an_unknown_user_has_the_form_of_a_stored_one(
 def test_plain_derives_the_same_keys_for_an_unknown_user(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A hash or iterations of their own would give users away by the time."""
+    """With another hash or iteration count, the response time would reveal which users
+    exist.
+    """
     store_alice(client, "SCRAM-SHA-512", PASSWORD, iterations=8_192)
     derived = []
 
@@ -474,7 +476,9 @@ def test_failures_are_logged_once_a_minute(
 def test_changed_frames_close_or_are_answered(
     client: Client, caplog: pytest.LogCaptureFixture, seed: int
 ) -> None:
-    """No frame of a stranger raises another exception or reaches a handler."""
+    """No frame of an unauthenticated client reaches a handler or raises an unexpected
+    exception.
+    """
     chance = random.Random(seed)
     token = wire.SASL_AUTHENTICATE.Request(auth_bytes=b"\0alice\0wrong")
     handshake = wire.SASL_HANDSHAKE.Request(mechanism="SCRAM-SHA-256")

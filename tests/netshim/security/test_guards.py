@@ -212,7 +212,7 @@ def test_regular_expression_matches_no_topic_that_the_member_may_not_see(
     allow(broker_harness, READ_GROUP, topic("b"), topic("d"))
     response = heartbeat(broker_harness, "m", subscribed_topic_regex=".*")
     assert assigned(broker_harness, response) == ["b", "d"]
-    # A new topic matches too, as soon as a rule shows it.
+    # A new topic matches too, as soon as a rule allows it.
     broker_harness.logdir.create_topic("e")
     allow(broker_harness, READ_GROUP, topic("b"), topic("d"), topic("e"))
     broker_harness.broker.state.security.rules_version += 1
@@ -268,10 +268,12 @@ def test_new_member_takes_no_topic_from_others_with_its_pattern(
     assert group.consumers.patterns["[bd]"].topics == ("b", "d")
 
 
-def test_classic_member_of_a_consumer_group_learns_of_no_forbidden_topic(
+def test_classic_member_of_a_consumer_group_sees_no_forbidden_topic(
     broker_harness: BrokerHarness,
 ) -> None:
-    """The broker makes the assignment of such a group, from names that a member gave."""
+    """The broker computes the assignment of such a group from topic names that a member
+    sent.
+    """
     allow(broker_harness, READ_GROUP, topic("d"))
     heartbeat(broker_harness, "m", subscribed_topic_names=["d"])
     join = wire.JOIN_GROUP.Request

@@ -77,7 +77,7 @@ def test_listener_outside_of_loopback_needs_authentication(
         check_exposure(listeners, tls, mechanisms)
 
 
-def test_server_refuses_exposure_unless_it_is_meant(tmp_path: Path) -> None:
+def test_server_refuses_a_public_address_unless_insecure(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfigError, match="would accept anyone"):
         netshim.Server(tmp_path, host="0.0.0.0")
     netshim.Server(tmp_path, host="0.0.0.0", insecure=True)
@@ -259,7 +259,7 @@ def test_an_address_cannot_take_all_login_places(
 def test_stop_does_not_wait_for_a_client_that_does_not_read(
     kafka_secured: SecuredKafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It never confirms the end of its TLS connection."""
+    """The client never confirms the end of its TLS connection."""
     monkeypatch.setattr(Server.stop, "__defaults__", (3_600.0,))
     with encrypted(kafka_secured):
         kafka_secured.stop()

@@ -97,7 +97,9 @@ def test_clients_of_a_user_share_the_rate_of_the_user(
 
 
 def test_changes_may_overdraw_the_bucket_once() -> None:
-    """A bound of 1: Kafka took 30 partitions, and refused the next 30 for 18,847 ms."""
+    """With a bound of 1, Kafka accepted 30 partitions, and refused the next 30 for
+    18,847 ms.
+    """
     bounds = limited({("u", None, None): {quotas.MUTATION: 1}})
     assert bounds.mutate("u", "c", 30, 0, is_strict=True) == 0
     assert bounds.mutate("u", "c", 30, 153, is_strict=True) == 18_847
@@ -158,9 +160,9 @@ def test_many_client_ids_at_once_share_a_rate(entity: Entity) -> None:
     assert len(bounds._rates) + len(bounds._buckets) <= 10_002
     assert bounds.record(quotas.PRODUCE, "u", "another", 1, 0) > 10_000
     assert bounds.mutate("u", "another", 1, 0, is_strict=True) > 0
-    # The first ones keep their rates.
+    # The first clients keep their rates.
     assert bounds.record(quotas.PRODUCE, "u", "0", 1, 0) == 0
-    # Idle ones are forgotten later.
+    # Idle clients are removed later.
     assert bounds.record(quotas.PRODUCE, "u", "another", 1, 20_000) == 0
 
 

@@ -49,7 +49,7 @@ def connect(kafka: SecuredKafka) -> Callable[[], Client]:
 def test_answers_are_the_same_as_without_security(
     kafka: SecuredKafka, connect: Callable[[], Client], api: Api[Any, Any]
 ) -> None:
-    """In the oldest and the newest version of each API."""
+    """The test compares the oldest and the newest version of each API."""
     ours = {}
     for version in sorted({api.min_version, api.max_version}):
         asker = Asker(kafka.port, api, version, connect=connect)

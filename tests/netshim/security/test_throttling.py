@@ -59,7 +59,7 @@ def test_producer_above_its_quota_is_delayed_and_muted(
 def test_pipelined_producer_is_delayed_at_the_first_excess(
     kafka_factory: Callable[..., Kafka],
 ) -> None:
-    """Its later requests are not taken while the first one waits for the disk."""
+    """The broker handles no later request while the first request waits for the disk."""
     kafka = kafka_factory(durability="group")
     kafka.create_topic("t", 1)
     bounds = {ANONYMOUS: {quotas.PRODUCE: 1.0}}
@@ -104,7 +104,7 @@ def test_fetch_within_its_quota_has_records(broker_harness: BrokerHarness) -> No
 def test_fetches_that_wait_together_share_one_quota(
     broker_harness: BrokerHarness,
 ) -> None:
-    """One append answers all of them, and each alone is within the quota."""
+    """One append answers all waiting fetches, and each fetch alone is within the quota."""
     limit(broker_harness, quotas.FETCH, 300)
     request = wire.FETCH.Request
     part = request.Topic.Partition(partition=0, partition_max_bytes=1 << 20)

@@ -1,4 +1,4 @@
-"""Bearer tokens: which are accepted, and tricks that are refused."""
+"""Bearer tokens: valid tokens are accepted, and invalid or forged tokens are refused."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_token_is_refused(verifier: JwtVerifier, given: str) -> None:
 
 
 def test_public_key_as_hmac_secret_is_refused(verifier: JwtVerifier) -> None:
-    """The trick: the signature is an HMAC, whose secret is the public key."""
+    """An attacker signs a token by HMAC, and uses the public key as the secret."""
     import hashlib
     import hmac
 
