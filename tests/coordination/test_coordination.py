@@ -111,7 +111,7 @@ class CoordinatorSimulation:
         self.generations: dict[Group, int] = {}
 
     def restart(self) -> None:
-        """End the process, and start another one with the records on disk."""
+        """End the process, and start another process with the records on disk."""
         self.start()
         found = StoredGroups()
         found.take(self.durable)

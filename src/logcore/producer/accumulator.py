@@ -339,9 +339,10 @@ class Accumulator(AccumulatorFields):
     def ready(
         self, queue: Queue, now_ms: int, most_bytes: int, *, closed_only: bool = False
     ) -> list[ProducerBatch]:
-        """Return the batches at the front that are ready now, and close an open one.
+        """Return the batches at the front that are ready now. An open batch among them
+        is closed.
 
-        They have at most `most_bytes`, except that a single batch may be larger.
+        The batches have at most `most_bytes` together. A single batch may be larger.
         """
         found: list[ProducerBatch] = []
         total = 0

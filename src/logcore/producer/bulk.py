@@ -47,7 +47,7 @@ class BatchOutcomes:
 
     def fail(self, error: Exception) -> None:
         """Handle a call that could not send all records. Raises the error if no record
-        was sent; otherwise it is the result of the future.
+        was sent. Otherwise, the future raises the error.
         """
         with self._lock:
             if self._open == 1 and not self._receipts and self._error is None:

@@ -47,8 +47,8 @@ class CallbackRunner:
 
     @property
     def is_me(self) -> bool:
-        """Return whether this thread runs a callback. It must not wait for another
-        delivery.
+        """Return whether this thread runs a callback. Such a thread must not wait for
+        another delivery.
         """
         return self.thread == threading.get_ident()
 
@@ -74,8 +74,8 @@ class Delivery:
     """The outcome of one batch. The sender writes it under the condition; any thread
     reads it.
 
-    `first` is the number of its first record. `receipt` is the receipt of its append, and
-    `error` the reason of its failure; `resolved` is whether one of them is final.
+    `first` is the number of the first record. `receipt` is the receipt of the append,
+    and `error` the reason of the failure; `resolved` is whether one of them is final.
     `has_told` is whether its callbacks have run. `parts` contains the two parts of a
     split batch, and the first number of the second part. `gives_time` is whether the
     log has set the times of the records. `callbacks` contains the callbacks of records
@@ -149,7 +149,7 @@ class Delivery:
 
     def split(self, at: int) -> tuple[Delivery, Delivery]:
         """Return two deliveries: for the records before number `at`, and for the
-        others. Their futures find them through this one.
+        others. The futures find the new deliveries through this delivery.
         """
         with self.condition:
             front = Delivery(self.topic, self.partition, self.teller, self.first, self)

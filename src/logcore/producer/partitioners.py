@@ -11,9 +11,9 @@
 
 Rules (clients reference 2.6):
 - The sticky partition is used until it has received batch_size bytes and its batch is
-  full. Then another one is chosen at random.
+  full. Then another partition is chosen at random.
 - A chooser of the user receives the key and the numbers of the partitions, and returns
-  one of them.
+  one of these numbers.
 
 This module depends on no queue and no directory.
 """
@@ -94,11 +94,11 @@ class Chooser:
         self.move()
 
     def move(self) -> None:
-        """Choose a sticky partition at random, perhaps the same."""
+        """Choose a sticky partition at random. It may be the present partition."""
         self.sticky = self._draw(self._count)
 
     def choose(self, key: bytes | None) -> int:
-        """Return the partition of one record, -1 for the sticky one. Raises
+        """Return the partition of one record, or -1 for the sticky partition. Raises
         InvalidConfigError if the user's chooser returns an invalid number.
         """
         own = self._own
@@ -128,7 +128,7 @@ class Chooser:
         self, keys: Sequence[bytes | None] | None, count: int
     ) -> npt.NDArray[np.int64] | int:
         """Return the partitions of `count` records, int64 of shape (count,), with -1
-        for the sticky one; or one partition for all.
+        for the sticky partition; or one partition for all.
 
         `keys` is None if no record has a key. The choices are the same as those of
         choose() for each record in turn.

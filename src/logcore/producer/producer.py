@@ -91,7 +91,8 @@ _CHECK_MS: Final = 1_000
 class _Work(WorkFields):
     """The part of a producer that its thread refers to.
 
-    The thread does not keep an unused producer from being collected.
+    The thread refers to this object only, so that an unused producer can be
+    garbage-collected.
     """
 
     lock: threading.Lock
@@ -475,8 +476,8 @@ class Producer(ProducerFields, Closeable):
     ) -> Future[list[Receipt]]:
         """Send records given as columns, in the format of Log.append_columns().
 
-        The arrays must not change until the future is done. Otherwise, this is
-        send_many().
+        The arrays must not change until the future is done. In all other respects, the
+        method behaves as send_many().
         """
         # Step 1: convert the arguments.
         columns = UnsentColumns(

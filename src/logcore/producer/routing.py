@@ -3,7 +3,7 @@ queues.
 
 Rules:
 - The partitions of a topic are read when it is first used, whenever a batch begins, and
-  when a record names an unknown one.
+  when a record names an unknown partition.
 - Records without a key use the sticky partition until it has received batch_size bytes
   and its batch is full.
 - Routes are changed under the lock of the producer.
@@ -35,8 +35,9 @@ class Route(RouteFields):
     """One topic. `queues` contains the queues of its partitions by number.
     `hashes_keys` is whether the partition of a key is its murmur2.
 
-    `sticky` is the queue of records without a key, or None if the chooser places them
-    too. `sticky_bytes` is the number of bytes that it has received.
+    `sticky` is the queue of records without a key, or None if the chooser also places
+    these records. `sticky_bytes` is the number of bytes that the sticky queue has
+    received.
     """
 
     __slots__ = ("chooser", "numbers")
@@ -131,7 +132,8 @@ class Routes:
         else:
             keyless = np.flatnonzero(numbers < 0)
         while len(keyless):
-            # The records that the sticky partition receives before another one is chosen.
+            # The records that the sticky partition receives before another
+            # partition is chosen.
             reached = np.cumsum(sizes[keyless])
             count = max(1, int(np.searchsorted(reached, self._batch_size)))
             if route.sticky_bytes:
@@ -205,7 +207,7 @@ class Routes:
 
     def _move(self, route: Route, size_bytes: int) -> None:
         """Choose another sticky partition, unless the next record fits into the batch
-        of the present one.
+        of the present partition.
         """
         assert route.sticky is not None
         batch = route.sticky.filling

@@ -68,8 +68,8 @@ from logcore.producer.transaction_manager import Transacting
 from logcore.recordbatch import RecordBatch, compressor, target_codec
 from logcore.reporting import ERROR, WARNING, log_line
 
-#: Maximum number of bytes that one round writes to a partition, so that others need not
-#: wait.
+#: Maximum number of bytes that one round writes to a partition, so that other
+#: partitions need not wait.
 _ROUND_BYTES: Final = 1 << 20
 #: Number of batches whose latencies and sizes are kept for metrics().
 _KEPT: Final = 1_024
@@ -335,7 +335,7 @@ class Sender:
             ) from error
         batch.written = None
         batch.is_unknown = False
-        # An earlier batch gave up the identity, so this one needs a new one.
+        # An earlier batch gave up the identity, so this batch needs a new identity.
         if batch.identity is not queue.identity:
             batch.forget_attempt()
 

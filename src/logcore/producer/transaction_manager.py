@@ -3,8 +3,8 @@
 Rules (clients reference 2.9, Kafka's TransactionManager):
 - A call that is not allowed in the current state raises ProducerStateError and has no
   effect.
-- After the first failure inside a transaction, no further batch of it is written. It
-  can only be aborted.
+- After the first failure inside a transaction, no further batch of the transaction is
+  written, and the transaction can only be aborted.
 - A producer whose transactional id was taken over by another producer can only be
   closed.
 - A partition is in the coordinator's record before its first batch is written.
@@ -45,7 +45,7 @@ from logcore.errors import (
 from logcore.fs import FS
 from logcore.reporting import WARNING, log_line
 
-#: The delay before a request is retried. It doubles from the first value to the second.
+#: First and longest delay before a request is retried. The delay doubles each time.
 _FIRST_WAIT_MS: Final = 1
 _LONGEST_WAIT_MS: Final = 100
 #: How often the sender ends transactions that have been open for too long.
@@ -335,7 +335,7 @@ class Transacting:
             )
             found = self._request_until(deadline_ms, ended)
             # The previous producer may have sent the same request and received the same
-            # epoch. So this producer gets a new one.
+            # epoch. So this producer gets a new epoch.
             if self._is_of_before:
                 found = self._initialized(deadline_ms)
             identity = ProducerIdAndEpoch(found.producer_id, found.producer_epoch)

@@ -1,5 +1,5 @@
-"""Ships local logs to a Kafka cluster, and mirrors topics of one into a local log; see
-docs/shipping.md.
+"""Ships local logs to a Kafka cluster, and mirrors topics of a cluster into a local
+log; see docs/shipping.md.
 
 The client of the cluster is confluent-kafka: pip install 'logcore-db[forward]'.
 """

@@ -1,15 +1,15 @@
 """The interface between shipping and a remote cluster: calls and their values.
 
 Rules:
-- One call is one step, which a crash or a lost reply may cut off. The caller never
-  depends on how far it proceeded.
+- One call is one step, which a crash or a lost reply may interrupt. The caller never
+  depends on how much of the step was done.
 - A call that waits takes a timeout, and returns when it expires. `None` from wait()
   means that the batch is in progress.
 - A cluster that does not respond raises RemoteUnavailableError. The same call, or a new
   connection, may work later.
 
-kafka.py implements it with confluent-kafka. The tests implement it with a model that
-has faults. This module makes no decisions.
+kafka.py implements the interface with confluent-kafka. The tests implement it with a
+model that has faults. This module makes no decisions.
 """
 
 from __future__ import annotations
@@ -152,8 +152,8 @@ class FetchResult:
     """The result of one fetch()."""
 
     records: Mapping[Partition, Sequence[RemoteRecord]]
-    #: Partitions that were read to their end, with that end. It is above markers and
-    #: aborted records too, which appear in no record.
+    #: Partitions that were read to their end, with that end. The end is also above
+    #: markers and aborted records, which are not in `records`.
     reached: Mapping[Partition, int]
     #: Partitions that do not exist or do not contain the position; see span() and
     #: topics().

@@ -1,10 +1,10 @@
 """Keeps refused records in the local topic `<topic>.dlq`, with their origin in headers.
 
 Rules:
-- A record is kept before the progress moves past it. After a crash in between it comes
-  again, and is found here.
-- The topic has as many partitions as its source, and takes larger records, for the
-  headers.
+- A record is kept before the progress moves past it. After a crash between these steps
+  the record is read again, and its copy in this topic is found.
+- The topic has as many partitions as its source, and accepts larger records, because
+  headers are added.
 - A record of `orders-3` is kept in `orders.dlq-3`, so the order is kept too.
 
 The names of the headers are ORIGIN_HEADERS. This module does not decide which record is

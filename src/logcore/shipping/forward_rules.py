@@ -137,7 +137,7 @@ def check_witness(witness: str, own: Record | None, *, is_compacted: bool) -> No
     `own` is the local record at the offset of the witness, None if there is none.
 
     Raises:
-        DivergedError: It is another record.
+        DivergedError: The local log has another record at that offset.
     """
     if own is None and is_compacted:
         return

@@ -178,7 +178,8 @@ class Forwarder(Closeable):
         self._under: _BatchInProgress | None = None
         self._counts = _Counts()
         self._status = ShippingStatus(fs, f"forwarder {self._settings.name}")
-        # Times at which _find_partitions() and the next two are due.
+        # Times when _find_partitions(), _write_progress() and the next full commit are
+        # due.
         self._next_check_ms = 0
         self._write_ms = 0
         self._refresh_ms = fs.monotonic_ms() + _REFRESH_MS
@@ -230,7 +231,7 @@ class Forwarder(Closeable):
 
         Raises:
             ProducerFencedError: Another forwarder of this name has started.
-            LogcoreError: A partition failed and no other one can continue. With
+            LogcoreError: A partition failed, and no partition can continue. With
                 `until_end`, the error is raised after the other partitions have reached
                 their ends.
         """
@@ -306,7 +307,7 @@ class Forwarder(Closeable):
             self._next_check_ms = now_ms + _CHECK_MS
         if self._sender is None:
             self._sender = self._connected()
-        # One batch at a time: the next one is read after this one has its result.
+        # One batch at a time: the next batch is read after this batch has its result.
         if self._under is None:
             self._under = self._read()
             if self._under is None:
@@ -509,8 +510,8 @@ class Forwarder(Closeable):
         """Return the recorded progress of this forwarder.
 
         Raises:
-            ShippingError: It is that of another cluster, and does not apply to this
-                one.
+            ShippingError: The progress was recorded for another cluster, and does not
+                apply to this cluster.
         """
         if not self._cluster_id:
             self._cluster_id = self._cluster.cluster_id()
@@ -565,7 +566,7 @@ class Forwarder(Closeable):
         """Check that the log still holds the last shipped record.
 
         Raises:
-            DivergedError: It holds another record at that offset.
+            DivergedError: The log holds another record at that offset.
         """
         offset = witnessed_offset(progress.witness)
         if offset is None or not log.log_start_offset <= offset < log.high_watermark:

@@ -203,7 +203,7 @@ class KafkaCluster(Closeable):
         )
 
     def raised(self, error: Any, transactional_id: str = "") -> LogcoreError:
-        """Convert an exception of the client to one of ours."""
+        """Convert an exception of the client to an exception of logcore."""
         found = error.args[0]
         if found.name() in _FENCING:
             return ProducerFencedError(
@@ -389,7 +389,8 @@ class KafkaCluster(Closeable):
     def _is_compacted(self, topic: str) -> bool:
         """Return whether a topic is compacted.
 
-        True if the cluster does not allow the question: gaps are then no error.
+        The result is True if the cluster does not allow the request, so that gaps are
+        no error.
         """
         from confluent_kafka import admin
 

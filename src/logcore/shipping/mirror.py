@@ -181,8 +181,8 @@ class Mirror(Closeable):
     def close(self) -> None:
         """End the mirror.
 
-        The next one fetches the records again that were not stored. Closing twice is
-        fine.
+        The next mirror fetches the records again that were not stored. Closing twice is
+        allowed.
         """
         if self._closed:
             return
@@ -207,7 +207,7 @@ class Mirror(Closeable):
         called after each step.
 
         Raises:
-            LogcoreError: A partition failed and no other one can continue. With
+            LogcoreError: A partition failed, and no partition can continue. With
                 `until_end`, the error is raised after the other partitions have reached
                 their ends.
         """
@@ -357,8 +357,8 @@ class Mirror(Closeable):
     def _make(self, target: str, topic: RemoteTopic, source_id: str) -> None:
         """Create the local topic, or add partitions to it.
 
-        Raises DivergedError if it is not a mirror, or is a mirror of
-        another topic, or of an older topic with the same name.
+        Raises DivergedError if it is not a mirror, or is a mirror of another topic, or
+        of an older topic with the same name.
         """
         if target not in self._logdir:
             config = {}
@@ -408,7 +408,7 @@ class Mirror(Closeable):
 
     def _place_kept(self, part: _MirroredPartition) -> None:
         log = self._logdir.partition(*part.target)
-        end = None  # of an empty log, which begins where the source begins
+        end = None  # an empty log will begin at the start of the source
         if log.log_end_offset > 0:
             end = log.log_end_offset
         self._place(part, end, log)
@@ -446,7 +446,7 @@ class Mirror(Closeable):
     ) -> Sequence[RemoteRecord]:
         """Return the records to store.
 
-        Records below the position are compared with the local ones first.
+        Records below the position are compared with the local records first.
         """
         records = fetched.records.get(part.source, ())
         position = part.position or 0

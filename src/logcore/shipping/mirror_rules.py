@@ -1,5 +1,7 @@
 """Plans how a mirror continues: pure functions over offsets and records.
 
+Our log is the local copy of a partition, and our end is its log end offset.
+
 | the remote partition                       | then                                                            |
 |--------------------------------------------|-----------------------------------------------------------------|
 | holds our end, or begins or ends there     | continue at our end; a gap before the next record is legal      |
@@ -57,7 +59,7 @@ def judge(
 ) -> Begin | Stop | Diverged:
     """Return the offset to continue at.
 
-    `end` is that of our log, None if it is empty.
+    `end` is the log end offset of our log, None if our log is empty.
     """
     if end is None:
         return Begin(span.log_start)
@@ -95,7 +97,7 @@ def check_same_topic(known: str, found: str, name: str) -> None:
     """Compare the topic id of the mirrored topic with the current one.
 
     Raises:
-        DivergedError: They differ.
+        DivergedError: The ids differ.
     """
     if known and found and known != found:
         raise DivergedError(

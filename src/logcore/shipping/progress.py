@@ -6,9 +6,9 @@
 
 Rules:
 - The progress is replaced as a whole, in one write, and is on disk when set() returns.
-- It is written after the deliveries it records, never before.
-- "by" names the keeper of the progress: the remote cluster, and the node only confirms
-  it; or this directory.
+- The progress is written after the deliveries that it records, never before.
+- "by" names the keeper of the progress. It is this directory, or the remote cluster. In
+  the second case the node only confirms the progress.
 
 This module makes no decisions.
 """

@@ -188,7 +188,7 @@ class MirrorOptions(TypedDict, total=False):
     """The settings of a Mirror.
 
     Attributes:
-        topics: Their names in the remote cluster.
+        topics: Names of topics in the remote cluster.
         offsets: "keep" (default) gives records their remote offsets, and "new" appends
             them.
         name: Mirrors of one cluster into one directory with offsets="new" have

@@ -14,7 +14,7 @@ _MAX_BACKOFF_MS: Final = 10_000
 
 
 class ShippingStatus:
-    """Counts failed attempts, and delays the next one.
+    """Counts failed attempts, and delays the next attempt.
 
     The delay doubles with each attempt in succession. It varies by up to a fifth, so
     that many processes do not return to a restarted cluster at the same moment.
@@ -26,7 +26,7 @@ class ShippingStatus:
         self.state: State = "connecting"
         #: Why the work waits.
         self.reason = ""
-        #: Failed attempts since the last successful one.
+        #: Failed attempts since the last success.
         self.attempts = 0
         #: Failed attempts in all.
         self.retry_count = 0

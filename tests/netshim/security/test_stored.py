@@ -35,7 +35,7 @@ def open_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[OpenS
 
 
 def test_store_continues_in_the_next_session_of_its_broker(tmp_path: Path) -> None:
-    """A broker opens the registry again after its session was declared over."""
+    """A broker opens the registry again after its session has expired."""
 
     def opened() -> FileRegistry:
         return open_registry(tmp_path / "cluster", topics="truth")
