@@ -2060,7 +2060,7 @@ MISTAKES: Final = (
         "transaction_continues_after_a_rollback", "netshim/rollback.py",
         "                state.transactions.request(request, now_ms, lambda _: None)\n",
         "                pass\n",
-        "netshim/test_rollback.py::test_open_transaction_ends_and_a_new_one_commits",
+        "netshim/test_rollback.py::test_open_transaction_ends_and_a_new_transaction_commits",
     ),
     # -- transactions of a broker (mistakes of the coordinator itself: coordination/test_transactions_coordinated.py)
     Mistake(

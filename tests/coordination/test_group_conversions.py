@@ -417,7 +417,7 @@ def test_cooperative_member_releases_first_and_joins_again(
     assert heartbeat_error(simulation, name, 2) == LATER
     found = join_ok(simulation, name, metadata(2, 3))
     assert found.generation == 2, (
-        "it keeps its generation until it has released the partition"
+        "a member keeps its generation until it has released the partition"
     )
     current = simulation.consumers().currents[name]
     assert current.state is MemberState.UNREVOKED

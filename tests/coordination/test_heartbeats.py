@@ -199,8 +199,8 @@ def test_heartbeat_epoch_is_current_or_previous(
 def test_repeated_join_is_answered_until_the_member_advances(
     simulation: CoordinatorSimulation,
 ) -> None:
-    """Otherwise a delayed join request would count as a report that the member owns no
-    partition.
+    """Without this rule, a delayed join request would count as a report that the member
+    owns no partition.
     """
     assert simulation.heartbeat("A", 0) == (1, [0, 1, 2, 3])
     assert simulation.heartbeat("A", 0) == (1, [0, 1, 2, 3])

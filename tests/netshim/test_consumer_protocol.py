@@ -631,7 +631,9 @@ def test_protocol_feature_is_finalized(group_harness: GroupHarness) -> None:
 def test_next_process_continues_with_the_offsets_of_a_consumer_group(
     group_harness: GroupHarness,
 ) -> None:
-    """Its members ended with the broker, like members of the classic protocol."""
+    """The members of the group ended with the broker, like members of the classic
+    protocol.
+    """
     form_pair(group_harness)
     group_harness.commit({("orders", 0): 1}, member_id="A", generation=2, version=9)
     group_harness.logdir.append("orders", b"first", partition=0)

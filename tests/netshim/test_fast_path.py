@@ -105,7 +105,7 @@ def test_every_version_of_fetch_gets_equal_responses(
 def test_every_version_of_a_large_fetch_gets_equal_responses(
     pair: Pair, version: int
 ) -> None:
-    """It has more records than are copied at once, from several segments."""
+    """The fetch returns more records than are copied at once, from several segments."""
     pair.log(lambda log: log.reconfigure({"segment.bytes": 100_000}))
     for _ in range(5):
         pair.produce(records=bytes(encode([(None, b"v" * 30_000)], now_ms=NOW_MS)))

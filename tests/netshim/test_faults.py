@@ -456,7 +456,9 @@ def test_lost_response_has_stored_its_records(
 def test_closed_connection_cancels_a_request_whose_response_is_lost(
     broker_harness: BrokerHarness, faults: FaultControl
 ) -> None:
-    """Otherwise, a fetch waits for records that its client can never get."""
+    """If it were not cancelled, a fetch would wait for records that its client can
+    never get.
+    """
     faults.lose_answer("Fetch")
     request = broker_harness.fetches(range(1))
     request.max_wait_ms = 60_000

@@ -196,8 +196,8 @@ def test_quorum_log_is_neither_listed_nor_created(tmp_path: Path) -> None:
 
 
 def test_directory_omits_the_quorum_log(tmp_path: Path) -> None:
-    """This includes a directory whose topic file has a row for it, written by an
-    earlier version.
+    """The log is omitted even if the topic file has a row for it, written by an earlier
+    version.
     """
     before = quorum(tmp_path)
     write_topics(

@@ -29,8 +29,8 @@ def test_fetch_with_an_unknown_partition_waits_for_the_others(
     partitions: tuple[int, ...],
     waits: bool,
 ) -> None:
-    """As in Kafka. A client with stale metadata was answered at once and repeated its
-    request at once, without end.
+    """The broker waits as Kafka does. A client with stale metadata was answered at once
+    and repeated its request at once, without end.
     """
     broker_harness.logdir.create_topic("t")
     request = broker_harness.fetches(range(0))
@@ -79,8 +79,8 @@ def test_fetch_of_an_unknown_topic_id_waits_for_the_others(
 def test_list_offsets_by_time_includes_transaction_markers(
     broker_harness: BrokerHarness,
 ) -> None:
-    """As in Kafka. Spark's strict `startingOffsetsByTimestamp` failed, while with Kafka
-    it begins after the marker.
+    """The broker searches markers as Kafka does. Spark's strict
+    `startingOffsetsByTimestamp` failed, while with Kafka it begins after the marker.
     """
     broker_harness.logdir.create_topic("t")
     log = broker_harness.logdir.partition("t", 0)

@@ -306,7 +306,7 @@ def test_command_serves_metrics_and_reports_health(tmp_path: Path) -> None:
 
 
 def test_pages_are_not_held_back(broker: CountedBroker) -> None:
-    """Otherwise, a second request of a connection takes 40 ms."""
+    """With Nagle's algorithm, a second request of a connection takes 40 ms."""
     (_, sock), *_ = broker.pages._servers
     assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 

@@ -154,7 +154,9 @@ def test_a_producer_follows_a_leader(three: Kafka) -> None:
 
 @pytest.mark.long
 def test_a_consumer_follows_a_node_that_stops(three: Kafka) -> None:
-    """Its coordinator and leaders stop; no record is lost or read twice."""
+    """The coordinator and the leaders of the consumer stop. No record is lost or read
+    twice.
+    """
     reader = consumer(three, "g")
     reader.subscribe(["t"])
     client = producer(three)

@@ -357,8 +357,8 @@ def committed_to(broker_harness: BrokerHarness, turns: Turns) -> list[int]:
 def test_later_commit_of_a_connection_waits_for_a_chunked_commit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_loaded: bool
 ) -> None:
-    """Otherwise the commit of 5 would take effect after the later commit of 6. This
-    also holds if both wait until the groups are loaded.
+    """Without the wait, the commit of 5 would take effect after the later commit of 6.
+    The order is also kept if both commits wait until the groups are loaded.
     """
     monkeypatch.setattr(scheduling, "PIECE", PIECE)
     with contextlib.closing(BrokerHarness(tmp_path / "other")) as broker_harness:
@@ -560,8 +560,8 @@ def test_append_during_the_first_read_of_a_fetch_is_seen(
     partition: int,
     min_bytes: int,
 ) -> None:
-    """This also holds if another fetch waits for the same partition, so that no tick
-    reports a new append.
+    """The append is also seen if another fetch waits for the same partition, so that no
+    tick reports a new append.
     """
     use_chunks_of_one(monkeypatch)
     logs = [broker_harness.logdir.partition("t", number) for number in range(3)]
@@ -602,7 +602,7 @@ def test_append_between_two_reads_of_a_fetch_is_seen(
     monkeypatch: pytest.MonkeyPatch,
     partition: int,
 ) -> None:
-    """This includes an append to a partition that the present read has passed."""
+    """An append is also seen if the present read has passed its partition."""
     use_chunks_of_one(monkeypatch)
     logs = [broker_harness.logdir.partition("t", number) for number in range(3)]
     request = waiting_fetch(1)
@@ -740,7 +740,7 @@ def test_offset_deletion_affects_the_group_that_exists_in_the_last_chunk(
 def test_chunked_answer_that_cannot_be_encoded_closes_the_connection(
     broker_harness: BrokerHarness, turns: Turns, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise its client would wait forever."""
+    """If the connection remained open, the client would wait forever."""
 
     def refuse(*_: object) -> None:
         raise MemoryError("no room for the answer")

@@ -126,8 +126,8 @@ def test_fast_path_answers_and_stores_like_the_general_path(
 def test_waiting_appends_are_executed_in_order_and_together(
     group_harness: GroupHarness,
 ) -> None:
-    """Otherwise a client that pipelines its requests would pay for a thread switch with
-    each of them.
+    """If appends were executed one by one, a client that pipelines its requests would
+    pay for a thread switch with each request.
     """
     group_harness.logdir.create_topic("t")
     log = group_harness.logdir.partition("t", 0)

@@ -147,7 +147,7 @@ def test_a_fetch_calls_few_functions(client: Client) -> None:
 
 @pytest.mark.parametrize("client", ["os"], indirect=True)
 def test_a_large_fetch_calls_few_functions(client: Client) -> None:
-    """It has more records than are copied at once."""
+    """The fetch returns more records than are copied at once."""
     batch = bytes(encode([(b"k", b"v" * 50_000)], now_ms=1))
     for _ in range(4):
         client.broker_harness.produce(batch)

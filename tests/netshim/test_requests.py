@@ -525,7 +525,9 @@ def test_bytes_after_a_batch_are_dropped_or_refused(
 def test_last_of_two_batches_for_a_partition_is_stored(
     broker_harness: BrokerHarness,
 ) -> None:
-    """As in Kafka, which keeps them in a map: one is stored, and one is answered."""
+    """Kafka does the same, because it keeps batches in a map. One batch is stored, and
+    one partition is answered.
+    """
     broker_harness.logdir.create_topic("t")
     request = broker_harness.produces(batch_of(b"first"))
     request.topic_data[0].partition_data += (

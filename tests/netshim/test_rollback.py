@@ -102,7 +102,7 @@ def test_consumer_of_a_group_continues(kafka: Kafka, protocol: str) -> None:
     (committed,) = client.committed([place], LIMIT_S)
     assert committed.offset == 1
     produce(writer, "t", b"other", b"more")
-    # The client was at offset 3. It finds the end of its leader epoch, and continues there.
+    # The client was at offset 3, and continues at the end of its leader epoch.
     assert read(client, 2) == [b"other", b"more"]
     client.commit(asynchronous=False)
     client.close()
@@ -125,7 +125,7 @@ def test_waiting_fetch_gets_records_after_the_rollback(kafka: Kafka) -> None:
     client.close()
 
 
-def test_open_transaction_ends_and_a_new_one_commits(kafka: Kafka) -> None:
+def test_open_transaction_ends_and_a_new_transaction_commits(kafka: Kafka) -> None:
     kafka.create_topic("t")
     settings = {"transactional.id": "tx", "transaction.timeout.ms": 60_000}
     client = producer(kafka, **settings)

@@ -275,8 +275,8 @@ def explore_orphans(limit: int) -> list[list[int]]:
 def test_T5_orphan_is_aborted_with_the_epoch_of_its_producer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Otherwise the batch that the producer repeats is a duplicate of an aborted batch,
-    and the committed transaction does not contain it.
+    """With this mistake, the batch that the producer repeats is a duplicate of an
+    aborted batch, and the committed transaction does not contain it.
     """
     assert explore_orphans(4) == []
     module = with_mistakes(

@@ -25,7 +25,9 @@ RECORDS = 300
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[logcore.LogDir]:
-    """Two partitions in several segments; times rise, and fall every tenth record."""
+    """Create two partitions in several segments. Timestamps rise, except at every tenth
+    record.
+    """
     path = tmp_path_factory.mktemp("data")
     with logcore.open_dir(path, create=True, durability="os") as directory:
         directory.create_topic("t", 2, {"segment.bytes": 2_000})

@@ -93,7 +93,7 @@ def test_unsynced_version_of_a_dead_writer_does_not_affect_others() -> None:
         disk.observer = None
         first.close()
     assert seen <= {b"1", b"2"}, (
-        "found a power cut that costs both, or a file without a version"
+        "a power cut lost both values, or left a file without a version"
     )
 
 

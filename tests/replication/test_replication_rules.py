@@ -281,7 +281,7 @@ def test_first_fetch_of_a_role_follows_a_sync() -> None:
     assert following.next_step(following.gave_up(book)) == following.SendFetch(fetch)
 
 
-def test_fetched_records_count_after_their_sync() -> None:
+def test_high_watermark_of_a_follower_waits_for_the_sync() -> None:
     book, fetch = fetching(follower_of())
     answer = FetchAnswer(records=["r"], high_watermark=11, log_start=3)
     book, effects = following.answered(book, fetch, answer, (-1, -1))
@@ -295,7 +295,7 @@ def test_fetched_records_count_after_their_sync() -> None:
     assert following.synced(book, 11).high_watermark == 11
 
 
-def test_answer_counts_for_the_outstanding_fetch_only() -> None:
+def test_answer_to_another_fetch_is_ignored() -> None:
     book, fetch = fetching(follower_of())
     answer = FetchAnswer(records=["r"], high_watermark=11)
     other = fetch._replace()
@@ -369,7 +369,7 @@ SETTINGS = PartitionSettings(min_insync_replicas=2)
         (state_of(1, 1), live_of(_1=LiveBroker(1, "d1", is_leaving=True)), 1, 5, {1}, set()),
     ],
 )  # fmt: skip
-def test_review(
+def test_review_elects_a_leader_and_updates_the_isr(
     state: LeaderAndIsr,
     live: dict[int, LiveBroker],
     leader: int,

@@ -169,7 +169,7 @@ class Delivery:
             self.callbacks = deque()
             self.later = []
             if self.gathered is not None:
-                self.gathered.expect()  # one outcome more: two parts instead of the one batch
+                self.gathered.expect()  # the two parts have two outcomes instead of one
             self.parts = (front, back, at)
             return front, back
 
@@ -196,7 +196,7 @@ class Delivery:
             self.gives_time = gives_time
             self.resolved = True
             for future, waiters in self.waiting.items():
-                if future.delivery() is not self:  # its record went to the other part
+                if future.delivery() is not self:  # the other part has its record
                     continue
                 for waiter in waiters:
                     if error is None:

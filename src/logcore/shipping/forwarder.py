@@ -8,8 +8,8 @@
         forwarder.run()
 
 Rules (clients reference 10.1):
-- One batch is in progress at a time. It is read, shipped and settled. A batch that was
-  not settled is read again.
+- One batch is in progress at a time. It is read and shipped, and then its result is
+  processed. A batch without a result is read again.
 - Exactly once: a batch is a transaction of the cluster, which also commits the local
   offset after the batch. After any failure the sender is recreated, which ends an open
   transaction, and the progress is read from the cluster.

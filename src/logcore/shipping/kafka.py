@@ -89,7 +89,7 @@ _LOSING: Final = (
     "_UNKNOWN_PARTITION",
 )
 _FENCING: Final = ("_FENCED", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH")
-#: No retry helps: the caller gets the error.
+#: Errors that a retry cannot resolve. The caller gets them.
 _REFUSED_ACCESS: Final = (
     "_AUTHENTICATION",
     "SASL_AUTHENTICATION_FAILED",
@@ -115,7 +115,8 @@ def _client() -> Any:
 def _journal() -> logging.Logger:
     """Return the logger for librdkafka.
 
-    Its important errors are raised too, so it prints nothing unless a handler is set.
+    Important errors of librdkafka are raised too, so the logger prints nothing unless a
+    handler is set.
     """
     journal = logging.getLogger("logcore.shipping.librdkafka")
     if not journal.handlers:
@@ -494,7 +495,7 @@ class KafkaCluster(Closeable):
 
 
 class _PlainSender:
-    """Idempotent, without transactions."""
+    """Sends batches idempotently, without transactions."""
 
     def __init__(self, cluster: KafkaCluster, producer: Any) -> None:
         self._cluster = cluster
@@ -602,7 +603,7 @@ class _PlainSender:
 
 
 class _TransactionalSender(_PlainSender):
-    """A batch is a transaction."""
+    """Sends each batch in one transaction."""
 
     def __init__(
         self, cluster: KafkaCluster, producer: Any, transactional_id: str, group_id: str

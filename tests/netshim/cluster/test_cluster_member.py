@@ -140,7 +140,7 @@ def test_an_expired_member_registers_again(join: Join) -> None:
 def test_a_stopped_member_is_replaced_in_an_idle_cluster(
     join: Join, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its process still holds the lock of its session, and reports nothing."""
+    """The stopped process still holds the lock of its session, and reports nothing."""
     first, second = join(1, timeout_ms=600), join(2, timeout_ms=600)
     wait_for_brokers((first, second), {1, 2})
     create(first, "t", (2, 1))
@@ -192,7 +192,9 @@ def test_the_session_is_renewed_during_long_work(
 def test_a_member_that_cannot_read_loses_its_lease(
     join: Join, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its session is alive, and the leader of its partitions may have moved."""
+    """The session of the member is alive, but the leaders of its partitions may have
+    moved.
+    """
     member = join(1, timeout_ms=900)
     until(lambda: member.has_lease, "the lease")
 

@@ -212,7 +212,7 @@ def test_a_decision_from_an_old_view_writes_nothing(registry: FileRegistry) -> N
 def test_states_that_were_written_before_an_error_are_reported(
     registry: FileRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise, a new leader would learn of its role only after minutes."""
+    """Without the report, a new leader would receive its role only after minutes."""
     put_topic(registry, "t", TopicNode(ID, {0: (1,), 1: (2,), 2: (3,)}))
     create = FileRegistry.create
 

@@ -665,7 +665,9 @@ def test_a_partition_moves_to_other_brokers_under_load(tmp_path: Path) -> None:
 def test_follower_below_the_log_start_leads_at_the_right_offset(
     cluster: Cluster,
 ) -> None:
-    """It restarts its log at the start of the leader, before it has copied a batch."""
+    """The follower restarts its log at the start of the leader, before it has copied a
+    batch.
+    """
     cluster.create("t")
     preferred = cluster.until_in_sync("t", 3).leader_id
     cluster.kill(preferred)

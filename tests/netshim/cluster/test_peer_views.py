@@ -99,7 +99,7 @@ def test_a_newer_leader_ends_the_leadership(reports: Reports) -> None:
     assert role_of(state, 1, 7) is Role.FOLLOWER
 
 
-def test_the_highest_epoch_counts(reports: Reports) -> None:
+def test_leader_with_the_highest_epoch_is_used(reports: Reports) -> None:
     reports[2] = {"t": (3, 6)}
     reports[3] = {"t": (2, 5)}
     assert read(VIEW)["t", 0] == (3, 6)

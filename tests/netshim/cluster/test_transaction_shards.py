@@ -109,7 +109,7 @@ def test_marker_ends_a_verification(shards: Any) -> None:
     assert not shards.is_prepared(WHO, {P0}, adds=False)
 
 
-def test_marker_between_question_and_answer_makes_the_answer_void(shards: Any) -> None:
+def test_marker_during_a_query_invalidates_its_answer(shards: Any) -> None:
     """The answer was given for the transaction that the marker has ended."""
     found = prepare(shards, P0)
     shards.marker_follows(7, P0)
@@ -128,7 +128,7 @@ def test_marker_of_another_producer_changes_nothing(shards: Any) -> None:
 
 
 def test_leadership_that_ended_and_began_again_queries_again(shards: Any) -> None:
-    """Another leader may have written markers in between."""
+    """Another leader may have written markers between the two leaderships."""
     prepare(shards, P0)
     shards.peers.answer({})
     shards.resign(P0)

@@ -163,7 +163,7 @@ def test_quotas_are_set_listed_and_removed(data: Path) -> None:
 
 @pytest.mark.long
 def test_running_broker_uses_the_first_quota(kafka_factory: Any, data: Path) -> None:
-    """Its directory had no user, rule or quota when the broker started."""
+    """The directory of the broker had no user, rule or quota when the broker started."""
     kafka = kafka_factory(data)
     run("quota", "set", data, "--user-default", "producer_byte_rate=1e6")
     quotas = kafka.server.server.security.quotas

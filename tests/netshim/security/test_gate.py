@@ -66,7 +66,9 @@ class Client:
         done(result)
 
     def raw(self, frame: bytes) -> Any:
-        """Return the bytes of a response. Time passes while it is held back."""
+        """Return the bytes of a response. The clock advances while the response is
+        delayed.
+        """
         reply = self.broker.handle(self.session, memoryview(frame), self.now_ms)
         if isinstance(reply, PendingResponse):
             for _ in range(200):
@@ -272,7 +274,9 @@ def test_other_request_after_handshake_is_answered_and_closes(
 def test_unserved_api_versions_after_handshake_closes(
     client: Client, version: int
 ) -> None:
-    """Its header is decoded in every version, and no response can be encoded."""
+    """The header of such a request is decoded in every version, but no response can be
+    encoded.
+    """
     client.handshake()
     key = wire.API_VERSIONS.key.to_bytes(2, "big")
     with pytest.raises(CloseConnection):

@@ -1,4 +1,4 @@
-"""The stores of a broker alone and of a cluster. A third one is in
+"""The stores of a broker alone and of a cluster. A third store is tested in
 tests/interop/test_interop_zookeeper.py.
 """
 
