@@ -918,7 +918,7 @@ MISTAKES: Final = (
         "state_of_the_former_topic", "netshim/cluster/nodes.py",
         'return f"{partitions_path(name)}/{number}/{topic_id}"\n',
         'return f"{partitions_path(name)}/{number}/state"\n',
-        "netshim/cluster/test_cluster_nodes.py::test_write_for_a_deleted_topic_does_not_reach_the_next_one",
+        "netshim/cluster/test_cluster_nodes.py::test_write_for_a_deleted_topic_does_not_reach_the_next_topic",
     ),
     Mistake(
         "reassignment_ends_in_the_same_epoch", "logcore/replication/electing.py",

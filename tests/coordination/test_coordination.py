@@ -890,7 +890,7 @@ def test_offsets_of_a_failed_deletion_survive_deletion_of_the_next_group() -> No
         simulation.restart()
 
 
-def test_transaction_ended_during_a_failed_group_deletion_counts() -> None:
+def test_transaction_ended_during_a_failed_group_deletion_is_applied() -> None:
     simulation = CoordinatorSimulation()
     simulation.commit_in_transaction(3)
     simulation.settle()

@@ -77,7 +77,7 @@ def test_six_steps_observed_with_kafka(simulation: CoordinatorSimulation) -> Non
     assert simulation.group().state == "Stable"
 
 
-def test_empty_owned_list_confirms_too(simulation: CoordinatorSimulation) -> None:
+def test_empty_owned_list_confirms_a_release(simulation: CoordinatorSimulation) -> None:
     simulation.heartbeat("A", 0)
     simulation.heartbeat("B", 0)
     simulation.heartbeat("A", 1, owned=of("t", 0, 1, 2, 3))
@@ -85,8 +85,7 @@ def test_empty_owned_list_confirms_too(simulation: CoordinatorSimulation) -> Non
     assert simulation.heartbeat("B", 2) == (2, [2, 3])
 
 
-# -- before the group is checked
-# --------------------------------------------------------
+# -- fields of a heartbeat -----------------------------------------------------------
 
 JOINS: dict[str, Any] = {
     "member_epoch": 0,
@@ -140,7 +139,7 @@ def test_only_a_join_of_the_first_version_may_lack_an_id(
     assert (check_heartbeat(heartbeat, may_lack_id=True) is not None) == is_refused
 
 
-# -- which group, which member ---------------------------------------------------------
+# -- groups and members ----------------------------------------------------------------
 
 
 def test_only_a_join_creates_a_group(simulation: CoordinatorSimulation) -> None:

@@ -160,7 +160,7 @@ def test_responses_are_sent_in_the_order_of_requests() -> None:
     assert host.connection.is_idle
 
 
-def test_ready_response_waits_for_earlier_ones() -> None:
+def test_ready_response_waits_for_earlier_responses() -> None:
     host = Host(later=True)
     host.feed(frame(b"slow"))
     host.later = False
@@ -511,7 +511,7 @@ def test_closed_connection_is_released() -> None:
         gc.enable()
 
 
-def test_slow_requests_are_overdue_and_fast_ones_are_not() -> None:
+def test_only_slow_requests_are_overdue() -> None:
     host = Host(request_timeout_ms=1_000, idle_timeout_ms=50_000)
     host.feed(frame(b"x" * 500_000)[:10], now_ms=100)
     assert host.connection.overdue(1_000) is None
@@ -564,7 +564,7 @@ def test_draining_connection_accepts_no_more_requests() -> None:
     assert host.sent() == b"1" and host.connection.is_idle
 
 
-def test_small_buffers_are_joined_and_large_ones_are_not_copied() -> None:
+def test_small_buffers_are_joined_and_large_buffers_are_not_copied() -> None:
     host = Host()
     large = memoryview(bytes(100_000))
     host.connection._handle = lambda view, now_ms: [b"head", large, b"tail"]

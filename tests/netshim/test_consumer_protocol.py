@@ -732,7 +732,7 @@ while True:
 
 @pytest.mark.long
 @pytest.mark.parametrize("subscribes", ["names", "pattern"])
-def test_confluent_members_take_over_from_a_killed_one(
+def test_confluent_members_take_over_from_a_killed_member(
     kafka_factory: Callable[..., Kafka], subscribes: str
 ) -> None:
     if subscribes == "pattern":

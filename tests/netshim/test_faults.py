@@ -269,7 +269,7 @@ def test_partition_of_a_transaction_is_refused(
     assert found == [codes.CONCURRENT_TRANSACTIONS] * 2
 
 
-def test_metadata_of_all_topics_shows_the_error_of_one(
+def test_metadata_of_all_topics_shows_the_error_of_one_topic(
     broker_harness: BrokerHarness, faults: FaultControl
 ) -> None:
     rule = faults.answer("Metadata", "LEADER_NOT_AVAILABLE", topic="u")
@@ -471,7 +471,7 @@ def test_closed_connection_cancels_a_request_whose_response_is_lost(
     assert not active.waiting
 
 
-def test_failed_handler_is_lost_too(
+def test_response_of_a_failed_handler_is_lost_too(
     broker_harness: BrokerHarness, faults: FaultControl
 ) -> None:
     def fail(request: Any, call: Any, state: Any) -> Any:
@@ -571,7 +571,7 @@ def test_broker_lists_the_requests_that_it_has_served(
 # -- a running broker ------------------------------------------------------------------
 
 
-def test_delayed_request_delays_the_later_ones_of_its_connection(kafka: Kafka) -> None:
+def test_delayed_request_delays_later_requests_of_its_connection(kafka: Kafka) -> None:
     """Without the delay, the later requests would overtake the delayed request."""
     kafka.create_topic("t", 1)
     with kafka.faults() as faults, contextlib.closing(Client(kafka.port)) as client:

@@ -86,7 +86,9 @@ def test_session_is_declined_while_all_slots_are_in_use(
     assert (len(sessions), sessions.partitions) == (2, 6)
 
 
-def test_larger_session_replaces_the_smallest_old_one(sessions: FetchSessions) -> None:
+def test_larger_session_replaces_the_smallest_old_session(
+    sessions: FetchSessions,
+) -> None:
     small = begun(sessions, request_of(0, 0, 2))
     large = begun(sessions, request_of(0, 0, 4))
     for number in (small, large):  # not idle
@@ -98,7 +100,7 @@ def test_larger_session_replaces_the_smallest_old_one(sessions: FetchSessions) -
     assert sessions.partitions == 7
 
 
-def test_idle_session_is_replaced_by_a_smaller_one(sessions: FetchSessions) -> None:
+def test_idle_session_is_replaced_by_a_smaller_session(sessions: FetchSessions) -> None:
     begun(sessions, request_of(0, 0, 4), 10)
     idle = begun(sessions, request_of(0, 0, 4))
     assert begun(sessions, request_of(0, 0, 1), EVICTION_MS + 1)
@@ -237,7 +239,7 @@ def places(count: int = 3) -> dict[tuple[str, int], int]:
     return {("t", number): 0 for number in range(count)}
 
 
-def test_only_partitions_with_news_are_answered(still: SimulatedDiskBroker) -> None:
+def test_only_changed_partitions_are_answered(still: SimulatedDiskBroker) -> None:
     fetcher = Fetcher(still)
     assert len(fetcher.fetch(places())) == 3
     assert fetcher.id
@@ -325,7 +327,7 @@ def test_idle_follower_costs_no_comparison(
 
 
 @pytest.mark.parametrize("change", ["append", "topic", "forget"])
-def test_waiting_fetch_of_an_idle_follower_ends_with_news(
+def test_waiting_fetch_of_a_follower_ends_when_a_partition_changes(
     followed: tuple[Fetcher, list[Any]], still: SimulatedDiskBroker, change: str
 ) -> None:
     fetcher, _ = followed

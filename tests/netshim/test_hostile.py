@@ -245,7 +245,7 @@ def test_client_that_never_reads_is_closed_and_uses_little_memory(
     wait_until(lambda: len(server.server._peers) == 1)
 
 
-def test_excess_connections_are_refused_and_existing_ones_continue(
+def test_excess_connections_are_refused_and_existing_connections_work(
     connect: Any, server: Any
 ) -> None:
     before = open_files()

@@ -247,7 +247,7 @@ def test_rules_can_select_a_node(three: Kafka) -> None:
         assert {request.node for request in rule.requests} == {3}
 
 
-def test_one_node_is_as_before(three: Kafka) -> None:
+def test_single_running_node_leads_all_partitions(three: Kafka) -> None:
     three.stop_node(1)
     three.as_node_count(1)
     assert three.bootstrap_servers == f"127.0.0.1:{three.port}"
@@ -255,7 +255,7 @@ def test_one_node_is_as_before(three: Kafka) -> None:
     produce(producer(three), "t", b"a")
 
 
-def test_a_rollback_forgets_nodes_and_the_release(kafka: Kafka) -> None:
+def test_rollback_resets_nodes_and_the_release(kafka: Kafka) -> None:
     kafka.create_topic("t", 3)
     before = kafka.snapshot()
     kafka.as_node_count(3)

@@ -81,7 +81,7 @@ def produce(
         (NotEnoughReplicasError, codes.NOT_ENOUGH_REPLICAS),
     ],
 )
-def test_batches_after_a_refused_one_are_not_out_of_order(
+def test_batches_after_a_refused_batch_are_not_out_of_order(
     clustered: tuple[GroupHarness, ChangingLeadership],
     refusal: type[Exception],
     code: int,
@@ -121,7 +121,7 @@ def test_batch_that_is_missing_for_long_is_out_of_order(
     assert produce(group_harness, 0, epoch=1) == (codes.NONE, 1)
 
 
-def test_refused_batch_is_forgotten_with_time_and_epoch() -> None:
+def test_refused_batch_is_removed_by_time_or_a_new_epoch() -> None:
     refused = RefusedBatches()
     refused.add(KEY, 5, 0, 7, codes.NOT_LEADER_OR_FOLLOWER, 0)
     assert refused.code_for(KEY, 6, 0, 8, 0) == codes.NONE
@@ -135,7 +135,7 @@ def test_refused_batch_is_forgotten_with_time_and_epoch() -> None:
     assert not refused
 
 
-def test_sequence_after_the_largest_one_follows() -> None:
+def test_sequence_0_follows_the_largest_sequence() -> None:
     refused = RefusedBatches()
     refused.add(KEY, 5, 0, INT32_MAX, codes.NOT_ENOUGH_REPLICAS, 0)
     assert refused.code_for(KEY, 5, 0, 0, 0) == codes.NOT_ENOUGH_REPLICAS

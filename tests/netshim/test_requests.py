@@ -188,7 +188,7 @@ def test_failed_check_does_not_delay_later_requests(
     assert broker_harness.produce(batch_of(b"w")).error_code == 0
 
 
-def test_append_that_rolls_runs_in_a_thread_and_delays_later_ones(
+def test_append_that_rolls_runs_in_a_thread_and_delays_later_appends(
     broker_harness: BrokerHarness,
 ) -> None:
     broker_harness.logdir.create_topic("t", config={"segment.bytes": 300})

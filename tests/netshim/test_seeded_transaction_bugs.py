@@ -431,11 +431,11 @@ def test_repeated_batches_get_the_same_response_and_count_once() -> None:
         Sender(seed).run(60)
 
 
-def test_T6_repeated_batch_is_checked_as_a_new_one(
+def test_T6_repeated_batch_is_checked_as_a_new_batch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In its open transaction it gets the same response again. After the end, the
-    coordinator is queried first, as in Kafka.
+    """In its open transaction, a repeated batch gets the same response again. After the
+    end of the transaction, the coordinator is queried first, as in Kafka.
     """
     append = produce._append
 
@@ -595,7 +595,7 @@ class Offsets:
 
 
 @pytest.mark.long
-def test_committed_offset_with_the_latest_record_counts() -> None:
+def test_latest_offset_record_is_the_committed_offset() -> None:
     for seed in range(6):
         Offsets(seed).run(60)
 

@@ -53,7 +53,7 @@ def values_of(server: Kafka, topic: str) -> list[bytes | None]:
     ]
 
 
-def test_offset_fetch_sees_the_commit_sent_before_it(broker: Kafka) -> None:
+def test_offset_fetch_returns_the_previous_commit(broker: Kafka) -> None:
     """librdkafka sends OffsetFetch directly after OffsetCommit on the same connection,
     and does not wait for the first answer.
     """

@@ -44,7 +44,9 @@ def registry_with(
 
 
 def refused(content: bytes, kind: type[Exception]) -> None:
-    """Every call on a node with this file raises, and the file does not change."""
+    """Check that every call on a node with this file raises, and that the file does not
+    change.
+    """
     disk, registry = registry_with(content)
     with registry:
         acts: list[Callable[[], object]] = [

@@ -54,7 +54,9 @@ class Child:
         os.kill(self.pid, number)
 
     def end_without_reading(self) -> None:
-        """Kill the process without reading: its children may still have the pipe open."""
+        """Kill the process without reading, because its children may still have the
+        pipe open.
+        """
         self.send(signal.SIGKILL)
         os.waitpid(self.pid, 0)
 
@@ -130,8 +132,8 @@ def counts(told: str) -> list[int]:
 
 
 def rounds(place: Path, seed: int, count: int) -> None:
-    """Processes share a counter and are killed. No value is printed twice, and the
-    counter has at least the last printed value.
+    """Kill processes that share a counter. No value is printed twice, and the counter
+    has at least the last printed value.
     """
     rng = random.Random(seed)
     told: list[int] = []

@@ -121,7 +121,7 @@ class Delivery:
             self.condition = threading.Condition()
             self.waiting = {}
             self.gathered = None
-        else:  # a part: the futures of the origin wait there, and are resolved by its parts
+        else:  # futures of a split batch wait at the origin, and its parts resolve them
             self.condition = origin.condition
             self.waiting = origin.waiting
             self.gathered = origin.gathered
@@ -137,7 +137,7 @@ class Delivery:
 
     @property
     def has_run_callbacks(self) -> bool:
-        """Return whether the outcome is final and its callbacks have run, of all parts."""
+        """Return whether the outcome is final and the callbacks of all parts have run."""
         if self.parts is not None:
             return self.parts[0].has_run_callbacks and self.parts[1].has_run_callbacks
         return self.has_told

@@ -31,7 +31,7 @@ with open_registry(sys.argv[1], topics="truth") as registry:
 """
 
 
-@pytest.fixture(params=["inside", "beside"])
+@pytest.fixture(params=["inside", "outside"])
 def stopped(
     request: pytest.FixtureRequest, tmp_path: Path
 ) -> Iterator[tuple[str, subprocess.Popen[str]]]:

@@ -329,8 +329,10 @@ def test_position_of_a_follower_is_applied_once(
 
 
 @compiled
-def test_other_partitions_with_news_are_answered_too(pair: Pair) -> None:
-    """One partition alone is answered in the fast path, and none is forgotten."""
+def test_all_changed_partitions_of_a_follower_are_answered(pair: Pair) -> None:
+    """A response of the fast path contains one changed partition. The next response
+    must contain the other changed partitions.
+    """
     follower = Follower(pair, 2)
     follower.begin()
     assert follower.fetch(only=[PLACE], wait_ms=500) == "waits"

@@ -98,7 +98,7 @@ def wait_for_brokers(members: Iterable[ClusterMember], numbers: set[int]) -> Non
         wait(member, lambda view: set(view.brokers) == numbers)
 
 
-def test_each_member_sees_the_others_and_one_controls(join: Join) -> None:
+def test_each_member_sees_the_others_and_one_is_controller(join: Join) -> None:
     members = [join(number) for number in (1, 2, 3)]
     for member in members:
         wait(member, lambda view: set(view.brokers) == {1, 2, 3})

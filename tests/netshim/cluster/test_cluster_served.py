@@ -590,7 +590,7 @@ def test_the_command_starts_and_stops_a_cluster(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_broker_without_a_cluster_does_not_import_it() -> None:
+def test_broker_without_a_cluster_does_not_import_netshim_cluster() -> None:
     import subprocess
     import sys
 

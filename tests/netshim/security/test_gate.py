@@ -375,7 +375,7 @@ def store_alice(client: Client, mechanism: str, password: str, **fields: Any) ->
     client.security.publish(store.load())
 
 
-def test_former_password_with_the_salt_of_the_new_one_is_refused(
+def test_former_password_with_the_new_salt_is_refused(
     client: Client,
 ) -> None:
     """Correct passwords are cached for a minute, and the cache was searched by salt."""
@@ -410,7 +410,7 @@ def challenged(client: Client, user: str, mechanism: str) -> tuple[int, int, boo
 
 
 @pytest.mark.parametrize("salt", [b"s" * 64, b"\xff" * 24, b"1" + b"z" * 25])
-def test_challenge_of_an_unknown_user_has_the_form_of_a_stored_one(
+def test_challenge_of_an_unknown_user_looks_like_a_stored_credential(
     open_client: Callable[..., Client], salt: bytes
 ) -> None:
     """Salts of Kafka's tools are text, and their iterations may be given."""

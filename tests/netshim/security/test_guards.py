@@ -49,7 +49,7 @@ def broker_harness(tmp_path: Path) -> Iterator[BrokerHarness]:
     found.close()
 
 
-def test_pages_of_topics_skip_forbidden_ones(broker_harness: BrokerHarness) -> None:
+def test_pages_of_topics_skip_forbidden_topics(broker_harness: BrokerHarness) -> None:
     """The cursor of a page named the next topic, whether or not the user may see it."""
     request = wire.DESCRIBE_TOPIC_PARTITIONS.Request
     cursor: Any = None

@@ -17,7 +17,7 @@ def limited(bounds: dict[Entity, dict[str, float]]) -> Quotas:
     return found
 
 
-def test_ten_requests_are_free_and_the_next_ones_delayed() -> None:
+def test_ten_requests_are_free_and_later_requests_are_delayed() -> None:
     """A bound of 1,000,000 bytes a second, and requests of 999,920 bytes."""
     bounds = limited({("u", None, None): {quotas.PRODUCE: 1_000_000}})
     now_ms = 1_000_000
@@ -140,7 +140,7 @@ def test_without_bounds_nothing_is_measured() -> None:
     assert bounds.record(quotas.PRODUCE, "u", "c", 1 << 40, 0) == 0
 
 
-def test_idle_entities_are_forgotten() -> None:
+def test_idle_entities_are_removed() -> None:
     bounds = limited({(None, DEFAULT, None): {quotas.PRODUCE: 10}})
     for number in range(25_000):
         bounds.record(quotas.PRODUCE, "u", str(number), 1, number * 20)
