@@ -77,8 +77,8 @@ class BatchOutcomes:
 
 
 def keys_and_sizes(rows: Sequence[Any]) -> tuple[list[bytes | None] | None, Sizes]:
-    """Return the keys of records, or None if no record has one, and the most bytes of
-    each record in a batch, int64 of shape (n,).
+    """Return the keys of records, or None if no record has a key, and the maximum size
+    of each record in a batch, int64 of shape (n,).
 
     Raises InvalidRecordError for an object that is not a record.
     """
@@ -118,7 +118,7 @@ def _lengths(pieces: list[Any]) -> Sizes:
 
 
 def sizes_of_columns(columns: UnsentColumns) -> Sizes:
-    """Return the most bytes of each record in a batch, int64 of shape (n,)."""
+    """Return the maximum size of each record in a batch, int64 of shape (n,)."""
     sizes = np.full(columns.count, RECORD_BYTES, np.int64)
     for column in (columns.keys, columns.values):
         if column is not None:
@@ -133,7 +133,7 @@ def cuts(
 
     A batch has at most limit_bytes, but at least one record.
     """
-    reached = sizes.cumsum()  # the function of the module takes 1 us more
+    reached = sizes.cumsum()  # np.cumsum() takes 1 us more
     start = 0
     before = 0
     while start < len(sizes):
@@ -147,7 +147,7 @@ def cuts(
 
 def taken(columns: UnsentColumns, places: npt.NDArray[np.int64]) -> UnsentColumns:
     """Return a copy of the rows at some indexes. Raises InvalidRecordError if a column
-    is too large for it.
+    is too large to be copied.
     """
     times = None
     if columns.times is not None:

@@ -84,13 +84,13 @@ class ProducerMetrics:
     """A snapshot of the counters of a producer since it was created.
 
     `records`, `bytes` (of keys, values and headers) and `batches` count acknowledged
-    ones. `retries` counts batches that were tried again. `errors` contains the failed
-    records by class name. `queued_records` and `queued_bytes` are sent and not yet
-    acknowledged. `waiting_threads` wait for memory now, and `blocked_ms` is the time of
-    all such waits. `syncs` counts the requested fdatasync calls. `latency_ms_p50`,
-    `latency_ms_p99` and `latency_ms_max` are the times from the creation of a batch to
-    its outcome, over the last 1,024 batches, and `batch_bytes_mean` is their stored
-    size.
+    records and batches. `retries` counts batches that were tried again. `errors`
+    contains the failed records by class name. `queued_records` and `queued_bytes` are
+    sent and not yet acknowledged. `waiting_threads` wait for memory now, and
+    `blocked_ms` is the time of all such waits. `syncs` counts the requested fdatasync
+    calls. `latency_ms_p50`, `latency_ms_p99` and `latency_ms_max` are the times from
+    the creation of a batch to its outcome, over the last 1,024 batches, and
+    `batch_bytes_mean` is their stored size.
     """
 
     records: int

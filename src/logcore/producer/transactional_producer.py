@@ -138,8 +138,8 @@ class TransactionalProducer(Producer):
         """Take over the transactional id: abort the open transaction of an earlier
         producer, and fence that producer.
 
-        It must be called once, before the first transaction; transaction() calls it.
-        With `keep_prepared`, the open transaction remains open for
+        Call this method once, before the first transaction. transaction() calls it if
+        necessary. With `keep_prepared`, the open transaction remains open for
         complete_transaction() or abort_transaction(), which must be called next.
         `timeout` is in seconds, by default max_block_ms, as in all calls of this class.
 

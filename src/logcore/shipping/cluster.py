@@ -29,7 +29,8 @@ class ShippedProgress(NamedTuple):
     """The progress of a shipped partition.
 
     `offset` is the next local offset to ship. `witness` identifies the last record
-    below it, see planning.witness_of(); it is empty if there is none.
+    below that offset; see forward_rules.witness_of(). The witness is empty if there is
+    no such record.
     """
 
     offset: int

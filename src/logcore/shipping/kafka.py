@@ -223,7 +223,7 @@ class KafkaCluster(Closeable):
             self._admin_client = self._made(AdminClient, self._config())
         return self._admin_client
 
-    # -- to ship to --------------------------------------------------------------------
+    # -- shipping records ---------------------------------------------------------------
 
     def partition_counts(self, topics: Collection[str]) -> dict[str, int]:
         """See TargetCluster.
@@ -618,8 +618,8 @@ class _TransactionalSender(_PlainSender):
     def _silent(self, timeout_s: float) -> None:
         """Count time without progress.
 
-        After _STALL_S it raises: a new sender with the same id aborts the
-        transaction.
+        The method raises after _STALL_S, because a new sender with the same id then
+        aborts the transaction.
         """
         self._silent_s += timeout_s
         if self._silent_s >= _STALL_S:

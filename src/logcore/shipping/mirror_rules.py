@@ -118,8 +118,8 @@ def contradiction(
     """Return a record below our end that differs or that only one log holds, if any.
 
     `own` holds our last records by offset, except records below the fetched range.
-    `found` holds all remote records of the fetched range, which ends before the fourth
-    argument.
+    `found` holds all remote records of the fetched range. The fourth argument is the
+    end offset of that range.
     """
     theirs = {record.offset: record for record, _ in found}
     for offset, record in theirs.items():
@@ -140,8 +140,8 @@ def contradiction(
 def common_end(start: int, end: int, is_same_at: Callable[[int], bool]) -> int:
     """Return the offset between `start` and `end` up to which both logs are equal.
 
-    `is_same_at` compares one offset. If it returns False for an offset, it does so for
-    all higher ones.
+    `is_same_at` compares one offset. If it returns False for an offset, it returns
+    False for all higher offsets.
     """
     while start < end:
         middle = (start + end) // 2

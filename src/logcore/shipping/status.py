@@ -44,7 +44,7 @@ class ShippingStatus:
             log_line("shipping", WARNING, "%s waits: %s", self._worker, error)
         self.state = "waiting"
         self.reason = str(error)
-        # From 7 doublings on, the delay is the longest one.
+        # From 7 doublings on, the delay is the maximum.
         delay_ms = min(
             _MAX_BACKOFF_MS, _FIRST_BACKOFF_MS * 2 ** min(self.attempts - 1, 7)
         )

@@ -30,7 +30,7 @@ SESSION_S = FAST["broker_session_timeout_ms"] / 1_000
 
 
 def fail(cluster: Cluster, chance: random.Random) -> str:
-    """Let one broker fail and come back; return a description."""
+    """Let one broker fail and recover. Return a description of the failure."""
     number = chance.choice([1, 2, 3])
     if chance.random() < 0.5:  # prefer the leader of a partition
         leader = cluster.partition("t", chance.randrange(PARTITIONS)).leader_id

@@ -127,7 +127,7 @@ def test_marker_of_another_producer_changes_nothing(shards: Any) -> None:
     assert (found, write(shards)) == ([{}], "written")
 
 
-def test_leadership_that_ended_and_began_again_queries_again(shards: Any) -> None:
+def test_new_leadership_queries_the_coordinator_again(shards: Any) -> None:
     """Another leader may have written markers between the two leaderships."""
     prepare(shards, P0)
     shards.peers.answer({})

@@ -126,7 +126,7 @@ def client(open_client: Callable[..., Client]) -> Client:
 def test_no_handler_is_entered_before_authentication(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every API in every version, and keys that no API has."""
+    """The test sends every API in every version, and keys that no API has."""
     entered: list[int] = []
 
     def note(key: int) -> Callable[..., Any]:
@@ -400,7 +400,7 @@ def test_password_changed_during_a_login_is_refused(
 
 
 def challenged(client: Client, user: str, mechanism: str) -> tuple[int, int, bool]:
-    """Return the iterations, the size of the salt, and whether it is text."""
+    """Return the iterations, the size of the salt, and whether the salt is text."""
     client.connect()
     client.handshake(mechanism)
     message = bytes(client.token(f"n,,n={user},r=abc".encode()).auth_bytes)
