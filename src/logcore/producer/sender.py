@@ -275,8 +275,8 @@ class Sender:
             except Exception as error:
                 with self._room:
                     self._take_failure(queue, batch, error)
-                # It will be retried, whole or in halves, and the following batches
-                # wait.
+                # The batch will be retried, whole or in halves, and the following
+                # batches wait.
                 if not batch.delivery.resolved:
                     return
                 continue
@@ -318,7 +318,7 @@ class Sender:
     def _settle_attempt(self, queue: Queue, batch: ProducerBatch, log: Log) -> None:
         """Check after a failed sync whether the log contains the written batch.
 
-        The log has been opened again. A batch that it does not contain is written
+        The log has been opened again. A batch that the log does not contain is written
         again.
 
         Raises:

@@ -236,7 +236,8 @@ class TransactionalProducer(Producer):
     def transaction(self) -> Generator[Self, None, None]:
         """Begin a transaction and commit it at the end of the block.
 
-        It is aborted if an exception leaves the block, or if the commit fails finally.
+        The transaction is aborted if an exception leaves the block, or if the commit
+        fails permanently.
         """
         if self._transacting.state is TransactionState.UNINITIALIZED:
             self.init_transactions()

@@ -361,7 +361,7 @@ class KafkaCluster(Closeable):
         )
         return _PlainSender(self, self._made(self._kafka.Producer, config))
 
-    # -- to mirror from ----------------------------------------------------------------
+    # -- mirroring records -------------------------------------------------------------
 
     def topics(self, names: Collection[str]) -> dict[str, RemoteTopic]:
         """See SourceCluster."""
@@ -472,7 +472,7 @@ class KafkaCluster(Closeable):
     def _consumer(self) -> Any:
         if self._fetching is None:
             config = self._config(
-                group_id="logcore-mirror",  # nothing is committed for it
+                group_id="logcore-mirror",  # this group commits nothing
                 enable_auto_commit=False,
                 enable_auto_offset_store=False,
                 auto_offset_reset="error",

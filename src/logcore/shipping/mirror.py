@@ -90,7 +90,7 @@ class _MirroredPartition:
     """One mirrored partition.
 
     Attributes:
-        source, target: Its name in the cluster, and the local one.
+        source, target: The partition in the cluster, and the local partition.
         position: The next offset to store, None until _place_all() has decided it.
         fetch_at: The next offset to fetch. It is below `position` until our last
             records, `own`, have been compared.
