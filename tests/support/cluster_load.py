@@ -209,10 +209,16 @@ def read_all(cluster: Cluster, topic: str) -> dict[tuple[int, int], int]:
 
 
 def judge(cluster: Cluster, topic: str, load: Load) -> None:
+    """End a load, and check the records that were acknowledged."""
+    judge_records(cluster, topic, load.end())
+
+
+def judge_records(
+    cluster: Cluster, topic: str, acknowledged: dict[int, tuple[int, int | None]]
+) -> None:
     """Check that each acknowledged record is at its place, and that no record is stored
     twice.
     """
-    acknowledged = load.end()
     found = read_all(cluster, topic)
     places: dict[int, list[tuple[int, int]]] = {}
     for place, value in found.items():

@@ -1,8 +1,12 @@
 """Power cuts of all brokers of a cluster together with the registry.
 
-The brokers and the registry are on one ext4 file system. A cut is FS_IOC_SHUTDOWN, which
-makes the file system forget all data that is not on its device, then SIGKILL. Needs root,
-loop devices and mkfs.ext4. LOGCORE_POWER_CUTS is the number of cuts.
+The brokers and the registry are on one ext4 file system. A cut is SIGSTOP for all
+brokers, then FS_IOC_SHUTDOWN, which makes the file system forget all data that is not on
+its device, then SIGKILL. Without SIGSTOP, a sync that runs during the shutdown may return
+without an error although its data is lost, and a broker that still runs acknowledges it:
+a program of twenty lines lost a synced write in 3 of 25 cuts (Linux 6.18), and in none
+of 25 with SIGSTOP. Needs root, loop devices and mkfs.ext4. LOGCORE_POWER_CUTS is the
+number of cuts.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ import ctypes
 import fcntl
 import os
 import shutil
+import signal
 import struct
 import subprocess
 import time
@@ -19,8 +24,8 @@ from pathlib import Path
 
 import pytest
 
-from support.cluster_load import Load, judge, judge_files
-from support.clusters import Cluster
+from support.cluster_load import Load, judge, judge_files, judge_records
+from support.clusters import Cluster, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -30,6 +35,8 @@ _NOTHING_FLUSHED = 2
 _CLONE_NEWNS = 0x20000
 _MS_REC_SLAVE = 0x84000
 _IMAGE_BYTES = 512 << 20
+#: Number of clusters in which a seeded bug must lose a record.
+_ATTEMPTS = 8
 
 
 class PowerCutDisk:
@@ -98,8 +105,18 @@ ClusterReplicas.__init__ = create_without_syncs
 """
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether no thread of a process runs or waits for the disk."""
+    stats = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/stat")]
+    return all(stat.rpartition(")")[2].split()[0] == "T" for stat in stats)
+
+
 def cut_power(cluster: Cluster, disk: PowerCutDisk) -> None:
     """Cut the power of all brokers and of the registry, and start them again."""
+    for number in cluster.processes:
+        cluster.send(number, signal.SIGSTOP)
+    for process in cluster.processes.values():
+        until(lambda pid=process.pid: is_stopped(pid), "the broker is stopped")
     disk.cut()
     for number in cluster.processes:
         cluster.kill(number)
@@ -135,13 +152,20 @@ def test_power_cuts_of_all_brokers_and_the_registry_lose_nothing(
 def test_power_cut_finds_acknowledgements_before_the_sync(
     disk: PowerCutDisk, tmp_path: Path
 ) -> None:
-    """The same cut with a seeded bug: records are acknowledged before any sync."""
+    """The same cut with a seeded bug: records are acknowledged before any sync.
+
+    A sync of the registry may also write the records, so one cut may lose none.
+    """
     (tmp_path / "sitecustomize.py").write_text(SEEDED_BUG)
     environment = {"PYTHONPATH": str(tmp_path)}
-    with Cluster(disk.at / "cluster", environment=environment) as cluster:
-        cluster.create("t", 2)
-        load = Load(cluster, "t")
-        load.until_more(200)
-        cut_power(cluster, disk)
-        with pytest.raises(AssertionError, match="are lost"):
-            judge(cluster, "t", load)
+    with pytest.raises(AssertionError, match="are lost"):
+        for attempt in range(_ATTEMPTS):
+            path = disk.at / f"cluster-{attempt}"
+            with Cluster(path, environment=environment) as cluster:
+                cluster.create("t", 2)
+                load = Load(cluster, "t")
+                load.until_more(200)
+                # Before the cut: an idempotent producer fails if records are lost.
+                acknowledged = load.end()
+                cut_power(cluster, disk)
+                judge_records(cluster, "t", acknowledged)
