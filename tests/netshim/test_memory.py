@@ -4,6 +4,7 @@ ids and active requests.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ from netshim.settings import Settings
 from netshim.wire import codes
 from support.broker_harness import SESSION, BrokerHarness
 from support.client import Client
+from support.clusters import until
 
 LIMIT = 1 << 20  # the smallest permitted limit
 #: Session timeout of the members that fill the memory.
@@ -434,3 +436,29 @@ def test_new_client_closes_logs_to_get_a_file_descriptor(tmp_path: Path) -> None
         while len(server.logdir.host.open_logs()) > 20:
             time.sleep(0.01)
         client.sock.close()
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
+@pytest.mark.parametrize(
+    ("durability", "shared"), [("os", False), ("group", False), ("group", True)]
+)
+def test_server_knows_how_many_descriptors_a_log_takes(
+    tmp_path: Path, durability: str, shared: bool
+) -> None:
+    with netshim.serve(
+        tmp_path / "data", durability=durability, shared=shared
+    ) as kafka:
+        logdir = kafka.server.logdir
+        logdir.create_topic("t", 20)
+        for number in range(20):
+            logdir.partition("t", number).append(b"v")
+
+        def taken() -> int:
+            """Count the open files in directories of partitions."""
+            folder = "/proc/self/fd"
+            # No error if a file was closed after the list was made.
+            files = [os.path.realpath(f"{folder}/{fd}") for fd in os.listdir(folder)]
+            return sum(file.startswith(f"{tmp_path}/data/t-") for file in files)
+
+        # Maintenance may have other files of a partition open for a moment.
+        until(lambda: taken() == 20 * kafka.server._files_per_log, "as many files")
