@@ -49,19 +49,13 @@ _log = logging.getLogger("netshim")
 _T = TypeVar("_T")
 #: Key of the work that opens and closes logs.
 _OPENING: Final = "opening"
-#: Minimum number of additional logs to close when the limit of open logs is reached, and
-#: the share of the limit that they are otherwise.
-_MIN_CLOSED_AT_ONCE: Final = 8
-_CLOSED_SHARE: Final = 1 / 64
+#: Number of additional logs to close when the limit of open logs is reached. The next
+#: opening waits for them, 2 ms for each log that must be synced.
+_CLOSED_AT_ONCE: Final = 8
 
 
 def _no_limit() -> int:
     return sys.maxsize
-
-
-def _closed_at_once(most: int) -> int:
-    """Return how many additional logs are closed when `most` are open."""
-    return max(_MIN_CLOSED_AT_ONCE, int(most * _CLOSED_SHARE))
 
 
 def _close(logs: list[Log]) -> None:
@@ -248,9 +242,8 @@ class BrokerLogs:
         if not missing:
             return handle()
         failures: dict[Key, LogcoreError] = {}
-        most = self.most_logs()
         # make_room() closes some logs more than necessary, so that it runs rarely.
-        room = max(1, most - _closed_at_once(most))
+        room = max(1, self.most_logs() - _CLOSED_AT_ONCE)
         if len(keys) > room and not needs_all:
             half = max(1, room // 2)
             first = self._next_opened % len(missing)
@@ -318,6 +311,8 @@ class BrokerLogs:
         if isinstance(result, LogcoreError):
             failures[key] = result
             if isinstance(result, ResourceError):
+                # Other code has opened logs, so the next opening counts them.
+                self._room = 0
                 text = "%s-%d cannot be opened: %s; raise the limit, or serve fewer partitions"
                 self._journal.log(
                     logging.ERROR,
@@ -344,6 +339,7 @@ class BrokerLogs:
         most = self.most_logs()
         # This count includes closed logs, but is cheap.
         if len(self._logdir.host.known_logs()) < most:
+            self._room = 0
             return
         # Counting 10,000 open logs takes 20 ms, so it is not done for each opening.
         if self._room > 0:
@@ -366,7 +362,7 @@ class BrokerLogs:
         ]
         # A log without a time was not used since it was opened.
         idle.sort(key=lambda each: self._used_ms.get(each[0], 0))
-        closing = idle[: open_count - most + _closed_at_once(most)]
+        closing = idle[: open_count - most + _CLOSED_AT_ONCE]
         self._room = max(0, most - open_count + len(closing) - 1)
         # Entries of logs that were closed or deleted would otherwise remain.
         self._used_ms = {

@@ -248,8 +248,8 @@ class BrokerOrigin(Closeable):
                 source,
             )
             data = memoryview(answer.records or b"")
-            behind = next_offset(data, at)
-            if behind == at:
+            after = next_offset(data, at)
+            if after == at:
                 if data:
                     size = cluster.larger(size, source, at)
                 elif catching_up.is_over:
@@ -262,8 +262,8 @@ class BrokerOrigin(Closeable):
                 continue
             patience = _Patience(self._brokers.timeout_seconds)
             catching_up = _Patience(_BEHIND_SECONDS)
-            if behind < offset_range.end:
-                fetch = cluster.fetch(offset_range, behind, size, self._isolation)
+            if after < offset_range.end:
+                fetch = cluster.fetch(offset_range, after, size, self._isolation)
             aborted = [
                 (each.producer_id, each.first_offset)
                 for each in answer.aborted_transactions or ()
@@ -271,7 +271,7 @@ class BrokerOrigin(Closeable):
             yield from fetched_columns(
                 data, at, offset_range.end, aborted=aborted, source=source
             )
-            at = behind
+            at = after
 
 
 class _Patience:

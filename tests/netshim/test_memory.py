@@ -382,6 +382,20 @@ def test_broker_at_the_limit_of_open_logs_seldom_counts_them(
     broker_harness.close()
 
 
+def test_limit_of_open_logs_holds_after_topics_were_deleted(tmp_path: Path) -> None:
+    """Room that was counted before the deletion does not exist afterwards."""
+    broker_harness = BrokerHarness(tmp_path / "data")
+    broker_harness.broker.state.logs.most_logs = lambda: 20
+    for partitions in (22, 60):  # the 21st opening closes logs, and leaves room
+        broker_harness.logdir.create_topic("t", partitions)
+        for number in range(partitions):
+            request = broker_harness.fetches(range(number, number + 1))
+            broker_harness.ask(wire.FETCH, 12, request)
+            assert len(broker_harness.logdir.host.open_logs()) <= 20
+        broker_harness.logdir.delete_topic("t")
+    broker_harness.close()
+
+
 def test_recently_used_logs_remain_open(tmp_path: Path) -> None:
     broker_harness = BrokerHarness(tmp_path / "data")
     broker_harness.logdir.create_topic("t", 30)
