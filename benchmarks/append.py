@@ -30,6 +30,7 @@ from common import Result, Settings
 
 import logcore
 from logcore.kernels import kernel
+from logcore.kernels.layout import BatchEncoding
 
 CALL_ROWS: Final = 1_000
 THREADS: Final = 64
@@ -182,8 +183,9 @@ def by_threads(settings: Settings, log: logcore.Log) -> Result:
 
 def to_disk(settings: Settings, policy: str) -> Result:
     key, value = row = common.make_rows(1)[0]
+    encoding = BatchEncoding(16_384, 1_048_588)
     size, _ = kernel.encode_records(
-        out := bytearray(), [row], 0, 0, common.NOW_MS, 16_384, 1_048_588
+        out := bytearray(), [row], 0, 0, common.NOW_MS, encoding
     )
     data = bytes(out[:size])
     with (

@@ -27,14 +27,16 @@ import common
 import numpy as np
 from common import NOW_MS, Result, Settings
 
-from logcore.format.columns import RecordColumns, input_column
+from logcore.format.columns import RecordColumns, input_columns
 from logcore.kernels import kernel, layout, plain
+from logcore.kernels.layout import BatchEncoding
 from logcore.recordbatch import encode, read_batches
 
 BATCH_BYTES: Final = 16_384
 #: Number of records with 16-byte keys and 100-byte values in such a batch.
 BATCH_ROWS: Final = 127
 MAX_BYTES: Final = 1_048_588
+ENCODING = BatchEncoding(BATCH_BYTES, MAX_BYTES)
 Rows = list[tuple[bytes, bytes]]
 
 
@@ -107,14 +109,10 @@ def beside_aiokafka(
             columns.values(),
         )
 
-    keys, values = (
-        input_column(column, "column") for column in common.columns_of(rows)
-    )
+    columns = input_columns("a benchmark", *common.columns_of(rows), None)
 
     def our_columns_encode() -> object:
-        return kernel.encode_columns(
-            out, keys, values, None, count, 0, 0, NOW_MS, BATCH_BYTES, MAX_BYTES
-        )
+        return kernel.encode_columns(out, columns, 0, 0, NOW_MS, ENCODING)
 
     theirs = [
         (record.offset, record.timestamp, record.key, record.value)
@@ -194,9 +192,8 @@ def beside_kafka_python(
 
 def encode_records(kernels: Any, rows: Rows, out: bytearray) -> int:
     """Encode batches into out; return the number of used bytes."""
-    size: int = kernels.encode_records(out, rows, 0, 0, NOW_MS, BATCH_BYTES, MAX_BYTES)[
-        0
-    ]
+    size: int
+    size, _ = kernels.encode_records(out, rows, 0, 0, NOW_MS, ENCODING)
     return size
 
 

@@ -39,7 +39,7 @@ import numpy as np
 from common import Result, Settings, Side
 
 import logcore
-from logcore.format.columns import input_column
+from logcore.format.columns import input_columns
 from logcore.fs import OS
 from logcore.kernels.checksum import crc32c
 from logcore.metadata.filenames import staging_path
@@ -376,9 +376,8 @@ def stage(where: str, size_bytes: int) -> Manifest:
     txid = uuid.uuid4().hex
     Staging(OS, where).begin(txid)
     values = np.random.default_rng(7).bytes(ROWS_PER_CALL * common.VALUE_SIZE)
-    column = input_column(
-        (values, np.arange(ROWS_PER_CALL + 1) * common.VALUE_SIZE), "values"
-    )
+    edges = np.arange(ROWS_PER_CALL + 1) * common.VALUE_SIZE
+    columns = input_columns("a benchmark", None, (values, edges), None)
     files = []
     for task in range(2):
         for partition in range(PARTITIONS):
@@ -386,7 +385,7 @@ def stage(where: str, size_bytes: int) -> Manifest:
                 OS, where, txid, "rows", partition, f"{task}.0", logcore.LogConfig()
             )
             for _ in range(size_bytes // (2 * PARTITIONS * len(values))):
-                writer.append_columns(None, column, None, ROWS_PER_CALL)
+                writer.append_columns(columns)
             files += writer.close()
     return Manifest(
         app_id="benchmark", version=0, txid=txid, files=files, topics={}, query=None

@@ -616,14 +616,11 @@ class Log(LogReader, Closeable):
             if expected_offset is not None or expected is not None:
                 self._expect_locked(expected_offset, expected)
             data, max_timestamp = kernel.encode_one(
-                key,
-                value,
-                headers,
-                timestamp_ms,
+                (key, value, headers, timestamp_ms),
                 offset,
                 writer.leader_epoch,
                 now_ms,
-                *writer.encoding.one_record_args,
+                writer.encoding.batch,
             )
             if writer.encoding.checks_times:
                 check_timestamps(np.array([max_timestamp]), now_ms, state.config)
@@ -711,7 +708,7 @@ class Log(LogReader, Closeable):
                 self._state.end,
                 writer.leader_epoch,
                 now_ms,
-                *writer.encoding.many_records_args,
+                writer.encoding.batch,
             )
             if writer.encoding.checks_times:
                 given = [
@@ -743,26 +740,21 @@ class Log(LogReader, Closeable):
         array of timestamps; now by default. The log keeps no reference to the arrays.
         For expected_offset, expected and errors see append().
         """
-        key_column, value_column, times, count = input_columns(
-            "append_columns", keys, values, timestamps_ms
-        )
+        columns = input_columns("append_columns", keys, values, timestamps_ms)
         writer = self.host.writer
         with self._state.lock:
             writer.check_appendable_locked()
             self._expect_locked(expected_offset, expected)
             now_ms = self._fs.now_ms()
-            if writer.encoding.checks_times and times is not None:
-                check_timestamps(times, now_ms, self.config)
+            if writer.encoding.checks_times and columns.timestamps_ms is not None:
+                check_timestamps(columns.timestamps_ms, now_ms, self.config)
             size, batches = kernel.encode_columns(
                 writer.scratch,
-                key_column,
-                value_column,
-                times,
-                count,
+                columns,
                 self._state.end,
                 writer.leader_epoch,
                 now_ms,
-                *writer.encoding.many_records_args,
+                writer.encoding.batch,
             )
             first = self._state.end
             writer.store_scratch_locked(size, batches, now_ms, durability)

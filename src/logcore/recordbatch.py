@@ -63,6 +63,7 @@ from logcore.kernels.layout import (
     PREFIX_SIZE,
     ROW_SIZE,
     TRANSACTIONAL_BIT,
+    BatchEncoding,
     Buffer,
     EncodedBatch,
 )
@@ -547,19 +548,17 @@ def encode(
         # Only in this case, because creating the settings takes longer than a record.
         compress = compressor(kind, LogConfig())
     out = bytearray(_USUAL_BYTES)
+    encoding = BatchEncoding(
+        batch_bytes=INT32_MAX,
+        max_bytes=max_bytes,
+        attributes=attributes,
+        compress=compress,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        base_sequence=base_sequence,
+    )
     size, _ = kernel.encode_records(
-        out,
-        records,
-        base_offset,
-        leader_epoch,
-        now_ms,
-        INT32_MAX,
-        max_bytes,
-        attributes,
-        producer_id,
-        producer_epoch,
-        base_sequence,
-        compress,
+        out, records, base_offset, leader_epoch, now_ms, encoding
     )
     return bytes(memoryview(out)[:size])
 
@@ -737,19 +736,17 @@ def _prepare_one(
             # Codec and timestamp type follow from the topic. Only this bit of the
             # client is kept.
             kept = first.attributes & TRANSACTIONAL_BIT
+        encoding = BatchEncoding(
+            batch_bytes=INT32_MAX,
+            max_bytes=INT32_MAX,
+            attributes=target | kept | APPEND_TIME_BIT * config.is_append_time,
+            compress=compressor(target, config),
+            producer_id=first.producer_id,
+            producer_epoch=first.producer_epoch,
+            base_sequence=first.base_sequence,
+        )
         size, _ = kernel.encode_records(
-            scratch,
-            rows,
-            base_offset,
-            leader_epoch,
-            now_ms,
-            INT32_MAX,
-            INT32_MAX,
-            target | kept | APPEND_TIME_BIT * config.is_append_time,
-            first.producer_id,
-            first.producer_epoch,
-            first.base_sequence,
-            compressor(target, config),
+            scratch, rows, base_offset, leader_epoch, now_ms, encoding
         )
         return memoryview(scratch)[:size], base_offset + count - 1, max_timestamp
     # 3. Otherwise write the head. The CRC does not cover base offset and leader epoch,

@@ -30,6 +30,7 @@ from logcore.errors import InvalidConfigError, InvalidRecordError
 from logcore.format.columns import input_column
 from logcore.format.compression import Codec, codec_named
 from logcore.fs import OS
+from logcore.kernels.layout import InputColumns
 from logcore.metadata.filenames import check_topic_name
 from logcore.partitioner import murmur2
 from logcore.staging.manifest import Carried, StagedFile
@@ -330,9 +331,8 @@ class RowStager(RowRouter):
             keys = None
             if "key" in self._names:
                 keys = input_column(rows.column("key"), "key")
-            writer.append_columns(
-                keys, input_column(rows.column("value"), "value"), times, rows.num_rows
-            )
+            values = input_column(rows.column("value"), "value")
+            writer.append_columns(InputColumns(keys, values, times, rows.num_rows))
         self._spill_if_large()
 
     def _open(self, topic: str, partition: int) -> StagedWriter:

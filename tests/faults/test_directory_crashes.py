@@ -30,6 +30,7 @@ import logcore
 from logcore.config import LogConfig
 from logcore.inspect.verify import verify
 from logcore.kernels import Record
+from logcore.kernels.layout import InputColumns
 from logcore.logdir import LogDir
 from logcore.staging.manifest import Manifest
 from logcore.staging.publishing import Staging
@@ -418,12 +419,8 @@ class Program:
                 LogConfig.parse(DEFAULTS),
                 batch_bytes=200,
             )
-            task.append_columns(
-                None,
-                (np.frombuffer(b"".join(values), np.uint8), edges, None),
-                times,
-                len(values),
-            )
+            column = np.frombuffer(b"".join(values), np.uint8), edges, None
+            task.append_columns(InputColumns(None, column, times, len(values)))
             files += task.close()
             history.issue(
                 Record(ends[number] + at, self.disk.now_ms(), None, value)

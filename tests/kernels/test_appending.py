@@ -1100,7 +1100,9 @@ def test_a_write_that_cannot_be_cut_back_poisons_the_log(
 def test_a_checksum_is_the_same_by_the_processor_and_by_the_library(size: int) -> None:
     value = bytes(number * 7 % 251 for number in range(size))
     found = [
-        entry.encode_one(None, value, (), 5, 0, 0, 5, 1 << 20)[0]
+        entry.encode_one(
+            (None, value, (), 5), 0, 0, 5, layout.BatchEncoding(1 << 20, 1 << 20)
+        )[0]
         for entry in (compiled, plain)
     ]
     assert found[0] == found[1]

@@ -55,12 +55,11 @@ def encode(
     *,
     base_offset: int = 0,
     batch_bytes: int = 1 << 20,
-    **more: Any,
+    **fields: Any,
 ) -> bytes:
     out = bytearray()
-    size, _ = kernel.encode_records(
-        out, rows, base_offset, 0, T0, batch_bytes, 1 << 30, **more
-    )
+    encoding = layout.BatchEncoding(batch_bytes, 1 << 30, **fields)
+    size, _ = kernel.encode_records(out, rows, base_offset, 0, T0, encoding)
     return bytes(out[:size])
 
 
@@ -305,20 +304,17 @@ def test_one_record_is_encoded_as_a_batch_of_one(
     max_bytes: int,
     attributes: int,
     compress: Any,
-    require_key: bool,
+    requires_key: bool,
 ) -> None:
+    encoding = layout.BatchEncoding(300, max_bytes, attributes, compress, requires_key)
+
     def many() -> Any:
         out = bytearray()
-        more = (attributes, -1, -1, -1, compress, require_key)
-        size, batches = plain.encode_records(
-            out, [row], 2**40, 3, T0, 300, max_bytes, *more
-        )
+        size, batches = plain.encode_records(out, [row], 2**40, 3, T0, encoding)
         return bytes(out[:size]), batches[0][3]
 
     def single() -> Any:
-        return kernel.encode_one(
-            *row, 2**40, 3, T0, max_bytes, attributes, compress, require_key
-        )
+        return kernel.encode_one(row, 2**40, 3, T0, encoding)
 
     assert outcome(single) == outcome(many)
 
@@ -347,9 +343,10 @@ def test_rows_of_all_kinds_are_split_into_the_same_batches(
 
     def written(kernel: Any) -> Any:
         out = bytearray(room)
-        size, batches = kernel.encode_records(
-            out, rows, 7, 0, T0, batch_bytes, max_bytes, 0, 1, 2, 3, compress
+        encoding = layout.BatchEncoding(
+            batch_bytes, max_bytes, 0, compress, False, 1, 2, 3
         )
+        size, batches = kernel.encode_records(out, rows, 7, 0, T0, encoding)
         return bytes(out[:size]), tuple(batches)
 
     assert outcome(lambda: written(plain)) == outcome(lambda: written(compiled))
@@ -389,22 +386,9 @@ def test_columns_of_all_kinds_are_cut_into_the_same_batches(
 
     def written(kernel: Any) -> Any:
         out = bytearray(room)
-        size, batches = kernel.encode_columns(
-            out,
-            keys,
-            values,
-            times,
-            len(rows),
-            7,
-            0,
-            T0,
-            batch_bytes,
-            max_bytes,
-            0,
-            1,
-            2,
-            3,
-        )
+        columns = layout.InputColumns(keys, values, times, len(rows))
+        encoding = layout.BatchEncoding(batch_bytes, max_bytes, 0, None, False, 1, 2, 3)
+        size, batches = kernel.encode_columns(out, columns, 7, 0, T0, encoding)
         return bytes(out[:size]), tuple(batches)
 
     assert outcome(lambda: written(plain)) == outcome(lambda: written(compiled))
@@ -444,9 +428,9 @@ def test_columns_are_encoded_like_the_same_records(
     out = bytearray()
     keys = column([key for key, _ in rows])
     values = column([value for _, value in rows])
-    size, _ = kernel.encode_columns(
-        out, keys, values, times, len(rows), 5, 0, T0, 300, 1 << 30
-    )
+    columns = layout.InputColumns(keys, values, times, len(rows))
+    encoding = layout.BatchEncoding(300, 1 << 30)
+    size, _ = kernel.encode_columns(out, columns, 5, 0, T0, encoding)
     stamped = [
         (*row, (), T0 + 1000 * at if with_times else None)
         for at, row in enumerate(rows)
@@ -566,7 +550,12 @@ def test_a_record_that_cannot_be_stored_is_named(
 ) -> None:
     with pytest.raises(error, match=r"record 1"):
         kernel.encode_records(
-            bytearray(), [(b"fine", b"fine"), *rows], 0, 0, T0, 1 << 20, 1000
+            bytearray(),
+            [(b"fine", b"fine"), *rows],
+            0,
+            0,
+            T0,
+            layout.BatchEncoding(1 << 20, 1000),
         )
 
 

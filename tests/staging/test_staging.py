@@ -24,6 +24,7 @@ from logcore.errors import (
 )
 from logcore.fs import FS, OS, OsFS
 from logcore.inspect.verify import verify
+from logcore.kernels.layout import InputColumns
 from logcore.metadata import checkpoint
 from logcore.metadata.filenames import staging_path
 from logcore.staging import applying, publishing
@@ -229,7 +230,7 @@ def test_late_task_of_an_aborted_write_is_refused(data: Path) -> None:
     staging.abort("app", 0, "first")
     writer = StagedWriter(OS, str(data), "first", "t", 0, "0.1", LogConfig())
     with pytest.raises(LogNotFoundError, match="aborted"):
-        writer.append_columns(None, column([b"x"]), None, 1)
+        writer.append_columns(InputColumns(None, column([b"x"]), None, 1))
 
 
 def test_unread_refusal_does_not_prevent_an_abort(

@@ -10,6 +10,7 @@ import numpy as np
 import logcore
 from logcore.config import LogConfig
 from logcore.fs import FS, OS
+from logcore.kernels.layout import InputColumns
 from logcore.log import open_log
 from logcore.metadata.filenames import staging_path
 from logcore.staging.manifest import Manifest, StagedFile
@@ -67,7 +68,7 @@ def stage(
                 holds=carries,
             )
             part = values[task * share : (task + 1) * share]
-            writer.append_columns(None, column(part), None, len(part))
+            writer.append_columns(InputColumns(None, column(part), None, len(part)))
             if carries:
                 pieces += [
                     carried for carried in [writer.carry()] if carried is not None

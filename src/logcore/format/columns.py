@@ -34,6 +34,7 @@ from logcore.errors import (
     nearest_name,
 )
 from logcore.kernels import Record, kernel, layout
+from logcore.kernels.layout import InputColumn
 
 if TYPE_CHECKING:
     import pyarrow
@@ -409,10 +410,6 @@ TimesInput = (
     | npt.NDArray[np.datetime64]
 )
 
-InputColumn = tuple[
-    npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[np.uint8] | None
-]
-
 
 def input_column(given: Any, what: str) -> InputColumn:
     """Convert a column of bytes to the encoder's form: (data, offsets, nulls).
@@ -571,8 +568,8 @@ def input_columns(
     keys: ColumnInput | None,
     values: ColumnInput | None,
     timestamps_ms: TimesInput | None,
-) -> tuple[InputColumn | None, InputColumn | None, npt.NDArray[np.int64] | None, int]:
-    """Convert the columns of `method`; return keys, values, times and the row count.
+) -> layout.InputColumns:
+    """Convert the columns that were given to `method`.
 
     A missing column of keys or of values means nulls. Missing times mean now.
 
@@ -595,7 +592,7 @@ def input_columns(
         )
     count = counts.pop()
     times = None if timestamps_ms is None else input_timestamps(timestamps_ms, count)
-    return key_column, value_column, times, count
+    return layout.InputColumns(key_column, value_column, times, count)
 
 
 assert struct.calcsize(layout.HEADER_FORMAT) == layout.HEADER_SIZE

@@ -411,7 +411,10 @@ cdef class Appender:
                 or active.since_entry_bytes > active.index_interval_bytes):
             return None
         lc_write_record(room + HEADER_SIZE, 0, 0, key_at, key_size, value_at, value_size, 0, NULL, 0)
-        fill_head(&head, state.end, self.leader_epoch, now_ms, 0, self.fast_path_bytes, 0, -1, -1, -1)
+        head.base_offset = state.end
+        head.leader_epoch = self.leader_epoch
+        head.attributes = 0
+        head.producer_id = head.producer_epoch = head.base_sequence = -1
         head.base_timestamp = head.max_timestamp = now_ms
         write_fields(room, &head, size, 1)
         lc_put32(room + CRC_FIELD, lc_crc_fast(room + CRC_START, size - CRC_START))

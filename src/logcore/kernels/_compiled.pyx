@@ -20,7 +20,7 @@ from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE, PyList_New, PyList_S
 from cpython.long cimport PyLong_AsLongLongAndOverflow, PyLong_CheckExact
 from cpython.memoryview cimport PyMemoryView_FromMemory
 from cpython.ref cimport Py_INCREF
-from cpython.tuple cimport PyTuple_CheckExact, PyTuple_GET_ITEM, PyTuple_GET_SIZE
+from cpython.tuple cimport PyTuple_Check, PyTuple_CheckExact, PyTuple_GET_ITEM, PyTuple_GET_SIZE
 from cpython.unicode cimport (
     PyUnicode_AsUTF8AndSize,
     PyUnicode_CheckExact,
@@ -1726,24 +1726,32 @@ cdef bytes pack_headers(headers, Py_ssize_t index):
     return bytes(packed)
 
 
-cdef int fill_head(Head *head, int64_t base_offset, int32_t leader_epoch, int64_t now_ms, Py_ssize_t batch_bytes,
-                   Py_ssize_t max_bytes, int16_t attributes, int64_t producer_id, int16_t producer_epoch,
-                   int32_t base_sequence) except -1:
+#: Positions in a layout.BatchEncoding.
+cdef enum:
+    BATCH_BYTES, MAX_BYTES, ATTRIBUTES, COMPRESS, REQUIRES_KEY, PRODUCER_ID, PRODUCER_EPOCH, BASE_SEQUENCE, ENCODING_FIELDS
+
+assert _layout.BatchEncoding._fields == (
+    "batch_bytes", "max_bytes", "attributes", "compress", "requires_key", "producer_id", "producer_epoch", "base_sequence")
+
+
+cdef int fill_head(Head *head, int64_t base_offset, int32_t leader_epoch, int64_t now_ms, encoding) except -1:
+    """Set the fields that are known before the records. `encoding` is a layout.BatchEncoding."""
+    # Unpacking a subclass of tuple would create an iterator.
+    if not PyTuple_Check(encoding) or PyTuple_GET_SIZE(encoding) != ENCODING_FIELDS:
+        raise TypeError(f"expected a BatchEncoding, found {type(encoding).__name__}")
     head.base_offset = base_offset
     head.leader_epoch = leader_epoch
     head.now_ms = now_ms
-    head.batch_bytes = batch_bytes
-    head.max_bytes = min(max_bytes, INT32_LIMIT)
-    head.attributes = attributes
-    head.producer_id = producer_id
-    head.producer_epoch = producer_epoch
-    head.base_sequence = base_sequence
+    head.batch_bytes = <object>PyTuple_GET_ITEM(encoding, BATCH_BYTES)
+    head.max_bytes = min(<Py_ssize_t><object>PyTuple_GET_ITEM(encoding, MAX_BYTES), INT32_LIMIT)
+    head.attributes = <object>PyTuple_GET_ITEM(encoding, ATTRIBUTES)
+    head.producer_id = <object>PyTuple_GET_ITEM(encoding, PRODUCER_ID)
+    head.producer_epoch = <object>PyTuple_GET_ITEM(encoding, PRODUCER_EPOCH)
+    head.base_sequence = <object>PyTuple_GET_ITEM(encoding, BASE_SEQUENCE)
     return 0
 
 
-def encode_records(bytearray out, records, int64_t base_offset, int32_t leader_epoch, int64_t now_ms, Py_ssize_t batch_bytes,
-                   Py_ssize_t max_bytes, int16_t attributes=0, int64_t producer_id=-1, int16_t producer_epoch=-1,
-                   int32_t base_sequence=-1, compress=None, bint require_key=False):
+def encode_records(bytearray out, records, int64_t base_offset, int32_t leader_epoch, int64_t now_ms, encoding):
     """Encode (key, value[, headers[, timestamp_ms]]) tuples into batches. See plain.encode_records."""
     cdef Head head
     cdef _Writer writer = _Writer.__new__(_Writer)
@@ -1761,9 +1769,9 @@ def encode_records(bytearray out, records, int64_t base_offset, int32_t leader_e
     cdef uint8_t *next_p
     cdef int64_t number = 0, base_timestamp = 0, newest = 0
     cdef Py_ssize_t payload
-    fill_head(&head, base_offset, leader_epoch, now_ms, batch_bytes, max_bytes, attributes, producer_id, producer_epoch,
-              base_sequence)
-    writer.open(out, &head, compress)
+    cdef bint requires_key = encoding[REQUIRES_KEY]
+    fill_head(&head, base_offset, leader_epoch, now_ms, encoding)
+    writer.open(out, &head, encoding[COMPRESS])
     for record in records:
         if base_timestamp == now_ms:
             next_p = lc_write_pair(p, end, record, number)
@@ -1784,7 +1792,7 @@ def encode_records(bytearray out, records, int64_t base_offset, int32_t leader_e
         key = <object>PyTuple_GET_ITEM(row, 0)
         value = <object>PyTuple_GET_ITEM(row, 1)
         if key is None:
-            if require_key:
+            if requires_key:
                 raise InvalidRecordError(f"record {index}: a compacted topic takes no record without a key")
             key_size = -1
             key_at = NULL
@@ -1835,9 +1843,7 @@ def encode_records(bytearray out, records, int64_t base_offset, int32_t leader_e
     return writer.start, writer.batches
 
 
-def encode_columns(bytearray out, keys, values, timestamps_ms, Py_ssize_t count, int64_t base_offset, int32_t leader_epoch,
-                   int64_t now_ms, Py_ssize_t batch_bytes, Py_ssize_t max_bytes, int16_t attributes=0, int64_t producer_id=-1,
-                   int16_t producer_epoch=-1, int32_t base_sequence=-1, compress=None, bint require_key=False):
+def encode_columns(bytearray out, columns, int64_t base_offset, int32_t leader_epoch, int64_t now_ms, encoding):
     """Encode columns into batches. See plain.encode_columns."""
     cdef Head head
     cdef _Writer writer = _Writer.__new__(_Writer)
@@ -1849,9 +1855,10 @@ def encode_columns(bytearray out, keys, values, timestamps_ms, Py_ssize_t count,
     cdef const int64_t *times_at = NULL
     cdef uint8_t *p = NULL
     cdef uint8_t *end = NULL
-    fill_head(&head, base_offset, leader_epoch, now_ms, batch_bytes, max_bytes, attributes, producer_id, producer_epoch,
-              base_sequence)
-    writer.open(out, &head, compress)
+    cdef Py_ssize_t count
+    keys, values, timestamps_ms, count = columns
+    fill_head(&head, base_offset, leader_epoch, now_ms, encoding)
+    writer.open(out, &head, encoding[COMPRESS])
     key_column.data = value_column.data = NULL
     key_column.edges = value_column.edges = NULL
     key_column.nulls = value_column.nulls = NULL
@@ -1881,7 +1888,7 @@ def encode_columns(bytearray out, keys, values, timestamps_ms, Py_ssize_t count,
         times = timestamps_ms
         assert times.shape[0] >= count, "one for each record"
         times_at = &times[0]
-    if require_key:
+    if encoding[REQUIRES_KEY]:
         for row in range(count):
             if lc_cell(&key_column, row) < 0:
                 raise InvalidRecordError(f"record {row}: a compacted topic takes no record without a key")
@@ -1907,8 +1914,7 @@ def encode_columns(bytearray out, keys, values, timestamps_ms, Py_ssize_t count,
     return writer.start, writer.batches
 
 
-def encode_one(key, value, headers, timestamp_ms, int64_t base_offset, int32_t leader_epoch, int64_t now_ms,
-               Py_ssize_t max_bytes, int16_t attributes=0, compress=None, bint require_key=False):
+def encode_one(tuple record not None, int64_t base_offset, int32_t leader_epoch, int64_t now_ms, encoding):
     """Encode one record as a batch of its own. See plain.encode_one."""
     cdef Head head
     cdef Py_ssize_t key_size = -1, value_size = -1, payload = 0
@@ -1918,12 +1924,15 @@ def encode_one(key, value, headers, timestamp_ms, int64_t base_offset, int32_t l
     cdef const uint8_t *value_at = NULL
     cdef uint8_t *p
     cdef Py_ssize_t size
+    cdef bint common
+    key, value, headers, timestamp_ms = record
+    fill_head(&head, base_offset, leader_epoch, now_ms, encoding)
     # The usual case: the record is encoded in place. Unusual and invalid records are encoded by encode_records().
-    cdef bint common = compress is None and (headers is None or headers is _no_headers)
+    common = encoding[COMPRESS] is None and (headers is None or headers is _no_headers)
     if key is not None:
         common = common and PyBytes_CheckExact(key)
     else:
-        common = common and not require_key
+        common = common and not encoding[REQUIRES_KEY]
     common = common and (value is None or PyBytes_CheckExact(value))
     if common and timestamp_ms is not None:
         common = PyLong_CheckExact(timestamp_ms)
@@ -1941,18 +1950,16 @@ def encode_one(key, value, headers, timestamp_ms, int64_t base_offset, int32_t l
         # After the length: attributes, two deltas and a header count of one byte each, key and value.
         size = 4 + lc_size(lc_zigzag(key_size)) + lc_size(lc_zigzag(value_size)) + payload
         size += HEADER_SIZE + lc_size(<uint64_t>size << 1)
-        if size <= min(max_bytes, INT32_LIMIT - 2 * HEADER_SIZE - OVERHEAD):
+        if size <= min(head.max_bytes, INT32_LIMIT - 2 * HEADER_SIZE - OVERHEAD):
             encoded = PyBytes_FromStringAndSize(NULL, size)
             p = <uint8_t *>PyBytes_AS_STRING(encoded)
             lc_write_record(p + HEADER_SIZE, 0, 0, key_at, key_size, value_at, value_size, 0, NULL, 0)
-            fill_head(&head, base_offset, leader_epoch, now_ms, 0, max_bytes, attributes, -1, -1, -1)
             head.base_timestamp = timestamp
-            head.max_timestamp = now_ms if attributes & APPEND_TIME_BIT else timestamp
+            head.max_timestamp = now_ms if head.attributes & APPEND_TIME_BIT else timestamp
             write_head(p, &head, size, 1)
             return encoded, head.max_timestamp
     out = bytearray()
-    size, batches = encode_records(out, ((key, value, headers, timestamp_ms),), base_offset, leader_epoch, now_ms,
-                                   INT32_LIMIT, max_bytes, attributes, -1, -1, -1, compress, require_key)
+    size, batches = encode_records(out, (record,), base_offset, leader_epoch, now_ms, encoding)
     return PyBytes_FromStringAndSize(PyByteArray_AS_STRING(out), size), batches[0][3]
 
 

@@ -11,7 +11,7 @@ need: the conversion of timestamps.
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, Literal, NamedTuple, cast
 
 import numpy as np
@@ -269,6 +269,46 @@ RecordInput = (
 #: max_timestamp). A plain tuple, because building a named one costs a tenth of encoding
 #: a 16 KiB batch.
 EncodedBatch = tuple[int, int, int, int]
+
+
+class BatchEncoding(NamedTuple):
+    """How an encoder writes batches: fields of their heads, and limits."""
+
+    #: A batch is closed before a record would exceed this size. A larger record gets
+    #: its own batch.
+    batch_bytes: int
+    #: Maximum size of a batch. A batch has its size in 32 bits.
+    max_bytes: int
+    #: Attributes of each batch. They must name the codec of `compress`.
+    attributes: int = 0
+    #: Turns the records of a batch into its body.
+    compress: Callable[[Buffer], bytes] | None = None
+    #: Whether each record needs a key, as in a compacted topic.
+    requires_key: bool = False
+    producer_id: int = -1
+    producer_epoch: int = -1
+    #: Sequence number of the first record. The number after 2^31-1 is 0.
+    base_sequence: int = -1
+
+
+#: Keys or values of many rows: (data, offsets, nulls). The data is uint8. The offsets
+#: are int64 of shape (n + 1,), rise, and are inside the data. The nulls are uint8 of
+#: shape (n,) with 1 for null, or None if no row is null.
+InputColumn = tuple[
+    npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[np.uint8] | None
+]
+
+
+class InputColumns(NamedTuple):
+    """Records to encode, as columns."""
+
+    #: None if all keys are null.
+    keys: InputColumn | None
+    #: None if all values are null.
+    values: InputColumn | None
+    #: int64, shape (row_count,); None for the time of the call.
+    timestamps_ms: npt.NDArray[np.int64] | None
+    row_count: int
 
 
 def encoded_batches(facts: Facts, start: int) -> list[EncodedBatch]:

@@ -19,7 +19,7 @@ import itertools
 import struct
 import types
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -72,9 +72,11 @@ from logcore.kernels.layout import (
     WALK_MAGIC,
     WALK_REASONS,
     WALK_SHORT,
+    BatchEncoding,
     Buffer,
     EncodedBatch,
     Headers,
+    InputColumns,
     Record,
     TopicRecord,
     header_pairs,
@@ -99,10 +101,6 @@ _SPARSE_BYTES: Final = 2048
 _new_tuple: Final[Any] = tuple.__new__
 
 Path = str | None
-#: Data, offsets and nulls of a column; see encode_columns().
-Column = tuple[
-    npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[np.uint8] | None
-]
 
 
 def _int64(value: int) -> int:
@@ -1434,17 +1432,7 @@ class _Writer:
     """The output of one encode call: consecutive batches."""
 
     def __init__(
-        self,
-        base_offset: int,
-        leader_epoch: int,
-        now_ms: int,
-        batch_bytes: int,
-        max_bytes: int,
-        attributes: int,
-        producer_id: int,
-        producer_epoch: int,
-        base_sequence: int,
-        compress: Callable[[Buffer], bytes] | None,
+        self, base_offset: int, leader_epoch: int, now_ms: int, encoding: BatchEncoding
     ) -> None:
         #: The finished batches.
         self.done = bytearray()
@@ -1459,14 +1447,9 @@ class _Writer:
         self.base_offset = base_offset
         self.leader_epoch = leader_epoch
         self.now_ms = now_ms
-        self.batch_bytes = batch_bytes
-        #: A batch has its size in 32 bits.
-        self.max_bytes = min(max_bytes, INT32_MAX)
-        self.attributes = attributes
-        self.producer_id = producer_id
-        self.producer_epoch = producer_epoch
-        self.base_sequence = base_sequence
-        self.compress = compress
+        self.encoding = encoding
+        self.max_bytes = min(encoding.max_bytes, INT32_MAX)
+        self.base_sequence = encoding.base_sequence
         self.small = _small_varints()
 
     def finish(self) -> None:
@@ -1474,8 +1457,8 @@ class _Writer:
         if not self.count:
             return
         body = b"".join(self.body)
-        if self.compress is not None:
-            body = self.compress(body)
+        if self.encoding.compress is not None:
+            body = self.encoding.compress(body)
         size = HEADER_SIZE + len(body)
         # Kafka checks the compressed size too.
         if size > self.max_bytes:
@@ -1486,17 +1469,17 @@ class _Writer:
             )
         last = self.base_offset + self.count - 1
         # With LogAppendTime, readers take this time for all records.
-        if self.attributes & APPEND_TIME_BIT:
+        if self.encoding.attributes & APPEND_TIME_BIT:
             self.max_timestamp = self.now_ms
         fields = (
-            self.attributes,
+            self.encoding.attributes,
             self.count - 1,
             self.base_timestamp,
             self.max_timestamp,
         )
         producer = (
-            self.producer_id,
-            self.producer_epoch,
+            self.encoding.producer_id,
+            self.encoding.producer_epoch,
             self.base_sequence,
             self.count,
         )
@@ -1532,10 +1515,10 @@ class _Writer:
                 f"record {index}: a timestamp is -1 or at least 0", found=timestamp
             )
         # OVERHEAD is the most that the lengths and deltas can take.
-        if self.count and self.size + payload + OVERHEAD > self.batch_bytes:
+        if self.count and self.size + payload + OVERHEAD > self.encoding.batch_bytes:
             self.finish()
         # A compressed batch may still fit, and finish() checks that.
-        if payload > self.max_bytes and self.compress is None:
+        if payload > self.max_bytes and self.encoding.compress is None:
             raise RecordTooLargeError(
                 f"record {index} is larger than max.message.bytes",
                 expected=f"at most {self.max_bytes} bytes",
@@ -1575,8 +1558,8 @@ class _Writer:
         self.size += len(head) + len(fields)
         self.count = count + 1
 
-    def extend(self, records: Iterable[Any], require_key: bool) -> None:
-        """Add records in the form that encode_records accepts.
+    def extend(self, records: Iterable[Any]) -> None:
+        """Add records in the form that encode_records() accepts.
 
         The most common record, a tuple of two bytes objects that fits into the open
         batch, takes a fast path. Its parts are looked up in tables and joined with the
@@ -1584,6 +1567,7 @@ class _Writer:
         """
         small = self.small
         now_ms = self.now_ms
+        requires_key = self.encoding.requires_key
         limit = len(small)
         heads: dict[tuple[int, int, int], tuple[bytes, bytes, bytes, int]] = {}
         body = self.body
@@ -1624,13 +1608,13 @@ class _Writer:
                         continue
             self.size = size
             self.count = count
-            self.add(index, *_normalised(record, index, now_ms, require_key))
+            self.add(index, *_normalised(record, index, now_ms, requires_key))
             body = self.body
             size = self.size
             count = self.count
             # The fast path writes a timestamp delta of 0.
             room = (
-                min(self.batch_bytes, self.max_bytes)
+                min(self.encoding.batch_bytes, self.max_bytes)
                 if self.base_timestamp == now_ms
                 else 0
             )
@@ -1652,14 +1636,7 @@ def encode_records(
     base_offset: int,
     leader_epoch: int,
     now_ms: int,
-    batch_bytes: int,
-    max_bytes: int,
-    attributes: int = 0,
-    producer_id: int = -1,
-    producer_epoch: int = -1,
-    base_sequence: int = -1,
-    compress: Callable[[Buffer], bytes] | None = None,
-    require_key: bool = False,
+    encoding: BatchEncoding,
 ) -> tuple[int, list[EncodedBatch]]:
     """Encode (key, value[, headers[, timestamp_ms]]) tuples into v2 batches.
 
@@ -1669,12 +1646,6 @@ def encode_records(
         out: Receives the batches from position 0 on. It grows if needed, never shrinks,
             and should be reused.
         now_ms: Timestamp of records that have none.
-        batch_bytes: A batch is closed before a record would exceed this size. A larger
-            record gets its own batch.
-        max_bytes: Maximum size of a batch.
-        compress: Turns the records of a batch into its body; `attributes` must name the
-            codec.
-        require_key: Whether each record needs a key, as in a compacted topic.
 
     Returns (size_bytes, batches): the number of used bytes in `out`, and one
     EncodedBatch for each batch.
@@ -1683,61 +1654,32 @@ def encode_records(
         InvalidRecordError, InvalidTimestampError, RecordTooLargeError: The error names
             the record. The content of `out` is then undefined.
     """
-    writer = _Writer(
-        base_offset,
-        leader_epoch,
-        now_ms,
-        batch_bytes,
-        max_bytes,
-        attributes,
-        producer_id,
-        producer_epoch,
-        base_sequence,
-        compress,
-    )
-    writer.extend(records, require_key)
+    writer = _Writer(base_offset, leader_epoch, now_ms, encoding)
+    writer.extend(records)
     return writer.result(out)
 
 
 def encode_one(
-    key: Any,
-    value: Any,
-    headers: Any,
-    timestamp_ms: Any,
+    record: tuple[Any, Any, Any, Any],
     base_offset: int,
     leader_epoch: int,
     now_ms: int,
-    max_bytes: int,
-    attributes: int = 0,
-    compress: Callable[[Buffer], bytes] | None = None,
-    require_key: bool = False,
+    encoding: BatchEncoding,
 ) -> tuple[bytes, int]:
     """Encode one record as its own batch. Returns (batch, max_timestamp).
 
-    `headers` is an iterable of (name, value), or None. A `timestamp_ms` of None means
-    `now_ms`. The batch and the errors are those of encode_records for this one tuple.
+    `record` is (key, value, headers, timestamp_ms), and the last two may be None. The
+    batch and the errors are those of encode_records() for this one tuple, except that
+    `encoding.batch_bytes` has no effect.
     """
-    writer = _Writer(
-        base_offset,
-        leader_epoch,
-        now_ms,
-        INT32_MAX,
-        max_bytes,
-        attributes,
-        -1,
-        -1,
-        -1,
-        compress,
-    )
-    writer.add(
-        0, *_normalised((key, value, headers, timestamp_ms), 0, now_ms, require_key)
-    )
+    writer = _Writer(base_offset, leader_epoch, now_ms, encoding)
+    writer.add(0, *_normalised(record, 0, now_ms, encoding.requires_key))
     writer.finish()
     return bytes(writer.done), writer.max_timestamp
 
 
 def _normalised(
-    record: Any, index: int, now_ms: int, require_key: bool
+    record: Any, index: int, now_ms: int, requires_key: bool
 ) -> tuple[int, bytes | None, bytes | None, int, bytes]:
     """Return (timestamp, key, value, header_count, encoded headers) of a record."""
     shape = "give (key, value[, headers[, timestamp_ms]])"
@@ -1757,7 +1699,7 @@ def _normalised(
     if type(key) is not bytes:
         if key is not None:
             key = _as_bytes(key, "a key", index)
-        elif require_key:
+        elif requires_key:
             raise InvalidRecordError(
                 f"record {index}: a compacted topic takes no record without a key"
             )
@@ -1787,42 +1729,19 @@ def _normalised(
 
 def encode_columns(
     out: bytearray,
-    keys: Column | None,
-    values: Column | None,
-    timestamps_ms: npt.NDArray[np.int64] | None,
-    count: int,
+    columns: InputColumns,
     base_offset: int,
     leader_epoch: int,
     now_ms: int,
-    batch_bytes: int,
-    max_bytes: int,
-    attributes: int = 0,
-    producer_id: int = -1,
-    producer_epoch: int = -1,
-    base_sequence: int = -1,
-    compress: Callable[[Buffer], bytes] | None = None,
-    require_key: bool = False,
+    encoding: BatchEncoding,
 ) -> tuple[int, list[EncodedBatch]]:
-    """Encode columns of `count` rows into v2 batches without headers.
+    """Encode rows given as columns into v2 batches without headers.
 
-    `keys` and `values` are (data, offsets, nulls): uint8 data; int64 offsets of shape
-    (count + 1,) that rise and are inside `data`, as checked by the caller; and uint8
-    nulls of shape (count,) with 1 for null, or None for no nulls. A column of None is
-    all null. `timestamps_ms` is int64 of shape (count,), or None for `now_ms`. The
-    other arguments are those of encode_records.
+    The caller has checked the columns. The other arguments, the result and the errors
+    are those of encode_records().
     """
-    writer = _Writer(
-        base_offset,
-        leader_epoch,
-        now_ms,
-        batch_bytes,
-        max_bytes,
-        attributes,
-        producer_id,
-        producer_epoch,
-        base_sequence,
-        compress,
-    )
+    writer = _Writer(base_offset, leader_epoch, now_ms, encoding)
+    keys, values, timestamps_ms, count = columns
     cells = []
     for column in (keys, values):
         if column is None:
@@ -1838,17 +1757,16 @@ def encode_columns(
             for row in np.flatnonzero(nulls):
                 cut[row] = None
         cells.append(cut)
-    if require_key and None in cells[0]:
+    if encoding.requires_key and None in cells[0]:
         raise InvalidRecordError(
             f"record {cells[0].index(None)}: a compacted topic takes no record without a key"
         )
     # Pairs take the fast path of extend().
     if timestamps_ms is None:
-        writer.extend(zip(*cells, strict=True), require_key)
+        writer.extend(zip(*cells, strict=True))
     else:
         writer.extend(
-            zip(*cells, itertools.repeat(()), timestamps_ms.tolist(), strict=False),
-            require_key,
+            zip(*cells, itertools.repeat(()), timestamps_ms.tolist(), strict=False)
         )
     return writer.result(out)
 

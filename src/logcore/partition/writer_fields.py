@@ -11,7 +11,7 @@ This module writes no files.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import attrs
 
@@ -19,7 +19,7 @@ from logcore.config import INT64_MAX, Durability, LogConfig
 from logcore.errors import LogcoreError, NotLeaderError, ReadOnlyLogError
 from logcore.format.compression import Codec
 from logcore.kernels.appending import QUICK_BYTES
-from logcore.kernels.layout import APPEND_TIME_BIT
+from logcore.kernels.layout import APPEND_TIME_BIT, BatchEncoding
 from logcore.metadata.checkpoint import PartitionMetadata
 from logcore.partition import aborted_transactions, epochs
 from logcore.partition.aborted_transactions import PartitionTransactions
@@ -34,11 +34,8 @@ _KEEPS_PLAIN: Final = ("producer", "uncompressed")
 class Encoding:
     """How appends are encoded and checked, derived from the settings of the log."""
 
-    #: Arguments of kernel.encode_one() after the offset, the epoch and the time.
-    one_record_args: tuple[Any, ...]
-    #: Arguments of the encoders of many records after the offset, the epoch and the
-    #: time.
-    many_records_args: tuple[Any, ...]
+    #: Passed to the kernels that encode records.
+    batch: BatchEncoding
     #: Whether an append neither syncs nor waits, unless it requests durability.
     is_os: bool
     #: Whether the timestamps of appended records have limits.
@@ -88,7 +85,6 @@ def encoding_of(
     batch_bytes = min(config.batch_size, config.segment_bytes)
     compress = compressor(codec, config)
     requires_key = config.is_compacted
-    no_producer = (-1, -1, -1)
     is_os = (
         durability.kind == "os"
         and config.flush_messages == INT64_MAX
@@ -118,15 +114,7 @@ def encoding_of(
     if never_syncs and allows_fast_path:
         stored_batch_bytes = config.segment_bytes
     return Encoding(
-        one_record_args=(max_bytes, attributes, compress, requires_key),
-        many_records_args=(
-            batch_bytes,
-            max_bytes,
-            attributes,
-            *no_producer,
-            compress,
-            requires_key,
-        ),
+        batch=BatchEncoding(batch_bytes, max_bytes, attributes, compress, requires_key),
         is_os=is_os,
         checks_times=checks_times,
         requires_key=requires_key,

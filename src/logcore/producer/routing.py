@@ -21,8 +21,8 @@ import numpy.typing as npt
 
 from logcore.directory.interface import PartitionDirectory
 from logcore.errors import TopicNotFoundError
-from logcore.format.columns import InputColumn
 from logcore.kernels import RouteFields
+from logcore.kernels.layout import InputColumn
 from logcore.producer.accumulator import Accumulator, Queue
 from logcore.producer.partitioners import Chooser, Draw
 from logcore.producer.settings import ProducerSettings

@@ -24,7 +24,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import Counter, deque
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import attrs
 
@@ -49,7 +49,13 @@ from logcore.errors import (
 from logcore.format.compression import Codec, codec_named
 from logcore.fs import FS
 from logcore.kernels import kernel
-from logcore.kernels.layout import INT32_MAX, TRANSACTIONAL_BIT, Level
+from logcore.kernels.layout import (
+    INT32_MAX,
+    TRANSACTIONAL_BIT,
+    BatchEncoding,
+    InputColumns,
+    Level,
+)
 from logcore.kernels.sending import RECORD_BYTES
 from logcore.log import Log
 from logcore.producer.accumulator import (
@@ -405,22 +411,22 @@ class Sender:
         attributes = int(codec)
         if self._transacting is not None:
             attributes |= TRANSACTIONAL_BIT
-        producer = (-1, -1, -1)
-        if identity is not None:
-            producer = (
-                identity.producer_id,
-                identity.producer_epoch,
-                identity.next_sequence,
-            )
-        most = min(config.max_message_bytes, config.segment_bytes)
-        # Arguments of the encoders after the records: offsets begin at 0, and all
-        # records are in one batch.
-        head = (0, -1, self._fs.now_ms(), INT32_MAX, most, attributes, *producer)
-        data = _encoded(
-            self._buffers.take(batch.size_bytes),
-            batch.records,
-            (*head, compressor(codec, config), config.is_compacted),
+        encoding = BatchEncoding(
+            # All records are in one batch.
+            batch_bytes=INT32_MAX,
+            max_bytes=min(config.max_message_bytes, config.segment_bytes),
+            attributes=attributes,
+            compress=compressor(codec, config),
+            requires_key=config.is_compacted,
         )
+        if identity is not None:
+            encoding = encoding._replace(
+                producer_id=identity.producer_id,
+                producer_epoch=identity.producer_epoch,
+                base_sequence=identity.next_sequence,
+            )
+        buffer = self._buffers.take(batch.size_bytes)
+        data = _encoded(buffer, batch.records, self._fs.now_ms(), encoding)
         if identity is not None:
             batch.identity = identity
             batch.sequence = identity.next_sequence
@@ -581,11 +587,12 @@ class Sender:
 
 
 def _encoded(
-    buffer: bytearray, records: list[Row] | UnsentColumns, head: tuple[Any, ...]
+    buffer: bytearray,
+    records: list[Row] | UnsentColumns,
+    now_ms: int,
+    encoding: BatchEncoding,
 ) -> memoryview:
-    """Encode one batch into a buffer.
-
-    `head` contains the arguments of kernel.encode_records() after the records.
+    """Encode one batch into a buffer, with offsets from 0 on and no leader epoch.
 
     Raises:
         InvalidRecordError: a record is invalid.
@@ -593,9 +600,10 @@ def _encoded(
         RecordTooLargeError: the batch is too large.
     """
     if isinstance(records, UnsentColumns):
-        size, _ = kernel.encode_columns(
-            buffer, records.keys, records.values, records.times, records.count, *head
+        columns = InputColumns(
+            records.keys, records.values, records.times, records.count
         )
+        size, _ = kernel.encode_columns(buffer, columns, 0, -1, now_ms, encoding)
     else:
-        size, _ = kernel.encode_records(buffer, records, *head)
+        size, _ = kernel.encode_records(buffer, records, 0, -1, now_ms, encoding)
     return memoryview(buffer)[:size]

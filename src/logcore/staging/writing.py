@@ -18,13 +18,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from logcore.config import LogConfig
 from logcore.errors import (
     LogNotFoundError,
 )
-from logcore.format.columns import InputColumn
 from logcore.format.compression import Codec
 from logcore.fs import FS
 from logcore.kernels import kernel, layout
@@ -82,13 +80,12 @@ class StagedWriter:
         codec = target_codec(config, codec)
         most = min(config.max_message_bytes, config.segment_bytes)
         attributes = int(codec) | layout.APPEND_TIME_BIT * config.is_append_time
-        no_producer = (-1, -1, -1)
-        self._encoding = (
+        self._encoding = layout.BatchEncoding(
             min(batch_bytes, most),
             most,
             attributes,
-            *no_producer,
             compressor(codec, config),
+            config.is_compacted,
         )
         self._scratch = bytearray(1 << 16)
         self._held: bytearray | None = None
@@ -99,16 +96,8 @@ class StagedWriter:
         self._done: list[StagedFile] = []
         self._crc = self._batches = 0
 
-    def append_columns(
-        self,
-        keys: InputColumn | None,
-        values: InputColumn | None,
-        timestamps_ms: npt.NDArray[np.int64] | None,
-        count: int,
-    ) -> None:
-        """Stage rows given as columns, see columns.input_column().
-
-        If `timestamps_ms` is None, all rows get the present time.
+    def append_columns(self, columns: layout.InputColumns) -> None:
+        """Stage rows given as columns.
 
         Raises:
             InvalidRecordError, InvalidTimestampError, RecordTooLargeError: a row is
@@ -116,21 +105,11 @@ class StagedWriter:
             DiskFullError, StorageWriteError: writing failed.
         """
         now_ms = self._fs.now_ms()
-        if timestamps_ms is not None and not self._config.is_append_time:
-            check_timestamps(timestamps_ms, now_ms, self._config)
-        end = self._end
-        require_key = self._config.is_compacted
+        times = columns.timestamps_ms
+        if times is not None and not self._config.is_append_time:
+            check_timestamps(times, now_ms, self._config)
         size, batches = kernel.encode_columns(
-            self._scratch,
-            keys,
-            values,
-            timestamps_ms,
-            count,
-            end,
-            0,
-            now_ms,
-            *self._encoding,
-            require_key,
+            self._scratch, columns, self._end, 0, now_ms, self._encoding
         )
         self._store(size, batches, now_ms)
 
@@ -143,10 +122,8 @@ class StagedWriter:
         given = [layout.milliseconds(row[3]) for row in records if row[3] is not None]
         if given and not self._config.is_append_time:
             check_timestamps(np.array(given, np.int64), now_ms, self._config)
-        end = self._end
-        require_key = self._config.is_compacted
         size, batches = kernel.encode_records(
-            self._scratch, records, end, 0, now_ms, *self._encoding, require_key
+            self._scratch, records, self._end, 0, now_ms, self._encoding
         )
         self._store(size, batches, now_ms)
 
