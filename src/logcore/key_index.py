@@ -25,7 +25,7 @@ from logcore.errors import (
     OffsetOutOfRangeError,
 )
 from logcore.kernels import Record
-from logcore.kernels.layout import Piece
+from logcore.kernels.layout import Buffer
 from logcore.reader import LogReader, fs_of, stored_batches
 
 #: The expected offset of a key without records.
@@ -62,7 +62,7 @@ class KeyIndex:
                     known.append(record.offset)
         self._next_offset = end
 
-    def check(self, expected: Mapping[Piece, int], end: int) -> None:
+    def check(self, expected: Mapping[Buffer, int], end: int) -> None:
         """Check that the last record of each key below `end` has the expected offset.
 
         Raises:

@@ -60,7 +60,6 @@ from logcore.kernels.layout import (
     Buffer,
     HeadersInput,
     Level,
-    Piece,
     RecordInput,
     Time,
     header_pairs,
@@ -551,14 +550,14 @@ class Log(LogReader, Closeable):
 
     def append(
         self,
-        value: Piece | None,
+        value: Buffer | None,
         *,
-        key: Piece | None = None,
+        key: Buffer | None = None,
         headers: HeadersInput = (),
         timestamp_ms: Time | None = None,
         durability: Level | None = None,
         expected_offset: int | None = None,
-        expected: Mapping[Piece, int] | None = None,
+        expected: Mapping[Buffer, int] | None = None,
     ) -> Receipt:
         """Append one record, and return when it is as durable as the policy requires.
 
@@ -635,7 +634,7 @@ class Log(LogReader, Closeable):
         return writer.acknowledge(offset, offset, now_ms, durability)
 
     def _expect_locked(
-        self, expected_offset: int | None, expected: Mapping[Piece, int] | None
+        self, expected_offset: int | None, expected: Mapping[Buffer, int] | None
     ) -> None:
         self.host.writer.expect_end_locked(expected_offset)
         if expected is not None:
@@ -648,7 +647,7 @@ class Log(LogReader, Closeable):
         return self._keys
 
     def history(
-        self, key: Piece, start: int | None = None, end: int | None = None
+        self, key: Buffer, start: int | None = None, end: int | None = None
     ) -> Iterator[Record]:
         """Return an iterator over the records of a key, in order.
 
@@ -677,7 +676,7 @@ class Log(LogReader, Closeable):
         *,
         durability: Level | None = None,
         expected_offset: int | None = None,
-        expected: Mapping[Piece, int] | None = None,
+        expected: Mapping[Buffer, int] | None = None,
     ) -> Receipt:
         """Append (key, value[, headers[, timestamp_ms]]) tuples in order, as one or more
         batches.
@@ -730,7 +729,7 @@ class Log(LogReader, Closeable):
         timestamps_ms: TimesInput | None = None,
         durability: Level | None = None,
         expected_offset: int | None = None,
-        expected: Mapping[Piece, int] | None = None,
+        expected: Mapping[Buffer, int] | None = None,
     ) -> Receipt:
         """Append records given as columns, without an object for each record.
 

@@ -59,7 +59,7 @@ from logcore.errors import (
 from logcore.format.columns import TOPIC_COLUMNS
 from logcore.fs import FS, OS
 from logcore.kernels import Receipt, Record, TopicRecord
-from logcore.kernels.layout import HeadersInput, Level, Piece, Time
+from logcore.kernels.layout import Buffer, HeadersInput, Level, Time
 from logcore.log import (
     Log,
     OnCorruption,
@@ -811,14 +811,14 @@ class LogDir(Closeable):
     def append(
         self,
         topic: str,
-        value: Piece | None,
+        value: Buffer | None,
         *,
-        key: Piece | None = None,
+        key: Buffer | None = None,
         headers: HeadersInput = (),
         timestamp_ms: Time | None = None,
         partition: int | None = None,
         durability: Level | None = None,
-        expected: Mapping[Piece, int] | None = None,
+        expected: Mapping[Buffer, int] | None = None,
     ) -> Receipt:
         """Append one record to a partition of a topic. The receipt contains the
         partition.
@@ -849,7 +849,7 @@ class LogDir(Closeable):
     def history(
         self,
         topic: str,
-        key: Piece,
+        key: Buffer,
         start: int | None = None,
         end: int | None = None,
     ) -> Iterator[Record]:
@@ -863,9 +863,9 @@ class LogDir(Closeable):
     def choose_partition(
         self,
         topic: str,
-        key: Piece | None,
-        value: Piece | None,
-        expected: Iterable[Piece] = (),
+        key: Buffer | None,
+        value: Buffer | None,
+        expected: Iterable[Buffer] = (),
     ) -> int:
         """Return the partition that append() chooses for a record.
 

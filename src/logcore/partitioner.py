@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from logcore.errors import InvalidConfigError, InvalidRecordError
 from logcore.kernels import kernel
-from logcore.kernels.layout import Piece
+from logcore.kernels.layout import Buffer
 
 #: Kafka: batch.size of a producer.
 STICKY_BYTES: Final = 16_384
@@ -46,7 +46,7 @@ class Partitioner:
         self._number = 0
         self._bytes = 0
 
-    def choose(self, key: Piece | None, value: Piece | None) -> int:
+    def choose(self, key: Buffer | None, value: Buffer | None) -> int:
         """Return the partition of one record. Raises InvalidRecordError for a key that
         is not bytes.
         """

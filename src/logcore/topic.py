@@ -22,7 +22,7 @@ from typing import Literal, Protocol
 from logcore.errors import InvalidConfigError, TopicNotFoundError
 from logcore.format.columns import TOPIC_COLUMNS
 from logcore.kernels import Receipt, Record, TopicRecord, kernel
-from logcore.kernels.layout import HeadersInput, Level, Piece, Time
+from logcore.kernels.layout import Buffer, HeadersInput, Level, Time
 from logcore.log import Log
 from logcore.partition.scan import Scan
 from logcore.reader import Isolation, record_lists, span_of, tail_together
@@ -44,9 +44,9 @@ class TopicDirectory(Protocol):
     def append(
         self,
         topic: str,
-        value: Piece | None,
+        value: Buffer | None,
         *,
-        key: Piece | None = None,
+        key: Buffer | None = None,
         headers: HeadersInput = (),
         timestamp_ms: Time | None = None,
         partition: int | None = None,
@@ -83,9 +83,9 @@ class Topic:
 
     def append(
         self,
-        value: Piece | None,
+        value: Buffer | None,
         *,
-        key: Piece | None = None,
+        key: Buffer | None = None,
         headers: HeadersInput = (),
         timestamp_ms: Time | None = None,
         partition: int | None = None,

@@ -34,9 +34,9 @@ from logcore.config import LogConfig
 from logcore.errors import InvalidRecordError, RecordTooLargeError
 from logcore.kernels import Receipt, Record
 from logcore.kernels.layout import (
+    Buffer,
     HeadersInput,
     Level,
-    Piece,
     RecordInput,
     Time,
     header_pairs,
@@ -79,10 +79,10 @@ class Appended:
 
     def __init__(
         self,
-        row: tuple[Piece | None, Piece | None, HeadersInput, Time | None],
+        row: tuple[Buffer | None, Buffer | None, HeadersInput, Time | None],
         durability: Level | None,
         expected_offset: int | None,
-        expected: Mapping[Piece, int] | None,
+        expected: Mapping[Buffer, int] | None,
         future: asyncio.Future[Receipt],
     ) -> None:
         self.row = row
@@ -301,14 +301,14 @@ class Log(AsyncCloseable):
 
     async def append(
         self,
-        value: Piece | None,
+        value: Buffer | None,
         *,
-        key: Piece | None = None,
+        key: Buffer | None = None,
         headers: HeadersInput = (),
         timestamp_ms: Time | None = None,
         durability: Level | None = None,
         expected_offset: int | None = None,
-        expected: Mapping[Piece, int] | None = None,
+        expected: Mapping[Buffer, int] | None = None,
     ) -> Receipt:
         """Append one record, together with those of other tasks.
 
@@ -338,7 +338,7 @@ class Log(AsyncCloseable):
         *,
         durability: Level | None = None,
         expected_offset: int | None = None,
-        expected: Mapping[Piece, int] | None = None,
+        expected: Mapping[Buffer, int] | None = None,
     ) -> Receipt:
         """See logcore.Log.append_many()."""
         if isinstance(records, (list, tuple)) or not isinstance(records, Iterable):
@@ -386,7 +386,7 @@ class Log(AsyncCloseable):
         return ReadLists(self._loop_thread, find())
 
     async def history(
-        self, key: Piece, start: int | None = None, end: int | None = None
+        self, key: Buffer, start: int | None = None, end: int | None = None
     ) -> list[Record]:
         """Return the records of a key; see logcore.Log.history()."""
         return await self._call(lambda: list(self.sync.history(key, start, end)))

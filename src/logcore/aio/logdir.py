@@ -27,7 +27,7 @@ from logcore.aio.notify import (
 )
 from logcore.consumer.settings import ConsumerOptions, consumer_settings
 from logcore.kernels import Receipt, Record, TopicRecord, kernel
-from logcore.kernels.layout import HeadersInput, Level, Piece, Time
+from logcore.kernels.layout import Buffer, HeadersInput, Level, Time
 from logcore.producer.settings import (
     ProducerOptions,
     TransactionOptions,
@@ -149,14 +149,14 @@ class LogDir(AsyncCloseable):
     async def append(
         self,
         topic: str,
-        value: Piece | None,
+        value: Buffer | None,
         *,
-        key: Piece | None = None,
+        key: Buffer | None = None,
         headers: HeadersInput = (),
         timestamp_ms: Time | None = None,
         partition: int | None = None,
         durability: Level | None = None,
-        expected: Mapping[Piece, int] | None = None,
+        expected: Mapping[Buffer, int] | None = None,
     ) -> Receipt:
         """Append one record; see logcore.LogDir.append() and Log.append()."""
         if partition is None:
@@ -176,7 +176,7 @@ class LogDir(AsyncCloseable):
     async def history(
         self,
         topic: str,
-        key: Piece,
+        key: Buffer,
         start: int | None = None,
         end: int | None = None,
     ) -> list[Record]:

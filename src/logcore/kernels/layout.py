@@ -145,7 +145,7 @@ BODY_REASONS: Final = {
 #: round trip as surrogates.
 HEADER_NAME_ERRORS: Final = "surrogateescape"
 
-#: The input of kernels: any contiguous bytes.
+#: Any contiguous bytes, such as the input of kernels, or a key or value to append.
 Buffer = bytes | bytearray | memoryview
 #: An array of BATCH_FACTS.
 Facts = npt.NDArray[Any]
@@ -243,16 +243,14 @@ def receipt_of(*fields: Any) -> Receipt:
     return kind(*fields)
 
 
-#: A key, a value or the value of a header, as appends accept it; None is null.
-Piece = bytes | bytearray | memoryview
 #: Headers as appends accept them: a dict, or pairs, because a name may repeat.
-HeadersInput = Mapping[str, Piece | None] | Iterable[tuple[str, Piece | None]]
+HeadersInput = Mapping[str, Buffer | None] | Iterable[tuple[str, Buffer | None]]
 
 
-def header_pairs(headers: HeadersInput) -> Iterable[tuple[str, Piece | None]]:
+def header_pairs(headers: HeadersInput) -> Iterable[tuple[str, Buffer | None]]:
     """Return headers as pairs."""
     if isinstance(headers, Mapping):
-        return cast("Mapping[str, Piece | None]", headers).items()
+        return cast("Mapping[str, Buffer | None]", headers).items()
     return headers
 
 
@@ -260,9 +258,9 @@ def header_pairs(headers: HeadersInput) -> Iterable[tuple[str, Piece | None]]:
 Time = int | datetime.datetime | np.datetime64
 #: A record as append_many() accepts it: (key, value[, headers[, time]]).
 RecordInput = (
-    tuple[Piece | None, Piece | None]
-    | tuple[Piece | None, Piece | None, HeadersInput | None]
-    | tuple[Piece | None, Piece | None, HeadersInput | None, Time | None]
+    tuple[Buffer | None, Buffer | None]
+    | tuple[Buffer | None, Buffer | None, HeadersInput | None]
+    | tuple[Buffer | None, Buffer | None, HeadersInput | None, Time | None]
 )
 
 #: One encoded batch in an output buffer: (position, size_bytes, last_offset,
