@@ -82,11 +82,11 @@ MISTAKES: Final = (
     ),
     Mistake(
         "log_start_is_checked_before_the_refresh", "logcore/reader.py",
-        "            segments, bound = self._bounded()\n"
+        "            segments, bound = self._visible_segments()\n"
         "        # Checked after the segments were read, because a deletion moves the start\n"
         "        # before it removes segments.\n"
         "        if not self._state.log_start <= start",
-        "            log_start = self._state.log_start\n            segments, bound = self._bounded()\n"
+        "            log_start = self._state.log_start\n            segments, bound = self._visible_segments()\n"
         "        if not (self._state.log_start if committed else log_start) <= start",
         "log/test_bounds.py::test_read_returns_the_log_as_of_one_moment",
     ),
@@ -111,7 +111,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "tail_ignores_truncations", "logcore/reader.py",
-        "return lowest_cut < self.offset or state.visible", "return state.visible",
+        "return lowest_truncation < self.offset or state.visible", "return state.visible",
         "log/test_log.py::test_tail_does_not_continue_with_records_that_replaced_its_own",
     ),
     Mistake(
@@ -132,8 +132,8 @@ MISTAKES: Final = (
     Mistake(
         "reopen_closes_the_new_handle", "logcore/segment.py",
         "        close = self._closing\n        self.held = None\n"
-        "        self._hold(self.fs.open(self.path, write=True))\n        close()",
-        "        self.held = None\n        self._hold(self.fs.open(self.path, write=True))\n        self._closing()",
+        "        self._keep_open(self.fs.open(self.path, write=True))\n        close()",
+        "        self.held = None\n        self._keep_open(self.fs.open(self.path, write=True))\n        self._closing()",
         "partition/test_recovery.py::test_log_truncated_at_every_byte_opens_with_the_longest_whole_prefix",
     ),
     # -- files that go and come
@@ -157,7 +157,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "failed_fast_append_is_not_undone", "logcore/partition/writer.py",
-        "            self.active.cut_back()\n        except StorageWriteError",
+        "            self.active.undo_write()\n        except StorageWriteError",
         "            pass\n        except StorageWriteError",
         "kernels/test_appending.py",
     ),
@@ -301,7 +301,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "horizon_moves_with_each_round", "logcore/cleaner.py",
-        "sets_horizon = left.has_tombstone & ~has_horizon", "sets_horizon = left.has_tombstone",
+        "sets_horizon = kept_records.has_tombstone & ~has_horizon",
+        "sets_horizon = kept_records.has_tombstone",
         "log/test_cleaner.py::test_P39_tombstone_is_kept_for_its_retention_time",
     ),
     Mistake(
@@ -447,7 +448,7 @@ MISTAKES: Final = (
     # -- offsets by key
     Mistake(
         "index_of_keys_survives_a_truncation", "logcore/key_index.py",
-        "        if cuts != self._cuts or", "        if",
+        "        if times_truncated != self._times_truncated or", "        if",
         "log/test_key_index.py -k scan",
     ),
     Mistake(
@@ -1439,15 +1440,15 @@ MISTAKES: Final = (
         "consumer_is_given_a_compressed_batch_whole", "logcore/partition/scan.py",
         "                yield (\n"
         "                    item.size_bytes,\n"
-        "                    kernel.place_records(topic, partition, self._within(records)),\n"
+        "                    kernel.to_topic_records(topic, partition, self._within(records)),\n"
         "                )",
-        "                yield item.size_bytes, kernel.place_records(topic, partition, records)",
+        "                yield item.size_bytes, kernel.to_topic_records(topic, partition, records)",
         "consumer/test_consumer.py::test_poll_returns_the_same_records_as_read_from_every_offset",
     ),
     Mistake(
         "damage_that_a_consumer_meets_has_another_position", "logcore/partition/scan.py",
-        "        with self._placed():\n            return kernel.decode_placed(",
-        "        if True:\n            return kernel.decode_placed(",
+        "        with self._placed():\n            return kernel.decode_topic_records(",
+        "        if True:\n            return kernel.decode_topic_records(",
         "consumer/test_consumer.py::test_consumer_reports_damage_like_read",
     ),
     Mistake(

@@ -39,11 +39,11 @@ def _show(error: Exception, function: Callable[..., object]) -> None:
         sys.stderr.write(f"Exception ignored in: {function!r}\n")
         traceback.print_exception(error)
         return
-    told: Any = types.SimpleNamespace(
+    details: Any = types.SimpleNamespace(
         exc_type=type(error),
         exc_value=error,
         exc_traceback=error.__traceback__,
         err_msg=None,
         object=function,
     )
-    sys.unraisablehook(told)
+    sys.unraisablehook(details)

@@ -233,7 +233,7 @@ def group(
 
 
 @attrs.frozen
-class _Left:
+class _KeptRecords:
     """The kept records of some batches."""
 
     #: For each record, whether it is kept.
@@ -277,13 +277,15 @@ class OffsetMap:
         self._superseded = _NO_BITS
         if self.has_bits:
             self._superseded = np.zeros(bits_bytes, np.uint8)
-        self._room = max(2, (memory_bytes - self._superseded.nbytes) // _SLOT_BYTES)
+        self._max_slots = max(
+            2, (memory_bytes - self._superseded.nbytes) // _SLOT_BYTES
+        )
         # Scratch space of put_run().
         self._run_hashes = np.empty((0, 2), np.uint64)
         self._run_offsets = np.empty(0, np.int64)
-        self._wanted = min(max(2, int(keys / _LOAD) + 2), (1 << 32) - 1)
+        self._expected_slots = min(max(2, int(keys / _LOAD) + 2), (1 << 32) - 1)
         self._used = 0
-        self._make(min(self._wanted, self._room, _FIRST_SLOTS))
+        self._make(min(self._expected_slots, self._max_slots, _FIRST_SLOTS))
         # Random, so that a client cannot choose two keys with the same hash: one would
         # supersede the other.
         self._secret = random_bytes(16)
@@ -329,10 +331,10 @@ class OffsetMap:
         """
         # Needs memory in addition to the new slots until it was copied.
         old = self._slots
-        most = min(self._wanted, self._room - len(old))
+        most = min(self._expected_slots, self._max_slots - len(old))
         slots = min(4 * len(old), most)
         # It cannot grow another time, so use all the memory now.
-        if self._room - slots <= slots:
+        if self._max_slots - slots <= slots:
             slots = most
         if slots <= len(old):
             return False
@@ -391,7 +393,7 @@ class OffsetMap:
             return None
         return self.put(hashes[:rows], offsets[:rows])
 
-    def survey(self, run: Run, batches: int) -> _Left:
+    def survey(self, run: Run, batches: int) -> _KeptRecords:
         """Return the kept records of batches in the dirty part, checking each CRC.
 
         Raises CorruptBatchError.
@@ -407,7 +409,9 @@ class OffsetMap:
             batches,
             run.path,
         )
-        return _Left(keep.view(np.bool_), found[:, 0], found[:, 1] > 0, found[:, 2])
+        return _KeptRecords(
+            keep.view(np.bool_), found[:, 0], found[:, 1] > 0, found[:, 2]
+        )
 
     def newest(self, hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
         """Return the largest stored offset of each key, -1 for none."""
@@ -418,7 +422,7 @@ class OffsetMap:
 
 
 @attrs.define
-class _Passing:
+class _SeenTransactions:
     """The transactions with batches up to the present position of a pass (section 9.5)."""
 
     transactions: PartitionTransactions
@@ -642,13 +646,13 @@ class _Round:
         end = newest.latest_offset + 1
         segments = [segment for segment in view.sealed if segment.base_offset < end]
         self.producers = view.last_batches()
-        passing = _Passing(view.transactions())
+        transactions = _SeenTransactions(view.transactions())
         for old in group(
             segments,
             [self.ends[segment.base_offset] for segment in segments],
             self.config,
         ):
-            yield from self._rewrite(old, newest, passing, end)
+            yield from self._rewrite(old, newest, transactions, end)
         # Last: a crash before it only repeats the round.
         view.record_cleaned(end)
         report = CleaningReport(
@@ -741,10 +745,10 @@ class _Round:
     def _record_keys(self, newest: OffsetMap) -> Generator[ScrubProgress, None, None]:
         """Read the dirty part once (section 9.3)."""
         newest.latest_offset = self.plan.first_dirty - 1
-        passing = _Passing(self.view.transactions())
+        transactions = _SeenTransactions(self.view.transactions())
         for segment in self.dirty:
             for part in self._parts(segment):
-                if not self._store_keys(part, newest, passing):
+                if not self._store_keys(part, newest, transactions):
                     return
                 newest.latest_offset = max(
                     newest.latest_offset, int(part.facts["last_offset"][-1])
@@ -755,7 +759,9 @@ class _Round:
                 newest.latest_offset, self.ends[segment.base_offset] - 1
             )
 
-    def _store_keys(self, part: _Part, newest: OffsetMap, passing: _Passing) -> bool:
+    def _store_keys(
+        self, part: _Part, newest: OffsetMap, transactions: _SeenTransactions
+    ) -> bool:
         """Store the keys of a part; return False if there was no memory for all of
         them.
         """
@@ -767,7 +773,7 @@ class _Round:
         if columns is None:
             return True
         rows = (columns.key_sizes >= 0) & (columns.offsets >= self.plan.first_dirty)
-        rows &= ~np.repeat(_aborted(part, passing), _row_counts(part))
+        rows &= ~np.repeat(_aborted(part, transactions), _row_counts(part))
         if rows.all():
             return newest.put(newest.hashes(columns), columns.offsets)
         return newest.put(newest.hashes(columns)[rows], columns.offsets[rows])
@@ -795,7 +801,11 @@ class _Round:
     # -- writing
 
     def _rewrite(
-        self, old: list[Segment], newest: OffsetMap, passing: _Passing, end: int
+        self,
+        old: list[Segment],
+        newest: OffsetMap,
+        transactions: _SeenTransactions,
+        end: int,
     ) -> Generator[ScrubProgress, None, None]:
         """Replace some old segments by one new segment."""
         view = self.view
@@ -806,7 +816,7 @@ class _Round:
         crc = 0
         for segment in old:
             for part in self._parts(segment):
-                data = self._rewritten(part, newest, passing, end)
+                data = self._rewritten(part, newest, transactions, end)
                 # Deltas may take more space than before.
                 if len(data) > INT32_MAX - new.size_bytes:
                     raise SegmentTooSmallError(
@@ -842,30 +852,30 @@ class _Round:
         view.replace(old, new)
 
     def _rewritten(
-        self, part: _Part, newest: OffsetMap, passing: _Passing, end: int
+        self, part: _Part, newest: OffsetMap, transactions: _SeenTransactions, end: int
     ) -> bytes | memoryview:
         """Return the kept records of some batches as bytes to store."""
         facts = part.facts
         if part.run is not None and self._has_bits(part, newest):
-            left = newest.survey(part.run, len(facts))
+            kept_records = newest.survey(part.run, len(facts))
         else:
             columns = part.decoded()
             if columns is None:
                 assert part.batch is not None
-                return self._marker(part, part.batch, passing, end)
-            left = self._left(part, columns, newest, passing)
-        keep = left.keep
-        kept = left.kept
+                return self._marker(part, part.batch, transactions, end)
+            kept_records = self._kept_records(part, columns, newest, transactions)
+        keep = kept_records.keep
+        kept = kept_records.kept
         counts = _row_counts(part)
         self.counts.records_read += len(keep)
         self.counts.records_kept += int(kept.sum())
         has_horizon = (facts["attributes"] & DELETE_HORIZON_BIT) != 0
-        sets_horizon = left.has_tombstone & ~has_horizon
+        sets_horizon = kept_records.has_tombstone & ~has_horizon
         # Choose an action for each batch. Without kept records, it is dropped or kept
         # empty. If all records are kept and its head does not change, its bytes are
         # copied.
         without_records = np.where(
-            self._stays_empty(facts, end), kernel.EMPTY, kernel.DROP
+            self._kept_empty(facts, end), kernel.EMPTY, kernel.DROP
         )
         actions = np.where(kept == 0, without_records, kernel.FILTER).astype(np.uint8)
         actions[(kept == counts) & (kept > 0) & ~sets_horizon] = kernel.COPY
@@ -878,19 +888,25 @@ class _Round:
             return self._from_legacy(part.batch, part.columns, keep, end)
         # Like Kafka's builder: relative to the horizon if there is one, else to the
         # first kept record.
-        bases = np.where(has_horizon, facts["base_timestamp"], left.first_timestamps_ms)
+        bases = np.where(
+            has_horizon, facts["base_timestamp"], kept_records.first_timestamps_ms
+        )
         bases = np.where(
             sets_horizon, self.now_ms + self.config.delete_retention_ms, bases
         )
         return _rewrite_run(part, actions, sets_horizon, bases, keep, self.config)
 
-    def _left(
-        self, part: _Part, columns: RecordColumns, newest: OffsetMap, passing: _Passing
-    ) -> _Left:
+    def _kept_records(
+        self,
+        part: _Part,
+        columns: RecordColumns,
+        newest: OffsetMap,
+        transactions: _SeenTransactions,
+    ) -> _KeptRecords:
         """Return the kept records of batches, decided by their keys."""
         counts = _row_counts(part)
         keep = self._kept_rows(
-            part, columns, newest, np.repeat(_aborted(part, passing), counts)
+            part, columns, newest, np.repeat(_aborted(part, transactions), counts)
         )
         # Prefix sums: the value of a batch is the difference between its two edges.
         # The first row of each batch, and the number of rows.
@@ -904,7 +920,7 @@ class _Round:
         timestamps_ms = np.zeros(len(counts), np.int64)
         if len(keep):
             timestamps_ms = columns.timestamps_ms[np.minimum(first_kept, len(keep) - 1)]
-        return _Left(
+        return _KeptRecords(
             keep,
             before[edges[1:]] - before[edges[:-1]],
             tombstones[edges[1:]] > tombstones[edges[:-1]],
@@ -934,13 +950,13 @@ class _Round:
         keep |= columns.offsets > newest.latest_offset
         return keep & ~is_aborted
 
-    def _stays_empty(self, facts: layout.Facts, end: int) -> npt.NDArray[np.bool_]:
+    def _kept_empty(self, facts: layout.Facts, end: int) -> npt.NDArray[np.bool_]:
         """Return which batches are kept without records.
 
         These are the last batch of a live producer, for its sequence, and the last
         batch of the round, for the next offset of the log.
         """
-        stays: npt.NDArray[np.bool_] = facts["last_offset"] + 1 == end
+        kept: npt.NDArray[np.bool_] = facts["last_offset"] + 1 == end
         for row in np.flatnonzero(
             (facts["producer_id"] >= 0) & (facts["magic"] == 2)
         ).tolist():
@@ -949,14 +965,14 @@ class _Round:
             )
             is_control = bool(facts["attributes"][row] & CONTROL_BIT)
             if last_offset >= 0:
-                stays[row] |= last_offset == facts["last_offset"][row]
+                kept[row] |= last_offset == facts["last_offset"][row]
             # The producer wrote only markers, which keep its epoch.
             elif last_offset == -1:
-                stays[row] |= is_control and epoch == facts["producer_epoch"][row]
-        return stays
+                kept[row] |= is_control and epoch == facts["producer_epoch"][row]
+        return kept
 
     def _marker(
-        self, part: _Part, batch: RecordBatch, passing: _Passing, end: int
+        self, part: _Part, batch: RecordBatch, transactions: _SeenTransactions, end: int
     ) -> bytes | memoryview:
         """Return a control batch to store.
 
@@ -967,27 +983,29 @@ class _Round:
         if batch.record_count:
             kind = batch.control_type()
         ends_transaction = kind in TRANSACTION_ENDS
-        had_batches = ends_transaction and passing.had_batches(batch.producer_id, kind)
+        had_batches = ends_transaction and transactions.had_batches(
+            batch.producer_id, kind
+        )
         # Batches of the transaction are left, so readers need its entry in the new
         # .txnindex.
         if had_batches and kind == "ABORT":
             self.view.index_aborted(batch.base_offset)
-        may_go = not batch.record_count or (ends_transaction and not had_batches)
+        is_removable = not batch.record_count or (ends_transaction and not had_batches)
         horizon_ms = batch.delete_horizon_ms
         # Two rounds, as in Kafka: the first that finds no batch left sets a horizon.
         # The first after the horizon removes the marker. In between, readers can still
         # learn how the transaction ended.
-        goes = not batch.record_count or (
-            may_go and horizon_ms is not None and horizon_ms <= self.now_ms
+        is_removed = not batch.record_count or (
+            is_removable and horizon_ms is not None and horizon_ms <= self.now_ms
         )
-        if not goes:
-            if may_go and horizon_ms is None:
+        if not is_removed:
+            if is_removable and horizon_ms is None:
                 return _with_horizon(
                     bytes(batch.data), self.now_ms + self.config.delete_retention_ms
                 )
             return batch.data
         action = kernel.DROP
-        if self._stays_empty(part.facts, end)[0]:
+        if self._kept_empty(part.facts, end)[0]:
             action = kernel.EMPTY
         keep = np.ones(max(0, batch.record_count), np.bool_)
         return _rewrite_run(
@@ -1050,14 +1068,14 @@ def _row_counts(part: _Part) -> npt.NDArray[np.int64]:
     return counts
 
 
-def _aborted(part: _Part, passing: _Passing) -> npt.NDArray[np.bool_]:
+def _aborted(part: _Part, transactions: _SeenTransactions) -> npt.NDArray[np.bool_]:
     """Return which data batches belong to an aborted transaction."""
     facts = part.facts
     found = np.zeros(len(facts), np.bool_)
     for row in np.flatnonzero(
         (facts["attributes"] & TRANSACTIONAL_BIT != 0) & (facts["magic"] == 2)
     ).tolist():
-        found[row] = passing.is_aborted(
+        found[row] = transactions.is_aborted(
             int(facts["producer_id"][row]), int(facts["base_offset"][row])
         )
     return found
@@ -1086,10 +1104,10 @@ def _rewrite_run(
     bases = np.where(is_empty, -1, base_timestamps).astype(np.int64)
     positions = np.ascontiguousarray(facts["position"], np.int64)
     room = int(facts["size_bytes"].sum()) + _GROWTH * len(keep)
-    packs = (
+    is_compressed = (
         part.batch is not None and part.batch.codec != 0 and actions[0] == kernel.FILTER
     )
-    if packs:
+    if is_compressed:
         # The kernel gets the batch as a plain one, with the length of its inflated
         # body.
         assert part.batch is not None
@@ -1104,7 +1122,7 @@ def _rewrite_run(
         data, positions, actions, attributes, bases, keep.view(np.uint8), out
     )
     raw = out.data[: int(sizes.sum())]
-    if not packs:
+    if not is_compressed:
         return raw
     assert part.batch is not None
     pack = compressor(part.batch.codec, LogConfig())

@@ -45,7 +45,7 @@ def _int(
     doc: str = "",
     *,
     also: int | None = None,
-    ours: bool = False,
+    is_extension: bool = False,
 ) -> Any:
     """Return a field for an int. `also` is a valid value outside of the range."""
     facts = {
@@ -54,7 +54,7 @@ def _int(
         "range": (low, high),
         "also": also,
         "doc": doc,
-        "ours": ours,
+        "is_extension": is_extension,
     }
     return attrs.field(default=default, metadata=facts)
 
@@ -95,10 +95,15 @@ def _boolean(name: str, default: bool, *, only: bool | None = None) -> Any:
     )
 
 
-def _text(name: str, default: str, doc: str = "", *, ours: bool = False) -> Any:
+def _text(name: str, default: str, doc: str = "", *, is_extension: bool = False) -> Any:
     return attrs.field(
         default=default,
-        metadata={"name": name, "type": "string", "doc": doc, "ours": ours},
+        metadata={
+            "name": name,
+            "type": "string",
+            "doc": doc,
+            "is_extension": is_extension,
+        },
     )
 
 
@@ -154,20 +159,20 @@ class LogConfig:
         MAX_DECOMPRESSED_BYTES,
         1,
         doc="most that one batch may inflate to",
-        ours=True,
+        is_extension=True,
     )
     batch_size: int = _int(
         "batch.size",
         16_384,
         1,
         doc="bytes at which append_many closes a batch",
-        ours=True,
+        is_extension=True,
     )
     mirror_source: str = _text(
         "mirror.source",
         "",
         "the mirrored topic, with its offsets; only the mirror may write",
-        ours=True,
+        is_extension=True,
     )
     cleanup_policy: str = _list(
         "cleanup.policy",
@@ -258,7 +263,7 @@ class LogConfig:
 
 #: Every setting by Kafka's name. The metadata of a field contains its type ("int",
 #: "long", "double", "boolean", "string", "list"), its range or choices, its
-#: description, and `ours`, which is True for settings that Kafka does not have.
+#: description, and `is_extension`, which is True for settings that Kafka does not have.
 CONFIGS: Final[Mapping[str, Any]] = {
     field.metadata["name"]: field for field in attrs.fields(LogConfig)
 }
@@ -307,15 +312,15 @@ def _checked(name: str, value: object, facts: Mapping[str, Any]) -> float | bool
             )
         return ",".join(parts)
     if facts["type"] == "boolean":
-        truth = {"true": True, "false": False}.get(text.strip().lower())
-        if truth is None or facts["only"] not in (None, truth):
+        parsed = {"true": True, "false": False}.get(text.strip().lower())
+        if parsed is None or facts["only"] not in (None, parsed):
             expected = (
                 "true or false" if facts["only"] is None else config_text(facts["only"])
             )
             raise InvalidConfigError(
                 f"config {name!r}", expected=expected, found=repr(value)
             )
-        return truth
+        return parsed
     if "range" not in facts:
         return text
     low, high = facts["range"]

@@ -208,10 +208,10 @@ class DirectoryHost:
         """
         with self.lock:
             claim = self._check_replicated()
-            doomed = list(numbers)
+            deleted = list(numbers)
             with claim.batched_recovery_points():
-                self._logs.close((name, number) for number in doomed)
-            self._registry.remove_replicas(name, doomed)
+                self._logs.close((name, number) for number in deleted)
+            self._registry.remove_replicas(name, deleted)
 
     def set_topic_aside(self, name: str) -> None:
         """Rename the replicas of a topic, so that another topic can have its name.

@@ -53,7 +53,7 @@ TXN_ENTRY: Final = np.dtype(
 )
 #: Number of new entries after which index entries are written, and the remaining room
 #: is checked.
-_LOOK_ENTRIES: Final = 512
+_CHECK_ENTRIES: Final = 512
 _ZEROS_AT_ONCE: Final = 64 << 10
 _ZEROS: Final = bytes(_ZEROS_AT_ONCE)
 _OFFSET: Final = struct.Struct(">ii")
@@ -109,16 +109,16 @@ class _Entries:
         *,
         whole: bool = False,
         sync: bool = False,
-        keeps_rest: bool = False,
+        keeps_other_entries: bool = False,
     ) -> None:
         """Write new entries to the file.
 
         With `whole`, the file is read first and other entries are removed from it. With
-        `sync`, the file becomes durable. With `keeps_rest`, other entries in the file
+        `sync`, the file becomes durable. With `keeps_other_entries`, other entries in the file
         are valid too, and are kept until there are more entries here.
         """
         if whole or self._on_file is None:
-            self._on_file = self._front_on_file(fs, keeps_rest)
+            self._on_file = self._matching_bytes(fs, keeps_other_entries)
         if self._on_file == len(self.data) and (self._is_synced or not sync):
             return
         with opened(fs, self.path, write=True, create=True) as handle:
@@ -136,7 +136,7 @@ class _Entries:
                 fs.fsync(handle)
                 self._is_synced = True
 
-    def _front_on_file(self, fs: FS, keeps_rest: bool) -> int:
+    def _matching_bytes(self, fs: FS, keeps_other_entries: bool) -> int:
         """Return how many bytes of the file equal the front of these entries.
 
         The result is -1 if the file must be truncated or created. A file with other
@@ -149,16 +149,16 @@ class _Entries:
                 length = min(size, len(self.data))
                 content = (
                     fs.pread(handle, length, 0)
-                    if keeps_rest
+                    if keeps_other_entries
                     else _read_without_zeros(fs, handle, size)
                 )
         except FileNotFoundError:
             return -1
-        front = content[:length].ljust(length, b"\0")
-        if front == bytes(self.data[:length]) and (
-            keeps_rest or len(content) <= length
+        prefix = content[:length].ljust(length, b"\0")
+        if prefix == bytes(self.data[:length]) and (
+            keeps_other_entries or len(content) <= length
         ):
-            if keeps_rest or length == size:
+            if keeps_other_entries or length == size:
                 return length
             return -1
         fs.unlink(self.path)
@@ -329,9 +329,9 @@ class IndexWriter:
     """The indexes of a segment that is being written.
 
     Entries are in memory and are written to the files in parts. `offsets` and `times`
-    are the entries. The first `believed` offset entries come from the file; later ones
-    belong to batches that this process has read or written. `until_look` is the number
-    of entries before the next check_room(), when room may run out. `offers` is True if the
+    are the entries. The first `entries_from_file` offset entries come from the file; later ones
+    belong to batches that this process has read or written. `entries_until_check` is the number
+    of entries before the next check_room(), when room may run out. `extends_files` is True if the
     files contain the front of these entries, so that new ones can be appended.
 
     The writer calls all methods under the lock of its log. Readers in this process use
@@ -348,9 +348,9 @@ class IndexWriter:
         self.offsets = OffsetIndex(paths[0], bytearray(), is_synced=is_synced)
         self.times = TimeIndex(paths[1], bytearray(), is_synced=is_synced)
         self._aborted = TransactionIndex(paths[2], bytearray())
-        self.believed = 0
-        self.offers = False
-        self.until_look = 1
+        self.entries_from_file = 0
+        self.extends_files = False
+        self.entries_until_check = 1
 
     def resume(
         self, offsets: OffsetIndex, offset_count: int, times: TimeIndex, time_count: int
@@ -360,7 +360,7 @@ class IndexWriter:
         times.keep(time_count)
         self.offsets = offsets
         self.times = times
-        self.believed = offset_count
+        self.entries_from_file = offset_count
 
     def resume_aborted(self, base_offset: int, end: int, *, is_whole: bool) -> bool:
         """Read the aborted transactions of a log that ends at `end`; False if they are
@@ -400,13 +400,13 @@ class IndexWriter:
         offsets += _OFFSET.pack(relative_offset, position)
         if largest_timestamp > times.last_timestamp:
             times.add(largest_timestamp, its_relative_offset)
-        self.until_look -= 1
+        self.entries_until_check -= 1
 
     def check_room(self, most_bytes: int) -> int:
         """Return how many more entries fit, and schedule the next check."""
-        left = self.room(most_bytes)
-        self.until_look = max(1, min(left, _LOOK_ENTRIES))
-        return left
+        free_entries = self.room(most_bytes)
+        self.entries_until_check = max(1, min(free_entries, _CHECK_ENTRIES))
+        return free_entries
 
     def room(self, most_bytes: int) -> int:
         """Return how many entries still fit.
@@ -417,18 +417,22 @@ class IndexWriter:
         times = most_bytes // self.times.entry_size - 1 - len(self.times)
         return min(offsets, times)
 
-    def offer(self) -> None:
+    def try_write(self) -> None:
         """Write new entries if the files contain those before them.
 
         An index is a cache. Entries that cannot be written now are written when the
         segment is sealed, where a failure is an error.
         """
-        if self.offers:
+        if self.extends_files:
             with contextlib.suppress(DiskFullError, StorageWriteError, ResourceError):
                 self.write()
 
     def write(
-        self, *, whole: bool = False, sync: bool = False, keeps_rest: bool = False
+        self,
+        *,
+        whole: bool = False,
+        sync: bool = False,
+        keeps_other_entries: bool = False,
     ) -> None:
         """Write the indexes to their files; see ActiveSegment.write_indexes()."""
         indexes: list[OffsetIndex | TimeIndex | TransactionIndex] = [
@@ -439,8 +443,13 @@ class IndexWriter:
         if self.has_aborted:
             indexes.append(self._aborted)
         for index in indexes:
-            index.write(self._fs, whole=whole, sync=sync, keeps_rest=keeps_rest)
-        self.offers |= whole
+            index.write(
+                self._fs,
+                whole=whole,
+                sync=sync,
+                keeps_other_entries=keeps_other_entries,
+            )
+        self.extends_files |= whole
 
     @property
     def has_aborted(self) -> bool:

@@ -39,7 +39,7 @@ class KeyIndex:
         self._log = log
         self._offsets: dict[bytes, array[int]] = {}
         self._next_offset = log.log_start_offset
-        self._cuts = log.times_truncated
+        self._times_truncated = log.times_truncated
         self._make_lock()
         fs_of(log).after_fork(self._make_lock)
 
@@ -47,11 +47,11 @@ class KeyIndex:
         self._lock = threading.Lock()
 
     def _catch_up(self, end: int) -> None:
-        cuts = self._log.times_truncated
-        if cuts != self._cuts or end < self._next_offset:
+        times_truncated = self._log.times_truncated
+        if times_truncated != self._times_truncated or end < self._next_offset:
             self._offsets = {}
             self._next_offset = self._log.log_start_offset
-            self._cuts = cuts
+            self._times_truncated = times_truncated
         start = max(self._next_offset, self._log.log_start_offset)
         for batch in stored_batches(self._log, start, end):
             for record in batch.records():

@@ -215,7 +215,7 @@ def open_log(
             if not exists and not fs.is_directory(real):
                 fs.mkdir(real)
                 fs.sync_dir(parent)
-        place = OpenRequest(
+        request = OpenRequest(
             fs=fs,
             parent=parent,
             path=real,
@@ -229,10 +229,10 @@ def open_log(
             is_shared=shared,
         )
         if shared:
-            writer, opened = _join(place, claim)
+            writer, opened = _join(request, claim)
         else:
-            opened = open_partition(place)
-            writer = Writer(place, claim=claim, opened=opened)
+            opened = open_partition(request)
+            writer = Writer(request, claim=claim, opened=opened)
             with writer.state.lock:
                 writer.start_locked(opened)
         return Log(
@@ -251,39 +251,41 @@ def open_log(
         raise
 
 
-def _join(place: OpenRequest, claim: Claim) -> tuple[Writer, Opened]:
+def _join(request: OpenRequest, claim: Claim) -> tuple[Writer, Opened]:
     """Open a partition that other processes may have open. Raises the errors of
     open_log().
     """
     # Imported here because few directories are shared.
     from logcore.partition.shared_writer import SharedLock
 
-    fs = place.fs
+    fs = request.fs
     with claim.alone() as found_alone:
         is_alone = found_alone
-    sharing = SharedLock(fs, claim.lock_handle, place.key, place.path)
+    sharing = SharedLock(fs, claim.lock_handle, request.key, request.path)
 
     def check() -> None:
         """Check that the policy on disk is the requested one. It decides how recovery
         judges a damaged tail, so a log has one policy.
         """
-        stored = checkpoint.read_partition_metadata(fs, place.path).policy
+        stored = checkpoint.read_partition_metadata(fs, request.path).policy
         # None: the process died before it stored the policy.
-        if stored is not None and stored != place.durability:
+        if stored is not None and stored != request.durability:
             raise InvalidConfigError(
                 "another process has the log open with another durability; give the same",
-                path=place.path,
+                path=request.path,
                 expected=str(stored),
-                found=str(place.durability),
+                found=str(request.durability),
             )
 
     with sharing.opening(is_alone=is_alone, check=check) as trusted_end:
-        opened = open_partition(attrs.evolve(place, trusted_end=trusted_end))
-        writer = Writer(place, claim=claim, opened=opened, sharing=sharing)
+        opened = open_partition(attrs.evolve(request, trusted_end=trusted_end))
+        writer = Writer(request, claim=claim, opened=opened, sharing=sharing)
 
         def open_again(trusted_end: int | None) -> Opened:
             return open_partition(
-                attrs.evolve(place, trusted_end=trusted_end, config=writer.state.config)
+                attrs.evolve(
+                    request, trusted_end=trusted_end, config=writer.state.config
+                )
             )
 
         sharing.attach(writer, opened, open_again, trusted_end=trusted_end)

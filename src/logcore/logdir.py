@@ -363,12 +363,12 @@ class LogDir(Closeable):
         elif self._claim is None:
             state = "read-only"
         known = sorted(self._registry.known.copy().items())
-        shown = [self._shown(topic) for _, topic in known[:_SHOWN_TOPICS]]
+        labels = [self._topic_label(topic) for _, topic in known[:_SHOWN_TOPICS]]
         if len(known) > _SHOWN_TOPICS:
-            shown.append(f"{len(known) - _SHOWN_TOPICS} others")
-        return f"<LogDir {self.path} {state}; {', '.join(shown) or 'no topics'}>"
+            labels.append(f"{len(known) - _SHOWN_TOPICS} others")
+        return f"<LogDir {self.path} {state}; {', '.join(labels) or 'no topics'}>"
 
-    def _shown(self, topic: TopicEntry) -> str:
+    def _topic_label(self, topic: TopicEntry) -> str:
         """Return a topic, with the number of its offsets if that is known without
         reading the disk.
         """
@@ -534,16 +534,16 @@ class LogDir(Closeable):
         with self.host.lock:
             self.host.check_standalone()
             self.refresh()
-            left = self._registry.deleting_elsewhere.intersection(wanted)
+            deleted_elsewhere = self._registry.deleting_elsewhere.intersection(wanted)
             is_half_deleted = not self._registry.deleting.keys().isdisjoint(wanted)
         if is_half_deleted:  # an earlier creation or deletion failed half way, for example on a full disk
             self.host.deletions.finish(self.host.lock)
-        if left:
-            self.host.deletions.forget_left(self, left)
+        if deleted_elsewhere:
+            self.host.deletions.forget_left(self, deleted_elsewhere)
         with self.host.lock:
             self.host.check_writable()
-            if left:
-                self._sharing.finish_elsewhere(left)
+            if deleted_elsewhere:
+                self._sharing.finish_elsewhere(deleted_elsewhere)
             with self._sharing.changing():
                 self._registry.create(wanted, check_only=check_only)
 

@@ -48,7 +48,7 @@ from logcore.partition.persisted import read_persisted_gaps
 from logcore.partition.scan import Cursor, Scan, Span, Stretch, slot_of
 from logcore.partition.state import PartitionState
 from logcore.recordbatch import SLICE_ROWS, RecordBatch, time_ms
-from logcore.segment import GrowingSegment, PiecedSegment, Segment
+from logcore.segment import GrowingSegment, PreadSegment, Segment
 
 Isolation = Literal["read_uncommitted", "read_committed"]
 
@@ -64,20 +64,23 @@ def check_is_partition(fs: FS, directory: str) -> None:
     if not fs.is_directory(real):
         raise LogNotFoundError("there is no partition directory here", path=directory)
     names = fs.listdir(real)
-    ours = (*checkpoint.PARTITION_FILES, checkpoint.LOCK_RECORD)
-    if any(name.removesuffix(".tmp") in ours or is_file_of_log(name) for name in names):
+    known_names = (*checkpoint.PARTITION_FILES, checkpoint.LOCK_RECORD)
+    if any(
+        name.removesuffix(".tmp") in known_names or is_file_of_log(name)
+        for name in names
+    ):
         return
     if not names and partition_of(os.path.basename(real)) is not None:
         return
-    inside = sorted(
+    partitions = sorted(
         name
         for name in names
         if partition_of(name) is not None and fs.is_directory(os.path.join(real, name))
     )
-    if inside:
+    if partitions:
         raise LogNotFoundError(
             f"this is a directory of partitions: open it with logcore.open_dir(), or one of them, such as "
-            f"{os.path.join(directory, inside[0])}",
+            f"{os.path.join(directory, partitions[0])}",
             path=directory,
         )
     raise LogNotFoundError(
@@ -201,7 +204,7 @@ class LogReader:
                 a marker, and records that it aborted would appear as committed.
         """
         with self._state.scanning:
-            segments, visible = self._bounded()
+            segments, visible = self._visible_segments()
             state = self._state.transactions
             # Begin at the first existing batch: a transaction may begin below the log
             # start and end above it.
@@ -252,9 +255,9 @@ class LogReader:
         self, state: PartitionTransactions, segments: list[Segment], end: int
     ) -> None:
         """Add the batches between the end of the state and `end` to the state."""
-        held = segments[max(0, slot_of(segments, state.next_offset)) :]
+        segments = segments[max(0, slot_of(segments, state.next_offset)) :]
         for segment, facts in self._state.gaps.walk(
-            held, state.next_offset, end, crc=False
+            segments, state.next_offset, end, crc=False
         ):
             for row in np.flatnonzero(
                 facts["attributes"] & layout.TRANSACTIONAL_BIT != 0
@@ -440,9 +443,9 @@ class LogReader:
         stretch = self._stretch(start, end, up_to=up_to)
         if start < stretch.end:
             self._state.gaps.check_front(stretch.segments, start)
-        pieces: list[memoryview] = []
+        views: list[memoryview] = []
         offset = stretch.start  # the next offset to send
-        left = max(1, max_bytes)
+        remaining = max(1, max_bytes)
         before: Segment | None = None
         for number, segment in enumerate(stretch.segments, 1):
             if before is not None:
@@ -462,20 +465,20 @@ class LogReader:
             if offset > segment.base_offset:
                 position = segment.find(offset)
             piece, whole = segment.stored(
-                position, left, stretch.end, at_least_one and not pieces, check
+                position, remaining, stretch.end, at_least_one and not views, check
             )
             if piece:
-                pieces.append(piece)
-                left -= len(piece)
+                views.append(piece)
+                remaining -= len(piece)
             if not whole:
                 break
-        if not pieces and at_least_one and offset < stretch.end:
+        if not views and at_least_one and offset < stretch.end:
             raise CorruptBatchError(
                 "no batch can be made out where the log has records",
                 path=self.path,
                 offset=offset,
             )
-        return pieces
+        return views
 
     def _check_sent(
         self, segment: Segment, following: Segment | None, offset: int
@@ -570,23 +573,23 @@ class LogReader:
         segment whose largest timestamp reaches the time, and in it the first record
         that does. A datetime must have a time zone.
         """
-        found = self._place_of_timestamp(timestamp_ms, markers=False)
+        found = self._list_offset_for_timestamp(timestamp_ms, markers=False)
         return None if found is None else found[0]
 
-    def _place_of_timestamp(
+    def _list_offset_for_timestamp(
         self, timestamp_ms: Time, *, markers: bool
     ) -> tuple[int, int] | None:
-        """Return (offset, timestamp) or None; see place_of_timestamp()."""
+        """Return (offset, timestamp) or None; see list_offset_for_timestamp()."""
         self._check_open()
         wanted = time_ms(timestamp_ms)
         assert wanted is not None, "the caller gives a time"
-        segments, visible = self._bounded()
+        segments, visible = self._visible_segments()
 
         def end_of_older(segment: Segment) -> int:
             """Return the end of a segment without late enough batches, else -1."""
             if segment.max_timestamp() >= wanted:
                 return -1
-            return self._sound_end(segment, visible)
+            return self._end_if_times_exact(segment, visible)
 
         # Reads the headers of one segment, at 30 ns each. Its time index could save a
         # part of that, if it is correct. CRCs and order are checked, because a damaged
@@ -610,16 +613,18 @@ class LogReader:
                 for columns in batch.column_slices(
                     SLICE_ROWS, max_size=self._state.config.max_decompressed_bytes
                 ):
-                    late = columns.timestamps_ms >= wanted
-                    late &= (columns.offsets >= log_start) & (columns.offsets < visible)
-                    if late.any():
-                        first = int(late.argmax())
+                    matches = columns.timestamps_ms >= wanted
+                    matches &= (columns.offsets >= log_start) & (
+                        columns.offsets < visible
+                    )
+                    if matches.any():
+                        first = int(matches.argmax())
                         return int(columns.offsets[first]), int(
                             columns.timestamps_ms[first]
                         )
         return None
 
-    def _bounded(self) -> tuple[list[Segment], int]:
+    def _visible_segments(self) -> tuple[list[Segment], int]:
         """Return the segments up to the high watermark, and the high watermark."""
         segments, _, visible = self._state.snapshot()
         # A replicated log may have later segments.
@@ -627,7 +632,7 @@ class LogReader:
             segments = segments[: max(1, slot_of(segments, visible - 1) + 1)]
         return segments, visible
 
-    def _sound_end(self, segment: Segment, visible: int) -> int:
+    def _end_if_times_exact(self, segment: Segment, visible: int) -> int:
         """Return the end of a segment if its largest timestamp is reliable, else -1.
 
         It is reliable if it is known without reading the batches.
@@ -636,7 +641,7 @@ class LogReader:
             CorruptBatchError: the growing segment is damaged below the high watermark.
         """
         if isinstance(segment, GrowingSegment) and not isinstance(
-            segment, PiecedSegment
+            segment, PreadSegment
         ):
             is_end_persisted = self._view.is_end_persisted or self._is_writing
             return check_growing(
@@ -646,7 +651,7 @@ class LogReader:
                 is_end_persisted=is_end_persisted,
             )
         _ = segment.max_timestamp()
-        if segment.is_newest_sure:
+        if segment.is_max_timestamp_exact:
             return segment.next_offset()
         return -1
 
@@ -658,12 +663,12 @@ class LogReader:
         return self._newest(markers=False)
 
     def _newest(self, *, markers: bool) -> tuple[int, int] | None:
-        """Return (offset, timestamp_ms) or None; see newest_place()."""
+        """Return (offset, timestamp_ms) or None; see list_offset_for_max_timestamp()."""
         self._check_open()
-        segments, visible = self._bounded()
+        segments, visible = self._visible_segments()
 
         def end_of(segment: Segment) -> int:
-            return self._sound_end(segment, visible)
+            return self._end_if_times_exact(segment, visible)
 
         # Check for missing segments and batches, which may have contained the newest
         # record.
@@ -674,7 +679,7 @@ class LogReader:
         largest = [segment.max_timestamp() for segment in segments]
         if not segments or max(largest) < 0:
             return None
-        found = self._place_of_timestamp(max(largest), markers=markers)
+        found = self._list_offset_for_timestamp(max(largest), markers=markers)
         # The newest record is below the log start, in a segment that is not deleted
         # yet.
         if found is None:
@@ -725,7 +730,7 @@ class LogReader:
                 segments = self._state.segments
                 bound = self._state.end
         else:
-            segments, bound = self._bounded()
+            segments, bound = self._visible_segments()
         # Checked after the segments were read, because a deletion moves the start
         # before it removes segments.
         if not self._state.log_start <= start <= self._state.end:
@@ -739,8 +744,10 @@ class LogReader:
         if end is not None:
             bound = min(bound, _as_offset(end, "end"))
         most = self._state.config.max_decompressed_bytes
-        held = segments[max(0, slot_of(segments, start)) :]
-        return Stretch(held, start, bound, committed, most, self._state.gaps, cursor)
+        segments = segments[max(0, slot_of(segments, start)) :]
+        return Stretch(
+            segments, start, bound, committed, most, self._state.gaps, cursor
+        )
 
 
 def _as_offset(given: object, what: str) -> int:
@@ -758,7 +765,7 @@ _Kind = TypeVar("_Kind", bound=LogReader)
 #: Begins to listen for changes of logs. Returns a function that blocks until there are
 #: new records.
 _Waiting = Callable[
-    [contextlib.ExitStack, "Sequence[Tailed]", "float | None"], Callable[[], bool]
+    [contextlib.ExitStack, "Sequence[LogTail]", "float | None"], Callable[[], bool]
 ]
 
 
@@ -802,7 +809,7 @@ def record_lists(
     return log._stretch(start, end, isolation, cursor=cursor).record_lists(max_bytes)
 
 
-def placed_lists(
+def topic_record_lists(
     log: LogReader,
     start: int,
     end: int,
@@ -816,7 +823,7 @@ def placed_lists(
     Each list comes with the size in bytes of the stored batches that it was read from.
     Raises the same errors as read().
     """
-    return log._stretch(start, end, isolation).placed_lists(topic, partition)
+    return log._stretch(start, end, isolation).topic_record_lists(topic, partition)
 
 
 def typed_columns(
@@ -858,7 +865,7 @@ def avoid_mapping(log: LogReader) -> None:
             if isinstance(segment, GrowingSegment):  # already read with pread
                 segments.append(segment)
             else:
-                segments.append(PiecedSegment(log._fs, log.path, segment.base_offset))
+                segments.append(PreadSegment(log._fs, log.path, segment.base_offset))
     except FileNotFoundError:
         raise OffsetOutOfRangeError(
             "a segment was removed by its writer", path=log.path
@@ -874,15 +881,17 @@ def transactions_of(log: LogReader) -> PartitionTransactions:
     return log._scan_transactions().state
 
 
-def place_of_timestamp(log: LogReader, timestamp_ms: Time) -> tuple[int, int] | None:
+def list_offset_for_timestamp(
+    log: LogReader, timestamp_ms: Time
+) -> tuple[int, int] | None:
     """Return the result of Log.offset_for_timestamp(), and the record's timestamp.
 
     As in Kafka's ListOffsets, the end of a transaction counts as a record.
     """
-    return log._place_of_timestamp(timestamp_ms, markers=True)
+    return log._list_offset_for_timestamp(timestamp_ms, markers=True)
 
 
-def newest_place(log: LogReader) -> tuple[int, int] | None:
+def list_offset_for_max_timestamp(log: LogReader) -> tuple[int, int] | None:
     """Return the result of Log.newest().
 
     As in Kafka's ListOffsets, the end of a transaction counts as a record.
@@ -890,7 +899,7 @@ def newest_place(log: LogReader) -> tuple[int, int] | None:
     return log._newest(markers=True)
 
 
-def unwalked_offsets(log: LogReader) -> int:
+def unsearched_offsets(log: LogReader) -> int:
     """Return the number of offsets that were not searched for transactions yet.
 
     The next read with read_committed searches them, which waits for the disk. The first
@@ -938,7 +947,7 @@ class _Committed(NamedTuple):
     segments: list[Segment]
 
 
-class Tailed:
+class LogTail:
     """One log that is followed by tail_together() or in a loop; created by follow()."""
 
     def __init__(
@@ -950,8 +959,10 @@ class Tailed:
         self.offset = offset
         self._state = state
         self._view = view
-        self._cuts = len(state.cuts)
-        self._shown = state.visible  # the largest visible end since this was created
+        self._seen_truncations = len(state.cuts)
+        self._largest_visible = (
+            state.visible
+        )  # the largest visible end since this was created
         self._replacements = view.replacements
         self._last: Record | None = None  # the newest delivered record
         self._cursor = Cursor()
@@ -963,17 +974,21 @@ class Tailed:
         This is also checked while the log is shorter than the offset: once it has grown
         again, a read-only log cannot detect that it was shorter.
         """
-        return self._state.visible > self.offset or self._is_cut
+        return self._state.visible > self.offset or self._is_truncated
 
     @property
-    def _is_cut(self) -> bool:
+    def _is_truncated(self) -> bool:
         """Whether the log was truncated below the offset.
 
         If a tail begins above the high watermark, that alone is not a truncation.
         """
         state = self._state
-        lowest_cut = min(state.cuts[self._cuts :], default=self.offset)
-        return lowest_cut < self.offset or state.visible < min(self.offset, self._shown)
+        lowest_truncation = min(
+            state.cuts[self._seen_truncations :], default=self.offset
+        )
+        return lowest_truncation < self.offset or state.visible < min(
+            self.offset, self._largest_visible
+        )
 
     def new_records(self) -> Iterator[list[Record]]:
         """Yield the records up to the present end, in lists.
@@ -982,13 +997,13 @@ class Tailed:
             OffsetOutOfRangeError: the log was truncated below the offset.
         """
         bound = self._state.visible
-        if self._is_cut or self._is_other():
+        if self._is_truncated or self._is_last_record_replaced():
             raise OffsetOutOfRangeError(
                 "the log was truncated below here",
                 path=self.log.path,
                 offset=self.offset,
             )
-        self._shown = max(self._shown, bound)
+        self._largest_visible = max(self._largest_visible, bound)
         if self.offset < bound:
             for records in record_lists(
                 self.log, self.offset, bound, cursor=self._cursor
@@ -998,7 +1013,7 @@ class Tailed:
                 yield records
             self.offset = bound
 
-    def _is_other(self) -> bool:
+    def _is_last_record_replaced(self) -> bool:
         """Return whether another process truncated the log and appended again.
 
         This is the case if the newest delivered record was replaced by another one. If
@@ -1022,9 +1037,9 @@ def fs_of(log: LogReader) -> FS:
     return log._fs
 
 
-def follow(log: LogReader, offset: int) -> Tailed:
+def follow(log: LogReader, offset: int) -> LogTail:
     """Begin to follow a log: truncations from now on are reported."""
-    return Tailed(log, log._state, log._view, offset)
+    return LogTail(log, log._state, log._view, offset)
 
 
 def stored_batches(log: LogReader, start: int, end: int) -> Iterator[RecordBatch]:
@@ -1092,13 +1107,13 @@ def wait_for_records_or_end(log: LogReader, offset: int, timeout: float) -> bool
     Returns False after `timeout` seconds, or if the log is closed. Raises the errors of
     refresh().
     """
-    tailed = [follow(log, offset)]
+    tails = [follow(log, offset)]
     with contextlib.ExitStack() as stack:
-        return _waiting(tailed)(stack, tailed, timeout)()
+        return _waiting(tails)(stack, tails, timeout)()
 
 
-def _waiting(tailed: Sequence[Tailed]) -> _Waiting:
-    if is_written_elsewhere(tailed[0].log):
+def _waiting(tails: Sequence[LogTail]) -> _Waiting:
+    if is_written_elsewhere(tails[0].log):
         return _wait_for_reader
     return _wait_for_writer
 
@@ -1131,15 +1146,15 @@ def tail_together(
 
 
 def _follow(
-    tailed: Sequence[Tailed], timeout: float | None
+    tails: Sequence[LogTail], timeout: float | None
 ) -> Iterator[tuple[int, list[Record]]]:
-    if not tailed:
+    if not tails:
         return
     with contextlib.ExitStack() as stack:
-        has_more_records = _waiting(tailed)(stack, tailed, timeout)
+        has_more_records = _waiting(tails)(stack, tails, timeout)
         try:
             while True:
-                yield from new_records_of(tailed)
+                yield from new_records_of(tails)
                 if not has_more_records():
                     return
         except LogClosedError:
@@ -1147,77 +1162,77 @@ def _follow(
             return
 
 
-def new_records_of(tailed: Sequence[Tailed]) -> Iterator[tuple[int, list[Record]]]:
+def new_records_of(tails: Sequence[LogTail]) -> Iterator[tuple[int, list[Record]]]:
     """Yield the present records, in lists with the number of their log.
 
-    Raises the errors of Tailed.new_records().
+    Raises the errors of LogTail.new_records().
     """
-    for number, tail in enumerate(tailed):
+    for number, tail in enumerate(tails):
         for records in tail.new_records():
             yield number, records
 
 
 def _wait_for_writer(
-    stack: contextlib.ExitStack, tailed: Sequence[Tailed], timeout: float | None
+    stack: contextlib.ExitStack, tails: Sequence[LogTail], timeout: float | None
 ) -> Callable[[], bool]:
     """Return a function that blocks until a log of this process has new records.
 
     The function returns False when the time is over or a log is closed.
     """
-    moved = threading.Condition(threading.RLock())
+    changed = threading.Condition(threading.RLock())
 
     def wake() -> None:
-        with moved:
-            moved.notify_all()
+        with changed:
+            changed.notify_all()
 
-    for tail in tailed:
+    for tail in tails:
         state = tail.log._state
         state.listen(wake)
         stack.callback(state.forget, wake)
 
-    def is_over() -> bool:
-        return any(tail.log.is_closed for tail in tailed)
+    def has_closed_log() -> bool:
+        return any(tail.log.is_closed for tail in tails)
 
     def has_records() -> bool:
-        return any(tail.has_records for tail in tailed)
+        return any(tail.has_records for tail in tails)
 
     def wait() -> bool:
-        with moved:
-            moved.wait_for(lambda: has_records() or is_over(), timeout)
-        return has_records() and not is_over()
+        with changed:
+            changed.wait_for(lambda: has_records() or has_closed_log(), timeout)
+        return has_records() and not has_closed_log()
 
     return wait
 
 
 def _wait_for_reader(
-    stack: contextlib.ExitStack, tailed: Sequence[Tailed], timeout: float | None
+    stack: contextlib.ExitStack, tails: Sequence[LogTail], timeout: float | None
 ) -> Callable[[], bool]:
     """Do the same as _wait_for_writer(), for logs that another process may write."""
-    fs = tailed[0].log._fs
-    watch = fs.watch(*(tail.log.path for tail in tailed))
+    fs = tails[0].log._fs
+    watch = fs.watch(*(tail.log.path for tail in tails))
     stack.callback(watch.close)
     # The watch keeps reports until it is read. After the first refresh, it is read
     # before each refresh, so that a report about delivered records causes no empty
     # refresh.
-    is_watched = False
+    is_watch_read = False
 
     def wait() -> bool:
-        nonlocal is_watched
+        nonlocal is_watch_read
         deadline = None
         if timeout is not None:
             deadline = fs.monotonic_ms() + int(timeout * 1000)
-        while not any(tail.log.is_closed for tail in tailed):
-            if is_watched:
+        while not any(tail.log.is_closed for tail in tails):
+            if is_watch_read:
                 # Wakes at least each second, in case a file system does not report
                 # another machine's writes.
                 pause = 1.0
                 if deadline is not None:
                     pause = min(pause, max(0.0, (deadline - fs.monotonic_ms()) / 1000))
                 watch.wait(pause)
-            is_watched = True
-            for tail in tailed:
+            is_watch_read = True
+            for tail in tails:
                 tail.log.refresh()
-            if any(tail.has_records for tail in tailed):
+            if any(tail.has_records for tail in tails):
                 return True
             if deadline is not None and fs.monotonic_ms() >= deadline:
                 return False

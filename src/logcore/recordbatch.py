@@ -587,21 +587,21 @@ def prepare_append(
     """
     # The usual case: one valid v2 batch that the topic accepts unchanged. Only its head
     # is written.
-    sound = kernel.sound_batch(data)
+    checked = kernel.check_client_batch(data)
     # A transaction without a producer can never be ended: checks the second byte of the
     # attributes, and the sign of the id.
-    is_orphan = sound is not None and bool(
+    is_orphan = checked is not None and bool(
         data[CRC_START + 1] & TRANSACTIONAL_BIT and data[43] & 0x80
     )
     if (
-        sound is not None
+        checked is not None
         and not is_orphan
-        and _may_stay(sound, len(data), now_ms, config)
+        and _is_accepted_unchanged(checked, len(data), now_ms, config)
     ):
         copy = bytearray(data)
         _BASE_OFFSET.pack_into(copy, 0, base_offset)
         _LEADER_EPOCH.pack_into(copy, 12, leader_epoch)
-        return copy, [(0, len(copy), base_offset + sound[0] - 1, sound[2])]
+        return copy, [(0, len(copy), base_offset + checked[0] - 1, checked[2])]
     batches = list(read_batches(data))
     if not batches:
         raise CorruptBatchError(
@@ -648,15 +648,15 @@ def prepare_append(
     return out, stored
 
 
-def _may_stay(
-    sound: tuple[int, int, int, int], size: int, now_ms: int, config: LogConfig
+def _is_accepted_unchanged(
+    checked: tuple[int, int, int, int], size: int, now_ms: int, config: LogConfig
 ) -> bool:
     """Return whether the topic accepts a batch as the client sent it, without further
     checks.
 
     This is the most frequent case.
     """
-    _, oldest, newest, keyless = sound
+    _, oldest, newest, keyless = checked
     return (
         size <= config.max_message_bytes
         and config.compression_type in ("producer", "uncompressed")
@@ -836,7 +836,7 @@ def _check_records(
     # Number of the record in its batch -> reason.
     refused: dict[int, str] = {}
     # The refused times.
-    late = np.zeros(0, np.int64)
+    outside = np.zeros(0, np.int64)
     before_ms = config.message_timestamp_before_max_ms
     after_ms = config.message_timestamp_after_max_ms
     expected = f"{now_ms} - {before_ms} to {now_ms} + {after_ms}"
@@ -846,7 +846,7 @@ def _check_records(
         low = max(now_ms - before_ms, -(2**63))
         high = min(now_ms + after_ms, 2**63 - 1)
         found = np.flatnonzero(((times < low) | (times > high)) & (times != -1))
-        late = times[found]
+        outside = times[found]
         refused.update(
             (
                 first_row + int(at),
@@ -859,12 +859,12 @@ def _check_records(
         refused.update((first_row + int(at), reason) for at in np.flatnonzero(keyless))
     if not refused:
         return
-    if len(late):
+    if len(outside):
         error: InvalidRecordError = InvalidTimestampError(
             "timestamp outside the limits of the topic",
             position=position,
             expected=expected,
-            found=f"{int(late.min())} to {int(late.max())}",
+            found=f"{int(outside.min())} to {int(outside.max())}",
         )
     else:
         error = InvalidRecordError(

@@ -72,7 +72,7 @@ _UNREADABLE: Final = (
 _NEVER: Final = INT64_MAX
 
 
-class Piece(NamedTuple):
+class SegmentBytes(NamedTuple):
     """Borrowed bytes of a segment: data[i] is byte origin + i of the file, for i below
     limit.
     """
@@ -114,13 +114,13 @@ class Segment(SegmentFields):
         self._next_offset: int | None = None
         #: Whether max_timestamp() is exact: the time index agreed, or partition/gaps.py
         #: walked all batches.
-        self.is_newest_sure = False
+        self.is_max_timestamp_exact = False
         # Parts of the mapping that were read once. Two threads may read the same part.
         self._touched: set[int] = set()
         #: The content of the checksum file, read by partition/gaps.py. Written once, by
         #: the first thread.
-        self.known_seal: Any = None
-        self.is_seal_known = False
+        self.checksum_file: Any = None
+        self.is_checksum_file_read = False
         self._offset_index: OffsetIndex | None = None
         self._time_index: TimeIndex | None = None
 
@@ -179,22 +179,22 @@ class Segment(SegmentFields):
             offset=self.base_offset,
         )
 
-    def piece(self, position: int, size: int) -> Piece:
+    def bytes_at(self, position: int, size: int) -> SegmentBytes:
         """Return bytes from `position` on, at least `size` unless the segment ends
         before.
 
         A mapping returns all bytes.
         """
         view = self.view()
-        return Piece(view, position, len(view), 0, self.path)
+        return SegmentBytes(view, position, len(view), 0, self.path)
 
-    def lasting_piece(self, position: int, size: int) -> Piece:
-        """Return bytes like piece(), below the visible end, that will be referenced for
+    def retained_bytes_at(self, position: int, size: int) -> SegmentBytes:
+        """Return bytes like bytes_at(), below the visible end, that will be referenced for
         long.
 
         An example are bytes that wait until a client reads them.
         """
-        return self.piece(position, size)
+        return self.bytes_at(position, size)
 
     def start_position(self, offset: int) -> int:
         """Return a position at or before the first batch that ends at or after an
@@ -246,7 +246,7 @@ class Segment(SegmentFields):
         """Return (data, at, limit) with enough bytes for the apparent batch at a
         position.
         """
-        piece = self.piece(position, layout.HEADER_SIZE)
+        piece = self.bytes_at(position, layout.HEADER_SIZE)
         if piece.limit - piece.at >= layout.PREFIX_SIZE:
             size = (
                 int.from_bytes(piece.data[piece.at + 8 : piece.at + 12], "big")
@@ -255,7 +255,7 @@ class Segment(SegmentFields):
             # A length beyond the segment is damage or a torn batch; the head alone
             # shows which.
             if layout.HEADER_SIZE < size <= self.size_bytes - position:
-                piece = self.piece(position, size)
+                piece = self.bytes_at(position, size)
         return piece.data, piece.at, piece.limit
 
     def batch(self, position: int) -> RecordBatch | None:
@@ -286,7 +286,7 @@ class Segment(SegmentFields):
         else:
             size = stop
         while True:
-            piece = self.piece(position, min(step_bytes, size - position))
+            piece = self.bytes_at(position, min(step_bytes, size - position))
             data = piece.data
             start = piece.at
             limit = min(piece.limit, size - piece.origin)
@@ -326,7 +326,9 @@ class Segment(SegmentFields):
         CorruptBatchError and the errors of `check`.
         """
         size = self.size_bytes
-        piece = self.lasting_piece(position, max(0, min(max_bytes, size - position)))
+        piece = self.retained_bytes_at(
+            position, max(0, min(max_bytes, size - position))
+        )
         data = piece.data
         start = piece.at
         origin = piece.origin
@@ -425,7 +427,7 @@ class Segment(SegmentFields):
                 for facts, _, _ in self.walk(position, crc=False)
             ]
             if position < self.size_bytes and newest and max(newest) == timestamp:
-                self.is_newest_sure = True
+                self.is_max_timestamp_exact = True
                 return timestamp
         largest = -1
         for facts, at, why in self.walk(0, crc=True):
@@ -502,9 +504,9 @@ class GrowingSegment(Segment):
 
     def __init__(self, fs: FS, directory: str, base_offset: int) -> None:
         super().__init__(fs, directory, base_offset)
-        self._hold(fs.open(self.path))
+        self._keep_open(fs.open(self.path))
 
-    def _hold(self, handle: int) -> None:
+    def _keep_open(self, handle: int) -> None:
         self.handle = handle
         self._closing = weakref.finalize(self, self.fs.close, handle)
         self._identity = self.fs.identity(handle)
@@ -568,13 +570,13 @@ class GrowingSegment(Segment):
             self._whole_position = position
         return True
 
-    def piece(self, position: int, size: int) -> Piece:
+    def bytes_at(self, position: int, size: int) -> SegmentBytes:
         data = memoryview(
             self.fs.pread(
                 self.handle, max(0, min(size, self._size - position)), position
             )
         )
-        return Piece(data, 0, len(data), position, self.path)
+        return SegmentBytes(data, 0, len(data), position, self.path)
 
     def view(self) -> memoryview:
         return memoryview(self.fs.pread(self.handle, self._size, 0))
@@ -700,7 +702,7 @@ class GrowingSegment(Segment):
         )
 
 
-class PiecedSegment(GrowingSegment):
+class PreadSegment(GrowingSegment):
     """A sealed segment read with pread, for a process that may not or cannot map it."""
 
     def max_timestamp(self) -> int:
@@ -735,7 +737,7 @@ class ActiveSegment(GrowingSegment):
         state: str = "",
     ) -> None:
         Segment.__init__(self, fs, directory, base_offset, state)
-        self._hold(fs.open(self.path, write=True, create=create, exclusive=create))
+        self._keep_open(fs.open(self.path, write=True, create=create, exclusive=create))
         self.config = config
         self.index_interval_bytes = config.index_interval_bytes
         self._mapping: memoryview | None = None
@@ -746,7 +748,7 @@ class ActiveSegment(GrowingSegment):
         self._own_from = self._size
         self.limit_offset = base_offset + layout.INT32_MAX
         self.reset()
-        self._indexes.offers = create
+        self._indexes.extends_files = create
 
     def reset(self, *, is_synced: bool = False) -> None:
         """Drop the indexes and all facts from batches.
@@ -768,10 +770,10 @@ class ActiveSegment(GrowingSegment):
         self.largest_timestamp = -1
         self.largest_timestamp_offset = self.base_offset
         # Range of batches whose times are unknown.
-        self._unseen = 0, 0
+        self._unwalked_range = 0, 0
         self.last_offset = self.base_offset - 1
         # A write failed, and a power failure may restore its remains.
-        self.was_cut_back = False
+        self.had_failed_write = False
         # An append within these limits needs no check whether to roll; is_full() has
         # the rules.
         self.limit_bytes = self.config.segment_bytes
@@ -873,7 +875,7 @@ class ActiveSegment(GrowingSegment):
         if len(kept):
             self.largest_timestamp = newest
             self.largest_timestamp_offset = self.base_offset + newest_offset
-        self._unseen = until, stop
+        self._unwalked_range = until, stop
         if self._indexes.room(self.config.segment_index_bytes) <= 0:
             # The index is full: the next append rolls.
             self.limit_bytes = -1
@@ -888,7 +890,7 @@ class ActiveSegment(GrowingSegment):
         A time index that lost its last entries has too small a time, and retention
         would use it.
         """
-        position, stop = self._unseen
+        position, stop = self._unwalked_range
         if position < stop:
             for facts, _, _ in self.walk(position, stop=stop, crc=False):
                 newest = int(facts["max_timestamp"].max(initial=-1))
@@ -896,7 +898,7 @@ class ActiveSegment(GrowingSegment):
                     row = int(facts["max_timestamp"].argmax())
                     self.largest_timestamp = newest
                     self.largest_timestamp_offset = int(facts["last_offset"][row])
-            self._unseen = 0, 0
+            self._unwalked_range = 0, 0
         return self.largest_timestamp
 
     @property
@@ -914,7 +916,7 @@ class ActiveSegment(GrowingSegment):
     @property
     def is_resumed(self) -> bool:
         """Whether facts come from index files, and only the rest from batches."""
-        return self._indexes.believed > 0
+        return self._indexes.entries_from_file > 0
 
     def resume_aborted(self, end: int, *, is_whole: bool) -> bool:
         """Read the aborted transactions of a log that ends at `end`; return whether
@@ -951,15 +953,15 @@ class ActiveSegment(GrowingSegment):
         indexes = self._indexes
         if indexes.check_room(self.config.segment_index_bytes) <= 0:
             self.limit_bytes = -1
-        indexes.offer()
+        indexes.try_write()
 
-    def offer_indexes(self) -> None:
+    def try_write_indexes(self) -> None:
         """Write new index entries, for readers in other processes and an opening after
         a crash.
         """
-        self._indexes.offer()
+        self._indexes.try_write()
 
-    def lasting_piece(self, position: int, size: int) -> Piece:
+    def retained_bytes_at(self, position: int, size: int) -> SegmentBytes:
         """Return a mapping for a large piece, or if single reads have mapped the file
         already.
 
@@ -970,8 +972,8 @@ class ActiveSegment(GrowingSegment):
         if size < _MAPPED_BYTES and (
             self._mapping is None or len(self._mapping) < position + size
         ):
-            return self.piece(position, size)
-        return Piece(
+            return self.bytes_at(position, size)
+        return SegmentBytes(
             self._mapped(position + size), position, position + size, 0, self.path
         )
 
@@ -1017,7 +1019,7 @@ class ActiveSegment(GrowingSegment):
         slot = index.find(offset - self.base_offset)
         # The entry is from the file, so its batch is checked. Later entries belong to
         # batches read here.
-        if slot < self._indexes.believed:
+        if slot < self._indexes.entries_from_file:
             return super().start_position(offset)
         return index.entry(slot)[1]
 
@@ -1090,20 +1092,20 @@ class ActiveSegment(GrowingSegment):
         except BaseException:
             # After a KeyboardInterrupt too, a batch without a receipt must not remain.
             self._size = start
-            self.cut_back()
+            self.undo_write()
             raise
         if batches is None:
             self.record_batch(start, size, last_offset, max_timestamp)
         else:
             self.record_batches(start, batches)
 
-    def cut_back(self) -> None:
+    def undo_write(self) -> None:
         """Remove the remains of a failed write after the end.
 
         Raises:
             StorageWriteError: this failed too.
         """
-        self.was_cut_back = True
+        self.had_failed_write = True
         try:
             self.fs.truncate(self.handle, self._size)
         except LogcoreError as error:
@@ -1138,7 +1140,7 @@ class ActiveSegment(GrowingSegment):
         """
         close = self._closing
         self.held = None
-        self._hold(self.fs.open(self.path, write=True))
+        self._keep_open(self.fs.open(self.path, write=True))
         close()
 
     def cut(self, size: int) -> None:
@@ -1154,15 +1156,21 @@ class ActiveSegment(GrowingSegment):
         self._size = size
 
     def write_indexes(
-        self, *, whole: bool = False, sync: bool = False, keeps_rest: bool = False
+        self,
+        *,
+        whole: bool = False,
+        sync: bool = False,
+        keeps_other_entries: bool = False,
     ) -> None:
         """Write the indexes to their files.
 
         With `whole`, other entries are removed from them. With `sync`, they become
-        durable, for a Kafka that will not check the segment again. With `keeps_rest`,
+        durable, for a Kafka that will not check the segment again. With `keeps_other_entries`,
         other valid entries are kept, such as a closing entry.
         """
-        self._indexes.write(whole=whole, sync=sync, keeps_rest=keeps_rest)
+        self._indexes.write(
+            whole=whole, sync=sync, keeps_other_entries=keeps_other_entries
+        )
 
     def seal(self) -> Segment:
         """Sync the data and complete the indexes, with the closing time entry for

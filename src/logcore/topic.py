@@ -199,7 +199,7 @@ class Topic:
         self, numbers: Sequence[int], followed: Iterator[tuple[int, list[Record]]]
     ) -> Iterator[TopicRecord]:
         for at, records in followed:
-            yield from kernel.place_records(self.name, numbers[at], records)
+            yield from kernel.to_topic_records(self.name, numbers[at], records)
 
     def record_lists(
         self,
@@ -215,7 +215,7 @@ class Topic:
             first, last = _bounds(number, log, start, end)
             chosen.append((number, record_lists(log, first, last)))
         return (
-            kernel.place_records(self.name, number, records)
+            kernel.to_topic_records(self.name, number, records)
             for number, lists in chosen
             for records in lists
         )
@@ -252,7 +252,7 @@ class Topic:
 def _named(
     topic: str, partition: int, records: Iterable[Record]
 ) -> Iterator[TopicRecord]:
-    return map(functools.partial(kernel.place_record, topic, partition), records)
+    return map(functools.partial(kernel.to_topic_record, topic, partition), records)
 
 
 def _check_position(position: object, topic: str, known: Sequence[int]) -> None:

@@ -7,7 +7,7 @@ are in tests/log/test_compaction_crashes.py, B37 and B38 in
 tests/faults/test_processes.py. Not here, and why:
 - B17: a segment was synced before the next one was made; where a disk lied about that,
   readers meet the hole.
-- B23, B24: an index is believed only where a batch bears it out, so one that is too
+- B23, B24: an index is entries_from_file only where a batch bears it out, so one that is too
   long is harmless.
 - B45: what groups have committed is in a log; there is no file of offsets.
 """
@@ -232,9 +232,11 @@ def b22_index_trusted(patch: pytest.MonkeyPatch) -> None:
 def leave_uncut(
     patch: pytest.MonkeyPatch, kind: type[OffsetIndex] | type[TimeIndex]
 ) -> None:
-    real = kind._front_on_file
+    real = kind._matching_bytes
     patch.setattr(
-        kind, "_front_on_file", lambda self, fs, keeps_rest: real(self, fs, True)
+        kind,
+        "_matching_bytes",
+        lambda self, fs, keeps_other_entries: real(self, fs, True),
     )
 
 
@@ -395,7 +397,7 @@ def b27_snapshot_crc_unchecked(patch: pytest.MonkeyPatch) -> None:
 
 def b42_marker_removed_early(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
-        cleaner._Passing, "had_batches", lambda self, producer_id, kind: False
+        cleaner._SeenTransactions, "had_batches", lambda self, producer_id, kind: False
     )
 
 

@@ -55,7 +55,7 @@ WRITER_FIELDS = (
     "leader_epoch",
     "has_unfinished_write",
     "is_held",
-    "is_resting",
+    "is_maintenance_idle",
 )
 
 
@@ -403,7 +403,7 @@ def refused(log: logcore.Log, append: Callable[[], object]) -> None:
     [
         ("writer", "is_held", True),
         ("writer", "has_unfinished_write", True),
-        ("writer", "is_resting", True),
+        ("writer", "is_maintenance_idle", True),
         ("writer", "fast_path_bytes", 0),
         ("writer", "forks", 7),
         ("writer", "slow_until_ns", 2**62),
@@ -1062,7 +1062,7 @@ def test_a_write_that_is_short_leaves_no_byte(
     with pytest.raises(logcore.DiskFullError):
         log.append(b"v", key=b"k")
     assert (facts(log), files(log)) == before
-    assert log.host.writer.active.was_cut_back
+    assert log.host.writer.active.had_failed_write
     file_limit(resource.getrlimit(resource.RLIMIT_FSIZE)[1])
     assert log.append(b"v").offset == 2
     assert [record.offset for record in log.read(0)] == [0, 1, 2]

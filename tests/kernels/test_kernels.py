@@ -105,7 +105,7 @@ def everything(kernel: Any, data: bytes) -> list[Any]:
         ),
         outcome(lambda: columns_of(kernel, data[:stop], rows)),
         outcome(lambda: kernel.decode_objects(data, 0, size, "f")),
-        outcome(lambda: kernel.decode_placed(data, 0, size, "t", 3, "f")),
+        outcome(lambda: kernel.decode_topic_records(data, 0, size, "t", 3, "f")),
         *(
             outcome(
                 lambda offset=offset, more=more: kernel.read_one(
@@ -657,12 +657,12 @@ def test_a_record_of_a_topic_behaves_as_a_named_tuple() -> None:
     ]
     for kernel, kind in zip(KERNELS, kinds, strict=True):
         mine = [kernel.Record(*record) for record in records]
-        placed = kernel.place_records("t", 1, mine)
+        placed = kernel.to_topic_records("t", 1, mine)
         assert [type(entry) for entry in placed] == [kind, kind]
         assert [tuple(entry) for entry in placed] == [
             ("t", 1, *record) for record in records
         ]
-        assert kernel.place_record("t", 1, mine[0]) == placed[0]
+        assert kernel.to_topic_record("t", 1, mine[0]) == placed[0]
         first = placed[0]
         topic, partition, offset, timestamp_ms, key, value, headers = first
         assert (topic, partition, offset, timestamp_ms, key, value, headers) == first
@@ -693,7 +693,7 @@ def test_a_record_of_a_topic_behaves_as_a_named_tuple() -> None:
             case _:
                 raise AssertionError("no match")
         with pytest.raises(TypeError):
-            kernel.place_record("t", 1, None)
+            kernel.to_topic_record("t", 1, None)
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))

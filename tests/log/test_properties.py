@@ -251,7 +251,7 @@ def test_P14_lookup_reads_one_index_interval_and_one_batch(writes: bool) -> None
     with open_log(disk, config=config) as log:
         for at in range(600):
             log.append(b"%03d" % at * 100, timestamp_ms=1_000 + at)
-        log.host.writer.active.offer_indexes()
+        log.host.writer.active.try_write_indexes()
         with logcore.open("t-0", read_only=True, fs=disk) as reader:
             reading = log if writes else reader
             assert reading.get(0).offset == 0
@@ -387,7 +387,7 @@ def test_P17_resumed_index_equals_a_rebuilt_one(
     | st.integers(0, 6).map(bytes)
     | st.lists(st.integers(1, 9), max_size=6).map(bytes),
     new=st.lists(st.integers(1, 9), max_size=4),
-    keeps_rest=st.booleans(),
+    keeps_other_entries=st.booleans(),
     whole=st.booleans(),
 )
 @example(b"\1\2\3", [1, 2], False, True)
@@ -397,7 +397,7 @@ def test_P17_resumed_index_equals_a_rebuilt_one(
 @example(b"\1", [1, 2], False, False)
 @example(b"\7", [], False, True)
 def test_P18_index_file_never_mixes_old_and_new_entries(
-    old: bytes | None, new: list[int], keeps_rest: bool, whole: bool
+    old: bytes | None, new: list[int], keeps_other_entries: bool, whole: bool
 ) -> None:
     """This also holds after a power cut. Each entry is one byte repeated eight times."""
 
@@ -415,10 +415,14 @@ def test_P18_index_file_never_mixes_old_and_new_entries(
     now = entries(new)
     for number in new:
         add(number)
-    index.write(disk, whole=whole, keeps_rest=keeps_rest)
+    index.write(disk, whole=whole, keeps_other_entries=keeps_other_entries)
     found = disk.files().get("/t-0/x.index")
     fits = before is not None and before[: len(now)] == now[: len(before)]
-    rest = before[len(now) :] if fits and keeps_rest and before is not None else b""
+    rest = (
+        before[len(now) :]
+        if fits and keeps_other_entries and before is not None
+        else b""
+    )
     assert found == now + rest
     if found == before:
         assert not disk.operations, "an up-to-date file is not written again"
@@ -431,7 +435,7 @@ def test_P18_index_file_never_mixes_old_and_new_entries(
             if left[at : at + 8] == entries([left[at]])
         }
         assert fits or not (numbers & (olds - news) and numbers & (news - olds))
-    index.write(disk, sync=True, whole=whole, keeps_rest=keeps_rest)
+    index.write(disk, sync=True, whole=whole, keeps_other_entries=keeps_other_entries)
     assert {
         after.files().get("/t-0/x.index") for after in disk.after_crash(kind="power")
     } <= {now + rest, None}

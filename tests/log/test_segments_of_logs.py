@@ -21,7 +21,7 @@ from logcore.index import TXN_ENTRY, read_front
 from logcore.kernels import layout
 from logcore.reader import avoid_mapping, segments_between
 from logcore.recordbatch import encode, read_batches
-from logcore.segment import ActiveSegment, GrowingSegment, PiecedSegment, Segment
+from logcore.segment import ActiveSegment, GrowingSegment, PreadSegment, Segment
 from logcore.testing import Fault, FaultPlan, SimulatedDisk
 from support.logs import SMALL, T0, done, segments, values
 
@@ -992,9 +992,9 @@ def test_newest_timestamp_of_a_sealed_segment_without_its_index(
             if not is_mapped:
                 avoid_mapping(reader)
             (sealed, _) = reader._state.segments
-            assert isinstance(sealed, PiecedSegment) is not is_mapped
+            assert isinstance(sealed, PreadSegment) is not is_mapped
             assert sealed.max_timestamp() == T0 + 9
-            assert sealed.is_newest_sure is (content == contents[0])
+            assert sealed.is_max_timestamp_exact is (content == contents[0])
             assert reader.newest() == (1, T0 + 9)
 
 

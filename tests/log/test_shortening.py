@@ -221,7 +221,7 @@ def test_reader_of_a_growing_segment_reloads_the_index(
             log.truncate(1)
             for at in range(1, 200):
                 log.append(b"%03d" % at * 5_000)
-            log.host.writer.active.offer_indexes()
+            log.host.writer.active.try_write_indexes()
             assert reader.refresh()
             (segment,) = segments_between(reader, 0, 200)
             assert reader.get(199).value == b"199" * 5_000
@@ -239,7 +239,7 @@ def test_views_of_a_growing_segment_are_copies(partition: Path) -> None:
     ) as log:
         for at in range(10):
             log.append(b"x" * 1_000, timestamp_ms=T0 + at)
-        log.host.writer.active.offer_indexes()
+        log.host.writer.active.try_write_indexes()
         with logcore.open(partition, read_only=True) as reader:
             (segment,) = segments_between(reader, 0, 10)
             taken = segment.view(), segment.offset_index.data, segment.time_index.data

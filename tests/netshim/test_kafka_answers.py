@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from logcore.reader import newest_place
+from logcore.reader import list_offset_for_max_timestamp
 from logcore.recordbatch import encode
 from netshim import wire
 from netshim.scheduling import PendingResponse
@@ -90,7 +90,7 @@ def test_list_offsets_by_time_includes_transaction_markers(
         )
     )
     log.end_transaction(7, 0, commit=True, coordinator_epoch=0)
-    newest = newest_place(log)
+    newest = list_offset_for_max_timestamp(log)
     assert newest is not None and newest[0] == 1
     request = wire.LIST_OFFSETS.Request
     for wanted, expected in (

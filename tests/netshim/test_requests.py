@@ -20,7 +20,7 @@ import pytest
 import logcore
 from logcore.errors import StorageReadError, TopicNotFoundError
 from logcore.fs import OS, OsFS
-from logcore.reader import unwalked_offsets
+from logcore.reader import unsearched_offsets
 from logcore.recordbatch import encode
 from netshim import wire
 from netshim.handlers import HANDLERS
@@ -1334,11 +1334,11 @@ def test_work_that_may_block_on_the_disk_runs_in_a_thread(tmp_path: Path) -> Non
             broker_harness.run()
             assert offset(searched) == expected
         log = broker_harness.logdir.partition("t", 0)
-        assert unwalked_offsets(log) == 2_000
+        assert unsearched_offsets(log) == 2_000
         committed = list_offsets(-1, isolation=1)
         assert not committed.is_set
         broker_harness.run()
-        assert offset(committed) == 2_000 and unwalked_offsets(log) == 0
+        assert offset(committed) == 2_000 and unsearched_offsets(log) == 0
         log.append(b"v", timestamp_ms=9)
         assert offset(list_offsets(-1, isolation=1)) == 2_001, (
             "a little is walked at once"

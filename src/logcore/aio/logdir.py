@@ -216,7 +216,7 @@ class LogDir(AsyncCloseable):
         )
 
         def placed(at: int, records: list[Record]) -> list[TopicRecord]:
-            return kernel.place_records(topic, numbers[at], records)
+            return kernel.to_topic_records(topic, numbers[at], records)
 
         follower = LogFollower(self._loop_thread, self.sync.host.fs, logs)
         return Tail(

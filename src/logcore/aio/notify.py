@@ -27,7 +27,7 @@ from logcore.fs import FS
 from logcore.kernels import Record
 from logcore.reader import (
     LogReader,
-    Tailed,
+    LogTail,
     follow,
     is_shared,
     is_written_elsewhere,
@@ -345,7 +345,7 @@ class Tail(RecordLists[_T]):
         self,
         loop_thread: LoopThread,
         follower: LogFollower,
-        tailed: Sequence[Tailed],
+        tailed: Sequence[LogTail],
         timeout: float | None,
         placed: Callable[[int, list[Record]], list[_T]],
     ) -> None:
@@ -390,7 +390,7 @@ def plain(_: int, records: list[Record]) -> list[Record]:
     return records
 
 
-def begin_to_follow(logs: Sequence[LogReader], offsets: Sequence[int]) -> list[Tailed]:
+def begin_to_follow(logs: Sequence[LogReader], offsets: Sequence[int]) -> list[LogTail]:
     """Return each log with the offset to begin at.
 
     Raises:

@@ -42,7 +42,7 @@ from logcore.format.group_records import Committed
 from logcore.fs import FS
 from logcore.kernels import PositionFields, TopicRecord, kernel
 from logcore.log import Log
-from logcore.reader import placed_lists
+from logcore.reader import topic_record_lists
 from logcore.reporting import WARNING, log_line
 
 _T = TypeVar("_T")
@@ -443,7 +443,7 @@ class Fetcher:
             return False
         try:
             reading.records = Ahead(
-                placed_lists(
+                topic_record_lists(
                     reading.log,
                     position,
                     reading.end,

@@ -50,7 +50,7 @@ class Ahead:
     """
 
     def __init__(self, lists: Iterator[tuple[int, list[TopicRecord]]]) -> None:
-        """Initialize with the result of logcore.reader.placed_lists()."""
+        """Initialize with the result of logcore.reader.topic_record_lists()."""
         self._lists = lists
         self._records: list[TopicRecord] = []  # the latest run
         self._at = 0  # number of its records that were taken

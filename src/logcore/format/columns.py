@@ -512,7 +512,7 @@ def _checked_column(
             f"{what}: offsets must be one row of integers, one more than there are records"
         )
     edges = np.ascontiguousarray(edges, np.int64)
-    longest = kernel.longest_piece(edges, data.size)
+    longest = kernel.longest_value(edges, data.size)
     if longest < 0:
         raise InvalidRecordError(
             f"{what}: offsets must not decrease and must end inside the data",

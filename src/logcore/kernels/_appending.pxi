@@ -295,7 +295,7 @@ cdef class SegmentFields:
         cdef bytearray offsets
         cdef Py_ssize_t size
         cdef uint8_t *at
-        cdef int64_t newest, until_look
+        cdef int64_t newest, entries_until_check
         indexes = self._indexes
         offsets = indexes.offsets.data
         size = PyByteArray_GET_SIZE(offsets)
@@ -307,10 +307,10 @@ cdef class SegmentFields:
         newest = times.last_timestamp
         if self.largest_timestamp > newest:
             times.add(self.largest_timestamp, self.largest_timestamp_offset - self.base_offset)
-        until_look = indexes.until_look - 1
-        indexes.until_look = until_look
+        entries_until_check = indexes.entries_until_check - 1
+        indexes.entries_until_check = entries_until_check
         self.since_entry_bytes = 0
-        if until_look <= 0:
+        if entries_until_check <= 0:
             self._check_indexes()
         return 0
 
@@ -331,7 +331,7 @@ cdef class Appender:
     cdef public bint requires_key
     cdef public bint has_unfinished_write
     cdef public bint is_held
-    cdef public bint is_resting
+    cdef public bint is_maintenance_idle
     cdef public int64_t slow_until_ns
     cdef public bint has_descriptors
     cdef public int64_t client_batch_bytes
@@ -401,7 +401,7 @@ cdef class Appender:
         if state.lock.locked():
             return None
         # From here on nothing runs Python code, until all fields describe the content of the file.
-        if state.is_closed or self.has_unfinished_write or self.is_held or self.is_resting or PyTuple_GET_SIZE(state.listeners):
+        if state.is_closed or self.has_unfinished_write or self.is_held or self.is_maintenance_idle or PyTuple_GET_SIZE(state.listeners):
             return None
         now_ms = lc_now_ms()
         began_ns = lc_ticks_ns()
@@ -615,7 +615,7 @@ cdef class Appender:
                 self.written_bytes = written_bytes + size
                 state.end = last_offset + 1
                 self.has_unfinished_write = False
-                if self.is_resting:
+                if self.is_maintenance_idle:
                     self.wake_maintenance_locked()
             except BaseException:
                 self.roll_back_append_locked(start, offset, written_bytes)

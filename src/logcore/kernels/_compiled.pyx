@@ -639,13 +639,13 @@ cdef TopicRecord placed(object topic, int32_t partition, Record record):
     return found
 
 
-def place_record(topic, int32_t partition, Record record not None):
-    """Return a record with its topic and partition. See plain.place_record."""
+def to_topic_record(topic, int32_t partition, Record record not None):
+    """Return a record with its topic and partition. See plain.to_topic_record."""
     return placed(topic, partition, record)
 
 
-def place_records(topic, int32_t partition, list records not None):
-    """Return a list of records with their topic and partition. See plain.place_records."""
+def to_topic_records(topic, int32_t partition, list records not None):
+    """Return a list of records with their topic and partition. See plain.to_topic_records."""
     cdef list found = []
     cdef Record record
     for record in records:
@@ -1074,13 +1074,13 @@ def decode_columns(data, Py_ssize_t position, Py_ssize_t limit, block, Py_ssize_
 
 
 cdef struct Sound:
-    # See plain.sound_batch.
+    # See plain.check_client_batch.
     int64_t oldest, newest
     int32_t keyless
 
 
 cdef bint read_sound(const uint8_t *p, int64_t size, Facts *facts, Sound *sound) except -1:
-    """Return whether a plain client batch may be stored unchanged. See plain.sound_batch."""
+    """Return whether a plain client batch may be stored unchanged. See plain.check_client_batch."""
     cdef Row row
     cdef const uint8_t *end = p + size
     cdef int64_t timestamp, newest = -1, oldest = -1
@@ -1108,8 +1108,8 @@ cdef bint read_sound(const uint8_t *p, int64_t size, Facts *facts, Sound *sound)
     return p == end and newest == facts.max_timestamp
 
 
-def sound_batch(data):
-    """Return the facts of a plain client batch, if it may be stored unchanged. See plain.sound_batch."""
+def check_client_batch(data):
+    """Return the facts of a plain client batch, if it may be stored unchanged. See plain.check_client_batch."""
     cdef Py_buffer view
     cdef Facts facts
     cdef Sound sound
@@ -1271,8 +1271,8 @@ def decode_objects(data, Py_ssize_t position, Py_ssize_t limit, path=None):
     return decode_run(data, position, limit, path, None, -1)
 
 
-def decode_placed(data, Py_ssize_t position, Py_ssize_t limit, topic not None, int32_t partition, path=None):
-    """Decode them to a list of TopicRecord. See plain.decode_placed."""
+def decode_topic_records(data, Py_ssize_t position, Py_ssize_t limit, topic not None, int32_t partition, path=None):
+    """Decode them to a list of TopicRecord. See plain.decode_topic_records."""
     return decode_run(data, position, limit, path, topic, partition)
 
 
@@ -1978,8 +1978,8 @@ include "_sending.pxi"
 include "_iterating.pxi"
 
 
-def longest_piece(edges, int64_t size):
-    """Return the length of the longest piece between edges; -1 if they are invalid. See plain.longest_piece."""
+def longest_value(edges, int64_t size):
+    """Return the length of the longest piece between edges; -1 if they are invalid. See plain.longest_value."""
     cdef const int64_t[::1] at = edges
     cdef Py_ssize_t count = at.shape[0], row
     cdef int64_t longest = 0

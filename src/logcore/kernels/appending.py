@@ -113,7 +113,7 @@ class SegmentFields:
             last_offset - base_offset, position, self.largest_timestamp, its_offset
         )
         self.since_entry_bytes = 0
-        if indexes.until_look <= 0:
+        if indexes.entries_until_check <= 0:
             self._check_indexes()
 
     def _check_indexes(self) -> None:
@@ -140,7 +140,7 @@ class Appender:
     requires_key: bool
     has_unfinished_write: bool
     is_held: bool
-    is_resting: bool
+    is_maintenance_idle: bool
     #: Whether the segments have descriptors of the operating system, and no other process
     #: writes the log.
     has_descriptors: bool

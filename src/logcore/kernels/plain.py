@@ -803,7 +803,7 @@ def decode_columns(
     return at
 
 
-def sound_batch(data: Buffer) -> tuple[int, int, int, int] | None:
+def check_client_batch(data: Buffer) -> tuple[int, int, int, int] | None:
     """Check whether `data` is one v2 batch that a leader may store unchanged.
 
     Only its offset and epoch may then change. The batch must be uncompressed, must not
@@ -1007,7 +1007,7 @@ def decode_objects(
     return records
 
 
-def decode_placed(
+def decode_topic_records(
     data: Buffer,
     position: int,
     limit: int,
@@ -1016,7 +1016,9 @@ def decode_placed(
     path: Path = None,
 ) -> list[TopicRecord]:
     """Decode like decode_objects(), to records with their topic and partition."""
-    return place_records(topic, partition, decode_objects(data, position, limit, path))
+    return to_topic_records(
+        topic, partition, decode_objects(data, position, limit, path)
+    )
 
 
 def decode_body_objects(
@@ -1039,12 +1041,12 @@ def decode_body_objects(
     return _objects(bytes(view), rows, base_offset, base_timestamp, append_timestamp)
 
 
-def place_record(topic: str, partition: int, record: Record) -> TopicRecord:
+def to_topic_record(topic: str, partition: int, record: Record) -> TopicRecord:
     """Return a record with its topic and partition."""
     return TopicRecord(topic, partition, *record)
 
 
-def place_records(
+def to_topic_records(
     topic: str, partition: int, records: list[Record]
 ) -> list[TopicRecord]:
     """Return a list of records with their topic and partition."""
@@ -1771,7 +1773,7 @@ def encode_columns(
     return writer.result(out)
 
 
-def longest_piece(edges: npt.NDArray[np.int64], size: int) -> int:
+def longest_value(edges: npt.NDArray[np.int64], size: int) -> int:
     """Return the length of the longest value of a column of bytes, by its edges.
 
     Returns -1 if the edges do not rise from 0 or more, or exceed `size`. `edges` is

@@ -91,7 +91,7 @@ class Fetched:
         columns().
         """
         for columns in self.columns():
-            yield from kernel.place_records(
+            yield from kernel.to_topic_records(
                 self.topic, self.partition, list(columns.records())
             )
 

@@ -27,7 +27,7 @@ from logcore.partition.scan import slot_of
 from logcore.partition.segment_files import list_bases, list_names, segments_gone
 from logcore.partition.staged_limit import StagedLimit
 from logcore.partition.state import PartitionState
-from logcore.segment import GrowingSegment, PiecedSegment, Segment
+from logcore.segment import GrowingSegment, PreadSegment, Segment
 
 #: Maximum number of attempts when files vanish between listing and opening them.
 _MAX_ATTEMPTS: Final = 100
@@ -166,7 +166,7 @@ class FileView:
             segments.append(kept)
         if bases:
             last = known.get(bases[-1])
-            if not isinstance(last, GrowingSegment) or isinstance(last, PiecedSegment):
+            if not isinstance(last, GrowingSegment) or isinstance(last, PreadSegment):
                 last = GrowingSegment(self._fs, self._path, bases[-1])
             segments.append(last)
         for segment, _ in swapped:

@@ -230,7 +230,7 @@ class Gaps:
                 yield segment, facts
             # Every batch of the segment was read and its CRC checked, so its largest
             # timestamp is reliable.
-            segment.is_newest_sure |= crc and start <= segment.base_offset
+            segment.is_max_timestamp_exact |= crc and start <= segment.base_offset
         if before is not None and expected < end:
             raise CorruptLogError(
                 "the end of the log is missing",
@@ -440,14 +440,14 @@ def _seal_of(segment: Segment) -> checksum_file.Seal | None:
     """Return the seal of the file that a segment has open, or None; it is read once."""
     if segment.state:
         return None  # a replacement, which is temporary
-    if not segment.is_seal_known:
+    if not segment.is_checksum_file_read:
         _ = segment.size_bytes  # opens the file
         seal = checksum_file.read(segment.fs, segment.directory, segment.base_offset)
         # Checked after the read: after a compaction or a truncation, the seal describes
         # the file that has the name now.
         if segment.is_current():
-            segment.known_seal = seal
+            segment.checksum_file = seal
         else:
-            segment.known_seal = None
-        segment.is_seal_known = True
-    return segment.known_seal  # type: ignore[no-any-return]
+            segment.checksum_file = None
+        segment.is_checksum_file_read = True
+    return segment.checksum_file  # type: ignore[no-any-return]

@@ -462,7 +462,9 @@ def _write_active_indexes(
     # tries again. After a clean close, additional entries in the file may be kept.
     # After a truncation they may not: they would be wrong for the next batches.
     with contextlib.suppress(DiskFullError, ResourceError):
-        active.write_indexes(whole=True, keeps_rest=place.is_clean and not was_cut)
+        active.write_indexes(
+            whole=True, keeps_other_entries=place.is_clean and not was_cut
+        )
 
 
 def _high_watermark(

@@ -180,7 +180,7 @@ class LogMaintenance:
         writer = self._writer
         with writer.state.lock:
             writer.check_writable_locked()
-            writer.rest_locked()
+            writer.set_maintenance_idle_locked()
             facts = self._facts_of_duties_locked(writer.fs.monotonic_ms(), None)
             return min(due_times(facts).values())
 

@@ -288,7 +288,7 @@ def write_front(
         fs.truncate(handle, 0)
         at = 0
         while at < position:
-            piece = segment.piece(at, min(_COPY_BYTES, position - at))
+            piece = segment.bytes_at(at, min(_COPY_BYTES, position - at))
             part = piece.data[
                 piece.at : min(
                     piece.limit, piece.at + _COPY_BYTES, piece.at + position - at

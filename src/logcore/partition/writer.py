@@ -167,7 +167,7 @@ class Writer(Appender):
         #: Bytes written since the log was opened.
         self.written_bytes = 0
         self.appends = 0
-        self.is_resting = False
+        self.is_maintenance_idle = False
         self.has_unfinished_write = False
         self.watermark_file = WatermarkFile(fs, path, is_replicated=place.is_replicated)
         self._is_released = False  # whether close() released the claim; under the lock
@@ -355,7 +355,7 @@ class Writer(Appender):
         # Batches of other processes may belong to transactions.
         self.state.no_transactions_from = end
         self.state.publish(end=end)
-        if self.is_resting:
+        if self.is_maintenance_idle:
             self.wake_maintenance_locked()
 
     @locked
@@ -478,7 +478,7 @@ class Writer(Appender):
             try:
                 # A failed append was truncated from the file. fdatasync need not sync a
                 # smaller size. Until it is synced, a power cut may restore the bytes.
-                if active.was_cut_back:
+                if active.had_failed_write:
                     fs.fsync(active.handle)
                 # Kafka and this library trust the indexes of a clean directory.
                 is_clean = self.claim.is_clean
@@ -667,7 +667,7 @@ class Writer(Appender):
         the next opening finds them up to the recovery point.
         """
         self.progress.record_recovery(self.commit.synced_bytes, clock_ms)
-        self.active.offer_indexes()
+        self.active.try_write_indexes()
 
     # -- appending ---------------------------------------------------------------------
 
@@ -854,7 +854,7 @@ class Writer(Appender):
             self.written_bytes = written_bytes + size
             state.end = last_offset + 1
             self.has_unfinished_write = False
-            if self.is_resting:
+            if self.is_maintenance_idle:
                 self.wake_maintenance_locked()
         except DiskFullError:  # the segment has undone its write: the log is unchanged
             self.has_unfinished_write = False
@@ -880,7 +880,7 @@ class Writer(Appender):
             StorageWriteError: the write could not be undone. The log refuses writes.
         """
         try:
-            self.active.cut_back()
+            self.active.undo_write()
         except StorageWriteError as error:
             self.commit.poison(error)
             raise
@@ -1115,14 +1115,14 @@ class Writer(Appender):
     @locked
     def wake_maintenance_locked(self) -> None:
         """Report to the LogDir that tick() may have work again."""
-        self.is_resting = False
+        self.is_maintenance_idle = False
         if self._on_due is not None:
             self._on_due()
 
     @locked
-    def rest_locked(self) -> None:
+    def set_maintenance_idle_locked(self) -> None:
         """Report later work through wake_maintenance_locked(): tick() has no task that is due."""
-        self.is_resting = True
+        self.is_maintenance_idle = True
 
     def attach(self, on_due: Callable[[], None]) -> None:
         """Set the function that is called when tick() may have work again after rest().
@@ -1176,7 +1176,7 @@ class Writer(Appender):
             # the points of its other logs, because one file contains all of them. If a crash
             # comes first, the next opening checks this segment too, and reports damage
             # as an error.
-            self.active.offer_indexes()
+            self.active.try_write_indexes()
             self.progress.recovered_ms = self.fs.monotonic_ms() - RECOVERY_LAG_MS
             self.wake_maintenance_locked()
         # A file that existed at opening was not checked completely, so a seal could

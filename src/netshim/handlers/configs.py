@@ -157,7 +157,7 @@ def _topic_configs(
         facts = CONFIGS[name].metadata
         # Kafka does not know logcore's own settings. A tool that copies a topic would
         # send them to a cluster, which refuses them.
-        if facts.get("ours") or (
+        if facts.get("is_extension") or (
             resource.configuration_keys and name not in resource.configuration_keys
         ):
             continue

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from logcore import Log, LogcoreError
 from logcore.coordinators.durable_queue import sync_present
-from logcore.reader import newest_place, place_of_timestamp
+from logcore.reader import list_offset_for_max_timestamp, list_offset_for_timestamp
 from netshim import wire
 from netshim.handlers.failures import code_of
 from netshim.handlers.partitions import (
@@ -170,11 +170,11 @@ def _list_offsets(
             result.leader_epoch = -1
         elif timestamp == _MAX_TIMESTAMP:
             # Readers at this isolation level must be able to reach the record.
-            newest = newest_place(log)
+            newest = list_offset_for_max_timestamp(log)
             if newest is not None and newest[0] < end:
                 result.offset, result.timestamp = newest
         else:
-            found = place_of_timestamp(log, timestamp)
+            found = list_offset_for_timestamp(log, timestamp)
             if found is not None and found[0] < end:
                 result.offset, result.timestamp = found
         # No record was found, so there is no offset to which an epoch could belong.

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 from logcore import Log, LogcoreError
-from logcore.reader import unwalked_offsets
+from logcore.reader import unsearched_offsets
 from netshim.handlers.failures import code_of
 from netshim.scheduling import PendingResponse, answer_with
 from netshim.state import BrokerState, Call
@@ -110,7 +110,7 @@ def when_transactions_are_known(
             log = state.logs.log(name, number)
         except LogcoreError:
             continue
-        if unwalked_offsets(log) > _WALKED_AT_ONCE:
+        if unsearched_offsets(log) > _WALKED_AT_ONCE:
             logs.append(log)
     if not logs:
         return None

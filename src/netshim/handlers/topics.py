@@ -114,7 +114,7 @@ def create_topics(
                     config_source=source_of(key, overrides, logdir.given_config),
                 )
                 for key, value in settings.as_mapping().items()
-                if not CONFIGS[key].metadata.get("ours")
+                if not CONFIGS[key].metadata.get("is_extension")
             ]
         return response_type(topics=list(results.values()))
 
