@@ -133,7 +133,8 @@ MISTAKES: Final = (
         "reopen_closes_the_new_handle", "logcore/segment.py",
         "        close = self._closing\n        self.held = None\n"
         "        self._keep_open(self.fs.open(self.path, write=True))\n        close()",
-        "        self.held = None\n        self._keep_open(self.fs.open(self.path, write=True))\n        self._closing()",
+        "        self.held = None\n"
+        "        self._keep_open(self.fs.open(self.path, write=True))\n        self._closing()",
         "partition/test_recovery.py::test_log_truncated_at_every_byte_opens_with_the_longest_whole_prefix",
     ),
     # -- files that go and come
@@ -163,8 +164,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "fast_send_skips_a_clock_that_is_set", "logcore/producer/producer.py",
-        "        self._is_quick = is_plain and offers_descriptors(fs)",
-        "        self._is_quick = is_plain",
+        "        self._uses_fast_path = is_plain and offers_descriptors(fs)",
+        "        self._uses_fast_path = is_plain",
         "kernels/test_sending.py",
     ),
     Mistake(
@@ -2417,7 +2418,7 @@ MISTAKES: Final = (
         "shipping/test_mirror.py",
     ),
     Mistake(
-        "mirror_written_by_quick_appends", "logcore/partition/writer_fields.py",
+        "mirror_written_by_fast_appends", "logcore/partition/writer_fields.py",
         "not checks_times and not is_copy\n",
         "not checks_times\n",
         "cli/test_shipping_at_the_command_line.py",

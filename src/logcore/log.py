@@ -589,7 +589,7 @@ class Log(LogReader, Closeable):
         """
         writer = self._writer
         if writer is not None and expected is None:
-            receipt = writer.append_quickly(
+            receipt = writer.append_fast(
                 value, key, headers, timestamp_ms, durability, expected_offset
             )
             if receipt is not None:

@@ -316,7 +316,7 @@ class LogReader:
         # There are three ways, each for the cases that the previous one cannot handle:
         # a compiled read from a mapping; one batch, found by the index of its segment;
         # and a read from the offset on, which checks gaps and damage.
-        record = kernel.get_quickly(self._state, offset)
+        record = kernel.get_fast(self._state, offset)
         if record is not None:
             return record
         visible = self._state.visible

@@ -97,7 +97,7 @@ class Segment(SegmentFields):
         self.fs = fs
         self.directory = directory
         self.base_offset = base_offset
-        # Set by read_one(), for kernel.get_quickly().
+        # Set by read_one(), for kernel.get_fast().
         self.held = None
         # Descriptor of a file that is kept open.
         self.handle = -1
@@ -986,7 +986,7 @@ class ActiveSegment(GrowingSegment):
     def read_one(self, offset: int, end_offset: int, dense: bool) -> Record | int:
         """Return a record like GrowingSegment.read_one(), and map the file.
 
-        With the mapping, kernel.get_quickly() can answer later calls for the present
+        With the mapping, kernel.get_fast() can answer later calls for the present
         content.
         """
         # Mapped again after it has grown by an eighth, and by at least 64 KiB.

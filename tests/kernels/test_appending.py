@@ -104,9 +104,7 @@ def quickly(
     """The result of an append by the fast path alone."""
     names = ("headers", "timestamp_ms", "durability", "expected_offset")
     found = {"headers": (), **given}
-    return log.host.writer.append_quickly(
-        value, key, *(found.get(name) for name in names)
-    )
+    return log.host.writer.append_fast(value, key, *(found.get(name) for name in names))
 
 
 def batch_of(
@@ -198,11 +196,11 @@ def test_only_plain_appends_with_an_index_entry_take_the_general_path(
     taken: list[bool] = []
 
     def noted(writer: Writer, *given: object) -> logcore.Receipt | None:
-        receipt = Appender.append_quickly(writer, *given)
+        receipt = Appender.append_fast(writer, *given)
         taken.append(receipt is not None)
         return receipt
 
-    monkeypatch.setattr(Writer, "append_quickly", noted)
+    monkeypatch.setattr(Writer, "append_fast", noted)
     with logcore.open(tmp_path / "t-0", create=True, durability="os", fs=OsFS()) as log:
         for _ in range(100):
             log.append(bytes(100), key=bytes(16))
@@ -392,7 +390,7 @@ def test_a_batch_beyond_the_unsynced_limit_takes_the_general_path(
 
 
 def refused(log: logcore.Log, append: Callable[[], object]) -> None:
-    """The quick way declines, and nothing has changed."""
+    """The fast path declines, and nothing has changed."""
     before = facts(log), files(log)
     assert append() is None
     assert (facts(log), files(log)) == before

@@ -39,19 +39,19 @@ def agree(log: logcore.Log) -> int:
     later; return the number of fast results.
     """
     expected = {record.offset: record for record in log.read(log.log_start_offset)}
-    quick = 0
+    fast = 0
     offsets = [*range(-1, log.log_end_offset + 2), 2**63, -(2**63), 2**70]
     random.Random(len(expected)).shuffle(offsets)
     for _ in range(4):  # the first read checks, the third notes where the records begin
-        quick = 0
+        fast = 0
         for offset in offsets:
-            found = kernel.get_quickly(log._state, offset)
+            found = kernel.get_fast(log._state, offset)
             if found is not None:
-                quick += 1
+                fast += 1
                 assert found == expected[offset]
             if offset in expected:
                 assert log.get(offset) == expected[offset]
-    return quick
+    return fast
 
 
 @pytest.fixture
@@ -79,17 +79,17 @@ def test_plain_records_are_found_quickly(log: logcore.Log) -> None:
 
 @runs_compiled
 def test_read_without_a_cached_answer_takes_the_general_path(log: logcore.Log) -> None:
-    assert kernel.get_quickly(log._state, 0) is None, (
+    assert kernel.get_fast(log._state, 0) is None, (
         "no segment is held before it was read from"
     )
     log.get(0)
-    assert kernel.get_quickly(log._state, 0) is not None
+    assert kernel.get_fast(log._state, 0) is not None
     for offset in (-1, 300, 2**63, 1.0, None, "0", True):
-        assert kernel.get_quickly(log._state, offset) is None
+        assert kernel.get_fast(log._state, offset) is None
     log.delete_records(1)
-    assert kernel.get_quickly(log._state, 0) is None
+    assert kernel.get_fast(log._state, 0) is None
     log.close()
-    assert kernel.get_quickly(log._state, 1) is None
+    assert kernel.get_fast(log._state, 1) is None
 
 
 steps = st.lists(
@@ -267,7 +267,7 @@ def test_records_of_any_size_are_found(tmp_path: Path, size: int) -> None:
             ] == expected
             assert (
                 sum(
-                    kernel.get_quickly(log._state, offset) is not None
+                    kernel.get_fast(log._state, offset) is not None
                     for offset in range(1200)
                 )
                 == 1200
@@ -337,5 +337,5 @@ def test_records_with_unordered_offsets_take_the_general_path(tmp_path: Path) ->
     with logcore.open(tmp_path / PATH, read_only=True) as log:
         assert log.get(5).value == b"5"
         for offset in (12, 13):
-            assert kernel.get_quickly(log._state, offset) is None
-        assert kernel.get_quickly(log._state, 14) == log.get(14)
+            assert kernel.get_fast(log._state, offset) is None
+        assert kernel.get_fast(log._state, 14) == log.get(14)

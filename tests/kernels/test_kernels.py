@@ -402,13 +402,13 @@ def test_pieces_are_cut_out(kernel: Any, cells: list[bytes | None], gap: int) ->
     positions = np.cumsum([gap, *(gap + len(cell or b"") for cell in cells)])[
         :-1
     ].astype(np.int32)
-    assert kernel.pieces(memoryview(data), positions, sizes) == cells
+    assert kernel.bytes_list(memoryview(data), positions, sizes) == cells
     if cells:
         for beside in (positions + len(data) + 1, positions - len(data) - 301):
             with pytest.raises(ValueError, match="outside"):
-                kernel.pieces(data, beside.astype(np.int32), np.maximum(sizes, 1))
+                kernel.bytes_list(data, beside.astype(np.int32), np.maximum(sizes, 1))
         with pytest.raises(ValueError, match="length"):
-            kernel.pieces(data, positions[1:], sizes)
+            kernel.bytes_list(data, positions[1:], sizes)
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -768,4 +768,4 @@ def test_batches_follow_on_without_a_gap(
         facts[row]["last_offset"] = base + delta
         wanted &= magic == 2 and base == following and delta >= 0
         following = base + delta + 1
-    assert kernel.follow_on(facts, expected) == wanted
+    assert kernel.are_consecutive(facts, expected) == wanted

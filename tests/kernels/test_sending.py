@@ -68,7 +68,7 @@ def send_on_fast_path(
     """Send a record on the fast path only, and return the result."""
     found = {"headers": (), **given}
     names = ("key", "partition", "headers", "timestamp_ms", "on_delivery")
-    future: RecordFuture | None = producer._send_quickly(
+    future: RecordFuture | None = producer._send_fast(
         topic, value, *(found.get(name) for name in names)
     )
     return future
@@ -145,7 +145,7 @@ def test_plain_record_takes_the_fast_path(
         {"topic": b"t"},
     ],
 )
-def test_an_unusual_record_changes_nothing_the_quick_way(
+def test_an_unusual_record_changes_nothing_on_the_fast_path(
     producer: Producer, given: dict[str, Any]
 ) -> None:
     before = facts(producer, "t")
@@ -263,7 +263,7 @@ def test_both_ways_leave_the_same(
         for topic in ("t", "u"):
             patch.setattr(module, "_drawn", drawing(seed))
             sides.append((topic, directory.producer(**settings, batch_size=batch_size)))
-        sides[1][1]._is_quick = False
+        sides[1][1]._uses_fast_path = False
         for send in sends:
             futures = [producer.send(topic, **send) for topic, producer in sides]
             assert parts(futures[0]) == parts(futures[1])

@@ -462,4 +462,4 @@ def test_kernels_stop_at_the_same_batch_as_the_rules(
         kernel.plan_run(data, 0, len(data), 1000, 1 << 20, reach(0), 0, is_ours)[0]
         == sound
     )
-    assert kernel.follow_on(facts_of(data), 0) == (case.fault is None)
+    assert kernel.are_consecutive(facts_of(data), 0) == (case.fault is None)

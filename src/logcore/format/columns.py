@@ -160,11 +160,11 @@ class RecordColumns:
 
     def keys(self) -> list[bytes | None]:
         """Return the keys as new bytes objects."""
-        return kernel.pieces(self.data, self.key_positions, self.key_sizes)
+        return kernel.bytes_list(self.data, self.key_positions, self.key_sizes)
 
     def values(self) -> list[bytes | None]:
         """Return the values as new bytes objects."""
-        return kernel.pieces(self.data, self.value_positions, self.value_sizes)
+        return kernel.bytes_list(self.data, self.value_positions, self.value_sizes)
 
     def headers(self, row: int) -> layout.Headers:
         """Return the headers of one record, in order."""
@@ -214,12 +214,12 @@ class RecordColumns:
     def _binary(
         self, pa: Any, positions: npt.NDArray[np.int32], sizes: npt.NDArray[np.int32]
     ) -> Any:
-        offsets, pieces = kernel.gather(self.data, positions, sizes)
+        offsets, joined = kernel.gather(self.data, positions, sizes)
         nulls = sizes < 0
         validity = None
         if nulls.any():
             validity = pa.py_buffer(np.packbits(~nulls, bitorder="little"))
-        buffers = [validity, pa.py_buffer(offsets), pa.py_buffer(pieces)]
+        buffers = [validity, pa.py_buffer(offsets), pa.py_buffer(joined)]
         return pa.Array.from_buffers(pa.binary(), len(self), buffers)
 
     def _header_lists(self, pa: Any) -> Any:

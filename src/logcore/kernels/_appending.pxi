@@ -75,7 +75,7 @@ cdef extern from *:
     ssize_t pwritev(int handle, const iovec *parts, int count, int64_t position) noexcept nogil
 
 cdef enum:
-    #: appending.QUICK_BYTES
+    #: appending.FAST_PATH_MAX_BYTES
     ROOM_BYTES = 4096
     SLOW_NS = 20_000_000
     #: Batches of which the active segment knows the positions.
@@ -84,7 +84,7 @@ cdef enum:
 cdef int64_t PAUSE_NS = 1_000_000_000
 cdef int64_t NO_LIMIT = 0x7fffffffffffffff
 
-assert ROOM_BYTES == _appending.QUICK_BYTES
+assert ROOM_BYTES == _appending.FAST_PATH_MAX_BYTES
 
 
 @cython.final
@@ -351,7 +351,7 @@ cdef class Appender:
             return None
         if not self.has_descriptors or state.is_closed or self.has_unfinished_write or request.offset < state.log_start:
             return None
-        # Like append_quickly(), this lets no other thread run: the segment is not closed before the read.
+        # Like append_fast(), this lets no other thread run: the segment is not closed before the read.
         if not active.range_of(request.offset, stable, min(most_bytes, RECENT_BYTES), &position, &size):
             return None
         response = request.build(state.visible, stable, state.log_start, active.handle, position, size)
@@ -359,7 +359,7 @@ cdef class Appender:
             self.slow_until_ns = lc_ticks_ns() + PAUSE_NS
         return response
 
-    def append_quickly(self, value, key, headers, timestamp_ms, durability, expected_offset):
+    def append_fast(self, value, key, headers, timestamp_ms, durability, expected_offset):
         """Append a usual record. See the top of this file, and appending.Appender."""
         cdef uint8_t room[ROOM_BYTES]
         cdef PartitionFields state = self.state
@@ -420,7 +420,7 @@ cdef class Appender:
         lc_put32(room + CRC_FIELD, lc_crc_fast(room + CRC_START, size - CRC_START))
         if pwrite(active.handle, room, size, active._size) != size:
             self.has_unfinished_write = True
-            return self.mend_quickly()
+            return self.undo_fast()
         if lc_ticks_ns() - began_ns > SLOW_NS:
             self.slow_until_ns = lc_ticks_ns() + PAUSE_NS
         active.note_batch(active._size, size, state.end, now_ms)  # no entry, so no Python
@@ -636,7 +636,7 @@ cdef class Appender:
             raise
         return offset
 
-    cdef object mend_quickly(self):
+    cdef object undo_fast(self):
         """Undo a write that failed or was short. No other thread has run since the check, so the lock is free."""
         self.state.lock.acquire(False)
         try:

@@ -806,8 +806,8 @@ def walk(data, Py_ssize_t position, Py_ssize_t limit, Py_ssize_t max_batches, bi
     return found[: count * sizeof(Facts)].view(_facts_dtype), position, why
 
 
-def follow_on(facts, int64_t expected):
-    """Return whether v2 batches continue each other from an offset on. See plain.follow_on."""
+def are_consecutive(facts, int64_t expected):
+    """Return whether v2 batches continue each other from an offset on. See plain.are_consecutive."""
     cdef Py_buffer view
     cdef const Facts *at
     cdef Py_ssize_t left
@@ -1472,7 +1472,7 @@ cdef Py_ssize_t start(const Py_buffer *index, Py_ssize_t entries, const uint8_t 
 
 
 def gather(data, positions, sizes):
-    """Copy scattered pieces into one buffer, one after the other. See plain.gather."""
+    """Copy scattered slices into one buffer, one after the other. See plain.gather."""
     cdef Py_buffer view
     cdef const uint8_t *base
     cdef const int32_t[::1] where = positions
@@ -1492,9 +1492,9 @@ def gather(data, positions, sizes):
                 total += sized[slot]
         if total > INT32_LIMIT:
             raise ValueError("more than 2^31-1 bytes in one chunk")
-        pieces = np.empty(total, np.uint8)
+        slices = np.empty(total, np.uint8)
         if total:
-            room = pieces
+            room = slices
             target = &room[0]
             for slot in range(count):
                 starts[slot] = <int32_t>at
@@ -1504,13 +1504,13 @@ def gather(data, positions, sizes):
         else:
             offsets[:] = 0
         starts[count] = <int32_t>at
-        return offsets, pieces
+        return offsets, slices
     finally:
         PyBuffer_Release(&view)
 
 
-def pieces(data, positions, sizes):
-    """Return scattered pieces as bytes objects. See plain.pieces."""
+def bytes_list(data, positions, sizes):
+    """Return scattered slices as bytes objects. See plain.bytes_list."""
     cdef Py_buffer view
     cdef const char *base
     cdef const int32_t[::1] where = positions

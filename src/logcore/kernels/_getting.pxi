@@ -175,7 +175,7 @@ cdef int64_t number_of(const uint8_t *p, const uint8_t *end) noexcept nogil:
 
 
 def hold(data, index, int64_t own_from):
-    """Return the Held with which get_quickly() reads a segment. See plain.hold."""
+    """Return the Held with which get_fast() reads a segment. See plain.hold."""
     cdef Held held = Held.__new__(Held)
     PyObject_GetBuffer(data, &held.data, PyBUF_SIMPLE)
     held.has_data = True
@@ -191,8 +191,8 @@ def hold(data, index, int64_t own_from):
     return held
 
 
-def get_quickly(PartitionFields state not None, offset):
-    """Return the record at an offset, or None if the general path must read it. See plain.get_quickly."""
+def get_fast(PartitionFields state not None, offset):
+    """Return the record at an offset, or None if the general path must read it. See plain.get_fast."""
     cdef list segments = state.segments
     cdef SegmentFields segment
     cdef Held held

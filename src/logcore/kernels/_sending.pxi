@@ -4,7 +4,7 @@ The general path is in producer/producer.py, which defines the behavior. If a re
 None without any effect, and the general path sends the record. A record is usual if:
 
 - the producer has no interceptors, no serializers, no transaction and no callback for all records, and its clock is the
-  clock of the operating system (`_is_quick`);
+  clock of the operating system (`_uses_fast_path`);
 - key and value are bytes or None, and there are no headers and no timestamp;
 - the call names the partition by a plain int, or murmur2 of the key chooses it, or the record has no key and is sent to
   the sticky partition;
@@ -91,14 +91,14 @@ cdef class ProducerFields:
     cdef public object _fs
     cdef public WorkFields _work
     cdef public dict _known_routes
-    cdef public bint _is_quick
+    cdef public bint _uses_fast_path
     cdef public object _future_type
     cdef public int64_t _memory_bytes
     cdef public int64_t _memory_records
     cdef public int64_t _most_bytes
     cdef public object _forks
 
-    def _send_quickly(self, topic, value, key, partition, headers, timestamp_ms, on_delivery):
+    def _send_fast(self, topic, value, key, partition, headers, timestamp_ms, on_delivery):
         """Send a usual record. See the top of this file, and sending.ProducerFields."""
         cdef WorkFields work = self._work
         cdef AccumulatorFields accumulator
@@ -109,7 +109,7 @@ cdef class ProducerFields:
         cdef list rows
         cdef int64_t size_bytes = SEND_RECORD_BYTES, key_size = -1, value_size = -1, number = -1, now_ms
         cdef int overflow = 0
-        if (not self._is_quick or headers is not _no_headers or timestamp_ms is not None
+        if (not self._uses_fast_path or headers is not _no_headers or timestamp_ms is not None
                 or not PyUnicode_CheckExact(topic)):
             return None
         if value is not None:

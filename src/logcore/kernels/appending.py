@@ -1,12 +1,12 @@
 """Base classes for the state that an append changes, with plain attributes.
 
 The compiled kernels have the same classes with these attributes as C fields, so that
-Appender.append_quickly() can read and change them within nanoseconds. Each number is
+Appender.append_fast() can read and change them within nanoseconds. Each number is
 stored once: C and Python read and set the same attribute.
 
-This plain form has no quick path. Each append takes the path of log.py and
-partition/writer.py, which defines the behavior of the quick one. See _appending.pxi for
-the conditions and the steps of the compiled quick path.
+This plain form has no fast path. Each append takes the path of log.py and
+partition/writer.py, which defines the behavior of the fast one. See _appending.pxi for
+the conditions and the steps of the compiled fast path.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any
 from logcore.kernels.layout import Buffer, EncodedBatch, Receipt
 from logcore.kernels.requests import UsualFetch, UsualProduce
 
-#: Maximum size of a quick append, head and record together. Other threads of the
+#: Maximum size of an append on the fast path, head and record together. Other threads of the
 #: process cannot run during the write, so the write must be short.
-QUICK_BYTES = 4096
+FAST_PATH_MAX_BYTES = 4096
 
 
 class PartitionFields:
@@ -44,7 +44,7 @@ class SegmentFields:
     """
 
     base_offset: int
-    #: The data with which get_quickly() reads the segment, None if it must not.
+    #: The data with which get_fast() reads the segment, None if it must not.
     held: Any
     handle: int
     _size: int
@@ -132,10 +132,10 @@ class Appender:
     leader_epoch: int
     written_bytes: int
     appends: int
-    #: Maximum size of a batch for the quick path. It is 0 if the policy, the settings,
-    #: the disk or other processes prevent the quick path.
+    #: Maximum size of a batch for the fast path. It is 0 if the policy, the settings,
+    #: the disk or other processes prevent the fast path.
     fast_path_bytes: int
-    #: Monotonic time until which the quick path is not used, because a write took long.
+    #: Monotonic time until which the fast path is not used, because a write took long.
     slow_until_ns: int
     requires_key: bool
     has_unfinished_write: bool
@@ -157,7 +157,7 @@ class Appender:
     #: Whether readers see an append before a sync.
     shows_appends: bool
 
-    def append_quickly(
+    def append_fast(
         self,
         value: object,
         key: object,

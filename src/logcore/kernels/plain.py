@@ -91,12 +91,12 @@ _PREFIX = struct.Struct(">qiib")
 #: Masks a number to 64 bits.
 _U64 = (1 << 64) - 1
 #: Below this many records the set-up of the vectorised decoder costs more than a loop.
-_FEW: Final = 12
+_MIN_VECTOR_RECORDS: Final = 12
 #: Half the time of TopicRecord(...), which is a function in Python.
-_PLACE: Final = functools.partial(tuple.__new__, TopicRecord)
+_NEW_TOPIC_RECORD: Final = functools.partial(tuple.__new__, TopicRecord)
 #: A slice of a memoryview takes 300 ns and one of bytes 60, so it is still faster to
 #: copy this much first.
-_SPARSE_BYTES: Final = 2048
+_COPIED_BYTES: Final = 2048
 
 _new_tuple: Final[Any] = tuple.__new__
 
@@ -257,7 +257,7 @@ def walk(
     return np.array(found, BATCH_FACTS), position, why
 
 
-def follow_on(facts: npt.NDArray[Any], expected: int) -> bool:
+def are_consecutive(facts: npt.NDArray[Any], expected: int) -> bool:
     """Return whether one or more batches are all v2 and continue each other without a gap.
 
     The first batch must begin at offset `expected`. `facts` is an array of
@@ -649,7 +649,7 @@ def _run_at_once(raw: bytes, position: int, limit: int) -> npt.NDArray[np.int64]
         )
         counts.append(count)
         position += size
-    if sum(counts) < _FEW or any(
+    if sum(counts) < _MIN_VECTOR_RECORDS or any(
         crc32c(view[start:stop]) != crc for start, stop, crc in crcs
     ):
         return None
@@ -673,7 +673,7 @@ def _rows(
     strict: bool = False,
 ) -> npt.NDArray[np.int64]:
     try:
-        if count >= _FEW:
+        if count >= _MIN_VECTOR_RECORDS:
             rows = _read_rows_at_once(
                 bytes(data[position:end]), [(0, end - position, count)], strict
             )
@@ -1050,7 +1050,7 @@ def to_topic_records(
     topic: str, partition: int, records: list[Record]
 ) -> list[TopicRecord]:
     """Return a list of records with their topic and partition."""
-    return [_PLACE((topic, partition, *record)) for record in records]
+    return [_NEW_TOPIC_RECORD((topic, partition, *record)) for record in records]
 
 
 def read_one(
@@ -1201,7 +1201,7 @@ def get_one(
 
 
 def hold(data: Buffer, index: Any, own_from: int) -> Any:
-    """Return the data with which get_quickly() reads a segment, kept as Segment.held.
+    """Return the data with which get_fast() reads a segment, kept as Segment.held.
 
     It has the attribute size_bytes. `data` is the mapping of the segment, and `index`
     its OffsetIndex. `own_from` is the position from which this process has appended the
@@ -1211,8 +1211,8 @@ def hold(data: Buffer, index: Any, own_from: int) -> Any:
     return types.SimpleNamespace(size_bytes=len(data))
 
 
-def get_quickly(state: PartitionFields, offset: int) -> Record | None:
-    """Return the record at an offset of a partition, None without a quick read.
+def get_fast(state: PartitionFields, offset: int) -> Record | None:
+    """Return the record at an offset of a partition, None if the fast path cannot read it.
 
     It must be in a plain batch of a held segment, and the offsets must have no gaps.
     See _getting.pxi for the rules.
@@ -1318,7 +1318,7 @@ def gather(
     return offsets.astype(np.int32), view[source]
 
 
-def pieces(
+def bytes_list(
     data: Buffer, positions: npt.NDArray[np.int32], sizes: npt.NDArray[np.int32]
 ) -> list[bytes | None]:
     """Copy scattered slices to bytes objects. A size below 0 gives None.
@@ -1340,7 +1340,7 @@ def pieces(
     if first < 0 or stop > len(view):
         raise ValueError("a piece is outside the data")
     # The slices are far apart, for example keys beside large values.
-    if stop - first > _SPARSE_BYTES * len(used):
+    if stop - first > _COPIED_BYTES * len(used):
         pairs = zip(starts.tolist(), sizes.tolist(), strict=True)
         return [
             None if size < 0 else bytes(view[at : at + size]) if size else b""

@@ -1,12 +1,12 @@
 """Base classes for the state that each send changes, with plain attributes.
 
 The compiled kernels have the same classes with these attributes as C fields, so that
-ProducerFields._send_quickly() can read and change them within nanoseconds. Each number
+ProducerFields._send_fast() can read and change them within nanoseconds. Each number
 is stored once: C and Python read and set the same attribute.
 
-This plain form has no quick path. Each record takes the path of producer/producer.py,
-which defines the behavior of the quick one. See _sending.pxi for the conditions and the
-steps of the compiled quick path.
+This plain form has no fast path. Each record takes the path of producer/producer.py,
+which defines the behavior of the fast one. See _sending.pxi for the conditions and the
+steps of the compiled fast path.
 """
 
 from __future__ import annotations
@@ -92,10 +92,10 @@ class ProducerFields:
     _work: Any
     #: Topic to Route.
     _known_routes: dict[str, Any]
-    #: Whether a send may take the quick path. It is false in a transaction, with
+    #: Whether a send may take the fast path. It is false in a transaction, with
     #: interceptors, with serializers, with a callback for all records, and with a
     #: simulated clock.
-    _is_quick: bool
+    _uses_fast_path: bool
     #: RecordFuture.
     _future_type: Any
     #: buffer_memory.
@@ -107,7 +107,7 @@ class ProducerFields:
     #: Number of forks of the process before the producer was created.
     _forks: int
 
-    def _send_quickly(
+    def _send_fast(
         self,
         topic: object,
         value: object,

@@ -304,7 +304,7 @@ class Gaps:
             next_base = INT64_MAX
         else:
             next_base = following.base_offset
-        if kernel.follow_on(facts, expected) and int(lasts[-1]) < next_base:
+        if kernel.are_consecutive(facts, expected) and int(lasts[-1]) < next_base:
             return  # the usual case, in a fraction of the time
         limit = next_base
         if following is not None and int(lasts[-1]) >= limit and not following.exists():

@@ -27,7 +27,7 @@ Callers, and their treatment of gaps (dense_from):
 
 fault_of() checks one batch; first_fault() and in_order() check an array of batches. The
 rules exist twice because a Python loop over batches would be 50 times slower.
-kernel.follow_on() and kernel.plan_run() are fast checks for the usual case. A batch at
+kernel.are_consecutive() and kernel.plan_run() are fast checks for the usual case. A batch at
 which they stop is checked here. tests/partition/test_order.py runs one table of cases
 over all of these functions and over all callers.
 

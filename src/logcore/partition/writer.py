@@ -105,7 +105,7 @@ class Writer(Appender):
     """One partition, open for writing. Users work with it through Log.
 
     Fields that each append changes, such as the state and the active segment, belong to
-    Appender, because compiled kernels access them. Appender.append_quickly() is the
+    Appender, because compiled kernels access them. Appender.append_fast() is the
     fast path of Log.append().
     """
 

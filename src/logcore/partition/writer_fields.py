@@ -18,7 +18,7 @@ import attrs
 from logcore.config import INT64_MAX, Durability, LogConfig
 from logcore.errors import LogcoreError, NotLeaderError, ReadOnlyLogError
 from logcore.format.compression import Codec
-from logcore.kernels.appending import QUICK_BYTES
+from logcore.kernels.appending import FAST_PATH_MAX_BYTES
 from logcore.kernels.layout import APPEND_TIME_BIT, BatchEncoding
 from logcore.metadata.checkpoint import PartitionMetadata
 from logcore.partition import aborted_transactions, epochs
@@ -100,7 +100,7 @@ def encoding_of(
     fast_path_bytes = 0
     is_plain = is_os and attributes == 0 and not checks_times and not is_copy
     if is_plain and allows_fast_path:
-        fast_path_bytes = min(max_bytes, QUICK_BYTES)
+        fast_path_bytes = min(max_bytes, FAST_PATH_MAX_BYTES)
     # The conditions for append_request(): an append never syncs, and batches without
     # compression are stored as clients encoded them.
     client_batch_bytes = 0

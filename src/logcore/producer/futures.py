@@ -258,7 +258,7 @@ class RecordFuture(FutureFields, Future[RecordMetadata]):
     ) -> None:
         """Create a future. Users call Producer.send().
 
-        It does not call Future.__init__(), which creates a lock. _send_quickly() does
+        It does not call Future.__init__(), which creates a lock. _send_fast() does
         not call this method.
         """
         self.batch = delivery

@@ -223,7 +223,7 @@ class Producer(ProducerFields, Closeable):
         # If records are only bytes and the result is only a future, send() can use the
         # fast path of kernels/sending.py.
         is_plain = coordinator is None and not self._is_told and not self._prepares
-        self._is_quick = is_plain and offers_descriptors(fs)
+        self._uses_fast_path = is_plain and offers_descriptors(fs)
         self._known_routes = self._routes.known
         self._future_type = RecordFuture
         self._at_exit = _AtExit(self)
@@ -346,11 +346,11 @@ class Producer(ProducerFields, Closeable):
             ProducerClosedError: the producer is closed.
             ForkedWriterError: a parent process created the producer.
         """
-        quick: RecordFuture | None = self._send_quickly(
+        future: RecordFuture | None = self._send_fast(
             topic, value, key, partition, headers, timestamp_ms, on_delivery
         )
-        if quick is not None:
-            return quick
+        if future is not None:
+            return future
         # Step 1: prepare and measure the record.
         if self._prepares:
             record = ProducerRecord(topic, value, key, partition, headers, timestamp_ms)
