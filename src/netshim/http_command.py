@@ -87,7 +87,7 @@ def files_for(control: str | None) -> FS:
     """
     if control is None:
         return OS
-    # Imported late: a broker without a door does not need the test kit.
+    # Imported late: a broker without --control does not need the test kit.
     from netshim.testing import VirtualFiles
 
     return VirtualFiles()

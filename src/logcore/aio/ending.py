@@ -1,6 +1,6 @@
 """The end of tails and polls when a service stops.
 
-A server of web pages waits for open responses before it ends an application. A response
+A web server waits for open responses before it stops an application. A response
 that follows a log ends with its tail, so the tails must end first.
 """
 
