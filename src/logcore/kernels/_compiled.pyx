@@ -1488,7 +1488,7 @@ def gather(data, positions, sizes):
         for slot in range(count):
             if sized[slot] > 0:
                 if where[slot] < 0 or where[slot] > view.len - sized[slot]:
-                    raise ValueError("a piece is outside the data")
+                    raise ValueError("a slice is outside the data")
                 total += sized[slot]
         if total > INT32_LIMIT:
             raise ValueError("more than 2^31-1 bytes in one chunk")
@@ -1524,7 +1524,7 @@ def bytes_list(data, positions, sizes):
         base = <const char *>view.buf
         for slot in range(count):
             if sized[slot] > 0 and (where[slot] < 0 or where[slot] > view.len - sized[slot]):
-                raise ValueError("a piece is outside the data")
+                raise ValueError("a slice is outside the data")
         found = PyList_New(count)
         for slot in range(count):
             if sized[slot] < 0:

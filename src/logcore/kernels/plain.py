@@ -535,6 +535,7 @@ def _read_rows_at_once(
 
     Returns None if anything is unusual; _read_rows then decides.
     """
+    # 1. Find the start and the end of each record by its length.
     starts: list[int] = []
     stops: list[int] = []
     add_start = starts.append
@@ -564,6 +565,7 @@ def _read_rows_at_once(
                 return None
     except (IndexError, _Wrong):
         return None
+    # 2. Read each field of all records in one step.
     view = np.frombuffer(raw, np.uint8)
     stop = np.array(stops, np.int64)
     fields: list[npt.NDArray[np.int64]] = []
@@ -593,6 +595,7 @@ def _read_rows_at_once(
             at = at + np.maximum(numbers, 0)
         else:
             fields.append(numbers)
+    # 3. Check that the fields end inside their record, and check the headers.
     # The result has the position of the headers before their count.
     header_count = fields.pop()
     # Positions only grow within a record, so when the last is inside its record all
@@ -620,6 +623,7 @@ def _run_at_once(raw: bytes, position: int, limit: int) -> npt.NDArray[np.int64]
     records. One pass of numpy over a run costs 60 us, which would be half of the total
     time for the 120 records of a single 16 KiB batch.
     """
+    # 1. Check the heads. The CRCs are checked after the number of records is known.
     view = memoryview(raw)
     spans = []
     crcs = []
@@ -653,6 +657,7 @@ def _run_at_once(raw: bytes, position: int, limit: int) -> npt.NDArray[np.int64]
         crc32c(view[start:stop]) != crc for start, stop, crc in crcs
     ):
         return None
+    # 2. Decode the records of all batches, and resolve their deltas.
     rows = _read_rows_at_once(raw, spans)
     if rows is not None:
         offsets, timestamps, is_delta = np.repeat(
@@ -770,6 +775,7 @@ def decode_columns(
     limit = min(limit, len(view))
     columns = _columns(block, rows)
     at = 0
+    # 1. Usually, all batches can be decoded in one step.
     run = (
         _run_at_once(view[position:limit].tobytes(), 0, limit - position)
         if position < limit
@@ -779,6 +785,7 @@ def decode_columns(
     if run is not None and run.shape[1] <= rows:
         _fill(columns, 0, _moved(run, position), 0, 0, None)
         return int(run.shape[1])
+    # 2. Otherwise decode one batch after the other.
     while position < limit:
         facts = _check_whole(view, position, limit, path)
         size = facts.size_bytes
@@ -815,6 +822,7 @@ def check_client_batch(data: Buffer) -> tuple[int, int, int, int] | None:
     of records without a key). Returns None for every other batch, good or bad, which
     needs a full check.
     """
+    # 1. Check the head and the CRC.
     view = memoryview(data).cast("B")
     facts, _, why = walk(view, 0, len(view), 2, True)
     if why != WALK_END or len(facts) != 1:
@@ -831,6 +839,7 @@ def check_client_batch(data: Buffer) -> tuple[int, int, int, int] | None:
         or (head["producer_id"] >= 0 and head["base_sequence"] < 0)
     ):
         return None
+    # 2. Check the structure of the records.
     block = np.empty(count * ROW_SIZE, np.uint8)
     try:
         first = int(head["base_offset"])
@@ -840,6 +849,8 @@ def check_client_batch(data: Buffer) -> tuple[int, int, int, int] | None:
         )
     except LogcoreError:
         return None
+    # 3. Compare offsets and times with the head. Consumers and retention rely on the
+    #    largest timestamp of the head.
     columns = dict(
         zip((name for name, _ in COLUMNS), _columns(block, count), strict=True)
     )
@@ -1080,6 +1091,7 @@ def read_one(
 
     Errors are those of decode_columns.
     """
+    # 1. Find the batch. Batches that are not plain are left to the caller.
     view = memoryview(data).cast("B")
     limit = min(limit, len(view))
     position = find_batch(view, position, limit, offset)
@@ -1093,6 +1105,7 @@ def read_one(
         CODEC_MASK | CONTROL_BIT
     ):
         return position
+    # 2. Check its CRC, and its base offset by the next batch.
     facts = _check_whole(view, position, limit, path)
     size = facts.size_bytes
     count = facts.record_count
@@ -1107,7 +1120,8 @@ def read_one(
     at = 0
     end = len(body)
     before = _int64(offset - facts.base_offset)
-    # Without gaps, the wanted record is the one after `before` others.
+    # 3. Skip the records before by their lengths. Without gaps, the requested record is
+    #    the one after `before` others.
     if (
         0 < before < count
         and _int64(facts.last_offset - facts.base_offset) == count - 1
@@ -1124,6 +1138,7 @@ def read_one(
         except _Wrong:
             pass  # the full walk reports the fault, if it reaches it
         at = 0
+    # 4. The offsets have gaps, or the lengths did not lead to the offset: read all.
     try:
         for _ in range(count):
             row, at = _read_row(body, at, end)
@@ -1305,7 +1320,7 @@ def gather(
     view = np.frombuffer(memoryview(data).cast("B"), np.uint8)
     lengths = np.maximum(sizes, 0).astype(np.int64)
     if np.any((lengths > 0) & ((positions < 0) | (positions > view.size - lengths))):
-        raise ValueError("a piece is outside the data")
+        raise ValueError("a slice is outside the data")
     offsets = np.zeros(len(sizes) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     total = int(offsets[-1])
@@ -1338,7 +1353,7 @@ def bytes_list(
     first = int(starts[used].min())
     stop = int((starts + sizes)[used].max())
     if first < 0 or stop > len(view):
-        raise ValueError("a piece is outside the data")
+        raise ValueError("a slice is outside the data")
     # The slices are far apart, for example keys beside large values.
     if stop - first > _COPIED_BYTES * len(used):
         pairs = zip(starts.tolist(), sizes.tolist(), strict=True)
@@ -1346,6 +1361,7 @@ def bytes_list(
             None if size < 0 else bytes(view[at : at + size]) if size else b""
             for at, size in pairs
         ]
+    # The slices are close together: one copy of their range, then slices of bytes.
     raw = bytes(view[first:stop])
     starts -= first
     # Positions of empty and null values may be anywhere.
@@ -1815,9 +1831,11 @@ def hash_keys(
     lengths = sizes[used].astype(np.int64)
     if np.any((lengths > 0) & ((starts < 0) | (starts > raw.size - lengths))):
         raise ValueError("a key is outside the data")
+    # Keys with the same number of words are hashed together, as rows of one matrix.
     words = -(-lengths // 4)
     for count in np.unique(words).tolist():
         rows = np.flatnonzero(words == count)
+        # The last word of a key is filled with zeros.
         columns = np.arange(4 * count)
         inside = columns < lengths[rows, None]
         cells = np.where(
@@ -1833,6 +1851,8 @@ def hash_keys(
         sums = coefficients[0] + lengths[rows, None].astype(np.uint64) * coefficients[1]
         for word in range(count):
             sums = sums + keys[:, word, None] * coefficients[word + 2]
+        # Modulo 2^64, a low bit of a sum depends on lower bits only, so the upper halves
+        # are used.
         halves = sums >> np.uint64(32)
         found[used[rows], 0] = halves[:, 0] << np.uint64(32) | halves[:, 1]
         found[used[rows], 1] = halves[:, 2] << np.uint64(32) | halves[:, 3]
@@ -1868,6 +1888,7 @@ def murmur2(key: bytes) -> int:
         mixed = word * factor & mask
         mixed ^= mixed >> 24
         found = (found * factor & mask) ^ (mixed * factor & mask)
+    # The last one to three bytes.
     if whole < size:
         found ^= int.from_bytes(key[whole:], "little")
         found = found * factor & mask
@@ -1979,6 +2000,7 @@ def survey_run(
     )
     stays = ~is_marked
     keep[: len(stays)] = stays
+    # The number of the batch of each record.
     owner = np.repeat(np.arange(batches), facts["record_count"])
     found = np.zeros((batches, 3), np.int64)
     found[:, 0] = np.bincount(owner[stays], minlength=batches)
@@ -2012,8 +2034,8 @@ def map_put(
     once `most` slots are used.
     """
     count = len(slots)
-    # Near the limit, the order of the rows decides which row is left out, so insert
-    # them one by one.
+    # 1. Near the limit, the order of the rows decides which row is left out, so insert
+    #    them one by one.
     if used + len(hashes) > most:
         for row in range(len(hashes)):
             slot = int(_slots_of(hashes[row : row + 1], count)[0])
@@ -2029,7 +2051,8 @@ def map_put(
             slots[slot, :2] = hashes[row]
             slots[slot, 2] = offsets[row] + 1
         return len(hashes), used
-    # lexsort is stable, so the last of equal rows is the newest.
+    # 2. Of the rows with the same key, store only the newest. lexsort is stable, so the
+    #    newest of equal rows is the last.
     order = np.lexsort((hashes[:, 1], hashes[:, 0]))
     ranked = hashes[order]
     is_last = np.ones(len(order), bool)
@@ -2048,6 +2071,7 @@ def map_put(
     is_first = np.ones(len(order), bool)
     is_first[1:] = is_last[:-1]
     earliest = ranked_offsets[is_first]
+    # 3. Insert all keys in parallel. Each turn tries one slot for each remaining key.
     at = _slots_of(hashes[left], count)
     while len(left):
         free = slots[at, 2] == 0
@@ -2088,6 +2112,7 @@ def map_get(
 ) -> npt.NDArray[np.int64]:
     """Return the offset stored for each key, int64 of shape (m,); -1 if none."""
     found = np.full(len(hashes), -1, np.int64)
+    # Rows of the keys that are still searched.
     left = np.arange(len(hashes))
     at = _slots_of(hashes, len(slots))
     while len(left):
