@@ -503,9 +503,9 @@ MISTAKES: Final = (
     ),
     Mistake(
         "staged_rows_are_deleted_before_they_are_gathered", "pyspark_logcore/gathering.py",
-        "            done.append(self._bring(batch))\n",
+        "            done.append(self._gather(batch))\n",
         "            for one in batch.receipts if remove else ():\n                self._remove(one)\n"
-        "            done.append(self._bring(batch))\n",
+        "            done.append(self._gather(batch))\n",
         "spark/test_local_crashes.py",
     ),
     Mistake(
@@ -542,8 +542,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "copy_without_its_end_is_whole", "pyspark_logcore/stores.py",
-        "if noted is not None and noted.offset > log.log_end_offset:",
-        "if noted is not None and noted.offset < log.log_start_offset:",
+        "if recorded is not None and recorded.offset > log.log_end_offset:",
+        "if recorded is not None and recorded.offset < log.log_start_offset:",
         "spark/test_stores_plain.py -k made_during_writes",
     ),
     # -- groups

@@ -39,20 +39,20 @@ def from_json(given: Any) -> dict[TopicPartition, int]:
     Raises:
         InvalidConfigError: the text is not such a map.
     """
-    wrong = InvalidConfigError(
+    invalid = InvalidConfigError(
         "offsets of a checkpoint",
         expected='{"topic": {"0": 23}}, offsets of at least 0',
         found=repr(given)[:200],
     )
     if not isinstance(given, dict):
-        raise wrong
+        raise invalid
     offsets: dict[TopicPartition, int] = {}
     for topic, partitions in given.items():
         if not isinstance(partitions, dict):
-            raise wrong
+            raise invalid
         for partition, offset in partitions.items():
             if not partition.isdecimal() or type(offset) is not int or offset < 0:
-                raise wrong
+                raise invalid
             offsets[topic, int(partition)] = offset
     return offsets
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import attrs
 import numpy as np
@@ -40,10 +40,7 @@ from logcore.format.columns import RecordColumns
 from logcore.partition.fetch_data import fetched_columns, next_offset
 from pyspark_logcore.options import EARLIEST, LATEST, Brokers, ReadOptions
 from pyspark_logcore.ranges import Bounds, OffsetRange, TopicPartition, report_loss
-from pyspark_logcore.tasks import NO_MARKS, Marks
-
-if TYPE_CHECKING:
-    pass
+from pyspark_logcore.tasks import NO_SIZES, SizeIndex
 
 _FETCH_BYTES: Final = 8 << 20
 _FETCH_WAIT_MS: Final = 500
@@ -53,7 +50,7 @@ _INT32_MAX: Final = 0x7FFFFFFF
 _RETRY_SECONDS: Final = 0.1
 #: A new leader may report a lower end than the previous leader for a short time. If its
 #: end is still lower after this time, records are lost.
-_BEHIND_SECONDS: Final = 10.0
+_CATCH_UP_SECONDS: Final = 10.0
 #: Fetch identifies topics by their ids since version 13, and ListOffsets supports tiered
 #: storage since version 8. Neither is needed.
 _FETCH_VERSION: Final = 12
@@ -131,16 +128,18 @@ class BrokerOrigin(Closeable):
             sorted(partition.partition_index for partition in found.partitions)
         )
 
-    def bounds(self, wanted: Sequence[TopicPartition]) -> dict[TopicPartition, Bounds]:
+    def bounds(
+        self, requested: Sequence[TopicPartition]
+    ) -> dict[TopicPartition, Bounds]:
         starts = self._cluster.list_offsets(
-            dict.fromkeys(wanted, EARLIEST), self._isolation
+            dict.fromkeys(requested, EARLIEST), self._isolation
         )
         ends = self._cluster.list_offsets(
-            dict.fromkeys(wanted, LATEST), self._isolation
+            dict.fromkeys(requested, LATEST), self._isolation
         )
         return {
             key: Bounds(starts[key], ends[key], self._cluster.topic_id(key[0]))
-            for key in wanted
+            for key in requested
             if key in starts and key in ends
         }
 
@@ -153,8 +152,8 @@ class BrokerOrigin(Closeable):
             found = {}
         return {key: None if found.get(key, -1) < 0 else found[key] for key in times_ms}
 
-    def marks(self, offset_range: OffsetRange) -> Marks:
-        return NO_MARKS
+    def size_index(self, offset_range: OffsetRange) -> SizeIndex:
+        return NO_SIZES
 
     def identity(self, topic: str, partition: int) -> ClusterIdentity:
         return self._cluster.identity(topic)
@@ -206,15 +205,15 @@ class BrokerOrigin(Closeable):
         source = f"{self.location} {offset_range.topic}-{offset_range.partition}"
         size = _FETCH_BYTES
         at = offset_range.start
-        patience = _Patience(self._brokers.timeout_seconds)
-        catching_up = _Patience(_BEHIND_SECONDS)
+        retry = _RetryTimer(self._brokers.timeout_seconds)
+        catch_up = _RetryTimer(_CATCH_UP_SECONDS)
         fetch = cluster.fetch(offset_range, at, size, self._isolation)
         while at < offset_range.end:
             answer = fetch()
             if answer is None or (
                 answer.error_code != _NONE and cluster.is_passing(answer.error_code)
             ):
-                patience.wait("no leader of this partition answered", source)
+                retry.wait("no leader of this partition answered", source)
                 cluster.metadata([offset_range.topic])
                 fetch = cluster.fetch(offset_range, at, size, self._isolation)
                 continue
@@ -252,7 +251,7 @@ class BrokerOrigin(Closeable):
             if after == at:
                 if data:
                     size = cluster.larger(size, source, at)
-                elif catching_up.is_over:
+                elif catch_up.has_expired:
                     self._report(
                         offset_range,
                         f"offsets to {offset_range.end} were planned, and the log ends at {answer.high_watermark}",
@@ -260,8 +259,8 @@ class BrokerOrigin(Closeable):
                     return
                 fetch = cluster.fetch(offset_range, at, size, self._isolation)
                 continue
-            patience = _Patience(self._brokers.timeout_seconds)
-            catching_up = _Patience(_BEHIND_SECONDS)
+            retry = _RetryTimer(self._brokers.timeout_seconds)
+            catch_up = _RetryTimer(_CATCH_UP_SECONDS)
             if after < offset_range.end:
                 fetch = cluster.fetch(offset_range, after, size, self._isolation)
             aborted = [
@@ -274,7 +273,7 @@ class BrokerOrigin(Closeable):
             at = after
 
 
-class _Patience:
+class _RetryTimer:
     """The time for which requests are repeated without a result."""
 
     def __init__(self, seconds: float) -> None:
@@ -283,7 +282,7 @@ class _Patience:
 
     def wait(self, reason: str, source: str) -> None:
         """Sleep a little. Raises BrokerError once the time has passed."""
-        if self.is_over:
+        if self.has_expired:
             raise BrokerError(
                 f"{reason} for {self._seconds:g} s (option kafkaConsumer.pollTimeoutMs)",
                 path=source,
@@ -291,7 +290,7 @@ class _Patience:
         time.sleep(_RETRY_SECONDS)
 
     @property
-    def is_over(self) -> bool:
+    def has_expired(self) -> bool:
         return time.monotonic() > self._deadline
 
 
@@ -340,28 +339,26 @@ class _Cluster:
         """Request the metadata of these topics, or of all, and keep the leaders."""
         from kafka.protocol.metadata import MetadataRequest
 
-        wanted = None
+        requested = None
         if topics is not None:
-            wanted = [
+            requested = [
                 MetadataRequest.MetadataRequestTopic(name=name, topic_id=_NO_TOPIC_ID)
                 for name in topics
             ]
         request = MetadataRequest(
-            topics=wanted,
+            topics=requested,
             allow_auto_topic_creation=False,
             include_cluster_authorized_operations=False,
             include_topic_authorized_operations=False,
             max_version=_METADATA_VERSION,
         )
-        patience = _Patience(self._brokers.timeout_seconds)
+        retry = _RetryTimer(self._brokers.timeout_seconds)
         while True:
             try:
                 answer = self._request(request, None)
                 break
-            except _AwayError as error:
-                patience.wait(
-                    f"no broker answers ({error.reason})", self._brokers.servers
-                )
+            except _NodeUnavailableError as error:
+                retry.wait(f"no broker answers ({error.reason})", self._brokers.servers)
         self._manager.cluster.update_metadata(answer)
         self._cluster_id = answer.cluster_id or ""
         for topic in answer.topics:
@@ -374,7 +371,7 @@ class _Cluster:
 
     def topic(self, name: str) -> Any:
         """Return the metadata of a topic. Raises TopicNotFoundError."""
-        patience = _Patience(self._brokers.timeout_seconds)
+        retry = _RetryTimer(self._brokers.timeout_seconds)
         while True:
             self.metadata([name])
             found = self._topics[name]
@@ -386,7 +383,7 @@ class _Cluster:
                 return found
             if not self.is_passing(found.error_code):
                 self.check(found.error_code, f"topic {name}", self._brokers.servers)
-            patience.wait(
+            retry.wait(
                 f"topic {name} is not ready: {_error_name(found.error_code)}",
                 self._brokers.servers,
             )
@@ -423,7 +420,7 @@ class _Cluster:
         """
         found: dict[TopicPartition, int] = {}
         missing = set(times_ms)
-        patience = _Patience(self._brokers.timeout_seconds)
+        retry = _RetryTimer(self._brokers.timeout_seconds)
         while missing:
             for leader, keys in self._by_leader(missing).items():
                 for key, (code, offset) in self._offsets_of(
@@ -441,7 +438,7 @@ class _Cluster:
                             self._brokers.servers,
                         )
             if missing:
-                patience.wait(
+                retry.wait(
                     f"no leader of {sorted(missing)[0]} answered", self._brokers.servers
                 )
                 self.metadata(sorted({topic for topic, _ in missing}))
@@ -468,12 +465,12 @@ class _Cluster:
         kind = ListOffsetsRequest.ListOffsetsTopic
         topics: dict[str, list[Any]] = {}
         for topic, partition in keys:
-            asked = kind.ListOffsetsPartition(
+            partition_request = kind.ListOffsetsPartition(
                 partition_index=partition,
                 current_leader_epoch=-1,
                 timestamp=times_ms[topic, partition],
             )
-            topics.setdefault(topic, []).append(asked)
+            topics.setdefault(topic, []).append(partition_request)
         request = ListOffsetsRequest(
             replica_id=-1,
             isolation_level=isolation,
@@ -485,7 +482,7 @@ class _Cluster:
         )
         try:
             answer = self._request(request, leader)
-        except _AwayError:
+        except _NodeUnavailableError:
             return {}
         return {
             (topic.name, partition.partition_index): (
@@ -510,7 +507,7 @@ class _Cluster:
         if leader < 0:
             return lambda: None
         kind = FetchRequest.FetchTopic
-        asked = kind.FetchPartition(
+        partition_request = kind.FetchPartition(
             partition=offset_range.partition,
             current_leader_epoch=-1,
             last_fetched_epoch=-1,
@@ -525,17 +522,17 @@ class _Cluster:
             isolation_level=isolation,
             session_id=0,
             session_epoch=-1,
-            topics=[kind(topic=offset_range.topic, partitions=[asked])],
+            topics=[kind(topic=offset_range.topic, partitions=[partition_request])],
             forgotten_topics_data=[],
             rack_id="",
             max_version=_FETCH_VERSION,
         )
-        coming = self._manager.send(request, node_id=leader)
+        future = self._manager.send(request, node_id=leader)
 
         def wait() -> Any:
             try:
-                answer = self._wait(coming)
-            except _AwayError:
+                answer = self._wait(future)
+            except _NodeUnavailableError:
                 return None
             self.check(answer.error_code, "Fetch", self._brokers.servers)
             return answer.responses[0].partitions[0]
@@ -589,19 +586,21 @@ class _Cluster:
     def _request(self, request: Any, node: int | None) -> Any:
         return self._wait(self._manager.send(request, node_id=node))
 
-    def _wait(self, coming: Any) -> Any:
+    def _wait(self, future: Any) -> Any:
         """Wait for a response. Raises _AwayError for a transient error of a node."""
         from kafka.errors import KafkaError
 
         try:
             return self._manager.run(
                 self._manager.wait_for,
-                coming,
+                future,
                 int(self._brokers.timeout_seconds * 1000),
             )
         except KafkaError as error:
             if getattr(error, "retriable", False):
-                raise _AwayError(_words(error), path=self._brokers.servers) from error
+                raise _NodeUnavailableError(
+                    _words(error), path=self._brokers.servers
+                ) from error
             raise BrokerError(_words(error), path=self._brokers.servers) from error
 
     # -- error codes -------------------------------------------------------------------
@@ -623,7 +622,7 @@ class _Cluster:
             )
 
 
-class _AwayError(BrokerError):
+class _NodeUnavailableError(BrokerError):
     """A broker did not respond. Another broker, or a later attempt, may."""
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import attrs
 import numpy as np
@@ -33,18 +33,14 @@ from pyspark_logcore.identity import (
     check_identity,
     directory_ids,
 )
-from pyspark_logcore.logs import columns_of, marks_of
+from pyspark_logcore.logs import columns_of, size_index_of
 from pyspark_logcore.options import ReadOptions
 from pyspark_logcore.ranges import Bounds, OffsetRange, TopicPartition, report_loss
-from pyspark_logcore.tasks import Marks
-
-if TYPE_CHECKING:
-    pass
-
+from pyspark_logcore.tasks import SizeIndex
 
 #: Time for which a partition is checked closely after a change. The times of files have
 #: steps of some milliseconds, so a second change may leave them unchanged.
-_RESTLESS_SECONDS: Final = 1.0
+_RECHECK_SECONDS: Final = 1.0
 
 
 @attrs.define
@@ -56,7 +52,7 @@ class _PartitionView:
     #: Time of the last change of `facts`, by the clock.
     changed_at: float
     #: The file that changes with each record that becomes visible.
-    growing: str = ""
+    growing_file: str = ""
     #: Facts of the files, read before `bounds`.
     facts: tuple[Any, ...] = ()
 
@@ -71,19 +67,24 @@ class _PartitionView:
         except OSError:
             return ()
         try:
-            growing = os.stat(self.growing)
+            growing_file = os.stat(self.growing_file)
         except OSError:
             return folder.st_ino, folder.st_mtime_ns
-        return folder.st_ino, folder.st_mtime_ns, growing.st_mtime_ns, growing.st_size
+        return (
+            folder.st_ino,
+            folder.st_mtime_ns,
+            growing_file.st_mtime_ns,
+            growing_file.st_size,
+        )
 
     def watch(self) -> None:
         """Choose the file that changes with new records: logcore.durable if it exists,
         otherwise the last segment.
         """
-        self.growing = os.path.join(self.log.path, checkpoint.DURABLE_END)
-        if not os.path.exists(self.growing):
+        self.growing_file = os.path.join(self.log.path, checkpoint.DURABLE_END)
+        if not os.path.exists(self.growing_file):
             end = self.log.high_watermark
-            self.growing = next(
+            self.growing_file = next(
                 (
                     segment.path
                     for segment in reversed(segments_between(self.log, end, end))
@@ -105,7 +106,7 @@ class DirectoryOrigin(Closeable):
         self._ids: tuple[str, str] | None = None
         self._root_changed_at = 0.0
         self._root_facts: tuple[Any, ...] = ()
-        self._looks: dict[TopicPartition, _PartitionView] = {}
+        self._views: dict[TopicPartition, _PartitionView] = {}
 
     @property
     def location(self) -> str:
@@ -127,7 +128,7 @@ class DirectoryOrigin(Closeable):
                 self._check_same()
             self._root_facts = facts
             self._root_changed_at = now
-        if now - self._root_changed_at > _RESTLESS_SECONDS:
+        if now - self._root_changed_at > _RECHECK_SECONDS:
             return False
         self._directory.refresh()
         return True
@@ -151,10 +152,12 @@ class DirectoryOrigin(Closeable):
     def partitions(self, topic: str) -> tuple[int, ...]:
         return self._directory.partitions(topic)
 
-    def bounds(self, wanted: Sequence[TopicPartition]) -> dict[TopicPartition, Bounds]:
+    def bounds(
+        self, requested: Sequence[TopicPartition]
+    ) -> dict[TopicPartition, Bounds]:
         starts = _file_facts(os.path.join(self._options.path, checkpoint.LOG_START))
         found = {}
-        for key in wanted:
+        for key in requested:
             try:
                 found[key] = self._view_of(key, starts).bounds
             except LogNotFoundError:
@@ -163,23 +166,23 @@ class DirectoryOrigin(Closeable):
 
     def _view_of(self, key: TopicPartition, starts: tuple[Any, ...]) -> _PartitionView:
         """Check a partition closely if its files have changed now or a moment ago."""
-        look = self._looks.get(key)
+        view = self._views.get(key)
         now = self._clock()
-        if look is None:
-            look = self._looks[key] = self._first_view(key, now)
-        facts = (*look.file_facts(), starts)
-        if facts != look.facts:
+        if view is None:
+            view = self._views[key] = self._first_view(key, now)
+        facts = (*view.file_facts(), starts)
+        if facts != view.facts:
             # The directory of the partition was replaced or deleted.
-            if look.facts and facts[:1] != look.facts[:1]:
+            if view.facts and facts[:1] != view.facts[:1]:
                 self._forget(key)
                 return self._view_of(key, starts)
-            look.facts = facts
-            look.changed_at = now
-        if now - look.changed_at <= _RESTLESS_SECONDS:
-            look.log.refresh()
-            look.watch()
-            look.bounds = self._bounds(look.log, look.bounds.incarnation)
-        return look
+            view.facts = facts
+            view.changed_at = now
+        if now - view.changed_at <= _RECHECK_SECONDS:
+            view.log.refresh()
+            view.watch()
+            view.bounds = self._bounds(view.log, view.bounds.incarnation)
+        return view
 
     def _first_view(self, key: TopicPartition, now: float) -> _PartitionView:
         log = logcore.open(
@@ -189,9 +192,9 @@ class DirectoryOrigin(Closeable):
         incarnation = checkpoint.topic_id(metadata or b"") or str(
             OS.identity(log.path)[1]
         )
-        look = _PartitionView(log, self._bounds(log, incarnation), now)
-        look.watch()
-        return look
+        view = _PartitionView(log, self._bounds(log, incarnation), now)
+        view.watch()
+        return view
 
     def _bounds(self, log: LogReader, incarnation: str) -> Bounds:
         committed = self._options.isolation == "read_committed"
@@ -202,18 +205,18 @@ class DirectoryOrigin(Closeable):
         return Bounds(log.log_start_offset, end, incarnation)
 
     def _forget(self, key: TopicPartition) -> None:
-        look = self._looks.pop(key, None)
-        if look is not None:
-            look.log.close()
+        view = self._views.pop(key, None)
+        if view is not None:
+            view.log.close()
 
     def _log(self, key: TopicPartition) -> LogReader:
         self.bounds([key])
-        if key not in self._looks:
+        if key not in self._views:
             raise LogNotFoundError(
                 "the partition was deleted",
                 path=os.path.join(self.location, partition_name(*key)),
             )
-        return self._looks[key].log
+        return self._views[key].log
 
     def offsets_at(
         self, times_ms: Mapping[TopicPartition, int]
@@ -223,8 +226,8 @@ class DirectoryOrigin(Closeable):
             for key, time_ms in times_ms.items()
         }
 
-    def marks(self, offset_range: OffsetRange) -> Marks:
-        return marks_of(
+    def size_index(self, offset_range: OffsetRange) -> SizeIndex:
+        return size_index_of(
             self._log((offset_range.topic, offset_range.partition)),
             offset_range.start,
             offset_range.end,
@@ -241,7 +244,7 @@ class DirectoryOrigin(Closeable):
             consumer.commit(offsets)
 
     def close(self) -> None:
-        for key in list(self._looks):
+        for key in list(self._views):
             self._forget(key)
         if self._opened is not None:
             self._opened.close()

@@ -46,7 +46,7 @@ from pyspark_logcore.staged import carry_out
 
 #: Depth of the directories of tasks below a given path:
 #: <path>/<job>@<batch>/<topic>/<task>.
-_DEPTH: Final = 3
+_MAX_DEPTH: Final = 3
 
 
 class MissingReceiptsError(LogcoreError):
@@ -140,7 +140,7 @@ class Gathering:
                 pass
         done = []
         for batch in batches:
-            done.append(self._bring(batch))
+            done.append(self._gather(batch))
             if remove:
                 for receipt in batch.receipts:
                     self._remove(receipt)
@@ -159,7 +159,9 @@ class Gathering:
                     raise InvalidConfigError(
                         "with paths, give tasks: missing directories cannot be detected otherwise"
                     )
-                yield from self._found(os.path.abspath(os.fspath(row)), tasks, _DEPTH)
+                yield from self._found(
+                    os.path.abspath(os.fspath(row)), tasks, _MAX_DEPTH
+                )
             elif isinstance(row, WriteReceipt):
                 yield row
             else:
@@ -186,19 +188,19 @@ class Gathering:
         found = False
         if depth and self.fs.is_directory(path):
             for name in sorted(self.fs.listdir(path)):
-                inside = os.path.join(path, name)
+                child = os.path.join(path, name)
                 # The name of an unfinished directory is not a plain number.
-                if self.fs.is_directory(inside) and (depth > 1 or name.isdecimal()):
-                    for receipt in self._found(inside, tasks, depth - 1):
+                if self.fs.is_directory(child) and (depth > 1 or name.isdecimal()):
+                    for receipt in self._found(child, tasks, depth - 1):
                         found = True
                         yield receipt
-        if not found and depth == _DEPTH:
+        if not found and depth == _MAX_DEPTH:
             raise LogNotFoundError(
                 f"this directory contains no files of write_local(), as {os.uname().nodename} sees it",
                 path=path,
             )
 
-    def _bring(self, batch: _Batch) -> GatherResult:
+    def _gather(self, batch: _Batch) -> GatherResult:
         staging = Staging(self.fs, self.into)
         topic = self.topic or batch.topic
         app_id = f"write_local {batch.job} {batch.topic} {topic}"
@@ -260,13 +262,13 @@ class Gathering:
         with logcore.open_dir(self.into, read_only=True, fs=self.fs) as directory:
             if topic not in directory:
                 return {topic: partitions}
-            held = len(directory.partitions(topic))
-        if held < partitions:
+            existing = len(directory.partitions(topic))
+        if existing < partitions:
             raise InvalidConfigError(
                 f"topic {topic!r} has fewer partitions than the gathered batch",
                 path=self.into,
                 expected=f"at least {partitions}",
-                found=held,
+                found=existing,
             )
         return {}
 

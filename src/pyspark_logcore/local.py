@@ -43,7 +43,7 @@ from logcore.metadata.filenames import check_topic_name, partition_name
 from logcore.staging.manifest import app_name
 from logcore.staging.shipping import Sealed, survey
 from pyspark_logcore.options import WriteOptions, parse_write
-from pyspark_logcore.reader import freeze
+from pyspark_logcore.reader import freeze_gc
 from pyspark_logcore.rows import RowRouter, TopicPlan, check_columns, records_of
 
 if TYPE_CHECKING:
@@ -344,7 +344,7 @@ class LocalWriter:
         from pyspark import TaskContext
 
         if self.options.gc_freeze:
-            freeze()
+            freeze_gc()
         context = TaskContext.get()
         writer = self
         task = 0

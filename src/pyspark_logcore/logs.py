@@ -21,7 +21,7 @@ from logcore.fs import FS, OS
 from logcore.reader import LogReader, avoid_mapping, segments_between, typed_columns
 from pyspark_logcore.options import ReadOptions
 from pyspark_logcore.ranges import OffsetRange, report_loss
-from pyspark_logcore.tasks import Marks
+from pyspark_logcore.tasks import SizeIndex
 
 
 def columns_of(
@@ -110,19 +110,19 @@ def _offset_of(fs: FS, error: LogcoreError, start: int, end: int) -> int:
     return start
 
 
-def marks_of(log: LogReader, start: int, end: int) -> Marks:
-    """Return the entries of the offset indexes in a range of a log."""
-    stretch = segments_between(log, start, end)
+def size_index_of(log: LogReader, start: int, end: int) -> SizeIndex:
+    """Return the batches of a range that have an entry in the offset index."""
+    segments = segments_between(log, start, end)
     empty = np.zeros(0, np.int64)
     total = 0
     before = [empty]
     numbers = [empty]
     positions = [empty]
-    for number, segment in enumerate(stretch):
+    for number, segment in enumerate(segments):
         low = 0
         if segment.base_offset < start:
             low = segment.find(start)
-        if number == len(stretch) - 1:
+        if number == len(segments) - 1:
             high = segment.find(end)
         else:
             high = segment.size_bytes
@@ -135,13 +135,13 @@ def marks_of(log: LogReader, start: int, end: int) -> Marks:
     segment_of = np.concatenate(numbers)
     position_of = np.concatenate(positions)
 
-    def offset_at(mark: int) -> int | None:
+    def offset_at(row: int) -> int | None:
         try:
-            batch = stretch[int(segment_of[mark])].batch(int(position_of[mark]))
+            batch = segments[int(segment_of[row])].batch(int(position_of[row]))
         except LogcoreError:  # an index may be wrong, and the task reports real damage
             return None
         if batch is None:
             return None
         return batch.base_offset
 
-    return Marks(total, np.concatenate(before), offset_at)
+    return SizeIndex(total, np.concatenate(before), offset_at)

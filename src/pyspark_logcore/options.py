@@ -90,7 +90,7 @@ WRITE_OPTIONS: Final = {
     "gcFreeze": READ_OPTIONS["gcFreeze"],
 }
 #: Options that Spark adds.
-_SPARKS_OWN: Final = re.compile(
+_SPARK_OPTIONS: Final = re.compile(
     r"owner|provider|checkpointlocation|option\..*|serialization\.format"
 )
 #: From the settings of Kafka's clients, Java's and librdkafka's, to the settings of the
@@ -344,15 +344,15 @@ def parse_stream(given: Mapping[str, str]) -> StreamOptions:
 
 
 def _read_options(options: _Options, start: RangeEnd, end: RangeEnd) -> ReadOptions:
-    ways = [
+    given_names = [
         name
         for name in ("subscribe", "subscribePattern", "assign")
         if options.text(name) is not None
     ]
-    if len(ways) != 1:
+    if len(given_names) != 1:
         raise InvalidConfigError(
             "one of subscribe, subscribePattern and assign must be given",
-            found=ways or "none",
+            found=given_names or "none",
         )
     names = options.text("subscribe")
     topics = None
@@ -508,7 +508,7 @@ class _Options:
         to_brokers = reads_brokers and self._servers() is not None
         names = {name.lower(): name for name in known}
         for name in self._given:
-            if name in names or _SPARKS_OWN.fullmatch(name):
+            if name in names or _SPARK_OPTIONS.fullmatch(name):
                 continue
             if to_brokers and (name in _CLIENT or name in _READ_BY_BROKERS):
                 continue
@@ -747,24 +747,24 @@ class _Options:
         """Parse {"topic": {"0": number}} to a map of (topic, partition) to number."""
         found = self.json(name)
         shape = f'JSON like {{"orders": {{"0": 23}}}}, numbers of at least {low}'
-        wrong = InvalidConfigError(
+        invalid = InvalidConfigError(
             f"option {name}", expected=shape, found=repr(self.text(name))
         )
         if not isinstance(found, dict):
-            raise wrong
+            raise invalid
         numbers: dict[tuple[str, int], int] = {}
         for topic, partitions in found.items():
             if not isinstance(partitions, dict):
-                raise wrong
+                raise invalid
             for partition, number in partitions.items():
                 if (
                     not partition.isdecimal()
                     or isinstance(number, bool)
                     or not isinstance(number, int)
                 ):
-                    raise wrong
+                    raise invalid
                 if not low <= number < 1 << 63:
-                    raise wrong
+                    raise invalid
                 numbers[topic, int(partition)] = number
         return numbers
 
@@ -773,19 +773,19 @@ def _assignment(options: _Options) -> tuple[tuple[str, int], ...] | None:
     found = options.json("assign")
     if found is None:
         return None
-    wrong = InvalidConfigError(
+    invalid = InvalidConfigError(
         "option assign",
         expected='JSON like {"orders": [0, 1]}',
         found=repr(options.text("assign")),
     )
     if not isinstance(found, dict) or not found:
-        raise wrong
+        raise invalid
     pairs = []
     for topic, numbers in found.items():
         if not isinstance(numbers, list) or any(
             type(number) is not int or number < 0 for number in numbers
         ):
-            raise wrong
+            raise invalid
         pairs += [(topic, number) for number in numbers]
     return tuple(sorted(set(pairs)))
 

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from logcore.format.columns import RecordColumns
 from pyspark_logcore.options import ReadOptions
 from pyspark_logcore.ranges import Bounds, OffsetRange, TopicPartition
-from pyspark_logcore.tasks import Marks
+from pyspark_logcore.tasks import SizeIndex
 
 if TYPE_CHECKING:
     from typing import Self
@@ -52,7 +52,9 @@ class Origin(Protocol):
         """
         ...
 
-    def bounds(self, wanted: Sequence[TopicPartition]) -> dict[TopicPartition, Bounds]:
+    def bounds(
+        self, requested: Sequence[TopicPartition]
+    ) -> dict[TopicPartition, Bounds]:
         """Return the current bounds, under the isolation of the options.
 
         A deleted partition is missing in the result. The call is cheap to repeat.
@@ -67,7 +69,7 @@ class Origin(Protocol):
         """
         ...
 
-    def marks(self, offset_range: OffsetRange) -> Marks:
+    def size_index(self, offset_range: OffsetRange) -> SizeIndex:
         """Return the offsets at which the range may be divided."""
         ...
 

@@ -27,11 +27,11 @@ def plan(options: ReadOptions, origin: Origin) -> list[list[OffsetRange]]:
     Raises:
         LogcoreError: the offsets cannot be read, or records were deleted.
     """
-    wanted = wanted_partitions(options, origin)
-    check_names(options.start, wanted, "startingOffsets")
-    check_names(options.end, wanted, "endingOffsets")
-    bounds = origin.bounds(wanted)
-    for key in wanted:
+    requested = wanted_partitions(options, origin)
+    check_names(options.start, requested, "startingOffsets")
+    check_names(options.end, requested, "endingOffsets")
+    bounds = origin.bounds(requested)
+    for key in requested:
         if key not in bounds:
             _report(options, origin, key, "the partition was deleted")
     starts = starting_offsets(options, origin, bounds)
@@ -41,7 +41,7 @@ def plan(options: ReadOptions, origin: Origin) -> list[list[OffsetRange]]:
         for key in bounds
         if starts[key] < ends[key]
     ]
-    return into_tasks(ranges, origin.marks, options)
+    return into_tasks(ranges, origin.size_index, options)
 
 
 def present_partitions(options: ReadOptions, origin: Origin) -> list[TopicPartition]:
@@ -99,12 +99,14 @@ def wanted_partitions(options: ReadOptions, origin: Origin) -> list[TopicPartiti
     ]
 
 
-def check_names(where: RangeEnd, wanted: Iterable[TopicPartition], name: str) -> None:
+def check_names(
+    range_end: RangeEnd, requested: Iterable[TopicPartition], name: str
+) -> None:
     """Check that JSON offsets name exactly the partitions to read, as in Kafka's source."""
-    for given in (where.offsets, where.timestamps_ms):
-        if isinstance(given, Mapping) and given.keys() != set(wanted):
-            missing = sorted(set(wanted) - given.keys())
-            unknown = sorted(given.keys() - set(wanted))
+    for given in (range_end.offsets, range_end.timestamps_ms):
+        if isinstance(given, Mapping) and given.keys() != set(requested):
+            missing = sorted(set(requested) - given.keys())
+            unknown = sorted(given.keys() - set(requested))
             raise InvalidConfigError(
                 f"option {name} must name the partitions that are read",
                 expected=f"also {missing}" if missing else "no others",
@@ -120,98 +122,102 @@ def starting_offsets(
     Raises:
         OffsetOutOfRangeError: no record is at or after a start by time.
     """
-    where = options.start
-    found = _by_time(where, origin, bounds)
+    range_end = options.start
+    found = _by_time(range_end, origin, bounds)
     starts = {}
     for key, bound in bounds.items():
         if key in found:
             offset = found[key]
-            if offset is None and where.strategy == "error":
+            if offset is None and range_end.strategy == "error":
                 raise OffsetOutOfRangeError(
-                    f"topic {key[0]} partition {key[1]}: no record is at or after {_time_of(where, key)} ms; "
+                    f"topic {key[0]} partition {key[1]}: no record is at or after {_time_of(range_end, key)} ms; "
                     "startingOffsetsByTimestampStrategy=latest makes that an empty read",
                     path=origin.location,
                 )
             starts[key] = bound.end if offset is None else offset
             continue
-        asked = _offset_or_bound(where, key)
-        if asked == EARLIEST:
+        requested_offset = _offset_or_bound(range_end, key)
+        if requested_offset == EARLIEST:
             starts[key] = bound.start
-        elif asked == LATEST:
+        elif requested_offset == LATEST:
             starts[key] = bound.end
         else:
-            starts[key] = _within(options, origin, key, asked, bound)
+            starts[key] = _within(options, origin, key, requested_offset, bound)
     return starts
 
 
 def _within(
-    options: ReadOptions, origin: Origin, key: TopicPartition, asked: int, bound: Bounds
+    options: ReadOptions,
+    origin: Origin,
+    key: TopicPartition,
+    requested_offset: int,
+    bound: Bounds,
 ) -> int:
     """Return the requested offset, or the next existing one if losses are allowed."""
-    if asked < bound.start:
+    if requested_offset < bound.start:
         _report(
             options,
             origin,
             key,
-            f"offset {asked} was asked for, and the log begins at {bound.start}",
+            f"offset {requested_offset} was asked for, and the log begins at {bound.start}",
         )
         return bound.start
-    if asked > bound.end:
+    if requested_offset > bound.end:
         _report(
             options,
             origin,
             key,
-            f"offset {asked} was asked for, and the log ends at {bound.end}",
+            f"offset {requested_offset} was asked for, and the log ends at {bound.end}",
         )
         return bound.end
-    return asked
+    return requested_offset
 
 
 def _ending_offsets(
     options: ReadOptions, origin: Origin, bounds: Mapping[TopicPartition, Bounds]
 ) -> dict[TopicPartition, int]:
-    where = options.end
-    found = _by_time(where, origin, bounds)
+    range_end = options.end
+    found = _by_time(range_end, origin, bounds)
     ends = {}
     for key, bound in bounds.items():
         offset = found.get(key)
         if key in found:
-            asked = LATEST
+            requested_offset = LATEST
         else:
-            asked = _offset_or_bound(where, key)
+            requested_offset = _offset_or_bound(range_end, key)
         if offset is not None:
             ends[key] = offset
-        elif asked == LATEST:
+        elif requested_offset == LATEST:
             ends[key] = bound.end
-        elif asked > bound.end:
-            reason = f"records up to offset {asked} were asked for, and the log ends at {bound.end}"
+        elif requested_offset > bound.end:
+            reason = f"records up to offset {requested_offset} were asked for, and the log ends at {bound.end}"
             _report(options, origin, key, reason)
             ends[key] = bound.end
         else:
-            ends[key] = asked
+            ends[key] = requested_offset
     return ends
 
 
 def _by_time(
-    where: RangeEnd, origin: Origin, wanted: Iterable[TopicPartition]
+    range_end: RangeEnd, origin: Origin, requested: Iterable[TopicPartition]
 ) -> dict[TopicPartition, int | None]:
-    times = {key: _time_of(where, key) for key in wanted}
+    times = {key: _time_of(range_end, key) for key in requested}
     return origin.offsets_at(
         {key: time_ms for key, time_ms in times.items() if time_ms is not None}
     )
 
 
-def _time_of(where: RangeEnd, key: TopicPartition) -> int | None:
-    times = where.timestamps_ms
+def _time_of(range_end: RangeEnd, key: TopicPartition) -> int | None:
+    times = range_end.timestamps_ms
     if times is None or isinstance(times, int):
         return times
     return times[key]
 
 
-def _offset_or_bound(where: RangeEnd, key: TopicPartition) -> int:
-    if where.offsets is not None:
-        return where.offsets[key]
-    if where.bound == "latest":
+def _offset_or_bound(range_end: RangeEnd, key: TopicPartition) -> int:
+    if range_end.offsets is not None:
+        return range_end.offsets[key]
+    if range_end.bound == "latest":
         return LATEST
     return EARLIEST
 

@@ -37,12 +37,12 @@ class RangePartition(InputPartition):
     The object holds plain values, because Spark pickles it.
     """
 
-    def __init__(self, pieces: Sequence[tuple[OffsetRange, Any]]) -> None:
+    def __init__(self, ranges: Sequence[tuple[OffsetRange, Any]]) -> None:
         super().__init__(None)
-        self.pieces = tuple(pieces)
+        self.ranges = tuple(ranges)
 
     def __repr__(self) -> str:
-        return f"RangePartition({[piece for piece, _ in self.pieces]})"
+        return f"RangePartition({[entry for entry, _ in self.ranges]})"
 
 
 class LogcoreReader(DataSourceReader):
@@ -101,17 +101,17 @@ def read_share(
     if not isinstance(partition, RangePartition):  # Spark's marker of an empty plan
         return
     if options.gc_freeze:
-        freeze()
+        freeze_gc()
     with origin_of(options) as origin:
         batches = (
             batch
-            for piece in partition.pieces
-            for batch in _batches(origin, names, *piece)
+            for entry in partition.ranges
+            for batch in _batches(origin, names, *entry)
         )
         yield from _coalesced(batches, options)
 
 
-def freeze() -> None:
+def freeze_gc() -> None:
     """Exclude the objects of imported modules from garbage collections, once per worker.
 
     Spark's worker runs gc.collect() after each task. A collection takes 20 ms with the
@@ -122,22 +122,20 @@ def freeze() -> None:
 
 
 def _batches(
-    origin: Origin, names: tuple[str, ...], wanted: OffsetRange, identity: Any
+    origin: Origin, names: tuple[str, ...], offset_range: OffsetRange, identity: Any
 ) -> Iterator[Any]:
     """Yield the Arrow batches of one range in the sizes that the origin returns."""
-    builder = BatchBuilder(names, wanted.topic, wanted.partition)
-    at = wanted.start
+    builder = BatchBuilder(names, offset_range.topic, offset_range.partition)
+    at = offset_range.start
     try:
-        for columns, types in origin.read(wanted, identity):
-            behind = int(columns.offsets[-1]) + 1
+        for columns, types in origin.read(offset_range, identity):
+            next_offset = int(columns.offsets[-1]) + 1
             yield builder.build(columns, types)
-            at = behind
+            at = next_offset
     except LogcoreError as error:
         if error.offset is None:
             error.offset = at
-        error.reason = (
-            f"topic {wanted.topic} partition {wanted.partition}: {error.reason}"
-        )
+        error.reason = f"topic {offset_range.topic} partition {offset_range.partition}: {error.reason}"
         raise
 
 

@@ -195,10 +195,10 @@ class RowRouter:
         order = np.argsort(numbers, kind="stable")
         ordered = batch.take(pa.array(order))
         edges = np.flatnonzero(np.diff(numbers[order])) + 1
-        cuts = [0, *edges.tolist(), len(numbers)]
+        boundaries = [0, *edges.tolist(), len(numbers)]
         return [
             (int(numbers[order[start]]), ordered.slice(start, stop - start))
-            for start, stop in itertools.pairwise(cuts)
+            for start, stop in itertools.pairwise(boundaries)
         ]
 
     def _numbers(self, topic: str, batch: Any, count: int) -> npt.NDArray[np.int64]:
@@ -212,14 +212,14 @@ class RowRouter:
             )
             # A null lets the router choose the partition. Negative numbers are errors,
             # like numbers that are too large.
-            wrong = ((numbers < 0) | (numbers >= count)) & ~given.is_null().to_numpy(
-                zero_copy_only=False
-            )
-            if wrong.any():
+            is_invalid = (
+                (numbers < 0) | (numbers >= count)
+            ) & ~given.is_null().to_numpy(zero_copy_only=False)
+            if is_invalid.any():
                 raise InvalidRecordError(
                     f"topic {topic!r} has no such partition",
                     expected=f"0 to {count - 1}",
-                    found=int(numbers[int(wrong.argmax())]),
+                    found=int(numbers[int(is_invalid.argmax())]),
                 )
         free = numbers < 0
         if not free.any():
@@ -306,19 +306,19 @@ class RowStager(RowRouter):
         """
         if not self._holds:
             return
-        held = sum(writer.held_bytes for writer in self._writers.values())
+        held_bytes = sum(writer.held_bytes for writer in self._writers.values())
         if not self._has_directory:
-            if held > _MAX_CARRIED:
+            if held_bytes > _MAX_CARRIED:
                 raise OtherDirectoryError(
                     f"the machine {os.uname().nodename} does not see the staging directory of this write, so its tasks "
                     "send their records to the driver in messages, below spark.driver.maxResultSize in all. Share the "
                     "directory under this path, or use more and smaller tasks",
                     path=self._options.path,
                     expected=f"at most {_MAX_CARRIED} bytes of a task",
-                    found=held,
+                    found=held_bytes,
                 )
             return
-        if held > self._options.carry_bytes:
+        if held_bytes > self._options.carry_bytes:
             self._holds = False
             for writer in self._writers.values():
                 writer.spill()
@@ -390,7 +390,7 @@ def records_of(
         for headers in rows.column("headers").to_pylist()
     ]
     if times is None:
-        stamps = [None] * rows.num_rows
+        timestamps = [None] * rows.num_rows
     else:
-        stamps = times.tolist()
-    return list(zip(cells("key"), cells("value"), headers, stamps, strict=True))
+        timestamps = times.tolist()
+    return list(zip(cells("key"), cells("value"), headers, timestamps, strict=True))

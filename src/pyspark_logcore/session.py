@@ -59,10 +59,10 @@ def ensure_java() -> str:
     Raises:
         JavaNotFoundError: neither is installed.
     """
-    home = os.environ.get("JAVA_HOME")
+    java_home = os.environ.get("JAVA_HOME")
     found = shutil.which("java")
-    if home:
-        found = os.path.join(home, "bin", "java")
+    if java_home:
+        found = os.path.join(java_home, "bin", "java")
     version = None
     if found:
         version = _java_version(found)
@@ -105,12 +105,12 @@ def _wrap(java: str) -> str:
     Spark's launcher always requests the module jdk.incubator.vector, but works without
     the module.
     """
-    home = Path(tempfile.gettempdir()) / f"pyspark-logcore-java-{os.getuid()}"
-    home.mkdir(mode=0o700, exist_ok=True)
-    if home.stat().st_uid != os.getuid() or home.stat().st_mode & 0o022:
+    java_home = Path(tempfile.gettempdir()) / f"pyspark-logcore-java-{os.getuid()}"
+    java_home.mkdir(mode=0o700, exist_ok=True)
+    if java_home.stat().st_uid != os.getuid() or java_home.stat().st_mode & 0o022:
         # Another user owns it: it must not be run.
-        home = Path(tempfile.mkdtemp(prefix="pyspark-logcore-java-"))
-    (home / "bin").mkdir(exist_ok=True)
+        java_home = Path(tempfile.mkdtemp(prefix="pyspark-logcore-java-"))
+    (java_home / "bin").mkdir(exist_ok=True)
     script = (
         "#!/bin/sh\n"
         "count=$#\n"
@@ -120,11 +120,11 @@ def _wrap(java: str) -> str:
         "done\n"
         f'exec {shlex.quote(java)} "$@"\n'
     )
-    made = home / "bin" / f"java.{os.getpid()}"
+    made = java_home / "bin" / f"java.{os.getpid()}"
     made.write_text(script)
     made.chmod(0o700)
-    made.replace(home / "bin" / "java")
-    return str(home)
+    made.replace(java_home / "bin" / "java")
+    return str(java_home)
 
 
 def activate(spark: Any) -> None:

@@ -39,7 +39,7 @@ from logcore.staging.applying import apply_ready
 from logcore.staging.manifest import Carried, Manifest, StagedFile
 from logcore.staging.publishing import Staging
 from pyspark_logcore.options import WriteOptions
-from pyspark_logcore.reader import freeze
+from pyspark_logcore.reader import freeze_gc
 from pyspark_logcore.rows import RowStager, TopicPlan, check_columns
 
 if TYPE_CHECKING:
@@ -112,11 +112,11 @@ class StagedWrite:
             if options.topic is not None:
                 check_topic_name(options.topic)
             if options.topic is None:
-                wanted = directory.topics()
+                requested = directory.topics()
             else:
-                wanted = [options.topic]
+                requested = [options.topic]
             topics = {}
-            for name in wanted:
+            for name in requested:
                 if name in directory:
                     numbers = directory.partitions(name)
                     if numbers != tuple(range(len(numbers))):
@@ -139,7 +139,7 @@ class StagedWrite:
         from pyspark import TaskContext
 
         if self.options.gc_freeze:
-            freeze()
+            freeze_gc()
         context = TaskContext.get()
         if context is None:
             return self.stage(batches, 0, 0)
@@ -195,7 +195,9 @@ class StagedWrite:
             ]
             for message in messages
         }
-        files = [file for _, mine in sorted(by_task.items()) for file in mine]
+        files = [
+            file for _, task_files in sorted(by_task.items()) for file in task_files
+        ]
         manifest = Manifest(
             app_id=options.app_id,
             version=options.version,
@@ -280,9 +282,9 @@ def carry_out(
                 not staging.withdraw(app_id, version, txid)
                 and staging.outcome(app_id, version) == "pending"
             ):
-                note = "The write is published; its records appear when the directory is opened next"
+                hint = "The write is published; its records appear when the directory is opened next"
                 if isinstance(error, LogcoreError):
-                    error.reason += f". {note}"
+                    error.reason += f". {hint}"
                 else:
-                    error.add_note(note)
+                    error.add_note(hint)
             raise

@@ -71,21 +71,21 @@ class FirstOffsets:
             return found
         os.makedirs(self._folder, exist_ok=True)
         OS.sync_dir(os.path.dirname(self._folder))
-        draft = f"{self._name}.{os.getpid()}.{OS.random_bytes(4).hex()}"
+        temporary_name = f"{self._name}.{os.getpid()}.{OS.random_bytes(4).hex()}"
         checkpoint.write(
             OS,
             self._folder,
-            draft,
+            temporary_name,
             checkpoint.pack_checked({"offsets": to_json(offsets)}),
         )
-        made = os.path.join(self._folder, draft)
+        temporary_path = os.path.join(self._folder, temporary_name)
         # Another source with these options stored its offsets first.
         with contextlib.suppress(FileExistsError):
-            if not OS.link(made, self.path):
-                OS.rename(made, self.path)
+            if not OS.link(temporary_path, self.path):
+                OS.rename(temporary_path, self.path)
         with contextlib.suppress(FileNotFoundError):
-            OS.unlink(made)
+            OS.unlink(temporary_path)
         OS.sync_dir(self._folder)
-        kept = self.read()
-        assert kept is not None, "linked above, by this process or another"
-        return kept
+        stored = self.read()
+        assert stored is not None, "linked above, by this process or another"
+        return stored

@@ -44,17 +44,17 @@ from logcore.metadata import checkpoint
 from logcore.metadata.filenames import partition_name
 from logcore.reader import avoid_mapping
 from pyspark_logcore.identity import SourceIdentity, check_identity
-from pyspark_logcore.logs import columns_of, marks_of
+from pyspark_logcore.logs import columns_of, size_index_of
 from pyspark_logcore.options import ObjectStore, ReadOptions
 from pyspark_logcore.ranges import Bounds, OffsetRange, TopicPartition, report_loss
-from pyspark_logcore.tasks import Marks
+from pyspark_logcore.tasks import SizeIndex
 
 if TYPE_CHECKING:
     import pyarrow.fs
 
 #: Bytes per request: for a sequential read, and for any other read.
-_AHEAD_BYTES: Final = 8 << 20
-_APART_BYTES: Final = 128 << 10
+_SEQUENTIAL_READ_BYTES: Final = 8 << 20
+_RANDOM_READ_BYTES: Final = 128 << 10
 _BLOCKS: Final = 3
 #: Maximum size of an index file, which is read as a whole. Segments are read in chunks.
 _MAX_MAPPED: Final = 64 << 20
@@ -212,10 +212,13 @@ class StoreFS:
         start, block = self._blocks.get(handle, (0, b""))
         if not (start <= position and stop <= start + len(block)):
             follows = start <= position <= remote_file.end and remote_file.end > 0
-            wanted = max(stop - position, _AHEAD_BYTES if follows else _APART_BYTES)
+            requested = max(
+                stop - position,
+                _SEQUENTIAL_READ_BYTES if follows else _RANDOM_READ_BYTES,
+            )
             start = position
             block = self._fetch(
-                remote_file, position, min(wanted, remote_file.size - position)
+                remote_file, position, min(requested, remote_file.size - position)
             )
             self._blocks[handle] = start, block
             if len(self._blocks) > _BLOCKS:
@@ -359,7 +362,7 @@ class StoreOrigin(Closeable):
         assert options.store is not None
         self._options = options
         self._store = options.store
-        self._given = opened
+        self._given_store = opened
         self._fs: StoreFS | None = None
         self._directory: logcore.LogDir | None = None
         self._logs: dict[TopicPartition, logcore.Log] = {}
@@ -376,7 +379,7 @@ class StoreOrigin(Closeable):
             LogNotFoundError: no object exists at the URI.
         """
         if self._fs is None:
-            fs = StoreFS(self._store, self._given)
+            fs = StoreFS(self._store, self._given_store)
             if not fs.is_directory(self.location):
                 raise LogNotFoundError(
                     "the bucket does not exist, or it has no objects at this path",
@@ -402,9 +405,11 @@ class StoreOrigin(Closeable):
     def partitions(self, topic: str) -> tuple[int, ...]:
         return self._opened().partitions(topic)
 
-    def bounds(self, wanted: Sequence[TopicPartition]) -> dict[TopicPartition, Bounds]:
+    def bounds(
+        self, requested: Sequence[TopicPartition]
+    ) -> dict[TopicPartition, Bounds]:
         found = {}
-        for key in wanted:
+        for key in requested:
             with contextlib.suppress(LogNotFoundError):
                 log = self._log(key)
                 committed = self._options.isolation == "read_committed"
@@ -425,13 +430,13 @@ class StoreOrigin(Closeable):
             path = f"{self.location}/{partition_name(*key)}"
             log = logcore.open(path, read_only=True, fs=self.fs)
             avoid_mapping(log)
-            noted = checkpoint.read_visible_end(self.fs, path)
-            if noted is not None and noted.offset > log.log_end_offset:
+            recorded = checkpoint.read_visible_end(self.fs, path)
+            if recorded is not None and recorded.offset > log.log_end_offset:
                 log.close()
                 raise CorruptLogError(
                     "the copy of this log is incomplete: it ends before its recorded end",
                     path=path,
-                    expected=f"records up to offset {noted.offset}",
+                    expected=f"records up to offset {recorded.offset}",
                     found=f"an end at offset {log.log_end_offset}",
                 )
             self._logs[key] = log
@@ -445,8 +450,8 @@ class StoreOrigin(Closeable):
             for key, time_ms in times_ms.items()
         }
 
-    def marks(self, offset_range: OffsetRange) -> Marks:
-        return marks_of(
+    def size_index(self, offset_range: OffsetRange) -> SizeIndex:
+        return size_index_of(
             self._log((offset_range.topic, offset_range.partition)),
             offset_range.start,
             offset_range.end,

@@ -87,7 +87,7 @@ class LogcoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
         # Partitions of topics that were created again, until the next batch reports
         # them.
-        self._again: set[TopicPartition] = set()
+        self._recreated: set[TopicPartition] = set()
         self._present: list[TopicPartition] | None = None
         self._answer: dict[str, dict[str, int]] = {}
         self._is_idle = (
@@ -95,8 +95,8 @@ class LogcoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
         self._initial: dict[TopicPartition, int] | None = None
         self._initial_is_kept = False
-        self._gave_initial = False
-        self._gave_latest = False
+        self._has_returned_initial = False
+        self._has_returned_latest = False
         self._commits = options.group_id is not None
         # Whether the user was warned that the directory is locked, so nothing is committed.
         self._was_locked = False
@@ -109,7 +109,7 @@ class LogcoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Raises:
             LogcoreError: the offsets cannot be read.
         """
-        self._gave_initial = True
+        self._has_returned_initial = True
         if self._initial is None:
             store = self._store()
             kept = None
@@ -164,8 +164,8 @@ class LogcoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Raises:
             LogcoreError: the end offsets cannot be read.
         """
-        if not self._gave_latest:
-            self._gave_latest = True
+        if not self._has_returned_latest:
+            self._has_returned_latest = True
             self._keep_initial()
         is_same = not self._read_bounds()
         if is_same and self._is_idle and start == self._answer:
@@ -185,8 +185,8 @@ class LogcoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         now = self.clock()
         if (
             self._target is None
-            and not self._again & before.keys()
-            and not self._takes_everything(limit)
+            and not self._recreated & before.keys()
+            and not self._reads_all(limit)
         ):
             since = None
             if self._batched_at is not None:
@@ -204,11 +204,11 @@ class LogcoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._is_idle = ends == before
         if not self._is_idle:
             self._batched_at = now
-            self._again -= before.keys()
+            self._recreated -= before.keys()
         self._answer = admission.to_json(ends)
         return self._answer
 
-    def _takes_everything(self, limit: Any) -> bool:
+    def _reads_all(self, limit: Any) -> bool:
         """Return whether the trigger requests all records regardless of options, as
         Trigger.Once does.
         """
@@ -231,9 +231,9 @@ class LogcoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         before = admission.from_json(start)
         ends = admission.from_json(end)
-        if self._gave_initial and not self._gave_latest:
+        if self._has_returned_initial and not self._has_returned_latest:
             before = self._first_of_replay(before, ends)
-        self._gave_initial = False
+        self._has_returned_initial = False
         options = self.options.read
         origin = self._origin
         origin.refresh()
@@ -247,7 +247,7 @@ class LogcoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     (offset_range.topic, offset_range.partition),
                     f"offsets {offset_range.start} to {offset_range.end} were deleted with the partition",
                 )
-        return shares(into_tasks(ranges, origin.marks, options), origin)
+        return shares(into_tasks(ranges, origin.size_index, options), origin)
 
     def commit(self, end: Any) -> None:
         """Commit the offsets of a batch that Spark has finished.
@@ -309,9 +309,9 @@ class LogcoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         options = self.options.read
         origin = self._origin
         origin.refresh()
-        wanted = wanted_partitions(options, origin)
-        check_names(options.start, wanted, "startingOffsets")
-        return starting_offsets(options, origin, origin.bounds(wanted))
+        requested = wanted_partitions(options, origin)
+        check_names(options.start, requested, "startingOffsets")
+        return starting_offsets(options, origin, origin.bounds(requested))
 
     def _read_bounds(self) -> bool:
         """Read the start and end of each partition of this stream; return whether any of
@@ -323,7 +323,7 @@ class LogcoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         seen = origin.bounds(self._present)
         if seen == self._seen:
             return False
-        self._again |= {
+        self._recreated |= {
             key for key, bound in seen.items() if _is_other(self._seen.get(key), bound)
         }
         self._seen = seen
@@ -337,13 +337,13 @@ class LogcoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         Lost records are only reported if the user set failOnDataLoss=false.
         """
-        again = self._again & before.keys()
+        recreated = self._recreated & before.keys()
         for key, reached in before.items():
             if key not in ends:
                 self._report(
                     key, f"the partition was deleted; offset {reached} was reached"
                 )
-            elif key in again:
+            elif key in recreated:
                 self._report(
                     key,
                     f"the topic was deleted and made again; offset {reached} was reached",
@@ -364,7 +364,7 @@ class LogcoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     key,
                     f"the partition was added, and its log begins at {self._seen[key].start}, not at 0",
                 )
-        return admission.made_again(before, ends, again)
+        return admission.made_again(before, ends, recreated)
 
     def _first_of_replay(
         self, before: dict[TopicPartition, int], ends: Offsets

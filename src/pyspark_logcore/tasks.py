@@ -8,7 +8,7 @@ Rules:
   A task reads its ranges one after another. If the user limits tasks or records
   (minPartitions, maxRecordsPerPartition), ranges do not share tasks.
 
-This module reads no files: a source reports sizes as Marks.
+This module reads no files: a source reports sizes as a SizeIndex.
 """
 
 from __future__ import annotations
@@ -29,23 +29,20 @@ _GUESSED_BYTES: Final = 100
 
 
 @attrs.frozen
-class Marks:
-    """Places at which a range may be divided, each at the start of a batch.
+class SizeIndex:
+    """Starts of some batches of a range, at which the range may be divided."""
 
-    `size_bytes` is the size of the whole range, or 0 if it is unknown. `before_bytes` is
-    the number of bytes before each mark: shape (marks,), int64, ascending. `offset_at`
-    maps the index of a mark to the first offset of its batch, or to None if the batch
-    cannot be read.
-    """
-
+    #: The size of the whole range, or 0 if it is unknown.
     size_bytes: int
+    #: The number of bytes before each batch: shape (batches,), int64, ascending.
     before_bytes: npt.NDArray[np.int64]
+    #: Maps the index of a batch to its first offset, or to None if it cannot be read.
     offset_at: Callable[[int], int | None]
 
     def offset_near(self, at_bytes: int, within_bytes: int) -> int | None:
-        """Return the first offset of the batch whose mark is nearest to `at_bytes`.
+        """Return the first offset of the batch that is nearest to `at_bytes`.
 
-        Return None if no mark is within `within_bytes` of it.
+        Return None if no batch is within `within_bytes` of it.
         """
         if not len(self.before_bytes):
             return None
@@ -55,12 +52,12 @@ class Marks:
         return self.offset_at(nearest)
 
 
-#: Marks of an origin without sizes; its ranges are divided by offsets.
-NO_MARKS = Marks(0, np.zeros(0, np.int64), lambda _: None)
+#: For an origin without sizes: its ranges are divided by offsets.
+NO_SIZES = SizeIndex(0, np.zeros(0, np.int64), lambda _: None)
 
 
 @attrs.frozen
-class _Piece:
+class _SizedRange:
     """A range that one task reads; `size_bytes` is its approximate size."""
 
     range: OffsetRange
@@ -69,56 +66,66 @@ class _Piece:
 
 def into_tasks(
     ranges: Sequence[OffsetRange],
-    marks_of: Callable[[OffsetRange], Marks],
+    size_index_of: Callable[[OffsetRange], SizeIndex],
     options: ReadOptions,
 ) -> list[list[OffsetRange]]:
     """Return the ranges of each task, in the order of the given ranges."""
-    pieces: list[_Piece] = []
+    sized_ranges: list[_SizedRange] = []
     for offset_range in ranges:
-        marks = marks_of(offset_range)
+        size_index = size_index_of(offset_range)
         size = (
-            marks.size_bytes or (offset_range.end - offset_range.start) * _GUESSED_BYTES
+            size_index.size_bytes
+            or (offset_range.end - offset_range.start) * _GUESSED_BYTES
         )
-        pieces += _parts(
+        sized_ranges += _parts(
             offset_range,
-            marks,
-            -(-marks.size_bytes // options.max_partition_bytes),
+            size_index,
+            -(-size_index.size_bytes // options.max_partition_bytes),
             size,
         )
     most = options.max_records
     if most is None and options.min_partitions is None:
-        return _packed(pieces, options)
+        return _packed(sized_ranges, options)
     if most is not None:
-        pieces = [
-            _Piece(
+        sized_ranges = [
+            _SizedRange(
                 part,
-                piece.size_bytes
+                sized_range.size_bytes
                 * (part.end - part.start)
-                // (piece.range.end - piece.range.start),
+                // (sized_range.range.end - sized_range.range.start),
             )
-            for piece in pieces
-            for part in _of_records(piece.range, most)
+            for sized_range in sized_ranges
+            for part in _of_records(sized_range.range, most)
         ]
-    if options.min_partitions is not None and len(pieces) < options.min_partitions:
+    if (
+        options.min_partitions is not None
+        and len(sized_ranges) < options.min_partitions
+    ):
         counts = part_counts(
-            [piece.range.end - piece.range.start for piece in pieces],
+            [
+                sized_range.range.end - sized_range.range.start
+                for sized_range in sized_ranges
+            ],
             options.min_partitions,
         )
-        pieces = [
+        sized_ranges = [
             part
-            for piece, count in zip(pieces, counts, strict=True)
+            for sized_range, count in zip(sized_ranges, counts, strict=True)
             for part in _parts(
-                piece.range, marks_of(piece.range), count, piece.size_bytes
+                sized_range.range,
+                size_index_of(sized_range.range),
+                count,
+                sized_range.size_bytes,
             )
         ]
-    return [[piece.range] for piece in pieces]
+    return [[sized_range.range] for sized_range in sized_ranges]
 
 
 def _parts(
-    offset_range: OffsetRange, marks: Marks, count: int, size_bytes: int
-) -> list[_Piece]:
-    parts = split(offset_range, marks, count)
-    return [_Piece(part, size_bytes // len(parts)) for part in parts]
+    offset_range: OffsetRange, size_index: SizeIndex, count: int, size_bytes: int
+) -> list[_SizedRange]:
+    parts = split(offset_range, size_index, count)
+    return [_SizedRange(part, size_bytes // len(parts)) for part in parts]
 
 
 def _of_records(offset_range: OffsetRange, most: int) -> list[OffsetRange]:
@@ -128,17 +135,19 @@ def _of_records(offset_range: OffsetRange, most: int) -> list[OffsetRange]:
     ]
 
 
-def _packed(pieces: Sequence[_Piece], options: ReadOptions) -> list[list[OffsetRange]]:
+def _packed(
+    sized_ranges: Sequence[_SizedRange], options: ReadOptions
+) -> list[list[OffsetRange]]:
     """Combine adjacent ranges while their sum is small."""
     tasks: list[list[OffsetRange]] = []
-    room = 0
-    for piece in pieces:
-        size = piece.size_bytes + options.open_cost_bytes
-        if not tasks or size > room or not options.pack_bytes:
+    free_bytes = 0
+    for sized_range in sized_ranges:
+        size = sized_range.size_bytes + options.open_cost_bytes
+        if not tasks or size > free_bytes or not options.pack_bytes:
             tasks.append([])
-            room = min(options.pack_bytes, options.max_partition_bytes)
-        tasks[-1].append(piece.range)
-        room -= size
+            free_bytes = min(options.pack_bytes, options.max_partition_bytes)
+        tasks[-1].append(sized_range.range)
+        free_bytes -= size
     return tasks
 
 
@@ -165,24 +174,26 @@ def part_counts(sizes: list[int], least: int) -> list[int]:
     ]
 
 
-def split(offset_range: OffsetRange, marks: Marks, parts: int) -> list[OffsetRange]:
+def split(
+    offset_range: OffsetRange, size_index: SizeIndex, parts: int
+) -> list[OffsetRange]:
     """Divide a range into about this many parts of equal size in bytes.
 
-    The range is divided at batches if marks of batches exist.
+    The range is divided at batches if their positions are known.
     """
-    borders = [offset_range.start]
+    boundaries = [offset_range.start]
     for part in range(1, parts):
-        size = marks.size_bytes // parts
-        offset = marks.offset_near(part * size, size // 2)
+        size = size_index.size_bytes // parts
+        offset = size_index.offset_near(part * size, size // 2)
         if offset is None:
             offset = (
                 offset_range.start
                 + (offset_range.end - offset_range.start) * part // parts
             )
-        if borders[-1] < offset < offset_range.end:
-            borders.append(offset)
-    borders.append(offset_range.end)
+        if boundaries[-1] < offset < offset_range.end:
+            boundaries.append(offset)
+    boundaries.append(offset_range.end)
     return [
         attrs.evolve(offset_range, start=low, end=high)
-        for low, high in itertools.pairwise(borders)
+        for low, high in itertools.pairwise(boundaries)
     ]

@@ -72,17 +72,17 @@ def _readers_and_writers() -> list[Any]:
 
 @contextlib.contextmanager
 def _patched(kind: Any, directory: str) -> Generator[None, None, None]:
-    ours = vars(kind).get("format")
-    if ours is None:  # inherited from a class that is patched as well
+    original = vars(kind).get("format")
+    if original is None:  # inherited from a class that is patched as well
         yield
         return
 
-    @functools.wraps(ours)
+    @functools.wraps(original)
     def chosen(self: Any, source: str) -> Any:
         if source.lower() != "kafka":
-            return ours(self, source)
+            return original(self, source)
         made = (
-            ours(self, "logcore")
+            original(self, "logcore")
             .option("path", directory)
             .option("ignoreSecurityOptions", "true")
         )
@@ -94,7 +94,7 @@ def _patched(kind: Any, directory: str) -> Generator[None, None, None]:
     try:
         yield
     finally:
-        kind.format = ours
+        kind.format = original
 
 
 def failing(
@@ -137,13 +137,13 @@ def forget_commit(
     else:
         known = []
     if batch_id is not None:
-        wanted = batch_id
+        batch = batch_id
     else:
-        wanted = max(known, default=-1)
-    if wanted not in known:
+        batch = max(known, default=-1)
+    if batch not in known:
         raise LogNotFoundError(
             "no such batch was committed", path=str(commits), found=known or "none"
         )
-    for path in (commits / str(wanted), commits / f".{wanted}.crc"):
+    for path in (commits / str(batch), commits / f".{batch}.crc"):
         path.unlink(missing_ok=True)
-    return wanted
+    return batch

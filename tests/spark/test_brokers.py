@@ -248,7 +248,7 @@ def test_records_deleted_between_plan_and_task(kafka: Kafka, fails: str) -> None
 def test_a_log_that_ends_before_the_plan(
     kafka: Kafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(brokers, "_BEHIND_SECONDS", 0.0)
+    monkeypatch.setattr(brokers, "_CATCH_UP_SECONDS", 0.0)
     made = through(kafka, subscribe="stamped")
     reader = made.reader(made.schema())
     (part,) = reader.partitions()

@@ -434,7 +434,7 @@ def test_tasks_are_divided_by_size_at_batch_boundaries(large: Path, most: int) -
     made = source(large, subscribe="t", maxPartitionBytes=most)
     reader = made.reader(columns.spark_schema(("offset",)))
     tasks = reader.partitions()
-    parts = [piece for task in tasks for piece, _ in task.pieces]
+    parts = [piece for task in tasks for piece, _ in task.ranges]
     assert len(parts) == len(tasks)
     assert [part.start for part in parts[1:]] == [part.end for part in parts[:-1]]
     assert (parts[0].start, parts[-1].end) == (0, 20_000)
@@ -527,7 +527,7 @@ def test_limit_of_records_per_task(data: Path) -> None:
     assert [
         (piece.partition, piece.start, piece.end)
         for task in tasks
-        for piece, _ in task.pieces
+        for piece, _ in task.ranges
     ] == [
         (0, 0, 12),
         (0, 12, 24),

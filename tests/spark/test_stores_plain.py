@@ -174,7 +174,7 @@ def test_search_by_time_reads_few_older_bytes(
     data_source.options["path"] = URI
     (partition,) = data_source.reader(data_source.schema()).partitions()
     assert isinstance(partition, RangePartition)
-    assert [piece.start for piece, _ in partition.pieces] == [950]
+    assert [piece.start for piece, _ in partition.ranges] == [950]
     assert sum(asked) < 6 << 20, "most of the 12 MB are not read"
     assert len(asked) < 80
 
@@ -199,8 +199,8 @@ def test_ranges_are_those_of_the_object(
         with system.open_output_stream(f"logs/{number}") as stream:
             stream.write(data)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stores, "_AHEAD_BYTES", ahead)
-        patch.setattr(stores, "_APART_BYTES", apart)
+        patch.setattr(stores, "_SEQUENTIAL_READ_BYTES", ahead)
+        patch.setattr(stores, "_RANDOM_READ_BYTES", apart)
         fs = StoreFS(STORE, (system, "logs"))
         handles = [fs.open(f"{URI}/{number}") for number in range(2)]
         for which, position, size in reads:
